@@ -1,0 +1,32 @@
+"""Time. Owns the only reading of a clock that decisions may see; must never sleep."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Monotonic seconds."""
+
+    def now_s(self) -> float: ...
+
+
+class MonotonicClock:
+    """The machine's clock."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that a test or a simulation moves."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance(self, by_s: float) -> None:
+        if by_s < 0:
+            raise ValueError(f"a monotonic clock cannot go back by {-by_s} s")
+        self._now_s += by_s

@@ -1,0 +1,81 @@
+"""Page keys: chained SHA-256 of a prefix, rooted in a namespace.
+
+Owns the identity of a page on every tier. A key cannot be built without a ``Namespace``, so no two
+models, cache layouts, adapters or tenants can ever meet. Must not know trees or storage.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stratakv.core.ids import PageKey, TokenIds
+
+FORMAT: Final = b"stratakv-page-key-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """Everything beside the tokens that decides what a page's bytes are, and who may read them.
+
+    ``lookahead`` is 1 for draft heads that read the next token: a page is full only when the token
+    after it is known. ``unit_tokens`` is how many token ids one unit of the prefix holds (a bigram
+    is 2). Fields are length-framed: ("ab", "c") and ("a", "bc") differ.
+    """
+
+    model: bytes
+    spec_digest: bytes
+    adapter: bytes = b""
+    salt: str = ""
+    lookahead: int = 0
+    unit_tokens: int = 1
+
+    def root(self) -> bytes:
+        """Digest that stands before page 0."""
+        framed = hashlib.sha256()
+        numbers = (self.lookahead, self.unit_tokens)
+        parts = (FORMAT, self.model, self.spec_digest, self.adapter, self.salt.encode())
+        for part in (*parts, *(b"%d" % number for number in numbers)):
+            framed.update(len(part).to_bytes(8, "little") + part)
+        return framed.digest()
+
+
+class PageHasher:
+    """Extends one prefix's chain of page keys; each full page is hashed once."""
+
+    __slots__ = ("_page_bytes", "_page_tokens", "_previous", "keys")
+
+    def __init__(self, namespace: Namespace, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._page_bytes = 4 * page_tokens
+        self._previous = namespace.root()
+        self.keys: list[PageKey] = []
+
+    def extend(self, tokens: TokenIds) -> Sequence[PageKey]:
+        """Hash the pages that ``tokens``, the whole prefix so far, has completed since last time.
+
+        tokens: int32 [n]. Returns the new keys only; all of them are in ``keys``.
+        """
+        if tokens.dtype != np.int32:
+            raise TypeError(f"tokens must be int32, got {tokens.dtype}")
+        first = len(self.keys)
+        full = len(tokens) // self._page_tokens
+        data = memoryview(np.ascontiguousarray(tokens)).cast("B")
+        size, previous, sha = self._page_bytes, self._previous, hashlib.sha256
+        fresh: list[PageKey] = []
+        append = fresh.append
+        for at in range(first * size, full * size, size):
+            previous = sha(previous + data[at : at + size]).digest()
+            append(PageKey(previous))
+        self._previous = previous
+        self.keys += fresh
+        return fresh
+
+
+def page_keys(tokens: TokenIds, namespace: Namespace, page_tokens: int) -> list[PageKey]:
+    """Keys of every full page of ``tokens`` (int32 [n])."""
+    hasher = PageHasher(namespace, page_tokens)
+    hasher.extend(tokens)
+    return hasher.keys

@@ -1,0 +1,47 @@
+"""One step's work, as plain data between scheduler, runner and loop. Torch-free."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import LayerId, RowIds, TokenIds
+
+Int32s = npt.NDArray[np.int32]
+
+
+class Gate(Protocol):
+    """The part of ``transfer.engine.LayerGate`` that a forward needs."""
+
+    def wait(self, layer: LayerId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepBatch:
+    """R requests' chunks, packed; decoding rows (count 1) come first.
+
+    rows: block-table row of each, int32 [R]. starts: tokens already computed, int32 [R]. counts:
+    tokens to compute now, int32 [R], sum T. tokens: packed input ids, int32 [T]. sampled: whether
+    the last token of the chunk is the request's last, so that its logits are wanted, bool [R].
+    """
+
+    rows: RowIds
+    starts: Int32s
+    counts: Int32s
+    tokens: TokenIds
+    sampled: npt.NDArray[np.bool_]
+    gate: Gate | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplingBatch:
+    """Sampling of S rows, column by column; ``positions`` (index of the token to be chosen in its
+    request) and ``seeds`` make a request's randomness independent of its batch."""
+
+    temperature: npt.NDArray[np.float32]
+    top_p: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int32]
+    seeds: npt.NDArray[np.uint64]
+    positions: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.int32]  # alternatives wanted per row, -1: none

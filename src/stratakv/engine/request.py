@@ -1,0 +1,146 @@
+"""A request and every phase it can be in. No other file assigns a phase.
+
+Torch-free: the planner and the tests drive production requests without a model.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+import numpy as np
+
+from stratakv.core.ids import RequestId, TokenIds
+
+
+class Phase(Enum):
+    WAITING = auto()  # not admitted: holds no page
+    PREFILLING = auto()  # admitted: some of its tokens are still to be computed
+    DECODING = auto()  # one token a step
+    FINISHED = auto()
+    ABORTED = auto()
+
+
+class Signal(Enum):
+    ADMITTED = auto()
+    PREFILL_DONE = auto()
+    STOPPED = auto()
+    ABORT = auto()
+
+
+P, S = Phase, Signal
+PHASES: Final[dict[tuple[Phase, Signal], Phase]] = {
+    (P.WAITING, S.ADMITTED): P.PREFILLING,
+    (P.PREFILLING, S.PREFILL_DONE): P.DECODING,
+    (P.PREFILLING, S.STOPPED): P.FINISHED,
+    (P.DECODING, S.STOPPED): P.FINISHED,
+    (P.WAITING, S.ABORT): P.ABORTED,
+    (P.PREFILLING, S.ABORT): P.ABORTED,
+    (P.DECODING, S.ABORT): P.ABORTED,
+}
+
+
+class FinishReason(Enum):
+    """OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off.
+
+    ``seed`` fixes the request's own stream of random numbers, whatever else is in the batch.
+    ``logprobs``: how many alternatives to report beside the chosen token, or None for no report.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_tokens: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """What a client asks for, as the engine takes it. ``tokens``: int32 [n], n >= 1."""
+
+    id: RequestId
+    tokens: TokenIds
+    sampling: SamplingParams
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedTokens:
+    """Where a request's prefix came from, in tokens. ``groups`` is aligned with the spec's groups:
+    a window group counts only the tokens its rule needed."""
+
+    device: int
+    host: int
+    groups_device: tuple[int, ...]
+    groups_host: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Log-probability of the chosen token and of the most likely ones (token id, logprob)."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One request's news of one step. ``cached`` is set with the first token, ``finish`` with the
+    last one; an aborted request gets ``token`` None and ``finish`` ABORT."""
+
+    request: RequestId
+    token: int | None
+    logprob: TokenLogprob | None = None
+    cached: CachedTokens | None = None
+    finish: FinishReason | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The engine's own record. ``tokens`` is prompt and output in one growing int32 buffer."""
+
+    prompt: Prompt
+    arrival: int
+    phase: Phase = field(default=Phase.WAITING, init=False)
+    row: int = field(default=-1, init=False)
+    computed: int = field(default=0, init=False)
+    length: int = field(init=False)
+    buffer: TokenIds = field(init=False, repr=False)
+    cached: CachedTokens | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.length = len(self.prompt.tokens)
+        self.buffer = np.empty(self.length + self.prompt.sampling.max_tokens, np.int32)
+        self.buffer[: self.length] = self.prompt.tokens
+
+    @property
+    def id(self) -> RequestId:
+        return self.prompt.id
+
+    @property
+    def tokens(self) -> TokenIds:
+        return self.buffer[: self.length]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt.tokens)
+
+    def signal(self, signal: Signal) -> None:
+        try:
+            self.phase = PHASES[self.phase, signal]
+        except KeyError:
+            raise AssertionError(f"{signal.name} is illegal in {self.phase.name}") from None

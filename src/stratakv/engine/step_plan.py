@@ -1,0 +1,172 @@
+"""Plans one step of one cache group: buckets of decoding rows, blocks of prefill chunks.
+
+Owns padding and splitting: every choice here changes speed and none changes a result. Vectorised
+over decoding rows; prefill chunks, a few per step, are planned one by one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stratakv.core.ids import NONE
+from stratakv.engine.step_meta import (
+    DecodeBucket,
+    GroupStep,
+    Ints,
+    PrefillBlock,
+    PrefillChunk,
+    StepShape,
+    first_key,
+)
+from stratakv.spec.retention import Retention
+
+BLOCK_QUERIES: Final = 512
+"""Most queries of a chunk that are scored together."""
+BLOCK_PAIRS: Final = 2**20
+"""Most query-key pairs scored together, unless ``MIN_QUERIES`` queries already have more."""
+MIN_QUERIES: Final = 64
+BUCKET_BYTES: Final = 300_000
+"""Bytes of keys whose gathering and scoring take about as long as one more bucket's calls."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupPlanner:
+    """``slack_pages``: padding that costs less than one bucket more. ``dtype``: of the masks."""
+
+    rule: Retention
+    page_tokens: int
+    slack_pages: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def plan(self, shape: StepShape, table: npt.NDArray[np.int32]) -> GroupStep:
+        """table: int32 [rows, pages], NONE where a request holds no page."""
+        page_index, offset = np.divmod(shape.positions, self.page_tokens)
+        slots = _present(table[shape.token_rows, page_index]) * self.page_tokens + offset
+        prefills = range(shape.decodes, len(shape.rows))
+        return GroupStep(
+            slots=self._ship(slots),
+            buckets=tuple(self._buckets(shape, table)) if shape.decodes else (),
+            chunks=tuple(self._chunk(shape, request, table) for request in prefills),
+        )
+
+    def _ship(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _buckets(self, shape: StepShape, table: npt.NDArray[np.int32]) -> Iterator[DecodeBucket]:
+        rows, positions = shape.rows[: shape.decodes], shape.starts[: shape.decodes]
+        first = first_key(self.rule, positions)
+        widths = positions // self.page_tokens - first // self.page_tokens + 1
+        order = np.argsort(-widths, kind="stable")
+        parts = split_widths(widths[order], self.slack_pages)
+        if len(parts) == 1:
+            yield self._bucket(rows, first, positions, table, None)
+            return
+        for part in parts:
+            some = order[part]
+            yield self._bucket(rows[some], first[some], positions[some], table, some)
+
+    def _bucket(
+        self,
+        rows: Ints,
+        first: Ints,
+        last: Ints,
+        table: npt.NDArray[np.int32],
+        tokens: Ints | None,
+    ) -> DecodeBucket:
+        """Queries at positions ``last``, each of which sees the keys [first, last]; all [b]."""
+        size = self.page_tokens
+        low = first // size
+        widths = last // size - low + 1
+        widest, columns = int(widths.argmax()), np.arange(widths.max())
+        # Padding reads the first page of the widest request. If there is padding, that request has
+        # a later page, so all rows of this one are written and finite; the mask hides them.
+        inside = columns < widths[:, None]
+        row = np.where(inside, rows[:, None], rows[widest])
+        pages = _present(table[row, np.where(inside, low[:, None] + columns, low[widest])])
+        start, stop = first - low * size, last - low * size + 1
+        keys, mask, stale = slice(None), None, None
+        if (start == start[0]).all() and (stop == stop[0]).all():
+            keys = slice(int(start[0]), int(stop[0]))
+        else:
+            at = np.arange(pages.shape[1] * size)
+            hidden = (at < start[:, None]) | (at >= stop[:, None])
+            mask = np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None]
+            tail = (widths[:, None] - 1) * size + np.arange(size)
+            stale = (np.arange(len(rows))[:, None] * len(at) + tail)[tail >= stop[:, None]]
+        return DecodeBucket(
+            count=len(rows),
+            width=pages.shape[1],
+            tokens=None if tokens is None else self._ship(tokens),
+            pages=self._ship(pages.ravel()),
+            keys=keys,
+            mask=None if mask is None else torch.from_numpy(mask).to(self.device, self.dtype),
+            stale=None if stale is None else self._ship(stale),
+        )
+
+    def _chunk(self, shape: StepShape, request: int, table: npt.NDArray[np.int32]) -> PrefillChunk:
+        start, end = int(shape.starts[request]), int(shape.ends[request])
+        offset = int(shape.offsets[request])
+        begin = int(first_key(self.rule, np.array([start]))[0])
+        pages = None
+        if begin < start:
+            span = slice(begin // self.page_tokens, -(-end // self.page_tokens))
+            pages = self._ship(_present(table[shape.rows[request], span]))
+        return PrefillChunk(
+            tokens=slice(offset, offset + end - start),
+            pages=pages,
+            skip=begin % self.page_tokens,
+            blocks=tuple(self._blocks(start, end, begin, offset)),
+        )
+
+    def _blocks(self, start: int, end: int, begin: int, offset: int) -> Iterator[PrefillBlock]:
+        """Cut queries [start, end) into blocks; the chunk's keys begin at position ``begin``."""
+        at = start
+        while at < end:
+            first = first_key(self.rule, np.arange(at, min(end, at + BLOCK_QUERIES)))
+            affordable = BLOCK_PAIRS // (at + BLOCK_QUERIES - int(first[0]))
+            # From where queries stop seeing the block's first one, most pairs would be masked.
+            useful = int(np.count_nonzero(first <= at))
+            count = min(len(first), max(MIN_QUERIES, min(affordable, useful)))
+            stop, low = at + count, int(first[0])
+            plain = low == at and int(first[count - 1]) == at
+            yield PrefillBlock(
+                tokens=slice(offset + at - start, offset + stop - start),
+                keys=slice(low - begin, stop - begin),
+                mask=None if plain else self._mask(first[:count] - low, stop - low),
+            )
+            at = stop
+
+    def _mask(self, first: Ints, keys: int) -> torch.Tensor:
+        """[n, keys]: query i sees the keys from first[i] up to its own, keys - n + i."""
+        shape = (len(first), keys)
+        mask = torch.full(shape, -torch.inf, dtype=self.dtype, device=self.device)
+        mask = mask.triu_(keys - len(first) + 1)
+        if first[-1] > 0:
+            before = torch.arange(keys, device=self.device) < self._ship(first)[:, None]
+            mask = mask.masked_fill_(before, -torch.inf)
+        return mask
+
+
+def split_widths(widths: Ints, slack_pages: int) -> list[slice]:
+    """Cut non-increasing ``widths`` [b >= 1] into runs, each to be padded to its first width: as
+    few as leave no run more padding than ``slack_pages`` or an eighth of all pages."""
+    total = np.cumsum(widths)
+    slack = max(slack_pages, int(total[-1]) // 8)
+    parts: list[slice] = []
+    start, done = 0, 0
+    while start < len(widths):
+        padding = widths[start] * np.arange(1, len(widths) - start + 1) - (total[start:] - done)
+        stop = start + int(np.searchsorted(padding, slack, side="right"))
+        parts.append(slice(start, stop))
+        start, done = stop, int(total[stop - 1])
+    return parts
+
+
+def _present(pages: npt.NDArray[np.int32]) -> Ints:
+    assert pages.size == 0 or pages.min() > NONE, "a token that is needed has no page"
+    return pages.astype(np.int64)

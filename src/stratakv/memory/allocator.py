@@ -1,0 +1,60 @@
+"""Page ids of one group on one tier. Owns which are free; must not hold bytes or know what a page
+is worth (``tree``).
+"""
+
+import numpy as np
+
+from stratakv.core.ids import PageIds
+
+
+class PageAllocator:
+    """Hands out ids ``0 .. capacity - 1`` in batches, most recently freed first.
+
+    Both verbs are a few vectorised operations over the ids they name, whatever the capacity.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        assert capacity >= 0, f"capacity {capacity}"
+        self.capacity = capacity
+        # _stack[:_depth] are the free ids, top last; what lies above _depth is stale.
+        self._stack = np.arange(capacity - 1, -1, -1, dtype=np.int32)
+        self._depth = capacity
+        self._used = np.zeros(capacity, np.bool_)
+        self._last = np.empty(capacity, np.int32)
+
+    def available(self) -> int:
+        return self._depth
+
+    def alloc(self, n: int) -> PageIds | None:
+        """``n`` distinct ids as an int32 [n] array that the caller owns, or None if fewer are free.
+
+        All or nothing: None leaves the allocator as it was.
+        """
+        assert n >= 0, f"alloc({n})"
+        if n > self._depth:
+            return None
+        self._depth -= n
+        pages = self._stack[self._depth : self._depth + n][::-1].copy()
+        self._used[pages] = True
+        return pages
+
+    def free(self, pages: PageIds) -> None:
+        """Take ids back; int32 [n] in any order.
+
+        Raises AssertionError, before anything changes, for an id out of range, one that is free
+        already, or one named twice.
+        """
+        n = len(pages)
+        if not n:
+            return
+        assert pages.min() >= 0, f"page {pages.min()} is out of range"
+        assert pages.max() < self.capacity, f"page {pages.max()} >= capacity {self.capacity}"
+        assert self._used[pages].all(), f"double free of {pages[~self._used[pages]][:8]}"
+        # A page named twice keeps only the last position written: O(n), where a sort is not.
+        positions = np.arange(n, dtype=np.int32)
+        self._last[pages] = positions
+        twice = self._last[pages] != positions
+        assert not twice.any(), f"pages {pages[twice][:8]} named twice in one free"
+        self._used[pages] = False
+        self._stack[self._depth : self._depth + n] = pages
+        self._depth += n

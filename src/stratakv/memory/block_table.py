@@ -1,0 +1,38 @@
+"""Row -> page map of the running requests, one table per group.
+
+Owns which page a request reads and writes at each page index. Must not decide what a page is worth
+(``tree``) or whether one is free (``allocator``).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import NONE, GroupId, PageIds
+
+
+class BlockTable:
+    """``pages(g)[row, i]`` is the page of group g that holds page index i of the row's request."""
+
+    def __init__(self, groups: int, rows: int, max_pages: int) -> None:
+        self.rows = rows
+        self.max_pages = max_pages
+        self._pages = [np.full((rows, max_pages), NONE, np.int32) for _ in range(groups)]
+        self._free = list(range(rows - 1, -1, -1))
+
+    def pages(self, group: GroupId) -> npt.NDArray[np.int32]:
+        """int32 [rows, max_pages]; NONE where the request holds no page."""
+        return self._pages[group]
+
+    def open_row(self) -> int | None:
+        """A row with no pages, or None when every row is taken."""
+        return self._free.pop() if self._free else None
+
+    def close_row(self, row: int) -> None:
+        assert row not in self._free, f"row {row} closed twice"
+        for table in self._pages:
+            table[row] = NONE
+        self._free.append(row)
+
+    def remap(self, row: int, group: GroupId, first: int, pages: PageIds) -> None:
+        """Point page indices [first, first + len(pages)) of a row at other pages."""
+        self._pages[group][row, first : first + len(pages)] = pages

@@ -1,0 +1,36 @@
+"""Bytes of the host tier: one page-first arena per group.
+
+Owns the arena; must not allocate page ids (``allocator``), copy (``transfer``) or persist.
+"""
+
+import numpy as np
+import torch
+
+from stratakv.core.ids import PageIds
+from stratakv.memory.device_pools import POISON
+from stratakv.memory.layout import ALIGNMENT_BYTES, HostPageLayout
+from stratakv.spec.groups import CacheGroup
+
+
+class HostArena:
+    """``bytes``: uint8 [pages, stride_bytes]; row i is host page i, laid out as ``layout`` says.
+
+    Memory is touched when a page is first written, so a large arena costs nothing at start. A group
+    without buffers has an arena of zero bytes.
+    """
+
+    def __init__(self, group: CacheGroup, pages: int) -> None:
+        self.group = group
+        self.pages = pages
+        self.layout = HostPageLayout.of(group)
+        self.bytes = torch.empty((pages, self.layout.stride_bytes), dtype=torch.uint8)
+        assert self.bytes.data_ptr() % ALIGNMENT_BYTES == 0, "the host's allocator is unaligned"
+
+    @property
+    def size_bytes(self) -> int:
+        """pages x ``layout.stride_bytes``: what the arena takes once every page was written."""
+        return self.bytes.nbytes
+
+    def poison(self, pages: PageIds) -> None:
+        """Fill pages with 0xFF bytes: NaN in every float dtype."""
+        self.bytes[torch.from_numpy(pages.astype(np.int64))] = POISON

@@ -1,0 +1,300 @@
+"""The engine's thread and the bridge between it and the event loops of clients.
+
+Owns the thread, the inbox into it and the routes out of it. Only this thread calls the engine.
+Nothing here waits for a client: a subscription holds at most what its requests may produce.
+Must not know of HTTP, text or JSON.
+
+Lock order: there is one lock, ``_wake``; nothing is called under it but ``has_work``.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias, TypeVar, assert_never
+
+from stratakv.core.clock import Clock
+from stratakv.core.errors import RequestError
+from stratakv.core.ids import RequestId
+from stratakv.engine.request import FinishReason, Output, Prompt
+from stratakv.serve.errors import (
+    ApiError,
+    engine_failed,
+    overloaded,
+    refused,
+    shut_down,
+    unavailable,
+)
+from stratakv.serve.ports import EnginePort, StatsView
+from stratakv.serve.subscription import Accepted, Event, News, Refused, Subscription
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Health(Enum):
+    """READY alone takes requests. FAILED is for ever."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Submit:
+    subscription: Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    requests: tuple[RequestId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _AbortAll:
+    pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flush:
+    answer: "Future[bool]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Report:
+    answer: "Future[StatsView]"
+
+
+_Command: TypeAlias = _Submit | _Abort | _AbortAll | _Flush | _Report
+_Loop: TypeAlias = asyncio.AbstractEventLoop
+
+
+class EngineDriver:
+    """Runs ``engine`` on a thread of its own, from ``start`` to ``stop``.
+
+    ``max_waiting`` bounds the requests that are queued for their first token.
+    """
+
+    def __init__(self, engine: EnginePort, *, max_waiting: int, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self.max_waiting: Final = max_waiting
+        self._wake = threading.Condition()
+        self._health = Health.STARTING
+        self._inbox: deque[_Command] = deque()
+        self._open: set[Subscription] = set()
+        self._waiting: set[RequestId] = set()
+        # The engine thread's own:
+        self._routes: dict[RequestId, Subscription] = {}
+        self._mail: defaultdict[_Loop, list[tuple[Subscription, Event]]] = defaultdict(list)
+        self._thread = threading.Thread(target=self._run, name="stratakv-engine", daemon=True)
+
+    @property
+    def health(self) -> Health:
+        return self._health
+
+    @property
+    def open_requests(self) -> int:
+        """Client requests that are not answered to the end."""
+        return len(self._open)
+
+    def start(self) -> None:
+        with self._wake:
+            if self._health is Health.STARTING:
+                self._health = Health.READY
+        self._thread.start()
+
+    def subscribe(self, prompts: tuple[Prompt, ...]) -> Subscription:
+        """Queue prompts of one client, all or none; called on the client's event loop.
+
+        Raises ApiError (503) when too many wait or the engine takes no requests. The subscription
+        is a context manager; leaving it aborts what is unfinished.
+        """
+        subscription = Subscription(prompts, asyncio.get_running_loop(), self._release)
+        with self._wake:
+            if self._health is not Health.READY:
+                raise unavailable(self._health.value)
+            if len(self._waiting) + len(prompts) > self.max_waiting:
+                raise overloaded(len(self._waiting), self.max_waiting)
+            self._open.add(subscription)
+            self._waiting.update(subscription.ids)
+            self._inbox.append(_Submit(subscription))
+            self._wake.notify()
+        return subscription
+
+    async def flush(self) -> bool:
+        """Drop every cached page; False while requests are running."""
+        answer: Future[bool] = Future()
+        self._enqueue(_Flush(answer))
+        return await asyncio.wrap_future(answer)
+
+    async def stats(self) -> StatsView:
+        """The engine's figures after the step that is running now."""
+        answer: Future[StatsView] = Future()
+        self._enqueue(_Report(answer))
+        return await asyncio.wrap_future(answer)
+
+    def drain(self) -> None:
+        """Take no more requests; those that run go on."""
+        with self._wake:
+            if self._health in {Health.STARTING, Health.READY}:
+                self._health = Health.DRAINING
+
+    def abort_all(self) -> None:
+        """End every running request with ABORT."""
+        with self._wake:
+            self._inbox.append(_AbortAll())
+            self._wake.notify()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread after the running step; False if that took longer than ``timeout_s``."""
+        with self._wake:
+            if self._health is not Health.FAILED:
+                self._health = Health.STOPPED
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _enqueue(self, command: _Flush | _Report) -> None:
+        with self._wake:
+            if self._health not in {Health.READY, Health.DRAINING}:
+                raise unavailable(self._health.value)
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def _release(self, subscription: Subscription, unfinished: tuple[RequestId, ...]) -> None:
+        with self._wake:
+            self._waiting.difference_update(unfinished)
+            if subscription.closed:
+                self._open.discard(subscription)
+            if unfinished:
+                self._inbox.append(_Abort(unfinished))
+                self._wake.notify()
+
+    # -- the engine thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException:  # whatever it was: no client may wait for a dead thread
+            log.exception("the engine failed")
+            self._end(Health.FAILED, engine_failed())
+        else:
+            self._end(Health.STOPPED, shut_down())
+
+    def _turn(self) -> bool:
+        with self._wake:
+            while self._health is not Health.STOPPED and not (
+                self._inbox or self._engine.has_work()
+            ):
+                self._wake.wait()
+            if self._health is Health.STOPPED:
+                return False
+            commands = tuple(self._inbox)
+            self._inbox.clear()
+        for command in commands:
+            self._apply(command)
+        self._send_mail()
+        if self._engine.has_work():
+            self._fan_out(self._engine.step())
+            self._send_mail()
+        return True
+
+    def _apply(self, command: _Command) -> None:
+        match command:
+            case _Submit(subscription):
+                self._submit(subscription)
+            case _Abort(requests):
+                for request in requests:
+                    if self._routes.pop(request, None) is not None:
+                        self._engine.abort(request)
+            case _AbortAll():
+                now_s = self._clock.now_s()
+                for request, subscription in self._routes.items():
+                    self._engine.abort(request)
+                    ended = Output(request=request, token=None, finish=FinishReason.ABORT)
+                    self._post(subscription, News(now_s, ended))
+                self._routes.clear()
+            case _Flush(answer):
+                _answer(answer, self._engine.flush())
+            case _Report(answer):
+                _answer(answer, self._engine.stats())
+            case _:
+                assert_never(command)
+
+    def _submit(self, subscription: Subscription) -> None:
+        taken: list[RequestId] = []
+        try:
+            for prompt in subscription.prompts:
+                self._engine.submit(prompt)
+                taken.append(prompt.id)
+        except RequestError as error:
+            for request in taken:
+                self._engine.abort(request)
+            self._post(subscription, Refused(refused(str(error))))
+            return
+        self._routes.update(dict.fromkeys(taken, subscription))
+        self._post(subscription, Accepted())
+
+    def _fan_out(self, outputs: Sequence[Output]) -> None:
+        now_s = self._clock.now_s()
+        for output in outputs:
+            subscription = self._routes.get(output.request)
+            if subscription is None:
+                continue  # aborted while the step ran
+            self._post(subscription, News(now_s, output))
+            if output.finish is not None:
+                del self._routes[output.request]
+        with self._wake:
+            self._waiting.difference_update([output.request for output in outputs])
+
+    def _post(self, subscription: Subscription, event: Event) -> None:
+        self._mail[subscription.loop].append((subscription, event))
+
+    def _send_mail(self) -> None:
+        """Wake each event loop once, however many requests have news."""
+        for loop, letters in self._mail.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, letters)
+            except RuntimeError:  # the loop is closed: its clients are gone
+                for subscription in {subscription for subscription, _ in letters}:
+                    subscription.closed = True
+                    self._release(subscription, subscription.ids)
+        self._mail.clear()
+
+    def _end(self, health: Health, error: ApiError) -> None:
+        """Tell everyone who waits; nothing can be queued afterwards."""
+        with self._wake:
+            self._health = health
+            commands = tuple(self._inbox)
+            self._inbox.clear()
+            subscriptions = tuple(self._open)
+        for subscription in subscriptions:
+            self._post(subscription, Refused(error))
+        self._send_mail()
+        for command in commands:
+            if isinstance(command, _Flush | _Report):
+                _refuse(command.answer, error)
+
+
+def _deliver(letters: list[tuple[Subscription, Event]]) -> None:
+    for subscription, event in letters:
+        subscription.push(event)
+
+
+def _answer(waiting: "Future[T]", value: T) -> None:
+    if waiting.set_running_or_notify_cancel():
+        waiting.set_result(value)
+
+
+def _refuse(waiting: "Future[T]", error: ApiError) -> None:
+    if waiting.set_running_or_notify_cancel():
+        waiting.set_exception(error)

@@ -1,0 +1,84 @@
+"""Errors as OpenAI's clients read them: ``{"error": {message, type, param, code}}``.
+
+Owns the mapping from what went wrong to a status and an error object. Must not know routes.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from stratakv.core.errors import StrataError
+
+RETRY_AFTER_S: Final = 1
+
+
+class ApiError(StrataError):
+    """An answer that is not the one the client asked for. ``kind`` is OpenAI's ``type``."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> dict[str, object]:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """A client that may try again is told when."""
+        return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+
+
+class ClientGoneError(StrataError):
+    """The client hung up; nobody reads the answer."""
+
+
+def invalid(param: str, message: str) -> ApiError:
+    return ApiError(message, param=param, code="invalid_value")
+
+
+def too_long(param: str, message: str) -> ApiError:
+    return ApiError(message, param=param, code="context_length_exceeded")
+
+
+def refused(message: str) -> ApiError:
+    """The engine says that it can never serve this request."""
+    return ApiError(message, code="request_refused")
+
+
+def overloaded(waiting: int, max_waiting: int) -> ApiError:
+    message = f"{waiting} requests are waiting and --max-waiting is {max_waiting}; try again later"
+    return ApiError(message, status=503, kind="overloaded", code="overloaded")
+
+
+def unavailable(state: str) -> ApiError:
+    message = f"the server is {state} and takes no requests"
+    return ApiError(message, status=503, kind="service_unavailable", code=state)
+
+
+def shut_down() -> ApiError:
+    message = "the server shut down before this request was finished"
+    return ApiError(message, status=503, kind="service_unavailable", code="draining")
+
+
+def engine_failed() -> ApiError:
+    """Details are in the server's log, never in an answer."""
+    message = "the engine failed while this request was running"
+    return ApiError(message, status=500, kind="server_error", code="engine_failed")
+
+
+def internal() -> ApiError:
+    message = "the server failed to answer this request"
+    return ApiError(message, status=500, kind="server_error", code="internal_error")

@@ -1,0 +1,224 @@
+"""One client request from parsed call to answer: prompts for the engine, text for the client.
+
+Owns the life of a client request: its subscription, the watch on its connection, its accounts.
+Must not parse bodies (``schemas``) nor spell answers (``replies``).
+"""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from stratakv.core.ids import RequestId, TokenIds
+from stratakv.engine.request import Prompt, SamplingParams
+from stratakv.serve.errors import ApiError, ClientGoneError, internal, invalid, too_long
+from stratakv.serve.replies import DONE, Format, Json, error_event, event, usage
+from stratakv.serve.schemas import Decoding
+from stratakv.serve.service import Service
+from stratakv.serve.streams import Choice, Delta, Generation
+from stratakv.serve.subscription import News, Subscription
+
+log = logging.getLogger(__name__)
+
+SEED_MASK: Final = (1 << 64) - 1
+STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that buffers would hold tokens back
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    """What both endpoints come down to. ``field``: where the prompts stood. ``default_tokens``:
+    for a call without ``max_tokens``; None: what the model's length leaves."""
+
+    prompts: Sequence[TokenIds]
+    decoding: Decoding
+    format: Format
+    field: str
+    default_tokens: int | None
+    start_s: float
+
+
+def engine_prompts(service: Service, call: Call) -> tuple[Prompt, ...]:
+    """One prompt for the engine per prompt and choice, choices of one prompt together."""
+    decoding = call.decoding
+    seed = secrets.randbits(64) if decoding.seed is None else decoding.seed
+    seeds = [derived_seed(seed, i) for i in range(decoding.n)]
+    stop_tokens = () if decoding.ignore_eos else service.stop_tokens
+    prompts: list[Prompt] = []
+    for tokens in call.prompts:
+        if len(tokens) == 0 or int(tokens.max()) >= service.limits.vocab:
+            raise invalid(call.field, "the prompt is empty or holds a token the model has not")
+        max_tokens = _max_tokens(service, call, len(tokens))
+        prompts.extend(
+            Prompt(
+                id=RequestId(f"{call.format.id}-{len(prompts) + i}"),
+                tokens=tokens,
+                sampling=SamplingParams(
+                    max_tokens=max_tokens,
+                    temperature=decoding.temperature,
+                    top_p=decoding.top_p,
+                    top_k=decoding.top_k,
+                    seed=choice_seed,
+                    stop_tokens=stop_tokens,
+                    logprobs=decoding.logprobs,
+                ),
+                salt=decoding.salt,
+            )
+            for i, choice_seed in enumerate(seeds)
+        )
+    return tuple(prompts)
+
+
+def derived_seed(seed: int, choice: int) -> int:
+    """Seed of one of n choices, 64 bits; the first is the client's own, so that n = 1 and the first
+    of n are the same answer."""
+    if choice == 0:
+        return seed & SEED_MASK
+    data = (seed & SEED_MASK).to_bytes(8, "little") + choice.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+async def answer(service: Service, request: Request, call: Call) -> "JSONResponse | EventStream":
+    """Run ``call`` in the engine. Raises ApiError as long as no status line has gone out."""
+    prompts = engine_prompts(service, call)
+    with ExitStack() as stack:
+        subscription = stack.enter_context(service.driver.subscribe(prompts))
+        watch = asyncio.create_task(_watch(request.receive, subscription))
+        stack.callback(watch.cancel)
+        choices = [
+            Choice(i, service.tokenizer, call.decoding.stop, prompt.sampling.stop_tokens)
+            for i, prompt in enumerate(prompts)
+        ]
+        account = _Account(service, call.start_s, prompts, choices)
+        stack.callback(account.close)
+        await subscription.accepted()
+        generation = Generation(subscription, choices, account.observe)
+        if call.decoding.stream:
+            return EventStream(_chunks(service, call, generation), stack.pop_all())
+        return await _whole(service, call, generation)
+
+
+class EventStream:
+    """The ASGI response of a streamed answer; owns what ``cleanup`` releases."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], cleanup: ExitStack) -> None:
+        self._chunks = chunks
+        self._cleanup = cleanup
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        with self._cleanup:
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            try:
+                async for chunk in self._chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                last = DONE
+            except ClientGoneError:
+                return
+            except ApiError as error:
+                last = error_event(error) + DONE
+            except Exception:  # the status line is out: the stream must say it
+                log.exception("a streamed answer failed")
+                last = error_event(internal()) + DONE
+            await send({"type": "http.response.body", "body": last})
+
+
+async def _watch(receive: Receive, subscription: Subscription) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    subscription.fail(ClientGoneError("the client closed the connection"))
+
+
+async def _chunks(service: Service, call: Call, generation: Generation) -> AsyncIterator[bytes]:
+    head = call.format.chunk_head()
+    tail: Json = {"usage": None} if call.decoding.include_usage else {}
+    async with aclosing(generation.deltas()) as deltas:
+        async for found in deltas:
+            yield b"".join(
+                [event({**head, "choices": [call.format.chunk(delta)], **tail}) for delta in found]
+            )
+    if call.decoding.include_usage:
+        yield event({**head, "choices": [], "usage": _usage(service, call, generation)})
+
+
+async def _whole(service: Service, call: Call, generation: Generation) -> JSONResponse:
+    parts: list[list[Delta]] = [[] for _ in generation.choices]
+    async with aclosing(generation.deltas()) as deltas:
+        async for found in deltas:
+            for delta in found:
+                parts[delta.index].append(delta)
+    whole = {
+        **call.format.whole_head(),
+        "choices": [call.format.whole(part) for part in parts],
+        "usage": _usage(service, call, generation),
+    }
+    return JSONResponse(whole)
+
+
+def _usage(service: Service, call: Call, generation: Generation) -> Json:
+    prompt_tokens = sum(len(tokens) for tokens in call.prompts)
+    return usage(prompt_tokens, generation.choices, call.decoding.n, service.groups)
+
+
+def _max_tokens(service: Service, call: Call, prompt_tokens: int) -> int:
+    most = service.limits.max_model_len
+    room = most - prompt_tokens
+    if room < 1:
+        message = (
+            f"this model's maximum context length is {most} tokens, "
+            f"your prompt has {prompt_tokens} and leaves no room for an answer"
+        )
+        raise too_long(call.field, message)
+    wanted = call.decoding.max_tokens
+    if wanted is None:
+        return room if call.default_tokens is None else min(call.default_tokens, room)
+    if wanted > room:
+        message = (
+            f"this model's maximum context length is {most} tokens, you asked for "
+            f"{prompt_tokens + wanted}: {prompt_tokens} in the prompt, {wanted} to generate"
+        )
+        raise too_long("max_tokens", message)
+    return wanted
+
+
+class _Account:
+    """One client request in the metrics."""
+
+    def __init__(
+        self, service: Service, start_s: float, prompts: Sequence[Prompt], choices: Sequence[Choice]
+    ) -> None:
+        self._service = service
+        self._metrics = service.metrics
+        self._start_s = start_s
+        self._prompt_tokens = {prompt.id: len(prompt.tokens) for prompt in prompts}
+        self._last_s: dict[RequestId, float] = {}
+        self._choices = choices
+
+    def observe(self, news: News) -> None:
+        output = news.output
+        last_s = self._last_s.get(output.request)
+        if last_s is None:
+            self._metrics.first_token_s.observe(news.at_s - self._start_s)
+            self._metrics.prompted(self._prompt_tokens[output.request], output.cached)
+        else:
+            self._metrics.between_tokens_s.observe(news.at_s - last_s)
+        self._last_s[output.request] = news.at_s
+
+    def close(self) -> None:
+        for choice in self._choices:
+            if choice.finish is None:
+                self._metrics.aborted(choice.generated)
+            else:
+                self._metrics.finished(choice.finish.value, choice.generated)
+        if all(choice.finish is not None for choice in self._choices):
+            self._metrics.whole_s.observe(self._service.clock.now_s() - self._start_s)

@@ -1,0 +1,268 @@
+"""The HTTP face: routes, bodies in, answers and error objects out.
+
+Owns which path does what. Must not know how an answer is made (``generate``).
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from stratakv import __version__
+from stratakv.core.ids import TokenIds
+from stratakv.serve import fields, schemas
+from stratakv.serve.driver import Health
+from stratakv.serve.errors import ApiError, ClientGoneError, internal, invalid, unavailable
+from stratakv.serve.fields import JsonObject
+from stratakv.serve.generate import Call, EventStream, answer
+from stratakv.serve.middleware import BearerKey, RequestIds
+from stratakv.serve.ports import StatsView
+from stratakv.serve.replies import ChatFormat, CompletionFormat
+from stratakv.serve.service import Service
+
+COMPLETION_TOKENS: Final = 16
+"""OpenAI's default of ``max_tokens`` for completions."""
+LONG_TEXT_CHARS: Final = 4096
+"""From here on, encoding is worth a thread: it would hold streams up for more than 2 ms."""
+SCRAPE_S: Final = 2.0
+
+
+class Api:
+    """The endpoints of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._created = int(time.time())
+        self._stats: StatsView | None = None
+
+    def routes(self) -> list[Route]:
+        get, post = ["GET"], ["POST"]
+        return [
+            Route("/v1/models", self.models, methods=get),
+            Route("/v1/models/{model:path}", self.model, methods=get),
+            Route("/v1/completions", self.completions, methods=post),
+            Route("/v1/chat/completions", self.chat, methods=post),
+            Route("/tokenize", self.tokenize, methods=post),
+            Route("/detokenize", self.detokenize, methods=post),
+            Route("/flush_cache", self.flush_cache, methods=post),
+            Route("/health", self.health, methods=get),
+            Route("/metrics", self.metrics, methods=get),
+            Route("/server_info", self.server_info, methods=get),
+            Route("/version", self.version, methods=get),
+        ]
+
+    async def completions(self, request: Request) -> JSONResponse | EventStream:
+        start_s = self._service.clock.now_s()
+        limits = self._service.limits
+        found = schemas.completion_call(await self._body(request), limits.vocab)
+        self._check_model(found.model)
+        self._check_choices(len(found.prompts), found.decoding.n)
+        call = Call(
+            prompts=[
+                await self._encode(prompt) if isinstance(prompt, str) else prompt
+                for prompt in found.prompts
+            ],
+            decoding=found.decoding,
+            format=CompletionFormat(
+                id=f"cmpl-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=self._service.model,
+                tokenizer=self._service.tokenizer,
+                logprobs=found.decoding.logprobs is not None,
+            ),
+            field="prompt",
+            default_tokens=COMPLETION_TOKENS,
+            start_s=start_s,
+        )
+        return await answer(self._service, request, call)
+
+    async def chat(self, request: Request) -> JSONResponse | EventStream:
+        start_s = self._service.clock.now_s()
+        found = schemas.chat_call(await self._body(request))
+        self._check_model(found.model)
+        self._check_choices(1, found.decoding.n)
+        call = Call(
+            prompts=[await self._encode_chat(found.messages)],
+            decoding=found.decoding,
+            format=ChatFormat(
+                id=f"chatcmpl-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=self._service.model,
+                tokenizer=self._service.tokenizer,
+                logprobs=found.decoding.logprobs is not None,
+            ),
+            field="messages",
+            default_tokens=None,
+            start_s=start_s,
+        )
+        return await answer(self._service, request, call)
+
+    async def models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        self._check_model(request.path_params["model"])
+        return JSONResponse(self._model())
+
+    async def tokenize(self, request: Request) -> Response:
+        """``{"prompt": text}`` or ``{"messages": [...]}`` -> token ids."""
+        data = await self._body(request)
+        if data.get("messages") is not None:
+            tokens = await self._encode_chat(schemas.messages(data["messages"]))
+        else:
+            limit = self._service.limits.body_bytes
+            prompt = fields.text(data, "prompt", None, max_chars=limit)
+            if prompt is None:
+                raise invalid("prompt", "'prompt' or 'messages' is required")
+            special = fields.boolean(data, "add_special_tokens", default=True)
+            tokens = await self._encode(prompt, special=special)
+        most = self._service.limits.max_model_len
+        return JSONResponse({
+            "tokens": tokens.tolist(), "count": len(tokens), "max_model_len": most,
+        })  # fmt: skip
+
+    async def detokenize(self, request: Request) -> Response:
+        """``{"tokens": [...]}`` -> text."""
+        data = await self._body(request)
+        tokens = schemas.token_ids("tokens", data.get("tokens"), self._service.limits.vocab)
+        return JSONResponse({"prompt": self._service.tokenizer.decode(tokens.tolist())})
+
+    async def flush_cache(self, _request: Request) -> Response:
+        if not await self._service.driver.flush():
+            message = "requests are running; flush when the server is idle"
+            raise ApiError(message, status=409, kind="conflict", code="busy")
+        return JSONResponse({"flushed": True})
+
+    async def health(self, _request: Request) -> Response:
+        state = self._service.driver.health
+        if state is not Health.READY:
+            raise unavailable(state.value)
+        return JSONResponse({"status": state.value})
+
+    async def metrics(self, _request: Request) -> Response:
+        """The engine is asked after its running step; after a step that takes long, or its death,
+        the last known figures must do."""
+        try:
+            self._stats = await asyncio.wait_for(self._service.driver.stats(), SCRAPE_S)
+        except (TimeoutError, ApiError):
+            pass
+        text = self._service.metrics.render(self._stats)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    async def server_info(self, _request: Request) -> Response:
+        service = self._service
+        return JSONResponse(
+            {
+                "version": __version__,
+                "state": service.driver.health.value,
+                "model": service.model,
+                "max_model_len": service.limits.max_model_len,
+                "max_waiting": service.driver.max_waiting,
+                "open_requests": service.driver.open_requests,
+                **service.info,
+            }
+        )
+
+    async def version(self, _request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def _body(self, request: Request) -> JsonObject:
+        """The JSON body. One that is too large is read a little further and thrown away, so that a
+        client gets to read the answer instead of a broken pipe."""
+        limit = self._service.limits.body_bytes
+        body = bytearray()
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= limit:
+                body += chunk
+            elif size > 4 * limit:
+                break
+        if size > limit:
+            message = f"the request body has more than {limit} bytes"
+            raise ApiError(message, status=413, code="body_too_large")
+        return fields.parse_object(bytes(body))
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._service.model:
+            message = f"the model '{name}' does not exist; this server has '{self._service.model}'"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
+
+    def _check_choices(self, prompts: int, n: int) -> None:
+        most = self._service.driver.max_waiting
+        if prompts * n > most:
+            field = "n" if n > 1 else "prompt"
+            raise invalid(field, f"{prompts} prompts x {n} choices are more than {most} requests")
+
+    async def _encode(self, text: str, *, special: bool = True) -> TokenIds:
+        encode = self._service.tokenizer.encode
+        if len(text) < LONG_TEXT_CHARS:
+            return encode(text, special=special)
+        return await asyncio.to_thread(encode, text, special=special)
+
+    async def _encode_chat(self, messages: tuple[schemas.Message, ...]) -> TokenIds:
+        encode = self._service.tokenizer.encode_chat
+        if sum(len(message["content"]) for message in messages) < LONG_TEXT_CHARS:
+            return encode(messages)
+        return await asyncio.to_thread(encode, messages)
+
+    def _model(self) -> Mapping[str, object]:
+        return {
+            "id": self._service.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "stratakv",
+            "max_model_len": self._service.limits.max_model_len,
+        }
+
+
+def build_app(service: Service) -> ASGIApp:
+    """The ASGI application of ``service``, whose driver is started by whoever runs it."""
+    routes = Api(service).routes()
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _gone,
+            ClientGoneError: _gone,
+            Exception: _failure,
+        },
+    )
+    app.router.redirect_slashes = False
+    guarded: ASGIApp = app if service.api_key is None else BearerKey(app, service.api_key)
+    return RequestIds(guarded, [route.path for route in routes], service.metrics.responded)
+
+
+def _api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own answers: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    found = ApiError(f"{error.detail}: {where}", status=error.status_code, code=code)
+    return JSONResponse(found.body, found.status, error.headers)
+
+
+def _gone(_request: Request, _error: Exception) -> Response:
+    """Nobody reads this; 499 is what proxies log for it."""
+    return Response(status_code=499)
+
+
+def _failure(_request: Request, _error: Exception) -> Response:
+    """Ours; Starlette raises the error again after this answer, and the server logs it."""
+    error = internal()
+    return JSONResponse(error.body, error.status)

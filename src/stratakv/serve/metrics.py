@@ -1,0 +1,110 @@
+"""Prometheus metrics: what the server saw, and the engine's own figures at scrape time.
+
+Owns names and labels. Names carry units, counters end in ``_total``; no label ever holds anything
+a client chose (request ids, salts, unknown paths).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from stratakv.engine.request import CachedTokens
+from stratakv.serve.ports import StatsView
+
+FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+BETWEEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+WHOLE_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class ServerMetrics:
+    """One server's registry. ``groups``: the spec's cache groups, as ``CachedTokens`` orders them."""
+
+    def __init__(self, groups: Sequence[str]) -> None:
+        self.registry: Final = CollectorRegistry()
+        self._groups = tuple(groups)
+        self._engine = _EngineCollector()
+        self.registry.register(self._engine)
+        self._responses = self._counter("http_responses", "HTTP responses", "path", "status")
+        self._finished = self._counter("requests", "Answered requests", "finish_reason")
+        self._aborted = self._counter("requests_aborted", "Requests whose client or server left")
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts")
+        self._generated = self._counter("generated_tokens", "Tokens made by the engine")
+        self._cached = self._counter("cached_prompt_tokens", "Prompt tokens not computed", "tier")
+        self._by_group = self._counter(
+            "cached_group_tokens", "Prompt tokens whose pages a group had", "group", "tier"
+        )
+        self.first_token_s: Final = self._histogram(
+            "time_to_first_token_seconds", "From request to first token", FIRST_S
+        )
+        self.between_tokens_s: Final = self._histogram(
+            "inter_token_latency_seconds", "Between tokens of a request", BETWEEN_S
+        )
+        self.whole_s: Final = self._histogram(
+            "e2e_request_latency_seconds", "From request to the end of its answer", WHOLE_S
+        )
+
+    def responded(self, path: str, status: int) -> None:
+        """``path`` is a route, never what a client sent."""
+        self._responses.labels(path, str(status)).inc()
+
+    def prompted(self, tokens: int, cached: CachedTokens | None) -> None:
+        """The first token of an answer to a prompt of ``tokens`` tokens came."""
+        self._prompt.inc(tokens)
+        if cached is None:
+            return
+        self._cached.labels("device").inc(cached.device)
+        self._cached.labels("host").inc(cached.host)
+        for i, group in enumerate(self._groups):
+            self._by_group.labels(group, "device").inc(cached.groups_device[i])
+            self._by_group.labels(group, "host").inc(cached.groups_host[i])
+
+    def finished(self, reason: str, generated: int) -> None:
+        self._finished.labels(reason).inc()
+        self._generated.inc(generated)
+
+    def aborted(self, generated: int) -> None:
+        self._aborted.inc()
+        self._generated.inc(generated)
+
+    def render(self, stats: StatsView | None) -> bytes:
+        """The text format; without the engine's figures if it cannot give them."""
+        self._engine.stats = stats
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"stratakv_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"stratakv_{name}", text, buckets=buckets, registry=self.registry)
+
+
+class _EngineCollector(Collector):
+    """Shows the engine's counters as they are: they count up there."""
+
+    def __init__(self) -> None:
+        self.stats: StatsView | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.stats
+        if stats is None:
+            return
+        for name, value in (
+            ("waiting", stats.waiting),
+            ("running", stats.running),
+        ):
+            yield GaugeMetricFamily(f"stratakv_requests_{name}", f"Requests {name}", value)
+        yield CounterMetricFamily("stratakv_engine_steps", "Forward passes", stats.steps)
+        for state in ("total", "free", "evictable"):
+            family = GaugeMetricFamily(
+                f"stratakv_pool_pages_{state}", f"Pages {state}", labels=("group", "tier")
+            )
+            for pool in stats.pages:
+                value = {"total": pool.total, "free": pool.free, "evictable": pool.evictable}[state]
+                family.add_metric((pool.group, pool.tier), value)
+            yield family
+        for name, value in stats.counters.items():
+            yield CounterMetricFamily(f"stratakv_{name}", f"Engine counter {name}", value)

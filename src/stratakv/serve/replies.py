@@ -1,0 +1,195 @@
+"""Answers as OpenAI spells them: whole ones, streamed chunks, usage, log-probabilities.
+
+Owns the JSON shapes. Plain dictionaries and one ``json.dumps`` a chunk: this is the per-token path.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stratakv.engine.request import CachedTokens, FinishReason
+from stratakv.serve.errors import ApiError
+from stratakv.serve.streams import Choice, Delta, ShownToken
+from stratakv.serve.tokenizer import Tokenizer
+
+Json = dict[str, object]
+
+DONE: Final = b"data: [DONE]\n\n"
+LOWEST_LOGPROB: Final = -9999.0
+"""JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionFormat:
+    """``/v1/completions``."""
+
+    id: str
+    created: int
+    model: str
+    tokenizer: Tokenizer
+    logprobs: bool
+
+    def chunk(self, delta: Delta) -> Json:
+        return {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": self._logprobs(delta.tokens),
+            "finish_reason": _finish(delta.finish),
+        }
+
+    def chunk_head(self) -> Json:
+        return self.whole_head()
+
+    def whole(self, deltas: Sequence[Delta]) -> Json:
+        return self.chunk(merged(deltas))
+
+    def whole_head(self) -> Json:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+        }
+
+    def _logprobs(self, tokens: Sequence[ShownToken]) -> Json | None:
+        if not self.logprobs:
+            return None
+        text = self.tokenizer.token_text
+        return {
+            "tokens": [text(shown.token) for shown in tokens],
+            "token_logprobs": [finite(shown.logprob.chosen) for shown in tokens],
+            "top_logprobs": [
+                {text(token): finite(value) for token, value in shown.logprob.top}
+                | {text(shown.token): finite(shown.logprob.chosen)}
+                for shown in tokens
+            ],
+            "text_offset": [shown.offset for shown in tokens],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """``/v1/chat/completions``."""
+
+    id: str
+    created: int
+    model: str
+    tokenizer: Tokenizer
+    logprobs: bool
+
+    def chunk(self, delta: Delta) -> Json:
+        message: Json = {"role": "assistant"} if delta.first else {}
+        if delta.text or delta.first:
+            message["content"] = delta.text
+        return {
+            "index": delta.index,
+            "delta": message,
+            "logprobs": self._logprobs(delta.tokens),
+            "finish_reason": _finish(delta.finish),
+        }
+
+    def chunk_head(self) -> Json:
+        return {**self.whole_head(), "object": "chat.completion.chunk"}
+
+    def whole(self, deltas: Sequence[Delta]) -> Json:
+        delta = merged(deltas)
+        return {
+            "index": delta.index,
+            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "logprobs": self._logprobs(delta.tokens),
+            "finish_reason": _finish(delta.finish),
+        }
+
+    def whole_head(self) -> Json:
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+        }
+
+    def _logprobs(self, tokens: Sequence[ShownToken]) -> Json | None:
+        if not self.logprobs:
+            return None
+        return {
+            "content": [
+                {
+                    **self._token(shown.token, shown.logprob.chosen),
+                    "top_logprobs": [self._token(*pair) for pair in shown.logprob.top],
+                }
+                for shown in tokens
+            ],
+            "refusal": None,
+        }
+
+    def _token(self, token: int, logprob: float) -> Json:
+        return {
+            "token": self.tokenizer.token_text(token),
+            "logprob": finite(logprob),
+            "bytes": self.tokenizer.token_bytes(token),
+        }
+
+
+Format = CompletionFormat | ChatFormat
+
+
+def merged(deltas: Sequence[Delta]) -> Delta:
+    """All deltas of one choice as one."""
+    last = deltas[-1]
+    return Delta(
+        index=last.index,
+        text="".join(delta.text for delta in deltas),
+        tokens=tuple(shown for delta in deltas for shown in delta.tokens),
+        finish=last.finish,
+        first=True,
+    )
+
+
+def usage(prompt_tokens: int, choices: Sequence[Choice], n: int, groups: Sequence[str]) -> Json:
+    """Token counts of one client request. ``choices`` of one prompt stand together, n of each; a
+    prompt counts once, with the cache hits of its first choice (the others may hit the first)."""
+    completion = sum(choice.generated for choice in choices)
+    found = [choice.cached for choice in choices[::n] if choice.cached is not None]
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": prompt_tokens + completion,
+        "prompt_tokens_details": cached_details(found, groups),
+    }
+
+
+def cached_details(found: Sequence[CachedTokens], groups: Sequence[str]) -> Json:
+    """Where prompts came from: by tier, and by cache group and tier."""
+    return {
+        "cached_tokens": sum(cached.total for cached in found),
+        "cached_tokens_by_tier": {
+            "device": sum(cached.device for cached in found),
+            "host": sum(cached.host for cached in found),
+        },
+        "cached_tokens_by_group": {
+            group: {
+                "device": sum(cached.groups_device[i] for cached in found),
+                "host": sum(cached.groups_host[i] for cached in found),
+            }
+            for i, group in enumerate(groups)
+        },
+    }
+
+
+def event(data: Json) -> bytes:
+    """One server-sent event. ASCII, since some clients split lines at U+2028 too."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """An error after the status line went out."""
+    return event(error.body)
+
+
+def finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+def _finish(reason: FinishReason | None) -> str | None:
+    return None if reason is None else reason.value

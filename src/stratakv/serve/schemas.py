@@ -1,0 +1,269 @@
+"""What clients may ask for. A request body in, a frozen record out, or a 400 that names the field.
+
+Owns the fields of ``/v1/completions`` and ``/v1/chat/completions``: which are honoured, which are
+harmless, which are refused because ignoring them would change the answer. Must not tokenize.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias, cast
+
+import numpy as np
+
+from stratakv.core.ids import TokenIds
+from stratakv.serve import fields
+from stratakv.serve.errors import ApiError, invalid
+from stratakv.serve.fields import JsonObject
+
+MAX_CHOICES: Final = 128
+MAX_STOPS: Final = 4
+MAX_STOP_CHARS: Final = 1024
+MAX_LOGPROBS: Final = 20
+MAX_TOKENS: Final = 1 << 31
+MAX_NAME_CHARS: Final = 512
+
+Message: TypeAlias = Mapping[str, str]
+
+HARMLESS: Final = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "parallel_tool_calls", "prediction",
+})  # fmt: skip
+"""Fields that cannot change the answer."""
+
+NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "best_of": (1,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
+    "presence_penalty": (0,), "repetition_penalty": (1,), "length_penalty": (1,), "logit_bias": ({},),
+    "min_p": (0,), "min_tokens": (0,), "use_beam_search": (False,), "skip_special_tokens": (True,),
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (),
+    "reasoning_effort": (), "verbosity": ("medium",), "web_search_options": (),
+    "chat_template_kwargs": ({},),
+}  # fmt: skip
+"""Fields that are not supported, with the values that ask for nothing."""
+
+DECODING: Final = frozenset({
+    "model", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs", "stream",
+    "stream_options", "ignore_eos", "cache_salt",
+})  # fmt: skip
+COMPLETION: Final = DECODING | {"prompt"}
+CHAT: Final = DECODING | {"messages", "max_completion_tokens", "top_logprobs"}
+
+ROLES: Final[Mapping[str, str]] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+}  # fmt: skip
+"""Role -> the role a chat template knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How to continue a prompt. ``logprobs``: alternatives wanted beside each token, None: no
+    report. ``max_tokens`` None: the endpoint's default. ``seed`` None: a fresh one."""
+
+    n: int
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop: tuple[str, ...]
+    logprobs: int | None
+    ignore_eos: bool
+    salt: str
+    stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CompletionCall:
+    model: str | None
+    prompts: tuple[str | TokenIds, ...]
+    decoding: Decoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    model: str | None
+    messages: tuple[Message, ...]
+    decoding: Decoding
+
+
+def completion_call(data: JsonObject, vocab: int) -> CompletionCall:
+    """Read a body of ``/v1/completions``; token ids must be below ``vocab``."""
+    _check_fields(data, COMPLETION)
+    logprobs = fields.integer(data, "logprobs", None, low=0, high=MAX_LOGPROBS)
+    return CompletionCall(
+        model=fields.text(data, "model", None, max_chars=MAX_NAME_CHARS),
+        prompts=_prompts(data.get("prompt"), vocab),
+        decoding=_decoding(data, logprobs, "max_tokens"),
+    )
+
+
+def chat_call(data: JsonObject) -> ChatCall:
+    """Read a body of ``/v1/chat/completions``."""
+    _check_fields(data, CHAT)
+    wanted = fields.boolean(data, "logprobs", default=False)
+    top = fields.integer(data, "top_logprobs", None, low=0, high=MAX_LOGPROBS)
+    if top is not None and not wanted:
+        raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true")
+    newer = data.get("max_completion_tokens") is not None
+    return ChatCall(
+        model=fields.text(data, "model", None, max_chars=MAX_NAME_CHARS),
+        messages=messages(data.get("messages")),
+        decoding=_decoding(
+            data, (top or 0) if wanted else None, "max_completion_tokens" if newer else "max_tokens"
+        ),
+    )
+
+
+def messages(value: object) -> tuple[Message, ...]:
+    """A conversation as a chat template takes it: role and plain text."""
+    if value is None:
+        raise ApiError(
+            "'messages' is required", param="messages", code="missing_required_parameter"
+        )
+    found = fields.array("messages", value)
+    if not found:
+        raise invalid("messages", "'messages' must hold at least one message")
+    return tuple(_message(f"messages[{i}]", message) for i, message in enumerate(found))
+
+
+def token_ids(param: str, value: object, vocab: int) -> TokenIds:
+    """A list of token ids as int32 [n], n >= 1."""
+    found = fields.array(param, value)
+    if not found:
+        raise invalid(param, f"'{param}' must hold at least one token")
+    for kind in set(map(type, found)) - {int}:
+        raise wrong_element(param, next(x for x in found if type(x) is kind))
+    tokens = cast("list[int]", found)
+    low, high = min(tokens), max(tokens)
+    if low < 0 or high >= vocab:
+        worst = fields.brief(low if low < 0 else high)
+        raise invalid(param, f"'{param}' holds token {worst}; the vocabulary is 0 to {vocab - 1}")
+    return np.array(tokens, np.int32)
+
+
+def wrong_element(param: str, value: object) -> ApiError:
+    return fields.wrong_type(param, "token ids", value)
+
+
+def _check_fields(data: JsonObject, known: frozenset[str]) -> None:
+    for name in data.keys() - known - HARMLESS:
+        value = data[name]
+        allowed = NEUTRAL.get(name)
+        if allowed is None:
+            message = f"unrecognized request argument: '{name}'"
+            raise ApiError(message, param=name, code="unknown_parameter")
+        same_as_n = name == "best_of" and value == data.get("n")
+        if value is not None and value not in allowed and not same_as_n:
+            message = f"'{name}' is not supported here"
+            raise ApiError(message, param=name, code="unsupported_parameter")
+
+
+def _decoding(data: JsonObject, logprobs: int | None, max_tokens: str) -> Decoding:
+    stream = fields.boolean(data, "stream", default=False)
+    if data.get("stream_options") is not None and not stream:
+        raise invalid("stream_options", "'stream_options' needs 'stream': true")
+    options = fields.child(data, "stream_options")
+    # -1 is vLLM's word for "off"; ours is 0.
+    top_k = fields.integer(data, "top_k", 0, low=-1, high=MAX_TOKENS)
+    top_p = fields.number(data, "top_p", 1.0, low=0.0, high=1.0)
+    if top_p == 0:
+        raise invalid("top_p", "invalid 'top_p': it must be above 0; for greedy, temperature is 0")
+    return Decoding(
+        n=fields.integer(data, "n", 1, low=1, high=MAX_CHOICES),
+        max_tokens=fields.integer(data, max_tokens, None, low=1, high=MAX_TOKENS),
+        temperature=fields.number(data, "temperature", 1.0, low=0.0, high=2.0),
+        top_p=top_p,
+        top_k=max(top_k, 0),
+        seed=fields.integer(data, "seed", None, low=-(1 << 63), high=(1 << 63) - 1),
+        stop=_stops(data.get("stop")),
+        logprobs=logprobs,
+        ignore_eos=fields.boolean(data, "ignore_eos", default=False),
+        salt=fields.text(data, "cache_salt", "", max_chars=MAX_NAME_CHARS),
+        stream=stream,
+        include_usage=fields.boolean(options, "include_usage", default=False),
+    )
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    found = [value] if isinstance(value, str) else fields.array("stop", value)
+    if len(found) > MAX_STOPS:
+        raise invalid("stop", f"'stop' holds {len(found)} strings, at most {MAX_STOPS} are allowed")
+    stops: list[str] = []
+    for stop in found:
+        if not isinstance(stop, str):
+            raise fields.wrong_type("stop", "a string or an array of strings", stop)
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise invalid("stop", f"a 'stop' string has 1 to {MAX_STOP_CHARS} characters")
+        stops.append(fields.well_formed("stop", stop))
+    return tuple(stops)
+
+
+def _prompts(value: object, vocab: int) -> tuple[str | TokenIds, ...]:
+    if value is None:
+        raise ApiError("'prompt' is required", param="prompt", code="missing_required_parameter")
+    if isinstance(value, str):
+        return (_text_prompt("prompt", value),)
+    found = fields.array("prompt", value)
+    if not found:
+        raise invalid("prompt", "'prompt' must not be empty")
+    if type(found[0]) is int:
+        return (token_ids("prompt", found, vocab),)
+    return tuple(
+        _text_prompt(f"prompt[{i}]", one)
+        if isinstance(one, str)
+        else token_ids(f"prompt[{i}]", one, vocab)
+        for i, one in enumerate(found)
+    )
+
+
+def _text_prompt(param: str, value: str) -> str:
+    if not value:
+        raise invalid(param, f"'{param}' must not be empty")
+    return fields.well_formed(param, value)
+
+
+def _message(param: str, value: object) -> Message:
+    if not isinstance(value, dict):
+        raise fields.wrong_type(param, "an object", value)
+    data = cast("JsonObject", value)
+    role = data.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise invalid(f"{param}.role", f"'{param}.role' must be one of {', '.join(ROLES)}")
+    # Clients echo what they were sent: empty or null extras of an answer say nothing.
+    for name in data.keys() - {"role", "content", "name"}:
+        if data[name]:
+            message = f"'{param}.{name}' is not supported here"
+            raise ApiError(message, param=f"{param}.{name}", code="unsupported_parameter")
+    content = _content(f"{param}.content", data.get("content"))
+    name = data.get("name")
+    if name is None:
+        return {"role": ROLES[role], "content": content}
+    if not isinstance(name, str):
+        raise fields.wrong_type(f"{param}.name", "a string", name)
+    return {"role": ROLES[role], "content": content, "name": fields.well_formed("name", name)}
+
+
+def _content(param: str, value: object) -> str:
+    """A string, or the lines of a list of text parts."""
+    if isinstance(value, str):
+        return fields.well_formed(param, value)
+    if value is None:
+        raise ApiError(f"'{param}' is required", param=param, code="missing_required_parameter")
+    return "\n".join(
+        _part(f"{param}[{i}]", part) for i, part in enumerate(fields.array(param, value))
+    )
+
+
+def _part(param: str, value: object) -> str:
+    if not isinstance(value, dict):
+        raise fields.wrong_type(param, "an object", value)
+    data = cast("JsonObject", value)
+    if data.get("type") != "text":
+        raise invalid(f"{param}.type", f"'{param}.type' must be 'text': this model reads text only")
+    found = data.get("text")
+    if not isinstance(found, str):
+        raise fields.wrong_type(f"{param}.text", "a string", found)
+    return fields.well_formed(f"{param}.text", found)

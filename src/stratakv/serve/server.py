@@ -1,0 +1,127 @@
+"""Runs a service on a socket until a signal or the engine's death ends it.
+
+Owns the process's signals and the order of the end: refuse, finish, abort, close. Must not know
+routes.
+"""
+
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+from typing import Final
+
+import uvicorn
+
+from stratakv.core.clock import Clock
+from stratakv.core.errors import ConfigError
+from stratakv.serve.driver import EngineDriver, Health
+from stratakv.serve.http_api import build_app
+from stratakv.serve.service import Service
+
+log = logging.getLogger(__name__)
+
+FLUSH_S: Final = 1.0
+"""What clients get to read their last words after an abort or the engine's death."""
+STOP_S: Final = 30.0
+KEEP_ALIVE_S: Final = 75
+
+
+def serve_forever(service: Service, *, host: str, port: int, drain_s: float) -> int:
+    """Start the engine and answer until SIGTERM or SIGINT; returns the process's exit code: 0 after
+    a drain, 1 after the engine's death.
+
+    ``port`` 0 takes a free one. Prints ``stratakv: listening on http://HOST:PORT`` once requests
+    are taken. Raises ConfigError when the address cannot be had.
+    """
+    listener = bound_socket(host, port)
+    server = Server(service, drain_s=drain_s)
+    service.driver.start()
+    try:
+        server.run([listener])
+    finally:
+        stopped = service.driver.stop(STOP_S)
+    if not stopped:
+        log.error("the engine's step did not end within %s s", STOP_S)
+    return 0 if stopped and service.driver.health is Health.STOPPED else 1
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket that is bound, not yet listening."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        raise ConfigError(f"--host {host} --port {port} cannot be bound: {error}") from error
+    return found
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which on a signal first lets the engine finish what runs.
+
+    While it drains it still answers: new requests and ``/health`` get a 503. A second signal ends
+    the wait. ``exit`` on the engine's death comes after waiting clients were told.
+    """
+
+    def __init__(self, service: Service, *, drain_s: float) -> None:
+        config = uvicorn.Config(
+            build_app(service),
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=round(FLUSH_S),
+        )
+        super().__init__(config)
+        self._end = _End(service.driver, service.clock, drain_s)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            sys.stdout.write(f"stratakv: listening on http://{shown}:{port}\n")
+            sys.stdout.flush()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 uvicorn's
+        log.info("%s: draining", signal.Signals(sig).name)
+        self._end.signals += 1
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls this ten times a second."""
+        return self._end.due() or await super().on_tick(counter)
+
+
+class _End:
+    """When to leave: polled, since a signal handler may do no more than count."""
+
+    def __init__(self, driver: EngineDriver, clock: Clock, drain_s: float) -> None:
+        self.signals = 0
+        self._driver = driver
+        self._clock = clock
+        self._drain_s = drain_s
+        self._abort_at_s: float | None = None
+        self._leave_at_s: float | None = None
+
+    def due(self) -> bool:
+        now_s = self._clock.now_s()
+        if self._leave_at_s is not None:
+            idle = self._driver.open_requests == 0 and self._driver.health is not Health.FAILED
+            return idle or now_s >= self._leave_at_s
+        if self._driver.health is Health.FAILED:
+            self._leave_at_s = now_s + FLUSH_S
+        elif self._abort_at_s is not None:
+            if self._driver.open_requests == 0:
+                return True
+            if now_s >= self._abort_at_s or self.signals > 1:
+                self._driver.abort_all()
+                self._leave_at_s = now_s + FLUSH_S
+        elif self.signals:
+            self._driver.drain()
+            self._abort_at_s = now_s + self._drain_s
+        return False

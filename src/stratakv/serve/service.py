@@ -1,0 +1,42 @@
+"""What a server is made of. ``wiring`` builds one; everything else in ``serve`` reads it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stratakv.core.clock import Clock
+from stratakv.core.errors import ConfigError
+from stratakv.serve.driver import EngineDriver
+from stratakv.serve.metrics import ServerMetrics
+from stratakv.serve.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """``max_model_len``: tokens of prompt and answer together. ``vocab``: token ids the model
+    knows. ``body_bytes``: of one request."""
+
+    max_model_len: int
+    vocab: int
+    body_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        if self.max_model_len < 2:
+            raise ConfigError(f"--max-model-len is {self.max_model_len}, at least 2 is allowed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Service:
+    """``model``: the name clients use. ``groups``: names of the spec's groups, in its order.
+    ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``: what ``/server_info`` shows
+    (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask."""
+
+    driver: EngineDriver
+    tokenizer: Tokenizer
+    metrics: ServerMetrics
+    clock: Clock
+    model: str
+    limits: Limits
+    groups: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+    info: Mapping[str, object]
+    api_key: str | None = None

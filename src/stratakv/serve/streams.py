@@ -1,0 +1,143 @@
+"""Tokens of running requests to the text that clients see.
+
+Owns what of a token may be shown when: characters that are complete, text before a stop string,
+log-probabilities of shown tokens. Must not know JSON, nor talk to the engine but through a
+subscription.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stratakv.core.ids import RequestId
+from stratakv.engine.request import CachedTokens, FinishReason, Output, TokenLogprob
+from stratakv.serve.errors import shut_down
+from stratakv.serve.stops import StopMatcher
+from stratakv.serve.subscription import News, Subscription
+from stratakv.serve.tokenizer import StreamDecoder, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """A token of the answer; ``offset``: where its text begins, in characters of the answer."""
+
+    token: int
+    offset: int
+    logprob: TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained; ``finish`` with its last one. ``first``: its first one."""
+
+    index: int
+    text: str
+    tokens: tuple[ShownToken, ...]
+    finish: FinishReason | None
+    first: bool
+
+
+class Choice:
+    """One request on its way to the client."""
+
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, stop: Sequence[str], stop_tokens: Sequence[int]
+    ) -> None:
+        self.index: Final = index
+        self.generated = 0
+        """Tokens that the engine made for this choice, the one that ended it included."""
+        self.cached: CachedTokens | None = None
+        self.finish: FinishReason | None = None
+        self._decoder = StreamDecoder(tokenizer)
+        self._stops = StopMatcher(stop)
+        self._stop_tokens = frozenset(stop_tokens)
+        self._ready: list[str] = []
+        self._hidden: list[ShownToken] = []
+        self._decoded = 0  # characters, held ones included
+        self._shown = 0  # characters that are before any stop string
+        self._taken = 0  # deltas
+
+    def feed(self, output: Output) -> None:
+        """Take one output of the engine; ignored once the choice is finished."""
+        if self.finish is not None:
+            return
+        self.finish = output.finish
+        self.cached = self.cached or output.cached
+        piece = "" if output.token is None else self._piece(output.token, output)
+        if output.finish is not None:
+            piece += self._decoder.flush()
+        self._decoded += len(piece)
+        text = self._stops.feed(piece)
+        if self._stops.matched:
+            self.finish = FinishReason.STOP
+        elif output.finish is not None:
+            text += self._stops.flush()
+        self._shown += len(text)
+        if text:
+            self._ready.append(text)
+
+    def take(self) -> Delta | None:
+        """What may be shown since the last call; None if that is nothing."""
+        # Once the choice is finished, hidden tokens that begin at the end have no text (or are of
+        # the stop string): they show only if no stop string cut them off.
+        everything = self.finish is not None and not self._stops.matched
+        tokens = tuple(t for t in self._hidden if everything or t.offset < self._shown)
+        if not (self._ready or tokens or self.finish is not None):
+            return None
+        del self._hidden[: len(tokens)]
+        text = "".join(self._ready)
+        self._ready.clear()
+        self._taken += 1
+        return Delta(self.index, text, tokens, self.finish, self._taken == 1)
+
+    def _piece(self, token: int, output: Output) -> str:
+        self.generated += 1
+        if output.finish is FinishReason.STOP and token in self._stop_tokens:
+            return ""  # the end-of-sequence token is no part of the text
+        if output.logprob is not None:
+            self._hidden.append(ShownToken(token, self._decoded, output.logprob))
+        return self._decoder.feed(token)
+
+
+class Generation:
+    """All choices of one client request, while they run.
+
+    ``observe`` is told the time and output of every token, in order of arrival.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        choices: Sequence[Choice],
+        observe: Callable[[News], None],
+    ) -> None:
+        self.choices: Final = tuple(choices)
+        self._subscription = subscription
+        self._observe = observe
+        self._running: dict[RequestId, Choice] = dict(
+            zip(subscription.ids, self.choices, strict=True)
+        )
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What the choices gained, as it comes, at most one delta of each at a time.
+
+        Raises what the subscription raises, and ApiError when the server aborts a request.
+        """
+        while self._running:
+            touched: dict[RequestId, Choice] = {}
+            for news in await self._subscription.take():
+                output = news.output
+                choice = self._running.get(output.request)
+                if choice is None:
+                    continue  # its stop string came before
+                if output.finish is FinishReason.ABORT:
+                    raise shut_down()
+                self._observe(news)
+                choice.feed(output)
+                touched[output.request] = choice
+                if choice.finish is not None:
+                    del self._running[output.request]
+                    self._subscription.cancel(output.request)
+            found = [delta for choice in touched.values() if (delta := choice.take()) is not None]
+            if found:
+                yield found

@@ -1,0 +1,156 @@
+"""Text to token ids and back.
+
+Owns a model's Hugging Face fast tokenizer and its chat template. Every method may be called from
+any thread. Must not know of requests, nor cut text at stop strings (``stops``).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from jinja2 import TemplateError
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from stratakv.core.errors import ConfigError
+from stratakv.core.ids import TokenIds
+from stratakv.serve.errors import ApiError, invalid
+from stratakv.serve.schemas import Message
+
+REPLACEMENT: Final = "\ufffd"
+
+
+class Tokenizer:
+    """A tokenizer directory of Hugging Face's (``tokenizer.json`` and its companions)."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            loaded = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} holds no tokenizer that loads: {error}") from error
+        if not isinstance(loaded, PreTrainedTokenizerFast):
+            raise ConfigError(f"{path} must hold a fast tokenizer (tokenizer.json)")
+        self._templates = loaded
+        self._fast: FastTokenizer = loaded.backend_tokenizer
+        # Prompts come whole or not at all: a file may ask for cutting or padding.
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        added = self._fast.get_added_tokens_decoder()
+        self.silent: Final = frozenset(token for token, kind in added.items() if kind.special)
+        """Tokens without text."""
+        self._token_texts: dict[int, str] = {}
+
+    def encode(self, text: str, *, special: bool = True) -> TokenIds:
+        """Token ids of ``text``, int32 [n]; ``special``: with what the tokenizer adds (as BOS).
+
+        The batch call gives the GIL back while it works, ``encode`` of one text does not (tokenizers
+        0.23: a text of 1 MB would hold every stream up for 0.6 s).
+        """
+        (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=special)
+        return np.array(encoding.ids, np.int32)
+
+    def encode_chat(self, messages: Sequence[Message]) -> TokenIds:
+        """Token ids of a conversation, ready for the assistant's turn, int32 [n]."""
+        if self._templates.chat_template is None:
+            raise invalid("messages", "this model has no chat template; use /v1/completions")
+        try:
+            text = self._templates.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            message = f"the model's chat template refuses these messages: {error}"
+            raise ApiError(message, param="messages", code="invalid_value") from None
+        assert isinstance(text, str)
+        return self.encode(text, special=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens`` without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        return self._fast.decode(tokens, skip_special_tokens=True)
+
+    def token_text(self, token: int) -> str:
+        """Text of one token as it reads inside a sentence (a leading space is kept)."""
+        known = self._token_texts.get(token)
+        if known is None:
+            one = self._fast.decode([token], skip_special_tokens=False)
+            two = self._fast.decode([token, token], skip_special_tokens=False)
+            # The second of two, since decoders strip a space at the very beginning.
+            known = self._token_texts[token] = two[len(one) :]
+        return known
+
+    def token_bytes(self, token: int) -> list[int]:
+        """Bytes of one token, also where it is only a part of a character."""
+        text = self.token_text(token)
+        if REPLACEMENT not in text:
+            return list(text.encode())
+        piece = self._fast.id_to_token(token) or ""
+        if piece.startswith("<0x") and piece.endswith(">"):
+            return [int(piece[3:-1], 16)]
+        if all(char in BYTE_OF_CHAR for char in piece):
+            return [BYTE_OF_CHAR[char] for char in piece]
+        return list(text.encode())
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet of byte-level BPE: printable bytes stand for themselves, the rest follow
+    from U+0100 in order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(rest)
+    }
+
+
+BYTE_OF_CHAR: Final = _byte_alphabet()
+
+
+class StreamDecoder:
+    """One request's tokens to text, piece by piece.
+
+    The pieces join to the whole decode (for byte-fallback tokenizers where the bytes are UTF-8: they
+    judge a run of byte tokens as a whole, which no stream can). Characters that are not complete are
+    held back. Linear in the output: only a window of recent tokens is decoded again.
+    """
+
+    WINDOW: Final = 24
+    KEPT: Final = range(8, 16)  # tokens to keep when the window is cut, best first
+    PARTIAL: Final = 3  # bytes of a character that is not complete
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._text = ""  # of the window
+        self._sent = 0  # characters of it that are out
+
+    def feed(self, token: int) -> str:
+        """What ``token`` completes; may be empty."""
+        if token in self._tokenizer.silent:
+            return ""  # in the window, a long run of them would leave no text to cut at
+        self._window.append(token)
+        self._text = self._tokenizer.decode(self._window)
+        held = len(self._text) - len(self._text.rstrip(REPLACEMENT))
+        piece = self._take(len(self._text) - min(held, self.PARTIAL))
+        if len(self._window) > self.WINDOW:
+            self._cut()
+        return piece
+
+    def flush(self) -> str:
+        """What was held back: there will be no more tokens."""
+        return self._take(len(self._text))
+
+    def _take(self, end: int) -> str:
+        piece = self._text[self._sent : end]
+        self._sent = max(self._sent, end)
+        return piece
+
+    def _cut(self) -> None:
+        """Forget old tokens. The shorter window must end in the same text, back to at least one
+        character that is out: a cut inside a character, or before a space that decoders strip,
+        shows itself in front of that."""
+        unsent = len(self._text) - self._sent
+        for kept in self.KEPT:
+            text = self._tokenizer.decode(self._window[-kept:])
+            if len(text) > unsent and self._text.endswith(text[-(unsent + 1) :]):
+                self._window = self._window[-kept:]
+                self._text, self._sent = text, len(text) - unsent
+                return

@@ -1,0 +1,159 @@
+"""The byte budget as a person reads it. Owns the table that a server prints at start; its figures
+are those of the pools, byte for byte. Must not decide anything."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from stratakv.core.units import format_bytes
+from stratakv.spec.budget import host_stride_bytes
+from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
+from stratakv.spec.retention import (
+    KeepAll,
+    KeepBoundary,
+    KeepChunk,
+    KeepLive,
+    KeepWindow,
+    Retention,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferRow:
+    """One sidecar. Layers and row shape as in its ``BufferSpec``; bytes of one page, all layers."""
+
+    name: str
+    layers: int
+    rows_per_page: int
+    row_shape: tuple[int, ...]
+    dtype: str
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """One group. ``padding_bytes`` is what alignment adds to each host page."""
+
+    name: str
+    rule: str
+    buffers: tuple[BufferRow, ...]
+    page_bytes: int
+    padding_bytes: int
+    device_pages: int
+    host_pages: int
+
+    @property
+    def device_bytes(self) -> int:
+        return self.device_pages * self.page_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.host_pages * (self.page_bytes + self.padding_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetTable:
+    """Where every byte of the device and host tiers goes."""
+
+    page_tokens: int
+    groups: tuple[GroupRow, ...]
+
+    @classmethod
+    def of(cls, spec: CacheSpec, device: Sequence[int], host: Sequence[int]) -> "BudgetTable":
+        """device, host: pages of every group on each tier."""
+        counts = zip(spec.groups, device, host, strict=True)
+        return cls(
+            page_tokens=spec.page_tokens, groups=tuple(_group_row(g, d, h) for g, d, h in counts)
+        )
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(group.device_bytes for group in self.groups)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(group.host_bytes for group in self.groups)
+
+    @property
+    def token_bytes(self) -> float:
+        """What one more token of a long prompt adds for good: bytes of the anchor group."""
+        return self.groups[0].page_bytes / self.page_tokens
+
+    def render(self) -> str:
+        """Lines of at most 100 columns for usual names: one per group, its buffers below it."""
+        header = ("group", "keeps", "page", "padding", "device", "", "host", "")
+        lines: list[tuple[str, ...]] = [header]
+        for group in self.groups:
+            lines.append(_group_cells(group))
+            lines += [_buffer_cells(buffer) for buffer in group.buffers]
+        device, host = format_bytes(self.device_bytes), format_bytes(self.host_bytes)
+        lines.append(("total", "", "", "", "", device, "", host))
+        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        left = {0, 1}
+        body = [
+            "  ".join(
+                cell.ljust(width) if column in left else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        title = f"pages of {self.page_tokens} tokens, {self.token_bytes:g} bytes per token kept"
+        return "\n".join([title, *body])
+
+
+def _group_row(group: CacheGroup, device: int, host: int) -> GroupRow:
+    return GroupRow(
+        name=group.name,
+        rule=_rule_text(group.retention),
+        buffers=tuple(_buffer_row(buffer) for buffer in group.buffers),
+        page_bytes=group.page_bytes,
+        padding_bytes=host_stride_bytes(group) - group.page_bytes,
+        device_pages=device,
+        host_pages=host,
+    )
+
+
+def _buffer_row(buffer: BufferSpec) -> BufferRow:
+    return BufferRow(
+        name=buffer.name,
+        layers=len(buffer.layers),
+        rows_per_page=buffer.rows_per_page,
+        row_shape=buffer.row_shape,
+        dtype=buffer.dtype,
+        page_bytes=buffer.page_bytes,
+    )
+
+
+def _rule_text(rule: Retention) -> str:
+    match rule:
+        case KeepAll():
+            return "every token"
+        case KeepWindow(tokens):
+            return f"last {tokens} tokens"
+        case KeepChunk(tokens):
+            return f"chunk of {tokens} tokens"
+        case KeepBoundary():
+            return "snapshots"
+        case KeepLive():
+            return "running requests"
+        case _:
+            assert_never(rule)
+
+
+def _group_cells(group: GroupRow) -> tuple[str, ...]:
+    return (
+        group.name,
+        group.rule if group.buffers else f"{group.rule} (no bytes)",
+        f"{group.page_bytes}",
+        f"{group.padding_bytes}",
+        f"{group.device_pages} pages",
+        format_bytes(group.device_bytes),
+        f"{group.host_pages} pages",
+        format_bytes(group.host_bytes),
+    )
+
+
+def _buffer_cells(buffer: BufferRow) -> tuple[str, ...]:
+    shape = " x ".join(str(size) for size in buffer.row_shape)
+    what = f"{buffer.layers} layers, {buffer.rows_per_page} x [{shape}] {buffer.dtype}"
+    return (f"  {buffer.name}", what, f"{buffer.page_bytes}", "", "", "", "", "")

@@ -1,0 +1,100 @@
+"""Cache groups and their sidecar buffers: everything the cache knows about a model.
+
+Owns the vocabulary of a spec and its digest. Must not read a model config (``derive``), nor hold
+bytes (``memory``).
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Final
+
+from stratakv.core.ids import GroupId, LayerId
+from stratakv.spec.retention import KeepAll, Retention
+
+DTYPE_BYTES: Final[dict[str, int]] = {
+    "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "uint8": 1, "int8": 1,
+}  # fmt: skip
+
+ANCHOR: Final = GroupId(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSpec:
+    """One sidecar: ``rows_per_page`` rows per page and layer, addressed by its group's page ids.
+
+    A row has ``row_shape`` elements of ``dtype``: [kv_heads, head_dim] for a key, [channels, width]
+    for a convolution state. Layers of one buffer are alike; a layer that differs is another buffer.
+    """
+
+    name: str
+    layers: tuple[LayerId, ...]
+    rows_per_page: int
+    row_shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"buffer {self.name}: dtype {self.dtype}, not {sorted(DTYPE_BYTES)}")
+        if self.rows_per_page < 1 or min(self.row_shape, default=0) < 1 or not self.layers:
+            raise ValueError(f"buffer {self.name} would hold no bytes")
+        if len(set(self.layers)) != len(self.layers):
+            raise ValueError(f"buffer {self.name} names a layer twice")
+
+    @property
+    def row_bytes(self) -> int:
+        return prod(self.row_shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one page of one layer."""
+        return self.rows_per_page * self.row_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        return len(self.layers) * self.layer_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGroup:
+    """One retention rule, one logical page space per tier, any number of sidecars (also none)."""
+
+    id: GroupId
+    name: str
+    retention: Retention
+    buffers: tuple[BufferSpec, ...]
+
+    def __post_init__(self) -> None:
+        names = [buffer.name for buffer in self.buffers]
+        if len(set(names)) != len(names):
+            raise ValueError(f"group {self.name} names a buffer twice: {names}")
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(buffer.page_bytes for buffer in self.buffers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """A model's cache: ``groups[0]`` is the anchor, whose presence makes a prefix exist."""
+
+    page_tokens: int
+    groups: tuple[CacheGroup, ...]
+
+    def __post_init__(self) -> None:
+        if self.page_tokens < 1:
+            raise ValueError(f"page_tokens must be at least 1, got {self.page_tokens}")
+        if not self.groups or not isinstance(self.groups[0].retention, KeepAll):
+            raise ValueError("group 0, the anchor, must keep every page")
+        if [group.id for group in self.groups] != list(range(len(self.groups))):
+            raise ValueError("group ids must be 0, 1, 2, ... in order")
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that differ whenever two caches could not read each other's pages."""
+        fields = asdict(self)
+        for group, plain in zip(self.groups, fields["groups"], strict=True):
+            plain["retention"] = repr(group.retention)
+        text = json.dumps(fields, sort_keys=True)
+        return hashlib.sha256(text.encode()).digest()[:16]

@@ -1,0 +1,97 @@
+"""Which pages of a prefix a cache group must hold: the one rule behind every decision.
+
+A prefix is usable iff every group holds the pages that its rule needs at the prefix's end. Match,
+lease, eviction, load-back, storage, hand-off and retraction all ask ``needed`` and nothing else, so
+no attention kind has a code path of its own outside ``spec``. Pure; must not know trees or bytes.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAll:
+    """Full attention, MLA latent, index keys, compressed KV: every page of the prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepWindow:
+    """Sliding-window attention: the pages that hold the last ``tokens`` tokens."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"a window holds at least one token, got {self.tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeepChunk:
+    """Chunked-local attention (Llama 4): the pages of the chunk of ``tokens`` in progress."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"a chunk holds at least one token, got {self.tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBoundary:
+    """Mamba and linear attention: the one snapshot taken at the end of the prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLive:
+    """Request-scoped scratch (DeepSeek-V4's open blocks): nothing at a page boundary."""
+
+
+Retention: TypeAlias = KeepAll | KeepWindow | KeepChunk | KeepBoundary | KeepLive
+
+
+def needed(rule: Retention, end_tokens: int, page_tokens: int) -> range:
+    """Indices of the pages that ``rule`` needs in order to continue at token ``end_tokens``.
+
+    At a page boundary these are pages of the tree. At an unaligned end the range also names the
+    live page (index ``end_tokens // page_tokens``): the partly filled page of a token group, the
+    live slot of a state group. Live pages belong to a request, never to the tree.
+    """
+    if end_tokens < 0 or page_tokens < 1:
+        raise ValueError(f"end_tokens={end_tokens}, page_tokens={page_tokens}")
+    stop = -(-end_tokens // page_tokens)
+    match rule:
+        case KeepAll():
+            first = 0
+        case KeepWindow(tokens):
+            first = max(0, end_tokens - tokens) // page_tokens
+        case KeepChunk(tokens):
+            first = end_tokens // tokens * tokens // page_tokens
+        case KeepBoundary():
+            first = max(0, stop - 1)
+        case KeepLive():
+            first = end_tokens // page_tokens
+        case _:
+            assert_never(rule)
+    return range(min(first, stop), stop)
+
+
+def needed_starts(rule: Retention, page_tokens: int, ends: int) -> npt.NDArray[np.int64]:
+    """First needed page at every page boundary: ``out[e] == needed(rule, e * P, P).start`` for e in
+    [0, ends]; int64 [ends + 1]. One table turns a whole path's question into array work."""
+    end = np.arange(ends + 1, dtype=np.int64)
+    match rule:
+        case KeepAll():
+            return np.zeros_like(end)
+        case KeepWindow(tokens):
+            return np.maximum(0, end * page_tokens - tokens) // page_tokens
+        case KeepChunk(tokens):
+            return end * page_tokens // tokens * tokens // page_tokens
+        case KeepBoundary():
+            return np.maximum(0, end - 1)
+        case KeepLive():
+            return end
+        case _:
+            assert_never(rule)

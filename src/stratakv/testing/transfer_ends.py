@@ -1,0 +1,208 @@
+"""What transfer engines are tested on: both tiers of a spec filled with patterns, specs to draw,
+and hooks that hold a copy or break it.
+
+Owns no assertion about an engine (``transfer_conformance``). Needs the ``dev`` extra (Hypothesis).
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from stratakv.core.ids import GroupId, LayerId, PageIds, PageKey
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
+from stratakv.spec.retention import KeepAll, KeepWindow
+from stratakv.testing.fake_engine import PatternWriter
+from stratakv.transfer.copier import Copier, Route
+from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+
+PATIENCE_S: Final = 20.0
+"""How long a test waits for what must happen."""
+
+BeforeCopy: TypeAlias = Callable[[Direction, GroupId, Collection[LayerId]], None]
+"""Called by the engine, on whichever thread copies, right before it moves these layers of a group.
+It may block (nothing may land meanwhile) or raise (that copy has failed)."""
+
+
+class HookedCopier:
+    """A copier that calls ``before_copy`` first: how a ``CpuTransferEngine`` is held or broken."""
+
+    def __init__(self, inner: Copier, before_copy: BeforeCopy) -> None:
+        self._inner = inner
+        self._before_copy = before_copy
+
+    def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
+        self._before_copy(Direction.BACKUP, route.group.id, _layers_of(route))
+        self._inner.gather(route, device, host)
+
+    def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
+        self._before_copy(Direction.LOAD, route.group.id, _layers_of(route))
+        self._inner.scatter(route, device, host)
+
+
+class Hold:
+    """A ``before_copy`` that stops every copy of a layer that is not allowed yet."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._through = -1
+
+    def __call__(self, direction: Direction, group: GroupId, layers: Collection[LayerId]) -> None:
+        with self._changed:
+            passed = self._changed.wait_for(lambda: max(layers) <= self._through, PATIENCE_S)
+        assert passed, f"nobody allowed {direction.value} of layers {layers} of group {group}"
+
+    def allow(self, through: int) -> None:
+        """Let layers up to and with ``through`` pass."""
+        with self._changed:
+            self._through = through
+            self._changed.notify_all()
+
+
+def run_free(direction: Direction, group: GroupId, layers: Collection[LayerId]) -> None:
+    """A ``before_copy`` that does nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ends:
+    """Both tiers of a spec, ``pages`` pages of each group on each, and the pattern of its bytes."""
+
+    spec: CacheSpec
+    pages: int
+    pools: DevicePools
+    arenas: tuple[HostArena, ...]
+    pattern: PatternWriter
+
+    @classmethod
+    def of(cls, spec: CacheSpec, pages: int) -> "Ends":
+        pools = DevicePools(spec, [pages] * len(spec.groups), torch.device("cpu"))
+        arenas = tuple(HostArena(group, pages) for group in spec.groups)
+        return cls(spec, pages, pools, arenas, PatternWriter(spec))
+
+    def layers(self) -> list[LayerId]:
+        """Every layer of every group, ascending."""
+        groups = self.spec.groups
+        return sorted({i for group in groups for buffer in group.buffers for i in buffer.layers})
+
+    def poison_device(self, but: Sequence[PageIds] | None = None) -> None:
+        for group in self.spec.groups:
+            kept = () if but is None else but[group.id]
+            self.pools.poison(group.id, np.setdiff1d(np.arange(self.pages, dtype=np.int32), kept))
+
+    def poison_host(self) -> None:
+        for arena in self.arenas:
+            arena.poison(np.arange(self.pages, dtype=np.int32))
+
+    def fill_device(self, pages: Sequence[PageIds], keys: Sequence[PageKey]) -> None:
+        for group, ids in zip(self.spec.groups, pages, strict=True):
+            self.pattern.write(self.pools, group.id, ids, keys)
+
+    def fill_host(self, pages: Sequence[PageIds], keys: Sequence[PageKey]) -> None:
+        for arena, ids in zip(self.arenas, pages, strict=True):
+            expected = self.pattern.host_pages(arena.group.id, keys)
+            arena.bytes.numpy()[ids, : arena.layout.page_bytes] = expected
+
+    def verify_device(
+        self,
+        pages: Sequence[PageIds],
+        keys: Sequence[PageKey],
+        layers: Collection[LayerId] | None = None,
+    ) -> None:
+        for group, ids in zip(self.spec.groups, pages, strict=True):
+            self.pattern.verify_device(self.pools, group.id, ids, keys, layers)
+
+    def verify_host(self, pages: Sequence[PageIds], keys: Sequence[PageKey]) -> None:
+        for arena, ids in zip(self.arenas, pages, strict=True):
+            self.pattern.verify_host(arena, arena.group.id, ids, keys)
+
+    def verify_others_poisoned(self, device: Sequence[PageIds], host: Sequence[PageIds]) -> None:
+        """AssertionError if a copy wrote a page that it was not told to."""
+        every = np.arange(self.pages, dtype=np.int32)
+        for group, arena in zip(self.spec.groups, self.arenas, strict=True):
+            others = np.setdiff1d(every, host[group.id])
+            page_bytes = arena.layout.page_bytes
+            stray = arena.bytes.numpy()[others, :page_bytes] != 0xFF
+            assert not stray.any(), f"group {group.name}: a host page outside the plan was written"
+            others = np.setdiff1d(every, device[group.id])
+            for buffer in group.buffers:
+                stray = self.pools.raw(group.id, buffer.name).numpy()[:, others] != 0xFF
+                assert not stray.any(), f"group {group.name}: a stray write to {buffer.name}"
+
+
+def page_keys_of(name: str, count: int) -> list[PageKey]:
+    """``count`` distinct keys."""
+    return [PageKey(hashlib.sha256(f"{name} {i}".encode()).digest()) for i in range(count)]
+
+
+def plan_of(direction: Direction, device: Sequence[PageIds], host: Sequence[PageIds]) -> CopyPlan:
+    """One plan with a copy per group."""
+    pairs = zip(device, host, strict=True)
+    copies = (GroupCopy(GroupId(i), *pair) for i, pair in enumerate(pairs))
+    return CopyPlan(direction, tuple(copies))
+
+
+@st.composite
+def buffer_specs(draw: st.DrawFn, name: str) -> BufferSpec:
+    """Odd row sizes, layers that differ from buffer to buffer, in any order."""
+    dtype = draw(st.sampled_from(["float32", "bfloat16", "uint8"]))
+    return BufferSpec(
+        name=name,
+        layers=tuple(
+            LayerId(layer)
+            for layer in draw(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True))
+        ),
+        rows_per_page=draw(st.integers(1, 5)),
+        row_shape=tuple(draw(st.lists(st.integers(1, 40), min_size=1, max_size=2))),
+        dtype=dtype,
+    )
+
+
+@st.composite
+def cache_specs(draw: st.DrawFn) -> CacheSpec:
+    """One to three groups of up to four sidecars; some without bytes."""
+    groups: list[CacheGroup] = []
+    for index in range(draw(st.integers(1, 3))):
+        count = draw(st.integers(0, 4))
+        buffers = tuple(draw(buffer_specs(f"buffer{i}")) for i in range(count))
+        rule = KeepWindow(4) if index else KeepAll()
+        groups.append(
+            CacheGroup(id=GroupId(index), name=f"group{index}", retention=rule, buffers=buffers)
+        )
+    return CacheSpec(page_tokens=4, groups=tuple(groups))
+
+
+def hybrid_spec(row_elements: int = 8) -> CacheSpec:
+    """Layers 0, 2 full and 1, 3 sliding: keys and values each, and index keys in layer 2 only."""
+
+    def buffer(name: str, *layers: int) -> BufferSpec:
+        ids = tuple(LayerId(layer) for layer in layers)
+        return BufferSpec(
+            name=name, layers=ids, rows_per_page=4, row_shape=(row_elements,), dtype="bfloat16"
+        )
+
+    full = (buffer("k", 0, 2), buffer("v", 0, 2), buffer("index_k", 2))
+    window = (buffer("k", 1, 3), buffer("v", 1, 3))
+    return CacheSpec(
+        page_tokens=4,
+        groups=(
+            CacheGroup(id=GroupId(0), name="full", retention=KeepAll(), buffers=full),
+            CacheGroup(id=GroupId(1), name="swa", retention=KeepWindow(8), buffers=window),
+        ),
+    )
+
+
+def spread(ends: Ends, count: int, seed: int) -> list[PageIds]:
+    """``count`` distinct pages per group, at random."""
+    rng = np.random.default_rng(seed)
+    return [rng.permutation(ends.pages)[:count].astype(np.int32) for _ in ends.spec.groups]
+
+
+def _layers_of(route: Route) -> list[LayerId]:
+    return [segment.layer_id for segment in route.segments]

@@ -1,0 +1,23 @@
+from stratakv.core.ids import PageIds
+from stratakv.transfer.copier import SegmentRows
+
+def gather(
+    segments: SegmentRows,
+    device_pages: PageIds,
+    host_pages: PageIds,
+    device_capacity: int,
+    host_capacity: int,
+    host_address: int,
+    host_stride: int,
+    /,
+) -> None: ...
+def scatter(
+    segments: SegmentRows,
+    device_pages: PageIds,
+    host_pages: PageIds,
+    device_capacity: int,
+    host_capacity: int,
+    host_address: int,
+    host_stride: int,
+    /,
+) -> None: ...

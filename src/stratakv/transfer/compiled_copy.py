@@ -1,0 +1,29 @@
+"""The copier in C. Importing this module fails with ImportError where the package was installed
+without a compiler; ``torch_copy`` then does the same work.
+"""
+
+from stratakv.core.ids import PageIds
+from stratakv.transfer import _gather
+from stratakv.transfer.copier import Route
+
+
+class CompiledCopier:
+    """Copies with the GIL released; ValueError for ids outside the pools, before any byte moves."""
+
+    def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
+        if not route.device:
+            return
+        arena = route.arena
+        _gather.gather(
+            *(route.rows, device, host, route.device[0].shape[0]),
+            *(arena.shape[0], arena.data_ptr(), arena.shape[1]),
+        )
+
+    def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
+        if not route.device:
+            return
+        arena = route.arena
+        _gather.scatter(
+            *(route.rows, device, host, route.device[0].shape[0]),
+            *(arena.shape[0], arena.data_ptr(), arena.shape[1]),
+        )

@@ -1,0 +1,253 @@
+"""The transfer engine for memory that the CPU can address: one worker thread per direction.
+
+Owns its threads and every copy in flight. Must not choose what to copy, nor pin or free a page:
+plans come complete, and the pages they name stay the caller's.
+"""
+
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from stratakv.core.ids import LayerId, PageIds, TicketId
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.spec.groups import CacheSpec
+from stratakv.transfer.copier import Copier, Route
+from stratakv.transfer.engine import Completion
+from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.torch_copy import TorchCopier
+
+_logger = logging.getLogger(__name__)
+
+_fastest: type[Copier] = TorchCopier
+try:
+    from stratakv.transfer.compiled_copy import CompiledCopier
+
+    _fastest = CompiledCopier
+except ImportError:
+    _logger.warning("stratakv.transfer._gather is not built: copies run in torch, more slowly")
+
+DEFAULT_COPIER: Final[Copier] = _fastest()
+_NOTHING_LANDED: Final = -1
+_ALL_LANDED: Final = sys.maxsize
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A plan under way. Layers land in ascending order: all up to ``landed`` are there."""
+
+    ticket: TicketId
+    copies: tuple[GroupCopy, ...]
+    size_bytes: int
+    layers: frozenset[LayerId]
+    landed: int = field(default=_NOTHING_LANDED)
+
+
+class _Lane:
+    """One direction: a queue, the thread that works it in order, and what has finished."""
+
+    def __init__(self, name: str, work: Callable[[_Job], Completion]) -> None:
+        self._fatal: BaseException | None = None
+        self._work = work
+        self._changed = threading.Condition()
+        self._queue: deque[_Job] = deque()
+        self._finished: deque[Completion] = deque()
+        self._closed = False
+        # A daemon: a process that dies without close() must not hang in its last moment.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: _Job) -> None:
+        with self._changed:
+            assert not self._closed, "submit() after close()"
+            self._queue.append(job)
+            self._changed.notify_all()
+
+    def finished(self) -> int:
+        return len(self._finished)
+
+    def pop(self, count: int) -> list[Completion]:
+        return [self._finished.popleft() for _ in range(count)]
+
+    def land(self, job: _Job, layer: int) -> None:
+        """Open every gate of ``job`` up to ``layer``; called by the worker, bytes first."""
+        with self._changed:
+            job.landed = layer
+            self._changed.notify_all()
+
+    def wait(self, job: _Job, layer: LayerId) -> None:
+        """Block until ``layer`` of ``job`` has landed or the lane has died."""
+        with self._changed:
+            self._changed.wait_for(lambda: job.landed >= layer or self._fatal is not None)
+
+    def check(self) -> None:
+        """AssertionError if the worker has died."""
+        if self._fatal is not None:
+            name = self._thread.name
+            raise AssertionError(f"{name} failed: the cache is lost") from self._fatal
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                completion = self._work(job)
+                self._finished.append(completion)
+        except BaseException as error:  # noqa: BLE001 - kept for the owner; waiters must wake
+            with self._changed:
+                self._fatal = error
+                self._changed.notify_all()
+
+    def _next(self) -> _Job | None:
+        """The oldest job, waiting for one; None when the lane is closed and drained."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            return self._queue.popleft() if self._queue else None
+
+
+class CpuTransferEngine:
+    """A ``TransferEngine`` by real copies. All methods belong to one owner thread, except that
+    gates may be waited on anywhere.
+
+    A backup that raises completes with ``ok=False``. A load that raises is fatal: every later call,
+    and every gate waiter, gets an AssertionError, since a reader may hold the landing pages.
+    """
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        device_pools: DevicePools,
+        arenas: Sequence[HostArena],
+        copier: Copier = DEFAULT_COPIER,
+    ) -> None:
+        assert device_pools.device.type == "cpu", f"a CPU engine for {device_pools.device}"
+        assert tuple(arena.group for arena in arenas) == spec.groups, (
+            "one arena per group, in order"
+        )
+        self._device_capacity = device_pools.pages
+        self._arenas = tuple(arenas)
+        self._copier = copier
+        self._layers = [
+            frozenset(layer for buffer in group.buffers for layer in buffer.layers)
+            for group in spec.groups
+        ]
+        pairs = list(zip(arenas, self._layers, strict=True))
+        self._whole = [Route.of(device_pools, arena, layers) for arena, layers in pairs]
+        self._by_layer = [
+            {layer: Route.of(device_pools, arena, (layer,)) for layer in layers}
+            for arena, layers in pairs
+        ]
+        self._tickets = 0
+        self._loads: dict[TicketId, _Job] = {}
+        self._lanes = {
+            Direction.BACKUP: _Lane("stratakv-backup", self._back_up),
+            Direction.LOAD: _Lane("stratakv-load", self._load),
+        }
+
+    def submit(self, plan: CopyPlan) -> TicketId:
+        """Queue a plan; its arrays are copied, so the caller may reuse them at once.
+
+        AssertionError for ids outside the pools, after ``close()``, and after a failed load.
+        """
+        self._check()
+        copies = tuple(self._owned(copy) for copy in plan.copies if len(copy.device))
+        size = sum(len(copy.device) * self._arenas[copy.group].layout.page_bytes for copy in copies)
+        layers = frozenset[LayerId]().union(*(self._layers[copy.group] for copy in copies))
+        job = _Job(TicketId(self._tickets), copies, size, layers)
+        self._lanes[plan.direction].put(job)
+        self._tickets += 1
+        if plan.direction is Direction.LOAD:
+            self._loads[job.ticket] = job
+        return job.ticket
+
+    def gate(self, tickets: Sequence[TicketId]) -> "CpuLayerGate":
+        """AssertionError for a ticket that is not a load, or was taken."""
+        lane = self._lanes[Direction.LOAD]
+        unknown = [ticket for ticket in tickets if ticket not in self._loads]
+        assert not unknown, f"tickets {unknown} are no loads in flight"
+        return CpuLayerGate(lane, [self._loads[ticket] for ticket in tickets])
+
+    def ready(self, direction: Direction) -> int:
+        self._check()
+        return self._lanes[direction].finished()
+
+    def take(self, direction: Direction, count: int) -> list[Completion]:
+        self._check()
+        lane = self._lanes[direction]
+        ready = lane.finished()
+        assert 0 <= count <= ready, f"take({count}) with {ready} plans finished"
+        taken = lane.pop(count)
+        for completion in taken:
+            self._loads.pop(completion.ticket, None)
+        return taken
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads; may be called again. What has finished can
+        still be taken. AssertionError if a load has failed, once the threads have ended."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._check()
+
+    def _check(self) -> None:
+        for lane in self._lanes.values():
+            lane.check()
+
+    def _owned(self, copy: GroupCopy) -> GroupCopy:
+        device = _checked(copy.device, self._device_capacity[copy.group], "device")
+        host = _checked(copy.host, self._arenas[copy.group].pages, "host")
+        return GroupCopy(copy.group, device, host)
+
+    def _back_up(self, job: _Job) -> Completion:
+        try:
+            for copy in job.copies:
+                self._copier.gather(self._whole[copy.group], copy.device, copy.host)
+        except Exception:  # what is not backed up is only not backed up; the log says why
+            _logger.exception("backup %d failed", job.ticket)
+            return Completion(job.ticket, ok=False, bytes_moved=0)
+        return Completion(job.ticket, ok=True, bytes_moved=job.size_bytes)
+
+    def _load(self, job: _Job) -> Completion:
+        lane = self._lanes[Direction.LOAD]
+        for layer in sorted(job.layers):
+            for copy in job.copies:
+                route = self._by_layer[copy.group].get(layer)
+                if route is not None:
+                    self._copier.scatter(route, copy.device, copy.host)
+            lane.land(job, layer)
+        lane.land(job, _ALL_LANDED)
+        return Completion(job.ticket, ok=True, bytes_moved=job.size_bytes)
+
+
+class CpuLayerGate:
+    """A ``LayerGate`` over loads of one engine; stays usable after they are taken."""
+
+    def __init__(self, lane: _Lane, jobs: list[_Job]) -> None:
+        self._lane = lane
+        self._jobs = jobs
+
+    def wait(self, layer: LayerId) -> None:
+        """Block until this layer of every gated load is on the device; a layer that none of them
+        brings never blocks. AssertionError if a load has failed."""
+        for job in self._jobs:
+            # Loads finish in order and ``landed`` only grows, so most waits end at this compare.
+            if layer in job.layers and job.landed < layer:
+                self._lane.wait(job, layer)
+        self._lane.check()
+
+
+def _checked(pages: PageIds, capacity: int, tier: str) -> PageIds:
+    """An owned copy of ``pages``; AssertionError unless int32 ids of [0, capacity)."""
+    assert pages.dtype == np.int32, f"{tier} pages are {pages.dtype}"
+    assert pages.min() >= 0, f"{tier} page {pages.min()}"
+    assert pages.max() < capacity, f"{tier} page {pages.max()}, capacity {capacity}"
+    return pages.copy()

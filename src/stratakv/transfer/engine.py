@@ -1,0 +1,54 @@
+"""What a transfer engine must do. Knows nothing of trees or requests.
+
+Engines: ``cpu`` (worker threads, ``memcpy``). A third party checks its own with
+``stratakv.testing.transfer_conformance``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stratakv.core.ids import LayerId, TicketId
+from stratakv.transfer.plan import CopyPlan, Direction
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished plan. A load cannot fail softly (a reader may already hold its landing page):
+    an engine that cannot finish one stops the process."""
+
+    ticket: TicketId
+    ok: bool
+    bytes_moved: int
+
+
+class LayerGate(Protocol):
+    """Holds the forward back until what it reads has landed."""
+
+    def wait(self, layer: LayerId) -> None:
+        """Return (or make the compute stream wait) once this layer's pages are on the device."""
+        ...
+
+
+class TransferEngine(Protocol):
+    """Moves pages between device pools and the host arena, in submission order per direction."""
+
+    def submit(self, plan: CopyPlan) -> TicketId:
+        """Queue ``plan``; never blocks on the copy. The pages stay the caller's to pin."""
+        ...
+
+    def gate(self, tickets: Sequence[TicketId]) -> LayerGate:
+        """A gate over loads that are submitted and not yet taken; empty: opens at once."""
+        ...
+
+    def ready(self, direction: Direction) -> int:
+        """How many submitted plans of this direction, oldest first, have finished here."""
+        ...
+
+    def take(self, direction: Direction, count: int) -> list[Completion]:
+        """Remove the oldest ``count`` finished plans; ``count`` <= ``ready(direction)``."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads; submitting afterwards is an error."""
+        ...

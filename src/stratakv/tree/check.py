@@ -1,0 +1,159 @@
+"""Every invariant of the tree, verified from scratch. The oracle of the property tests.
+
+Reads everything, changes nothing, and can run under load between two operations.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import NONE, NodeIds
+from stratakv.spec.groups import ANCHOR
+from stratakv.spec.retention import KeepAll, needed
+from stratakv.tree.nodes import ANY, TIERS, NodeTable
+from stratakv.tree.prefix_tree import PrefixTree
+from stratakv.tree.residency import ON_TIER, Residency
+
+Bools = npt.NDArray[np.bool_]
+
+
+def check(tree: PrefixTree) -> None:
+    """Raise ``AssertionError`` naming the first invariant that does not hold."""
+    rows = tree.nodes.rows()
+    checks: tuple[Callable[[PrefixTree, NodeIds], None], ...] = (
+        _shape, _children, _pages, _anchor, _pins, _evictable, _queues, _checkpoints,
+    )  # fmt: skip
+    for one in checks:
+        one(tree, rows)
+
+
+def _expect(holds: Bools | bool, rows: NodeIds, what: str) -> None:
+    ok = np.broadcast_to(holds, rows.shape)
+    if not ok.all():
+        raise AssertionError(f"{what}: nodes {rows[~ok][:8].tolist()}")
+
+
+def _shape(tree: PrefixTree, rows: NodeIds) -> None:
+    nodes = tree.nodes
+    assert len(set(rows.tolist())) == len(rows) == len(nodes), "a row is in the index twice"
+    for key, row in nodes.index.items():
+        assert nodes.keys[row] == key, f"node {row} does not know its key"
+    parent = nodes.parent[rows]
+    _expect(np.isin(parent, rows) | (parent == NONE), rows, "a parent is not in the tree")
+    _expect(nodes.depth[rows] == nodes.depth[parent] + 1, rows, "depth is not parent's plus one")
+    for row in rows.tolist():
+        path = nodes.path(row).tolist()
+        assert path[-1] == row, f"the path to node {row} ends elsewhere"
+        assert [nodes.parent.item(r) for r in path] == [NONE, *path[:-1]], f"runs broke path {path}"
+
+
+def _count_kids(nodes: NodeTable, rows: NodeIds) -> npt.NDArray[np.int32]:
+    kids = np.zeros(len(nodes.parent), np.int32)
+    np.add.at(kids, nodes.parent[rows], 1)
+    return kids
+
+
+def _children(tree: PrefixTree, rows: NodeIds) -> None:
+    nodes = tree.nodes
+    for tier in TIERS:
+        here = rows[ON_TIER[tier][nodes.state[ANCHOR][rows]]]
+        _expect((_count_kids(nodes, here) == nodes.kids[tier])[rows], rows, f"{tier.name} kids")
+    _expect((_count_kids(nodes, rows) == nodes.kids[ANY])[rows], rows, "kids")
+
+
+def _pages(tree: PrefixTree, rows: NodeIds) -> None:
+    nodes = tree.nodes
+    gone = np.ones(len(nodes.parent), np.bool_)
+    gone[rows] = False
+    for group in range(len(tree.spec.groups)):
+        state = nodes.state[group]
+        assert not state[gone].any(), f"group {group}: a removed node still holds a page"
+        for tier in TIERS:
+            pages = nodes.page[tier][group]
+            here = ON_TIER[tier][state[rows]]
+            _expect((pages[rows] != NONE) == here, rows, f"group {group}: {tier.name} page id")
+            held = pages[rows[here]]
+            assert len(np.unique(held)) == len(held), f"group {group}: a {tier.name} page twice"
+        loading = state[rows] == Residency.LOADING
+        _expect((nodes.ticket[group][rows] != NONE) == loading, rows, f"group {group}: ticket")
+
+
+def _anchor(tree: PrefixTree, rows: NodeIds) -> None:
+    nodes = tree.nodes
+    state, parent = nodes.state[ANCHOR], nodes.parent[rows]
+    _expect(state[rows] != Residency.ABSENT, rows, "a node without its anchor")
+    closed = ~ON_TIER[0][state[rows]] | ON_TIER[0][state[parent]] | (parent == NONE)
+    _expect(closed, rows, "anchor on the device below one that is not")
+
+
+def _pins(tree: PrefixTree, rows: NodeIds) -> None:
+    """Pins are exactly those of the open leases and of the copies in flight."""
+    nodes = tree.nodes
+    for group, spec in enumerate(tree.spec.groups):
+        state = nodes.state[group]
+        moving = np.isin(state, (Residency.SAVING, Residency.LOADING)).astype(np.int32)
+        want = [moving.copy(), moving.copy()]
+        for lease in tree.leases:
+            span = needed(
+                spec.retention, lease.end * tree.spec.page_tokens, tree.spec.page_tokens
+            )
+            on_device = nodes.tail(lease.tip, len(span)) if lease.end else rows[:0]
+            if lease.host is not None:
+                want[1][lease.host[group]] += 1
+                on_device = on_device[~np.isin(on_device, lease.host[group])]
+            want[0][on_device] += 1
+        for tier in TIERS:
+            pins = nodes.pins[tier][group]
+            assert (pins == want[tier]).all(), f"group {group}: {tier.name} pins leak or lack"
+            _expect((pins[rows] == 0) | ON_TIER[tier][state[rows]], rows, "a pin on nothing")
+
+
+def _evictable(tree: PrefixTree, rows: NodeIds) -> None:
+    nodes = tree.nodes
+    for tier in TIERS:
+        for group in range(len(tree.spec.groups)):
+            free = ON_TIER[tier][nodes.state[group][rows]] & (nodes.pins[tier][group][rows] == 0)
+            count = tree.pins.evictable[tier][group]
+            assert count == int(free.sum()), f"group {group}: {tier.name} evictable {count}"
+
+
+def _busy_below(tree: PrefixTree, rows: NodeIds) -> Bools:
+    """Whether any group of the node, or of a node below it, is pinned on any tier."""
+    nodes = tree.nodes
+    busy = np.zeros(len(nodes.parent), np.bool_)
+    for tier in TIERS:
+        for group in range(len(tree.spec.groups)):
+            busy |= nodes.pins[tier][group] > 0
+    for row in rows[np.argsort(-nodes.depth[rows])].tolist():
+        busy[nodes.parent.item(row)] |= busy.item(row)
+    return busy[rows]
+
+
+def _queues(tree: PrefixTree, rows: NodeIds) -> None:
+    """Whatever could leave now is covered by a batch that comes up no later than its rank."""
+    nodes = tree.nodes
+    busy = _busy_below(tree, rows)
+    for tier in TIERS:
+        for group in range(len(tree.spec.groups)):
+            free = ON_TIER[tier][nodes.state[group][rows]] & (nodes.pins[tier][group][rows] == 0)
+            if group == ANCHOR:
+                last_copy = nodes.state[group][rows] != Residency.BOTH
+                free &= nodes.kids[tier][rows] == 0
+                free &= ~(last_copy & busy)  # offered again when the pin goes
+            earliest = np.full(len(nodes.parent), np.iinfo(np.int64).max)
+            for key, batch in tree.pins.queues[tier][group].batches():
+                earliest[batch] = np.minimum(earliest[batch], key)
+            covered = earliest[rows] <= nodes.rank[group][rows]
+            _expect(~free | covered, rows, f"group {group}: not queued on {tier.name}")
+
+
+def _checkpoints(tree: PrefixTree, rows: NodeIds) -> None:
+    nodes, page = tree.nodes, tree.spec.page_tokens
+    for group, spec in enumerate(tree.spec.groups):
+        want = np.zeros(len(nodes.parent), np.int32)
+        if not isinstance(spec.retention, KeepAll):
+            for tip in rows[nodes.checkpoint[rows]].tolist():
+                span = needed(spec.retention, (nodes.depth.item(tip) + 1) * page, page)
+                want[nodes.tail(tip, len(span))] += 1
+        assert (nodes.need[group] == want).all(), f"group {group}: checkpoint needs"

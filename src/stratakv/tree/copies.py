@@ -1,0 +1,98 @@
+"""Nodes whose pages are being copied between device and host.
+
+Owns the steps of a backup and of a load. A page under a copy is pinned on both tiers it touches
+until the copy has ended. Must not allocate pages or move bytes.
+"""
+
+import numpy as np
+
+from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
+from stratakv.spec.groups import ANCHOR
+from stratakv.tree.effects import Effect, FreeHost
+from stratakv.tree.lease import Lease
+from stratakv.tree.nodes import TIERS, NodeTable, Tier
+from stratakv.tree.pins import Pins
+from stratakv.tree.residency import Event, Residency
+
+DEVICE, HOST = Tier.DEVICE, Tier.HOST
+
+
+class Copies:
+    """``rows`` are always of one path, top first, as the tree handed them out."""
+
+    def __init__(self, nodes: NodeTable, pins: Pins) -> None:
+        self._nodes = nodes
+        self._pins = pins
+        self.loads = 0  # pages that are LOADING: a match of none need not look for tickets
+
+    def unsaved(self, group: GroupId, rows: NodeIds) -> NodeIds:
+        """Those of ``rows`` that are still on the device alone."""
+        return rows[self._nodes.state[group][rows] == Residency.DEVICE]
+
+    def begin_backup(self, group: GroupId, rows: NodeIds, pages: PageIds) -> PageIds:
+        """Give ``rows`` host ``pages``; returns the device pages to copy from."""
+        nodes = self._nodes
+        nodes.residency[group].move(rows, Event.BACKUP_BEGUN)
+        nodes.page[HOST][group][rows] = pages
+        self._pins.pin(DEVICE, group, rows)
+        self._pins.born_pinned(HOST, group, rows, 1)
+        if group == ANCHOR:
+            np.add.at(nodes.kids[HOST], nodes.parent[rows], 1)
+        return nodes.page[DEVICE][group][rows]
+
+    def end_backup(self, group: GroupId, rows: NodeIds, *, ok: bool) -> list[Effect]:
+        """The copy has ended; a failed one gives its host pages back."""
+        nodes = self._nodes
+        nodes.residency[group].move(rows, Event.BACKUP_DONE if ok else Event.BACKUP_FAILED)
+        effects: list[Effect] = []
+        if not ok:
+            effects.append(FreeHost(group, nodes.page[HOST][group][rows]))
+            nodes.page[HOST][group][rows] = NONE
+            nodes.pins[HOST][group][rows] = 0
+            if group == ANCHOR:
+                parents = nodes.parent[rows]
+                np.subtract.at(nodes.kids[HOST], parents, 1)
+                for parent in parents[~np.isin(parents, rows)].tolist():
+                    if parent != NONE:  # it may have become a leaf of the host
+                        self._pins.queue(HOST, ANCHOR, nodes.segment(parent))
+        self._pins.unpin(DEVICE, group, rows)
+        if ok:
+            self._pins.unpin(HOST, group, rows)
+        self._offer_nodes(group, rows)
+        return effects
+
+    def begin_load(
+        self, lease: Lease, pages: list[PageIds], ticket: TicketId
+    ) -> None:
+        """Land ``lease.host`` rows on device ``pages`` (per group); the lease then stands on the
+        device alone, and the copy holds both ends."""
+        assert lease.host is not None, "this lease plans no load"
+        nodes = self._nodes
+        for group, rows in enumerate(lease.host):
+            if not len(rows):
+                continue
+            nodes.residency[group].move(rows, Event.LOAD_BEGUN)
+            nodes.page[DEVICE][group][rows] = pages[group]
+            nodes.ticket[group][rows] = ticket
+            self.loads += len(rows)
+            self._pins.born_pinned(DEVICE, group, rows, 2)  # the lease's and the copy's
+            if group == ANCHOR:
+                np.add.at(nodes.kids[DEVICE], nodes.parent[rows], 1)
+        lease.loading = (*lease.loading, ticket)
+        lease.host = None  # its host pins are the copy's now
+
+    def end_load(self, group: GroupId, rows: NodeIds) -> None:
+        nodes = self._nodes
+        nodes.residency[group].move(rows, Event.LOAD_DONE)
+        nodes.ticket[group][rows] = NONE
+        self.loads -= len(rows)
+        for tier in TIERS:
+            self._pins.unpin(tier, group, rows)
+        self._offer_nodes(group, rows)
+
+    def _offer_nodes(self, group: GroupId, rows: NodeIds) -> None:
+        """An anchor page whose node a copy of another group kept may go now."""
+        if group != ANCHOR:
+            for tier in TIERS:
+                self._pins.queue(tier, ANCHOR, rows)
+            self._pins.offer_above(rows.item(-1))

@@ -1,0 +1,94 @@
+"""How far a prefix is usable. Read-only: a match changes nothing, not even recency."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import PageKey
+from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.retention import needed_starts
+from stratakv.tree.nodes import NodeTable
+from stratakv.tree.residency import ON_DEVICE, PRESENT
+
+
+class Match(NamedTuple):
+    """Ends in pages. ``device_end`` <= ``end`` <= ``anchor_end``: usable as it lies on the device,
+    usable after a load from the host, and how far the anchor alone goes (a request that recomputes
+    from ``end`` passes a branching point there)."""
+
+    device_end: int
+    end: int
+    anchor_end: int
+
+
+NO_MATCH = Match(0, 0, 0)
+
+
+class Matcher:
+    def __init__(self, spec: CacheSpec, nodes: NodeTable) -> None:
+        self._spec = spec
+        self._nodes = nodes
+        self._others = [group.id for group in spec.groups[1:]]
+        self._starts: list[npt.NDArray[np.int64]] = []
+        self._tables(64)
+
+    def _tables(self, ends: int) -> None:
+        self._starts = [
+            needed_starts(group.retention, self._spec.page_tokens, ends)
+            for group in self._spec.groups
+        ]
+
+    def starts(self, end: int) -> list[int]:
+        """First needed page of every group at ``end``."""
+        if end >= len(self._starts[0]):
+            self._tables(2 * end)
+        return [table.item(end) for table in self._starts]
+
+    def match(self, keys: Sequence[PageKey], limit: int) -> Match:
+        """Match at most ``limit`` pages of ``keys``."""
+        nodes = self._nodes
+        anchor_end = nodes.reach(keys, 0, min(limit, len(keys)))
+        if not anchor_end:
+            return NO_MATCH
+        index, anchor = nodes.index, nodes.state[ANCHOR]
+        low = anchor_end
+        if not ON_DEVICE.item(anchor.item(index[keys[low - 1]])):
+            low, high = 0, anchor_end - 1  # the device part is prefix-closed too
+            while low < high:
+                middle = (low + high + 1) >> 1
+                if ON_DEVICE.item(anchor.item(index[keys[middle - 1]])):
+                    low = middle
+                else:
+                    high = middle - 1
+        if not self._others:
+            return Match(low, anchor_end, anchor_end)
+        device_end = self._usable(keys, low, ON_DEVICE)
+        end = anchor_end if device_end == anchor_end else self._usable(keys, anchor_end, PRESENT)
+        return Match(device_end, end, anchor_end)
+
+    def _usable(self, keys: Sequence[PageKey], end: int, there: npt.NDArray[np.bool_]) -> int:
+        """Largest end <= ``end`` at which every group but the anchor holds what it needs."""
+        if not end:
+            return 0
+        nodes = self._nodes
+        if end >= len(self._starts[0]):
+            self._tables(2 * end)
+        tip = nodes.index[keys[end - 1]]
+        for group in self._others:
+            rows = nodes.tail(tip, end - self._starts[group].item(end))
+            if not there[nodes.state[group][rows]].all():
+                break
+        else:
+            return end
+        path = nodes.path(tip)
+        usable = np.ones(end + 1, np.bool_)
+        index = np.arange(end, dtype=np.int64)
+        gap = np.empty(end + 1, np.int64)
+        for group in self._others:
+            # gap[e]: the last missing page before e; usable iff it lies before what e needs.
+            gap[0] = -1
+            gap[1:] = np.maximum.accumulate(np.where(there[nodes.state[group][path]], -1, index))
+            usable &= gap < self._starts[group][: end + 1]
+        return int(np.flatnonzero(usable)[-1])

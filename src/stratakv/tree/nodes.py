@@ -1,0 +1,183 @@
+"""The nodes: one page of one prefix each, as rows of arrays, in runs.
+
+Owns the page index, the parent links, the runs and every column. A run is a chain of nodes that
+shares one array of rows, so a path is a few slices. Must not decide anything: what may be matched,
+pinned or evicted is for the modules beside it.
+
+Row -1, the last element of every column, stands for the root: ``parent`` of a first page is -1 and
+indexing with it needs no special case.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
+from stratakv.spec.groups import CacheSpec
+from stratakv.tree.residency import ResidencyColumn
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+class Tier(IntEnum):
+    """Indexes the per-tier columns."""
+
+    DEVICE = 0
+    HOST = 1
+
+
+ANY: Final = 2
+"""Third index of ``kids``: children whose anchor is on either tier."""
+TIERS: Final = (Tier.DEVICE, Tier.HOST)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """``rows[:length]`` is a chain, top first; page ``start`` of the prefix is ``rows[0]``."""
+
+    rows: NodeIds
+    length: int
+    parent: int
+    start: int
+
+
+class NodeTable:
+    """Columns of every node. ``groups`` columns are lists indexed by group, ``[tier][group]`` first
+    by tier. Capacity is exact: a node exists only while its anchor owns a page."""
+
+    def __init__(self, spec: CacheSpec, capacity: int) -> None:
+        groups = range(len(spec.groups))
+        size = capacity + 1  # the root's row
+        self.capacity = capacity
+        self.index: dict[PageKey, int] = {}
+        self.keys: npt.NDArray[np.object_] = np.empty(capacity, np.object_)
+        self.parent: Int32s = np.full(size, NONE, np.int32)
+        self.depth: Int32s = np.full(size, NONE, np.int32)  # page index in the prefix
+        self.kids: Int32s = np.zeros((3, size), np.int32)
+        self.hits: Int32s = np.zeros(size, np.int32)
+        self.residency = [ResidencyColumn(size) for _ in groups]
+        self.state = [column.states for column in self.residency]
+        self.page = [[np.full(size, NONE, np.int32) for _ in groups] for _ in TIERS]
+        self.pins = [[np.zeros(size, np.int32) for _ in groups] for _ in TIERS]
+        self.rank: list[Int64s] = [np.zeros(size, np.int64) for _ in groups]
+        self.need = [np.zeros(size, np.int32) for _ in groups]  # checkpoints that need the page
+        self.ticket = [np.full(size, NONE, np.int64) for _ in groups]  # load that is landing it
+        self.checkpoint: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
+        self._run_of: Int32s = np.full(size, NONE, np.int32)
+        self._runs: dict[int, Run] = {}
+        self._next_run = 0
+        self._free: Int32s = np.arange(capacity - 1, -1, -1, dtype=np.int32)
+        self._free_rows = capacity
+
+    def __len__(self) -> int:
+        return self.capacity - self._free_rows
+
+    # -- paths -------------------------------------------------------------------------------
+
+    def path(self, tip: int) -> NodeIds:
+        """Rows from page 0 down to ``tip``; int32 [depth + 1]. May be a view: read, do not keep
+        past a change of the tree unless the path is pinned."""
+        return self.tail(tip, self.depth.item(tip) + 1)
+
+    def tail(self, tip: int, count: int) -> NodeIds:
+        """The last ``count`` rows of the path to ``tip``, top first."""
+        parts: list[NodeIds] = []
+        runs, run_of, depth = self._runs, self._run_of, self.depth
+        while count > 0:
+            run = runs[run_of.item(tip)]
+            stop = depth.item(tip) - run.start + 1
+            part = run.rows[max(0, stop - count) : stop]
+            parts.append(part)
+            count -= len(part)
+            tip = run.parent
+        if len(parts) == 1:
+            return parts[0]
+        parts.reverse()
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+    def reach(self, keys: Sequence[PageKey], low: int, high: int) -> int:
+        """Largest n in [low, high] with page n - 1 in the tree (presence is prefix-closed)."""
+        index = self.index
+        if high <= low or keys[high - 1] in index:
+            return max(low, high)
+        high -= 1
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if keys[middle - 1] in index:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def segment(self, row: int) -> NodeIds:
+        """The part of ``row``'s run that ends with it: what becomes evictable after its child."""
+        run = self._runs[self._run_of.item(row)]
+        return run.rows[: self.depth.item(row) - run.start + 1]
+
+    # -- shape -------------------------------------------------------------------------------
+
+    def grow(self, parent: int, keys: Sequence[PageKey]) -> NodeIds:
+        """Hang a chain of new nodes under ``parent`` (NONE: the root); no page is resident yet."""
+        count = len(keys)
+        assert count <= self._free_rows, "more nodes than anchor pages"
+        self._free_rows -= count
+        rows = self._free[self._free_rows : self._free_rows + count][::-1].copy()
+        self.index.update(zip(keys, rows.tolist(), strict=True))
+        self.keys[rows] = keys
+        start = self.depth.item(parent) + 1 if parent >= 0 else 0
+        self.depth[rows] = np.arange(start, start + count, dtype=np.int32)
+        self.parent[rows[0]] = parent
+        self.parent[rows[1:]] = rows[:-1]
+        any_kids = self.kids[ANY]
+        any_kids[rows[:-1]] = 1
+        any_kids[rows[-1]] = 0
+        any_kids[parent] += 1
+        self._run_of[rows] = self._append(parent, start, rows)
+        return rows
+
+    def _append(self, parent: int, start: int, rows: NodeIds) -> int:
+        """Lengthen the parent's run where ``parent`` ends it, else open a run; returns its id."""
+        if parent >= 0:
+            run_id = self._run_of.item(parent)
+            run = self._runs[run_id]
+            if run.start + run.length == start:
+                length = run.length + len(rows)
+                if length > len(run.rows):
+                    wider = np.empty(length + length // 2, np.int32)
+                    wider[: run.length] = run.rows[: run.length]
+                    run.rows = wider
+                run.rows[run.length : length] = rows
+                run.length = length
+                return run_id
+        run_id = self._next_run
+        self._next_run += 1
+        self._runs[run_id] = Run(rows.copy(), len(rows), parent, start)
+        return run_id
+
+    def remove(self, chain: NodeIds) -> None:
+        """Forget a chain that ends in a leaf and owns no page any more; top first."""
+        deque(map(self.index.pop, self.keys[chain].tolist()), maxlen=0)
+        self.keys[chain] = None
+        self.kids[ANY][self.parent.item(chain.item(0))] -= 1
+        self.hits[chain] = 0
+        run_ids = self._run_of[chain]
+        for run_id in np.unique(run_ids).tolist() if run_ids[0] != run_ids[-1] else [run_ids[0]]:
+            run = self._runs[int(run_id)]
+            run.length -= int(np.count_nonzero(run_ids == run_id))
+            if not run.length:
+                del self._runs[int(run_id)]
+        self._free[self._free_rows : self._free_rows + len(chain)] = chain
+        self._free_rows += len(chain)
+
+    def rows(self) -> NodeIds:
+        """Every node, in no order; for checks and rebuilds, not for the hot path."""
+        return np.fromiter(self.index.values(), np.int32, len(self.index))
+
+    def pages(self, tier: Tier, group: GroupId, rows: NodeIds) -> PageIds:
+        return self.page[tier][group][rows]

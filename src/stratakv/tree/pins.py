@@ -1,0 +1,130 @@
+"""Pins, and the exact counts of what could be evicted.
+
+Owns the pin columns, the counts and who re-enters a queue when a pin goes. A page is pinned on a
+tier by every lease that stands on it there and by every copy that touches it. Must not move a
+residency or free a page.
+"""
+
+import numpy as np
+
+from stratakv.core.ids import NodeIds
+from stratakv.spec.groups import ANCHOR
+from stratakv.tree.nodes import TIERS, NodeTable, Tier
+from stratakv.tree.order import COLD, EvictionPolicy, EvictionQueue
+from stratakv.tree.residency import ON_DEVICE, ON_TIER
+
+
+class Pins:
+    def __init__(self, nodes: NodeTable, groups: int, policy: EvictionPolicy) -> None:
+        self._nodes = nodes
+        self._policy = policy
+        self.evictable = [[0] * groups for _ in TIERS]
+        """``evictable[tier][group]``: resident pages of the group that nothing pins on the tier."""
+        self.queues = [[EvictionQueue() for _ in range(groups)] for _ in TIERS]
+        self._clock = 0
+
+    # -- recency -------------------------------------------------------------------------------
+
+    def tick(self) -> int:
+        """A new logical time; one per operation, so one rank belongs to one path."""
+        self._clock += 1
+        return self._clock
+
+    def stamp(self, group: int, rows: NodeIds, stamp: int) -> None:
+        """Record a use of ``rows`` (one path)."""
+        nodes = self._nodes
+        nodes.rank[group][rows] = self._policy.rank(stamp, nodes.hits[rows])
+
+    # -- pins ----------------------------------------------------------------------------------
+
+    def pin(self, tier: Tier, group: int, rows: NodeIds) -> None:
+        """Add one pin to resident pages; ``rows`` are distinct."""
+        pins = self._nodes.pins[tier][group]
+        before = pins[rows]
+        pins[rows] = before + 1
+        self.evictable[tier][group] -= len(rows) - int(np.count_nonzero(before))
+
+    def unpin(self, tier: Tier, group: int, rows: NodeIds) -> None:
+        """Take one pin from each; pages that lose their last one may be evicted again."""
+        if not len(rows):
+            return
+        pins = self._nodes.pins[tier][group]
+        after = pins[rows] - 1
+        pins[rows] = after
+        free = len(rows) - int(np.count_nonzero(after))
+        assert after.min() >= 0, "a page was unpinned more often than pinned"
+        if not free:
+            return
+        self.evictable[tier][group] += free
+        if group == ANCHOR:
+            self.queue(tier, group, rows)
+            if tier == Tier.HOST:
+                self.offer_above(rows.item(-1))
+        else:
+            self.cool(group, rows[after == 0])
+
+    def born(self, tier: Tier, group: int, rows: NodeIds) -> None:
+        """Pages that have just become resident on ``tier`` without a pin."""
+        self.evictable[tier][group] += len(rows)
+        self.queue(tier, group, rows)
+
+    def born_pinned(self, tier: Tier, group: int, rows: NodeIds, pins: int) -> None:
+        """Pages that have just become resident with ``pins`` pins of their makers."""
+        self._nodes.pins[tier][group][rows] = pins
+
+    def died(self, tier: Tier, group: int, rows: NodeIds) -> None:
+        """Unpinned pages that have just left ``tier``."""
+        self.evictable[tier][group] -= len(rows)
+
+    # -- queues --------------------------------------------------------------------------------
+
+    def queue(self, tier: Tier, group: int, rows: NodeIds) -> None:
+        """Offer rows of one path, top first, for eviction in their rank's order."""
+        if not len(rows):
+            return
+        nodes = self._nodes
+        rank = nodes.rank[group]
+        queue = self.queues[tier][group]
+        last = rows.item(-1)
+        key = rank.item(last) if len(rows) == 1 else int(rank[rows].min())
+        queue.push(key, nodes.depth.item(last), rows)
+        if queue.weight > 4 * nodes.capacity + 4096:
+            self.rebuild(tier, group)
+
+    def cool(self, group: int, rows: NodeIds) -> None:
+        """Offer pages that a lease or a checkpoint has let go: those that no other lease and no
+        checkpoint needs go to the cold end."""
+        nodes = self._nodes
+        free = [nodes.pins[tier][group][rows] == 0 for tier in TIERS]
+        idle = free[0] & free[1] & (nodes.need[group][rows] == 0)
+        nodes.rank[group][rows[idle]] = COLD
+        for tier in TIERS:
+            here = ON_TIER[tier][nodes.state[group][rows]] & free[tier]
+            self.queue(tier, group, rows[here])
+
+    def offer_above(self, row: int) -> None:
+        """``row`` has become idle: a device-only page above it that waited for that may go."""
+        nodes = self._nodes
+        if ON_DEVICE.item(nodes.state[ANCHOR].item(row)):
+            return
+        path = nodes.path(row)
+        on_device = int(np.count_nonzero(ON_DEVICE[nodes.state[ANCHOR][path]]))
+        if on_device:
+            self.queue(Tier.DEVICE, ANCHOR, nodes.segment(path.item(on_device - 1)))
+
+    def rebuild(self, tier: Tier, group: int) -> None:
+        """Throw stale batches away: O(n log n), amortised over 4 n queued rows."""
+        nodes = self._nodes
+        rows = nodes.rows()
+        keep = ON_TIER[tier][nodes.state[group][rows]] & (nodes.pins[tier][group][rows] == 0)
+        rows = rows[keep]
+        self.queues[tier][group].clear()
+        if group == ANCHOR:  # the leaves: what lies above follows when its child goes
+            for leaf in rows[nodes.kids[tier][rows] == 0].tolist():
+                self.queue(tier, group, nodes.segment(leaf))
+            return
+        rank = nodes.rank[group][rows]
+        order = np.lexsort((nodes.depth[rows], rank))
+        rows, rank = rows[order], rank[order]
+        for batch in np.split(rows, np.flatnonzero(np.diff(rank)) + 1):
+            self.queue(tier, group, batch)

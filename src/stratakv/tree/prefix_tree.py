@@ -1,0 +1,247 @@
+"""The prefix tree: what is cached, where, and who stands on it.
+
+One node is one page, so nothing ever splits. Pure: no tensors, no threads, no clock. Mutators
+return effects in the order in which they must be executed. Owns leases and insertion; matching,
+eviction, checkpoints and copies are the modules beside it, on the same columns.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
+from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.tree.checkpoints import Checkpoints
+from stratakv.tree.copies import Copies
+from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
+from stratakv.tree.eviction import Evictor
+from stratakv.tree.lease import Lease
+from stratakv.tree.matching import Match, Matcher
+from stratakv.tree.nodes import TIERS, NodeTable, Tier
+from stratakv.tree.order import COLD, EvictionPolicy, LeastRecentlyUsed
+from stratakv.tree.pins import Pins
+from stratakv.tree.residency import ON_DEVICE, ON_TIER, Event, Residency
+
+DEVICE, HOST = Tier.DEVICE, Tier.HOST
+
+
+class PrefixTree:
+    """``capacity``: the most nodes there can be, that is device plus host pages of the anchor."""
+
+    def __init__(
+        self, spec: CacheSpec, capacity: int, policy: EvictionPolicy | None = None
+    ) -> None:
+        self.spec = spec
+        self.nodes = NodeTable(spec, capacity)
+        self.pins = Pins(self.nodes, len(spec.groups), policy or LeastRecentlyUsed())
+        self.checkpoints = Checkpoints(spec, self.nodes, self.pins)
+        self.copies = Copies(self.nodes, self.pins)
+        self.leases: set[Lease] = set()  # open ones
+        self._matcher = Matcher(spec, self.nodes)
+        self._evictor = Evictor(spec, self.nodes, self.pins, self.checkpoints)
+        self._groups = range(len(spec.groups))
+
+    # -- match and lease -----------------------------------------------------------------------
+
+    def match(self, keys: Sequence[PageKey], limit: int) -> Match:
+        """How far ``keys`` is usable, looking at no more than ``limit`` pages. Read-only."""
+        return self._matcher.match(keys, limit)
+
+    def lease(self, keys: Sequence[PageKey], end: int, *, load: bool) -> Lease:
+        """Pin exactly what every group needs at ``end``, and stamp recency and hits on it.
+
+        ``end`` must come from ``match``: its ``device_end``, or with ``load`` its ``end``, in which
+        case pages on the host alone are pinned there for ``copies.begin_load``.
+        """
+        lease = Lease(starts=self._matcher.starts(end), end=end)
+        self.leases.add(lease)
+        if not end:
+            return lease
+        nodes, pins = self.nodes, self.pins
+        lease.tip = nodes.index[keys[end - 1]]
+        path = nodes.path(lease.tip)
+        nodes.hits[path] += 1
+        stamp = pins.tick()
+        host: list[NodeIds] = []
+        for group in self._groups:
+            rows = path[lease.starts[group] :]
+            pins.stamp(group, rows, stamp)
+            if load:
+                there = ON_DEVICE[nodes.state[group][rows]]
+                host.append(rows[~there])
+                pins.pin(HOST, group, host[-1])
+                rows = rows[there]
+            pins.pin(DEVICE, group, rows)
+        lease.loading = self._tickets(lease, path)
+        if any(len(rows) for rows in host):
+            lease.host = host
+        return lease
+
+    def _tickets(self, lease: Lease, path: NodeIds) -> tuple[TicketId, ...]:
+        found: set[int] = set()
+        for group in self._groups if self.copies.loads else ():
+            rows = path[lease.starts[group] :]
+            found.update(np.unique(self.nodes.ticket[group][rows]).tolist())
+        found.discard(NONE)
+        return tuple(TicketId(ticket) for ticket in sorted(found))
+
+    def advance(self, lease: Lease, keys: Sequence[PageKey], end: int) -> None:
+        """Move a lease on along its own path: ``keys`` up to ``end`` are on the device by now."""
+        assert not lease.released, "a released lease cannot move"
+        assert lease.host is None, "a lease cannot move before its load has begun"
+        if end <= lease.end:
+            return
+        nodes, pins = self.nodes, self.pins
+        tip = nodes.index[keys[end - 1]]
+        starts = self._matcher.starts(end)
+        stamp = pins.tick()
+        for group in self._groups:
+            old, new = lease.starts[group], starts[group]
+            rows = nodes.tail(tip, end - old)
+            entering = rows[max(lease.end, new) - old :]
+            assert ON_DEVICE[nodes.state[group][entering]].all(), "a needed page is not on the device"
+            pins.stamp(group, entering, stamp)
+            pins.pin(DEVICE, group, entering)
+            pins.unpin(DEVICE, group, rows[: max(0, min(new, lease.end) - old)])
+        lease.tip, lease.end, lease.starts = tip, end, starts
+
+    def release(self, lease: Lease) -> None:
+        """End a lease; what it held may leave from now on."""
+        assert not lease.released, "a lease was released twice"
+        lease.released = True
+        self.leases.remove(lease)
+        if not lease.end:
+            return
+        nodes, pins = self.nodes, self.pins
+        path = nodes.path(lease.tip)
+        stamp = pins.tick()
+        for group in reversed(self._groups):  # the anchor last: its node waits for the others
+            rows = path[lease.starts[group] :]
+            pins.stamp(group, rows, stamp)
+            if lease.host is not None:
+                pins.unpin(HOST, group, lease.host[group])
+                rows = rows[~np.isin(rows, lease.host[group])]
+            pins.unpin(DEVICE, group, rows)
+        if lease.host is not None:
+            lease.host = None
+
+    def pages(self, lease: Lease, group: GroupId) -> PageIds:
+        """Device pages of ``[starts[group], end)`` under a lease."""
+        count = lease.end - lease.starts[group]
+        if not count:
+            return np.empty(0, np.int32)
+        return self.nodes.page[DEVICE][group][self.nodes.tail(lease.tip, count)]
+
+    # -- insert --------------------------------------------------------------------------------
+
+    def insert(
+        self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
+    ) -> list[Effect]:
+        """Adopt a request's device pages for page indices [first, len(keys)).
+
+        ``pages[g]``: int32 [len(keys) - first], NONE where the group holds none. The pages above
+        ``first`` are in the tree and leased by the caller. A page the tree holds already comes back
+        as ``Remap`` then ``FreeDevice``; one that is just being loaded stays the request's own.
+        """
+        return self._place(DEVICE, keys, first, pages)
+
+    def land(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> list[Effect]:
+        """Adopt host pages that storage delivered; arguments as for ``insert``. The pages above
+        ``first`` are leased by the caller. What the host holds already is freed."""
+        return self._place(HOST, keys, first, pages)
+
+    def _place(
+        self, tier: Tier, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
+    ) -> list[Effect]:
+        nodes, pins = self.nodes, self.pins
+        effects: list[Effect] = []
+        if first >= len(keys):
+            return effects
+        known = nodes.reach(keys, first, len(keys))
+        stamp = pins.tick()
+        if known > first:
+            rows = nodes.tail(nodes.index[keys[known - 1]], known - first)
+            for group in self._groups:
+                mine = pages[group][: known - first]
+                effects += self._meet(tier, GroupId(group), rows, mine)
+        if known < len(keys):
+            parent = nodes.index[keys[known - 1]] if known else NONE
+            rows = nodes.grow(parent, keys[known:])
+            for group in self._groups:
+                mine = pages[group][known - first :]
+                fresh = rows
+                if group != ANCHOR:
+                    held = mine != NONE
+                    fresh, mine = rows[held], mine[held]
+                self._adopt(tier, GroupId(group), fresh, mine, stamp)
+            kids = nodes.kids[tier]
+            kids[rows] = 1
+            kids[rows[-1]] = 0
+            kids[parent] += 1
+        if tier == DEVICE:
+            effects += self._unsaved(keys, first)
+        return effects
+
+    def _adopt(
+        self, tier: Tier, group: GroupId, rows: NodeIds, pages: PageIds, stamp: int
+    ) -> None:
+        """Pages of one path that enter a tier."""
+        if not len(rows):
+            return
+        nodes = self.nodes
+        nodes.residency[group].move(rows, (Event.INSERTED, Event.FETCHED)[tier])
+        nodes.page[tier][group][rows] = pages
+        if group == ANCHOR:
+            self.pins.stamp(group, rows, stamp)
+        else:  # a lease or a checkpoint warms what it needs
+            nodes.rank[group][rows] = np.where(nodes.need[group][rows] > 0, stamp, COLD)
+        self.pins.born(tier, group, rows)
+
+    def _meet(self, tier: Tier, group: GroupId, rows: NodeIds, mine: PageIds) -> list[Effect]:
+        """A request's (or storage's) pages for nodes that exist already."""
+        nodes = self.nodes
+        state = nodes.state[group][rows]
+        held = mine != NONE
+        there = ON_TIER[tier][state]
+        take = held & ~there
+        if take.any():
+            adopted = rows[take]
+            self._adopt(tier, group, adopted, mine[take], self.pins.tick())
+            if group == ANCHOR:
+                np.add.at(nodes.kids[tier], nodes.parent[adopted], 1)
+                # With a second copy, neither is the last one any more: both may be offered.
+                self.pins.queue(TIERS[1 - tier], group, adopted)
+        spare = held & there
+        if tier == DEVICE:
+            spare &= (state != Residency.LOADING) & (nodes.page[DEVICE][group][rows] != mine)
+        if not spare.any():
+            return []
+        if tier == HOST:
+            return [FreeHost(group, mine[spare])]
+        canonical = nodes.page[DEVICE][group][rows[spare]]
+        at = nodes.depth[rows[spare]].astype(np.int64)
+        return [Remap(group, at, canonical), FreeDevice(group, mine[spare])]
+
+    def _unsaved(self, keys: Sequence[PageKey], first: int) -> list[Effect]:
+        """The anchor's pages without a host copy, among those just inserted."""
+        rows = self.nodes.tail(self.nodes.index[keys[-1]], len(keys) - first)
+        rows = self.copies.unsaved(ANCHOR, rows)
+        return [Backup(ANCHOR, rows)] if len(rows) else []
+
+    # -- keep and evict ------------------------------------------------------------------------
+
+    def keep(self, lease: Lease, end: int, continued: int) -> list[Effect]:
+        """Make ``end`` (pages, at most the lease's) a checkpoint of the lease's path; the request
+        matched ``continued`` pages when it came."""
+        if not 0 < end <= lease.end:
+            return []
+        path = self.nodes.path(lease.tip)[:end]
+        return self.checkpoints.keep(path, continued)
+
+    def evict(self, tier: Tier, group: GroupId, count: int) -> list[Effect]:
+        """Take up to ``count`` pages of a group off a tier, coldest first; it may be fewer."""
+        return self._evictor.evict(tier, group, count)
+
+    def evictable(self, tier: Tier, group: GroupId) -> int:
+        """Resident pages that nothing pins; exact but for pages that a copy below them holds."""
+        return self.pins.evictable[tier][group]

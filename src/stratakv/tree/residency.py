@@ -1,0 +1,97 @@
+"""Where one group's page of one node is, and every way that can change.
+
+Rule: no other file assigns a ``Residency``. There is no failed load: another request may already
+have matched the landing page, so everything that can fail softly is settled before ``LOAD_BEGUN``
+and a failed device copy stops the process.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import NodeIds
+
+States = npt.NDArray[np.uint8]
+
+
+class Residency(IntEnum):
+    ABSENT = 0
+    DEVICE = 1
+    SAVING = 2  # device -> host copy in flight; the host page is not readable
+    BOTH = 3
+    HOST = 4
+    LOADING = 5  # host -> device copy in flight; readers wait on the layer gate
+
+
+class Event(IntEnum):
+    INSERTED = 0  # a request's freshly computed page
+    FETCHED = 1  # storage -> host landed
+    BACKUP_BEGUN = 2
+    BACKUP_DONE = 3
+    BACKUP_FAILED = 4
+    LOAD_BEGUN = 5
+    LOAD_DONE = 6
+    DEVICE_EVICTED = 7
+    HOST_EVICTED = 8
+
+
+R, E = Residency, Event
+TRANSITIONS: Final[dict[tuple[Residency, Event], Residency]] = {
+    (R.ABSENT, E.INSERTED): R.DEVICE,
+    (R.ABSENT, E.FETCHED): R.HOST,
+    (R.DEVICE, E.FETCHED): R.BOTH,
+    (R.DEVICE, E.BACKUP_BEGUN): R.SAVING,
+    (R.DEVICE, E.DEVICE_EVICTED): R.ABSENT,
+    (R.SAVING, E.BACKUP_DONE): R.BOTH,
+    (R.SAVING, E.BACKUP_FAILED): R.DEVICE,
+    (R.BOTH, E.DEVICE_EVICTED): R.HOST,
+    (R.BOTH, E.HOST_EVICTED): R.DEVICE,
+    (R.HOST, E.INSERTED): R.BOTH,  # recomputed while the host copy survived
+    (R.HOST, E.LOAD_BEGUN): R.LOADING,
+    (R.HOST, E.HOST_EVICTED): R.ABSENT,
+    (R.LOADING, E.LOAD_DONE): R.BOTH,
+}
+
+_ILLEGAL: Final = 255
+_NEXT: Final = np.full((len(Event), len(Residency)), _ILLEGAL, np.uint8)
+for (_now, _event), _then in TRANSITIONS.items():
+    _NEXT[_event, _now] = _then
+
+
+def _set_of(*states: Residency) -> npt.NDArray[np.bool_]:
+    member = np.zeros(len(Residency), np.bool_)
+    member[list(states)] = True
+    return member
+
+
+ON_DEVICE: Final = _set_of(R.DEVICE, R.SAVING, R.BOTH, R.LOADING)
+"""Indexed by state: whether the group owns a device page there."""
+ON_HOST: Final = _set_of(R.SAVING, R.BOTH, R.HOST, R.LOADING)
+"""Indexed by state: whether the group owns a host page there."""
+PRESENT: Final = _set_of(R.DEVICE, R.SAVING, R.BOTH, R.HOST, R.LOADING)
+ON_TIER: Final = (ON_DEVICE, ON_HOST)
+EVICTED: Final = (Event.DEVICE_EVICTED, Event.HOST_EVICTED)
+
+
+class ResidencyColumn:
+    """Residency of one group in every node; ``states`` is read-only, ``move`` the only way on."""
+
+    __slots__ = ("_states", "states")
+
+    def __init__(self, nodes: int) -> None:
+        self._states = np.zeros(nodes, np.uint8)
+        self.states: States = self._states.view()
+        self.states.flags.writeable = False
+
+    def move(self, nodes: NodeIds, event: Event) -> None:
+        """Apply ``event`` to every node; an illegal pair raises and changes nothing."""
+        now = self._states[nodes]
+        then = _NEXT[event][now]
+        if _ILLEGAL in then.tobytes():
+            bad = int(np.flatnonzero(then == _ILLEGAL)[0])
+            raise AssertionError(
+                f"{event.name} is illegal in {Residency(now[bad]).name} (node {nodes[bad]})"
+            )
+        self._states[nodes] = then

@@ -1,0 +1,241 @@
+"""The CPU transfer engine passes the public suite, and the suite has teeth."""
+
+from dataclasses import replace
+
+import pytest
+
+from stratakv.testing.transfer_conformance import TransferConformance
+from stratakv.testing.transfer_ends import HookedCopier
+from stratakv.transfer.compiled_copy import CompiledCopier
+from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.transfer.plan import CopyPlan, Direction
+from stratakv.transfer.torch_copy import TorchCopier
+
+
+class TestCompiledCopies(TransferConformance):
+    def engine(self, spec, pools, arenas, before_copy):
+        return CpuTransferEngine(spec, pools, arenas, HookedCopier(CompiledCopier(), before_copy))
+
+
+class TestTorchCopies(TransferConformance):
+    def engine(self, spec, pools, arenas, before_copy):
+        return CpuTransferEngine(spec, pools, arenas, HookedCopier(TorchCopier(), before_copy))
+
+
+class SkipsLastLayer(CompiledCopier):
+    def gather(self, route, device, host):
+        super().gather(cut(route, slice(0, -1)), device, host)
+
+
+class OffByOneHostPage(CompiledCopier):
+    def gather(self, route, device, host):
+        super().gather(route, device, (host + 1) % route.arena.shape[0])
+
+
+class SwapsTwoPages(CompiledCopier):
+    def scatter(self, route, device, host):
+        super().scatter(route, device, host[::-1].copy())
+
+
+class SwapsSidecars(CompiledCopier):
+    """Keys land as values: every byte is moved, and comes back, but lies in the wrong place."""
+
+    def gather(self, route, device, host):
+        super().gather(replace(route, rows=swapped(route.rows)), device, host)
+
+    def scatter(self, route, device, host):
+        super().scatter(replace(route, rows=swapped(route.rows)), device, host)
+
+
+class MovesThePrefixTwice(CompiledCopier):
+    """A stale page: the first device page of a plan goes everywhere."""
+
+    def gather(self, route, device, host):
+        super().gather(route, device[:1].repeat(len(device)), host)
+
+
+class ForgetsTheLastByte(CompiledCopier):
+    def scatter(self, route, device, host):
+        rows = route.rows.copy()
+        rows[:, 3] -= rows[:, 3] > 1
+        super().scatter(replace(route, rows=rows), device, host)
+
+
+class LagsOneLayer(CompiledCopier):
+    """Gates open one layer before their bytes; all bytes arrive in the end but the last."""
+
+    def __init__(self):
+        self.late = lambda: None
+
+    def scatter(self, route, device, host):
+        self.late()
+        self.late = lambda: super(LagsOneLayer, self).scatter(route, device, host)
+
+
+class BrokenEngine(CpuTransferEngine):
+    """Seeds bugs that no copier can have."""
+
+    def __init__(self, spec, pools, arenas, before_copy):
+        super().__init__(spec, pools, arenas, HookedCopier(CompiledCopier(), before_copy))
+
+
+class TakesNewestFirst(BrokenEngine):
+    def take(self, direction, count):
+        return super().take(direction, count)[::-1]
+
+
+class HidesFailures(BrokenEngine):
+    def take(self, direction, count):
+        return [replace(done, ok=True) for done in super().take(direction, count)]
+
+
+class CountsSubmitted(BrokenEngine):
+    """``ready`` counts a plan that has not finished."""
+
+    submitted = 0
+
+    def submit(self, plan):
+        self.submitted += 1
+        return super().submit(plan)
+
+    def ready(self, direction):
+        return self.submitted
+
+
+class InventsBytes(BrokenEngine):
+    """A completion for a plan that moved nothing claims bytes."""
+
+    def take(self, direction, count):
+        return [replace(done, bytes_moved=1) for done in super().take(direction, count)]
+
+
+class NeverHoldsTheForwardBack(BrokenEngine):
+    def gate(self, tickets):
+        return super().gate([])
+
+
+class WaitsForTheFirstTicketOnly(BrokenEngine):
+    def gate(self, tickets):
+        return super().gate(tickets[:1])
+
+
+class WaitsForWholePlans(BrokenEngine):
+    """Gates that open only with the last layer: safe, but nothing overlaps."""
+
+    def gate(self, tickets):
+        return WholePlanGate(super().gate(tickets))
+
+
+class WholePlanGate:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def wait(self, layer):
+        self.inner.wait(3)
+
+
+class BlocksOnForeignLayers(BrokenEngine):
+    def gate(self, tickets):
+        inner = super().gate(tickets)
+        for job in inner._jobs:
+            job.layers = frozenset(range(100))
+        return inner
+
+
+class DropsItsQueueOnClose(BrokenEngine):
+    def close(self):
+        self._lanes[Direction.BACKUP]._queue.clear()
+        super().close()
+
+
+class RunsNewestFirst(BrokenEngine):
+    """The newest of two queued plans runs first; completions keep their order."""
+
+    def __init__(self, *ends):
+        super().__init__(*ends)
+        self.held = None
+
+    def submit(self, plan):
+        if self.held is None:
+            self.held = plan
+            return super().submit(CopyPlan(plan.direction, ()))
+        super().submit(plan)
+        held, self.held = self.held, None
+        return super().submit(held)
+
+
+def cut(route, part):
+    return replace(
+        route, segments=route.segments[part], device=route.device[part], rows=route.rows[part]
+    )
+
+
+def swapped(rows):
+    """The table with the host offsets of the first two segments of one length exchanged."""
+    rows = rows.copy()
+    if len(rows) > 1 and rows[0, 3] == rows[1, 3]:
+        rows[[0, 1], 2] = rows[[1, 0], 2]
+    return rows
+
+
+def with_copier(copier):
+    def make(spec, pools, arenas, before_copy):
+        return CpuTransferEngine(spec, pools, arenas, HookedCopier(copier(), before_copy))
+
+    return make
+
+
+def run_suite_test(name, make):
+    class Suite(TransferConformance):
+        def engine(self, spec, pools, arenas, before_copy):
+            return make(spec, pools, arenas, before_copy)
+
+    test = getattr(Suite(), name)
+    if name == "test_plans_finish_in_submission_order":
+        test(Direction.BACKUP)
+        test(Direction.LOAD)
+    else:
+        test()
+
+
+ROUND_TRIP = "test_a_round_trip_is_exact_and_writes_nothing_else"
+MERGED = "test_one_plan_merges_many_copies_of_the_same_groups"
+GATES = "test_gates_open_layer_by_layer_once_the_bytes_are_there"
+ORDER = "test_plans_finish_in_submission_order"
+
+
+@pytest.mark.parametrize(
+    ("bug", "caught_by"),
+    [
+        (with_copier(SkipsLastLayer), ROUND_TRIP),
+        (with_copier(SkipsLastLayer), MERGED),
+        (with_copier(OffByOneHostPage), ROUND_TRIP),
+        (with_copier(OffByOneHostPage), MERGED),
+        (with_copier(SwapsTwoPages), MERGED),
+        (with_copier(SwapsSidecars), MERGED),
+        (with_copier(MovesThePrefixTwice), MERGED),
+        (with_copier(ForgetsTheLastByte), ROUND_TRIP),
+        (with_copier(LagsOneLayer), GATES),
+        (with_copier(LagsOneLayer), "test_no_reader_sees_a_torn_page"),
+        (NeverHoldsTheForwardBack, GATES),
+        (NeverHoldsTheForwardBack, "test_no_reader_sees_a_torn_page"),
+        (WaitsForWholePlans, GATES),
+        (WaitsForTheFirstTicketOnly, "test_a_gate_waits_for_each_of_its_tickets"),
+        (BlocksOnForeignLayers, "test_a_gate_ignores_layers_that_its_plans_do_not_bring"),
+        (TakesNewestFirst, ORDER),
+        (CountsSubmitted, ORDER),
+        (RunsNewestFirst, "test_a_later_plan_sees_what_an_earlier_one_wrote"),
+        (HidesFailures, "test_a_failed_backup_is_reported_and_the_next_one_is_not_harmed"),
+        (DropsItsQueueOnClose, "test_close_finishes_what_is_queued_and_refuses_more"),
+        (InventsBytes, "test_empty_plans_finish_and_open_their_gates"),
+    ],
+)
+def test_the_suite_has_teeth(bug, caught_by, monkeypatch):
+    monkeypatch.setattr("stratakv.testing.transfer_conformance.PATIENCE_S", 0.3)
+    with pytest.raises(AssertionError):
+        run_suite_test(caught_by, bug)
+
+
+@pytest.mark.parametrize("name", [n for n in vars(TransferConformance) if n.startswith("test_")])
+def test_the_harness_that_seeds_bugs_is_sound(name):
+    run_suite_test(name, BrokenEngine)
