@@ -6,7 +6,6 @@ import pytest
 
 from stratakv.testing.transfer_conformance import TransferConformance
 from stratakv.testing.transfer_ends import HookedCopier
-from stratakv.transfer.compiled_copy import CompiledCopier
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.plan import CopyPlan, Direction
 from stratakv.transfer.torch_copy import TorchCopier
@@ -14,7 +13,10 @@ from stratakv.transfer.torch_copy import TorchCopier
 
 class TestCompiledCopies(TransferConformance):
     def engine(self, spec, pools, arenas, before_copy):
-        return CpuTransferEngine(spec, pools, arenas, HookedCopier(CompiledCopier(), before_copy))
+        # An installation without a compiler has no such module.
+        module = pytest.importorskip("stratakv.transfer.compiled_copy", exc_type=ImportError)
+        copier = HookedCopier(module.CompiledCopier(), before_copy)
+        return CpuTransferEngine(spec, pools, arenas, copier)
 
 
 class TestTorchCopies(TransferConformance):
@@ -22,46 +24,47 @@ class TestTorchCopies(TransferConformance):
         return CpuTransferEngine(spec, pools, arenas, HookedCopier(TorchCopier(), before_copy))
 
 
-class SkipsLastLayer(CompiledCopier):
+class SkipsLastLayer(TorchCopier):
     def gather(self, route, device, host):
         super().gather(cut(route, slice(0, -1)), device, host)
 
 
-class OffByOneHostPage(CompiledCopier):
+class OffByOneHostPage(TorchCopier):
     def gather(self, route, device, host):
         super().gather(route, device, (host + 1) % route.arena.shape[0])
 
 
-class SwapsTwoPages(CompiledCopier):
+class SwapsTwoPages(TorchCopier):
     def scatter(self, route, device, host):
         super().scatter(route, device, host[::-1].copy())
 
 
-class SwapsSidecars(CompiledCopier):
+class SwapsSidecars(TorchCopier):
     """Keys land as values: every byte is moved, and comes back, but lies in the wrong place."""
 
     def gather(self, route, device, host):
-        super().gather(replace(route, rows=swapped(route.rows)), device, host)
+        super().gather(swapped(route), device, host)
 
     def scatter(self, route, device, host):
-        super().scatter(replace(route, rows=swapped(route.rows)), device, host)
+        super().scatter(swapped(route), device, host)
 
 
-class MovesThePrefixTwice(CompiledCopier):
+class MovesThePrefixTwice(TorchCopier):
     """A stale page: the first device page of a plan goes everywhere."""
 
     def gather(self, route, device, host):
         super().gather(route, device[:1].repeat(len(device)), host)
 
 
-class ForgetsTheLastByte(CompiledCopier):
+class ForgetsTheLastByte(TorchCopier):
     def scatter(self, route, device, host):
-        rows = route.rows.copy()
-        rows[:, 3] -= rows[:, 3] > 1
-        super().scatter(replace(route, rows=rows), device, host)
+        last = route.device[-1][:, -1]
+        before = last.clone()
+        super().scatter(route, device, host)
+        last.copy_(before)
 
 
-class LagsOneLayer(CompiledCopier):
+class LagsOneLayer(TorchCopier):
     """Gates open one layer before their bytes; all bytes arrive in the end but the last."""
 
     def __init__(self):
@@ -76,7 +79,7 @@ class BrokenEngine(CpuTransferEngine):
     """Seeds bugs that no copier can have."""
 
     def __init__(self, spec, pools, arenas, before_copy):
-        super().__init__(spec, pools, arenas, HookedCopier(CompiledCopier(), before_copy))
+        super().__init__(spec, pools, arenas, HookedCopier(TorchCopier(), before_copy))
 
 
 class TakesNewestFirst(BrokenEngine):
@@ -170,12 +173,12 @@ def cut(route, part):
     )
 
 
-def swapped(rows):
-    """The table with the host offsets of the first two segments of one length exchanged."""
-    rows = rows.copy()
-    if len(rows) > 1 and rows[0, 3] == rows[1, 3]:
-        rows[[0, 1], 2] = rows[[1, 0], 2]
-    return rows
+def swapped(route):
+    """The route with the device ends of the first two segments of one length exchanged."""
+    device = list(route.device)
+    if len(device) > 1 and device[0].shape == device[1].shape:
+        device[:2] = device[1], device[0]
+    return replace(route, device=tuple(device))
 
 
 def with_copier(copier):
@@ -207,7 +210,6 @@ ORDER = "test_plans_finish_in_submission_order"
 @pytest.mark.parametrize(
     ("bug", "caught_by"),
     [
-        (with_copier(SkipsLastLayer), ROUND_TRIP),
         (with_copier(SkipsLastLayer), MERGED),
         (with_copier(OffByOneHostPage), ROUND_TRIP),
         (with_copier(OffByOneHostPage), MERGED),
@@ -218,7 +220,6 @@ ORDER = "test_plans_finish_in_submission_order"
         (with_copier(LagsOneLayer), GATES),
         (with_copier(LagsOneLayer), "test_no_reader_sees_a_torn_page"),
         (NeverHoldsTheForwardBack, GATES),
-        (NeverHoldsTheForwardBack, "test_no_reader_sees_a_torn_page"),
         (WaitsForWholePlans, GATES),
         (WaitsForTheFirstTicketOnly, "test_a_gate_waits_for_each_of_its_tickets"),
         (BlocksOnForeignLayers, "test_a_gate_ignores_layers_that_its_plans_do_not_bring"),

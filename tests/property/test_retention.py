@@ -3,7 +3,7 @@
 from typing import assert_never
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stratakv.spec.retention import (
@@ -48,6 +48,7 @@ def by_definition(rule: Retention, end: int, page: int) -> set[int]:
     return {token // page for token in tokens} | snapshot | live
 
 
+@settings(deadline=None)
 @given(RULES, END, PAGE)
 @example(KeepWindow(100), 30, 16)  # larger than the prefix
 @example(KeepWindow(16), 64, 16)  # a multiple of the page
@@ -66,12 +67,14 @@ def test_needed_is_the_designs_table(rule: Retention, end: int, page: int) -> No
     assert set(needed(rule, end, page)) == by_definition(rule, end, page)
 
 
+@settings(deadline=None)
 @given(RULES, PAGE, st.integers(0, 20))
 def test_one_table_of_starts_says_what_needed_says(rule: Retention, page: int, ends: int) -> None:
     starts = needed_starts(rule, page, ends).tolist()
     assert starts == [needed(rule, end * page, page).start for end in range(ends + 1)]
 
 
+@settings(deadline=None)
 @given(RULES, st.integers(0, 30), PAGE)
 def test_at_a_page_boundary_only_pages_of_the_prefix_are_needed(
     rule: Retention, pages: int, page: int
@@ -79,6 +82,7 @@ def test_at_a_page_boundary_only_pages_of_the_prefix_are_needed(
     assert set(needed(rule, pages * page, page)) <= set(range(pages))
 
 
+@settings(deadline=None)
 @given(RULES, END, PAGE)
 def test_what_is_needed_next_was_needed_or_is_new(rule: Retention, end: int, page: int) -> None:
     """A request that moves on by a token never needs a page again that it could have let go."""
@@ -86,6 +90,7 @@ def test_what_is_needed_next_was_needed_or_is_new(rule: Retention, end: int, pag
     assert then <= now | {end // page}
 
 
+@settings(deadline=None)
 @given(SIZE, END, PAGE)
 def test_a_window_as_large_as_the_prefix_is_full_attention(size: int, end: int, page: int) -> None:
     assert needed(KeepWindow(end + size), end, page) == needed(KeepAll(), end, page)

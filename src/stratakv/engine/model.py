@@ -4,6 +4,7 @@ Owns what the rest of the engine asks about a model: config, limits, stop tokens
 its weights. Must not know pages; it only points the model at ``paged_attention``.
 """
 
+import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from stratakv.core.errors import ConfigError
 from stratakv.engine.attention import ATTENTION
@@ -82,7 +83,7 @@ def _adopt(module: PreTrainedModel, fingerprint: bytes) -> HuggingFaceModel:
     name = type(module).__name__
     if "logits_to_keep" not in inspect.signature(module.forward).parameters:
         raise ConfigError(f"--model: {name} is not a causal LM that takes logits_to_keep")
-    # This changes the config that the module holds; from_config and from_pretrained made it a copy.
+    _own_config(module)
     module.set_attn_implementation(ATTENTION)
     text = module.config.get_text_config(decoder=True)
     if text._attn_implementation != ATTENTION:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
@@ -101,6 +102,16 @@ def _adopt(module: PreTrainedModel, fingerprint: bytes) -> HuggingFaceModel:
         device=module.device,
         fingerprint=fingerprint,
     )
+
+
+def _own_config(module: PreTrainedModel) -> None:
+    """Copy the config that all submodules hold: another model may hold the same object, and setting
+    the attention writes to it."""
+    copies: dict[int, object] = {}
+    for part in module.modules():
+        config = vars(part).get("config")
+        if isinstance(config, PretrainedConfig):
+            part.config = copy.deepcopy(config, copies)  # pyright: ignore[reportArgumentType]
 
 
 def _dtype_name(module: PreTrainedModel) -> str:

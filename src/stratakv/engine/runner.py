@@ -11,10 +11,11 @@ import torch
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
-from stratakv.engine.attention import STEP, LayerPages, PagedStep, Scratch
+from stratakv.engine.attention import STEP, PagedStep
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.hf_cache import PagedCache
 from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.paged_layer import LayerPages, Scratch
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
 from stratakv.memory.block_table import BlockTable

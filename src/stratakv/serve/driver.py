@@ -281,8 +281,13 @@ class EngineDriver:
             self._post(subscription, Refused(error))
         self._send_mail()
         for command in commands:
-            if isinstance(command, _Flush | _Report):
-                _refuse(command.answer, error)
+            match command:
+                case _Flush(answer):
+                    _refuse(answer, error)
+                case _Report(answer):
+                    _refuse(answer, error)
+                case _Submit() | _Abort() | _AbortAll():
+                    pass  # every open subscription was told above
 
 
 def _deliver(letters: list[tuple[Subscription, Event]]) -> None:

@@ -60,23 +60,18 @@ def engine_prompts(service: Service, call: Call) -> tuple[Prompt, ...]:
         if len(tokens) == 0 or int(tokens.max()) >= service.limits.vocab:
             raise invalid(call.field, "the prompt is empty or holds a token the model has not")
         max_tokens = _max_tokens(service, call, len(tokens))
-        prompts.extend(
-            Prompt(
-                id=RequestId(f"{call.format.id}-{len(prompts) + i}"),
-                tokens=tokens,
-                sampling=SamplingParams(
-                    max_tokens=max_tokens,
-                    temperature=decoding.temperature,
-                    top_p=decoding.top_p,
-                    top_k=decoding.top_k,
-                    seed=choice_seed,
-                    stop_tokens=stop_tokens,
-                    logprobs=decoding.logprobs,
-                ),
-                salt=decoding.salt,
+        for choice_seed in seeds:
+            sampling = SamplingParams(
+                max_tokens=max_tokens,
+                temperature=decoding.temperature,
+                top_p=decoding.top_p,
+                top_k=decoding.top_k,
+                seed=choice_seed,
+                stop_tokens=stop_tokens,
+                logprobs=decoding.logprobs,
             )
-            for i, choice_seed in enumerate(seeds)
-        )
+            id_ = RequestId(f"{call.format.id}-{len(prompts)}")
+            prompts.append(Prompt(id=id_, tokens=tokens, sampling=sampling, salt=decoding.salt))
     return tuple(prompts)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,7 +18,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from stratakv import __version__
 from stratakv.core.ids import TokenIds
 from stratakv.serve import fields, schemas
 from stratakv.serve.driver import Health
@@ -151,10 +151,8 @@ class Api:
     async def metrics(self, _request: Request) -> Response:
         """The engine is asked after its running step; after a step that takes long, or its death,
         the last known figures must do."""
-        try:
+        with suppress(TimeoutError, ApiError):
             self._stats = await asyncio.wait_for(self._service.driver.stats(), SCRAPE_S)
-        except (TimeoutError, ApiError):
-            pass
         text = self._service.metrics.render(self._stats)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -162,7 +160,7 @@ class Api:
         service = self._service
         return JSONResponse(
             {
-                "version": __version__,
+                "version": self._service.version,
                 "state": service.driver.health.value,
                 "model": service.model,
                 "max_model_len": service.limits.max_model_len,
@@ -173,7 +171,7 @@ class Api:
         )
 
     async def version(self, _request: Request) -> Response:
-        return JSONResponse({"version": __version__})
+        return JSONResponse({"version": self._service.version})
 
     async def _body(self, request: Request) -> JsonObject:
         """The JSON body. One that is too large is read a little further and thrown away, so that a

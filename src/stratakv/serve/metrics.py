@@ -21,7 +21,7 @@ WHOLE_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 
 
 class ServerMetrics:
-    """One server's registry. ``groups``: the spec's cache groups, as ``CachedTokens`` orders them."""
+    """One server's registry. ``groups``: the spec's cache groups, in its order."""
 
     def __init__(self, groups: Sequence[str]) -> None:
         self.registry: Final = CollectorRegistry()
@@ -98,13 +98,19 @@ class _EngineCollector(Collector):
         ):
             yield GaugeMetricFamily(f"stratakv_requests_{name}", f"Requests {name}", value)
         yield CounterMetricFamily("stratakv_engine_steps", "Forward passes", stats.steps)
-        for state in ("total", "free", "evictable"):
-            family = GaugeMetricFamily(
-                f"stratakv_pool_pages_{state}", f"Pages {state}", labels=("group", "tier")
-            )
-            for pool in stats.pages:
-                value = {"total": pool.total, "free": pool.free, "evictable": pool.evictable}[state]
-                family.add_metric((pool.group, pool.tier), value)
-            yield family
+        pages = GaugeMetricFamily(
+            "stratakv_pool_pages",
+            "Pages that are free, cached and evictable, or in use; they add up to the pool",
+            labels=("group", "tier", "state"),
+        )
+        for pool in stats.pages:
+            in_use = pool.total - pool.free - pool.evictable
+            for state, value in (
+                ("free", pool.free),
+                ("evictable", pool.evictable),
+                ("in_use", in_use),
+            ):
+                pages.add_metric((pool.group, pool.tier, state), value)
+        yield pages
         for name, value in stats.counters.items():
-            yield CounterMetricFamily(f"stratakv_{name}", f"Engine counter {name}", value)
+            yield CounterMetricFamily(f"stratakv_cache_{name}", f"Engine counter {name}", value)

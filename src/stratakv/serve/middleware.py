@@ -1,4 +1,4 @@
-"""What every request passes: an id, a count, a key. Plain ASGI, so that streams are not buffered."""
+"""What every request passes: an id, a count, a key. Plain ASGI: no stream is buffered."""
 
 import hmac
 import re
@@ -56,7 +56,7 @@ class BearerKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = Headers(scope=scope).get("authorization", "").encode()
+            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, self._wanted):
                 error = ApiError(
                     "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",

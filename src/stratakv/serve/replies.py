@@ -188,7 +188,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 def finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
+    return max(LOWEST_LOGPROB, logprob)
 
 
 def _finish(reason: FinishReason | None) -> str | None:

@@ -32,18 +32,18 @@ HARMLESS: Final = frozenset({
 
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "best_of": (1,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
-    "presence_penalty": (0,), "repetition_penalty": (1,), "length_penalty": (1,), "logit_bias": ({},),
-    "min_p": (0,), "min_tokens": (0,), "use_beam_search": (False,), "skip_special_tokens": (True,),
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (),
-    "reasoning_effort": (), "verbosity": ("medium",), "web_search_options": (),
-    "chat_template_kwargs": ({},),
+    "presence_penalty": (0,), "repetition_penalty": (1,), "length_penalty": (1,),
+    "logit_bias": ({},), "min_p": (0,), "min_tokens": (0,), "use_beam_search": (False,),
+    "skip_special_tokens": (True,), "tools": ([],), "tool_choice": ("none", "auto"),
+    "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
+    "modalities": (["text"],), "audio": (), "reasoning_effort": (), "verbosity": ("medium",),
+    "web_search_options": (), "chat_template_kwargs": ({},),
 }  # fmt: skip
 """Fields that are not supported, with the values that ask for nothing."""
 
 DECODING: Final = frozenset({
-    "model", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs", "stream",
-    "stream_options", "ignore_eos", "cache_salt",
+    "model", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs",
+    "stream", "stream_options", "ignore_eos", "cache_salt",
 })  # fmt: skip
 COMPLETION: Final = DECODING | {"prompt"}
 CHAT: Final = DECODING | {"messages", "max_completion_tokens", "top_logprobs"}

@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
             sys.stdout.write(f"stratakv: listening on http://{shown}:{port}\n")
             sys.stdout.flush()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 uvicorn's
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         log.info("%s: draining", signal.Signals(sig).name)
         self._end.signals += 1
 

@@ -26,7 +26,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Service:
-    """``model``: the name clients use. ``groups``: names of the spec's groups, in its order.
+    """``version``: of this package. ``model``: the name clients use. ``groups``: names of the
+    spec's groups, in its order.
     ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``: what ``/server_info`` shows
     (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask."""
 
@@ -34,6 +35,7 @@ class Service:
     tokenizer: Tokenizer
     metrics: ServerMetrics
     clock: Clock
+    version: str
     model: str
     limits: Limits
     groups: tuple[str, ...]

@@ -5,7 +5,7 @@ log-probabilities of shown tokens. Must not know JSON, nor talk to the engine bu
 subscription.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,7 +118,7 @@ class Generation:
             zip(subscription.ids, self.choices, strict=True)
         )
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
+    async def deltas(self) -> AsyncGenerator[list[Delta]]:
         """What the choices gained, as it comes, at most one delta of each at a time.
 
         Raises what the subscription raises, and ApiError when the server aborts a request.

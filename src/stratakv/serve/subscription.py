@@ -7,7 +7,7 @@ constructor's plain data runs on ``loop``; must not touch the engine.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias, assert_never
+from typing import Final, Self, TypeAlias, assert_never
 
 from stratakv.core.errors import StrataError
 from stratakv.core.ids import RequestId
@@ -94,7 +94,7 @@ class Subscription:
             self._unfinished.discard(request)
             self._release(self, (request,))
 
-    def __enter__(self) -> "Subscription":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -44,8 +44,8 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> TokenIds:
         """Token ids of ``text``, int32 [n]; ``special``: with what the tokenizer adds (as BOS).
 
-        The batch call gives the GIL back while it works, ``encode`` of one text does not (tokenizers
-        0.23: a text of 1 MB would hold every stream up for 0.6 s).
+        The batch call gives the GIL back while it works, ``encode`` of one text does not
+        (tokenizers 0.23: a text of 1 MB would hold every stream up for 0.6 s).
         """
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=special)
         return np.array(encoding.ids, np.int32)
@@ -107,20 +107,22 @@ BYTE_OF_CHAR: Final = _byte_alphabet()
 class StreamDecoder:
     """One request's tokens to text, piece by piece.
 
-    The pieces join to the whole decode (for byte-fallback tokenizers where the bytes are UTF-8: they
-    judge a run of byte tokens as a whole, which no stream can). Characters that are not complete are
-    held back. Linear in the output: only a window of recent tokens is decoded again.
+    The pieces join to the whole decode (for byte-fallback tokenizers where the bytes are UTF-8:
+    they judge a run of byte tokens as a whole, which no stream can). Characters that are not
+    complete are held back. Linear in the output: only a window of recent tokens is decoded again.
     """
 
     WINDOW: Final = 24
     KEPT: Final = range(8, 16)  # tokens to keep when the window is cut, best first
     PARTIAL: Final = 3  # bytes of a character that is not complete
+    STALLED: Final = 8  # tokens after which held bytes are surely no part of a character
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._text = ""  # of the window
         self._sent = 0  # characters of it that are out
+        self._stalled = 0  # tokens since the text last ended in a whole character
 
     def feed(self, token: int) -> str:
         """What ``token`` completes; may be empty."""
@@ -128,9 +130,13 @@ class StreamDecoder:
             return ""  # in the window, a long run of them would leave no text to cut at
         self._window.append(token)
         self._text = self._tokenizer.decode(self._window)
+        # All of them, since byte fallback shows a whole run of bytes so while its last character is
+        # not complete, those before it included, which may be out already.
         held = len(self._text) - len(self._text.rstrip(REPLACEMENT))
-        piece = self._take(len(self._text) - min(held, self.PARTIAL))
-        if len(self._window) > self.WINDOW:
+        self._stalled = self._stalled + 1 if held else 0
+        broken = self._stalled > self.STALLED
+        piece = self._take(len(self._text) - (min(held, self.PARTIAL) if broken else held))
+        if len(self._window) > self.WINDOW and (broken or not held):
             self._cut()
         return piece
 

@@ -118,7 +118,12 @@ def device_pages(spec: CacheSpec, budget_bytes: int, load: ExpectedLoad) -> tupl
             fits = middle
         else:
             too_many = middle
-    return pages_beside(spec, fits, load)
+    anchor_pages, *others = pages_beside(spec, fits, load)
+    if not spec.groups[0].page_bytes:
+        # Ids cost nothing: no request should ever wait for one, or be refused for want of one.
+        ids = load.max_running * -(-load.max_model_len // spec.page_tokens)
+        anchor_pages = max(anchor_pages, min(ids, MAX_PAGES))
+    return (anchor_pages, *others)
 
 
 def pages_beside(spec: CacheSpec, anchor_pages: int, load: ExpectedLoad) -> tuple[int, ...]:
@@ -183,7 +188,10 @@ def _other_pages(spec: CacheSpec, group: CacheGroup, anchor_pages: int, load: Ex
             live, checkpoint = 1, 0
         case _:
             assert_never(group.retention)
-    anchor_tokens = anchor_pages * spec.page_tokens
-    # In proportion, not by whole chats: then one anchor page more never costs a chat's worth.
-    kept = WINDOWS_PER_CHAT * checkpoint * anchor_tokens // load.chat_tokens
-    return min(anchor_pages, load.max_running * live + kept)
+    # Where the anchor holds fewer chats than may run, fewer will: a small device must not spend
+    # everything on states of requests that have no room to run. All in proportion to the anchor,
+    # not by whole chats, so that one anchor page more never costs more than one page here.
+    held = anchor_pages * spec.page_tokens
+    running = min(held, load.max_running * load.chat_tokens)
+    pages = (live * running + WINDOWS_PER_CHAT * checkpoint * held) // load.chat_tokens
+    return min(anchor_pages, max(live, pages))

@@ -80,7 +80,7 @@ class BudgetTable:
         return self.groups[0].page_bytes / self.page_tokens
 
     def render(self) -> str:
-        """Lines of at most 100 columns for usual names: one per group, its buffers below it."""
+        """One line per group, its buffers below it, and the totals of both tiers."""
         header = ("group", "keeps", "page", "padding", "device", "", "host", "")
         lines: list[tuple[str, ...]] = [header]
         for group in self.groups:
@@ -155,5 +155,6 @@ def _group_cells(group: GroupRow) -> tuple[str, ...]:
 
 def _buffer_cells(buffer: BufferRow) -> tuple[str, ...]:
     shape = " x ".join(str(size) for size in buffer.row_shape)
-    what = f"{buffer.layers} layers, {buffer.rows_per_page} x [{shape}] {buffer.dtype}"
+    layers = "1 layer" if buffer.layers == 1 else f"{buffer.layers} layers"
+    what = f"{layers}, {buffer.rows_per_page} x [{shape}] {buffer.dtype}"
     return (f"  {buffer.name}", what, f"{buffer.page_bytes}", "", "", "", "", "")

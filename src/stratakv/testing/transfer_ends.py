@@ -204,5 +204,5 @@ def spread(ends: Ends, count: int, seed: int) -> list[PageIds]:
     return [rng.permutation(ends.pages)[:count].astype(np.int32) for _ in ends.spec.groups]
 
 
-def _layers_of(route: Route) -> list[LayerId]:
-    return [segment.layer_id for segment in route.segments]
+def _layers_of(route: Route) -> frozenset[LayerId]:
+    return frozenset(segment.layer_id for segment in route.segments)

@@ -54,13 +54,13 @@ class _Lane:
 
     def __init__(self, name: str, work: Callable[[_Job], Completion]) -> None:
         self._fatal: BaseException | None = None
-        self._work = work
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
         self._finished: deque[Completion] = deque()
         self._closed = False
         # A daemon: a process that dies without close() must not hang in its last moment.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # Only the thread holds ``work``, the engine's method: it ends, and the engine can be freed.
+        self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
         self._thread.start()
 
     def put(self, job: _Job) -> None:
@@ -98,11 +98,10 @@ class _Lane:
             self._changed.notify_all()
         self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[_Job], Completion]) -> None:
         try:
             while (job := self._next()) is not None:
-                completion = self._work(job)
-                self._finished.append(completion)
+                self._finished.append(work(job))
         except BaseException as error:  # noqa: BLE001 - kept for the owner; waiters must wake
             with self._changed:
                 self._fatal = error

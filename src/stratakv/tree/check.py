@@ -38,7 +38,7 @@ def _shape(tree: PrefixTree, rows: NodeIds) -> None:
     nodes = tree.nodes
     assert len(set(rows.tolist())) == len(rows) == len(nodes), "a row is in the index twice"
     for key, row in nodes.index.items():
-        assert nodes.keys[row] == key, f"node {row} does not know its key"
+        assert nodes.key_of(row) == key, f"node {row} does not know its key"
     parent = nodes.parent[rows]
     _expect(np.isin(parent, rows) | (parent == NONE), rows, "a parent is not in the tree")
     _expect(nodes.depth[rows] == nodes.depth[parent] + 1, rows, "depth is not parent's plus one")
@@ -151,8 +151,9 @@ def _queues(tree: PrefixTree, rows: NodeIds) -> None:
 def _checkpoints(tree: PrefixTree, rows: NodeIds) -> None:
     nodes, page = tree.nodes, tree.spec.page_tokens
     for group, spec in enumerate(tree.spec.groups):
-        want = np.zeros(len(nodes.parent), np.int32)
-        if not isinstance(spec.retention, KeepAll):
+        whole = isinstance(spec.retention, KeepAll)
+        want = np.full(len(nodes.parent), whole, np.int32)
+        if not whole:
             for tip in rows[nodes.checkpoint[rows]].tolist():
                 span = needed(spec.retention, (nodes.depth.item(tip) + 1) * page, page)
                 want[nodes.tail(tip, len(span))] += 1

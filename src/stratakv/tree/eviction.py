@@ -14,9 +14,10 @@ from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.effects import Effect, FreeDevice, FreeHost
 from stratakv.tree.nodes import ANY, TIERS, NodeTable, Tier
 from stratakv.tree.pins import Pins
-from stratakv.tree.residency import EVICTED, ON_TIER, Residency
+from stratakv.tree.residency import EVICTED, ON_DEVICE, ON_TIER, Residency
 
 FREE = (FreeDevice, FreeHost)
+LAST_COPY = (Residency.DEVICE, Residency.HOST)
 LOOK = 16  # rows examined beyond the number wanted: a batch may be long, an eviction small
 
 
@@ -28,95 +29,110 @@ class Evictor:
         self._pins = pins
         self._checkpoints = checkpoints
         self._groups = range(len(spec.groups))
+        self._others = range(1, len(spec.groups))
         self._byteless_anchor = spec.groups[ANCHOR].page_bytes == 0
 
     def evict(self, tier: Tier, group: GroupId, count: int) -> list[Effect]:
         """Take up to ``count`` pages of ``group`` off ``tier``."""
         effects: list[Effect] = []
         queue = self._pins.queues[tier][group]
+        take = self._anchor_batch if group == ANCHOR else self._batch
         while count > 0 and len(queue):
             key, rows = queue.pop()
-            if len(rows) > count + LOOK:
-                self._pins.queue(tier, group, rows[: -(count + LOOK)])
-                rows = rows[-(count + LOOK) :]
-            rows = self._due(tier, group, key, rows)
-            if group == ANCHOR:
-                rows, rest = self._trailing_chain(tier, rows, count)
-                taken = self._take_anchor(tier, rows, effects) if len(rows) else 0
-                if taken < len(rows):  # still a leaf candidate below what was taken: none is
-                    rest = rest[:0]
-            else:
-                rows, rest = rows[-count:], rows[:-count]
-                taken = len(rows)
-                if taken:
-                    self._take(tier, group, rows, effects)
-            if len(rest):
-                self._pins.queue(tier, group, rest)
-            count -= taken
+            count -= take(tier, group, key, rows, count, effects)  # noqa: PLR0917 - one call, hot
         return effects
 
-    # -- candidates ----------------------------------------------------------------------------
+    # -- groups that leave anywhere ------------------------------------------------------------
 
-    def _due(self, tier: Tier, group: int, key: int, rows: NodeIds) -> NodeIds:
-        """Resident, unpinned rows whose rank is not above ``key``; warmer ones are queued again."""
-        nodes = self._nodes
-        free = nodes.pins[tier][group][rows] == 0
-        free &= ON_TIER[tier][nodes.state[group][rows]]
-        if not free.all():
-            rows = rows[free]
-        warm = nodes.rank[group][rows] > key
-        if not warm.any():
-            return rows
-        self._pins.queue(tier, group, rows[warm])
-        return rows[~warm]
+    def _batch(
+        self, tier: Tier, group: GroupId, key: int, rows: NodeIds, count: int, effects: list[Effect]
+    ) -> int:
+        rows, rest = rows[-(count + LOOK) :], rows[: -(count + LOOK)]
+        self._requeue_warm(tier, group, key, rows)
+        due = rows[self._due(tier, group, key, rows)]
+        if len(due) > count:
+            due, rest = due[-count:], np.concatenate((rest, due[:-count]))
+        if len(rest):
+            self._pins.queue(tier, group, rest)
+        if len(due):
+            self._leave(tier, group, due, effects)
+            if self._byteless_anchor:
+                for row in due[::-1].tolist():
+                    self._prune(row, effects)
+        return len(due)
 
-    def _trailing_chain(
-        self, tier: Tier, rows: NodeIds, count: int
-    ) -> tuple[NodeIds, NodeIds]:
-        """The longest leaf-ended chain of at most ``count`` at the end of ``rows``, and the rows
-        above it that may still be leaves. Rows that a child outside the chain holds back are not:
-        they leave the queue here and come back when that child goes."""
-        tail = rows[-count:]
-        if not len(tail):
-            return tail, tail
+    def _due(self, tier: Tier, group: int, key: int, rows: NodeIds) -> npt.NDArray[np.bool_]:
+        """Resident, unpinned, and ranked no higher than ``key``: a page that has become warmer
+        since is queued elsewhere."""
         nodes = self._nodes
-        held = nodes.kids[tier][tail]
-        linked = nodes.parent[tail[1:]] == tail[:-1]
+        due = nodes.pins[tier][group][rows] == 0
+        due &= ON_TIER[tier][nodes.state[group][rows]]
+        due &= nodes.rank[group][rows] <= key
+        return due
+
+    # -- the anchor ----------------------------------------------------------------------------
+
+    def _anchor_batch(
+        self, tier: Tier, group: GroupId, key: int, rows: NodeIds, count: int, effects: list[Effect]
+    ) -> int:
+        """Take a chain that ends in a leaf of the tier."""
+        del group  # the anchor
+        nodes = self._nodes
+        if tier == Tier.HOST:
+            rows = self._to_leaf_of_host(key, rows)
+            if not len(rows):
+                return 0
+        else:  # a path has no holes on the device: above a page that stays, none is a leaf
+            last = rows.item(-1)
+            if (
+                nodes.rank[ANCHOR].item(last) > key
+                or nodes.pins[tier][ANCHOR].item(last)
+                or nodes.kids[tier].item(last)
+                or not ON_DEVICE.item(nodes.state[ANCHOR].item(last))
+            ):
+                return 0
+        chain = rows[-count:]
+        if len(chain) > 1:
+            chain = self._chain(tier, key, chain)
+        if tier == Tier.HOST and len(chain) < len(rows):  # holes: leaves may lie above
+            self._pins.queue(tier, ANCHOR, rows[: -len(chain)])
+        if nodes.state[ANCHOR].item(chain.item(-1)) == LAST_COPY[tier]:
+            return self._drop(tier, chain, effects)
+        self._leave_anchor(tier, chain, effects)
+        return len(chain)
+
+    def _chain(self, tier: Tier, key: int, rows: NodeIds) -> NodeIds:
+        """The longest end of ``rows`` that is one chain of due pages of one kind, given that the
+        last row is a due leaf. What lies above comes back when its child has gone."""
+        nodes = self._nodes
+        due = self._due(tier, ANCHOR, key, rows)
+        state = nodes.state[ANCHOR][rows]
+        due &= state == state.item(-1)
+        held = nodes.kids[tier][rows]
+        linked = nodes.parent[rows[1:]] == rows[:-1]
+        due[:-1] &= linked
         held[:-1] -= linked
-        stuck = np.flatnonzero(held)
-        held_at = stuck.item(-1) if len(stuck) else -1
-        gaps = np.flatnonzero(~linked)  # on the host a path may have holes
-        gap_at = gaps.item(-1) if len(gaps) else -1
-        if held_at >= gap_at and held_at >= 0:
-            return tail[held_at + 1 :], tail[:0]
-        return tail[gap_at + 1 :], rows[: len(rows) - len(tail) + gap_at + 1]
+        due &= held == 0
+        ends = np.flatnonzero(~due)
+        return rows[ends.item(-1) + 1 :] if len(ends) else rows
 
-    # -- taking --------------------------------------------------------------------------------
+    def _to_leaf_of_host(self, key: int, rows: NodeIds) -> NodeIds:
+        """``rows`` down to the last one that is a due leaf of the host."""
+        self._requeue_warm(Tier.HOST, ANCHOR, key, rows)
+        due = self._due(Tier.HOST, ANCHOR, key, rows)
+        leaves = np.flatnonzero(due & (self._nodes.kids[Tier.HOST][rows] == 0))
+        return rows[: leaves.item(-1) + 1] if len(leaves) else rows[:0]
 
-    def _take(self, tier: Tier, group: GroupId, rows: NodeIds, effects: list[Effect]) -> None:
-        """Take unpinned pages of a group that is not the anchor."""
-        self._leave(tier, group, rows, effects)
-        if self._byteless_anchor:
-            for row in rows[::-1].tolist():
-                self._prune(row, effects)
-
-    def _take_anchor(self, tier: Tier, chain: NodeIds, effects: list[Effect]) -> int:
-        """Take a chain of anchor pages, top first, that ends in a leaf of the tier; how many went."""
+    def _requeue_warm(self, tier: Tier, group: GroupId, key: int, rows: NodeIds) -> None:
+        """A batch's key is its coldest page's; and a lease on the device copy warms the host copy
+        without ever pinning or queueing it there."""
         nodes = self._nodes
-        last_copy = nodes.state[ANCHOR][chain] == (Residency.DEVICE, Residency.HOST)[tier]
-        taken = 0
-        # Stretches of one kind, deepest first: pages that keep a copy, pages whose node must go.
-        cuts = np.flatnonzero(last_copy[1:] != last_copy[:-1]) + 1
-        for part in reversed(np.split(chain, cuts) if len(cuts) else [chain]):
-            if not last_copy[len(chain) - taken - 1]:
-                self._leave_anchor(tier, part, effects)
-                taken += len(part)
-                continue
-            gone = self._drop(tier, part, effects)
-            taken += gone
-            if gone < len(part):
-                break
-        return taken
+        warm = nodes.rank[group][rows] > key
+        if not np.count_nonzero(warm):
+            return
+        warm &= nodes.pins[tier][group][rows] == 0
+        warm &= ON_TIER[tier][nodes.state[group][rows]]
+        self._pins.queue(tier, group, rows[warm])
 
     def _leave_anchor(self, tier: Tier, chain: NodeIds, effects: list[Effect]) -> None:
         """Anchor pages that keep their other copy."""
@@ -143,53 +159,54 @@ class Evictor:
         in flight; an idle host-only subtree below a device-only node goes first.
         """
         nodes = self._nodes
-        busy = self.busy(chain)
         kids = nodes.kids[ANY][chain]
         kids[:-1] -= 1  # the next of the chain
-        for at in np.flatnonzero(busy | (kids > 0))[::-1].tolist():
-            if busy[at] or not self._clear_below(chain[at:], int(kids[at]), effects):
+        kids += self.pinned(chain)
+        for at in np.flatnonzero(kids)[::-1].tolist():
+            if not self._clear_below(chain[at:], effects):
                 chain = chain[at + 1 :]
                 break
         if len(chain):
             self.forget(chain, effects)
         return len(chain)
 
-    def busy(self, rows: NodeIds) -> npt.NDArray[np.bool_]:
-        """Whether any group pins the node on any tier; what is in flight is pinned."""
-        nodes = self._nodes
-        total = np.zeros(len(rows), np.int32)
+    def pinned(self, rows: NodeIds) -> npt.NDArray[np.int32] | int:
+        """Pins of the groups beside the anchor, both tiers; what is in flight is pinned."""
+        total: npt.NDArray[np.int32] | int = 0
         for tier in TIERS:
-            for group in self._groups:
-                total += nodes.pins[tier][group][rows]
-        return total > 0
+            for group in self._others:
+                total = total + self._nodes.pins[tier][group][rows]
+        return total
 
-    def _clear_below(self, chain: NodeIds, extra: int, effects: list[Effect]) -> bool:
-        """Drop the host-only subtrees beside the chain under ``chain[0]``, if all of them idle."""
+    def _clear_below(self, chain: NodeIds, effects: list[Effect]) -> bool:
+        """Drop the host-only subtrees that hang under ``chain[0]`` beside the chain, if all of
+        them and ``chain[0]`` are idle."""
         nodes = self._nodes
-        top = chain.item(0)
         keep = set(chain.tolist())
         rows = nodes.rows()
-        below: list[int] = []
-        level = [top]
+        below = [chain.item(0)]
+        level = below[:]
         while level:  # rare: only where a host-only subtree hangs below a device-only page
-            kids = [row for row in rows[np.isin(nodes.parent[rows], level)].tolist() if row not in keep]
-            below += kids
-            level = kids
-        assert len(below) >= extra, "a child count is wrong"
-        if self.busy(np.array(below, np.int32)).any():
+            kids = rows[np.isin(nodes.parent[rows], level)].tolist()
+            level = [row for row in kids if row not in keep]
+            below += level
+        found = np.array(below, np.int32)
+        if np.any(self.pinned(found)) or np.any(nodes.pins[Tier.HOST][ANCHOR][found]):
             return False
-        for row in reversed(below):
+        for row in below[:0:-1]:
             self.forget(np.array([row], np.int32), effects)
         return True
 
     def forget(self, chain: NodeIds, effects: list[Effect]) -> None:
         """Free every page of idle nodes and remove them; the chain ends in a leaf."""
         nodes = self._nodes
-        self._checkpoints.forget(chain)
-        top = nodes.parent.item(chain.item(0))
+        if len(self._others):
+            self._checkpoints.forget(chain)
+        first = chain.item(0)
+        top = nodes.parent.item(first)
         for tier in TIERS:
-            nodes.kids[tier][top] -= int(ON_TIER[tier][nodes.state[ANCHOR][chain.item(0)]])
-            nodes.kids[tier][chain] = 0
+            if ON_TIER[tier].item(nodes.state[ANCHOR].item(first)):
+                nodes.kids[tier][top] -= 1
             for group in self._groups:
                 here = chain[ON_TIER[tier][nodes.state[group][chain]]]
                 if len(here):
@@ -210,11 +227,11 @@ class Evictor:
     def _prune(self, row: int, effects: list[Effect]) -> None:
         """An anchor without bytes keeps no node alive: drop leaves that hold no page."""
         nodes = self._nodes
-        while row != NONE and nodes.keys[row] is not None and not nodes.kids[ANY].item(row):
-            if any(nodes.state[group].item(row) for group in self._groups[1:]):
+        while row != NONE and nodes.holds(row) and not nodes.kids[ANY].item(row):
+            if any(nodes.state[group].item(row) for group in self._others):
                 return
             one = np.array([row], np.int32)
-            if self.busy(one).any():
+            if any(np.any(nodes.pins[tier][ANCHOR][one]) for tier in TIERS):
                 return
             row = nodes.parent.item(row)
             self.forget(one, effects)

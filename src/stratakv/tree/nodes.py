@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import CacheSpec
+from stratakv.spec.retention import KeepAll
 from stratakv.tree.residency import ResidencyColumn
 
 Int32s = npt.NDArray[np.int32]
@@ -35,14 +36,16 @@ class Tier(IntEnum):
 ANY: Final = 2
 """Third index of ``kids``: children whose anchor is on either tier."""
 TIERS: Final = (Tier.DEVICE, Tier.HOST)
+ONE_CHILD: Final = (np.array((1, 0, 1), np.int32), np.array((0, 1, 1), np.int32))
+"""By tier: what a child whose anchor lies on that tier alone adds to its parent's counts."""
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """``rows[:length]`` is a chain, top first; page ``start`` of the prefix is ``rows[0]``."""
+    """``rows[:len(keys)]`` is a chain, top first; page ``start`` of the prefix is ``rows[0]``."""
 
     rows: NodeIds
-    length: int
+    keys: list[PageKey]
     parent: int
     start: int
 
@@ -56,17 +59,19 @@ class NodeTable:
         size = capacity + 1  # the root's row
         self.capacity = capacity
         self.index: dict[PageKey, int] = {}
-        self.keys: npt.NDArray[np.object_] = np.empty(capacity, np.object_)
         self.parent: Int32s = np.full(size, NONE, np.int32)
         self.depth: Int32s = np.full(size, NONE, np.int32)  # page index in the prefix
-        self.kids: Int32s = np.zeros((3, size), np.int32)
+        self._kids: Int32s = np.zeros((size, 3), np.int32)
+        self.kids = [self._kids[:, of] for of in (Tier.DEVICE, Tier.HOST, ANY)]
         self.hits: Int32s = np.zeros(size, np.int32)
         self.residency = [ResidencyColumn(size) for _ in groups]
         self.state = [column.states for column in self.residency]
         self.page = [[np.full(size, NONE, np.int32) for _ in groups] for _ in TIERS]
         self.pins = [[np.zeros(size, np.int32) for _ in groups] for _ in TIERS]
         self.rank: list[Int64s] = [np.zeros(size, np.int64) for _ in groups]
-        self.need = [np.zeros(size, np.int32) for _ in groups]  # checkpoints that need the page
+        # Checkpoints that need the page; a group that keeps all needs each of its pages for good.
+        whole = [isinstance(group.retention, KeepAll) for group in spec.groups]
+        self.need = [np.full(size, keeps, np.int32) for keeps in whole]
         self.ticket = [np.full(size, NONE, np.int64) for _ in groups]  # load that is landing it
         self.checkpoint: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
         self._run_of: Int32s = np.full(size, NONE, np.int32)
@@ -122,58 +127,74 @@ class NodeTable:
 
     # -- shape -------------------------------------------------------------------------------
 
-    def grow(self, parent: int, keys: Sequence[PageKey]) -> NodeIds:
-        """Hang a chain of new nodes under ``parent`` (NONE: the root); no page is resident yet."""
+    def grow(self, tier: Tier, parent: int, keys: Sequence[PageKey]) -> NodeIds:
+        """Hang a chain of new nodes under ``parent`` (NONE: the root) whose anchor enters ``tier``;
+        its pages and residency are the caller's to set."""
         count = len(keys)
         assert count <= self._free_rows, "more nodes than anchor pages"
         self._free_rows -= count
         rows = self._free[self._free_rows : self._free_rows + count][::-1].copy()
         self.index.update(zip(keys, rows.tolist(), strict=True))
-        self.keys[rows] = keys
         start = self.depth.item(parent) + 1 if parent >= 0 else 0
         self.depth[rows] = np.arange(start, start + count, dtype=np.int32)
-        self.parent[rows[0]] = parent
-        self.parent[rows[1:]] = rows[:-1]
-        any_kids = self.kids[ANY]
-        any_kids[rows[:-1]] = 1
-        any_kids[rows[-1]] = 0
-        any_kids[parent] += 1
-        self._run_of[rows] = self._append(parent, start, rows)
+        above = np.empty_like(rows)
+        above[0] = parent
+        above[1:] = rows[:-1]
+        self.parent[rows] = above
+        kids = self._kids
+        kids[rows] = ONE_CHILD[tier]
+        kids[rows[-1]] = 0
+        kids[parent] += ONE_CHILD[tier]
+        self._run_of[rows] = self._append(parent, start, rows, keys)
         return rows
 
-    def _append(self, parent: int, start: int, rows: NodeIds) -> int:
+    def _append(self, parent: int, start: int, rows: NodeIds, keys: Sequence[PageKey]) -> int:
         """Lengthen the parent's run where ``parent`` ends it, else open a run; returns its id."""
         if parent >= 0:
             run_id = self._run_of.item(parent)
             run = self._runs[run_id]
-            if run.start + run.length == start:
-                length = run.length + len(rows)
-                if length > len(run.rows):
-                    wider = np.empty(length + length // 2, np.int32)
-                    wider[: run.length] = run.rows[: run.length]
+            length = len(run.keys)
+            if run.start + length == start:
+                grown = length + len(rows)
+                if grown > len(run.rows):
+                    wider = np.empty(grown + grown // 2, np.int32)
+                    wider[:length] = run.rows[:length]
                     run.rows = wider
-                run.rows[run.length : length] = rows
-                run.length = length
+                run.rows[length:grown] = rows
+                run.keys += keys
                 return run_id
-        run_id = self._next_run
         self._next_run += 1
-        self._runs[run_id] = Run(rows.copy(), len(rows), parent, start)
-        return run_id
+        self._runs[self._next_run] = Run(rows.copy(), list(keys), parent, start)
+        return self._next_run
 
     def remove(self, chain: NodeIds) -> None:
         """Forget a chain that ends in a leaf and owns no page any more; top first."""
-        deque(map(self.index.pop, self.keys[chain].tolist()), maxlen=0)
-        self.keys[chain] = None
-        self.kids[ANY][self.parent.item(chain.item(0))] -= 1
+        count = len(chain)
+        self._kids[self.parent.item(chain.item(0)), ANY] -= 1
+        self._kids[chain] = 0
         self.hits[chain] = 0
-        run_ids = self._run_of[chain]
-        for run_id in np.unique(run_ids).tolist() if run_ids[0] != run_ids[-1] else [run_ids[0]]:
-            run = self._runs[int(run_id)]
-            run.length -= int(np.count_nonzero(run_ids == run_id))
-            if not run.length:
-                del self._runs[int(run_id)]
-        self._free[self._free_rows : self._free_rows + len(chain)] = chain
-        self._free_rows += len(chain)
+        row, left = chain.item(-1), count
+        while left:  # run by run, deepest first
+            run_id = self._run_of.item(row)
+            run = self._runs[run_id]
+            cut = max(0, len(run.keys) - left)
+            deque(map(self.index.pop, run.keys[cut:]), maxlen=0)
+            left -= len(run.keys) - cut
+            del run.keys[cut:]
+            if not cut:
+                del self._runs[run_id]
+            row = run.parent
+        self._run_of[chain] = NONE
+        self._free[self._free_rows : self._free_rows + count] = chain
+        self._free_rows += count
+
+    def holds(self, row: int) -> bool:
+        """Whether the row is a node of the tree at present."""
+        return self._run_of.item(row) != NONE
+
+    def key_of(self, row: int) -> PageKey:
+        run = self._runs[self._run_of.item(row)]
+        return run.keys[self.depth.item(row) - run.start]
 
     def rows(self) -> NodeIds:
         """Every node, in no order; for checks and rebuilds, not for the hot path."""

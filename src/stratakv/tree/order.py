@@ -4,6 +4,10 @@ Owns recency and the queues. A batch is rows of one path, top first, with a key 
 of their ranks; a page is looked at only when its batch comes up, so a lease costs one push and an
 eviction never walks the leaves. Must not change residency, pins or the tree's shape.
 
+A page is queued whenever it loses its last pin, arrives, or becomes a leaf, and again whenever its
+rank rises; a batch that comes up too early for a page is dropped, or queued again where nothing else
+would queue the page.
+
 The invariant that ``check`` verifies: every page that could leave now (resident, unpinned, and for
 the anchor without a child on the tier) is covered by a queued batch whose key is not above its rank.
 """
@@ -24,17 +28,19 @@ class EvictionPolicy(Protocol):
     """Ranks pages when they are used. A rank must not fall with use, and of two pages of one path
     the upper must never rank below the lower, given that it has at least as many hits."""
 
-    def rank(self, stamp: int, hits: npt.NDArray[np.int32]) -> int | npt.NDArray[np.int64]:
-        """``stamp``: logical time, counts up from 1. ``hits``: int32 [n]. Returns one rank > 0 for
-        all of them or int64 [n]."""
+    def rank(
+        self, stamp: int, hits: npt.NDArray[np.int32], rows: NodeIds
+    ) -> int | npt.NDArray[np.int64]:
+        """``stamp``: logical time, counts up from 1. ``hits``: uses of every node, of which
+        ``rows`` are meant. Returns one rank > 0 for all of them or int64 [n]."""
         ...
 
 
 class LeastRecentlyUsed:
     """Rank is the time of the last use."""
 
-    def rank(self, stamp: int, hits: npt.NDArray[np.int32]) -> int:
-        del hits  # only the time counts
+    def rank(self, stamp: int, hits: npt.NDArray[np.int32], rows: NodeIds) -> int:
+        del hits, rows  # only the time counts
         return stamp
 
 

@@ -33,7 +33,7 @@ class Pins:
     def stamp(self, group: int, rows: NodeIds, stamp: int) -> None:
         """Record a use of ``rows`` (one path)."""
         nodes = self._nodes
-        nodes.rank[group][rows] = self._policy.rank(stamp, nodes.hits[rows])
+        nodes.rank[group][rows] = self._policy.rank(stamp, nodes.hits, rows)
 
     # -- pins ----------------------------------------------------------------------------------
 
@@ -52,7 +52,6 @@ class Pins:
         after = pins[rows] - 1
         pins[rows] = after
         free = len(rows) - int(np.count_nonzero(after))
-        assert after.min() >= 0, "a page was unpinned more often than pinned"
         if not free:
             return
         self.evictable[tier][group] += free
@@ -86,7 +85,9 @@ class Pins:
         rank = nodes.rank[group]
         queue = self.queues[tier][group]
         last = rows.item(-1)
-        key = rank.item(last) if len(rows) == 1 else int(rank[rows].min())
+        # On the device only the last row of a path can be a leaf; elsewhere any of them may leave.
+        lone = len(rows) == 1 or (group == ANCHOR and tier == Tier.DEVICE)
+        key = rank.item(last) if lone else int(rank[rows].min())
         queue.push(key, nodes.depth.item(last), rows)
         if queue.weight > 4 * nodes.capacity + 4096:
             self.rebuild(tier, group)
@@ -100,7 +101,8 @@ class Pins:
         nodes.rank[group][rows[idle]] = COLD
         for tier in TIERS:
             here = ON_TIER[tier][nodes.state[group][rows]] & free[tier]
-            self.queue(tier, group, rows[here])
+            self.queue(tier, group, rows[here & idle])
+            self.queue(tier, group, rows[here & ~idle])
 
     def offer_above(self, row: int) -> None:
         """``row`` has become idle: a device-only page above it that waited for that may go."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
 from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.retention import KeepAll
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
@@ -40,6 +41,7 @@ class PrefixTree:
         self._matcher = Matcher(spec, self.nodes)
         self._evictor = Evictor(spec, self.nodes, self.pins, self.checkpoints)
         self._groups = range(len(spec.groups))
+        self._whole = [g.id for g in spec.groups if isinstance(g.retention, KeepAll)]
 
     # -- match and lease -----------------------------------------------------------------------
 
@@ -166,18 +168,14 @@ class PrefixTree:
                 effects += self._meet(tier, GroupId(group), rows, mine)
         if known < len(keys):
             parent = nodes.index[keys[known - 1]] if known else NONE
-            rows = nodes.grow(parent, keys[known:])
+            fresh_rows = nodes.grow(tier, parent, keys[known:])
             for group in self._groups:
                 mine = pages[group][known - first :]
-                fresh = rows
+                fresh = fresh_rows
                 if group != ANCHOR:
                     held = mine != NONE
-                    fresh, mine = rows[held], mine[held]
+                    fresh, mine = fresh[held], mine[held]
                 self._adopt(tier, GroupId(group), fresh, mine, stamp)
-            kids = nodes.kids[tier]
-            kids[rows] = 1
-            kids[rows[-1]] = 0
-            kids[parent] += 1
         if tier == DEVICE:
             effects += self._unsaved(keys, first)
         return effects
@@ -209,8 +207,11 @@ class PrefixTree:
             self._adopt(tier, group, adopted, mine[take], self.pins.tick())
             if group == ANCHOR:
                 np.add.at(nodes.kids[tier], nodes.parent[adopted], 1)
-                # With a second copy, neither is the last one any more: both may be offered.
-                self.pins.queue(TIERS[1 - tier], group, adopted)
+            # The other copy's rank has changed, and it is not the last one any more.
+            other = TIERS[1 - tier]
+            free = nodes.pins[other][group][adopted] == 0
+            free &= ON_TIER[other][nodes.state[group][adopted]]
+            self.pins.queue(other, group, adopted[free])
         spare = held & there
         if tier == DEVICE:
             spare &= (state != Residency.LOADING) & (nodes.page[DEVICE][group][rows] != mine)
@@ -223,10 +224,10 @@ class PrefixTree:
         return [Remap(group, at, canonical), FreeDevice(group, mine[spare])]
 
     def _unsaved(self, keys: Sequence[PageKey], first: int) -> list[Effect]:
-        """The anchor's pages without a host copy, among those just inserted."""
-        rows = self.nodes.tail(self.nodes.index[keys[-1]], len(keys) - first)
-        rows = self.copies.unsaved(ANCHOR, rows)
-        return [Backup(ANCHOR, rows)] if len(rows) else []
+        """Pages without a host copy, among those just inserted, of the groups that keep all."""
+        path = self.nodes.tail(self.nodes.index[keys[-1]], len(keys) - first)
+        found = [(group, self.copies.unsaved(group, path)) for group in self._whole]
+        return [Backup(group, rows) for group, rows in found if len(rows)]
 
     # -- keep and evict ------------------------------------------------------------------------
 

@@ -1,0 +1,239 @@
+"""The tree machine: Hypothesis drives a prefix tree through everything a server can do to it.
+
+Requests of a tiny alphabet arrive, load, extend in chunks, keep checkpoints, finish or abort at any
+moment; copies and fetches begin, end and fail in any order; every group is evicted on both tiers.
+The driver compares each answer with the perfect model. Must not decide what is right.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from stratakv.spec.groups import CacheSpec
+from stratakv.testing.specs import MAX_GROUPS, specs
+from stratakv.testing.tree_driver import Request, TreeDriver
+from stratakv.testing.tree_model import Prefix
+from stratakv.tree.nodes import Tier
+from stratakv.tree.residency import Event, Residency
+
+MAX_PAGES = 8
+MAX_REQUESTS = 3
+
+PICK = st.integers(0, 1 << 16)
+YES = st.booleans()
+CHUNK = st.integers(1, 4)
+TAIL = st.lists(st.integers(0, 1), max_size=4).map(tuple)
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """``did`` and ``stepped`` count, over all walks, what was exercised."""
+
+    did: ClassVar[Counter[str]] = Counter()
+    stepped: ClassVar[Counter[tuple[Residency, Event]]] = Counter()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver: TreeDriver | None = None
+        self.prompts: list[Prefix] = [()]
+        self.sound = True  # no step has failed: the walk may be wound up
+
+    @initialize(
+        spec=specs(),
+        device=st.lists(st.integers(4, 12), min_size=MAX_GROUPS, max_size=MAX_GROUPS),
+        host=st.lists(st.integers(2, 10), min_size=MAX_GROUPS, max_size=MAX_GROUPS),
+        served=st.lists(st.tuples(PICK, TAIL, CHUNK), max_size=3),
+    )
+    def begin(
+        self,
+        spec: CacheSpec,
+        device: list[int],
+        host: list[int],
+        served: list[tuple[int, Prefix, int]],
+    ) -> None:
+        groups = len(spec.groups)
+        self.driver = TreeDriver(spec, device[:groups], host[:groups])
+        with self.step():
+            for pick, tail, chunk in served:  # a walk that begins with something cached does more
+                self._serve(pick, tail, chunk, generous=bool(pick & 1))
+                if pick & 2:
+                    self._save_all(pick, ok=True)
+
+    @property
+    def it(self) -> TreeDriver:
+        assert self.driver is not None
+        return self.driver
+
+    @contextmanager
+    def step(self) -> Iterator[TreeDriver]:
+        self.sound = False
+        yield self.it
+        self.it.verify()
+        self.sound = True
+
+    def prompt(self, pick: int, tail: Prefix) -> Prefix:
+        """An earlier prompt, cut somewhere, and something new: prefixes must collide."""
+        base = self.prompts[pick % len(self.prompts)]
+        prompt = (*base[: pick // 64 % (MAX_PAGES + 1)], *tail)[:MAX_PAGES] or (0,)
+        self.prompts.append(prompt)
+        return prompt
+
+    def limit(self, prompt: Prefix, *, exact: bool) -> int:
+        """A prompt of exactly k pages may match k - 1: one token is always computed."""
+        return len(prompt) - exact
+
+    def request(self, pick: int) -> Request:
+        return self.it.requests[pick % len(self.it.requests)]
+
+    # -- requests ------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.it.requests) < MAX_REQUESTS)
+    @rule(pick=PICK, tail=TAIL, exact=YES, load=YES)
+    def arrive(self, pick: int, tail: Prefix, exact: bool, load: bool) -> None:  # noqa: FBT001
+        with self.step() as it:
+            prompt = self.prompt(pick, tail)
+            it.arrive(prompt, self.limit(prompt, exact=exact), load=load)
+
+    @precondition(lambda self: len(self.it.requests) < MAX_REQUESTS)
+    @rule(pick=PICK, tail=TAIL, chunk=CHUNK, generous=YES)
+    def serve(self, pick: int, tail: Prefix, chunk: int, generous: bool) -> None:  # noqa: FBT001
+        """A whole request, as an idle server would run it."""
+        with self.step():
+            self._serve(pick, tail, chunk, generous=generous)
+
+    def _serve(self, pick: int, tail: Prefix, chunk: int, *, generous: bool) -> None:
+        it, prompt = self.it, self.prompt(pick, tail)
+        request = it.arrive(prompt, len(prompt) - 1, load=True)
+        while request.lease.end < len(prompt):
+            if not it.extend(request, chunk, generous=generous):
+                break
+            if request.lease.end == len(prompt) - 1:
+                it.keep(request, request.lease.end, request.continued)
+        it.keep(request, request.lease.end, request.continued)
+        it.finish(request)
+
+    @precondition(lambda self: self.it.requests)
+    @rule(pick=PICK, chunk=CHUNK, generous=YES)
+    def extend(self, pick: int, chunk: int, generous: bool) -> None:  # noqa: FBT001
+        with self.step() as it:
+            request = self.request(pick)
+            if request.lease.end < len(request.prompt):
+                it.extend(request, chunk, generous=generous)
+
+    @precondition(lambda self: self.it.requests)
+    @rule(pick=PICK, back=st.integers(0, 3))
+    def keep(self, pick: int, back: int) -> None:
+        with self.step() as it:
+            request = self.request(pick)
+            it.keep(request, request.lease.end - back, request.continued)
+
+    @precondition(lambda self: self.it.requests)
+    @rule(pick=PICK, keep=YES)
+    def finish(self, pick: int, keep: bool) -> None:  # noqa: FBT001
+        """With a checkpoint at the end, or as an abort at any moment."""
+        with self.step() as it:
+            request = self.request(pick)
+            if keep:
+                it.keep(request, request.lease.end, request.continued)
+            it.finish(request)
+
+    # -- tiers ---------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.it.model.nodes)
+    @rule(pick=PICK, group=st.integers(0, MAX_GROUPS - 1), count=st.integers(1, 6))
+    def backup(self, pick: int, group: int, count: int) -> None:
+        with self.step() as it:
+            tips = list(it.model.nodes)
+            it.backup(tips[-1 - pick % len(tips)], group % len(it.spec.groups), count)
+
+    @precondition(lambda self: self.it.model.nodes)
+    @rule(pick=PICK, ok=YES)
+    def save_all(self, pick: int, ok: bool) -> None:  # noqa: FBT001
+        """Write a whole path through, every group of it."""
+        with self.step():
+            self._save_all(pick, ok=ok or pick % 4 > 0)
+
+    def _save_all(self, pick: int, *, ok: bool) -> None:
+        it = self.it
+        tips = list(it.model.nodes) or [()]
+        tip = tips[-1 - pick % len(tips)]
+        before = len(it.copies)
+        for group in it.model.groups:
+            if tip in it.model.nodes:
+                it.backup(tip, group, len(tip))
+        for copy in it.copies[before:]:
+            it.end_copy(copy, ok=ok)
+
+    @precondition(lambda self: self.it.copies)
+    @rule(pick=PICK, ok=YES)
+    def end_copy(self, pick: int, ok: bool) -> None:  # noqa: FBT001
+        with self.step() as it:
+            it.end_copy(it.copies[pick % len(it.copies)], ok=ok)
+
+    @precondition(lambda self: len(self.it.requests) < MAX_REQUESTS)
+    @rule(pick=PICK, tail=TAIL, decline=YES)
+    def load(self, pick: int, tail: Prefix, decline: bool) -> None:  # noqa: FBT001
+        """A request for something that is in the tree, so that the host tier serves."""
+        with self.step() as it:
+            tips = list(it.model.nodes) or [(0,)]
+            prompt = (*tips[-1 - pick % len(tips)], *tail)[:MAX_PAGES]
+            self.prompts.append(prompt)
+            it.arrive(prompt, len(prompt), load=True, decline=decline and pick % 4 == 0)
+
+    @precondition(lambda self: len(self.it.fetches) < 2)
+    @rule(pick=PICK, tail=TAIL, generous=YES)
+    def fetch(self, pick: int, tail: Prefix, generous: bool) -> None:  # noqa: FBT001
+        with self.step() as it:
+            it.fetch(self.prompt(pick, tail), generous=generous)
+
+    @precondition(lambda self: self.it.fetches)
+    @rule(pick=PICK, landed=YES)
+    def end_fetch(self, pick: int, landed: bool) -> None:  # noqa: FBT001
+        with self.step() as it:
+            it.end_fetch(it.fetches[pick % len(it.fetches)], landed=landed or pick % 4 > 0)
+
+    @precondition(lambda self: self.it.model.nodes)
+    @rule(
+        tier=st.sampled_from(Tier),
+        group=st.integers(0, MAX_GROUPS - 1),
+        count=st.integers(1, 6),
+    )
+    def evict(self, tier: Tier, group: int, count: int) -> None:
+        with self.step() as it:
+            it.evict(tier, group % len(it.spec.groups), count)
+
+    @precondition(lambda self: len(self.it.model.nodes) > 4)
+    @rule()
+    def probe(self) -> None:
+        """Every prompt ever sent matches exactly as far as it should, and matching changes nothing."""
+        with self.step() as it:
+            for prompt in self.prompts:
+                it.match(prompt, len(prompt))
+
+    @precondition(lambda self: len(self.it.model.nodes) > 6)
+    @rule(pick=PICK)
+    def flush(self, pick: int) -> None:
+        with self.step() as it:
+            if not pick % 4:
+                it.drain()
+
+    @invariant()
+    def started(self) -> None:
+        assert self.sound
+
+    def teardown(self) -> None:
+        if self.driver is None or not self.sound:
+            return
+        self.driver.drain()
+        self.did.update(self.driver.did)
+        self.did["walks"] += 1
+        self.stepped.update(self.driver.model.stepped)

@@ -1,0 +1,338 @@
+"""The perfect model of the prefix tree: dictionaries of prefixes, read off the design's text.
+
+Knows for every prefix page and group which tier holds which page, who pins it and when it was last
+used, and says what the tree must answer, free and remap. Slow and obvious on purpose: nothing is
+kept that can be recounted. Must not import anything that decides in ``stratakv.tree``.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stratakv.core.ids import NONE
+from stratakv.spec.groups import CacheSpec
+from stratakv.spec.retention import KeepAll, needed
+from stratakv.tree.nodes import Tier
+from stratakv.tree.residency import Event, Residency
+
+DEVICE, HOST = Tier.DEVICE, Tier.HOST
+Prefix = tuple[int, ...]
+"""One symbol per page; ``prefix[:i + 1]`` names page i."""
+Place = tuple[Prefix, int]
+"""One group's page of one prefix."""
+Freed = tuple[Tier, int, int]
+"""Tier, group, page id."""
+
+_LEAVES = (Event.DEVICE_EVICTED, Event.HOST_EVICTED)
+
+
+@dataclass(slots=True)
+class Spot:
+    """Where one group's page of one node is; ``used`` is when it was last stamped."""
+
+    pages: list[int] = field(default_factory=lambda: [NONE, NONE])
+    moving: Residency | None = None
+    used: int = 0
+
+    @property
+    def state(self) -> Residency:
+        if self.moving is not None:
+            return self.moving
+        device, host = (page != NONE for page in self.pages)
+        if device:
+            return Residency.BOTH if host else Residency.DEVICE
+        return Residency.HOST if host else Residency.ABSENT
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease: ``on_host`` are the places that a planned load will read."""
+
+    prompt: Prefix
+    end: int
+    on_host: set[Place] = field(default_factory=set[Place])
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Effects, without their order."""
+
+    freed: Counter[Freed] = field(default_factory=Counter[Freed])
+    remapped: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    backups: dict[int, list[Prefix]] = field(default_factory=dict[int, list[Prefix]])
+
+
+class TreeModel:
+    """``stepped`` counts residency transitions: what a campaign has covered."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        self.spec = spec
+        self.groups = range(len(spec.groups))
+        self.nodes: dict[Prefix, list[Spot]] = {}
+        self.leases: dict[int, Held] = {}
+        self.checkpoints: set[Prefix] = set()
+        self.stepped: Counter[tuple[Residency, Event]] = Counter()
+        self.clock = 0
+        self._keeps_all = [isinstance(group.retention, KeepAll) for group in spec.groups]
+        self._needed: dict[tuple[int, int], range] = {}
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def needed(self, group: int, end: int) -> range:
+        """The design's ``needed`` at a page boundary."""
+        if (group, end) not in self._needed:
+            page, rule = self.spec.page_tokens, self.spec.groups[group].retention
+            self._needed[group, end] = needed(rule, end * page, page)
+        return self._needed[group, end]
+
+    def places(self, prompt: Prefix, end: int) -> list[Place]:
+        """Everything that any group needs at ``end``."""
+        return [(prompt[: i + 1], g) for g in self.groups for i in self.needed(g, end)]
+
+    def spot(self, place: Place) -> Spot:
+        return self.nodes[place[0]][place[1]]
+
+    def reach(self, prompt: Prefix) -> int:
+        """How many leading pages of ``prompt`` have a node."""
+        known = 0
+        while known < len(prompt) and prompt[: known + 1] in self.nodes:
+            known += 1
+        return known
+
+    def match(self, prompt: Prefix, limit: int) -> tuple[int, int, int]:
+        """(device_end, end, anchor_end) by trying every end."""
+        anchor_end = self.reach(prompt[:limit])
+        device_end = end = 0
+        for at in range(1, anchor_end + 1):
+            spots = [self.spot(place) for place in self.places(prompt, at)]
+            if all(spot.state != Residency.ABSENT for spot in spots):
+                end = at
+            if all(spot.pages[DEVICE] != NONE for spot in spots):
+                device_end = at
+        return device_end, end, anchor_end
+
+    def pinned(self) -> tuple[Counter[Place], Counter[Place]]:
+        """Pins per tier, recounted from the leases and the copies in flight."""
+        pins: tuple[Counter[Place], Counter[Place]] = (Counter(), Counter())
+        for held in self.leases.values():
+            for place in self.places(held.prompt, held.end):
+                pins[HOST if place in held.on_host else DEVICE][place] += 1
+        for prefix, spots in self.nodes.items():
+            for group, spot in enumerate(spots):
+                if spot.moving is not None:
+                    pins[DEVICE][prefix, group] += 1
+                    pins[HOST][prefix, group] += 1
+        return pins
+
+    def wanted(self) -> set[Place]:
+        """Places of groups that do not keep all which some checkpoint needs."""
+        return {
+            place
+            for prefix in self.checkpoints
+            for place in self.places(prefix, len(prefix))
+            if not self._keeps_all[place[1]]
+        }
+
+    def evictable(self) -> list[list[int]]:
+        """[tier][group]: resident pages that nothing pins on the tier."""
+        counts = [[0] * len(self.groups) for _ in Tier]
+        pins = self.pinned()
+        for prefix, spots in self.nodes.items():
+            for group, spot in enumerate(spots):
+                for tier in Tier:
+                    counts[tier][group] += (
+                        spot.pages[tier] != NONE and not pins[tier][prefix, group]
+                    )
+        return counts
+
+    def candidates(self, tier: Tier, group: int) -> dict[Prefix, int]:
+        """Pages that may leave right now, each with its rank; 0 is the cold end."""
+        pins = self.pinned()
+        free = [
+            prefix
+            for prefix, spots in self.nodes.items()
+            if spots[group].pages[tier] != NONE and not pins[tier][prefix, group]
+        ]
+        if group == 0:
+            busy = {place[0] for tier_pins in pins for place, count in tier_pins.items() if count}
+            free = [prefix for prefix in free if self._anchor_may_leave(tier, prefix, busy)]
+        wanted = set() if self._keeps_all[group] else self.wanted()
+        ranks: dict[Prefix, int] = {}
+        for prefix in free:
+            place = (prefix, group)
+            idle = not pins[DEVICE][place] and not pins[HOST][place]
+            cold = not self._keeps_all[group] and idle and place not in wanted
+            ranks[prefix] = 0 if cold else self.spot(place).used
+        return ranks
+
+    def _anchor_may_leave(self, tier: Tier, prefix: Prefix, busy: set[Prefix]) -> bool:
+        below = self.below(prefix)
+        if any(self.nodes[p][0].pages[tier] != NONE for p in below):
+            return False
+        if self.nodes[prefix][0].pages[1 - tier] != NONE:
+            return True
+        return not busy.intersection((prefix, *below))
+
+    def below(self, prefix: Prefix) -> list[Prefix]:
+        """Every node under ``prefix``, deepest first."""
+        found = [p for p in self.nodes if len(p) > len(prefix) and p[: len(prefix)] == prefix]
+        return sorted(found, key=len, reverse=True)
+
+    def branches(self, prefix: Prefix) -> int:
+        return sum(p[:-1] == prefix for p in self.nodes)
+
+    # -- leases --------------------------------------------------------------------------------
+
+    def lease(self, holder: int, prompt: Prefix, end: int, *, load: bool) -> Held:
+        held = Held(prompt, end)
+        places = self.places(prompt, end)
+        if load:
+            held.on_host = {p for p in places if self.spot(p).pages[DEVICE] == NONE}
+        self.leases[holder] = held
+        self._stamp(places)
+        return held
+
+    def advance(self, holder: int, prompt: Prefix, end: int) -> None:
+        held = self.leases[holder]
+        before = set(self.places(held.prompt, held.end))
+        held.prompt, held.end = prompt, end
+        self._stamp([place for place in self.places(prompt, end) if place not in before])
+
+    def release(self, holder: int) -> None:
+        """The end of a lease is its last use."""
+        held = self.leases.pop(holder)
+        self._stamp(self.places(held.prompt, held.end))
+
+    def keep(self, holder: int, end: int, continued: int) -> Outcome:
+        """Mark a checkpoint where everything it needs is present; supersede older ones above."""
+        outcome = Outcome()
+        if not 0 < end <= self.leases[holder].end or all(self._keeps_all):
+            return outcome
+        prompt = self.leases[holder].prompt[:end]
+        places = [p for p in self.places(prompt, end) if not self._keeps_all[p[1]]]
+        nodes = self.nodes
+        if any(nodes[prefix][group].state == Residency.ABSENT for prefix, group in places):
+            return outcome
+        self.checkpoints.add(prompt)
+        self._stamp(places)
+        for prefix, group in places:
+            if self.spot((prefix, group)).state == Residency.DEVICE:
+                outcome.backups.setdefault(group, []).append(prefix)
+        for at in range(1, min(continued, end - 1) + 1):
+            if self.branches(prompt[:at]) <= 1:
+                self.checkpoints.discard(prompt[:at])
+        return outcome
+
+    def _stamp(self, places: Sequence[Place]) -> None:
+        self.clock += 1
+        for place in places:
+            self.spot(place).used = self.clock
+
+    # -- pages come ----------------------------------------------------------------------------
+
+    def place(
+        self, tier: Tier, prompt: Prefix, first: int, pages: Sequence[Sequence[int]]
+    ) -> Outcome:
+        """A request's (device) or storage's (host) pages for [first, len(prompt))."""
+        outcome = Outcome()
+        self.clock += 1
+        for at in range(first, len(prompt)):
+            spots = self.nodes.setdefault(prompt[: at + 1], [Spot() for _ in self.groups])
+            for group, spot in enumerate(spots):
+                page = pages[group][at - first]
+                if page != NONE:
+                    self._offer(tier, group, at, spot, page, outcome)
+        if tier == DEVICE:
+            for group in (g for g in self.groups if self._keeps_all[g]):
+                path = [prompt[: at + 1] for at in range(first, len(prompt))]
+                unsaved = [p for p in path if self.nodes[p][group].state == Residency.DEVICE]
+                if unsaved:
+                    outcome.backups[group] = unsaved
+        return outcome
+
+    def _offer(
+        self, tier: Tier, group: int, at: int, spot: Spot, page: int, outcome: Outcome
+    ) -> None:
+        mine = spot.pages[tier]
+        if mine == NONE:
+            self.step(spot, (Event.INSERTED, Event.FETCHED)[tier])
+            spot.pages[tier] = page
+            spot.used = self.clock
+        elif tier == HOST:
+            outcome.freed[HOST, group, page] += 1
+        elif spot.moving != Residency.LOADING and page != mine:
+            outcome.remapped[group, at] = mine
+            outcome.freed[DEVICE, group, page] += 1
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def begin_backup(self, places: Sequence[Place], pages: Sequence[int]) -> None:
+        for place, page in zip(places, pages, strict=True):
+            spot = self.spot(place)
+            self.step(spot, Event.BACKUP_BEGUN)
+            spot.moving, spot.pages[HOST] = Residency.SAVING, page
+
+    def end_backup(self, places: Sequence[Place], *, ok: bool) -> Outcome:
+        outcome = Outcome()
+        for place in places:
+            spot = self.spot(place)
+            self.step(spot, Event.BACKUP_DONE if ok else Event.BACKUP_FAILED)
+            spot.moving = None
+            if not ok:
+                outcome.freed[HOST, place[1], spot.pages[HOST]] += 1
+                spot.pages[HOST] = NONE
+        return outcome
+
+    def begin_load(self, holder: int, pages: dict[Place, int]) -> None:
+        held = self.leases[holder]
+        assert set(pages) == held.on_host
+        for place, page in pages.items():
+            spot = self.spot(place)
+            self.step(spot, Event.LOAD_BEGUN)
+            spot.moving, spot.pages[DEVICE] = Residency.LOADING, page
+        held.on_host = set()
+
+    def end_load(self, places: Sequence[Place]) -> None:
+        for place in places:
+            self.step(self.spot(place), Event.LOAD_DONE)
+            self.spot(place).moving = None
+
+    # -- pages go ------------------------------------------------------------------------------
+
+    def take(self, tier: Tier, group: int, prefix: Prefix, outcome: Outcome) -> None:
+        """Evict one candidate, with everything that must go along."""
+        spots = self.nodes[prefix]
+        if group == 0 and spots[0].pages[1 - tier] == NONE:
+            for node in (*self.below(prefix), prefix):
+                self._drop(node, outcome)
+            return
+        self._leave(tier, group, spots[group], outcome)
+        if self.spec.groups[0].page_bytes == 0:
+            self._prune(prefix, outcome)
+
+    def _leave(self, tier: Tier, group: int, spot: Spot, outcome: Outcome) -> None:
+        outcome.freed[tier, group, spot.pages[tier]] += 1
+        self.step(spot, _LEAVES[tier])
+        spot.pages[tier] = NONE
+
+    def _drop(self, prefix: Prefix, outcome: Outcome) -> None:
+        for group, spot in enumerate(self.nodes[prefix]):
+            for tier in Tier:
+                if spot.pages[tier] != NONE:
+                    self._leave(tier, group, spot, outcome)
+        del self.nodes[prefix]
+        self.checkpoints.discard(prefix)
+
+    def _prune(self, prefix: Prefix, outcome: Outcome) -> None:
+        """Nodes of an anchor without bytes go once nothing lies on or below them."""
+        pins = self.pinned()
+        while prefix and prefix in self.nodes and not self.branches(prefix):
+            spots = self.nodes[prefix]
+            held = any(spot.state != Residency.ABSENT for spot in spots[1:])
+            if held or any(tier_pins[prefix, 0] for tier_pins in pins):
+                return
+            self._drop(prefix, outcome)
+            prefix = prefix[:-1]
+
+    def step(self, spot: Spot, event: Event) -> None:
+        self.stepped[spot.state, event] += 1

@@ -1,0 +1,562 @@
+"""The HTTP API over a real uvicorn on the loopback, the engine scripted (``tests.serving``)."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from tests.serving import EOS, MAX_MODEL_LEN, EchoEngine, make_service, running, train_tokenizer
+
+from stratakv.core.errors import ConfigError
+from stratakv.serve.server import bound_socket
+from stratakv.serve.tokenizer import Tokenizer
+
+FOX = "The quick brown fox, Grüße 👍🏽 东京! "
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return train_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory):
+    return Tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def shared(tokenizer):
+    engine = EchoEngine()
+    with running(make_service(tokenizer, engine), engine) as server:
+        yield server
+
+
+@pytest.fixture
+def live(shared):
+    """The shared server, idle, its engine as new."""
+    yield shared
+    shared.engine.gate.set()
+    wait_until(lambda: shared.service.driver.open_requests == 0 and not shared.engine.requests)
+    shared.engine.forget()
+
+
+@pytest.fixture
+def fresh(tokenizer):
+    engine = EchoEngine()
+    with running(make_service(tokenizer, engine), engine) as server:
+        yield server
+
+
+@pytest.fixture
+def client(live):
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture
+def http(live):
+    with httpx.Client(base_url=live.url, timeout=20) as found:
+        yield found
+
+
+def complete(client, prompt=FOX, **extra):
+    return client.completions.create(model="echo", prompt=prompt, temperature=0, **extra)
+
+
+def chat(client, text="hello", **extra):
+    messages = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="echo", messages=messages, temperature=0, **extra)
+
+
+def error_of(response, status):
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_a_completion(client, tokenizer):
+    answer = complete(client, max_tokens=7)
+    tokens = tokenizer.encode(FOX).tolist()
+    assert answer.choices[0].text == tokenizer.decode(tokens[:7])
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.prompt_tokens == len(tokens)
+    assert answer.usage.completion_tokens == 7
+    assert answer.usage.total_tokens == len(tokens) + 7
+    assert (answer.object, answer.model) == ("text_completion", "echo")
+
+
+def test_the_default_of_completions_is_16_tokens(client):
+    assert complete(client).usage.completion_tokens == 16
+
+
+def test_every_form_of_a_prompt_gives_the_same_answer(client, tokenizer):
+    tokens = tokenizer.encode(FOX).tolist()
+    text = complete(client, FOX).choices[0].text
+    assert complete(client, tokens).choices[0].text == text
+    for several in ([FOX, "another prompt"], [tokens, tokenizer.encode("another prompt").tolist()]):
+        choices = complete(client, several).choices
+        assert [choice.index for choice in choices] == [0, 1]
+        assert choices[0].text == text
+        assert choices[1].text == complete(client, "another prompt").choices[0].text
+
+
+def test_a_chat_fills_what_is_left_of_the_model(client, tokenizer):
+    answer = chat(client, "hello")
+    assert answer.usage.total_tokens == MAX_MODEL_LEN
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content.startswith("<user>hello<assistant><user>")
+
+
+def test_the_end_token_ends_an_answer_unless_it_is_ignored(client):
+    prompt = f"one two{EOS}three"
+    answer = complete(client, prompt, max_tokens=20)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one two", "stop")
+    answer = complete(client, prompt, max_tokens=20, extra_body={"ignore_eos": True})
+    assert answer.choices[0].text.startswith("one twothree")
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_stop_string_across_tokens_ends_an_answer_and_the_engines_work(client, live, tokenizer):
+    prompt = "one two ###END### three"
+    assert len(tokenizer.encode("###END###")) > 1
+    answer = complete(client, prompt, max_tokens=200, stop=["nope", "###END###"])
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one two ", "stop")
+    assert answer.usage.completion_tokens < len(tokenizer.encode(prompt))
+    wait_until(lambda: not live.engine.requests)
+
+
+def test_choices_differ_by_seed_and_a_seed_repeats_them(client):
+    def texts(seed):
+        answer = client.completions.create(
+            model="echo", prompt=FOX, temperature=1.0, n=3, seed=seed, max_tokens=12
+        )
+        return [choice.text for choice in answer.choices]
+
+    assert len(set(texts(7))) == 3
+    assert texts(7) == texts(7)
+    assert texts(7) != texts(8)
+    assert texts(None) != texts(None)
+
+
+def test_usage_counts_a_prompt_once_and_says_where_it_was_cached(client, tokenizer):
+    complete(client, FOX)
+    answer = complete(client, [FOX, "never seen"], n=2)
+    hit = len(tokenizer.encode(FOX)) - 1
+    assert answer.usage.prompt_tokens == hit + 1 + len(tokenizer.encode("never seen"))
+    assert answer.usage.completion_tokens == 4 * 16
+    details = answer.usage.prompt_tokens_details
+    assert details.cached_tokens == hit
+    assert details.cached_tokens_by_tier == {"device": hit // 2, "host": hit - hit // 2}
+    assert details.cached_tokens_by_group == {
+        "full": {"device": hit // 2, "host": hit - hit // 2},
+        "swa": {"device": 2, "host": 4},
+    }
+
+
+def test_a_salt_reaches_the_engine(client, live):
+    complete(client, FOX, extra_body={"cache_salt": "tenant"})
+    assert live.engine.submitted[-1].salt == "tenant"
+    assert complete(client, FOX).usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_sampling_reaches_the_engine(client, live):
+    client.completions.create(
+        model="echo", prompt="x", temperature=0.5, top_p=0.25, seed=9, max_tokens=3,
+        extra_body={"top_k": 4},
+    )  # fmt: skip
+    found = live.engine.submitted[-1].sampling
+    assert (found.temperature, found.top_p, found.top_k) == (0.5, 0.25, 4)
+    assert (found.seed, found.max_tokens, found.logprobs) == (9, 3, None)
+
+
+def test_log_probabilities_of_a_completion(client, tokenizer):
+    found = complete(client, FOX, logprobs=2, max_tokens=9).choices[0]
+    tokens = tokenizer.encode(FOX).tolist()[:9]
+    assert found.logprobs.tokens == [tokenizer.token_text(token) for token in tokens]
+    assert found.logprobs.token_logprobs == [-0.25] * 9
+    assert all(2 <= len(top) <= 3 for top in found.logprobs.top_logprobs)
+    assert found.logprobs.text_offset[:2] == [0, len(tokenizer.token_text(tokens[0]))]
+
+
+def test_log_probabilities_of_a_chat(client):
+    found = chat(client, "Ü", logprobs=True, top_logprobs=2, max_tokens=12).choices[0]
+    assert len(found.logprobs.content) == 12
+    joined = b"".join(bytes(token.bytes) for token in found.logprobs.content)
+    assert joined.decode() == found.message.content
+    assert [len(token.top_logprobs) for token in found.logprobs.content] == [2] * 12
+    assert chat(client, max_tokens=2).choices[0].logprobs is None
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"max_tokens": 40},
+        {"max_tokens": 40, "stop": "fox"},
+        {"max_tokens": 40, "logprobs": 1},
+        {"max_tokens": 20, "n": 3},
+    ],
+)
+def test_a_streamed_completion_is_the_whole_one(client, extra):
+    whole = complete(client, [FOX, "another prompt"], **extra)
+    chunks = list(
+        complete(client, [FOX, "another prompt"], stream=True, **extra,
+                 stream_options={"include_usage": True})
+    )  # fmt: skip
+    *parts, last = chunks
+    assert all(chunk.usage is None for chunk in parts)
+    assert last.choices == []
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    for choice in whole.choices:
+        mine = [c for part in parts for c in part.choices if c.index == choice.index]
+        assert "".join(c.text for c in mine) == choice.text
+        assert [c.finish_reason for c in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish_reason == choice.finish_reason
+        if choice.logprobs is not None:
+            offsets = [offset for c in mine for offset in c.logprobs.text_offset]
+            assert offsets == choice.logprobs.text_offset
+
+
+def test_a_streamed_chat_is_the_whole_one(client):
+    whole = chat(client, FOX, max_tokens=60, n=2)
+    chunks = list(chat(client, FOX, max_tokens=60, n=2, stream=True))
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    for choice in whole.choices:
+        mine = [c for part in chunks for c in part.choices if c.index == choice.index]
+        assert mine[0].delta.role == "assistant"
+        assert [c.delta.role for c in mine[1:]] == [None] * (len(mine) - 1)
+        assert "".join(c.delta.content or "" for c in mine) == choice.message.content
+
+
+def test_tokens_come_as_they_are_made(http, live):
+    """The stream is read while the engine stands still after a few steps."""
+    live.engine.gate.clear()
+    body = {"prompt": FOX, "stream": True, "max_tokens": 50, "temperature": 0}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = response.iter_lines()
+        live.engine.gate.set()
+        assert json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        (b"", None, "invalid_json"),
+        (b'{"prompt": "a"', None, "invalid_json"),
+        (b'{"prompt": "\xff"}', None, "invalid_json"),
+        (b'{"prompt": "a", "temperature": NaN}', None, "invalid_json"),
+        (b'{"prompt": "a", "temperature": 1e999}', "temperature", "invalid_value"),
+        (b"[" * 60_000, None, "invalid_json"),
+        (b"[]", None, None),
+        (b"{}", "prompt", "missing_required_parameter"),
+        (b'{"prompt": ""}', "prompt", "invalid_value"),
+        (b'{"prompt": []}', "prompt", "invalid_value"),
+        (b'{"prompt": {"a": 1}}', "prompt", "invalid_type"),
+        (b'{"prompt": [1, 400]}', "prompt", "invalid_value"),
+        (b'{"prompt": "\\ud800"}', "prompt", "invalid_value"),
+        (b'{"prompt": "a", "n": 100000}', "n", "invalid_value"),
+        (b'{"prompt": "a", "n": 100}', "n", "invalid_value"),
+        (b'{"prompt": "a", "echo": true}', "echo", "unsupported_parameter"),
+        (b'{"prompt": "a", "max_tokens": 600}', "max_tokens", "context_length_exceeded"),
+    ],
+)
+def test_malformed_requests(http, live, body, param, code):
+    error = error_of(http.post("/v1/completions", content=body), 400)
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["type"] == "invalid_request_error"
+    assert live.engine.submitted == []
+
+
+def test_prompts_that_are_too_long(http):
+    body = {"prompt": [1] * MAX_MODEL_LEN}
+    error = error_of(http.post("/v1/completions", json=body), 400)
+    assert error["code"] == "context_length_exceeded"
+    # Shorter than the model allows, larger than the engine's pools.
+    for stream in (False, True):
+        body = {"prompt": [1] * 450, "stream": stream}
+        error = error_of(http.post("/v1/completions", json=body), 400)
+        assert error["code"] == "request_refused"
+    body = {"messages": [{"role": "user", "content": "word " * 2000}]}
+    error = error_of(http.post("/v1/chat/completions", json=body), 400)
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+def test_a_body_that_is_too_large(http):
+    error = error_of(http.post("/v1/completions", content=b"x" * ((1 << 16) + 1)), 413)
+    assert error["code"] == "body_too_large"
+    assert http.get("/health").status_code == 200
+
+
+def test_unknown_paths_methods_and_models(http, client):
+    assert error_of(http.get("/v1/nothing"), 404)["code"] == "not_found"
+    wrong = http.get("/v1/completions")
+    assert error_of(wrong, 405)["code"] == "method_not_allowed"
+    assert wrong.headers["allow"] == "POST"
+    assert error_of(http.get("/v1/models/gpt"), 404)["code"] == "model_not_found"
+    with pytest.raises(openai.NotFoundError, match="gpt"):
+        client.completions.create(model="gpt", prompt="x")
+
+
+def test_request_ids_go_out_as_they_came_in(http):
+    assert http.get("/health", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    made = [http.get("/nothing").headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+    wild = http.get("/health", headers={"X-Request-Id": "x" * 200}).headers["x-request-id"]
+    assert len(wild) == 32
+
+
+def test_an_api_key_guards_all_but_probes(tokenizer):
+    engine = EchoEngine()
+    service = make_service(tokenizer, engine, api_key="secret")
+    with running(service, engine) as live, httpx.Client(base_url=live.url) as http:
+        assert error_of(http.get("/v1/models"), 401)["code"] == "invalid_api_key"
+        assert error_of(http.post("/flush_cache"), 401)
+        for key, status in (("sécret", 401), ("secre", 401), ("secret", 200)):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert http.get("/v1/models", headers=headers).status_code == status
+        assert http.get("/health").status_code == 200
+
+
+# -- the rest of the surface -----------------------------------------------------------------------
+
+
+def test_models_health_version_and_info(http, client):
+    assert [model.id for model in client.models.list()] == ["echo"]
+    assert client.models.retrieve("echo").id == "echo"
+    assert http.get("/health").json() == {"status": "ready"}
+    assert http.get("/version").json() == {"version": "0.0.test"}
+    info = http.get("/server_info").json()
+    assert (info["model"], info["state"]) == ("echo", "ready")
+    assert info["spec"] == {"groups": ["full", "swa"]}
+
+
+def test_tokenize_and_back(http, tokenizer):
+    found = http.post("/tokenize", json={"prompt": FOX}).json()
+    assert found["tokens"] == tokenizer.encode(FOX).tolist()
+    assert found["count"] == len(found["tokens"])
+    assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": FOX}
+    chatted = http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()
+    assert tokenizer.decode(chatted["tokens"]) == "<user>a<assistant>"
+    assert error_of(http.post("/tokenize", json={}), 400)["param"] == "prompt"
+    assert error_of(http.post("/detokenize", json={"tokens": ["a"]}), 400)["param"] == "tokens"
+
+
+def test_flush_is_refused_while_busy(http, live):
+    live.engine.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        running_one = pool.submit(http.post, "/v1/completions", json={"prompt": FOX})
+        wait_until(lambda: live.engine.requests)
+        flushing = threading.Timer(0.05, live.engine.gate.set)
+        flushing.start()
+        live.engine.batch = 0  # nothing advances, so that the request is still there
+        assert error_of(httpx.post(f"{live.url}/flush_cache", timeout=20), 409)["code"] == "busy"
+        live.engine.batch = 32
+        assert running_one.result(20).status_code == 200
+        flushing.join()
+    assert live.engine.seen
+    assert http.post("/flush_cache").json() == {"flushed": True}
+    assert not live.engine.seen
+
+
+def test_metrics_tell_what_happened(fresh):
+    with openai.OpenAI(base_url=f"{fresh.url}/v1", api_key="none", max_retries=0) as client:
+        complete(client, FOX)
+        complete(client, FOX)
+        list(chat(client, "x", stream=True, max_tokens=3))
+    httpx.get(f"{fresh.url}/no/such/path")
+    text = httpx.get(f"{fresh.url}/metrics").text
+    assert 'stratakv_requests_total{finish_reason="length"} 3.0' in text
+    assert "stratakv_generated_tokens_total 35.0" in text
+    assert "stratakv_time_to_first_token_seconds_count 3.0" in text
+    assert "stratakv_inter_token_latency_seconds_count 32.0" in text
+    assert "stratakv_e2e_request_latency_seconds_count 3.0" in text
+    assert 'stratakv_http_responses_total{path="other",status="404"} 1.0' in text
+    assert re.search(r'stratakv_cached_prompt_tokens_total{tier="host"} [1-9]', text)
+    assert "cmpl-" not in text
+    assert "no/such" not in text
+
+
+# -- load, clients that leave, the end -------------------------------------------------------------
+
+
+def test_200_tiny_requests_at_once(live):
+    def one(i):
+        body = {"prompt": f"request {i} of many", "max_tokens": 1 + i % 5, "temperature": 0}
+        if i % 3 == 0:
+            body["stream"] = True
+        return http.post("/v1/completions", json=body).status_code
+
+    limits = httpx.Limits(max_connections=32)
+    client = httpx.Client(base_url=live.url, timeout=30, limits=limits)
+    with client as http, ThreadPoolExecutor(32) as pool:
+        assert set(pool.map(one, range(200))) == {200}
+    assert live.service.driver.open_requests == 0
+    assert live.engine.requests == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_aborts_its_requests(live, stream):
+    live.engine.gate.clear()
+    # Slow enough that the client leaves in the middle, endless enough that only an abort ends it.
+    body = {"prompt": FOX, "max_tokens": 400, "n": 2, "stream": stream, "temperature": 0}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.create_connection(live.url.removeprefix("http://").split(":")) as client:
+        client.sendall(head.encode() + data)
+        wait_until(lambda: len(live.engine.requests) == 2)
+        live.engine.batch = 0
+        live.engine.gate.set()
+        if stream:
+            assert b"200 OK" in client.recv(100)
+    wait_until(lambda: live.service.driver.open_requests == 0)
+    wait_until(lambda: len(live.engine.aborted) == 2)
+    assert live.engine.requests == {}
+
+
+def test_too_many_waiting_requests_are_sent_away(tokenizer):
+    engine = EchoEngine()
+    service = make_service(tokenizer, engine, max_waiting=2)
+    with running(service, engine) as live, httpx.Client(base_url=live.url, timeout=20) as http:
+        engine.gate.clear()
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(http.post, "/v1/completions", json={"prompt": FOX, "n": 2})
+            wait_until(lambda: service.driver.open_requests == 1)
+            refused = http.post("/v1/completions", json={"prompt": FOX})
+            assert error_of(refused, 503)["type"] == "overloaded"
+            assert refused.headers["retry-after"] == "1"
+            engine.gate.set()
+            assert first.result(20).status_code == 200
+        assert http.post("/v1/completions", json={"prompt": FOX}).status_code == 200
+
+
+def test_a_signal_drains(tokenizer):
+    engine = EchoEngine()
+    service = make_service(tokenizer, engine)
+    with running(service, engine) as live, httpx.Client(base_url=live.url, timeout=20) as http:
+        engine.gate.clear()
+        with ThreadPoolExecutor(1) as pool:
+            running_one = pool.submit(http.post, "/v1/completions", json={"prompt": FOX})
+            wait_until(lambda: engine.requests)
+            live.server.handle_exit(signal.SIGTERM, None)
+            wait_until(lambda: http.get("/health").status_code == 503)
+            error = error_of(http.post("/v1/completions", json={"prompt": FOX}), 503)
+            assert error["code"] == "draining"
+            engine.gate.set()
+            answer = running_one.result(20)
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 16
+        live.thread.join(10)
+        assert not live.thread.is_alive()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_outlives_the_drain_is_aborted_and_told(tokenizer, stream):
+    engine = EchoEngine()
+    service = make_service(tokenizer, engine)
+    serving = running(service, engine, drain_s=0.0)
+    with serving as live, httpx.Client(base_url=live.url, timeout=20) as http:
+        body = {"prompt": FOX, "max_tokens": 400, "stream": stream}
+        engine.batch = 0
+        with ThreadPoolExecutor(1) as pool:
+            endless = pool.submit(http.post, "/v1/completions", json=body)
+            wait_until(lambda: engine.requests)
+            live.server.handle_exit(signal.SIGTERM, None)
+            answer = endless.result(20)
+        if stream:
+            event = json.loads(answer.text.splitlines()[0].removeprefix("data: "))
+            assert event["error"]["code"] == "draining"
+        else:
+            assert error_of(answer, 503)["code"] == "draining"
+        live.thread.join(10)
+        assert engine.requests == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engines_death_is_told_and_shown(tokenizer, stream):
+    engine = EchoEngine(failure=ValueError("seeded"))
+    service = make_service(tokenizer, engine)
+    with running(service, engine) as live, httpx.Client(base_url=live.url, timeout=20) as http:
+        engine.gate.clear()
+        body = {"prompt": FOX, "stream": stream}
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(http.post, "/v1/completions", json=body)
+            wait_until(lambda: engine.requests)
+            if stream:
+                wait_until(lambda: service.driver.open_requests == 1)
+            engine.gate.set()
+            answer = waiting.result(20)
+        if stream and answer.status_code == 200:
+            event = json.loads(answer.text.splitlines()[0].removeprefix("data: "))
+            assert event["error"]["code"] == "engine_failed"
+        else:
+            assert error_of(answer, 500)["code"] == "engine_failed"
+        assert "seeded" not in answer.text
+        assert error_of(http.get("/health"), 503)["code"] == "failed"
+        assert error_of(http.post("/v1/completions", json=body), 503)
+        live.thread.join(10)
+        assert not live.thread.is_alive()
+
+
+def test_an_address_in_use_is_the_operators_fault():
+    with bound_socket("127.0.0.1", 0) as taken:
+        taken.listen()
+        with pytest.raises(ConfigError, match="--port"):
+            bound_socket("127.0.0.1", taken.getsockname()[1])
+
+
+def spawn(directory, argument):
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.serving", str(directory), argument],
+        cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def url_of(process):
+    line = process.stdout.readline()
+    url = re.fullmatch(r"stratakv: listening on (http://127\.0\.0\.1:[1-9]\d*)\n", line)
+    assert url is not None, process.communicate()
+    return url[1]
+
+
+def test_a_process_exits_0_after_sigterm_and_1_after_the_engines_death(directory):
+    with spawn(directory, "serve") as healthy, spawn(directory, "fail") as failing:
+        body = {"prompt": FOX}
+        url = url_of(healthy)
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 200
+        healthy.send_signal(signal.SIGTERM)
+        url = url_of(failing)
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 500
+        said = [process.communicate(timeout=20)[1] for process in (healthy, failing)]
+    assert (healthy.returncode, failing.returncode) == (0, 1), said
+    assert ["seeded failure" in stderr for stderr in said] == [False, True]

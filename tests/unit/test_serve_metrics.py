@@ -1,0 +1,58 @@
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+from tests.serving import GROUPS, EchoEngine
+
+from stratakv.engine.request import CachedTokens
+from stratakv.serve.metrics import ServerMetrics
+
+UNITS = ("_seconds", "_total", "_pages", "_tokens", "_running", "_waiting", "_created")
+
+
+def rendered(stats=None):
+    metrics = ServerMetrics(GROUPS)
+    metrics.responded("/health", 200)
+    cached = CachedTokens(device=3, host=2, groups_device=(3, 1), groups_host=(2, 0))
+    metrics.prompted(9, cached)
+    metrics.prompted(4, None)
+    metrics.finished("stop", 5)
+    metrics.aborted(2)
+    metrics.first_token_s.observe(0.2)
+    return metrics.render(stats).decode()
+
+
+def values(text):
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_counts_add_up_by_tier_and_group():
+    found = values(rendered())
+    assert found["stratakv_prompt_tokens_total",] == 13
+    assert found["stratakv_generated_tokens_total",] == 7
+    assert found["stratakv_cached_prompt_tokens_total", "device"] == 3
+    assert found["stratakv_cached_prompt_tokens_total", "host"] == 2
+    assert found["stratakv_cached_group_tokens_total", "device", "swa"] == 1
+    assert found["stratakv_requests_total", "stop"] == 1
+    assert found["stratakv_time_to_first_token_seconds_count",] == 1
+
+
+def test_the_engines_figures_are_there_when_it_gives_them():
+    found = values(rendered(EchoEngine().stats()))
+    assert found["stratakv_pool_pages", "device", "free", "full"] == 4
+    assert found["stratakv_pool_pages", "device", "full", "in_use"] == 3
+    assert found["stratakv_cache_backup_pages_total",] == 7
+    assert "stratakv_requests_waiting" not in rendered()
+
+
+def test_names_follow_the_conventions():
+    for family in text_string_to_metric_families(rendered(EchoEngine().stats())):
+        assert re.fullmatch(r"stratakv_[a-z0-9_]+", family.name)
+        assert (family.name + ("_total" if family.type == "counter" else "")).endswith(UNITS)
+
+
+def test_two_servers_in_a_process_do_not_share_a_registry():
+    assert ServerMetrics(GROUPS).registry is not ServerMetrics(GROUPS).registry

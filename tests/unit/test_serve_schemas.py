@@ -1,0 +1,191 @@
+import numpy as np
+import pytest
+
+from stratakv.serve.errors import ApiError
+from stratakv.serve.fields import parse_object
+from stratakv.serve.schemas import chat_call, completion_call, messages
+
+VOCAB = 100
+USER = {"role": "user", "content": "hi"}
+
+
+def completion(**extra):
+    return completion_call({"prompt": "hi", **extra}, VOCAB)
+
+
+def chat(**extra):
+    return chat_call({"messages": [USER], **extra})
+
+
+def test_defaults_are_openais():
+    decoding = completion().decoding
+    assert (decoding.n, decoding.max_tokens, decoding.temperature) == (1, None, 1.0)
+    assert (decoding.top_p, decoding.top_k, decoding.seed) == (1.0, 0, None)
+    assert (decoding.stop, decoding.logprobs, decoding.stream) == ((), None, False)
+
+
+def test_null_means_absent():
+    names = ["temperature", "n", "stop", "seed", "stream_options", "tools", "logprobs"]
+    assert completion(**dict.fromkeys(names)).decoding == completion().decoding
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wanted"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [4]], ["a", [4]]),
+    ],
+)
+def test_every_form_of_a_prompt(prompt, wanted):
+    found = completion_call({"prompt": prompt}, VOCAB).prompts
+    assert [p if isinstance(p, str) else p.tolist() for p in found] == wanted
+    assert all(p.dtype == np.int32 for p in found if not isinstance(p, str))
+
+
+@pytest.mark.parametrize(
+    ("extra", "param", "code"),
+    [
+        ({"temperature": "1"}, "temperature", "invalid_type"),
+        ({"temperature": True}, "temperature", "invalid_type"),
+        ({"temperature": -0.1}, "temperature", "invalid_value"),
+        ({"temperature": float("inf")}, "temperature", "invalid_value"),
+        ({"temperature": 10**400}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"top_p": 1.01}, "top_p", "invalid_value"),
+        ({"top_k": -2}, "top_k", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 10**6}, "n", "invalid_value"),
+        ({"n": 1.0}, "n", "invalid_type"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 10**5000}, "max_tokens", "invalid_value"),
+        ({"seed": 1 << 63}, "seed", "invalid_value"),
+        ({"stop": [""]}, "stop", "invalid_value"),
+        ({"stop": ["a"] * 5}, "stop", "invalid_value"),
+        ({"stop": [1]}, "stop", "invalid_type"),
+        ({"stop": {}}, "stop", "invalid_type"),
+        ({"stop": "\ud800"}, "stop", "invalid_value"),
+        ({"stream": "yes"}, "stream", "invalid_type"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"cache_salt": 3}, "cache_salt", "invalid_type"),
+        ({"cache_salt": "x" * 513}, "cache_salt", "invalid_value"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
+        ({"presence_penalty": -1}, "presence_penalty", "unsupported_parameter"),
+        ({"best_of": 3}, "best_of", "unsupported_parameter"),
+        ({"echo": True}, "echo", "unsupported_parameter"),
+        ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        ({"temprature": 0}, "temprature", "unknown_parameter"),
+        ({"logprobs": 21}, "logprobs", "invalid_value"),
+        ({"logprobs": True}, "logprobs", "invalid_type"),
+        ({"model": 5}, "model", "invalid_type"),
+    ],
+)
+def test_what_is_wrong_is_named(extra, param, code):
+    with pytest.raises(ApiError) as caught:
+        completion(**extra)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, "", [], [""], [[]], [1, "a"], [1, True], [[1], 2], [-1], [VOCAB], [10**400], 7, {}],
+)  # fmt: skip
+def test_prompts_that_are_none(prompt):
+    with pytest.raises(ApiError) as caught:
+        completion_call({"prompt": prompt}, VOCAB)
+    assert caught.value.status == 400
+    assert caught.value.param.startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "echo": False, "logit_bias": {}},
+        {"n": 3, "best_of": 3},
+        {"min_p": 0, "skip_special_tokens": True},
+    ],
+)
+def test_fields_that_change_nothing_are_taken(extra):
+    assert completion(**extra).prompts == ("hi",)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"prompt": "x"}, "prompt"),
+    ],
+)
+def test_what_a_chat_may_not_ask(extra, param):
+    with pytest.raises(ApiError) as caught:
+        chat(**extra)
+    assert caught.value.param == param
+
+
+def test_log_probabilities_of_a_chat():
+    assert chat().decoding.logprobs is None
+    assert chat(logprobs=True).decoding.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=4).decoding.logprobs == 4
+
+
+def test_the_newer_name_of_max_tokens_counts():
+    assert chat(max_tokens=5).decoding.max_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=7).decoding.max_tokens == 7
+
+
+def test_text_parts_are_lines_and_an_echoed_answer_is_taken():
+    echoed = {"role": "assistant", "content": "a", "tool_calls": None, "annotations": []}
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    assert messages([echoed, {"role": "developer", "content": parts, "name": "x"}]) == (
+        {"role": "assistant", "content": "a"},
+        {"role": "system", "content": "b\nc", "name": "x"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        ("hi", "messages"),
+        ([3], "messages[0]"),
+        ([USER, {"role": "tool", "content": "x"}], "messages[1].role"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 4}], "messages[0].content"),
+        ([{"role": "user", "content": "\ud83d"}], "messages[0].content"),
+        ([{**USER, "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{**USER, "name": 3}], "messages[0].name"),
+        ([{**USER, "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+        ([{**USER, "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{**USER, "content": ["x"]}], "messages[0].content[0]"),
+    ],
+)
+def test_messages_that_are_none(value, param):
+    with pytest.raises(ApiError) as caught:
+        messages(value)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[1]", b'"x"', b"null", b'{"a": NaN}', b'{"a": -Infinity}', b"\xff\xfe{}",
+        b'{"a": "\xc3"}', b'{"a": ' + b"1" * 5000 + b"}", b"[" * 100_000, b"{}{}",
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_json_object(body):
+    with pytest.raises(ApiError) as caught:
+        parse_object(body)
+    assert caught.value.status == 400

@@ -1,0 +1,104 @@
+import pytest
+from tests.serving import EOS, train_tokenizer
+
+from stratakv.engine.request import FinishReason, Output, TokenLogprob
+from stratakv.serve.generate import derived_seed
+from stratakv.serve.replies import finite, merged
+from stratakv.serve.streams import Choice
+from stratakv.serve.tokenizer import Tokenizer
+
+LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return Tokenizer(train_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def outputs(tokenizer, text, finish=LENGTH):
+    tokens = tokenizer.encode(text).tolist()
+    return [
+        Output(
+            request="r",
+            token=token,
+            logprob=TokenLogprob(chosen=-float(i), top=()),
+            finish=finish if i == len(tokens) - 1 else None,
+        )
+        for i, token in enumerate(tokens)
+    ]
+
+
+def deltas(tokenizer, found, *, stop=(), at_once=False):
+    eos = tokenizer.encode(EOS).tolist()
+    choice = Choice(0, tokenizer, stop, eos)
+    taken = []
+    for output in found:
+        choice.feed(output)
+        if choice.finish is not None or not at_once:
+            taken.append(choice.take())
+        if choice.finish is not None:
+            break
+    return choice, [delta for delta in taken if delta is not None]
+
+
+TEXT = "one two ###END### three 👍🏽 four"
+
+
+@pytest.mark.parametrize("stop", [(), ("###END###",), ("👍🏽",), ("r th", "#x")])
+def test_a_stream_shows_what_a_whole_answer_shows(tokenizer, stop):
+    found = outputs(tokenizer, TEXT)
+    _, pieces = deltas(tokenizer, found, stop=stop)
+    _, (whole,) = deltas(tokenizer, found, stop=stop, at_once=True)
+    assert merged(pieces) == merged([whole])
+    ends = [TEXT.index(s) for s in stop if s in TEXT]
+    assert whole.text == TEXT[: min(ends, default=len(TEXT))]
+    assert whole.finish is (STOP if ends else LENGTH)
+    assert [delta.finish for delta in pieces[:-1]] == [None] * (len(pieces) - 1)
+
+
+def test_tokens_are_shown_with_their_text_and_not_beyond_a_stop_string(tokenizer):
+    choice, pieces = deltas(tokenizer, outputs(tokenizer, TEXT), stop=("###END###",))
+    shown = 0
+    for delta in pieces:
+        shown += len(delta.text)
+        assert all(token.offset < shown for token in delta.tokens)
+    tokens = merged(pieces).tokens
+    assert "".join(tokenizer.token_text(token.token) for token in tokens).startswith("one two ")
+    assert len(tokens) < choice.generated < len(tokenizer.encode(TEXT))
+
+
+def test_every_token_is_shown_without_a_stop_string(tokenizer):
+    choice, pieces = deltas(tokenizer, outputs(tokenizer, TEXT))
+    assert len(merged(pieces).tokens) == choice.generated == len(tokenizer.encode(TEXT))
+
+
+def test_an_answer_cut_inside_a_character_ends_in_its_replacement(tokenizer):
+    *found, last, _ = outputs(tokenizer, "a€")
+    last = Output(request="r", token=last.token, finish=LENGTH)
+    _, pieces = deltas(tokenizer, [*found, last])
+    assert merged(pieces).text == "a\ufffd"
+
+
+def test_the_end_token_is_counted_and_not_shown(tokenizer):
+    choice, pieces = deltas(tokenizer, outputs(tokenizer, f"ab{EOS}", STOP))
+    assert merged(pieces).text == "ab"
+    assert merged(pieces).finish is STOP
+    assert choice.generated == len(merged(pieces).tokens) + 1
+
+
+def test_a_held_stop_prefix_comes_out_at_the_end(tokenizer):
+    _, pieces = deltas(tokenizer, outputs(tokenizer, "one ###EN"), stop=("###END###",))
+    assert merged(pieces).text == "one ###EN"
+    assert merged(pieces).finish is LENGTH
+
+
+def test_seeds_of_choices_differ_and_the_first_is_the_clients():
+    seeds = [derived_seed(-3, i) for i in range(100)]
+    assert seeds[0] == (1 << 64) - 3
+    assert len(set(seeds)) == 100
+    assert all(0 <= seed < 1 << 64 for seed in seeds)
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("nan"), -1e30])
+def test_json_has_no_infinity(value):
+    assert finite(value) == -9999.0

@@ -1,0 +1,304 @@
+"""Bytes to pages: exact, never over, used up, monotone; and flags that are refused by name."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stratakv.core.errors import ConfigError
+from stratakv.core.ids import GroupId, LayerId
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.memory.layout import HostPageLayout
+from stratakv.spec.budget import (
+    ExpectedLoad,
+    HostAuto,
+    HostMemory,
+    HostRatio,
+    device_bytes,
+    device_pages,
+    host_budget,
+    host_bytes,
+    host_pages,
+    host_stride_bytes,
+    pages_beside,
+)
+from stratakv.spec.budget_table import BudgetTable
+from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
+from stratakv.spec.retention import (
+    KeepAll,
+    KeepBoundary,
+    KeepChunk,
+    KeepLive,
+    KeepWindow,
+    Retention,
+)
+
+LOAD = ExpectedLoad(max_running=4, max_model_len=4096, chunk_tokens=256)
+SIZE = st.integers(1, 5000)
+RULES = st.one_of(
+    st.just(KeepAll()), st.builds(KeepWindow, SIZE), st.builds(KeepChunk, SIZE),
+    st.just(KeepBoundary()), st.just(KeepLive()),
+)  # fmt: skip
+LOADS = st.builds(
+    ExpectedLoad, max_running=st.integers(1, 64), max_model_len=st.integers(1, 9000),
+    chunk_tokens=st.integers(1, 1024), chat_tokens=st.integers(1, 9000),
+)  # fmt: skip
+GENEROUS = 10**15
+
+
+def group(index: int, rule: Retention, row: int, page_tokens: int) -> CacheGroup:
+    """One uint8 buffer of ``row`` bytes per token or snapshot; none where ``row`` is 0."""
+    rows = page_tokens if isinstance(rule, KeepAll | KeepWindow | KeepChunk) else 1
+    buffer = BufferSpec(
+        name="b", layers=(LayerId(0),), rows_per_page=rows, row_shape=(max(row, 1),), dtype="uint8"
+    )
+    buffers = (buffer,) if row else ()
+    return CacheGroup(id=GroupId(index), name=f"g{index}", retention=rule, buffers=buffers)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> CacheSpec:
+    page = draw(st.integers(1, 64))
+    others = draw(st.lists(st.tuples(RULES, st.integers(0, 3000)), max_size=4))
+    kinds = [(KeepAll(), draw(st.integers(0, 3000))), *others]
+    grows = [row for rule, row in kinds if not isinstance(rule, KeepLive)]
+    assume(any(grows))
+    groups = tuple(group(i, rule, row, page) for i, (rule, row) in enumerate(kinds))
+    return CacheSpec(page_tokens=page, groups=groups)
+
+
+def least_bytes(spec: CacheSpec, load: ExpectedLoad) -> int:
+    tokens = min(load.chunk_tokens, load.max_model_len)
+    return device_bytes(spec, pages_beside(spec, -(-tokens // spec.page_tokens) + 1, load))
+
+
+@settings(deadline=None)
+@given(specs(), LOADS, st.integers(0, 10**8))
+def test_the_device_budget_is_used_up_and_never_exceeded(
+    spec: CacheSpec, load: ExpectedLoad, spare: int
+) -> None:
+    budget = least_bytes(spec, load) + spare
+    pages = device_pages(spec, budget, load)
+    used = device_bytes(spec, pages)
+    slack = sum(g.page_bytes for g in spec.groups)
+    assert used <= budget
+    assert used + slack > budget
+
+
+@settings(deadline=None)
+@given(specs(), LOADS, st.integers(0, 10**7), st.integers(0, 10**7))
+def test_more_bytes_never_mean_fewer_pages_of_any_group(
+    spec: CacheSpec, load: ExpectedLoad, spare: int, more: int
+) -> None:
+    budget = least_bytes(spec, load) + spare
+    less, greater = (device_pages(spec, b, load) for b in (budget, budget + more))
+    assert all(a <= b for a, b in zip(less, greater, strict=True))
+
+
+@settings(deadline=None)
+@given(specs(), LOADS, st.integers(0, 10**6))
+def test_no_group_has_more_pages_than_the_anchor_and_each_has_one(
+    spec: CacheSpec, load: ExpectedLoad, spare: int
+) -> None:
+    pages = device_pages(spec, least_bytes(spec, load) + spare, load)
+    assert 1 <= min(pages) <= max(pages) == pages[0]
+
+
+@settings(deadline=None)
+@given(specs(), LOADS)
+def test_the_least_that_would_do_is_named_and_does(spec: CacheSpec, load: ExpectedLoad) -> None:
+    least = least_bytes(spec, load)
+    assume(least > 0)
+    with pytest.raises(ConfigError, match="--device-memory") as refused:
+        device_pages(spec, least - 1, load)
+    named = re.search(r"at least (\d+) bytes", str(refused.value))
+    assert named is not None
+    assert int(named[1]) == least
+    anchor = device_pages(spec, least, load)[0]
+    assert anchor * spec.page_tokens >= min(load.chunk_tokens, load.max_model_len) + 1
+
+
+def test_a_window_group_gets_its_live_pages_and_four_windows_per_chat() -> None:
+    page, window = 16, 64
+    pieces = (group(0, KeepAll(), 8, page), group(1, KeepWindow(window), 8, page))
+    spec = CacheSpec(page_tokens=page, groups=pieces)
+    load = ExpectedLoad(max_running=4, max_model_len=10**6, chunk_tokens=128, chat_tokens=2048)
+    live = 4 * ((64 + 128) // 16 + 1)
+    # 65,536 anchor tokens are 32 chats of 4 windows of 4 pages.
+    assert pages_beside(spec, 65536 // 16, load) == (4096, live + 32 * 4 * 4)
+    assert pages_beside(spec, 7, load) == (7, 7)
+    short = ExpectedLoad(max_running=4, max_model_len=32, chunk_tokens=128, chat_tokens=2048)
+    assert pages_beside(spec, 4096, short) == (4096, 4 * 2 + 512)
+
+
+@settings(deadline=None)
+@given(specs(), LOADS, st.integers(1, 2000))
+def test_one_anchor_page_more_costs_at_most_one_page_of_every_group(
+    spec: CacheSpec, load: ExpectedLoad, anchor: int
+) -> None:
+    less, more = (pages_beside(spec, n, load) for n in (anchor, anchor + 1))
+    assert all(a <= b <= a + 1 for a, b in zip(less, more, strict=True))
+
+
+def test_state_and_live_groups_are_sized_by_requests_and_snapshots() -> None:
+    page = 16
+    rules = (KeepAll(), KeepBoundary(), KeepLive())
+    spec = CacheSpec(
+        page_tokens=page, groups=tuple(group(i, r, 8, page) for i, r in enumerate(rules))
+    )
+    assert pages_beside(spec, 4096, LOAD) == (4096, 2 * 4 + 32 * 4, 4)
+    # 256 pages hold 2 chats, so 2 of the 4 requests are counted on.
+    assert pages_beside(spec, 256, LOAD) == (256, 2 * 2 + 2 * 4, 2)
+    assert pages_beside(spec, 8, LOAD) == (8, 2, 1)
+
+
+def test_a_group_without_bytes_costs_nothing_and_has_pages() -> None:
+    page = 16
+    spec = CacheSpec(
+        page_tokens=page,
+        groups=(group(0, KeepAll(), 0, page), group(1, KeepBoundary(), 1000, page)),
+    )
+    anchor, state = device_pages(spec, 100_000, LOAD)
+    assert state == 100
+    # 92 snapshots of 23 chats beside 4 x 2 live slots; what is free never refuses a request.
+    assert anchor == 23 * 2048 // page + 31
+    longer = ExpectedLoad(max_running=4, max_model_len=10**6, chunk_tokens=256)
+    assert device_pages(spec, 100_000, longer) == (4 * 10**6 // page, 100)
+
+
+@settings(deadline=None)
+@given(specs(), LOADS, st.integers(0, 10**6), st.integers(0, 10**8))
+def test_host_memory_is_split_as_the_device_is_and_never_exceeded(
+    spec: CacheSpec, load: ExpectedLoad, spare: int, size: int
+) -> None:
+    device = device_pages(spec, least_bytes(spec, load) + spare, load)
+    mirror = host_bytes(spec, device)
+    size += mirror  # so that no group is left without a page
+    host = host_pages(spec, device, HostMemory(size), GENEROUS)
+    slack = sum(host_stride_bytes(g) for g in spec.groups)
+    assert size - slack < host_bytes(spec, host) <= size
+    for here, there in zip(host, device, strict=True):
+        assert here == there * size // mirror
+    again = host_pages(spec, device, HostMemory(size + 1000), GENEROUS)
+    assert all(a <= b for a, b in zip(host, again, strict=True))
+
+
+@settings(deadline=None)
+@given(specs(), st.floats(1, 8))
+def test_a_host_ratio_is_int_of_device_pages_times_ratio(spec: CacheSpec, ratio: float) -> None:
+    device = device_pages(spec, least_bytes(spec, LOAD), LOAD)
+    host = host_pages(spec, device, HostRatio(ratio), GENEROUS)
+    assert host == tuple(int(n * ratio) for n in device)
+
+
+@settings(deadline=None)
+@given(specs(), st.integers(0, 10**8))
+def test_by_default_twice_the_device_or_what_fits_four_fifths_of_free_memory(
+    spec: CacheSpec, free: int
+) -> None:
+    device = device_pages(spec, least_bytes(spec, LOAD), LOAD)
+    host = host_pages(spec, device, HostAuto(), free)
+    mirror = host_bytes(spec, device)
+    assert host_bytes(spec, host) <= free * 4 // 5
+    if 2 * mirror <= free * 4 // 5:
+        assert host == tuple(2 * n for n in device)
+    assert all(host) or not any(host)
+
+
+PAIR = CacheSpec(
+    page_tokens=16,
+    groups=(group(0, KeepAll(), 100, 16), group(1, KeepWindow(64), 30, 16)),
+)
+
+
+@pytest.mark.parametrize("budget", [HostMemory(0), HostRatio(0.0)])
+def test_zero_turns_the_host_tier_off(budget: HostMemory | HostRatio) -> None:
+    assert host_pages(PAIR, (100, 60), budget, 0) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "free", "message"),
+    [
+        (HostMemory(10**6), 10**5, r"--host-memory 976.* KiB: .* are needed and .* are free"),
+        (HostRatio(2.5), 1000, r"--host-ratio 2.5: .* are needed and 1000 B are free"),
+        (HostMemory(1000), 10**9, "--host-memory 1000 B: too little for one page of group 'g0'"),
+        (HostRatio(0.01), 10**9, "--host-ratio 0.01: too little for one page of group 'g1'"),
+    ],
+)
+def test_a_host_budget_that_cannot_be_met_is_refused(
+    budget: HostMemory | HostRatio, free: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        host_pages(PAIR, (100, 60), budget, free)
+
+
+def test_the_two_host_flags_exclude_each_other() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--host-memory 4GiB and --host-ratio 2 .*allowed is one"
+    ):
+        host_budget("4GiB", 2.0)
+    assert host_budget("4GiB", None) == HostMemory(4 * 2**30)
+    assert host_budget(None, 1.5) == HostRatio(1.5)
+    assert host_budget(None, None) == HostAuto()
+
+
+@pytest.mark.parametrize("ratio", [-0.1, float("nan"), float("inf")])
+def test_an_impossible_ratio_is_refused(ratio: float) -> None:
+    with pytest.raises(ConfigError, match="--host-ratio"):
+        host_budget(None, ratio)
+
+
+def test_impossible_bytes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--host-memory"):
+        host_budget("-3GiB", None)
+    with pytest.raises(ConfigError, match="--host-memory"):
+        HostMemory(-1)
+
+
+@pytest.mark.parametrize("field", ["max_running", "max_model_len", "chunk_tokens", "chat_tokens"])
+def test_an_empty_load_is_refused_naming_the_flag(field: str) -> None:
+    sizes = {"max_running": 1, "max_model_len": 1, "chunk_tokens": 1, "chat_tokens": 1, field: 0}
+    with pytest.raises(ConfigError, match=f"--{field.replace('_', '-')} 0"):
+        ExpectedLoad(**sizes)
+
+
+def test_the_table_is_what_the_pools_allocate() -> None:
+    device, host = (7, 5), (14, 9)
+    table = BudgetTable.of(PAIR, device, host)
+    pools = DevicePools(PAIR, device, torch.device("cpu"))
+    arenas = [HostArena(g, n) for g, n in zip(PAIR.groups, host, strict=True)]
+    assert table.device_bytes == pools.bytes_total == device_bytes(PAIR, device)
+    assert table.host_bytes == sum(a.bytes.nbytes for a in arenas) == host_bytes(PAIR, host)
+    layouts = [HostPageLayout.of(g) for g in PAIR.groups]
+    assert [row.padding_bytes for row in table.groups] == [
+        layout.stride_bytes - layout.page_bytes for layout in layouts
+    ]
+    assert [host_stride_bytes(g) for g in PAIR.groups] == [la.stride_bytes for la in layouts]
+
+
+TABLE = """\
+pages of 16 tokens, 100 bytes per token kept
+group  keeps                      page  padding      device                    host
+g0     every token                1600        0  1024 pages    1.56 MiB  2048 pages  3.12 MiB
+  b    1 layer, 16 x [100] uint8  1600
+g1     last 64 tokens              480       32   600 pages  281.25 KiB  1200 pages   600 KiB
+  b    1 layer, 16 x [30] uint8    480
+total                                                          1.84 MiB              3.71 MiB"""
+
+
+def test_the_table_reads_as_one_line_per_group_and_buffer() -> None:
+    text = BudgetTable.of(PAIR, (1024, 600), (2048, 1200)).render()
+    assert text == TABLE
+
+
+def test_a_group_without_bytes_says_so() -> None:
+    spec = CacheSpec(
+        page_tokens=4, groups=(group(0, KeepAll(), 0, 4), group(1, KeepBoundary(), 9, 4))
+    )
+    table = BudgetTable.of(spec, (5, 5), (10, 10))
+    assert table.token_bytes == 0
+    assert "every token (no bytes)" in table.render()
+    assert (table.device_bytes, table.host_bytes) == (45, 640)
