@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -97,11 +98,13 @@ class EchoEngine:
     """Answers with the prompt's own tokens, again and again; with a temperature, each is drawn by
     the request's seed. At most ``batch`` requests run. A second look at a prompt is a cache hit.
 
-    ``gate``: steps wait until it is set. ``failure``: raised by the next step.
+    ``gate``: steps wait until it is set. ``pause_s``: what a step takes, so that clients see tokens
+    one by one. ``failure``: raised by the next step.
     """
 
     batch: int = 32
     gate: threading.Event = field(default_factory=threading.Event)
+    pause_s: float = 0.0
     failure: Exception | None = None
     requests: dict[RequestId, Running] = field(default_factory=dict)
     seen: set[bytes] = field(default_factory=set)
@@ -136,6 +139,7 @@ class EchoEngine:
         assert self.gate.wait(20)
         if self.failure is not None:
             raise self.failure
+        time.sleep(self.pause_s)
         self.steps += 1
         running = list(self.requests.values())[: self.batch]
         return [self._advance(one) for one in running]
@@ -160,6 +164,7 @@ class EchoEngine:
         self.aborted.clear()
         self.abort_seen.clear()
         self.batch = 32
+        self.pause_s = 0.0
 
     def _advance(self, one: Running) -> Output:
         prompt, sampling = one.prompt, one.prompt.sampling

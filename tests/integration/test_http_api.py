@@ -220,13 +220,15 @@ def test_log_probabilities_of_a_chat(client):
         {"max_tokens": 20, "n": 3},
     ],
 )
-def test_a_streamed_completion_is_the_whole_one(client, extra):
+def test_a_streamed_completion_is_the_whole_one(client, live, extra):
     whole = complete(client, [FOX, "another prompt"], **extra)
+    live.engine.pause_s = 0.002
     chunks = list(
         complete(client, [FOX, "another prompt"], stream=True, **extra,
                  stream_options={"include_usage": True})
     )  # fmt: skip
     *parts, last = chunks
+    assert len(parts) > 3
     assert all(chunk.usage is None for chunk in parts)
     assert last.choices == []
     assert last.usage.completion_tokens == whole.usage.completion_tokens
@@ -240,27 +242,29 @@ def test_a_streamed_completion_is_the_whole_one(client, extra):
             assert offsets == choice.logprobs.text_offset
 
 
-def test_a_streamed_chat_is_the_whole_one(client):
+def test_a_streamed_chat_is_the_whole_one(client, live):
     whole = chat(client, FOX, max_tokens=60, n=2)
+    live.engine.pause_s = 0.002
     chunks = list(chat(client, FOX, max_tokens=60, n=2, stream=True))
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     for choice in whole.choices:
         mine = [c for part in chunks for c in part.choices if c.index == choice.index]
+        assert len(mine) > 3
         assert mine[0].delta.role == "assistant"
         assert [c.delta.role for c in mine[1:]] == [None] * (len(mine) - 1)
         assert "".join(c.delta.content or "" for c in mine) == choice.message.content
 
 
 def test_tokens_come_as_they_are_made(http, live):
-    """The stream is read while the engine stands still after a few steps."""
-    live.engine.gate.clear()
-    body = {"prompt": FOX, "stream": True, "max_tokens": 50, "temperature": 0}
+    live.engine.pause_s = 0.02
+    body = {"prompt": FOX, "stream": True, "max_tokens": 20, "temperature": 0}
     with http.stream("POST", "/v1/completions", json=body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = response.iter_lines()
-        live.engine.gate.set()
         assert json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
+        assert live.engine.requests  # still running
         rest = [line for line in lines if line]
+    assert len(rest) > 10
     assert rest[-1] == "data: [DONE]"
 
 

@@ -69,6 +69,7 @@ def test_every_form_of_a_prompt(prompt, wanted):
         ({"stop": "\ud800"}, "stop", "invalid_value"),
         ({"stream": "yes"}, "stream", "invalid_type"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"cache_salt": "\ud800"}, "cache_salt", "invalid_value"),
         ({"cache_salt": 3}, "cache_salt", "invalid_type"),
         ({"cache_salt": "x" * 513}, "cache_salt", "invalid_value"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),

@@ -1,10 +1,13 @@
+import asyncio
+
 import pytest
 from tests.serving import EOS, train_tokenizer
 
-from stratakv.engine.request import FinishReason, Output, TokenLogprob
+from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams, TokenLogprob
 from stratakv.serve.generate import derived_seed
 from stratakv.serve.replies import finite, merged
-from stratakv.serve.streams import Choice
+from stratakv.serve.streams import Choice, Generation
+from stratakv.serve.subscription import News, Subscription
 from stratakv.serve.tokenizer import Tokenizer
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
@@ -90,6 +93,29 @@ def test_a_held_stop_prefix_comes_out_at_the_end(tokenizer):
     _, pieces = deltas(tokenizer, outputs(tokenizer, "one ###EN"), stop=("###END###",))
     assert merged(pieces).text == "one ###EN"
     assert merged(pieces).finish is LENGTH
+
+
+def test_a_choice_that_meets_its_stop_string_is_aborted_while_others_run(tokenizer):
+    released = []
+
+    async def main():
+        tokens = tokenizer.encode("x")
+        prompts = [Prompt(id=id_, tokens=tokens, sampling=SamplingParams()) for id_ in "ab"]
+        loop = asyncio.get_running_loop()
+        subscription = Subscription(tuple(prompts), loop, lambda _, ids: released.append(ids))
+        choices = [Choice(i, tokenizer, ("x",), ()) for i in range(2)]
+        generation = Generation(subscription, choices, lambda _: None)
+        for request, text in (("a", "x"), ("b", "y"), ("a", "z")):
+            (token,) = tokenizer.encode(text).tolist()
+            subscription.push(News(0.0, Output(request=request, token=token)))
+        async for found in generation.deltas():
+            return found
+
+    assert [(delta.index, delta.text, delta.finish) for delta in asyncio.run(main())] == [
+        (0, "", STOP),
+        (1, "y", None),
+    ]
+    assert released == [("a",)]
 
 
 def test_seeds_of_choices_differ_and_the_first_is_the_clients():

@@ -6,7 +6,7 @@ models, cache layouts, adapters or tenants can ever meet. Must not know trees or
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -31,6 +31,10 @@ class Namespace:
     salt: str = ""
     lookahead: int = 0
     unit_tokens: int = 1
+
+    def salted(self, salt: str) -> "Namespace":
+        """The same pages for another tenant."""
+        return replace(self, salt=salt)
 
     def root(self) -> bytes:
         """Digest that stands before page 0."""
@@ -62,7 +66,7 @@ class PageHasher:
             raise TypeError(f"tokens must be int32, got {tokens.dtype}")
         first = len(self.keys)
         full = len(tokens) // self._page_tokens
-        data = memoryview(np.ascontiguousarray(tokens)).cast("B")
+        data = np.ascontiguousarray(tokens).data.cast("B")
         size, previous, sha = self._page_bytes, self._previous, hashlib.sha256
         fresh: list[PageKey] = []
         append = fresh.append

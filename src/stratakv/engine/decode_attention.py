@@ -24,7 +24,8 @@ with warnings.catch_warnings():
 class RowIndex:
     """The pool rows of a bucket, one per query, query head and visible token, so b * H * n of them,
     counted in rows of one head. Padding repeats the query's own token. ``scores``: a sparse [b * H,
-    pool rows] matrix at those places; every layer overwrites its values.
+    pool rows] matrix at those places. Every layer overwrites its values, which must stay finite: the
+    kernel multiplies the old ones by beta = 0.
     """
 
     columns: torch.Tensor

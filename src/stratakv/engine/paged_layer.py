@@ -86,14 +86,14 @@ class Scoring:
     def weights(
         self, scores: torch.Tensor, mask: torch.Tensor | None, heads: tuple[int, ...]
     ) -> torch.Tensor:
-        """Softmax over the last dim of scaled dot products, in float32; changes ``scores``.
+        """Softmax over the last dim of scaled dot products, in float32.
 
-        mask: broadcasts to scores. heads: shape in which sinks broadcast to scores, say (H, 1, 1).
+        scores: may change, but stay finite. mask: broadcasts to scores. heads: shape in which sinks broadcast to scores, say (H, 1, 1).
         """
         if self.softcap is not None:
             scores.div_(self.softcap).tanh_().mul_(self.softcap)
         if mask is not None:
-            scores.add_(mask)
+            scores = scores + mask
         if self.sinks is None:
             return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
         sinks = self.sinks.view(heads).expand(*scores.shape[:-1], 1).to(scores.dtype)

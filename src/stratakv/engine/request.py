@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-import numpy as np
-
-from stratakv.core.ids import RequestId, TokenIds
+from stratakv.cache.records import CachedTokens
+from stratakv.core.ids import RequestId, TicketId, TokenIds
+from stratakv.core.page_keys import PageHasher
 
 
 class Phase(Enum):
@@ -75,21 +75,6 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CachedTokens:
-    """Where a request's prefix came from, in tokens. ``groups`` is aligned with the spec's groups:
-    a window group counts only the tokens its rule needed."""
-
-    device: int
-    host: int
-    groups_device: tuple[int, ...]
-    groups_host: tuple[int, ...]
-
-    @property
-    def total(self) -> int:
-        return self.device + self.host
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
     """Log-probability of the chosen token and of the most likely ones (token id, logprob)."""
 
@@ -111,29 +96,20 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The engine's own record. ``tokens`` is prompt and output in one growing int32 buffer."""
+    """The engine's own record. ``row`` is its place in the block table and in ``rows.Rows`` while
+    it runs, -1 before. ``prefix`` hashes its pages; ``total_tokens`` is where it must end."""
 
     prompt: Prompt
-    arrival: int
+    prefix: PageHasher
+    total_tokens: int
     phase: Phase = field(default=Phase.WAITING, init=False)
     row: int = field(default=-1, init=False)
-    computed: int = field(default=0, init=False)
-    length: int = field(init=False)
-    buffer: TokenIds = field(init=False, repr=False)
     cached: CachedTokens | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.length = len(self.prompt.tokens)
-        self.buffer = np.empty(self.length + self.prompt.sampling.max_tokens, np.int32)
-        self.buffer[: self.length] = self.prompt.tokens
+    tickets: tuple[TicketId, ...] = field(default=(), init=False)
 
     @property
     def id(self) -> RequestId:
         return self.prompt.id
-
-    @property
-    def tokens(self) -> TokenIds:
-        return self.buffer[: self.length]
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """Answers as OpenAI spells them: whole ones, streamed chunks, usage, log-probabilities.
 
-Owns the JSON shapes. Plain dictionaries and one ``json.dumps`` a chunk: this is the per-token path.
+Owns the JSON shapes. Plain dictionaries and one encoding a chunk: this is the per-token path.
 """
 
 import json
@@ -15,6 +15,7 @@ from stratakv.serve.tokenizer import Tokenizer
 
 Json = dict[str, object]
 
+ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 DONE: Final = b"data: [DONE]\n\n"
 LOWEST_LOGPROB: Final = -9999.0
 """JSON has no infinity."""
@@ -179,7 +180,7 @@ def cached_details(found: Sequence[CachedTokens], groups: Sequence[str]) -> Json
 
 def event(data: Json) -> bytes:
     """One server-sent event. ASCII, since some clients split lines at U+2028 too."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + ENCODER.encode(data).encode() + b"\n\n"
 
 
 def error_event(error: ApiError) -> bytes:

@@ -73,6 +73,7 @@ class TreeModel:
         self.checkpoints: set[Prefix] = set()
         self.stepped: Counter[tuple[Residency, Event]] = Counter()
         self.clock = 0
+        self.byteless = spec.groups[0].page_bytes == 0
         self._keeps_all = [isinstance(group.retention, KeepAll) for group in spec.groups]
         self._needed: dict[tuple[int, int], range] = {}
 
@@ -302,13 +303,13 @@ class TreeModel:
     def take(self, tier: Tier, group: int, prefix: Prefix, outcome: Outcome) -> None:
         """Evict one candidate, with everything that must go along."""
         spots = self.nodes[prefix]
-        if group == 0 and spots[0].pages[1 - tier] == NONE:
+        if group or spots[0].pages[1 - tier] != NONE:
+            self._leave(tier, group, spots[group], outcome)
+        else:
             for node in (*self.below(prefix), prefix):
                 self._drop(node, outcome)
-            return
-        self._leave(tier, group, spots[group], outcome)
-        if self.spec.groups[0].page_bytes == 0:
-            self._prune(prefix, outcome)
+            prefix = prefix[:-1]
+        self._prune(prefix, outcome)
 
     def _leave(self, tier: Tier, group: int, spot: Spot, outcome: Outcome) -> None:
         outcome.freed[tier, group, spot.pages[tier]] += 1
@@ -325,8 +326,8 @@ class TreeModel:
 
     def _prune(self, prefix: Prefix, outcome: Outcome) -> None:
         """Nodes of an anchor without bytes go once nothing lies on or below them."""
-        pins = self.pinned()
-        while prefix and prefix in self.nodes and not self.branches(prefix):
+        pins = self.pinned() if self.byteless else ()
+        while self.byteless and prefix in self.nodes and not self.branches(prefix):
             spots = self.nodes[prefix]
             held = any(spot.state != Residency.ABSENT for spot in spots[1:])
             if held or any(tier_pins[prefix, 0] for tier_pins in pins):

@@ -167,7 +167,10 @@ class Evictor:
                 chain = chain[at + 1 :]
                 break
         if len(chain):
+            top = nodes.parent.item(chain.item(0))
             self.forget(chain, effects)
+            if self._byteless_anchor:
+                self._prune(top, effects)
         return len(chain)
 
     def pinned(self, rows: NodeIds) -> npt.NDArray[np.int32] | int:

@@ -49,6 +49,10 @@ class PrefixTree:
         """How far ``keys`` is usable, looking at no more than ``limit`` pages. Read-only."""
         return self._matcher.match(keys, limit)
 
+    def starts(self, end: int) -> list[int]:
+        """First page that every group needs at ``end`` pages."""
+        return self._matcher.starts(end)
+
     def lease(self, keys: Sequence[PageKey], end: int, *, load: bool) -> Lease:
         """Pin exactly what every group needs at ``end``, and stamp recency and hits on it.
 

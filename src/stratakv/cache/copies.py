@@ -1,0 +1,166 @@
+"""Copies under way between device and host: what they hold in the tree, and how they end.
+
+Owns the merging of a step's backups into one plan and the order of completions. Must not choose
+what to copy (``policy``), nor touch bytes (``transfer``).
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stratakv.cache.pools import Pools
+from stratakv.core.ids import GroupId, NodeIds, PageIds, TicketId
+from stratakv.policy.write import WritePolicy, worth_backup
+from stratakv.spec.groups import ANCHOR
+from stratakv.transfer.engine import LayerGate, TransferEngine
+from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+from stratakv.tree.effects import Backup
+from stratakv.tree.lease import Lease
+from stratakv.tree.nodes import Tier
+from stratakv.tree.prefix_tree import PrefixTree
+
+POLL_S: Final = 2e-4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Nodes of one path in one group, whose pages one copy moves."""
+
+    group: GroupId
+    rows: NodeIds
+    device: PageIds
+    host: PageIds
+
+
+class CopyDesk:
+    def __init__(
+        self, tree: PrefixTree, pools: Pools, transfer: TransferEngine, write: WritePolicy
+    ) -> None:
+        self._tree = tree
+        self._pools = pools
+        self._transfer = transfer
+        self._write = write
+        self._pending: list[_Part] = []  # backups begun in the tree, not yet submitted
+        self._in_flight: dict[Direction, deque[tuple[TicketId, list[_Part]]]] = {
+            direction: deque() for direction in Direction
+        }
+        self.loading_pages = 0  # of the anchor: what the load-back budget counts
+
+    def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
+        """A gate over those of ``tickets`` that are still in flight; None when none is."""
+        live = {ticket for ticket, _ in self._in_flight[Direction.LOAD]}
+        waiting = [ticket for ticket in tickets if ticket in live]
+        return self._transfer.gate(waiting) if waiting else None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pending) or any(self._in_flight.values())
+
+    # -- backup --------------------------------------------------------------------------------
+
+    def back_up(self, backups: Sequence[Backup]) -> None:
+        """Begin the backups that the write policy wants, as many pages of each, from the root
+        down, as the host has room for after one eviction."""
+        tree = self._tree
+        for backup in backups:
+            rows = backup.nodes[worth_backup(self._write, tree.nodes.hits[backup.nodes])]
+            if not len(rows):
+                continue
+            room = self._pools.make_room(Tier.HOST, backup.group, len(rows))
+            rows = tree.copies.unsaved(backup.group, rows)  # the eviction may have changed some
+            self._pools.counters.dropped_backup_pages += max(0, len(rows) - room)
+            rows = rows[:room]
+            host = self._pools.tiers[Tier.HOST][backup.group].alloc(len(rows))
+            assert host is not None, "the host pool has lost pages"
+            if len(rows):
+                device = tree.copies.begin_backup(backup.group, rows, host)
+                self._pending.append(_Part(backup.group, rows.copy(), device, host))
+
+    def submit(self) -> None:
+        """Hand a step's backups over as one plan."""
+        if self._pending:
+            self._send(Direction.BACKUP, self._pending)
+            self._pending = []
+
+    def _send(self, direction: Direction, parts: list[_Part]) -> TicketId:
+        groups = sorted({part.group for part in parts})
+        copies = tuple(
+            GroupCopy(
+                group,
+                np.concatenate([part.device for part in parts if part.group == group]),
+                np.concatenate([part.host for part in parts if part.group == group]),
+            )
+            for group in groups
+        )
+        ticket = self._transfer.submit(CopyPlan(direction, copies))
+        self._in_flight[direction].append((ticket, parts))
+        return ticket
+
+    # -- load ----------------------------------------------------------------------------------
+
+    def load(self, lease: Lease) -> bool:
+        """Start the load that ``lease`` plans; False, and nothing changed, without device pages."""
+        assert lease.host is not None, "this lease plans no load"
+        device: list[PageIds] = []
+        for group, rows in enumerate(lease.host):
+            self._pools.make_room(Tier.DEVICE, GroupId(group), len(rows))
+            pages = self._pools.tiers[Tier.DEVICE][group].alloc(len(rows))
+            if pages is None:
+                for taken, back in enumerate(device):
+                    self._pools.tiers[Tier.DEVICE][taken].free(back)
+                return False
+            device.append(pages)
+        parts = [
+            _Part(GroupId(g), rows, device[g], self._tree.nodes.page[Tier.HOST][g][rows])
+            for g, rows in enumerate(lease.host)
+            if len(rows)
+        ]
+        ticket = self._send(Direction.LOAD, parts)
+        self._tree.copies.begin_load(lease, device, ticket)
+        self.loading_pages += sum(len(part.rows) for part in parts if part.group == ANCHOR)
+        return True
+
+    # -- completion ----------------------------------------------------------------------------
+
+    def ready(self, direction: Direction) -> int:
+        return self._transfer.ready(direction)
+
+    def apply(self, direction: Direction, count: int) -> None:
+        """Turn the oldest ``count`` finished copies into state. Called from ``KVCache.tick`` and,
+        where an allocation cannot go on without it, from ``wait``."""
+        counters = self._pools.counters
+        for done in self._transfer.take(direction, count):
+            ticket, parts = self._in_flight[direction].popleft()
+            assert ticket == done.ticket, "completions out of order"
+            pages = sum(len(part.rows) for part in parts)
+            if direction is Direction.LOAD:
+                counters.load_pages += pages
+                counters.load_bytes += done.bytes_moved
+                for part in parts:
+                    self._tree.copies.end_load(part.group, part.rows)
+                    self.loading_pages -= len(part.rows) if part.group == ANCHOR else 0
+                continue
+            if done.ok:
+                counters.backup_pages += pages
+                counters.backup_bytes += done.bytes_moved
+            else:
+                counters.backup_failed_pages += pages
+            for part in parts:
+                self._pools.execute(
+                    self._tree.copies.end_backup(part.group, part.rows, ok=done.ok), -1
+                )
+
+    def wait(self) -> bool:
+        """Block until one more copy has ended; False when none is under way."""
+        self.submit()
+        while any(self._in_flight.values()):
+            for direction in Direction:
+                if count := self._transfer.ready(direction):
+                    self.apply(direction, count)
+                    return True
+            time.sleep(POLL_S)
+        return False

@@ -1,0 +1,103 @@
+"""The page spaces of both tiers, and the execution of the tree's effects on them.
+
+Owns every way a page is taken or given back. Must not decide what is evicted (``tree``) or when to
+copy (``copies``).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from stratakv.cache.records import Counters, PoolStats
+from stratakv.core.ids import GroupId, PageIds
+from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.block_table import BlockTable
+from stratakv.spec.groups import CacheSpec
+from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Persist, Remap
+from stratakv.tree.nodes import TIERS, Tier
+from stratakv.tree.prefix_tree import PrefixTree
+
+Allocators = Sequence[PageAllocator]
+
+
+class Pools:
+    """``device[g]`` and ``host[g]`` hand out the pages of group g."""
+
+    def __init__(
+        self, spec: CacheSpec, tree: PrefixTree, tables: BlockTable, tiers: tuple[Allocators, Allocators]
+    ) -> None:
+        self._spec = spec
+        self._tree = tree
+        self._tables = tables
+        self.tiers = tiers
+        self.counters = Counters()
+
+    def execute(self, effects: list[Effect], row: int) -> list[Backup]:
+        """Carry out ``effects`` in order for the request at ``row`` (-1: none). Returns the backups
+        asked for, which are the write policy's to weigh."""
+        backups: list[Backup] = []
+        for effect in effects:
+            match effect:
+                case FreeDevice(group, pages):
+                    self.tiers[Tier.DEVICE][group].free(pages)
+                case FreeHost(group, pages):
+                    self.tiers[Tier.HOST][group].free(pages)
+                case Remap(group, indices, canonical):
+                    assert row >= 0, "a remap without a request"
+                    self._tables.pages(group)[row, indices] = canonical
+                    self.counters.duplicate_pages += len(canonical)
+                case Backup():
+                    backups.append(effect)
+                case Persist():
+                    raise AssertionError("there is no storage tier to persist to")
+                case _:
+                    assert_never(effect)
+        return backups
+
+    def available(self, group: GroupId) -> int:
+        """Device pages that are free or could be made free now."""
+        free = self.tiers[Tier.DEVICE][group].available()
+        return free + self._tree.evictable(Tier.DEVICE, group)
+
+    def make_room(self, tier: Tier, group: GroupId, count: int) -> int:
+        """Evict once towards ``count`` free pages; returns how many are free then."""
+        space = self.tiers[tier][group]
+        short = count - space.available()
+        if short > 0:
+            effects = self._tree.evict(tier, group, short)
+            taken = sum(
+                len(effect.pages)
+                for effect in effects
+                if isinstance(effect, FreeDevice | FreeHost)
+            )
+            if tier == Tier.DEVICE:
+                self.counters.evicted_device_pages += taken
+            else:
+                self.counters.evicted_host_pages += taken
+            self.execute(effects, -1)
+        return space.available()
+
+    def take(
+        self, group: GroupId, count: int, wait: Callable[[], bool]
+    ) -> PageIds:
+        """Device pages that admission has promised. Where a copy in flight still holds one back,
+        ``wait`` for it; it says False when nothing is in flight any more."""
+        while True:
+            self.make_room(Tier.DEVICE, group, count)
+            pages = self.tiers[Tier.DEVICE][group].alloc(count)
+            if pages is not None:
+                return pages
+            self.counters.copy_waits += 1
+            assert wait(), f"admission promised {count} pages of group {group}"
+
+    def stats(self) -> tuple[PoolStats, ...]:
+        return tuple(
+            PoolStats(
+                group=group.name,
+                tier=tier.name.lower(),
+                total=self.tiers[tier][group.id].capacity,
+                free=self.tiers[tier][group.id].available(),
+                evictable=self._tree.evictable(tier, group.id),
+            )
+            for tier in TIERS
+            for group in self._spec.groups
+        )

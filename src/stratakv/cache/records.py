@@ -1,0 +1,76 @@
+"""What crosses the cache's boundary. Plain data."""
+
+from dataclasses import asdict, dataclass
+from enum import Enum, auto
+
+from stratakv.core.ids import TicketId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedTokens:
+    """Where a request's prefix came from, in tokens.
+
+    ``device``: usable as it lay there; ``host``: how much further a load took it. ``groups_device``
+    and ``groups_host`` are aligned with the spec's groups and count only what each rule needed.
+    """
+
+    device: int
+    host: int
+    groups_device: tuple[int, ...]
+    groups_host: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A request has a row and a leased prefix; ``tickets`` are the loads its first forward waits
+    for. Tokens from ``cached.total`` on are to be computed."""
+
+    row: int
+    cached: CachedTokens
+    tickets: tuple[TicketId, ...]
+
+
+class Refusal(Enum):
+    """Why a request is not admitted this step. It stays where it is in the queue."""
+
+    NO_ROW = auto()
+    NO_PAGES = auto()
+    LOAD_BUDGET = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """Pages of one group on one tier; ``evictable`` ones hold a prefix that nothing pins."""
+
+    group: str
+    tier: str
+    total: int
+    free: int
+    evictable: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start, in pages unless named otherwise; every reason a cached token was not
+    served, or a page not kept, has one."""
+
+    backup_pages: int = 0
+    backup_bytes: int = 0
+    backup_failed_pages: int = 0
+    dropped_backup_pages: int = 0  # no host page could be had
+    load_pages: int = 0
+    load_bytes: int = 0
+    load_declined: int = 0  # below the threshold, in requests
+    load_waited: int = 0  # over the budget, in requests and steps
+    load_no_pages: int = 0  # no device page could be had, in requests
+    evicted_device_pages: int = 0
+    evicted_host_pages: int = 0
+    duplicate_pages: int = 0
+    copy_waits: int = 0  # times an allocation had to wait for a copy in flight
+
+    def snapshot(self) -> dict[str, int]:
+        return asdict(self)

@@ -1,0 +1,140 @@
+"""``stratakv serve | bench``. Owns flags and exit codes; must not decide anything.
+
+Exit codes: 0 done, 1 the server's engine died, 2 a flag or a model that cannot be honoured.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Final
+
+from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.core.errors import ConfigError
+
+HELP: Final = {
+    "page_tokens": "tokens of a page: the unit of identity, allocation and transfer",
+    "dtype": "float32, bfloat16, float16, or auto: the checkpoint's own",
+    "cache": "off: recompute everything; device: one tier; host: device and host",
+    "device_memory": "bytes for the device tier, as 512MiB or 2GiB",
+    "host_memory": "bytes for the host tier; not together with --host-ratio",
+    "host_ratio": "host pages per device page; default: 2.0 or what fits 0.8 of the free memory",
+    "max_running": "requests that run at once",
+    "max_model_len": "tokens of prompt and answer together; default: the model's positions",
+    "step_tokens": "most tokens that one step computes",
+    "chunk_tokens": "most prompt tokens of one request in a step",
+    "chat_tokens": "typical length of a conversation; decides the split between cache groups",
+    "load_back_threshold": "a host hit that saves fewer tokens is recomputed",
+    "load_back_budget": "most tokens being loaded at once",
+    "host": "address to listen on",
+    "port": "port to listen on; 0: any free one, printed",
+    "served_model_name": "the name clients use; default: the directory's",
+    "api_key": "what Authorization: Bearer must carry; default: anyone may ask",
+    "max_waiting": "requests that may wait; more get a 503",
+    "drain_s": "seconds that running requests get after SIGTERM",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the ``stratakv`` command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        code: int = arguments.run(arguments)
+    except ConfigError as error:
+        print(f"stratakv: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stratakv", description="A tiered KV cache for LLM serving.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    serve = verbs.add_parser(
+        "serve", help="serve a Hugging Face model directory over an OpenAI-compatible API"
+    )
+    serve.add_argument("model", type=Path, help="directory with config.json and safetensors")
+    _flags(serve, EngineConfig)
+    _flags(serve, ServerConfig)
+    serve.add_argument("--threads", type=int, help="threads of the forward; default: torch's")
+    serve.set_defaults(run=_serve)
+    bench = verbs.add_parser("bench", help="measure one part on this machine")
+    parts = bench.add_subparsers(required=True, metavar="PART")
+    for name, text in (
+        ("tree", "match, lease, insert, evict of the prefix tree"),
+        ("transfer", "copies between device and host"),
+        ("serve", "the engine with the cache off, on the device, on device and host"),
+    ):
+        part = parts.add_parser(name, help=text)
+        part.add_argument("--json", metavar="FILE", help="also write the figures there")
+        part.set_defaults(run=_bench, part=name)
+        if name == "serve":
+            part.add_argument("--trace", metavar="FILE", help="a Mooncake-format trace to replay")
+            part.add_argument("--model", metavar="DIR", help="a model directory; default: built-in")
+    return parser
+
+
+def _flags(parser: argparse.ArgumentParser, record: type[Any]) -> None:
+    """One flag per field of a config record."""
+    group = parser.add_argument_group(record.__name__.removesuffix("Config").lower())
+    for field in fields(record):
+        kind = str(field.type)
+        convert = int if "int" in kind else float if "float" in kind else str
+        default = None if field.default is MISSING else field.default
+        shown = "" if default is None else f" (default: {default})"
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=convert,
+            default=default,
+            help=HELP[field.name] + shown,
+            metavar=convert.__name__.upper(),
+        )
+
+
+def _picked(arguments: argparse.Namespace, record: type[Any]) -> Any:
+    values = vars(arguments)
+    return record(**{field.name: values[field.name] for field in fields(record)})
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    engine: EngineConfig = _picked(arguments, EngineConfig)
+    server: ServerConfig = _picked(arguments, ServerConfig)
+    import torch  # noqa: PLC0415 - --help and bad flags answer without loading torch
+
+    from stratakv.serve.server import serve_forever  # noqa: PLC0415
+    from stratakv.serve.wiring import build_service  # noqa: PLC0415
+
+    if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise ConfigError(f"--threads {arguments.threads}: allowed is 1 and more")
+        torch.set_num_threads(arguments.threads)
+    service, parts = build_service(arguments.model, engine, server)
+    print(parts.table.render(), flush=True)
+    try:
+        return serve_forever(
+            service, host=server.host, port=server.port, drain_s=server.drain_s
+        )
+    finally:
+        parts.transfer.close()
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    match arguments.part:
+        case "tree":
+            from stratakv.bench import tree  # noqa: PLC0415
+
+            tree.run(arguments.json)
+        case "transfer":
+            from stratakv.bench import transfer  # noqa: PLC0415
+
+            transfer.run(arguments.json)
+        case _:
+            from stratakv.bench import serve  # noqa: PLC0415
+
+            serve.run(arguments.json, trace=arguments.trace, model=arguments.model)
+    return 0

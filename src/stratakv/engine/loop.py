@@ -1,0 +1,303 @@
+"""The engine: submit, abort, step. Receives, plans, executes, commits, ticks, answers.
+
+Owns the queue of requests and the order of a step. Decisions are the scheduler's and the cache's,
+tensors the runner's. One thread calls it; must not know HTTP.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from stratakv.cache.kv_cache import KVCache
+from stratakv.cache.records import Admission, PoolStats, Refusal
+from stratakv.core.errors import RequestError
+from stratakv.core.ids import PageKey, RequestId, RowIds, TicketId
+from stratakv.core.page_keys import Namespace, PageHasher
+from stratakv.engine.batch import StepBatch
+from stratakv.engine.request import FinishReason, Output, Phase, Prompt, Request, Signal
+from stratakv.engine.roles import Role
+from stratakv.engine.rows import Rows
+from stratakv.engine.sampling import Sampled, sample
+from stratakv.engine.scheduler import StepLimits, chunk_sizes, prefill_room, worth_waiting
+from stratakv.policy.checkpoints import last_end
+
+
+class Runner(Protocol):
+    def forward(self, batch: StepBatch) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """``max_model_len``: tokens of prompt and output together; ``max_running``: requests at once."""
+
+    max_model_len: int
+    max_running: int
+    step: StepLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """``cached_*_tokens`` count what admitted prompts did not have to compute."""
+
+    waiting: int
+    running: int
+    steps: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_device_tokens: int
+    cached_host_tokens: int
+    pages: tuple[PoolStats, ...]
+    counters: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Totals:
+    steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_device_tokens: int = 0
+    cached_host_tokens: int = 0
+
+
+class Engine:
+    """``namespace``: of the model; a request's salt is added to it."""
+
+    def __init__(
+        self, cache: KVCache, runner: Runner, role: Role, namespace: Namespace, limits: EngineLimits
+    ) -> None:
+        self._cache = cache
+        self._runner = runner
+        self._role = role
+        self._namespace = namespace
+        self._limits = limits
+        self._page = cache.spec.page_tokens
+        self._rows = Rows(limits.max_running, limits.max_model_len)
+        self._waiting: deque[Request] = deque()
+        self._prefilling: list[Request] = []
+        self._decoding: RowIds = np.empty(0, np.int32)
+        self._by_row: dict[int, Request] = {}
+        self._requests: dict[RequestId, Request] = {}
+        self._computing: set[PageKey] = set()
+        self._news: list[Output] = []
+        self._totals = _Totals()
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt) -> None:
+        """Queue a prompt. RequestError if it could never be served, however long it waits."""
+        length, most = len(prompt.tokens), self._limits.max_model_len
+        if not length:
+            raise RequestError("the prompt is empty")
+        if length >= most:
+            raise RequestError(f"the prompt has {length} tokens; at most {most - 1} are allowed")
+        if prompt.sampling.max_tokens < 1:
+            raise RequestError(f"max_tokens is {prompt.sampling.max_tokens}; at least 1 is needed")
+        if prompt.id in self._requests:
+            raise RequestError(f"request {prompt.id} exists already")
+        total = min(length + prompt.sampling.max_tokens, most)
+        if reason := self._cache.could_ever_fit(total):
+            raise RequestError(
+                f"{length} tokens of prompt and {total - length} to generate need {reason}"
+            )
+        prefix = PageHasher(self._namespace.salted(prompt.salt), self._page)
+        prefix.extend(prompt.tokens)
+        request = Request(prompt=prompt, prefix=prefix, total_tokens=total)
+        self._requests[request.id] = request
+        self._waiting.append(request)
+
+    def abort(self, request: RequestId) -> None:
+        """Forget a request, whatever its phase; unknown ones are no error. Its last ``Output`` comes
+        with the next step."""
+        found = self._requests.get(request)
+        if found is None:
+            return
+        if found.phase is Phase.WAITING:
+            self._waiting.remove(found)
+        found.signal(Signal.ABORT)
+        self._leave(found)
+        self._news.append(Output(request=request, token=None, finish=FinishReason.ABORT))
+
+    def has_work(self) -> bool:
+        return bool(self._requests or self._news or self._cache.copying)
+
+    def flush(self) -> bool:
+        """Drop every cached page; False, and nothing done, while a request runs."""
+        return self._cache.flush()
+
+    def stats(self) -> EngineStats:
+        totals = self._totals
+        return EngineStats(
+            waiting=len(self._waiting),
+            running=len(self._by_row),
+            steps=totals.steps,
+            prompt_tokens=totals.prompt_tokens,
+            output_tokens=totals.output_tokens,
+            cached_device_tokens=totals.cached_device_tokens,
+            cached_host_tokens=totals.cached_host_tokens,
+            pages=self._cache.stats(),
+            counters=self._cache.counters.snapshot(),
+        )
+
+    def check(self) -> None:
+        """Verify the tree and that every pool accounts for every page; AssertionError if not."""
+        self._cache.check()
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """Advance every running request once; returns what is new."""
+        self._admit()
+        news, self._news = self._news, []
+        batch = self._plan()
+        if batch is None:
+            self._cache.settle() if not self._requests else self._cache.tick()
+            return news
+        self._totals.steps += 1
+        self._cache.extend(batch.rows, batch.starts, batch.starts + batch.counts)
+        logits = self._runner.forward(batch)
+        rows = batch.rows[batch.sampled]
+        sampled = sample(logits, self._rows.sampling(rows)) if len(rows) else None
+        self._commit(batch)
+        if sampled is not None:
+            news += self._answer(rows, sampled)
+        self._cache.tick()
+        return news
+
+    def _admit(self) -> None:
+        """Seat waiting requests, oldest first, until one does not fit."""
+        looked = 0
+        held: list[Request] = []
+        left = [self._left(request) for request in self._prefilling]
+        while self._waiting and looked < self._limits.step.look_ahead:
+            if prefill_room(self._limits.step, len(self._decoding), left) <= 0:
+                break
+            looked += 1
+            request = self._waiting.popleft()
+            if self._must_wait(request):
+                held.append(request)
+                continue
+            answer = self._cache.admit(request.prefix, request.prompt_tokens, request.total_tokens)
+            if isinstance(answer, Refusal):
+                held.append(request)
+                break
+            self._seat(request, answer)
+            left.append(self._left(request))
+        self._waiting.extendleft(reversed(held))
+
+    def _must_wait(self, request: Request) -> bool:
+        if not self._role.may_start(request):
+            return True
+        if not self._computing:
+            return False
+        limit = last_end(request.prompt_tokens, self._page)
+        end = self._cache.match(request.prefix, request.prompt_tokens).end
+        return worth_waiting(request.prefix.keys, end, limit, self._computing)
+
+    def _seat(self, request: Request, admission: Admission) -> None:
+        request.row = admission.row
+        request.cached = admission.cached
+        request.tickets = admission.tickets
+        request.signal(Signal.ADMITTED)
+        self._rows.open(request, admission.cached.total)
+        self._by_row[request.row] = request
+        self._prefilling.append(request)
+        if self._cache.reuses:
+            self._computing.update(request.prefix.keys[admission.cached.total // self._page :])
+        totals = self._totals
+        totals.prompt_tokens += request.prompt_tokens
+        totals.cached_device_tokens += admission.cached.device
+        totals.cached_host_tokens += admission.cached.host
+
+    def _left(self, request: Request) -> int:
+        return request.prompt_tokens - int(self._rows.computed[request.row])
+
+    def _plan(self) -> StepBatch | None:
+        """Decoding rows first, then prefill chunks."""
+        columns = self._rows
+        left = [self._left(request) for request in self._prefilling]
+        sizes = chunk_sizes(self._limits.step, len(self._decoding), left)
+        chunks = [pair for pair in zip(self._prefilling, sizes, strict=True) if pair[1]]
+        if not chunks and not len(self._decoding):
+            return None
+        decoding = self._decoding
+        rows = np.concatenate((decoding, np.array([r.row for r, _ in chunks], np.int32)))
+        starts = columns.computed[rows]
+        counts = np.ones(len(rows), np.int32)
+        counts[len(decoding) :] = [size for _, size in chunks]
+        tickets: list[TicketId] = []
+        tokens = [columns.tokens[decoding, starts[: len(decoding)]]]
+        for request, size in chunks:
+            start = int(columns.computed[request.row])
+            tokens.append(columns.tokens[request.row, start : start + size])
+            tickets += request.tickets
+            request.tickets = ()
+        return StepBatch(
+            rows=rows,
+            starts=starts,
+            counts=counts,
+            tokens=np.concatenate(tokens),
+            sampled=starts + counts == columns.length[rows],
+            gate=self._cache.gate(tickets),
+        )
+
+    def _commit(self, batch: StepBatch) -> None:
+        """Record what the forward has computed; rows that filled a page hand it to the tree."""
+        columns = self._rows
+        ends = batch.starts + batch.counts
+        columns.computed[batch.rows] = ends
+        filled = batch.rows[ends // self._page > batch.starts // self._page]
+        for row in filled.tolist():
+            self._cache.commit(row, columns.computed_tokens(row))
+        done = [r for r in self._prefilling if not self._left(r)]
+        for request in done:
+            self._prefilled(request)
+
+    def _prefilled(self, request: Request) -> None:
+        self._prefilling.remove(request)
+        self._computing.difference_update(request.prefix.keys)
+        request.signal(self._role.prefilled(request))
+        if request.phase is Phase.DECODING:
+            self._decoding = np.append(self._decoding, np.int32(request.row))
+
+    def _answer(self, rows: RowIds, sampled: Sampled) -> list[Output]:
+        columns = self._rows
+        columns.append(rows, sampled.tokens)
+        stopped, full = columns.ended(rows, sampled.tokens)
+        self._totals.output_tokens += len(rows)
+        listed = sampled.tokens.tolist()
+        requests = [self._by_row[row] for row in rows.tolist()]
+        news = [
+            Output(request=request.id, token=token, logprob=logprob, cached=request.cached)
+            for request, token, logprob in zip(requests, listed, sampled.logprobs, strict=True)
+        ]
+        for request in requests:
+            request.cached = None  # told with the first token only
+        for at in np.flatnonzero(stopped | full).tolist():
+            reason = FinishReason.STOP if stopped[at] else FinishReason.LENGTH
+            news[at] = replace(news[at], finish=reason)
+            requests[at].signal(Signal.STOPPED)
+            self._leave(requests[at])
+        return news
+
+    def _leave(self, request: Request) -> None:
+        """Let go of everything a finished or aborted request holds."""
+        del self._requests[request.id]
+        if request.row < 0:
+            return
+        if request in self._prefilling:
+            self._prefilling.remove(request)
+            self._computing.difference_update(request.prefix.keys)
+        self._decoding = self._decoding[self._decoding != request.row]
+        del self._by_row[request.row]
+        self._cache.release(request.row, self._rows.computed_tokens(request.row))
+
+    def close(self) -> None:
+        """Abort what is left and wait for the copies."""
+        for request in list(self._requests):
+            self.abort(request)
+        self._cache.settle()
+

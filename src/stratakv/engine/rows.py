@@ -1,0 +1,72 @@
+"""State of the running requests, a column per field, so that a decode step is array work.
+
+Owns tokens, lengths and sampling parameters by block-table row. Torch-free; must not decide what
+runs (``scheduler``).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import NONE, RowIds, TokenIds
+from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.request import Request
+
+
+class Rows:
+    """Columns of ``rows`` requests of at most ``max_model_len`` tokens each."""
+
+    def __init__(self, rows: int, max_model_len: int) -> None:
+        self.tokens = np.zeros((rows, max_model_len), np.int32)
+        self.length = np.zeros(rows, np.int32)  # tokens known: prompt and output
+        self.computed = np.zeros(rows, np.int32)  # tokens whose KV is in the pages
+        self.limit = np.zeros(rows, np.int32)
+        self._stop = np.full((rows, 1), NONE, np.int32)
+        self._temperature = np.zeros(rows, np.float32)
+        self._top_p = np.ones(rows, np.float32)
+        self._top_k = np.zeros(rows, np.int32)
+        self._seed = np.zeros(rows, np.uint64)
+        self._logprobs = np.full(rows, NONE, np.int32)
+
+    def open(self, request: Request, computed: int) -> None:
+        """Seat a request whose first ``computed`` tokens are cached."""
+        row, sampling = request.row, request.prompt.sampling
+        self.tokens[row, : request.prompt_tokens] = request.prompt.tokens
+        self.length[row] = request.prompt_tokens
+        self.computed[row] = computed
+        self.limit[row] = request.total_tokens
+        stops = sampling.stop_tokens
+        if len(stops) > self._stop.shape[1]:
+            wider = np.full((len(self._stop), len(stops)), NONE, np.int32)
+            wider[:, : self._stop.shape[1]] = self._stop
+            self._stop = wider
+        self._stop[row] = NONE
+        self._stop[row, : len(stops)] = stops
+        self._temperature[row] = sampling.temperature
+        self._top_p[row] = sampling.top_p
+        self._top_k[row] = sampling.top_k
+        self._seed[row] = np.uint64(sampling.seed & 0xFFFFFFFFFFFFFFFF)
+        self._logprobs[row] = NONE if sampling.logprobs is None else sampling.logprobs
+
+    def computed_tokens(self, row: int) -> TokenIds:
+        return self.tokens[row, : self.computed[row]]
+
+    def sampling(self, rows: RowIds) -> SamplingBatch:
+        return SamplingBatch(
+            temperature=self._temperature[rows],
+            top_p=self._top_p[rows],
+            top_k=self._top_k[rows],
+            seeds=self._seed[rows],
+            positions=self.length[rows].astype(np.int64),
+            logprobs=self._logprobs[rows],
+        )
+
+    def append(self, rows: RowIds, tokens: TokenIds) -> None:
+        """Add one token to each row."""
+        at = self.length[rows]
+        self.tokens[rows, at] = tokens
+        self.length[rows] = at + 1
+
+    def ended(self, rows: RowIds, tokens: TokenIds) -> tuple[npt.NDArray[np.bool_], ...]:
+        """Of the ``tokens`` just appended: which are stop tokens, and which were the last allowed."""
+        stopped = (self._stop[rows] == tokens[:, None]).any(axis=1)
+        return stopped, self.length[rows] >= self.limit[rows]

@@ -1,0 +1,195 @@
+"""The composition root: the one place that names concrete classes.
+
+Owns the order of a start: derive the spec, refuse what cannot run, split the budget, and only then
+take memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.core.clock import MonotonicClock
+from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.core.errors import ConfigError
+from stratakv.core.page_keys import Namespace
+from stratakv.core.units import parse_bytes
+from stratakv.engine.loop import Engine, EngineLimits
+from stratakv.engine.model import HuggingFaceModel, load_model
+from stratakv.engine.roles import UnifiedRole
+from stratakv.engine.runner import ModelRunner
+from stratakv.engine.scheduler import StepLimits
+from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.block_table import BlockTable
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.policy.load_back import LoadBackPolicy
+from stratakv.serve.driver import EngineDriver
+from stratakv.serve.metrics import ServerMetrics
+from stratakv.serve.service import Limits, Service
+from stratakv.serve.tokenizer import Tokenizer
+from stratakv.spec.budget import ExpectedLoad, device_pages, host_budget, host_pages
+from stratakv.spec.budget_table import BudgetTable
+from stratakv.spec.derive import spec_of
+from stratakv.spec.groups import CacheSpec
+from stratakv.spec.support import refusal
+from stratakv.transfer.cpu import CpuTransferEngine
+
+Pages = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineParts:
+    """A running engine and what it was built from, for the server, the benches and the tests."""
+
+    engine: Engine
+    model: HuggingFaceModel
+    cache: KVCache
+    pools: DevicePools
+    arenas: Sequence[HostArena]
+    transfer: CpuTransferEngine
+    spec: CacheSpec
+    table: BudgetTable
+    max_model_len: int
+
+    def close(self) -> None:
+        self.engine.close()
+        self.transfer.close()
+
+
+def build_engine(model: HuggingFaceModel, config: EngineConfig) -> EngineParts:
+    """Everything below the server. ConfigError before any memory is taken."""
+    spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
+    if reason := refusal(spec):
+        raise ConfigError(f"the model cannot be served: {reason}")
+    max_model_len = _max_model_len(model, config)
+    load = ExpectedLoad(
+        max_running=config.max_running,
+        max_model_len=max_model_len,
+        chunk_tokens=config.chunk_tokens,
+        chat_tokens=config.chat_tokens,
+    )
+    device = device_pages(spec, parse_bytes(config.device_memory, "--device-memory"), load)
+    host = _host_pages(spec, device, config)
+    return assemble(model, spec, config, (device, host), max_model_len)
+
+
+def assemble(
+    model: HuggingFaceModel,
+    spec: CacheSpec,
+    config: EngineConfig,
+    pages: tuple[Pages, Pages],
+    max_model_len: int,
+) -> EngineParts:
+    """Take the memory: ``pages`` per group on the device and on the host."""
+    device, host = pages
+    pools = DevicePools(spec, device, model.device)
+    arenas = [HostArena(group, host[group.id]) for group in spec.groups]
+    transfer = CpuTransferEngine(spec, pools, arenas)
+    tables = BlockTable(len(spec.groups), config.max_running, -(-max_model_len // spec.page_tokens))
+    tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
+    options = CacheOptions(
+        chunk_tokens=config.chunk_tokens,
+        load_back=LoadBackPolicy(
+            threshold_tokens=config.load_back_threshold, budget_tokens=config.load_back_budget
+        ),
+        reuse=config.cache != "off",
+    )
+    cache = KVCache(spec, tiers, tables, transfer, options)
+    engine = Engine(
+        cache,
+        ModelRunner(model, spec, pools, tables),
+        UnifiedRole(),
+        Namespace(model=model.fingerprint, spec_digest=spec.digest),
+        EngineLimits(
+            max_model_len=max_model_len,
+            max_running=config.max_running,
+            step=StepLimits(step_tokens=config.step_tokens, chunk_tokens=config.chunk_tokens),
+        ),
+    )
+    table = BudgetTable.of(spec, device, host)
+    return EngineParts(engine, model, cache, pools, arenas, transfer, spec, table, max_model_len)
+
+
+def build_service(
+    path: Path, config: EngineConfig, server: ServerConfig
+) -> tuple[Service, EngineParts]:
+    """A server over the model directory ``path``; nothing runs yet."""
+    tokenizer = Tokenizer(path)
+    parts = build_engine(load_model(path, config.dtype), config)
+    groups = tuple(group.name for group in parts.spec.groups)
+    clock = MonotonicClock()
+    metrics = ServerMetrics(groups)
+    service = Service(
+        driver=EngineDriver(parts.engine, max_waiting=server.max_waiting, clock=clock),
+        tokenizer=tokenizer,
+        metrics=metrics,
+        clock=clock,
+        version=version("stratakv"),
+        model=server.served_model_name or path.resolve().name,
+        limits=Limits(max_model_len=parts.max_model_len, vocab=parts.model.vocab_size),
+        groups=groups,
+        stop_tokens=parts.model.eos_ids,
+        info=_info(config, server, parts),
+        api_key=server.api_key,
+    )
+    return service, parts
+
+
+def _max_model_len(model: HuggingFaceModel, config: EngineConfig) -> int:
+    wanted = config.max_model_len
+    if wanted is None:
+        return model.max_positions
+    if wanted > model.max_positions:
+        raise ConfigError(
+            f"--max-model-len {wanted}: the model's positions end at {model.max_positions}"
+        )
+    return wanted
+
+
+def _host_pages(spec: CacheSpec, device: Pages, config: EngineConfig) -> tuple[int, ...]:
+    if config.cache != "host":
+        return (0,) * len(spec.groups)
+    budget = host_budget(config.host_memory, config.host_ratio)
+    return host_pages(spec, device, budget, free_host_bytes())
+
+
+def free_host_bytes() -> int:
+    """Memory that could be taken now: what the kernel calls available, within the cgroup's limit."""
+    free = 0
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file():
+        text = limit.read_text(encoding="ascii").strip()
+        if text != "max":
+            free = min(free, int(text) - int(used.read_text(encoding="ascii")))
+    return max(0, free)
+
+
+def _info(config: EngineConfig, server: ServerConfig, parts: EngineParts) -> Mapping[str, object]:
+    """What ``/server_info`` shows."""
+    shown = asdict(server) | {"api_key": server.api_key is not None}
+    return {
+        "engine": asdict(config) | {"max_model_len": parts.max_model_len},
+        "server": shown,
+        "threads": torch.get_num_threads(),
+        "spec": {
+            "page_tokens": parts.spec.page_tokens,
+            "digest": parts.spec.digest.hex(),
+            "groups": [
+                {
+                    "name": group.name,
+                    "retention": repr(group.retention),
+                    "page_bytes": group.page_bytes,
+                    "buffers": [buffer.name for buffer in group.buffers],
+                }
+                for group in parts.spec.groups
+            ],
+        },
+        "pages": {f"{pool.tier}.{pool.group}": pool.total for pool in parts.cache.stats()},
+    }
