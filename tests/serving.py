@@ -40,6 +40,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 EOS = "<|eos|>"
+FOX = "The quick brown fox, Grüße 👍🏽 东京! "
 MAX_MODEL_LEN = 512
 POOL_TOKENS = 400  # prompts above this are refused by the engine, not by the server
 GROUPS = ("full", "swa")
@@ -261,6 +262,20 @@ def running(service: Service, engine: EchoEngine, *, drain_s: float = 5.0) -> It
         thread.join(10)
         assert not thread.is_alive()
         assert service.driver.stop(10)
+
+
+def error_of(response, status):
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
 
 
 def main() -> int:

@@ -108,8 +108,7 @@ def test_a_choice_that_meets_its_stop_string_is_aborted_while_others_run(tokeniz
         for request, text in (("a", "x"), ("b", "y"), ("a", "z")):
             (token,) = tokenizer.encode(text).tolist()
             subscription.push(News(0.0, Output(request=request, token=token)))
-        async for found in generation.deltas():
-            return found
+        return await anext(generation.deltas())
 
     assert [(delta.index, delta.text, delta.finish) for delta in asyncio.run(main())] == [
         (0, "", STOP),

@@ -305,11 +305,11 @@ class TreeModel:
         spots = self.nodes[prefix]
         if group or spots[0].pages[1 - tier] != NONE:
             self._leave(tier, group, spots[group], outcome)
-        else:
-            for node in (*self.below(prefix), prefix):
-                self._drop(node, outcome)
-            prefix = prefix[:-1]
-        self._prune(prefix, outcome)
+            self._prune(prefix if group else (), outcome)
+            return
+        for node in (*self.below(prefix), prefix):
+            self._drop(node, outcome)
+        self._prune(prefix[:-1], outcome)
 
     def _leave(self, tier: Tier, group: int, spot: Spot, outcome: Outcome) -> None:
         outcome.freed[tier, group, spot.pages[tier]] += 1

@@ -92,7 +92,7 @@ class Evictor:
             ):
                 return 0
         chain = rows[-count:]
-        if len(chain) > 1:
+        if len(chain) > 1 and not self._free_chain(tier, key, chain):
             chain = self._chain(tier, key, chain)
         if tier == Tier.HOST and len(chain) < len(rows):  # holes: leaves may lie above
             self._pins.queue(tier, ANCHOR, rows[: -len(chain)])
@@ -100,6 +100,19 @@ class Evictor:
             return self._drop(tier, chain, effects)
         self._leave_anchor(tier, chain, effects)
         return len(chain)
+
+    def _free_chain(self, tier: Tier, key: int, rows: NodeIds) -> bool:
+        """Whether all of ``rows``, whose last is a due leaf, may go together: the common case, told
+        without a mask. Of a path, no page is warmer than the warmer of its ends."""
+        nodes = self._nodes
+        states = nodes.state[ANCHOR][rows].tobytes()
+        return bool(
+            nodes.rank[ANCHOR].item(rows.item(0)) <= key
+            and states.count(states[-1]) == len(states)
+            and not np.count_nonzero(nodes.pins[tier][ANCHOR][rows])
+            and nodes.parent[rows[1:]].tobytes() == rows[:-1].tobytes()
+            and np.add.reduce(nodes.kids[tier][rows]) == len(rows) - 1
+        )
 
     def _chain(self, tier: Tier, key: int, rows: NodeIds) -> NodeIds:
         """The longest end of ``rows`` that is one chain of due pages of one kind, given that the
@@ -113,14 +126,14 @@ class Evictor:
         due[:-1] &= linked
         held[:-1] -= linked
         due &= held == 0
-        ends = np.flatnonzero(~due)
+        ends = (~due).nonzero()[0]
         return rows[ends.item(-1) + 1 :] if len(ends) else rows
 
     def _to_leaf_of_host(self, key: int, rows: NodeIds) -> NodeIds:
         """``rows`` down to the last one that is a due leaf of the host."""
         self._requeue_warm(Tier.HOST, ANCHOR, key, rows)
         due = self._due(Tier.HOST, ANCHOR, key, rows)
-        leaves = np.flatnonzero(due & (self._nodes.kids[Tier.HOST][rows] == 0))
+        leaves = (due & (self._nodes.kids[Tier.HOST][rows] == 0)).nonzero()[0]
         return rows[: leaves.item(-1) + 1] if len(leaves) else rows[:0]
 
     def _requeue_warm(self, tier: Tier, group: GroupId, key: int, rows: NodeIds) -> None:
@@ -160,17 +173,15 @@ class Evictor:
         """
         nodes = self._nodes
         kids = nodes.kids[ANY][chain]
-        kids[:-1] -= 1  # the next of the chain
-        kids += self.pinned(chain)
-        for at in np.flatnonzero(kids)[::-1].tolist():
-            if not self._clear_below(chain[at:], effects):
-                chain = chain[at + 1 :]
-                break
+        if np.add.reduce(kids) > len(chain) - 1 or (self._others and np.any(self.pinned(chain))):
+            kids[:-1] -= 1  # the next of the chain
+            kids += self.pinned(chain)
+            for at in kids.nonzero()[0][::-1].tolist():
+                if not self._clear_below(chain[at:], effects):
+                    chain = chain[at + 1 :]
+                    break
         if len(chain):
-            top = nodes.parent.item(chain.item(0))
             self.forget(chain, effects)
-            if self._byteless_anchor:
-                self._prune(top, effects)
         return len(chain)
 
     def pinned(self, rows: NodeIds) -> npt.NDArray[np.int32] | int:
@@ -193,11 +204,11 @@ class Evictor:
             kids = rows[np.isin(nodes.parent[rows], level)].tolist()
             level = [row for row in kids if row not in keep]
             below += level
-        found = np.array(below, np.int32)
+        found = np.array(below, np.intp)
         if np.any(self.pinned(found)) or np.any(nodes.pins[Tier.HOST][ANCHOR][found]):
             return False
         for row in below[:0:-1]:
-            self.forget(np.array([row], np.int32), effects)
+            self.forget(np.array([row], np.intp), effects)
         return True
 
     def forget(self, chain: NodeIds, effects: list[Effect]) -> None:
@@ -210,10 +221,14 @@ class Evictor:
         for tier in TIERS:
             if ON_TIER[tier].item(nodes.state[ANCHOR].item(first)):
                 nodes.kids[tier][top] -= 1
-            for group in self._groups:
-                here = chain[ON_TIER[tier][nodes.state[group][chain]]]
-                if len(here):
-                    self._leave(tier, GroupId(group), here, effects)
+        for group in self._groups:
+            states = nodes.state[group][chain]
+            for tier in TIERS:
+                here = ON_TIER[tier][states]
+                count = np.count_nonzero(here)
+                if count:
+                    rows = chain if count == len(chain) else chain[here]
+                    self._leave(tier, GroupId(group), rows, effects)
         nodes.remove(chain)
         self._offer(top)
 
@@ -233,7 +248,7 @@ class Evictor:
         while row != NONE and nodes.holds(row) and not nodes.kids[ANY].item(row):
             if any(nodes.state[group].item(row) for group in self._others):
                 return
-            one = np.array([row], np.int32)
+            one = np.array([row], np.intp)
             if any(np.any(nodes.pins[tier][ANCHOR][one]) for tier in TIERS):
                 return
             row = nodes.parent.item(row)

@@ -6,12 +6,14 @@ is reported by ``check`` and a second release raises.
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from stratakv.core.ids import NONE, NodeIds, TicketId
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Pins ``[starts[g], end)`` of every group g on the path to ``tip``.
+    """Pins ``[starts[g], end)`` of every group g on ``path``, which ends at ``tip``.
 
     ``loading`` are the loads in flight that this prefix waits for. While a load is planned
     (``host`` set), the rows it will read are pinned on the host, the others on the device.
@@ -20,6 +22,7 @@ class Lease:
     tip: int = NONE
     end: int = 0
     starts: list[int] = field(default_factory=list[int])
+    path: NodeIds = field(default_factory=lambda: np.empty(0, np.intp), repr=False)
     loading: tuple[TicketId, ...] = ()
     host: list[NodeIds] | None = None
     released: bool = False

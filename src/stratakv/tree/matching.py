@@ -1,6 +1,6 @@
 """How far a prefix is usable. Read-only: a match changes nothing, not even recency."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from stratakv.core.ids import PageKey
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.retention import needed_starts
 from stratakv.tree.nodes import NodeTable
-from stratakv.tree.residency import ON_DEVICE, PRESENT
+from stratakv.tree.residency import ON_DEVICE, PRESENT, States, all_on_device, all_present
 
 
 class Match(NamedTuple):
@@ -64,12 +64,21 @@ class Matcher:
                     high = middle - 1
         if not self._others:
             return Match(low, anchor_end, anchor_end)
-        device_end = self._usable(keys, low, ON_DEVICE)
-        end = anchor_end if device_end == anchor_end else self._usable(keys, anchor_end, PRESENT)
+        device_end = self._usable(keys, low, all_on_device, ON_DEVICE)
+        end = anchor_end
+        if device_end < anchor_end:
+            end = self._usable(keys, anchor_end, all_present, PRESENT)
         return Match(device_end, end, anchor_end)
 
-    def _usable(self, keys: Sequence[PageKey], end: int, there: npt.NDArray[np.bool_]) -> int:
-        """Largest end <= ``end`` at which every group but the anchor holds what it needs."""
+    def _usable(
+        self,
+        keys: Sequence[PageKey],
+        end: int,
+        all_there: Callable[[States], bool],
+        there: npt.NDArray[np.bool_],
+    ) -> int:
+        """Largest end <= ``end`` at which every group but the anchor holds what it needs, where
+        ``there[state]`` says what holding is."""
         if not end:
             return 0
         nodes = self._nodes
@@ -78,7 +87,7 @@ class Matcher:
         tip = nodes.index[keys[end - 1]]
         for group in self._others:
             rows = nodes.tail(tip, end - self._starts[group].item(end))
-            if not there[nodes.state[group][rows]].all():
+            if not all_there(nodes.state[group][rows]):
                 break
         else:
             return end

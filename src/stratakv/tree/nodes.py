@@ -59,7 +59,7 @@ class NodeTable:
         size = capacity + 1  # the root's row
         self.capacity = capacity
         self.index: dict[PageKey, int] = {}
-        self.parent: Int32s = np.full(size, NONE, np.int32)
+        self.parent: NodeIds = np.full(size, NONE, np.intp)
         self.depth: Int32s = np.full(size, NONE, np.int32)  # page index in the prefix
         self._kids: Int32s = np.zeros((size, 3), np.int32)
         self.kids = [self._kids[:, of] for of in (Tier.DEVICE, Tier.HOST, ANY)]
@@ -77,7 +77,7 @@ class NodeTable:
         self._run_of: Int32s = np.full(size, NONE, np.int32)
         self._runs: dict[int, Run] = {}
         self._next_run = 0
-        self._free: Int32s = np.arange(capacity - 1, -1, -1, dtype=np.int32)
+        self._free: NodeIds = np.arange(capacity - 1, -1, -1, dtype=np.intp)
         self._free_rows = capacity
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class NodeTable:
     # -- paths -------------------------------------------------------------------------------
 
     def path(self, tip: int) -> NodeIds:
-        """Rows from page 0 down to ``tip``; int32 [depth + 1]. May be a view: read, do not keep
+        """Rows from page 0 down to ``tip``; [depth + 1]. May be a view: read, do not keep
         past a change of the tree unless the path is pinned."""
         return self.tail(tip, self.depth.item(tip) + 1)
 
@@ -104,7 +104,7 @@ class NodeTable:
         if len(parts) == 1:
             return parts[0]
         parts.reverse()
-        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+        return np.concatenate(parts) if parts else np.empty(0, np.intp)
 
     def reach(self, keys: Sequence[PageKey], low: int, high: int) -> int:
         """Largest n in [low, high] with page n - 1 in the tree (presence is prefix-closed)."""
@@ -157,7 +157,7 @@ class NodeTable:
             if run.start + length == start:
                 grown = length + len(rows)
                 if grown > len(run.rows):
-                    wider = np.empty(grown + grown // 2, np.int32)
+                    wider = np.empty(grown + grown // 2, np.intp)
                     wider[:length] = run.rows[:length]
                     run.rows = wider
                 run.rows[length:grown] = rows
@@ -198,7 +198,7 @@ class NodeTable:
 
     def rows(self) -> NodeIds:
         """Every node, in no order; for checks and rebuilds, not for the hot path."""
-        return np.fromiter(self.index.values(), np.int32, len(self.index))
+        return np.fromiter(self.index.values(), np.intp, len(self.index))
 
     def pages(self, tier: Tier, group: GroupId, rows: NodeIds) -> PageIds:
         return self.page[tier][group][rows]

@@ -12,6 +12,7 @@ import numpy as np
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.retention import KeepAll
+from stratakv.spec.retention import KeepAll
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
@@ -21,7 +22,7 @@ from stratakv.tree.matching import Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.order import COLD, EvictionPolicy, LeastRecentlyUsed
 from stratakv.tree.pins import Pins
-from stratakv.tree.residency import ON_DEVICE, ON_TIER, Event, Residency
+from stratakv.tree.residency import ON_DEVICE, ON_TIER, Event, Residency, all_on_device
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 
@@ -41,6 +42,7 @@ class PrefixTree:
         self._matcher = Matcher(spec, self.nodes)
         self._evictor = Evictor(spec, self.nodes, self.pins, self.checkpoints)
         self._groups = range(len(spec.groups))
+        self._keep_all = [g.id for g in spec.groups if isinstance(g.retention, KeepAll)]
         self._whole = [g.id for g in spec.groups if isinstance(g.retention, KeepAll)]
 
     # -- match and lease -----------------------------------------------------------------------
@@ -59,13 +61,15 @@ class PrefixTree:
         ``end`` must come from ``match``: its ``device_end``, or with ``load`` its ``end``, in which
         case pages on the host alone are pinned there for ``copies.begin_load``.
         """
-        lease = Lease(starts=self._matcher.starts(end), end=end)
-        self.leases.add(lease)
         if not end:
+            lease = Lease(starts=self._matcher.starts(0))
+            self.leases.add(lease)
             return lease
         nodes, pins = self.nodes, self.pins
-        lease.tip = nodes.index[keys[end - 1]]
-        path = nodes.path(lease.tip)
+        tip = nodes.index[keys[end - 1]]
+        path = nodes.tail(tip, end)
+        lease = Lease(tip, end, self._matcher.starts(end), path)
+        self.leases.add(lease)
         nodes.hits[path] += 1
         stamp = pins.tick()
         host: list[NodeIds] = []
@@ -78,14 +82,15 @@ class PrefixTree:
                 pins.pin(HOST, group, host[-1])
                 rows = rows[there]
             pins.pin(DEVICE, group, rows)
-        lease.loading = self._tickets(lease, path)
-        if any(len(rows) for rows in host):
+        if self.copies.loads:
+            lease.loading = self._tickets(lease, path)
+        if load and any(len(rows) for rows in host):
             lease.host = host
         return lease
 
     def _tickets(self, lease: Lease, path: NodeIds) -> tuple[TicketId, ...]:
         found: set[int] = set()
-        for group in self._groups if self.copies.loads else ():
+        for group in self._groups:
             rows = path[lease.starts[group] :]
             found.update(np.unique(self.nodes.ticket[group][rows]).tolist())
         found.discard(NONE)
@@ -105,11 +110,12 @@ class PrefixTree:
             old, new = lease.starts[group], starts[group]
             rows = nodes.tail(tip, end - old)
             entering = rows[max(lease.end, new) - old :]
-            assert ON_DEVICE[nodes.state[group][entering]].all(), "a needed page is not on the device"
+            assert all_on_device(nodes.state[group][entering]), "a needed page is not there"
             pins.stamp(group, entering, stamp)
             pins.pin(DEVICE, group, entering)
             pins.unpin(DEVICE, group, rows[: max(0, min(new, lease.end) - old)])
         lease.tip, lease.end, lease.starts = tip, end, starts
+        lease.path = nodes.tail(tip, end)
 
     def release(self, lease: Lease) -> None:
         """End a lease; what it held may leave from now on."""
@@ -118,8 +124,7 @@ class PrefixTree:
         self.leases.remove(lease)
         if not lease.end:
             return
-        nodes, pins = self.nodes, self.pins
-        path = nodes.path(lease.tip)
+        pins, path = self.pins, lease.path
         stamp = pins.tick()
         for group in reversed(self._groups):  # the anchor last: its node waits for the others
             rows = path[lease.starts[group] :]
@@ -133,10 +138,7 @@ class PrefixTree:
 
     def pages(self, lease: Lease, group: GroupId) -> PageIds:
         """Device pages of ``[starts[group], end)`` under a lease."""
-        count = lease.end - lease.starts[group]
-        if not count:
-            return np.empty(0, np.int32)
-        return self.nodes.page[DEVICE][group][self.nodes.tail(lease.tip, count)]
+        return self.nodes.page[DEVICE][group][lease.path[lease.starts[group] :]]
 
     # -- insert --------------------------------------------------------------------------------
 
@@ -181,7 +183,7 @@ class PrefixTree:
                     fresh, mine = fresh[held], mine[held]
                 self._adopt(tier, GroupId(group), fresh, mine, stamp)
         if tier == DEVICE:
-            effects += self._unsaved(keys, first)
+            effects += self._unsaved(keys, first, known)
         return effects
 
     def _adopt(
@@ -227,11 +229,19 @@ class PrefixTree:
         at = nodes.depth[rows[spare]].astype(np.int64)
         return [Remap(group, at, canonical), FreeDevice(group, mine[spare])]
 
-    def _unsaved(self, keys: Sequence[PageKey], first: int) -> list[Effect]:
-        """Pages without a host copy, among those just inserted, of the groups that keep all."""
-        path = self.nodes.tail(self.nodes.index[keys[-1]], len(keys) - first)
-        found = [(group, self.copies.unsaved(group, path)) for group in self._whole]
-        return [Backup(group, rows) for group, rows in found if len(rows)]
+    def _unsaved(self, keys: Sequence[PageKey], first: int, known: int) -> list[Effect]:
+        """Pages without a host copy among those just inserted, of the groups that keep all; those
+        from ``known`` on are new and have none."""
+        rows = self.nodes.tail(self.nodes.index[keys[-1]], len(keys) - first)
+        met = known - first
+        effects: list[Effect] = []
+        for group in self._keep_all:
+            found = rows
+            if met or group != ANCHOR:
+                found = self.copies.unsaved(group, rows)
+            if len(found):
+                effects.append(Backup(group, found))
+        return effects
 
     # -- keep and evict ------------------------------------------------------------------------
 
@@ -240,8 +250,7 @@ class PrefixTree:
         matched ``continued`` pages when it came."""
         if not 0 < end <= lease.end:
             return []
-        path = self.nodes.path(lease.tip)[:end]
-        return self.checkpoints.keep(path, continued)
+        return self.checkpoints.keep(lease.path[:end], continued)
 
     def evict(self, tier: Tier, group: GroupId, count: int) -> list[Effect]:
         """Take up to ``count`` pages of a group off a tier, coldest first; it may be fewer."""

@@ -75,6 +75,18 @@ ON_TIER: Final = (ON_DEVICE, ON_HOST)
 EVICTED: Final = (Event.DEVICE_EVICTED, Event.HOST_EVICTED)
 
 
+_OFF_DEVICE: Final = bytes(state for state in Residency if not ON_DEVICE[state])
+
+
+def all_on_device(states: States) -> bool:
+    """``ON_DEVICE[states].all()``, at the price of one scan of a few bytes."""
+    return len(states.tobytes().translate(None, _OFF_DEVICE)) == len(states)
+
+
+def all_present(states: States) -> bool:
+    return Residency.ABSENT not in states.tobytes()
+
+
 class ResidencyColumn:
     """Residency of one group in every node; ``states`` is read-only, ``move`` the only way on."""
 
@@ -88,6 +100,12 @@ class ResidencyColumn:
     def move(self, nodes: NodeIds, event: Event) -> None:
         """Apply ``event`` to every node; an illegal pair raises and changes nothing."""
         now = self._states[nodes]
+        states = now.tobytes()
+        if states and states.count(states[0]) == len(states):  # alike, as they mostly are
+            alike = _NEXT.item(event, states[0])
+            if alike != _ILLEGAL:
+                self._states[nodes] = alike
+                return
         then = _NEXT[event][now]
         if _ILLEGAL in then.tobytes():
             bad = int(np.flatnonzero(then == _ILLEGAL)[0])
