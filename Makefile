@@ -2,19 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+BUILD := pyproject.toml constraints.txt setup.py src/stratakv/transfer/_gather.c
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo serve test test-long check format bench clean
+.PHONY: help demo serve test test-long check format clean
 .DEFAULT_GOAL := help
 
-$(VENV)/demo.stamp: pyproject.toml constraints.txt setup.py
+$(VENV)/demo.stamp: $(BUILD)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than 3.11; name another: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	$(PIP) -e '.[demo]'
 	touch $@
 
-$(VENV)/dev.stamp: $(VENV)/demo.stamp
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	$(PIP) -e '.[test]'
+	touch $@
+
+$(VENV)/check.stamp: $(VENV)/test.stamp
+	$(PIP) -e '.[check]'
 	touch $@
 
 demo: $(VENV)/demo.stamp ## set up and run the main job: a chat served over device and host
@@ -23,25 +31,25 @@ demo: $(VENV)/demo.stamp ## set up and run the main job: a chat served over devi
 serve: $(VENV)/demo.stamp ## keep a server running on the demo model
 	$(BIN)/stratakv serve models/demo --port 8000
 
-test: $(VENV)/dev.stamp ## set up and pass the tests
+test: $(VENV)/test.stamp ## set up and pass the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not long'
 
-test-long: $(VENV)/dev.stamp ## the long campaigns
+test-long: $(VENV)/test.stamp ## the long campaigns
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long
 
-check: $(VENV)/dev.stamp ## lint, format, types, floors, meta tests
+check: $(VENV)/check.stamp ## lint, format, types, floors, meta tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest tests/meta -p no:xdist
 
-format: $(VENV)/dev.stamp ## rewrite the code in the house style
+format: $(VENV)/check.stamp ## rewrite the code in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what make made
-	rm -rf $(VENV) build out
+	rm -rf $(VENV) build out src/stratakv.egg-info src/stratakv/transfer/_gather.*.so
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'

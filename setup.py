@@ -1,4 +1,6 @@
-"""Builds the optional copy helper; without a compiler the package installs and runs all the same."""
+"""Builds the optional copy helper; without a C compiler the package installs and runs all the
+same.
+"""
 
 from setuptools import Extension, setup
 

@@ -55,8 +55,8 @@ def test_tokens_follow_the_softmax(temperature):
 def test_top_k_and_top_p_keep_the_share_of_what_is_left():
     draws = 20_000
     row = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    tokens = sample(row.expand(draws, -1), params(draws, top_k=3, top_p=0.7)).tokens
-    # Of the first three, 0.4/0.9 is less than 0.7 and 0.7/0.9 is more: two are kept.
+    tokens = sample(row.expand(draws, -1), params(draws, top_k=3, top_p=0.75)).tokens
+    # Of the first three, 0.4/0.9 is less than 0.75 and 0.7/0.9 is more: two are kept.
     shares = np.bincount(tokens, minlength=4) / draws
     assert shares[2:].sum() == 0
     assert abs(shares[0] - 4 / 7) < 0.012
@@ -169,6 +169,16 @@ def test_logprobs_of_ties_name_the_lowest_ids():
     logits[0, 5] = 1.0
     report = sample(logits, params(1, temperature=0, logprobs=3)).logprobs[0]
     assert [token for token, _ in report.top] == [5, 0, 1]
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2.0**-53])
+def test_no_random_number_reaches_a_token_without_weight(number, monkeypatch):
+    monkeypatch.setattr(
+        sampling, "uniform", lambda seeds, positions: torch.full((len(seeds),), number).double()
+    )
+    logits = torch.tensor([[0.0, 5.0, 5.0, 5.1, 0.0], [-1e9, 1.0, 1.1, 0.9, -1e9]])
+    tokens = sample(logits, params(2, top_k=np.array([3, 0]))).tokens
+    assert tokens.tolist() == ([1, 1] if number == 0 else [3, 3])
 
 
 def test_no_rows_is_no_tokens():

@@ -271,6 +271,10 @@ class KVCache:
         """Whether a copy is under way or waits to be submitted."""
         return self._copies.busy
 
+    def wait(self) -> bool:
+        """Block until one more copy has ended; False when none is under way."""
+        return self._copies.wait()
+
     def settle(self) -> None:
         """Wait until no copy is under way."""
         while self._copies.wait():

@@ -23,9 +23,10 @@ with warnings.catch_warnings():
 @dataclass(frozen=True, slots=True, eq=False)
 class RowIndex:
     """The pool rows of a bucket, one per query, query head and visible token, so b * H * n of them,
-    counted in rows of one head. Padding repeats the query's own token. ``scores``: a sparse [b * H,
-    pool rows] matrix at those places. Every layer overwrites its values, which must stay finite: the
-    kernel multiplies the old ones by beta = 0.
+    counted in rows of one head.
+
+    scores: a sparse [b * H, pool rows] matrix at those places. Every layer overwrites its values,
+    which must stay finite: the kernel multiplies the old ones by beta = 0.
     """
 
     columns: torch.Tensor
@@ -43,8 +44,8 @@ class RowIndex:
         tokens = bucket.pages.view(bucket.count, -1, 1) * size + inside
         tokens = tokens.view(bucket.count, -1)[:, bucket.keys]
         if bucket.mask is not None:
-            own = slots[: bucket.count] if bucket.tokens is None else slots[bucket.tokens]
-            tokens = torch.where(bucket.mask[:, 0, 0] == 0, tokens, own[:, None])
+            # What is masked may not be written; any row that is will do, and one stays in cache.
+            tokens = torch.where(bucket.mask[:, 0, 0] == 0, tokens, slots[0])
         head = torch.arange(query_heads, device=slots.device) // (query_heads // layer.heads)
         columns = (tokens[:, None] * layer.heads + head[:, None]).view(-1)
         offsets = torch.arange(0, len(columns) + 1, tokens.shape[1], device=slots.device)

@@ -154,7 +154,7 @@ class Engine:
         news, self._news = self._news, []
         batch = self._plan()
         if batch is None:
-            self._cache.settle() if not self._requests else self._cache.tick()
+            self._wait()
             return news
         self._totals.steps += 1
         self._cache.extend(batch.rows, batch.starts, batch.starts + batch.counts)
@@ -166,6 +166,13 @@ class Engine:
             news += self._answer(rows, sampled)
         self._cache.tick()
         return news
+
+    def _wait(self) -> None:
+        """Nothing can run: what is queued waits for a copy, and idle copies only have to end."""
+        if not self._requests:
+            self._cache.settle()
+        elif not self._news:
+            assert self._cache.wait(), "requests wait, but for nothing"
 
     def _admit(self) -> None:
         """Seat waiting requests, oldest first, until one does not fit."""

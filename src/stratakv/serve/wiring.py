@@ -34,7 +34,7 @@ from stratakv.serve.tokenizer import Tokenizer
 from stratakv.spec.budget import ExpectedLoad, device_pages, host_budget, host_pages
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.derive import spec_of
-from stratakv.spec.groups import CacheSpec
+from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.support import refusal
 from stratakv.transfer.cpu import CpuTransferEngine
 
@@ -74,6 +74,14 @@ def build_engine(model: HuggingFaceModel, config: EngineConfig) -> EngineParts:
     )
     device = device_pages(spec, parse_bytes(config.device_memory, "--device-memory"), load)
     host = _host_pages(spec, device, config)
+    held = device[ANCHOR] * spec.page_tokens
+    if config.max_model_len is None:
+        max_model_len = min(max_model_len, held)  # longer ones could only ever be refused
+    elif max_model_len > held:
+        raise ConfigError(
+            f"--max-model-len {max_model_len}: --device-memory {config.device_memory} holds "
+            f"{held} tokens; allowed is that or less"
+        )
     return assemble(model, spec, config, (device, host), max_model_len)
 
 

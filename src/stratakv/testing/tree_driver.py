@@ -261,13 +261,17 @@ class TreeDriver:
 
     def backup(self, tip: Prefix, group: int, count: int) -> bool:
         """Begin to copy up to ``count`` unsaved pages above ``tip``; host short: evict once."""
-        if not self._unsaved(tip, group):
+        wanted = len(self._unsaved(tip, group)[:count])
+        ids = self.alloc(HOST, group, wanted)
+        if ids is None or not wanted:
+            self.did["backup dropped"] += ids is None
             return False
-        ids = self.alloc(HOST, group, min(count, len(self._unsaved(tip, group))))
-        if ids is None:
-            self.did["backup dropped"] += 1
+        # Making room may have cost host-only nodes of this very path, and what hangs on them.
+        places = self._unsaved(tip[: self.model.reach(tip)], group)[: len(ids)]
+        self.pools[HOST][group].free(ids[len(places) :])
+        ids = ids[: len(places)]
+        if not places:
             return False
-        places = self._unsaved(tip, group)[: len(ids)]
         rows = np.array([self._row(prefix) for prefix, _ in places], np.int32)
         self._submit(load=False, rows={group: rows}, places={group: places})
         device = self.tree.copies.begin_backup(GroupId(group), rows, ids)
@@ -277,6 +281,8 @@ class TreeDriver:
         return True
 
     def _unsaved(self, tip: Prefix, group: int) -> list[Place]:
+        if not tip:
+            return []
         path = [(tip[: at + 1], group) for at in range(len(tip))]
         places = [p for p in path if self.model.spot(p).state == Residency.DEVICE]
         rows = self.tree.copies.unsaved(GroupId(group), self.tree.nodes.path(self._row(tip)))

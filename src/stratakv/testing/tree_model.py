@@ -235,14 +235,16 @@ class TreeModel:
         self, tier: Tier, prompt: Prefix, first: int, pages: Sequence[Sequence[int]]
     ) -> Outcome:
         """A request's (device) or storage's (host) pages for [first, len(prompt))."""
-        outcome = Outcome()
+        outcome, wanted = Outcome(), self.wanted()
         self.clock += 1
         for at in range(first, len(prompt)):
             spots = self.nodes.setdefault(prompt[: at + 1], [Spot() for _ in self.groups])
             for group, spot in enumerate(spots):
                 page = pages[group][at - first]
-                if page != NONE:
-                    self._offer(tier, group, at, spot, page, outcome)
+                if page != NONE and self._offer(tier, group, at, spot, page, outcome):
+                    # Pages of a partial group arrive cold: a lease or a checkpoint warms them.
+                    warm = self._keeps_all[group] or (prompt[: at + 1], group) in wanted
+                    spot.used = self.clock if warm else 0
         if tier == DEVICE:
             for group in (g for g in self.groups if self._keeps_all[g]):
                 path = [prompt[: at + 1] for at in range(first, len(prompt))]
@@ -253,17 +255,19 @@ class TreeModel:
 
     def _offer(
         self, tier: Tier, group: int, at: int, spot: Spot, page: int, outcome: Outcome
-    ) -> None:
+    ) -> bool:
+        """Whether the tree adopts the page."""
         mine = spot.pages[tier]
         if mine == NONE:
             self.step(spot, (Event.INSERTED, Event.FETCHED)[tier])
             spot.pages[tier] = page
-            spot.used = self.clock
-        elif tier == HOST:
+            return True
+        if tier == HOST:
             outcome.freed[HOST, group, page] += 1
         elif spot.moving != Residency.LOADING and page != mine:
             outcome.remapped[group, at] = mine
             outcome.freed[DEVICE, group, page] += 1
+        return False
 
     # -- copies --------------------------------------------------------------------------------
 

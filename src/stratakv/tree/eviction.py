@@ -172,6 +172,12 @@ class Evictor:
         in flight; an idle host-only subtree below a device-only node goes first.
         """
         nodes = self._nodes
+        row = chain.item(-1)
+        if len(chain) == 1 and not nodes.kids[ANY].item(row) and not self._pinned_one(row):
+            if nodes.checkpoint.item(row):
+                self._checkpoints.forget(chain)
+            self._forget_one(row, effects)
+            return 1
         kids = nodes.kids[ANY][chain]
         if np.add.reduce(kids) > len(chain) - 1 or (self._others and np.any(self.pinned(chain))):
             kids[:-1] -= 1  # the next of the chain
@@ -191,6 +197,10 @@ class Evictor:
             for group in self._others:
                 total = total + self._nodes.pins[tier][group][rows]
         return total
+
+    def _pinned_one(self, row: int) -> bool:
+        pins = self._nodes.pins
+        return any(pins[tier][group].item(row) for group in self._others for tier in TIERS)
 
     def _clear_below(self, chain: NodeIds, effects: list[Effect]) -> bool:
         """Drop the host-only subtrees that hang under ``chain[0]`` beside the chain, if all of
@@ -214,8 +224,11 @@ class Evictor:
     def forget(self, chain: NodeIds, effects: list[Effect]) -> None:
         """Free every page of idle nodes and remove them; the chain ends in a leaf."""
         nodes = self._nodes
-        if len(self._others):
+        if self._others:
             self._checkpoints.forget(chain)
+        if len(chain) == 1:
+            self._forget_one(chain.item(0), effects)
+            return
         first = chain.item(0)
         top = nodes.parent.item(first)
         for tier in TIERS:
@@ -230,6 +243,26 @@ class Evictor:
                     rows = chain if count == len(chain) else chain[here]
                     self._leave(tier, GroupId(group), rows, effects)
         nodes.remove(chain)
+        self._offer(top)
+
+    def _forget_one(self, row: int, effects: list[Effect]) -> None:
+        """``forget`` of a single leaf, whose checkpoints have been forgotten."""
+        nodes = self._nodes
+        top = nodes.parent.item(row)
+        anchor = nodes.state[ANCHOR].item(row)
+        for tier in TIERS:
+            if ON_TIER[tier].item(anchor):
+                nodes.kids[tier][top] = nodes.kids[tier].item(top) - 1
+        for group in self._groups:
+            state = nodes.state[group].item(row)
+            for tier in TIERS if state else ():
+                if ON_TIER[tier].item(state):
+                    nodes.residency[group].move_one(row, EVICTED[tier])
+                    page = nodes.page[tier][group]
+                    effects.append(FREE[tier](GroupId(group), page[row : row + 1].copy()))
+                    page[row] = NONE
+                    self._pins.evictable[tier][group] -= 1
+        nodes.remove_one(row)
         self._offer(top)
 
     def _offer(self, row: int) -> None:

@@ -188,6 +188,20 @@ class NodeTable:
         self._free[self._free_rows : self._free_rows + count] = chain
         self._free_rows += count
 
+    def remove_one(self, row: int) -> None:
+        """``remove`` of a single leaf: taking one page under pressure is too common for arrays."""
+        run_id = self._run_of.item(row)
+        run = self._runs[run_id]
+        del self.index[run.keys.pop()]
+        if not run.keys:
+            del self._runs[run_id]
+        top = self.parent.item(row)
+        self._kids[top, ANY] = self._kids.item(top, ANY) - 1
+        self.hits[row] = 0
+        self._run_of[row] = NONE
+        self._free[self._free_rows] = row
+        self._free_rows += 1
+
     def holds(self, row: int) -> bool:
         """Whether the row is a node of the tree at present."""
         return self._run_of.item(row) != NONE

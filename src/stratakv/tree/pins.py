@@ -11,7 +11,7 @@ from stratakv.core.ids import NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.order import COLD, EvictionPolicy, EvictionQueue
-from stratakv.tree.residency import ON_DEVICE, ON_TIER
+from stratakv.tree.residency import ON_DEVICE, ON_TIER, count_on_tier
 
 
 class Pins:
@@ -60,7 +60,7 @@ class Pins:
             if tier == Tier.HOST:
                 self.offer_above(rows.item(-1))
         else:
-            self.cool(group, rows[after == 0])
+            self.cool(group, rows if free == len(rows) else rows[after == 0])
 
     def born(self, tier: Tier, group: int, rows: NodeIds) -> None:
         """Pages that have just become resident on ``tier`` without a pin."""
@@ -81,26 +81,36 @@ class Pins:
         """Offer rows of one path, top first, for eviction in their rank's order."""
         if not len(rows):
             return
-        nodes = self._nodes
-        rank = nodes.rank[group]
-        queue = self.queues[tier][group]
-        last = rows.item(-1)
+        rank = self._nodes.rank[group]
         # On the device only the last row of a path can be a leaf; elsewhere any of them may leave.
         lone = len(rows) == 1 or (group == ANCHOR and tier == Tier.DEVICE)
-        key = rank.item(last) if lone else int(rank[rows].min())
-        queue.push(key, nodes.depth.item(last), rows)
-        if queue.weight > 4 * nodes.capacity + 4096:
+        key = rank.item(rows.item(-1)) if lone else int(rank[rows].min())
+        self._push(tier, group, key, rows)
+
+    def _push(self, tier: Tier, group: int, key: int, rows: NodeIds) -> None:
+        queue = self.queues[tier][group]
+        queue.push(key, self._nodes.depth.item(rows.item(-1)), rows)
+        if queue.weight > 4 * self._nodes.capacity + 4096:
             self.rebuild(tier, group)
 
     def cool(self, group: int, rows: NodeIds) -> None:
         """Offer pages that a lease or a checkpoint has let go: those that no other lease and no
         checkpoint needs go to the cold end."""
         nodes = self._nodes
-        free = [nodes.pins[tier][group][rows] == 0 for tier in TIERS]
-        idle = free[0] & free[1] & (nodes.need[group][rows] == 0)
+        state = nodes.state[group][rows]
+        pins = [nodes.pins[tier][group][rows] for tier in TIERS]
+        needs = nodes.need[group][rows]
+        if not any(map(np.count_nonzero, (*pins, needs))):  # as a rule nobody holds them
+            nodes.rank[group][rows] = COLD
+            for tier in TIERS:
+                if count_on_tier(tier, state):
+                    self._push(tier, group, COLD, rows)
+            return
+        free = [held == 0 for held in pins]
+        idle = free[0] & free[1] & (needs == 0)
         nodes.rank[group][rows[idle]] = COLD
         for tier in TIERS:
-            here = ON_TIER[tier][nodes.state[group][rows]] & free[tier]
+            here = ON_TIER[tier][state] & free[tier]
             self.queue(tier, group, rows[here & idle])
             self.queue(tier, group, rows[here & ~idle])
 

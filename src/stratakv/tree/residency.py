@@ -75,12 +75,18 @@ ON_TIER: Final = (ON_DEVICE, ON_HOST)
 EVICTED: Final = (Event.DEVICE_EVICTED, Event.HOST_EVICTED)
 
 
-_OFF_DEVICE: Final = bytes(state for state in Residency if not ON_DEVICE[state])
+_OFF_TIER: Final = tuple(
+    bytes(state for state in Residency if not on_tier[state]) for on_tier in ON_TIER
+)
+
+
+def count_on_tier(tier: int, states: States) -> int:
+    """How many of ``states`` own a page on ``tier``, at the price of one scan of a few bytes."""
+    return len(states.tobytes().translate(None, _OFF_TIER[tier]))
 
 
 def all_on_device(states: States) -> bool:
-    """``ON_DEVICE[states].all()``, at the price of one scan of a few bytes."""
-    return len(states.tobytes().translate(None, _OFF_DEVICE)) == len(states)
+    return count_on_tier(0, states) == len(states)
 
 
 def all_present(states: States) -> bool:
@@ -113,3 +119,11 @@ class ResidencyColumn:
                 f"{event.name} is illegal in {Residency(now[bad]).name} (node {nodes[bad]})"
             )
         self._states[nodes] = then
+
+    def move_one(self, node: int, event: Event) -> None:
+        """``move`` of a single node."""
+        then = _NEXT.item(event, self._states.item(node))
+        if then == _ILLEGAL:
+            now = Residency(self._states.item(node))
+            raise AssertionError(f"{event.name} is illegal in {now.name} (node {node})")
+        self._states[node] = then

@@ -1,0 +1,1 @@
+"""`make demo`: a scripted chat, served with the cache and without it, side by side."""

@@ -1,0 +1,109 @@
+"""Starts and stops ``stratakv serve``. Owns the processes and their logs; knows no conversation."""
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+READY: Final = re.compile(r"^stratakv: listening on (http://\S+)$", re.MULTILINE)
+BUDGET: Final = re.compile(r"^pages of .*?^total [^\n]*$", re.MULTILINE | re.DOTALL)
+START_S: Final = 120.0
+STOP_S: Final = 60.0
+POLL_S: Final = 0.05
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that was started. ``log``: everything it prints."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def wait_ready(self) -> str:
+        """The address, once requests are taken. DemoError where that does not come to pass."""
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s:
+            if found := READY.search(self.text()):
+                return found[1]
+            if (code := self.process.poll()) is not None:
+                raise DemoError(f"the server {self.name} ended with exit code {code} at its start")
+            time.sleep(POLL_S)
+        raise DemoError(f"the server {self.name} did not listen within {START_S:g} s")
+
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def budget(self) -> str:
+        """The table of its pools that a server prints at its start."""
+        found = BUDGET.search(self.text())
+        return found[0] if found else ""
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit code; killed, and so not 0, where it does not end."""
+        self.process.terminate()
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            return self.process.returncode or -9
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+class Servers:
+    """All servers of a run; leaving the context stops every one, whatever has happened."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self.started: list[Server] = []
+        self.exit_codes: dict[str, int] = {}
+
+    def start(self, name: str, model: Path, *flags: str) -> Server:
+        """Begin to start a server; ``wait_ready`` tells when it is."""
+        log = self._logs / f"{name.replace(' ', '-')}.log"
+        command = [str(executable()), "serve", str(model), *flags]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            )
+        self.started.append(Server(name, process, log))
+        return self.started[-1]
+
+    def stop(self) -> None:
+        """Stop what still runs, and note how each has ended."""
+        while self.started_running():
+            server = self.started_running()[0]
+            self.exit_codes[server.name] = server.stop()
+
+    def started_running(self) -> list[Server]:
+        return [server for server in self.started if server.name not in self.exit_codes]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def executable() -> Path:
+    """The ``stratakv`` command of this Python's environment."""
+    beside = Path(sys.executable).with_name("stratakv")
+    found = str(beside) if beside.exists() else shutil.which("stratakv")
+    if found is None:
+        raise DemoError("the command 'stratakv' is not installed; 'make demo' installs it")
+    return Path(found)

@@ -1,0 +1,125 @@
+"""The demo's figures as a person reads them: the table, the summary, the verdict.
+
+Pure text from plain records; must not talk to a server nor print.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from demo.client import Reply
+from demo.script import Line
+
+HEADER: Final = (
+    ("user", "turn", "prompt", "from", "from", "com-", "first token after", "", "identical"),
+    ("", "", "tokens", "device", "host", "puted", "cache", "no cache", "output"),
+)
+WIDTHS: Final = (6, 4, 8, 8, 8, 8, 10, 10, 11)
+LEFT: Final = frozenset({0})
+WRAP: Final = 92
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One question and both answers. ``number``: of this user's turns, from 1."""
+
+    line: Line
+    number: int
+    cached: Reply
+    plain: Reply
+
+    @property
+    def identical(self) -> bool:
+        return self.cached.same_answer(self.plain)
+
+    @property
+    def computed(self) -> int:
+        """Prompt tokens that the cached run had to compute."""
+        return self.cached.prompt_tokens - self.cached.device - self.cached.host
+
+
+def header() -> str:
+    rule = "─" * (sum(WIDTHS) + 2)
+    spanned = HEADER[0][-3].rjust(WIDTHS[-3] + WIDTHS[-2])
+    top = "".join([*map(_cell, range(6), HEADER[0]), spanned, _cell(8, HEADER[0][8])])
+    return "\n".join([top.rstrip(), _row(HEADER[1]), rule])
+
+
+def row(turn: Turn) -> str:
+    reply = turn.cached
+    return _row((
+        turn.line.user,
+        str(turn.number),
+        f"{reply.prompt_tokens:,}",
+        f"{reply.device:,}",
+        f"{reply.host:,}",
+        f"{turn.computed:,}",
+        _ms(reply.first_s),
+        _ms(turn.plain.first_s),
+        "yes" if turn.identical else "NO",
+    ))  # fmt: skip
+
+
+def excerpt(turn: Turn) -> str:
+    """One question and its answer, to be read."""
+    asked = f"{turn.line.user}, turn {turn.number}: {turn.line.question}"
+    said = textwrap.wrap(turn.cached.text, WRAP - 2) or ["(an empty answer)"]
+    return "\n".join([asked, *(f"  {line}" for line in said)])
+
+
+def summary(turns: Sequence[Turn]) -> str:
+    prompt = sum(turn.cached.prompt_tokens for turn in turns)
+    device = sum(turn.cached.device for turn in turns)
+    host = sum(turn.cached.host for turn in turns)
+    cached_s = median(turn.cached.first_s for turn in turns)
+    plain_s = median(turn.plain.first_s for turn in turns)
+    same = sum(turn.identical for turn in turns)
+    computed = prompt - device - host
+    ratio = f"{plain_s / cached_s:.1f} times as fast"
+    lines = (
+        ("prompt tokens", f"{prompt:,} in {len(turns)} turns"),
+        ("from the device", f"{device:,} ({device / prompt:.1%})"),
+        ("from the host", f"{host:,} ({host / prompt:.1%})"),
+        ("computed", f"{computed:,} ({computed / prompt:.1%})"),
+        ("hit rate", f"{(device + host) / prompt:.1%} of prompt tokens"),
+        ("first token after", f"{_ms(cached_s)} with the cache, {_ms(plain_s)} without: {ratio}"),
+        ("", "(medians over all turns, users' first ones included)"),
+        ("identical output", f"{same} of {len(turns)} answers"),
+    )
+    return "\n".join(f"{name:<21}{value}" for name, value in lines)
+
+
+def failures(turns: Sequence[Turn], asked: int) -> list[str]:
+    """Why this run proves nothing or disproves something; empty where all is as it must be."""
+    found: list[str] = []
+    if len(turns) < asked:
+        found.append(f"only {len(turns)} of {asked} turns were played")
+    for turn in turns:
+        if not turn.identical:
+            found.append(
+                f"{turn.line.user}'s turn {turn.number} differs:\n"
+                f"  with the cache: {turn.cached.text!r} ({turn.cached.finish})\n"
+                f"  without:        {turn.plain.text!r} ({turn.plain.finish})"
+            )
+        if turn.plain.device or turn.plain.host:
+            found.append(f"{turn.line.user}'s turn {turn.number} hit a cache that is off")
+    if not any(turn.cached.device for turn in turns):
+        found.append("the device tier served no hit")
+    if not any(turn.cached.host for turn in turns):
+        found.append("the host tier served no hit")
+    return found
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "".join(map(_cell, range(len(WIDTHS)), cells)).rstrip()
+
+
+def _cell(column: int, text: str) -> str:
+    width = WIDTHS[column]
+    return text.ljust(width) if column in LEFT else text.rjust(width)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms"

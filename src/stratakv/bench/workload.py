@@ -1,0 +1,209 @@
+"""What the serving bench plays: conversations that grow, or a recorded trace. Owns who asks what, when.
+
+A workload names arrivals in seconds of its own time; the player decides what a second is. Must not
+know engines.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+
+from stratakv.core.errors import ConfigError
+from stratakv.core.ids import RequestId, TokenIds
+
+BLOCK_TOKENS: Final = 512
+"""Tokens behind one hash id of a Mooncake trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ask:
+    """One request: arrives ``at_s`` after the start, wants exactly ``new_tokens``."""
+
+    id: RequestId
+    at_s: float
+    tokens: TokenIds
+    new_tokens: int
+
+
+class Workload(Protocol):
+    """``name`` says all that is needed to play it again."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer together."""
+        ...
+
+    def opening(self) -> list[Ask]:
+        """Requests that arrive whatever is answered, in order of arrival; resets the workload."""
+        ...
+
+    def follow(self, ask: Ask, answer: TokenIds, now_s: float) -> Ask | None:
+        """What the one who asked says next, if anything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """``users`` talk for ``turns`` turns each, all under one system prompt; a turn's prompt is the
+    whole conversation so far, and comes as soon as the answer is there."""
+
+    users: int = 16
+    turns: int = 4
+    system_tokens: int = 512
+    message_tokens: int = 128
+    answer_tokens: int = 24
+    vocabulary: int = 512
+
+    @property
+    def name(self) -> str:
+        return (
+            f"chat: {self.users} users x {self.turns} turns, system prompt {self.system_tokens}, "
+            f"message {self.message_tokens}, answer {self.answer_tokens} tokens"
+        )
+
+    @property
+    def longest(self) -> int:
+        return self.system_tokens + self.turns * (self.message_tokens + self.answer_tokens)
+
+    def opening(self) -> list[Ask]:
+        system = self._words(0, 0, self.system_tokens)
+        return [
+            self._ask(user, 1, np.concatenate((system, self._words(user + 1, 1, None))), 0.0)
+            for user in range(self.users)
+        ]
+
+    def follow(self, ask: Ask, answer: TokenIds, now_s: float) -> Ask | None:
+        user, turn = map(int, ask.id.split("."))
+        if turn == self.turns:
+            return None
+        said = np.concatenate((ask.tokens, answer, self._words(user + 1, turn + 1, None)))
+        return self._ask(user, turn + 1, said, now_s)
+
+    def _ask(self, user: int, turn: int, tokens: TokenIds, at_s: float) -> Ask:
+        name = RequestId(f"{user}.{turn}")
+        return Ask(id=name, at_s=at_s, tokens=tokens, new_tokens=self.answer_tokens)
+
+    def _words(self, user: int, turn: int, count: int | None) -> TokenIds:
+        rng = np.random.default_rng((user, turn))
+        return rng.integers(0, self.vocabulary, count or self.message_tokens, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The first requests of a Mooncake trace, scaled down: every token count is divided by
+    ``shrink``, and time by ``hurry``. Equal hash ids become equal tokens, so what could be reused
+    in the trace can be reused here, in the same proportion."""
+
+    source: str
+    asks: tuple[Ask, ...]
+    shrink: int
+    hurry: float
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.source}: first {len(self.asks)} requests, "
+            f"tokens / {self.shrink}, time / {self.hurry:.3g}"
+        )
+
+    @property
+    def longest(self) -> int:
+        return max(len(ask.tokens) + ask.new_tokens for ask in self.asks)
+
+    def opening(self) -> list[Ask]:
+        return list(self.asks)
+
+    def follow(self, ask: Ask, answer: TokenIds, now_s: float) -> Ask | None:
+        del ask, answer, now_s  # a trace does not listen
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceScale:
+    """What a trace is cut down to. ``shrink`` is the least power of two from ``min_shrink`` up at
+    which every request fits ``max_tokens``."""
+
+    max_tokens: int
+    vocabulary: int
+    requests: int = 400
+    play_s: float = 20.0
+    min_shrink: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    timestamp_ms: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = field(default_factory=list[int])
+
+
+def read_trace(path: Path, scale: TraceScale) -> Trace:
+    """JSON lines with ``timestamp`` in milliseconds, ``input_length``, ``output_length``, and
+    ``hash_ids``: one per 512 tokens of the prompt. ConfigError for anything else."""
+    records = list(_records(path, scale.requests))
+    if not records:
+        raise ConfigError(f"--trace {path}: holds no request")
+    longest = max(record.input_length + record.output_length for record in records)
+    shrink = scale.min_shrink
+    while longest / shrink + 2 > scale.max_tokens:
+        shrink *= 2
+    if shrink > BLOCK_TOKENS:
+        raise ConfigError(
+            f"--trace {path}: a request of {longest} tokens; at most "
+            f"{scale.max_tokens * BLOCK_TOKENS} can be scaled to this model"
+        )
+    begin_ms = records[0].timestamp_ms
+    hurry = max(1.0, (records[-1].timestamp_ms - begin_ms) / 1000 / scale.play_s)
+    block = BLOCK_TOKENS // shrink
+    asks = tuple(
+        Ask(
+            id=RequestId(f"trace-{at}"),
+            at_s=(record.timestamp_ms - begin_ms) / 1000 / hurry,
+            tokens=_tokens(record, block, max(1, record.input_length // shrink), scale.vocabulary),
+            new_tokens=max(1, round(record.output_length / shrink)),
+        )
+        for at, record in enumerate(records)
+    )
+    return Trace(source=path.name, asks=asks, shrink=shrink, hurry=hurry)
+
+
+def _tokens(record: _Record, block: int, count: int, vocabulary: int) -> TokenIds:
+    parts = [
+        np.random.default_rng(block_id).integers(0, vocabulary, block, dtype=np.int32)
+        for block_id in record.hash_ids
+    ]
+    return np.concatenate(parts)[:count]
+
+
+def _records(path: Path, most: int) -> Iterator[_Record]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()[:most]
+    except OSError as error:
+        raise ConfigError(f"--trace {path}: cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            data = json.loads(line)
+            record = _Record(
+                float(data["timestamp"]),
+                int(data["input_length"]),
+                int(data["output_length"]),
+                [int(block_id) for block_id in data["hash_ids"]],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"--trace {path}, line {number}: not a Mooncake request") from error
+        if len(record.hash_ids) != -(-record.input_length // BLOCK_TOKENS) or min(
+            record.hash_ids, default=-1
+        ) < 0:
+            raise ConfigError(
+                f"--trace {path}, line {number}: one hash id from 0 up per {BLOCK_TOKENS} tokens "
+                "is needed"
+            )
+        yield record

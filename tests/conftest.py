@@ -1,0 +1,23 @@
+"""What holds for every test. Owns process-wide settings: threads, network, Hypothesis."""
+
+import os
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# Two xdist workers share two cores: more threads would only wait for each other.
+torch.set_num_threads(1)
+# A model comes from a directory or from a config; a test that asks a network is wrong.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# No deadline: a busy machine is not a bug. In CI the examples are the same every time, so that a
+# red run means the change; at home they are random, so that they find what nobody thought of.
+settings.register_profile(
+    "house",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("house")

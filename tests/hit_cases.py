@@ -1,0 +1,134 @@
+"""Where the "hit == recompute" tests live: one small engine per family and page size, and the
+comparison with Hugging Face at batch 1 that each of them ends in.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Final
+
+import torch
+
+from stratakv.core.config import EngineConfig
+from stratakv.engine.model import HuggingFaceModel, wrap
+from stratakv.serve.wiring import EngineParts
+from stratakv.transfer.copier import Copier
+from stratakv.transfer.cpu import DEFAULT_COPIER
+from tests.engines import Answer, RecordingRunner, drain, greedy, small_engine, tokens_of
+from tests.fixtures.models import (
+    FAMILIES,
+    TOLERANCE,
+    model_to_give_away,
+    random_prompt,
+    reference_greedy,
+    tiny_model,
+)
+
+WINDOWED: Final = ("gemma3", "gpt_oss")
+CASES: Final = [
+    *((family, page) for page in (16, 64) for family in FAMILIES),
+    ("llama", 1),
+    ("gemma3", 1),
+]
+PROMPT: Final = {1: 75, 16: 150, 64: 270}
+"""Tokens of a usual prompt by page size: several windows, several pages, and a part of one."""
+CHUNK: Final = {1: 24, 16: 40, 64: 90}
+OUTPUT: Final = 4
+
+
+@cache
+def engine_model(family: str) -> HuggingFaceModel:
+    return wrap(model_to_give_away(family))
+
+
+@cache
+def oracle(family: str, prompt: tuple[int, ...], count: int) -> tuple[list[int], torch.Tensor]:
+    return reference_greedy(tiny_model(family), list(prompt), count)
+
+
+def prompt(page: int, seed: int, tokens: int | None = None) -> list[int]:
+    return random_prompt(seed, PROMPT[page] if tokens is None else tokens)
+
+
+def last_end(tokens: int, page: int) -> int:
+    """Tokens that the same prompt can hit: floorP(n - 1)."""
+    return (tokens - 1) // page * page
+
+
+class Lab:
+    """An engine whose every answer is compared with a run that has no cache."""
+
+    def __init__(self, family: str, parts: EngineParts) -> None:
+        self.family = family
+        self.parts = parts
+        self.spec = parts.spec
+        self.page = parts.spec.page_tokens
+        self.recorder = RecordingRunner(parts)
+        self.answers: dict[str, Answer] = {}
+        self._asked: dict[str, tuple[int, ...]] = {}
+        self._outputs: dict[str, list] = {}
+
+    def submit(self, name: str, tokens: Sequence[int], count: int = OUTPUT, salt: str = "") -> None:
+        self._asked[name] = tuple(tokens)
+        self._outputs[name] = []
+        self.parts.engine.submit(greedy(name, tokens, count, salt))
+
+    def step(self) -> None:
+        self._take(self.parts.engine.step())
+
+    def drain(self) -> None:
+        """Serve all to the end and compare each with the oracle."""
+        self._take(drain(self.parts))
+        for name in list(self._outputs):
+            outputs = self._outputs.pop(name)
+            answer = Answer(
+                tokens_of(outputs), torch.stack(self.recorder.logits.pop(name)), outputs[0].cached
+            )
+            self.answers[name] = answer
+            self.compare(self._asked[name], answer)
+
+    def ask(self, tokens: Sequence[int], count: int = OUTPUT, salt: str = "") -> Answer:
+        """One prompt alone."""
+        name = str(len(self._asked))
+        self.submit(name, tokens, count, salt)
+        self.drain()
+        return self.answers[name]
+
+    def compare(self, tokens: tuple[int, ...], answer: Answer) -> None:
+        """Greedy tokens are identical and logits agree at every one of them; NaN never does."""
+        expected, logits = oracle(self.family, tokens, len(answer.tokens))
+        error = (answer.logits - logits).abs().max().item()
+        scale = logits.abs().max().item()
+        assert answer.tokens == expected, f"tokens differ; logits by {error / scale:.1e}"
+        assert error <= TOLERANCE * scale, f"logits differ by {error / scale:.1e}"
+
+    def _take(self, outputs) -> None:
+        for output in outputs:
+            self._outputs[output.request].append(output)
+
+
+@contextmanager
+def lab(
+    family: str,
+    page: int,
+    device: Sequence[int] | None = None,
+    host: Sequence[int] | None = None,
+    copier: Copier = DEFAULT_COPIER,
+    **settings,
+) -> Iterator[Lab]:
+    """Pools that hold everything unless ``device`` or ``host`` say otherwise, per group."""
+    torch.set_num_threads(1)
+    groups = 2 if family in WINDOWED else 1
+    plenty = (-(-4096 // page),) * groups
+    chunk = settings.pop("chunk_tokens", CHUNK[page])
+    config = EngineConfig(
+        page_tokens=page,
+        max_running=6,
+        max_model_len=1024,
+        chunk_tokens=chunk,
+        step_tokens=settings.pop("step_tokens", 2 * chunk + 8),
+        **settings,
+    )
+    pages = (plenty if device is None else device, plenty if host is None else host)
+    with small_engine(engine_model(family), config, *pages, copier) as parts:
+        yield Lab(family, parts)

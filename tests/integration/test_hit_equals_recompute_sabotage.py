@@ -1,0 +1,175 @@
+"""The comparison behind "hit == recompute" fails whenever a page is lost: each fault here is seeded
+into one step of a page's way, and must not pass.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from stratakv.cache.pools import Pools
+from stratakv.core.ids import PageIds
+from stratakv.memory.block_table import BlockTable
+from stratakv.transfer.copier import Copier, Route
+from stratakv.transfer.cpu import DEFAULT_COPIER
+from stratakv.tree.effects import Remap
+from stratakv.tree.prefix_tree import PrefixTree
+from tests.engines import evict_device
+from tests.hit_cases import Lab, lab, prompt
+
+FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3"])
+PAGE = 16
+
+
+class LyingCopier:
+    """Copies between other pages than it was told to; each fault sees (device, host)."""
+
+    def __init__(
+        self,
+        on_backup: Callable[[PageIds, PageIds], tuple[PageIds, PageIds]],
+        on_load: Callable[[PageIds, PageIds], tuple[PageIds, PageIds]],
+    ) -> None:
+        self._on_backup = on_backup
+        self._on_load = on_load
+
+    def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
+        DEFAULT_COPIER.gather(route, *self._on_backup(device, host))
+
+    def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
+        DEFAULT_COPIER.scatter(route, *self._on_load(device, host))
+
+
+def honest(device: PageIds, host: PageIds) -> tuple[PageIds, PageIds]:
+    return device, host
+
+
+def swapped(device: PageIds, host: PageIds) -> tuple[PageIds, PageIds]:
+    """The first two pages, where there are two, change places."""
+    order = np.arange(len(host))
+    order[:2] = order[:2][::-1]
+    return device, host[order]
+
+
+def neighbour(device: PageIds, host: PageIds) -> tuple[PageIds, PageIds]:
+    """The last page is taken from where another one lies: a stale page of an earlier owner."""
+    stale = device.copy()
+    stale[-1] = (stale[-1] + 1) % (4096 // PAGE)
+    return stale, host
+
+
+def nothing(device: PageIds, host: PageIds) -> tuple[PageIds, PageIds]:
+    return device[:0], host[:0]
+
+
+COPIERS = {
+    "load from shifted pages": LyingCopier(honest, swapped),
+    "load that lands nothing": LyingCopier(honest, nothing),
+    "backup of a stale page": LyingCopier(neighbour, honest),
+    "backup that saves nothing": LyingCopier(nothing, honest),
+}
+
+
+def load_back(this: Lab) -> None:
+    first = prompt(PAGE, 1)
+    this.ask(first)
+    evict_device(this.parts)
+    this.ask(first)
+
+
+def duplicate_page(this: Lab) -> None:
+    exact = prompt(PAGE, 3, 9 * PAGE)
+    this.ask(exact)
+    this.ask(exact)
+
+
+@FAMILIES
+@pytest.mark.parametrize("path", [load_back, duplicate_page])
+def test_the_same_paths_pass_without_a_fault(family, path):
+    with lab(family, PAGE, copier=LyingCopier(honest, honest)) as this:
+        path(this)
+
+
+@FAMILIES
+@pytest.mark.parametrize("fault", COPIERS)
+def test_a_copy_that_moves_the_wrong_page_is_seen(family, fault):
+    copier: Copier = COPIERS[fault]
+    with lab(family, PAGE, copier=copier) as this, pytest.raises(AssertionError, match="differ"):
+        load_back(this)
+
+
+@contextmanager
+def forgotten_remap() -> Iterator[None]:
+    """A duplicate page is freed, and the request goes on reading it."""
+    execute = Pools.execute
+
+    def without_remap(self: Pools, effects, row):
+        return execute(self, [e for e in effects if not isinstance(e, Remap)], row)
+
+    with mock.patch.object(Pools, "execute", without_remap):
+        yield
+
+
+@contextmanager
+def prefix_pages_in_wrong_order() -> Iterator[None]:
+    remap = BlockTable.remap
+
+    def shifted(self: BlockTable, row, group, first, pages):
+        remap(self, row, group, first, np.roll(pages, 1))
+
+    with mock.patch.object(BlockTable, "remap", shifted):
+        yield
+
+
+@contextmanager
+def lease_that_pins_too_little() -> Iterator[None]:
+    """A request's prefix is named by the tree but may be evicted: here it is, before the read."""
+    lease = PrefixTree.lease
+
+    def unpinned(self: PrefixTree, keys, end, *, load):
+        taken = lease(self, keys, end, load=load)
+        for group, start in enumerate(taken.starts if end else ()):
+            pages = self.nodes.page[0][group][self.nodes.tail(taken.tip, end - start)]
+            poison[group](pages[-1:])
+        return taken
+
+    with mock.patch.object(PrefixTree, "lease", unpinned):
+        yield
+
+
+poison: list[Callable[[PageIds], None]] = []
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "fault", [forgotten_remap, prefix_pages_in_wrong_order, lease_that_pins_too_little]
+)
+def test_a_page_table_that_names_the_wrong_page_is_seen(family, fault):
+    with lab(family, PAGE) as this:
+        poison[:] = [
+            lambda pages, g=group.id: this.parts.pools.poison(g, pages)
+            for group in this.spec.groups
+        ]
+        with fault(), pytest.raises(AssertionError, match="differ"):
+            duplicate_page(this)
+
+
+@FAMILIES
+def test_a_gate_that_opens_too_early_is_seen(family):
+    """The forward reads pages that the load has not reached: they are still NaN."""
+    with lab(family, PAGE) as this:
+        this.ask(prompt(PAGE, 1))
+        evict_device(this.parts)
+        submit, held = this.parts.transfer.submit, []
+
+        def late(plan):
+            held.append(plan)
+            return submit(type(plan)(plan.direction, ()))  # its gate has nothing to wait for
+
+        with (
+            mock.patch.object(this.parts.transfer, "submit", late),
+            pytest.raises(AssertionError, match="differ"),
+        ):
+            this.ask(prompt(PAGE, 1))
+        assert held, "nothing was loaded"

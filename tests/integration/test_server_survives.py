@@ -1,0 +1,362 @@
+"""A real engine behind a real server, small pools, and clients that do their worst.
+
+The model has random weights whose greedy output depends on every page, so that a page that a bad
+client's request left behind shows in everybody else's answers.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from tests.fixtures.models import tiny_model
+from tests.serving import error_of, train_tokenizer, wait_until
+
+from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.serve.server import Server, bound_socket
+from stratakv.serve.wiring import EngineParts, build_service
+
+PAGE = 16
+MAX_MODEL_LEN = 1024
+CONFIG = EngineConfig(
+    page_tokens=PAGE,
+    dtype="float32",
+    device_memory="640KiB",
+    host_memory="1280KiB",
+    max_running=8,
+    max_model_len=MAX_MODEL_LEN,
+    step_tokens=256,
+    chunk_tokens=64,
+    chat_tokens=256,
+)
+FLAGS = (
+    "--page-tokens", "16", "--dtype", "float32", "--device-memory", "640KiB",
+    "--host-memory", "1280KiB", "--max-running", "8", "--max-model-len", "1024",
+    "--step-tokens", "256", "--chunk-tokens", "64", "--chat-tokens", "256", "--threads", "1",
+)  # fmt: skip
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    path = train_tokenizer(tmp_path_factory.mktemp("model"))
+    tiny_model("gemma3").save_pretrained(path)
+    return path
+
+
+@dataclass
+class Live:
+    parts: EngineParts
+    server: Server
+    url: str
+    port: int
+
+    def settled(self) -> None:
+        """Every client is gone, and every page of every pool is free or holds an idle prefix."""
+        driver = self.parts.engine
+        wait_until(lambda: not driver.has_work())
+        # Idle, the engine's thread waits for its inbox: nothing else reads or writes now.
+        self.parts.engine.check()
+        stats = self.parts.engine.stats()
+        assert (stats.waiting, stats.running) == (0, 0)
+        for pool in stats.pages:
+            assert pool.free + pool.evictable == pool.total, pool
+        assert httpx.get(f"{self.url}/health").json() == {"status": "ready"}
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[Live]:
+    service, parts = build_service(directory, CONFIG, ServerConfig())
+    listener = bound_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    listener.listen(128)
+    server = Server(service, drain_s=10)
+    service.driver.start()
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield Live(parts, server, f"http://127.0.0.1:{port}", port)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        stopped = service.driver.stop(20)
+        parts.close()
+        assert stopped
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def shared(directory):
+    torch.set_num_threads(1)
+    with serving(directory) as live:
+        yield live
+
+
+@pytest.fixture
+def live(shared):
+    yield shared
+    shared.settled()
+
+
+@pytest.fixture
+def http(live):
+    with httpx.Client(base_url=live.url, timeout=60) as found:
+        yield found
+
+
+def tokens(length: int, seed: int) -> list[int]:
+    """A prompt like no other of another seed, from its first token on."""
+    return [(seed * 7919 + i * i * 31 + i) % 400 for i in range(length)]
+
+
+def completion(prompt: list[int] | str, count: int, **more: object) -> dict[str, object]:
+    return {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, **more}
+
+
+def ask(http: httpx.Client, prompt: list[int] | str, count: int) -> str:
+    answer = http.post(COMPLETIONS, json=completion(prompt, count))
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def post(port: int, body: dict[str, object]) -> socket.socket:
+    """A connection that has sent a request and read nothing."""
+    data = json.dumps(body).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def kill(connection: socket.socket) -> None:
+    """Close with a reset, as a killed process's kernel may."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def killed_client(port: int, seed: int, *, stream: bool, patience: int) -> None:
+    """Ask for a long answer and leave: at once, or after ``patience`` bytes of it."""
+    connection = post(port, completion(tokens(200, seed), 300, stream=stream))
+    read = 0
+    while read < patience:
+        read += len(connection.recv(4096))
+    if seed % 2:
+        kill(connection)
+    else:
+        connection.close()
+
+
+def tries(http: httpx.Client, cases: list[tuple[str, bytes, str]]) -> None:
+    for path, body, code in cases:
+        assert error_of(http.post(path, content=body), 400)["code"] == code, body[:80]
+
+
+def body_of(prompt: object, **more: object) -> bytes:
+    return json.dumps({"prompt": prompt, "max_tokens": 4} | more).encode()
+
+
+BAD_REQUESTS = [
+    (COMPLETIONS, b'{"prompt": "a", ', "invalid_json"),
+    (COMPLETIONS, b"\xff\xfe", "invalid_json"),
+    (COMPLETIONS, b"", "invalid_json"),
+    (COMPLETIONS, body_of(""), "invalid_value"),
+    (COMPLETIONS, body_of([]), "invalid_value"),
+    (COMPLETIONS, body_of([[]]), "invalid_value"),
+    (COMPLETIONS, body_of(7), "invalid_type"),
+    (COMPLETIONS, body_of([1, "a"]), "invalid_type"),
+    (COMPLETIONS, body_of([1, -1]), "invalid_value"),
+    (COMPLETIONS, body_of([1, 1 << 40]), "invalid_value"),
+    (COMPLETIONS, body_of("a", max_tokens="many"), "invalid_type"),
+    (COMPLETIONS, body_of("a", max_tokens=0), "invalid_value"),
+    (COMPLETIONS, body_of("a", n=-1), "invalid_value"),
+    (COMPLETIONS, body_of("a", temperature=[]), "invalid_type"),
+    (COMPLETIONS, body_of(tokens(MAX_MODEL_LEN, 1)), "context_length_exceeded"),
+    (COMPLETIONS, body_of(tokens(9000, 1)), "context_length_exceeded"),
+    (COMPLETIONS, body_of("a", max_tokens=MAX_MODEL_LEN), "context_length_exceeded"),
+    # Within the model's length, beyond the device's pages:
+    (COMPLETIONS, body_of(tokens(MAX_MODEL_LEN - 8, 1)), "request_refused"),
+    (COMPLETIONS, body_of("a", max_tokens=MAX_MODEL_LEN - 8), "request_refused"),
+    (CHAT, b'{"messages": []}', "invalid_value"),
+    (CHAT, b'{"messages": [{"role": "user", "content": 7}]}', "invalid_type"),
+]
+
+
+def test_the_pools_are_small_enough_to_matter(live):
+    """The other tests mean what they say: long prompts do not fit, and the host is in use."""
+    device = {pool.group: pool.total for pool in live.parts.engine.stats().pages
+              if pool.tier == "device"}  # fmt: skip
+    assert device["anchor"] * PAGE < MAX_MODEL_LEN - 8
+    assert device["anchor"] * PAGE >= 512
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_killed_before_the_answer(live, http, stream):
+    before = ask(http, tokens(200, 9), 40)
+    for seed in range(12):
+        killed_client(live.port, seed, stream=stream, patience=0)
+    live.settled()
+    assert ask(http, tokens(200, 9), 40) == before
+
+
+def test_clients_killed_in_mid_stream(live, http):
+    before = ask(http, tokens(200, 9), 40)
+    with ThreadPoolExecutor(8) as pool:
+        for future in [
+            pool.submit(killed_client, live.port, seed, stream=True, patience=1 + 300 * seed)
+            for seed in range(16)
+        ]:
+            future.result()
+    live.settled()
+    assert ask(http, tokens(200, 9), 40) == before
+    text = http.get("/metrics").text
+    aborted = re.search(r"^stratakv_requests_aborted_total (\S+)$", text, re.MULTILINE)
+    assert aborted, text
+    assert float(aborted[1]) >= 8
+
+
+def test_half_a_request_and_then_nothing(live, http):
+    connections = []
+    for head in (b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"):
+        connection = socket.create_connection(("127.0.0.1", live.port), timeout=30)
+        connection.sendall(head)
+        connections.append(connection)
+    assert ask(http, "hello", 2)
+    for connection in connections:
+        kill(connection)
+    assert ask(http, "hello", 2)
+
+
+def test_requests_that_cannot_be_served_are_refused(http):
+    tries(http, BAD_REQUESTS)
+
+
+def test_two_thousand_tiny_requests(live):
+    async def one(client: httpx.AsyncClient, i: int) -> None:
+        body = completion([i % 400, i // 400, 5], 1 + i % 2)
+        answer = await client.post(COMPLETIONS, json=body)
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 1 + i % 2)
+
+    async def all_of_them() -> None:
+        limits = httpx.Limits(max_connections=32)
+        async with httpx.AsyncClient(base_url=live.url, timeout=120, limits=limits) as client:
+            await asyncio.gather(*(one(client, i) for i in range(2000)))
+
+    steps = live.parts.engine.stats().steps
+    asyncio.run(all_of_them())
+    live.settled()
+    # Batched, not one after the other: 3,000 tokens in fewer steps than requests.
+    assert live.parts.engine.stats().steps - steps < 2000
+
+
+def test_everything_at_once(live, http):
+    """Good answers stay the same among killed clients, refused requests and full pools."""
+    prompts = [tokens(60 + 37 * i, 100 + i % 3) for i in range(12)]
+    alone = [ask(http, prompt, 24) for prompt in prompts]
+    evicted = live.parts.engine.stats().counters["evicted_device_pages"]
+
+    def good(i: int) -> None:
+        with httpx.Client(base_url=live.url, timeout=120) as client:
+            assert ask(client, prompts[i % 12], 24) == alone[i % 12]
+
+    def bad() -> None:
+        with httpx.Client(base_url=live.url, timeout=120) as client:
+            tries(client, BAD_REQUESTS)
+
+    with ThreadPoolExecutor(12) as pool:
+        futures = [pool.submit(good, i) for i in range(36)]
+        futures += [
+            pool.submit(killed_client, live.port, seed, stream=seed % 3 > 0, patience=9 * seed)
+            for seed in range(20)
+            if seed % 3 > 0 or True
+        ]
+        futures.append(pool.submit(bad))
+        for future in futures:
+            future.result()
+    live.settled()
+    assert live.parts.engine.stats().counters["evicted_device_pages"] > evicted
+    assert live.parts.engine.stats().counters["load_pages"] > 0
+
+
+def test_a_flush_gives_every_page_back(live, http):
+    ask(http, tokens(100, 3), 4)
+    live.settled()
+    assert http.post("/flush_cache").json() == {"flushed": True}
+    assert all(pool.free == pool.total for pool in live.parts.engine.stats().pages)
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def process(directory: Path, log: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen, str]]:
+    """``stratakv serve`` as a user starts it."""
+    command = [Path(sys.executable).with_name("stratakv"), "serve", directory]
+    with log.open("wb") as errors:
+        running = subprocess.Popen(
+            [*command, *FLAGS, "--port", str(port)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    try:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if found := re.fullmatch(r"stratakv: listening on (http://\S+)\n", line):
+                yield running, found[1]
+                break
+        else:
+            pytest.fail(f"no server: {log.read_text()}")
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def test_sigterm_drains_and_the_port_is_free_again(directory, tmp_path):
+    log = tmp_path / "log"
+    with process(directory, log) as (running, url), httpx.Client(timeout=60) as http:
+        port = int(url.rpartition(":")[2])
+        alone = http.post(url + COMPLETIONS, json=completion(tokens(60, 1), 300)).json()
+        with http.stream(
+            "POST", url + COMPLETIONS, json=completion(tokens(60, 1), 300, stream=True)
+        ) as stream:
+            lines = stream.iter_lines()
+            first = next(lines)
+            running.send_signal(signal.SIGTERM)
+            with httpx.Client(timeout=60) as other:
+                wait_until(lambda: other.get(url + "/health").status_code == 503)
+                refused = other.post(url + COMPLETIONS, json=completion("a", 1))
+                assert error_of(refused, 503)["code"] == "draining"
+                assert int(refused.headers["retry-after"]) >= 1
+            events = [line.removeprefix("data: ") for line in (first, *lines) if line]
+        assert events[-1] == "[DONE]"
+        choices = [json.loads(event)["choices"][0] for event in events[:-1]]
+        assert "".join(choice["text"] for choice in choices) == alone["choices"][0]["text"]
+        assert choices[-1]["finish_reason"] == "length"
+        assert running.wait(20) == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+    with process(directory, log, port) as (running, url):
+        assert int(url.rpartition(":")[2]) == port
+        body = completion(tokens(60, 1), 300)
+        assert httpx.post(url + COMPLETIONS, json=body, timeout=60).json()["choices"] == (
+            alone["choices"]
+        )
+        running.send_signal(signal.SIGINT)
+        assert running.wait(20) == 0, log.read_text()

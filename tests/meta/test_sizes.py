@@ -1,0 +1,66 @@
+"""Nothing grows past what one can hold in the head. Every rule is shown to bite on a sample."""
+
+import ast
+from collections.abc import Callable
+
+import pytest
+
+from tests.meta.source import Module, last_name, modules
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+PARAMETERS = 7
+VERBS = 6
+
+
+def long_file(module: Module) -> list[str]:
+    lines = len(module.text.splitlines())
+    return [f"{lines} lines"] if lines > FILE_LINES else []
+
+
+def long_functions(module: Module) -> list[str]:
+    sizes = {f.name: (f.end_lineno or 0) - f.lineno + 1 for f in module.functions()}
+    return [f"{name}: {n} lines" for name, n in sizes.items() if n > FUNCTION_LINES]
+
+
+def many_parameters(module: Module) -> list[str]:
+    found = []
+    for function in module.functions():
+        arguments = function.args
+        names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        if names[:1] in (["self"], ["cls"]):
+            names = names[1:]
+        if len(names) > PARAMETERS:
+            found.append(f"{function.name}: {len(names)} parameters")
+    return found
+
+
+def wide_protocols(module: Module) -> list[str]:
+    found = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(last_name, node.bases):
+            verbs = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+            if len(verbs) > VERBS:
+                found.append(f"{node.name}: {len(verbs)} verbs")
+    return found
+
+
+SAMPLES: dict[Callable[[Module], list[str]], str] = {
+    long_file: "\n" * 401,
+    long_functions: "def f():\n" + "    pass\n" * 60,
+    many_parameters: "def f(self, a, b, c, d, /, e, *, f, g, h): pass",
+    wide_protocols: "class P(Protocol):\n" + "".join(f"    def v{n}(self): ...\n" for n in range(7)),
+}
+FINE = {
+    long_file: "\n" * 400,
+    long_functions: "def f():\n" + "    pass\n" * 59,
+    many_parameters: "def f(self, a, b, c, d, /, e, *, f, g): pass",
+    wide_protocols: "class P(Protocol):\n" + "".join(f"    def v{n}(self): ...\n" for n in range(6)),
+}
+
+
+@pytest.mark.parametrize("rule", SAMPLES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_the_limit_and_a_sample_breaks_it(rule):
+    assert rule(Module("sample.py", SAMPLES[rule]))
+    assert not rule(Module("sample.py", FINE[rule]))
+    assert not {m.name: rule(m) for m in modules() if rule(m)}
