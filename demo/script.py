@@ -1,13 +1,19 @@
 """What the demo's users say, and when. Owns the play; must not talk to a server."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 Message = dict[str, str]
 
-SYSTEM: Final = Path(__file__).with_name("about.txt").read_text(encoding="utf-8").strip()
+HERE: Final = Path(__file__).parent
+SYSTEM: Final = (HERE / "about.txt").read_text(encoding="utf-8").strip()
 """What every conversation begins with."""
+NOTES: Final = dict(
+    re.findall(r"^# (\w+)\n(.+)$", (HERE / "notes.txt").read_text(encoding="utf-8"), re.MULTILINE)
+)
+"""User -> what the server is told about them: the part of a prompt that is a user's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,11 @@ PLAY: Final = (
 row, and then find everything where they left it."""
 
 
+def instructions(user: str) -> Message:
+    """The system message of ``user``: shared text first, so that it can be shared."""
+    return {"role": "system", "content": f"{SYSTEM}\n\n{NOTES[user]}"}
+
+
 class Chats:
     """The conversation of every user so far."""
 
@@ -52,7 +63,7 @@ class Chats:
 
     def asked(self, line: Line) -> list[Message]:
         """The messages that go to a server for ``line``: all that was said before it, and it."""
-        said = self._messages.setdefault(line.user, [{"role": "system", "content": SYSTEM}])
+        said = self._messages.setdefault(line.user, [instructions(line.user)])
         said.append({"role": "user", "content": line.question})
         return list(said)
 

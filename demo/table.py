@@ -12,12 +12,18 @@ from typing import Final
 from demo.client import Reply
 from demo.script import Line
 
-HEADER: Final = (
-    ("user", "turn", "prompt", "from", "from", "com-", "first token after", "", "identical"),
-    ("", "", "tokens", "device", "host", "puted", "cache", "no cache", "output"),
+COLUMNS: Final = (
+    ("user", "", -6),
+    ("turn", "", 4),
+    ("prompt", "tokens", 9),
+    ("from", "device", 9),
+    ("from", "host", 7),
+    ("computed", "", 11),
+    ("", "cache", 9),
+    ("first token", "no cache", 11),
+    ("output", "identical", 12),
 )
-WIDTHS: Final = (6, 4, 8, 8, 8, 8, 10, 10, 11)
-LEFT: Final = frozenset({0})
+"""Two lines of header and the width of each column; negative: flush left."""
 WRAP: Final = 92
 
 
@@ -41,10 +47,8 @@ class Turn:
 
 
 def header() -> str:
-    rule = "─" * (sum(WIDTHS) + 2)
-    spanned = HEADER[0][-3].rjust(WIDTHS[-3] + WIDTHS[-2])
-    top = "".join([*map(_cell, range(6), HEADER[0]), spanned, _cell(8, HEADER[0][8])])
-    return "\n".join([top.rstrip(), _row(HEADER[1]), rule])
+    top, below, widths = zip(*COLUMNS, strict=True)
+    return "\n".join([_row(top), _row(below), "─" * sum(map(abs, widths))])
 
 
 def row(turn: Turn) -> str:
@@ -113,12 +117,11 @@ def failures(turns: Sequence[Turn], asked: int) -> list[str]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "".join(map(_cell, range(len(WIDTHS)), cells)).rstrip()
-
-
-def _cell(column: int, text: str) -> str:
-    width = WIDTHS[column]
-    return text.ljust(width) if column in LEFT else text.rjust(width)
+    """Cells under their columns' headers."""
+    return "".join(
+        cell.ljust(-width) if width < 0 else cell.rjust(width)
+        for cell, (_, _, width) in zip(cells, COLUMNS, strict=True)
+    ).rstrip()
 
 
 def _ms(seconds: float) -> str:

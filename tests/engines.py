@@ -333,5 +333,3 @@ class Answer:
     tokens: list[int]
     logits: torch.Tensor
     cached: CachedTokens
-
-

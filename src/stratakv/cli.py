@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 
+Record = TypeVar("Record")
 HELP: Final = {
     "page_tokens": "tokens of a page: the unit of identity, allocation and transfer",
     "dtype": "float32, bfloat16, float16, or auto: the checkpoint's own",
@@ -96,14 +97,15 @@ def _flags(parser: argparse.ArgumentParser, record: type[Any]) -> None:
         )
 
 
-def _picked(arguments: argparse.Namespace, record: type[Any]) -> Any:
+def _picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
     values = vars(arguments)
-    return record(**{field.name: values[field.name] for field in fields(record)})
+    names = [field.name for field in fields(record)]  # pyright: ignore[reportArgumentType]
+    return record(**{name: values[name] for name in names})
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    engine: EngineConfig = _picked(arguments, EngineConfig)
-    server: ServerConfig = _picked(arguments, ServerConfig)
+    engine = _picked(arguments, EngineConfig)
+    server = _picked(arguments, ServerConfig)
     import torch  # noqa: PLC0415 - --help and bad flags answer without loading torch
 
     from stratakv.serve.server import serve_forever  # noqa: PLC0415
@@ -116,9 +118,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     service, parts = build_service(arguments.model, engine, server)
     print(parts.table.render(), flush=True)
     try:
-        return serve_forever(
-            service, host=server.host, port=server.port, drain_s=server.drain_s
-        )
+        return serve_forever(service, host=server.host, port=server.port, drain_s=server.drain_s)
     finally:
         parts.transfer.close()
 

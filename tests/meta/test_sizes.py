@@ -45,17 +45,18 @@ def wide_protocols(module: Module) -> list[str]:
     return found
 
 
+VERB = "    def v{}(self): ...\n"
 SAMPLES: dict[Callable[[Module], list[str]], str] = {
     long_file: "\n" * 401,
     long_functions: "def f():\n" + "    pass\n" * 60,
     many_parameters: "def f(self, a, b, c, d, /, e, *, f, g, h): pass",
-    wide_protocols: "class P(Protocol):\n" + "".join(f"    def v{n}(self): ...\n" for n in range(7)),
+    wide_protocols: "class P(Protocol):\n" + "".join(map(VERB.format, range(7))),
 }
 FINE = {
     long_file: "\n" * 400,
     long_functions: "def f():\n" + "    pass\n" * 59,
     many_parameters: "def f(self, a, b, c, d, /, e, *, f, g): pass",
-    wide_protocols: "class P(Protocol):\n" + "".join(f"    def v{n}(self): ...\n" for n in range(6)),
+    wide_protocols: "class P(Protocol):\n" + "".join(map(VERB.format, range(6))),
 }
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer, DynamicCache
+
 from tests.fixtures.models import (
     FAMILIES,
     TOLERANCE,
@@ -22,7 +24,6 @@ from tests.fixtures.models import (
     tiny_config,
     tiny_model,
 )
-from transformers import DynamicCache
 
 PAGE = 16
 PROMPT = 160
@@ -206,3 +207,31 @@ def test_several_pages_fit_behind_the_window_and_no_page_edge_falls_on_it():
 def test_an_unknown_family_is_named():
     with pytest.raises(ValueError, match="'bert'"):
         tiny_config("bert")
+
+
+def test_the_demo_model_is_small_enough_to_commit():
+    assert sum(path.stat().st_size for path in DEMO.iterdir()) < 5_000_000
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "Grüße  aus\n\tKöln", "東京 👩‍👩‍👧\r\n", "\x00\ufeff\u200b"]
+)
+def test_the_demo_tokenizer_gives_every_text_back(text):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+@pytest.mark.parametrize("answer", ["Split the string.", " spaces and\n", "東京 👍🏽", ""])
+@pytest.mark.parametrize("system", ["", "You answer questions about Python."])
+def test_a_demo_chat_turn_extends_the_prompt_before_it_token_for_token(system, answer):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    chat = [{"role": "system", "content": system}] if system else []
+    chat.append({"role": "user", "content": "What does shlex.split do?"})
+    answered = [*chat, {"role": "assistant", "content": answer}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    ids = tokenizer.encode(answer, add_special_tokens=False)
+    whole = tokenizer.apply_chat_template(answered)["input_ids"]
+    assert whole == [*prompt, *ids, tokenizer.eos_token_id]
+    follow_up = [*answered, {"role": "user", "content": "Tell me more."}]
+    longer = tokenizer.apply_chat_template(follow_up, add_generation_prompt=True)["input_ids"]
+    assert longer[: len(whole)] == whole

@@ -90,5 +90,5 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights and attention in a model of its own: an engine changes what it takes over."""
+    """The same weights in a model of its own: an engine changes what it takes over."""
     return copy.deepcopy(model)

@@ -1,15 +1,27 @@
 """The yardstick of ``bench tree``: the least a page index could do.
 
-One group, one tier, no residency, no leases, no runs: nodes are rows of arrays found through a dict.
-It bounds from below what the production tree may cost. Must not be used by anything else.
+One group, one tier, no residency, no leases, no runs: nodes are rows of arrays found through a
+dict. Owns nothing but that. Must not be used by anything else.
 """
 
+import hashlib
 import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
-from stratakv.core.ids import NONE, NodeIds, PageIds, PageKey
+from stratakv.core.ids import NONE, PageIds, PageKey, RowIds, TokenIds
+
+
+def sketch_keys(tokens: TokenIds, page_tokens: int) -> list[PageKey]:
+    """A bare SHA-256 chain over the full pages of ``tokens``."""
+    data, size, sha = tokens.tobytes(), 4 * page_tokens, hashlib.sha256
+    previous, out = bytes(32), list[PageKey]()
+    append = out.append
+    for at in range(0, len(data) - size + 1, size):
+        previous = sha(previous + data[at : at + size]).digest()
+        append(PageKey(previous))
+    return out
 
 
 class SketchIndex:
@@ -25,7 +37,7 @@ class SketchIndex:
         self._heap: list[tuple[int, int]] = []
         self._clock = 0
 
-    def match(self, keys: Sequence[PageKey]) -> tuple[NodeIds, PageIds]:
+    def match(self, keys: Sequence[PageKey]) -> tuple[RowIds, PageIds]:
         """Rows and pages of the longest known prefix."""
         rows = self._rows
         low, high = 0, len(keys)
@@ -41,7 +53,7 @@ class SketchIndex:
             self._used[found[-1]] = self._clock
         return found, self._page[found]
 
-    def pin(self, rows: NodeIds, by: int) -> None:
+    def pin(self, rows: RowIds, by: int) -> None:
         self._pins[rows] += by
 
     def insert(self, keys: Sequence[PageKey], have: int, tip: int, pages: PageIds) -> None:

@@ -8,11 +8,11 @@ import gc
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from stratakv.bench.sketch import SketchIndex
+from stratakv.bench.sketch import SketchIndex, sketch_keys
 from stratakv.core.ids import GroupId, LayerId, PageIds, PageKey, TokenIds
 from stratakv.core.page_keys import Namespace, page_keys
 from stratakv.spec.groups import ANCHOR, BufferSpec, CacheGroup, CacheSpec
@@ -24,7 +24,8 @@ CONVERSATIONS, SHARED, TURNS, TURN = 200, 1024, 8, 256
 LONG = 131072
 LEAVES = (2000, 20000, 60000)
 NAMESPACE = Namespace(model=b"bench", spec_digest=b"bench")
-Timer = Callable[[Callable[[], object]], None]
+Result = TypeVar("Result")
+Figure: TypeAlias = float | dict[str, float]
 
 
 def _spec(page: int, window: int) -> CacheSpec:
@@ -49,7 +50,7 @@ class _Clock:
     def __init__(self) -> None:
         self.times: list[int] = []
 
-    def run(self, operation: Callable[[], Any]) -> Any:
+    def run(self, operation: Callable[[], Result]) -> Result:
         begin = time.perf_counter_ns()
         result = operation()
         self.times.append(time.perf_counter_ns() - begin)
@@ -71,6 +72,9 @@ class _Subject:
         self.groups = 2 if window else 1
         self.tree = PrefixTree(_spec(page, window), nodes)
 
+    def keys(self, tokens: TokenIds) -> list[PageKey]:
+        return page_keys(tokens, NAMESPACE, self.tree.spec.page_tokens)
+
     def match(self, keys: list[PageKey]) -> int:
         return self.tree.match(keys, len(keys)).device_end
 
@@ -88,8 +92,12 @@ class _Subject:
 
 
 class _Sketch:
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, page: int, nodes: int) -> None:
         self.index = SketchIndex(nodes)
+        self._page = page
+
+    def keys(self, tokens: TokenIds) -> list[PageKey]:
+        return sketch_keys(tokens, self._page)
 
     def match(self, keys: list[PageKey]) -> int:
         return len(self.index.match(keys)[0])
@@ -117,7 +125,7 @@ def _chats(subject: _Subject | _Sketch, page: int, out: dict[str, Any]) -> None:
         tokens, keys = shared, list[PageKey]()
         for _ in range(TURNS):
             tokens = np.concatenate([tokens, _tokens(rng, TURN)])
-            keys = hashing.run(lambda t=tokens: page_keys(t, NAMESPACE, page))
+            keys = hashing.run(lambda t=tokens: subject.keys(t))
             have = subject.match(keys)
             pages = np.arange(next_page, next_page + len(keys) - have, dtype=np.int32)
             next_page += len(pages)
@@ -130,7 +138,7 @@ def _chats(subject: _Subject | _Sketch, page: int, out: dict[str, Any]) -> None:
             lease.run(lambda k=part: subject.lease_release(k, len(k)))
     for _ in range(CONVERSATIONS):
         tokens = np.concatenate([shared, _tokens(rng, TURNS * TURN)])
-        hash_match.run(lambda t=tokens: subject.match(page_keys(t, NAMESPACE, page)))
+        hash_match.run(lambda t=tokens: subject.match(subject.keys(t)))
     for _ in range(60):
         evict.run(lambda: subject.evict(4096 // page))
     out["match_us_p50"] = match.p50
@@ -144,7 +152,7 @@ def _chats(subject: _Subject | _Sketch, page: int, out: dict[str, Any]) -> None:
 def _leaves(subject: _Subject | _Sketch, page: int, leaves: int) -> float:
     rng = np.random.default_rng(1)
     for at in range(leaves):
-        keys = page_keys(_tokens(rng, page), NAMESPACE, page)
+        keys = subject.keys(_tokens(rng, page))
         subject.insert(keys, 0, np.array([at], np.int32))
     clock = _Clock()
     for _ in range(1000):
@@ -155,8 +163,9 @@ def _leaves(subject: _Subject | _Sketch, page: int, leaves: int) -> float:
 def _long(subject: _Subject | _Sketch, page: int, out: dict[str, Any]) -> None:
     tokens = _tokens(np.random.default_rng(2), LONG)
     hashing, match, insert = _Clock(), _Clock(), _Clock()
+    keys = subject.keys(tokens)
     for _ in range(9):
-        keys = hashing.run(lambda: page_keys(tokens, NAMESPACE, page))
+        hashing.run(lambda: subject.keys(tokens))
     pages = np.arange(len(keys), dtype=np.int32)
     for _ in range(9):
         insert.run(lambda: subject.insert(keys, 0, pages))
@@ -186,7 +195,7 @@ def run(json_path: str | None) -> dict[str, Any]:
     gc.disable()  # a collection's pause belongs to no operation
     try:
         for page in (16, 64):
-            sketch = _measure(_Sketch, page)
+            sketch = _measure(lambda nodes, p=page: _Sketch(p, nodes), page)
             for window in (0, 4096):
                 ours = _measure(lambda nodes, w=window, p=page: _Subject(p, w, nodes), page)
                 cases.append({"page": page, "window": window, **ours, "sketch": sketch})
@@ -205,7 +214,9 @@ def run(json_path: str | None) -> dict[str, Any]:
     return result
 
 
-def _cell(ours: Any, sketch: Any) -> str:
+def _cell(ours: Figure, sketch: Figure) -> str:
     if isinstance(ours, dict):
+        assert isinstance(sketch, dict)
         return "  ".join(f"{leaves}: {_cell(us, sketch[leaves])}" for leaves, us in ours.items())
+    assert not isinstance(sketch, dict)
     return f"{ours:9.2f} ({ours / sketch:.2f})"

@@ -1,7 +1,6 @@
-"""What the serving bench plays: conversations that grow, or a recorded trace. Owns who asks what, when.
+"""What the serving bench plays: conversations that grow, or a recorded trace.
 
-A workload names arrivals in seconds of its own time; the player decides what a second is. Must not
-know engines.
+Owns who asks what, and when. Must not know engines.
 """
 
 import json
@@ -60,6 +59,20 @@ class Chat:
     message_tokens: int = 128
     answer_tokens: int = 24
     vocabulary: int = 512
+
+    @classmethod
+    def within(cls, longest: int, vocabulary: int) -> "Chat":
+        """As long as it is by default, or shorter in proportion where ``longest`` tokens are all a
+        request may have."""
+        usual = cls(vocabulary=vocabulary)
+        if usual.longest <= longest:
+            return usual
+        return cls(
+            system_tokens=usual.system_tokens * longest // usual.longest,
+            message_tokens=max(1, usual.message_tokens * longest // usual.longest),
+            answer_tokens=max(1, usual.answer_tokens * longest // usual.longest),
+            vocabulary=vocabulary,
+        )
 
     @property
     def name(self) -> str:
@@ -132,9 +145,9 @@ class TraceScale:
 
     max_tokens: int
     vocabulary: int
-    requests: int = 400
+    requests: int = 500
     play_s: float = 20.0
-    min_shrink: int = 32
+    min_shrink: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +212,10 @@ def _records(path: Path, most: int) -> Iterator[_Record]:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"--trace {path}, line {number}: not a Mooncake request") from error
-        if len(record.hash_ids) != -(-record.input_length // BLOCK_TOKENS) or min(
-            record.hash_ids, default=-1
-        ) < 0:
+        if (
+            len(record.hash_ids) != -(-record.input_length // BLOCK_TOKENS)
+            or min(record.hash_ids, default=-1) < 0
+        ):
             raise ConfigError(
                 f"--trace {path}, line {number}: one hash id from 0 up per {BLOCK_TOKENS} tokens "
                 "is needed"

@@ -1,14 +1,15 @@
-"""The cache as an engine sees it: admit, extend, commit, release; and ``tick``, the only place where
-asynchronous work becomes state.
+"""The cache as an engine sees it: admit, extend, commit, release; and ``tick``, the only place
+where asynchronous work becomes state.
 
-Binds tree, pools, block tables, policies and copies. Must not run a model or read a clock. The device
-tier is whatever the allocators and the transfer engine say it is: the facade never touches bytes.
+Binds tree, pools, block tables, policies and copies. Must not run a model or read a clock. The
+device tier is whatever the allocators and the transfer engine say it is: no byte passes here.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from stratakv.cache.copies import CopyDesk
 from stratakv.cache.pools import Allocators, Pools
@@ -32,6 +33,7 @@ from stratakv.tree.order import EvictionPolicy
 from stratakv.tree.prefix_tree import PrefixTree
 
 Int32s = RowIds
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +49,16 @@ class CacheOptions:
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """What an admitted request holds. ``strays`` are its own pages whose place in the tree another
-    request's load has taken."""
+    """What an admitted request holds. ``strays``: group, page indices and pages of its own whose
+    place in the tree another request's load is filling."""
 
     prefix: PageHasher
     lease: Lease
     demand: Demand
     continued: int
     checkpoints: list[int]
-    strays: list[tuple[GroupId, PageIds]] = field(
-        default_factory=list[tuple[GroupId, PageIds]], init=False
+    strays: list[tuple[GroupId, Int64s, PageIds]] = field(
+        default_factory=list[tuple[GroupId, Int64s, PageIds]], init=False
     )
 
 
@@ -146,9 +148,7 @@ class KVCache:
         lease = self._tree.lease(prefix.keys, end, load=loads)
         wanted = demand(self.spec, total_tokens, self._options.chunk_tokens, end)
         host = [len(rows) for rows in lease.host] if lease.host else [0] * len(self.spec.groups)
-        available = [
-            self._pools.available(group.id) - host[group.id] for group in self.spec.groups
-        ]
+        available = [self._pools.available(group.id) - host[group.id] for group in self.spec.groups]
         if not self._budget.fits(wanted, available) or (
             lease.needs_load and not self._copies.load(lease)
         ):
@@ -187,7 +187,7 @@ class KVCache:
         offsets = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
         indices = np.repeat(first, counts) + offsets
         for group in self.spec.groups:
-            pages = self._pools.take(group.id, total, self._copies.wait)
+            pages = self._pools.take(group.id, total, self.wait)
             self._tables.pages(group.id)[at_rows, indices] = pages
             self._left[group.id][rows] -= counts
             self._budget.grown(group.id, total)
@@ -203,9 +203,7 @@ class KVCache:
             return
         seat.prefix.extend(tokens)
         keys = seat.prefix.keys if len(seat.prefix.keys) == end else seat.prefix.keys[:end]
-        pages = [
-            self._tables.pages(group.id)[row, first:end].copy() for group in self.spec.groups
-        ]
+        pages = [self._tables.pages(group.id)[row, first:end].copy() for group in self.spec.groups]
         backups = self._pools.execute(self._tree.insert(keys, first, pages), row)
         starts = seat.lease.starts
         self._tree.advance(seat.lease, keys, end)
@@ -228,9 +226,27 @@ class KVCache:
         for group in self.spec.groups:
             own = self._tables.pages(group.id)[row, first : seat.lease.end]
             canonical = self._tree.nodes.page[Tier.DEVICE][group.id][rows]
-            stray = own[(own != canonical) & (own != NONE)]
-            if len(stray):
-                seat.strays.append((group.id, stray))
+            at = np.flatnonzero((own != canonical) & (own != NONE))
+            if len(at):
+                seat.strays.append((group.id, first + at, own[at]))
+
+    def _free_strays(self) -> None:
+        """Where a load has ended, move the requests that computed the same pages meanwhile over to
+        the loaded ones, and free theirs: admission has booked one page for a place, not two."""
+        nodes = self._tree.nodes
+        for row, seat in self._seats.items():
+            kept: list[tuple[GroupId, Int64s, PageIds]] = []
+            for group, indices, pages in seat.strays:
+                rows = nodes.path(seat.lease.tip)[indices]
+                if (nodes.ticket[group][rows] != NONE).any():
+                    kept.append((group, indices, pages))
+                    continue
+                leased = indices >= seat.lease.starts[group]
+                loaded = nodes.page[Tier.DEVICE][group][rows[leased]]
+                self._tables.pages(group)[row, indices[leased]] = loaded
+                self._pools.tiers[Tier.DEVICE][group].free(pages)
+                self.counters.duplicate_pages += len(pages)
+            seat.strays = kept
 
     def _drop_behind(self, row: int, computed: int) -> None:
         """Without reuse nothing enters the tree: pages behind a window are freed as they are."""
@@ -250,7 +266,7 @@ class KVCache:
         for group in self.spec.groups:
             own = self._tables.pages(group.id)[row, end:]
             device[group.id].free(own[own != NONE])
-        for stray_group, stray in seat.strays:
+        for stray_group, _, stray in seat.strays:
             device[stray_group].free(stray)
         self._tree.release(seat.lease)
         left = [int(column[row]) for column in self._left]
@@ -263,7 +279,10 @@ class KVCache:
         """Apply the copies that have ended, in submission order, then submit this step's backups
         as one plan."""
         for direction in Direction:
-            self._copies.apply(direction, self._copies.ready(direction))
+            loaded = self._copies.ready(direction)
+            self._copies.apply(direction, loaded)
+            if loaded and direction is Direction.LOAD:
+                self._free_strays()
         self._copies.submit()
 
     @property
@@ -273,11 +292,13 @@ class KVCache:
 
     def wait(self) -> bool:
         """Block until one more copy has ended; False when none is under way."""
-        return self._copies.wait()
+        waited = self._copies.wait()
+        self._free_strays()
+        return waited
 
     def settle(self) -> None:
         """Wait until no copy is under way."""
-        while self._copies.wait():
+        while self.wait():
             pass
 
     def flush(self) -> bool:
@@ -317,5 +338,5 @@ class KVCache:
         for row, seat in self._seats.items():
             own = self._tables.pages(group)[row, seat.lease.end :]
             owned.append(own[own != NONE])
-            owned += [pages for of, pages in seat.strays if of == group]
+            owned += [pages for of, _, pages in seat.strays if of == group]
         return owned

@@ -23,7 +23,11 @@ class Pools:
     """``device[g]`` and ``host[g]`` hand out the pages of group g."""
 
     def __init__(
-        self, spec: CacheSpec, tree: PrefixTree, tables: BlockTable, tiers: tuple[Allocators, Allocators]
+        self,
+        spec: CacheSpec,
+        tree: PrefixTree,
+        tables: BlockTable,
+        tiers: tuple[Allocators, Allocators],
     ) -> None:
         self._spec = spec
         self._tree = tree
@@ -65,9 +69,7 @@ class Pools:
         if short > 0:
             effects = self._tree.evict(tier, group, short)
             taken = sum(
-                len(effect.pages)
-                for effect in effects
-                if isinstance(effect, FreeDevice | FreeHost)
+                len(effect.pages) for effect in effects if isinstance(effect, FreeDevice | FreeHost)
             )
             if tier == Tier.DEVICE:
                 self.counters.evicted_device_pages += taken
@@ -76,9 +78,7 @@ class Pools:
             self.execute(effects, -1)
         return space.available()
 
-    def take(
-        self, group: GroupId, count: int, wait: Callable[[], bool]
-    ) -> PageIds:
+    def take(self, group: GroupId, count: int, wait: Callable[[], bool]) -> PageIds:
         """Device pages that admission has promised. Where a copy in flight still holds one back,
         ``wait`` for it; it says False when nothing is in flight any more."""
         while True:

@@ -66,11 +66,11 @@ class PageHasher:
             raise TypeError(f"tokens must be int32, got {tokens.dtype}")
         first = len(self.keys)
         full = len(tokens) // self._page_tokens
-        data = np.ascontiguousarray(tokens).data.cast("B")
+        data = tokens[first * self._page_tokens : full * self._page_tokens].tobytes()
         size, previous, sha = self._page_bytes, self._previous, hashlib.sha256
         fresh: list[PageKey] = []
         append = fresh.append
-        for at in range(first * size, full * size, size):
+        for at in range(0, len(data), size):
             previous = sha(previous + data[at : at + size]).digest()
             append(PageKey(previous))
         self._previous = previous

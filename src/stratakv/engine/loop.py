@@ -32,7 +32,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """``max_model_len``: tokens of prompt and output together; ``max_running``: requests at once."""
+    """``max_model_len``: tokens of prompt and output; ``max_running``: requests at once."""
 
     max_model_len: int
     max_running: int
@@ -110,8 +110,8 @@ class Engine:
         self._waiting.append(request)
 
     def abort(self, request: RequestId) -> None:
-        """Forget a request, whatever its phase; unknown ones are no error. Its last ``Output`` comes
-        with the next step."""
+        """Forget a request, whatever its phase; unknown ones are no error. Its last ``Output``
+        comes with the next step."""
         found = self._requests.get(request)
         if found is None:
             return
@@ -307,4 +307,3 @@ class Engine:
         for request in list(self._requests):
             self.abort(request)
         self._cache.settle()
-

@@ -88,7 +88,8 @@ class Scoring:
     ) -> torch.Tensor:
         """Softmax over the last dim of scaled dot products, in float32.
 
-        scores: may change, but stay finite. mask: broadcasts to scores. heads: shape in which sinks broadcast to scores, say (H, 1, 1).
+        scores: may change, but stay finite. mask: broadcasts to scores. heads: shape in which sinks
+        broadcast to scores, say (H, 1, 1).
         """
         if self.softcap is not None:
             scores.div_(self.softcap).tanh_().mul_(self.softcap)

@@ -49,7 +49,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off.
+    """How the next token is chosen. ``temperature`` 0 is greedy, ``top_k`` 0 and ``top_p`` 1 off.
 
     ``seed`` fixes the request's own stream of random numbers, whatever else is in the batch.
     ``logprobs``: how many alternatives to report beside the chosen token, or None for no report.

@@ -1,7 +1,6 @@
 """What an engine is for, as an object that plugs into the one loop; there are no mode flags.
 
-Owns what happens at the two joints of a request's life where roles differ. The hand-off roles live a
-floor above, in ``disagg``.
+Owns what happens at the two joints of a request's life where roles differ. Must not touch pages.
 """
 
 from typing import Protocol

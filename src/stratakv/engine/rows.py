@@ -67,6 +67,6 @@ class Rows:
         self.length[rows] = at + 1
 
     def ended(self, rows: RowIds, tokens: TokenIds) -> tuple[npt.NDArray[np.bool_], ...]:
-        """Of the ``tokens`` just appended: which are stop tokens, and which were the last allowed."""
+        """Of the ``tokens`` just appended: which are stop tokens, which were the last allowed."""
         stopped = (self._stop[rows] == tokens[:, None]).any(axis=1)
         return stopped, self.length[rows] >= self.limit[rows]

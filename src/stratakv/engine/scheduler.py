@@ -1,8 +1,8 @@
 """What runs in the next step. Pure choice over plain numbers; owns no request and no page.
 
 A step computes one token of every decoding request and fills the rest of its token budget with
-prefill chunks, oldest first. Admission is first come, first served, but for one thing: a request whose
-next page another one is computing right now waits for that page instead of computing it too.
+prefill chunks, oldest first. Admission is first come, first served, but for one thing: a request
+whose next page another one is computing right now waits for that page instead of computing it too.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
 """Whether one more request fits, as a vector over groups.
 
-Owns the arithmetic that makes running out of pages in mid-decode impossible. Pure; must not allocate.
+Owns the arithmetic that makes running out of pages in mid-decode impossible. Pure; must not
+allocate.
 
 A group that keeps all only grows while a request runs, so what counts is what is free or evictable
-against what every running request may still take. A group that lets pages go behind its window holds
-at most a peak per request, shared or not, so there the peaks must fit the pool together.
+against what every running request may still take. A group that lets pages go behind its window
+holds at most a peak per request, shared or not, so there the peaks must fit the pool together.
 """
 
 from collections.abc import Sequence

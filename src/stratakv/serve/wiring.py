@@ -166,7 +166,7 @@ def _host_pages(spec: CacheSpec, device: Pages, config: EngineConfig) -> tuple[i
 
 
 def free_host_bytes() -> int:
-    """Memory that could be taken now: what the kernel calls available, within the cgroup's limit."""
+    """Memory that could be taken now: what the kernel calls available, within the cgroup."""
     free = 0
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):

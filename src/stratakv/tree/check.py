@@ -28,7 +28,7 @@ def check(tree: PrefixTree) -> None:
         one(tree, rows)
 
 
-def _expect(holds: Bools | bool, rows: NodeIds, what: str) -> None:
+def _expect(holds: Bools, rows: NodeIds, what: str) -> None:
     ok = np.broadcast_to(holds, rows.shape)
     if not ok.all():
         raise AssertionError(f"{what}: nodes {rows[~ok][:8].tolist()}")
@@ -95,9 +95,7 @@ def _pins(tree: PrefixTree, rows: NodeIds) -> None:
         moving = np.isin(state, (Residency.SAVING, Residency.LOADING)).astype(np.int32)
         want = [moving.copy(), moving.copy()]
         for lease in tree.leases:
-            span = needed(
-                spec.retention, lease.end * tree.spec.page_tokens, tree.spec.page_tokens
-            )
+            span = needed(spec.retention, lease.end * tree.spec.page_tokens, tree.spec.page_tokens)
             on_device = nodes.tail(lease.tip, len(span)) if lease.end else rows[:0]
             if lease.host is not None:
                 want[1][lease.host[group]] += 1

@@ -2,7 +2,8 @@
 
 Owns the checkpoint flags and how many checkpoints need each page. A page that leaves its lease goes
 to the cold end unless a checkpoint needs it, and only checkpoint pages are backed up: with four
-windows of pool per chat this serves about twice the tokens that plain LRU does. Must not free pages.
+windows of pool per chat this serves about twice the tokens that plain LRU does. Must not free
+pages.
 """
 
 import numpy as np

@@ -61,9 +61,7 @@ class Copies:
         self._offer_nodes(group, rows)
         return effects
 
-    def begin_load(
-        self, lease: Lease, pages: list[PageIds], ticket: TicketId
-    ) -> None:
+    def begin_load(self, lease: Lease, pages: list[PageIds], ticket: TicketId) -> None:
         """Land ``lease.host`` rows on device ``pages`` (per group); the lease then stands on the
         device alone, and the copy holds both ends."""
         assert lease.host is not None, "this lease plans no load"

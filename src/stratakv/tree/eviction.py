@@ -39,7 +39,7 @@ class Evictor:
         take = self._anchor_batch if group == ANCHOR else self._batch
         while count > 0 and len(queue):
             key, rows = queue.pop()
-            count -= take(tier, group, key, rows, count, effects)  # noqa: PLR0917 - one call, hot
+            count -= take(tier, group, key, rows, count, effects)
         return effects
 
     # -- groups that leave anywhere ------------------------------------------------------------
@@ -97,7 +97,11 @@ class Evictor:
         if tier == Tier.HOST and len(chain) < len(rows):  # holes: leaves may lie above
             self._pins.queue(tier, ANCHOR, rows[: -len(chain)])
         if nodes.state[ANCHOR].item(chain.item(-1)) == LAST_COPY[tier]:
-            return self._drop(tier, chain, effects)
+            above = nodes.parent[chain] if self._byteless_anchor else None
+            gone = self._drop(tier, chain, effects)
+            if above is not None and gone:  # what went may have been all that kept them
+                self._prune(above.item(-gone), effects)
+            return gone
         self._leave_anchor(tier, chain, effects)
         return len(chain)
 

@@ -5,11 +5,12 @@ of their ranks; a page is looked at only when its batch comes up, so a lease cos
 eviction never walks the leaves. Must not change residency, pins or the tree's shape.
 
 A page is queued whenever it loses its last pin, arrives, or becomes a leaf, and again whenever its
-rank rises; a batch that comes up too early for a page is dropped, or queued again where nothing else
-would queue the page.
+rank rises; a batch that comes up too early for a page is dropped, or queued again where nothing
+else would queue the page.
 
 The invariant that ``check`` verifies: every page that could leave now (resident, unpinned, and for
-the anchor without a child on the tier) is covered by a queued batch whose key is not above its rank.
+the anchor without a child on the tier) is covered by a queued batch whose key is not above its
+rank.
 """
 
 import heapq

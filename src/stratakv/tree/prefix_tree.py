@@ -12,7 +12,6 @@ import numpy as np
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.retention import KeepAll
-from stratakv.spec.retention import KeepAll
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
@@ -142,9 +141,7 @@ class PrefixTree:
 
     # -- insert --------------------------------------------------------------------------------
 
-    def insert(
-        self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
-    ) -> list[Effect]:
+    def insert(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> list[Effect]:
         """Adopt a request's device pages for page indices [first, len(keys)).
 
         ``pages[g]``: int32 [len(keys) - first], NONE where the group holds none. The pages above
@@ -186,9 +183,7 @@ class PrefixTree:
             effects += self._unsaved(keys, first, known)
         return effects
 
-    def _adopt(
-        self, tier: Tier, group: GroupId, rows: NodeIds, pages: PageIds, stamp: int
-    ) -> None:
+    def _adopt(self, tier: Tier, group: GroupId, rows: NodeIds, pages: PageIds, stamp: int) -> None:
         """Pages of one path that enter a tier."""
         if not len(rows):
             return

@@ -1,0 +1,219 @@
+"""The engine beside plain transformers, a per-request loop, and itself with the cache off.
+
+Owns the comparisons. Every ratio is between medians of runs interleaved in one process on one
+thread, with the same fresh random prompts for each contender of a round: a busy machine slows all,
+and nothing is reused from an earlier round.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from stratakv.bench.per_request import use_per_request_attention
+from stratakv.bench.shapes import VOCABULARY, twin
+from stratakv.core.config import EngineConfig
+from stratakv.core.ids import RequestId, TokenIds
+from stratakv.engine.loop import Engine
+from stratakv.engine.model import HuggingFaceModel, wrap
+from stratakv.engine.request import Prompt, SamplingParams
+from stratakv.serve.wiring import EngineParts, build_engine
+from stratakv.spec.budget import ExpectedLoad, device_bytes, pages_beside
+from stratakv.spec.derive import spec_of
+
+PROMPTS: Final = 16
+PROMPT_TOKENS: Final = 256
+NEW_TOKENS: Final = 128
+RAGGED: Final = (2048,) + 15 * (128,)
+RAGGED_STEPS: Final = 48
+RAGGED_NEW: Final = RAGGED_STEPS + 32
+"""Those that are timed, and those of the first ones while the last ones are still in prefill."""
+DEVICE_TOKENS: Final = PROMPTS * (PROMPT_TOKENS + NEW_TOKENS) * 3 // 2
+"""Room for what runs and for half as much again, so that the rounds evict on both tiers."""
+ALONE: Final = 32
+"""Requests of the workload without reuse: twice what runs at once."""
+ALONE_NEW: Final = 64
+ROUNDS: Final = 5
+BATCH_ROUNDS: Final = 1
+"""Of transformers' continuous batching, which takes as long as all the others together."""
+
+Prompts = Sequence[TokenIds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Output tokens per second, prefill included; ``ragged_ratio``: decode speed over that of the
+    per-request loop; ``no_reuse_ratio``: speed with both tiers over that with the cache off."""
+
+    model: str
+    ours_tok_s: float
+    generate_batch_tok_s: float
+    generate_tok_s: float
+    ragged_ratio: float
+    no_reuse_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    ours_to_generate: float
+    ours_to_generate_batch: float = 2.5
+    ragged: float = 0.9
+    no_reuse: float = 0.95
+
+
+TARGETS: Final = {"llama 8x256": Target(0.95), "gpt_oss 4x64": Target(1.1)}
+
+
+def compare(name: str, model: PreTrainedModel, rounds: int = ROUNDS) -> Baseline:
+    """All comparisons on one model, which is left as it was."""
+    rng = np.random.default_rng()
+    plain, batching = twin(model), twin(model)
+    ours, off = _engine(twin(model), "host"), _engine(twin(model), "off")
+    loop = _engine(twin(model), "host", use_per_request_attention)
+    seconds: dict[str, list[float]] = {}
+
+    def note(key: str, taken_s: float) -> None:
+        seconds.setdefault(key, []).append(taken_s)
+
+    try:
+        for at in range(rounds + 1):
+            prompts = _prompts(rng, (PROMPT_TOKENS,) * PROMPTS)
+            ragged = _prompts(rng, RAGGED)
+            alone = _prompts(rng, (PROMPT_TOKENS,) * ALONE)
+            note("ours", _serve(ours.engine, prompts, NEW_TOKENS))
+            note("plain", _generate(plain, prompts))
+            note("ragged", _decode(ours.engine, ragged))
+            note("loop", _decode(loop.engine, ragged))
+            # Whoever goes second finds the caches of the machine as the first one left them.
+            pair = (("tiers", ours), ("off", off))
+            for key, parts in pair if at % 2 else reversed(pair):
+                note(key, _serve(parts.engine, alone, ALONE_NEW))
+            if at < BATCH_ROUNDS:
+                note("batching", _generate_batch(batching, prompts))
+    finally:
+        for parts in (ours, off, loop):
+            parts.close()
+    # The first round of all that have more warms them.
+    taken = {key: median(times[1:] or times) for key, times in seconds.items()}
+    output = PROMPTS * NEW_TOKENS
+    return Baseline(
+        model=name,
+        ours_tok_s=output / taken["ours"],
+        generate_batch_tok_s=output / taken["batching"],
+        generate_tok_s=output / taken["plain"],
+        ragged_ratio=taken["loop"] / taken["ragged"],
+        no_reuse_ratio=taken["off"] / taken["tiers"],
+    )
+
+
+def _engine(
+    module: PreTrainedModel, cache: str, change: Callable[[HuggingFaceModel], None] | None = None
+) -> EngineParts:
+    model = wrap(module)
+    if change is not None:
+        change(model)
+    usual = EngineConfig(
+        cache=cache,
+        max_running=PROMPTS,
+        max_model_len=RAGGED[0] + RAGGED_NEW,
+        chat_tokens=PROMPT_TOKENS + NEW_TOKENS,
+    )
+    spec = spec_of(model.config, page_tokens=usual.page_tokens, dtype=model.dtype)
+    load = ExpectedLoad(
+        max_running=PROMPTS,
+        max_model_len=RAGGED[0] + RAGGED_NEW,
+        chunk_tokens=usual.chunk_tokens,
+        chat_tokens=usual.chat_tokens,
+    )
+    size = device_bytes(spec, pages_beside(spec, DEVICE_TOKENS // usual.page_tokens, load))
+    return build_engine(model, replace(usual, device_memory=f"{size}B"))
+
+
+def _prompts(rng: np.random.Generator, lengths: Sequence[int]) -> Prompts:
+    return [rng.integers(0, VOCABULARY, length, dtype=np.int32) for length in lengths]
+
+
+def _submit(engine: Engine, prompts: Prompts, new_tokens: int) -> None:
+    for at, tokens in enumerate(prompts):
+        sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0)
+        engine.submit(Prompt(id=RequestId(str(at)), tokens=tokens, sampling=sampling))
+
+
+def _serve(engine: Engine, prompts: Prompts, new_tokens: int) -> float:
+    """Seconds from the first prompt to the end of the last copy: a backup that went on for longer
+    would slow whoever comes next."""
+    begin_s = time.perf_counter()
+    _submit(engine, prompts, new_tokens)
+    told = 0
+    while engine.has_work():
+        told += len(engine.step())
+    taken_s = time.perf_counter() - begin_s
+    assert told == len(prompts) * new_tokens, f"{told} tokens"
+    return taken_s
+
+
+def _decode(engine: Engine, prompts: Prompts) -> float:
+    """Seconds of ``RAGGED_STEPS`` steps in which every prompt is past its prefill."""
+    _submit(engine, prompts, RAGGED_NEW)
+    started: set[RequestId] = set()
+    while len(started) < len(prompts):
+        started.update(output.request for output in engine.step())
+    begin_s = time.perf_counter()
+    told = sum(len(engine.step()) for _ in range(RAGGED_STEPS))
+    taken_s = time.perf_counter() - begin_s
+    assert told == RAGGED_STEPS * len(prompts), f"{told} tokens"
+    for at in range(len(prompts)):
+        engine.abort(RequestId(str(at)))
+    while engine.has_work():
+        engine.step()
+    return taken_s
+
+
+def _generate(model: PreTrainedModel, prompts: Prompts) -> float:
+    """Plain ``generate``: one batch of prompts of one length, greedy."""
+    ids = torch.from_numpy(np.stack(prompts)).long()
+    begin_s = time.perf_counter()
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+    )
+    taken_s = time.perf_counter() - begin_s
+    assert isinstance(out, torch.Tensor)
+    assert out.shape == (len(prompts), ids.shape[1] + NEW_TOKENS), f"{out.shape}"
+    return taken_s
+
+
+def _generate_batch(model: PreTrainedModel, prompts: Prompts) -> float:
+    """Transformers' own continuous batching, as its documentation calls it, greedy. -1 is no token,
+    so that no answer stops early."""
+    config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1)
+    inputs = [tokens.tolist() for tokens in prompts]
+    with _quiet("transformers"):
+        begin_s = time.perf_counter()
+        out = model.generate_batch(inputs, generation_config=config)
+        taken_s = time.perf_counter() - begin_s
+    told = sum(len(answer.generated_tokens) for answer in out.values())
+    assert told == len(prompts) * NEW_TOKENS, f"{told} tokens"
+    return taken_s
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Advice about GPUs that are not there would stand between the lines of the table."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

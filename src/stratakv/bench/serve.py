@@ -1,0 +1,131 @@
+"""``stratakv bench serve``: what the cache's tiers bring, and how the engine compares.
+
+Owns the report. Directly on the engine, without HTTP; one torch thread. Takes 2 to 4 minutes.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from stratakv.bench.baselines import TARGETS, Baseline, compare
+from stratakv.bench.play import Figures, play
+from stratakv.bench.shapes import BASELINES, build, hybrid
+from stratakv.bench.workload import Chat, TraceScale, Workload, read_trace
+from stratakv.core.config import TIERS, EngineConfig
+from stratakv.engine.model import HuggingFaceModel, load_model, wrap
+from stratakv.serve.wiring import EngineParts, build_engine
+from stratakv.spec.budget import ExpectedLoad, device_bytes, pages_beside
+from stratakv.spec.derive import spec_of
+
+PAGE_TOKENS: Final = 16
+MAX_RUNNING: Final = 4
+MAX_TOKENS: Final = 4096
+CHUNK_TOKENS: Final = 512
+DEVICE_LONGEST: Final = 6
+"""The device tier holds this many of the workload's longest requests: the running ones and little
+beside them, so that a conversation is gone from it before its next turn."""
+HOST_RATIO: Final = 8.0
+MODE_NAMES: Final = {"off": "off", "device": "device", "host": "device+host"}
+
+
+def run(json_path: str | None, *, trace: str | None, model: str | None) -> dict[str, object]:
+    """Measure, print two tables, write the JSON to ``json_path`` if given.
+
+    ``trace``: a Mooncake-format file, in place of the generated chat. ``model``: a directory, in
+    place of the built-in random hybrid. ConfigError where either cannot be read.
+    """
+    with _one_thread():
+        own = wrap(build(hybrid())) if model is None else load_model(Path(model))
+        workload = _workload(own, trace)
+        print(f"workload: {workload.name}")
+        modes = [_mode(own, workload, tier) for tier in TIERS]
+        _print_modes(modes)
+        baselines = [compare(name, build(config())) for name, config in BASELINES.items()]
+        _print_baselines(baselines)
+    report: dict[str, object] = {
+        "modes": modes,
+        "baselines": [asdict(baseline) for baseline in baselines],
+    }
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _workload(model: HuggingFaceModel, trace: str | None) -> Workload:
+    longest = min(MAX_TOKENS, model.max_positions - 1)
+    if trace is not None:
+        scale = TraceScale(max_tokens=longest, vocabulary=model.vocab_size)
+        return read_trace(Path(trace), scale)
+    return Chat.within(longest, model.vocab_size)
+
+
+def _mode(model: HuggingFaceModel, workload: Workload, tier: str) -> dict[str, object]:
+    parts = _engine(model, workload, tier)
+    try:
+        figures = play(parts.engine, workload)
+        parts.engine.check()
+    finally:
+        parts.close()
+    return {"mode": MODE_NAMES[tier], "workload": workload.name, **asdict(figures)}
+
+
+def _engine(model: HuggingFaceModel, workload: Workload, tier: str) -> EngineParts:
+    longest = workload.longest
+    spec = spec_of(model.config, page_tokens=PAGE_TOKENS, dtype=model.dtype)
+    load = ExpectedLoad(
+        max_running=MAX_RUNNING,
+        max_model_len=longest + 1,
+        chunk_tokens=CHUNK_TOKENS,
+        chat_tokens=longest,
+    )
+    anchor_pages = DEVICE_LONGEST * -(-longest // PAGE_TOKENS)
+    size = device_bytes(spec, pages_beside(spec, anchor_pages, load))
+    config = EngineConfig(
+        page_tokens=PAGE_TOKENS,
+        cache=tier,
+        device_memory=f"{size}B",
+        host_ratio=HOST_RATIO if tier == "host" else None,
+        max_running=MAX_RUNNING,
+        max_model_len=longest + 1,
+        chunk_tokens=CHUNK_TOKENS,
+        chat_tokens=longest,
+    )
+    return build_engine(model, config)
+
+
+def _print_modes(modes: Sequence[dict[str, object]]) -> None:
+    names = tuple(Figures.__dataclass_fields__)
+    print("  ".join(["mode       ", *names]))
+    for mode in modes:
+        cells = [f"{mode[name]:>{len(name)}.0f}" for name in names]
+        print("  ".join([f"{mode['mode']:11s}", *cells]))
+
+
+def _print_baselines(baselines: Sequence[Baseline]) -> None:
+    print("tok/s with 16 prompts of 256 + 128 new tokens; ratios (and what they must reach)")
+    for one in baselines:
+        goal = TARGETS[one.model]
+        print(
+            f"{one.model}: ours {one.ours_tok_s:.0f}, generate {one.generate_tok_s:.0f}, "
+            f"generate_batch {one.generate_batch_tok_s:.0f}\n"
+            f"  to generate {one.ours_tok_s / one.generate_tok_s:.2f} ({goal.ours_to_generate})"
+            f"  to generate_batch {one.ours_tok_s / one.generate_batch_tok_s:.2f} "
+            f"({goal.ours_to_generate_batch})"
+            f"  ragged {one.ragged_ratio:.2f} ({goal.ragged})"
+            f"  without reuse {one.no_reuse_ratio:.2f} ({goal.no_reuse})"
+        )

@@ -1,0 +1,175 @@
+"""The documents say what is so: links, flags, paths, rooms, the residency table, the versions.
+
+Owns the tables that the documents quote. Every check is shown to bite on a sample.
+"""
+
+import argparse
+import re
+import tomllib
+from typing import Final
+
+import pytest
+
+from stratakv import cli
+from stratakv.tree.residency import TRANSITIONS, Residency
+from tests.meta.source import PACKAGE, ROOT, repository
+
+PAGES: Final = dict((name, text) for name, text in repository() if name.endswith(".md"))
+README: Final = PAGES["README.md"]
+ADR_LINES: Final = 60
+OTHERS_FLAGS: Final = {"--set-upstream"}
+"""Flags of other programs that a document may name."""
+
+
+def broken_links(page: str, text: str) -> list[str]:
+    """Relative links, to a file that is there and to a heading that it has."""
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        if not file.exists() or (anchor and anchor not in headings(file.read_text("utf-8"))):
+            found.append(target)
+    return found
+
+
+def headings(text: str) -> set[str]:
+    """As GitHub spells their anchors."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def missing_files(text: str) -> list[str]:
+    """Code spans that look like a source file, from the root or inside the package."""
+    named = re.findall(r"`([\w./-]+\.(?:py|c|toml|txt|md))`", text)
+    places = (ROOT, PACKAGE)
+    return [name for name in named if not any((place / name).exists() for place in places)]
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Every verb of the command line, by its words."""
+    found: dict[str, argparse.ArgumentParser] = {}
+
+    def walk(words: str, parser: argparse.ArgumentParser) -> None:
+        found[words] = parser
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for verb, below in action.choices.items():
+                    walk(f"{words} {verb}", below)
+
+    walk("stratakv", cli._parser())
+    return found
+
+
+def flags(verb: str) -> list[argparse.Action]:
+    return [a for a in parsers()[verb]._actions if a.option_strings and a.dest != "help"]
+
+
+def flag_table() -> str:
+    """The README's table of ``stratakv serve``, from the parser itself."""
+    lines = ["| flag | default | what it sets |", "|---|---|---|"]
+    for action in flags("stratakv serve"):
+        default = "" if action.default is None else f"`{action.default}`"
+        text = (action.help or "").partition(" (default: ")[0]
+        lines.append(f"| `{action.option_strings[0]}` | {default} | {text} |")
+    return "\n".join(lines)
+
+
+def block(text: str, name: str) -> str:
+    """What stands between ``<!-- name -->`` and ``<!-- /name -->``."""
+    found = re.search(rf"<!-- {name} -->\n(.*?)\n?<!-- /{name} -->", text, re.DOTALL)
+    assert found, f"no <!-- {name} --> block"
+    return found[1].strip()
+
+
+def unknown_flags(text: str) -> set[str]:
+    known = {option for verb in parsers() for a in parsers()[verb]._actions
+             for option in a.option_strings}  # fmt: skip
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) - known - OTHERS_FLAGS
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_named_files_are_there(page):
+    assert not broken_links(page, PAGES[page])
+    assert not missing_files(PAGES[page])
+
+
+def test_a_broken_link_and_a_missing_file_are_seen():
+    text = "# Two Words\n[a](nowhere.md) [b](README.md#two-words) `tree/none.py` `tree/nodes.py`"
+    assert broken_links("README.md", text) == ["nowhere.md", "README.md#two-words"]
+    assert headings(text) == {"two-words"}
+    assert missing_files(text) == ["tree/none.py"]
+
+
+def test_the_readme_has_every_flag_of_the_server():
+    assert block(README, "flags") == flag_table(), f"the README needs:\n\n{flag_table()}\n"
+
+
+def test_no_document_names_a_flag_that_does_not_exist():
+    assert unknown_flags("`--host-memory 2GiB --hots-memory`") == {"--hots-memory"}
+    assert not {page: unknown_flags(text) for page, text in PAGES.items() if unknown_flags(text)}
+
+
+def test_the_readme_has_every_path_of_the_server():
+    source = (PACKAGE / "serve" / "http_api.py").read_text("utf-8")
+    paths = {path.partition("{")[0].rstrip("/") for path in re.findall(r'Route\("([^"]+)"', source)}
+    assert len(paths) > 8
+    listed = set(re.findall(r"`(?:GET |POST )(/[\w/]+)", README))
+    assert listed == paths
+
+
+def test_the_readme_starts_with_the_two_commands():
+    assert README.index("make demo") < README.index("make test") < README.index("\n## ")
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    named = set(re.findall(r"\bmake ([a-z-]+)`", "".join(PAGES.values())))
+    assert named <= set(targets)
+    ci = (ROOT / ".ci" / "run").read_text("utf-8")
+    for command in ("make check", "make test"):
+        assert command in ci
+        assert command in README
+
+
+def test_every_room_is_on_the_map():
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    drawn = set(re.findall(r"^  (\w+)/ ", PAGES["ARCHITECTURE.md"], re.MULTILINE))
+    assert drawn == rooms
+
+
+def test_the_residency_table_in_the_architecture_is_the_one_in_force():
+    drawn = re.findall(r"`(\w+)` --(\w+)--> `(\w+)`", PAGES["ARCHITECTURE.md"])
+    drawn += re.findall(r"^\| (\w+) \| (\w+) \| (\w+) \|$", PAGES["ARCHITECTURE.md"], re.MULTILINE)
+    table = {(a, event.lower(), b) for a, event, b in drawn if a in Residency.__members__}
+    assert table == {(a.name, event.name.lower(), b.name) for (a, event), b in TRANSITIONS.items()}
+
+
+def test_the_changelog_knows_this_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    released = re.findall(r"^## \[([\d.]+)\]", PAGES["CHANGELOG.md"], re.MULTILINE)
+    assert released[0] == project["version"]
+
+
+def faults_of_an_adr(name: str, text: str) -> list[str]:
+    lines = text.splitlines()
+    found = [] if len(lines) <= ADR_LINES else [f"{len(lines)} lines"]
+    number = name[:4].lstrip("0")
+    if not lines[0].startswith(f"# {number}. "):
+        found.append("the title does not start with the number")
+    wanted = ["Context", "Decision", "Consequences"]
+    if re.findall(r"^## (.+)$", text, re.MULTILINE) != wanted:
+        found.append(f"sections are not {wanted}")
+    return found
+
+
+def test_decisions_are_numbered_short_and_listed():
+    records = {n.removeprefix("docs/adr/"): t for n, t in PAGES.items() if n.startswith("docs/adr/")}
+    index = records.pop("README.md")
+    assert [int(name[:4]) for name in sorted(records)] == list(range(1, len(records) + 1))
+    assert not {n: faults_of_an_adr(n, t) for n, t in records.items() if faults_of_an_adr(n, t)}
+    assert sorted(re.findall(r"\]\((\d{4}-[^)]+)\)", index)) == sorted(records)
+
+
+def test_an_adr_that_is_long_or_shapeless_is_seen():
+    good = "# 7. Title\n\n## Context\n\n## Decision\n\n## Consequences\n"
+    assert not faults_of_an_adr("0007-title.md", good)
+    assert len(faults_of_an_adr("0008-title.md", good.replace("Decision", "Idea") + "\n" * 60)) == 3

@@ -1,0 +1,196 @@
+"""One owner for each thing. Owns the lists of places that may do what nobody else may.
+
+A list names every place with its reason; a place that stops using its right must leave the list.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from tests.meta.source import Module, last_name, modules
+
+Rule = Callable[[Module], bool]
+
+CONCRETE: Final = {"CpuTransferEngine", "PageAllocator", "HostArena", "DevicePools"}
+THREADS: Final = {
+    "Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "to_thread",
+    "run_in_executor", "fork", "start_new_thread",
+}  # fmt: skip
+KINDS: Final = re.compile(r"sliding|^window$|chunked|mamba|(full|linear)_att|^mla$")
+    r"sliding|^window$|attention_window|chunked|mamba|(full|linear)_att|^mla$"
+)
+RULES: Final = {"KeepWindow", "KeepChunk", "KeepBoundary", "KeepLive"}
+
+
+def builds_concrete_classes(module: Module) -> bool:
+    return any(name in CONCRETE for name, _ in module.calls())
+
+
+def imports_the_cpu_engine(module: Module) -> bool:
+    return any(
+        isinstance(node, ast.ImportFrom) and any(n.name == "CpuTransferEngine" for n in node.names)
+        for node in ast.walk(module.tree)
+    )
+
+
+def makes_threads(module: Module) -> bool:
+    return any(name in THREADS for name, _ in module.calls())
+
+
+def tells_rules_apart(module: Module) -> bool:
+    """By ``match`` or ``isinstance`` on any rule but ``KeepAll``."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.MatchClass) and last_name(node.cls) in RULES:
+            return True
+        if isinstance(node, ast.Call) and last_name(node.func) == "isinstance":
+            named = {last_name(n) for n in ast.walk(node) if isinstance(n, ast.expr)}
+            if named & RULES:
+                return True
+    return False
+
+
+def asks_whether_all_is_kept(module: Module) -> bool:
+    return any(
+        name == "isinstance" and any(last_name(n) == "KeepAll" for n in call.args)
+        for name, call in module.calls()
+    )
+
+
+def branches_on_an_attention_kind(module: Module) -> bool:
+    """A condition that reads a name, a field or a string which is an attention kind."""
+    conditions: list[ast.AST] = []
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+                conditions.append(test)
+            case ast.comprehension(ifs=tests):
+                conditions += tests
+            case ast.Match(subject=subject, cases=cases):
+                conditions += [subject, *(case.pattern for case in cases)]
+            case _:
+                pass
+    names = [_name(part) for condition in conditions for part in ast.walk(condition)]
+    return any(KINDS.search(name) for name in names)
+
+
+def _name(node: ast.AST) -> str:
+    match node:
+        case ast.Name(name) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):
+            return name
+        case _:
+            return ""
+
+
+def _stores(module: Module) -> list[ast.expr]:
+    found: list[ast.expr] = []
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Assign(targets=targets):
+                found += targets
+            case ast.AugAssign(target=target) | ast.AnnAssign(target=target, value=ast.expr()):
+                found.append(target)
+            case _:
+                pass
+    return found
+
+
+def writes_residency(module: Module) -> bool:
+    """Stores into an element of ``state``, ``states`` or ``_states``, or makes them writeable."""
+    for target in _stores(module):
+        if isinstance(target, ast.Attribute) and target.attr == "writeable":
+            return True
+        base = target
+        while isinstance(base, ast.Subscript):
+            base = base.value
+        if base is not target and last_name(base) in {"state", "states", "_states"}:
+            return True
+    return False
+
+
+def assigns_a_phase(module: Module) -> bool:
+    return any(isinstance(t, ast.Attribute) and t.attr == "phase" for t in _stores(module))
+
+
+ANYWHERE_IN: Final = ("spec/", "bench/", "testing/")
+"""``spec`` owns the rules; the benches and the public test tools build specs of their own."""
+
+ALLOWED: dict[Rule, dict[str, str]] = {
+    builds_concrete_classes: {"serve/wiring.py": "the composition root"},
+    imports_the_cpu_engine: {"serve/wiring.py": "the composition root"},
+    makes_threads: {
+        "transfer/cpu.py": "one worker per direction",
+        "serve/driver.py": "the engine's own thread",
+        "serve/http_api.py": "long texts are tokenized in asyncio's pool",
+    },
+    tells_rules_apart: {
+        "policy/admission.py": "the most pages a request holds, per rule",
+        "engine/step_meta.py": "the one mask function: the first key a query sees",
+        "engine/runner.py": "refuses groups of states",
+    },
+    asks_whether_all_is_kept: {
+        "tree/nodes.py": "a group that keeps all needs each of its pages for good",
+        "tree/prefix_tree.py": "which groups are backed up on insert",
+        "tree/checkpoints.py": "checkpoints are for the groups that do not keep all",
+        "tree/check.py": "verifies the above",
+        "policy/admission.py": "growth for groups that keep all, peaks for the others",
+    },
+    branches_on_an_attention_kind: {},
+    writes_residency: {"tree/residency.py": "the table"},
+    assigns_a_phase: {"engine/request.py": "the table"},
+}
+SAMPLES: dict[Rule, tuple[str, ...]] = {
+    builds_concrete_classes: ("pools = device_pools.DevicePools(spec, pages, cpu)",),
+    imports_the_cpu_engine: ("from stratakv.transfer.cpu import CpuTransferEngine",),
+    makes_threads: ("threading.Thread(target=f).start()", "async def f(): await to_thread(g)"),
+    tells_rules_apart: (
+        "match rule:\n    case KeepWindow(tokens): pass",
+        "isinstance(group.retention, KeepAll | retention.KeepBoundary)",
+    ),
+    asks_whether_all_is_kept: ("isinstance(rule, KeepAll)",),
+    branches_on_an_attention_kind: (
+        "if config.sliding_window: pass",
+        "x = 1 if kind == 'sliding_attention' else 2",
+        "[g for g in groups if g.window]",
+        "match kind:\n    case 'full_attention': pass",
+    ),
+    writes_residency: (
+        "nodes.state[group][rows] = Residency.BOTH",
+        "column._states[rows] = 3",
+        "column.states.flags.writeable = True",
+    ),
+    assigns_a_phase: ("request.phase = Phase.DECODING", "request.phase: Phase = Phase.DECODING"),
+}
+
+
+@pytest.mark.parametrize("rule", ALLOWED, ids=lambda rule: rule.__name__)
+def test_only_its_owners_do_it(rule):
+    for sample in SAMPLES[rule]:
+        assert rule(Module("sample.py", sample)), sample
+    assert not rule(Module("sample.py", "request.row = pools.state[1]\nif left: f()"))
+    found = {m.name for m in modules() if rule(m) and not m.name.startswith(ANYWHERE_IN)}
+    assert found == set(ALLOWED[rule])
+
+
+TORCH_FREE: Final = ("core", "spec", "tree", "policy", "engine.request", "engine.batch",
+                     "engine.scheduler", "engine.rows", "cache")  # fmt: skip
+
+
+def loaded_with(names: list[str], library: str) -> bool:
+    """Whether importing ``names`` in a fresh interpreter loads ``library``."""
+    code = f"import sys, {', '.join(names)}; sys.exit({library!r} in sys.modules)"
+    return bool(subprocess.run([sys.executable, "-c", code], check=False).returncode)
+
+
+def test_decisions_run_without_torch():
+    """import-linter reads imports; this runs them, so that a detour would show as well."""
+    dotted = [f"stratakv.{m.name.removesuffix('.py').replace('/', '.')}" for m in modules()]
+    roots = tuple(f"stratakv.{name}" for name in TORCH_FREE)
+    names = [n for n in dotted if n in roots or n.startswith(tuple(f"{r}." for r in roots))]
+    assert len(names) > 25
+    assert not loaded_with([n.removesuffix(".__init__") for n in names], "torch")
+    assert loaded_with(["stratakv.memory.device_pools"], "torch")

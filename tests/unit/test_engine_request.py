@@ -1,0 +1,61 @@
+"""The phase table: every legal step, and no other."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from stratakv.core.ids import RequestId
+from stratakv.core.page_keys import Namespace, PageHasher
+from stratakv.engine.request import PHASES, Phase, Prompt, Request, SamplingParams, Signal
+
+P, S = Phase, Signal
+LEGAL = {
+    (P.WAITING, S.ADMITTED): P.PREFILLING,
+    (P.PREFILLING, S.PREFILL_DONE): P.DECODING,
+    (P.PREFILLING, S.STOPPED): P.FINISHED,
+    (P.DECODING, S.STOPPED): P.FINISHED,
+    (P.WAITING, S.ABORT): P.ABORTED,
+    (P.PREFILLING, S.ABORT): P.ABORTED,
+    (P.DECODING, S.ABORT): P.ABORTED,
+}
+WAY = {
+    P.WAITING: (),
+    P.PREFILLING: (S.ADMITTED,),
+    P.DECODING: (S.ADMITTED, S.PREFILL_DONE),
+    P.FINISHED: (S.ADMITTED, S.PREFILL_DONE, S.STOPPED),
+    P.ABORTED: (S.ABORT,),
+}
+
+
+def request_in(phase):
+    prompt = Prompt(
+        id=RequestId("r"), tokens=np.array([1, 2, 3], np.int32), sampling=SamplingParams()
+    )
+    prefix = PageHasher(Namespace(model=b"m", spec_digest=b"s"), 4)
+    made = Request(prompt=prompt, prefix=prefix, total_tokens=10)
+    for signal in WAY[phase]:
+        made.signal(signal)
+    assert made.phase is phase
+    return made
+
+
+@pytest.mark.parametrize(("phase", "signal"), itertools.product(Phase, Signal))
+def test_every_pair_of_phase_and_signal(phase, signal):
+    made = request_in(phase)
+    if (phase, signal) in LEGAL:
+        made.signal(signal)
+        assert made.phase is LEGAL[phase, signal]
+    else:
+        with pytest.raises(AssertionError, match=f"{signal.name} is illegal in {phase.name}"):
+            made.signal(signal)
+        assert made.phase is phase
+
+
+def test_the_table_has_no_other_row():
+    assert PHASES == LEGAL
+
+
+def test_a_new_request_waits_and_holds_nothing():
+    made = request_in(P.WAITING)
+    assert (made.row, made.cached, made.tickets, made.prompt_tokens) == (-1, None, (), 3)

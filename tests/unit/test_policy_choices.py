@@ -1,0 +1,62 @@
+"""Checkpoint ends, load-back and write choices: plain arithmetic, case by case."""
+
+import numpy as np
+import pytest
+
+from stratakv.core.errors import ConfigError
+from stratakv.policy.checkpoints import checkpoint_ends, last_end
+from stratakv.policy.load_back import LoadBack, LoadBackPolicy
+from stratakv.policy.write import NoBackup, WriteThrough, worth_backup
+
+
+@pytest.mark.parametrize(
+    ("tokens", "page", "end"),
+    [(0, 16, 0), (1, 16, 0), (16, 16, 0), (17, 16, 1), (32, 16, 1), (33, 16, 2), (5, 1, 4)],
+)
+def test_the_last_end_leaves_one_token_to_compute(tokens, page, end):
+    assert last_end(tokens, page) == end
+
+
+def test_a_new_prompt_has_one_checkpoint():
+    assert checkpoint_ends(100, 0, 0, 16) == (6,)
+    assert checkpoint_ends(96, 0, 0, 16) == (5,)  # floorP(n - 1): exactly six pages
+
+
+def test_a_branching_point_lies_where_only_the_anchor_went_on():
+    assert checkpoint_ends(100, 2, 4, 16) == (4, 6)
+    assert checkpoint_ends(100, 4, 4, 16) == (6,)
+    # An anchor that matches beyond the prompt's own last end adds nothing.
+    assert checkpoint_ends(96, 0, 6, 16) == (5,)
+
+
+def test_what_is_usable_already_is_no_new_checkpoint():
+    assert checkpoint_ends(100, 6, 6, 16) == ()
+    assert checkpoint_ends(10, 0, 0, 16) == ()
+
+
+def test_a_load_below_the_threshold_is_declined():
+    policy = LoadBackPolicy(threshold_tokens=32, budget_tokens=100)
+    assert policy.decide(31, 0) is LoadBack.DECLINE
+    assert policy.decide(32, 0) is LoadBack.LOAD
+    assert LoadBackPolicy(threshold_tokens=0).decide(0, 0) is LoadBack.DECLINE
+
+
+def test_a_load_over_the_budget_waits_unless_it_is_alone():
+    policy = LoadBackPolicy(threshold_tokens=10, budget_tokens=100)
+    assert policy.decide(60, 40) is LoadBack.LOAD
+    assert policy.decide(61, 40) is LoadBack.WAIT
+    assert policy.decide(500, 1) is LoadBack.WAIT
+    assert policy.decide(500, 0) is LoadBack.LOAD
+    assert policy.decide(9, 100) is LoadBack.DECLINE
+
+
+@pytest.mark.parametrize("fields", [{"threshold_tokens": -1}, {"budget_tokens": 0}])
+def test_a_policy_out_of_range_names_its_flag(fields):
+    with pytest.raises(ConfigError, match="--load-back-"):
+        LoadBackPolicy(**fields)
+
+
+def test_write_through_backs_up_everything_and_no_backup_nothing():
+    hits = np.array([0, 1, 5], np.int32)
+    assert worth_backup(WriteThrough(), hits).tolist() == [True] * 3
+    assert worth_backup(NoBackup(), hits).tolist() == [False] * 3
