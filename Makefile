@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+# --no-compile: Python compiles what it imports; compiling all of torch first takes half a minute.
+PIP := $(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt setup.py src/stratakv/transfer/_gather.c
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1

@@ -3,14 +3,18 @@
 Owns the stopwatch.
 """
 
+import re
 import time
 import urllib.request
 from dataclasses import dataclass
+from typing import Final
 
 from openai import OpenAI
 from openai.types import CompletionUsage
 
 from demo.script import Message
+
+COUNTER: Final = re.compile(r"^stratakv_cache_(\w+)_total (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,12 @@ class Client:
         """Empty the server's cache."""
         request = urllib.request.Request(f"{self._address}/flush_cache", method="POST")
         urllib.request.urlopen(request, timeout=30).close()
+
+    def counters(self) -> dict[str, int]:
+        """What the server's cache has counted since it started."""
+        with urllib.request.urlopen(f"{self._address}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        return {name: int(float(value)) for name, value in COUNTER.findall(text)}
 
     def close(self) -> None:
         self._api.close()

@@ -79,15 +79,14 @@ def _play(servers: Servers, model: Path) -> list[str]:
         for client in (cached, plain):
             _warm_up(client)
         users = len({line.user for line in PLAY})
-        print(
-            f"{users} users share a system prompt and take turns; the device cannot hold them all:\n"
-        )
+        print(f"{users} users share a system prompt; the device has no room for all their chats.\n")
         print(table.header())
         turns: list[table.Turn] = []
         for turn in _turns(cached, plain):
             turns.append(turn)
             print(table.row(turn), flush=True)
-    print(f"\n{table.excerpt(_readable(turns))}\n\n{table.summary(turns)}")
+        moved = cached.counters()
+    print(f"\n{table.excerpt(_readable(turns))}\n\n{table.summary(turns, moved)}")
     print(f"{'took':<21}{time.monotonic() - start_s:.1f} s")
     return table.failures(turns, len(PLAY))
 
@@ -111,8 +110,8 @@ def _turns(cached: Client, plain: Client) -> Iterator[table.Turn]:
 
 
 def _readable(turns: Sequence[table.Turn]) -> table.Turn:
-    """The turn to show: the one that the host tier did most for."""
-    return max(turns, key=lambda turn: turn.cached.host)
+    """The turn to show: the longest answer that rests on pages from the host."""
+    return max(turns, key=lambda turn: (turn.cached.host > 0, len(turn.cached.text)))
 
 
 def _explain(failures: Sequence[str], servers: Sequence[Server]) -> None:

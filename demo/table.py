@@ -4,7 +4,7 @@ Pure text from plain records; must not talk to a server nor print.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -73,7 +73,8 @@ def excerpt(turn: Turn) -> str:
     return "\n".join([asked, *(f"  {line}" for line in said)])
 
 
-def summary(turns: Sequence[Turn]) -> str:
+def summary(turns: Sequence[Turn], moved: Mapping[str, int]) -> str:
+    """``moved``: the server's counters of pages, the warm-up's included."""
     prompt = sum(turn.cached.prompt_tokens for turn in turns)
     device = sum(turn.cached.device for turn in turns)
     host = sum(turn.cached.host for turn in turns)
@@ -90,6 +91,9 @@ def summary(turns: Sequence[Turn]) -> str:
         ("hit rate", f"{(device + host) / prompt:.1%} of prompt tokens"),
         ("first token after", f"{_ms(cached_s)} with the cache, {_ms(plain_s)} without: {ratio}"),
         ("", "(medians over all turns, users' first ones included)"),
+        ("pages moved", f"{moved['backup_pages']:,} copied to the host"),
+        ("", f"{moved['evicted_device_pages']:,} evicted from the device"),
+        ("", f"{moved['load_pages']:,} loaded back from the host"),
         ("identical output", f"{same} of {len(turns)} answers"),
     )
     return "\n".join(f"{name:<21}{value}" for name, value in lines)

@@ -124,7 +124,7 @@ def lab(
     config = EngineConfig(
         page_tokens=page,
         max_running=6,
-        max_model_len=1024,
+        max_model_len=settings.pop("max_model_len", 1024),
         chunk_tokens=chunk,
         step_tokens=settings.pop("step_tokens", 2 * chunk + 8),
         **settings,

@@ -1,6 +1,7 @@
 """``stratakv serve | bench``. Owns flags and exit codes; must not decide anything.
 
-Exit codes: 0 done, 1 the server's engine died, 2 a flag or a model that cannot be honoured.
+Exit codes: 0 done, 1 the server's engine died, 2 a flag or a model that cannot be honoured, 130
+interrupted before there was a server to drain.
 """
 
 import argparse
@@ -8,22 +9,29 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.core.config import TIERS, EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 
 Record = TypeVar("Record")
+METAVAR: Final = {
+    "cache": f"{{{','.join(TIERS)}}}",
+    "device_memory": "SIZE",
+    "host_memory": "SIZE",
+}
 HELP: Final = {
     "page_tokens": "tokens of a page: the unit of identity, allocation and transfer",
     "dtype": "float32, bfloat16, float16, or auto: the checkpoint's own",
     "cache": "off: recompute everything; device: one tier; host: device and host",
-    "device_memory": "bytes for the device tier, as 512MiB or 2GiB",
+    "device_memory": "bytes for the device tier, as 512MiB, 2GiB or 1.5GB",
     "host_memory": "bytes for the host tier; not together with --host-ratio",
-    "host_ratio": "host pages per device page; default: 2.0 or what fits 0.8 of the free memory",
+    "host_ratio": "host pages per device page; default: 2.0, or what fits 0.8 of the free memory",
     "max_running": "requests that run at once",
-    "max_model_len": "tokens of prompt and answer together; default: the model's positions",
+    "max_model_len": "tokens of prompt and answer together; default: what the model and the "
+    "device memory allow",
     "step_tokens": "most tokens that one step computes",
     "chunk_tokens": "most prompt tokens of one request in a step",
     "chat_tokens": "typical length of a conversation; decides the split between cache groups",
@@ -47,22 +55,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"stratakv: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # while a model loads or a bench runs; a server drains instead
+        print("stratakv: interrupted", file=sys.stderr)
+        return 130
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="stratakv", description="A tiered KV cache for LLM serving.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
+        prog="stratakv", description="A tiered KV cache for LLM serving.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"stratakv {version('stratakv')}")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     serve = verbs.add_parser(
-        "serve", help="serve a Hugging Face model directory over an OpenAI-compatible API"
+        "serve",
+        help="serve a Hugging Face model directory over an OpenAI-compatible API",
+        allow_abbrev=False,
     )
-    serve.add_argument("model", type=Path, help="directory with config.json and safetensors")
+    serve.add_argument(
+        "model", type=Path, metavar="MODEL", help="directory with config.json and safetensors"
+    )
     _flags(serve, EngineConfig)
     _flags(serve, ServerConfig)
-    serve.add_argument("--threads", type=int, help="threads of the forward; default: torch's")
+    serve.add_argument(
+        "--threads", type=int, metavar="INT", help="threads of the forward; default: torch's"
+    )
     serve.set_defaults(run=_serve)
     bench = verbs.add_parser("bench", help="measure one part on this machine")
     parts = bench.add_subparsers(required=True, metavar="PART")
@@ -71,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         ("transfer", "copies between device and host"),
         ("serve", "the engine with the cache off, on the device, on device and host"),
     ):
-        part = parts.add_parser(name, help=text)
+        part = parts.add_parser(name, help=text, allow_abbrev=False)
         part.add_argument("--json", metavar="FILE", help="also write the figures there")
         part.set_defaults(run=_bench, part=name)
         if name == "serve":
@@ -93,7 +110,7 @@ def _flags(parser: argparse.ArgumentParser, record: type[Any]) -> None:
             type=convert,
             default=default,
             help=HELP[field.name] + shown,
-            metavar=convert.__name__.upper(),
+            metavar=METAVAR.get(field.name, convert.__name__.upper()),
         )
 
 
@@ -106,15 +123,21 @@ def _picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
 def _serve(arguments: argparse.Namespace) -> int:
     engine = _picked(arguments, EngineConfig)
     server = _picked(arguments, ServerConfig)
+    if arguments.threads is not None and arguments.threads < 1:
+        raise ConfigError(f"--threads {arguments.threads}: allowed is 1 and more")
+    if not (arguments.model / "config.json").is_file():
+        raise ConfigError(
+            f"MODEL {arguments.model}: allowed is a directory with a Hugging Face config.json"
+        )
     import torch  # noqa: PLC0415 - --help and bad flags answer without loading torch
 
-    from stratakv.serve.server import serve_forever  # noqa: PLC0415
+    from stratakv.serve.server import bound_socket, serve_forever  # noqa: PLC0415
     from stratakv.serve.wiring import build_service  # noqa: PLC0415
 
     if arguments.threads is not None:
-        if arguments.threads < 1:
-            raise ConfigError(f"--threads {arguments.threads}: allowed is 1 and more")
         torch.set_num_threads(arguments.threads)
+    # A port that is taken shows now, not after a large model was loaded.
+    bound_socket(server.host, server.port).close()
     service, parts = build_service(arguments.model, engine, server)
     print(parts.table.render(), flush=True)
     try:
@@ -124,6 +147,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+    if arguments.json is not None and not Path(arguments.json).parent.is_dir():
+        raise ConfigError(f"--json {arguments.json}: allowed is a file in a directory that exists")
     match arguments.part:
         case "tree":
             from stratakv.bench import tree  # noqa: PLC0415

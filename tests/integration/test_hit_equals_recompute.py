@@ -2,8 +2,8 @@
 cache, and exactly the tokens that could be reused were.
 
 The reference is Hugging Face's own cache and attention at batch 1. Models have teeth
-(``test_model_fixtures``), pages that nobody owns are NaN, and ``test_hit_equals_recompute_sabotage``
-shows that the comparison fails when a page is lost.
+(``test_model_fixtures``), pages that nobody owns are NaN, and
+``test_hit_equals_recompute_sabotage`` shows that the comparison fails when a page is lost.
 """
 
 import pytest

@@ -46,8 +46,8 @@ def honest(device: PageIds, host: PageIds) -> tuple[PageIds, PageIds]:
 
 
 def shifted(pages: PageIds) -> PageIds:
-    """Each place gets the page before it. (To swap two pages of one prefix would prove nothing: keys
-    carry their positions, so full attention does not mind the order.)"""
+    """Each place gets the page before it. (To swap two pages of one prefix would prove nothing:
+    keys carry their positions, so full attention does not mind the order.)"""
     return np.concatenate((pages[:1], pages[:-1]))
 
 
@@ -145,9 +145,7 @@ poison: list[Callable[[PageIds], None]] = []
 
 
 @FAMILIES
-@pytest.mark.parametrize(
-    "fault", [forgotten_remap, table_off_by_one, lease_that_pins_too_little]
-)
+@pytest.mark.parametrize("fault", [forgotten_remap, table_off_by_one, lease_that_pins_too_little])
 def test_a_page_table_that_names_the_wrong_page_is_seen(family, fault):
     with lab(family, PAGE) as this:
         poison[:] = [

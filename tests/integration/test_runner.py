@@ -9,14 +9,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tests.fixtures.models import (
-    FAMILIES,
-    TOLERANCE,
-    model_to_give_away,
-    random_prompt,
-    reference_greedy,
-    tiny_model,
-)
 from transformers import BertConfig, BertModel
 
 from stratakv.core.errors import ConfigError
@@ -29,6 +21,14 @@ from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
 from stratakv.spec.derive import spec_of
 from stratakv.spec.retention import needed
+from tests.fixtures.models import (
+    FAMILIES,
+    TOLERANCE,
+    model_to_give_away,
+    random_prompt,
+    reference_greedy,
+    tiny_model,
+)
 
 PAGED = [(family, page) for family in FAMILIES for page in (16, 64)]
 PAGED += [("llama", 1), ("gemma3", 1)]

@@ -4,7 +4,6 @@ The model has random weights whose greedy output depends on every page, so that 
 client's request left behind shows in everybody else's answers.
 """
 
-import asyncio
 import json
 import os
 import re
@@ -18,34 +17,35 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-from tests.fixtures.models import tiny_model
-from tests.serving import error_of, train_tokenizer, wait_until
 
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.serve.server import Server, bound_socket
 from stratakv.serve.wiring import EngineParts, build_service
+from tests.fixtures.models import tiny_model
+from tests.serving import error_of, train_tokenizer, wait_until
 
 PAGE = 16
-MAX_MODEL_LEN = 1024
+MAX_MODEL_LEN = 512
+"""What the device's pages hold; the model itself has 4,096 positions."""
 CONFIG = EngineConfig(
     page_tokens=PAGE,
     dtype="float32",
     device_memory="640KiB",
     host_memory="1280KiB",
-    max_running=8,
-    max_model_len=MAX_MODEL_LEN,
+    max_running=16,
     step_tokens=256,
     chunk_tokens=64,
     chat_tokens=256,
 )
 FLAGS = (
     "--page-tokens", "16", "--dtype", "float32", "--device-memory", "640KiB",
-    "--host-memory", "1280KiB", "--max-running", "8", "--max-model-len", "1024",
+    "--host-memory", "1280KiB", "--max-running", "16",
     "--step-tokens", "256", "--chunk-tokens", "64", "--chat-tokens", "256", "--threads", "1",
 )  # fmt: skip
 COMPLETIONS = "/v1/completions"
@@ -186,22 +186,17 @@ BAD_REQUESTS = [
     (COMPLETIONS, body_of("a", n=-1), "invalid_value"),
     (COMPLETIONS, body_of("a", temperature=[]), "invalid_type"),
     (COMPLETIONS, body_of(tokens(MAX_MODEL_LEN, 1)), "context_length_exceeded"),
-    (COMPLETIONS, body_of(tokens(9000, 1)), "context_length_exceeded"),
+    (COMPLETIONS, body_of(tokens(9_000, 1)), "context_length_exceeded"),
     (COMPLETIONS, body_of("a", max_tokens=MAX_MODEL_LEN), "context_length_exceeded"),
-    # Within the model's length, beyond the device's pages:
-    (COMPLETIONS, body_of(tokens(MAX_MODEL_LEN - 8, 1)), "request_refused"),
-    (COMPLETIONS, body_of("a", max_tokens=MAX_MODEL_LEN - 8), "request_refused"),
     (CHAT, b'{"messages": []}', "invalid_value"),
     (CHAT, b'{"messages": [{"role": "user", "content": 7}]}', "invalid_type"),
 ]
 
 
 def test_the_pools_are_small_enough_to_matter(live):
-    """The other tests mean what they say: long prompts do not fit, and the host is in use."""
-    device = {pool.group: pool.total for pool in live.parts.engine.stats().pages
-              if pool.tier == "device"}  # fmt: skip
-    assert device["anchor"] * PAGE < MAX_MODEL_LEN - 8
-    assert device["anchor"] * PAGE >= 512
+    """The other tests mean what they say."""
+    pools = {(pool.group, pool.tier): pool.total for pool in live.parts.engine.stats().pages}
+    assert pools["anchor", "device"] * PAGE == MAX_MODEL_LEN
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -231,7 +226,11 @@ def test_clients_killed_in_mid_stream(live, http):
 
 def test_half_a_request_and_then_nothing(live, http):
     connections = []
-    for head in (b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"):
+    for head in (
+        b"",
+        b"POST /v1/comp",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{",
+    ):
         connection = socket.create_connection(("127.0.0.1", live.port), timeout=30)
         connection.sendall(head)
         connections.append(connection)
@@ -246,22 +245,24 @@ def test_requests_that_cannot_be_served_are_refused(http):
 
 
 def test_two_thousand_tiny_requests(live):
-    async def one(client: httpx.AsyncClient, i: int) -> None:
-        body = completion([i % 400, i // 400, 5], 1 + i % 2)
-        answer = await client.post(COMPLETIONS, json=body)
-        assert answer.status_code == 200, answer.text
-        usage = answer.json()["usage"]
-        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 1 + i % 2)
-
-    async def all_of_them() -> None:
-        limits = httpx.Limits(max_connections=32)
-        async with httpx.AsyncClient(base_url=live.url, timeout=120, limits=limits) as client:
-            await asyncio.gather(*(one(client, i) for i in range(2000)))
+    def some(worker: int) -> None:
+        connection = HTTPConnection("127.0.0.1", live.port, timeout=60)
+        for i in range(worker, 2000, 16):
+            body = completion([i % 400, i // 400, 5], 1 + i % 2)
+            connection.request("POST", COMPLETIONS, json.dumps(body))
+            answer = connection.getresponse()
+            whole = json.load(answer)
+            assert answer.status == 200, whole
+            usage = whole["usage"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 1 + i % 2)
+        connection.close()
 
     steps = live.parts.engine.stats().steps
-    asyncio.run(all_of_them())
+    with ThreadPoolExecutor(16) as pool:
+        for future in [pool.submit(some, worker) for worker in range(16)]:
+            future.result()
     live.settled()
-    # Batched, not one after the other: 3,000 tokens in fewer steps than requests.
+    # Batched, not one after the other: 3,000 tokens in far fewer steps.
     assert live.parts.engine.stats().steps - steps < 2000
 
 
@@ -282,9 +283,8 @@ def test_everything_at_once(live, http):
     with ThreadPoolExecutor(12) as pool:
         futures = [pool.submit(good, i) for i in range(36)]
         futures += [
-            pool.submit(killed_client, live.port, seed, stream=seed % 3 > 0, patience=9 * seed)
+            pool.submit(killed_client, live.port, seed, stream=True, patience=90 * seed)
             for seed in range(20)
-            if seed % 3 > 0 or True
         ]
         futures.append(pool.submit(bad))
         for future in futures:
@@ -355,8 +355,9 @@ def test_sigterm_drains_and_the_port_is_free_again(directory, tmp_path):
     with process(directory, log, port) as (running, url):
         assert int(url.rpartition(":")[2]) == port
         body = completion(tokens(60, 1), 300)
-        assert httpx.post(url + COMPLETIONS, json=body, timeout=60).json()["choices"] == (
-            alone["choices"]
+        assert (
+            httpx.post(url + COMPLETIONS, json=body, timeout=60).json()["choices"]
+            == (alone["choices"])
         )
         running.send_signal(signal.SIGINT)
         assert running.wait(20) == 0, log.read_text()

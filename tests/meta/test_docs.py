@@ -14,7 +14,7 @@ from stratakv import cli
 from stratakv.tree.residency import TRANSITIONS, Residency
 from tests.meta.source import PACKAGE, ROOT, repository
 
-PAGES: Final = dict((name, text) for name, text in repository() if name.endswith(".md"))
+PAGES: Final = {name: text for name, text in repository() if name.endswith(".md")}
 README: Final = PAGES["README.md"]
 ADR_LINES: Final = 60
 OTHERS_FLAGS: Final = {"--set-upstream"}
@@ -162,7 +162,9 @@ def faults_of_an_adr(name: str, text: str) -> list[str]:
 
 
 def test_decisions_are_numbered_short_and_listed():
-    records = {n.removeprefix("docs/adr/"): t for n, t in PAGES.items() if n.startswith("docs/adr/")}
+    records = {
+        n.removeprefix("docs/adr/"): t for n, t in PAGES.items() if n.startswith("docs/adr/")
+    }
     index = records.pop("README.md")
     assert [int(name[:4]) for name in sorted(records)] == list(range(1, len(records) + 1))
     assert not {n: faults_of_an_adr(n, t) for n, t in records.items() if faults_of_an_adr(n, t)}

@@ -22,8 +22,6 @@ THREADS: Final = {
     "run_in_executor", "fork", "start_new_thread",
 }  # fmt: skip
 KINDS: Final = re.compile(r"sliding|^window$|chunked|mamba|(full|linear)_att|^mla$")
-    r"sliding|^window$|attention_window|chunked|mamba|(full|linear)_att|^mla$"
-)
 RULES: Final = {"KeepWindow", "KeepChunk", "KeepBoundary", "KeepLive"}
 
 

@@ -40,7 +40,7 @@ def request_in(phase):
     return made
 
 
-@pytest.mark.parametrize(("phase", "signal"), itertools.product(Phase, Signal))
+@pytest.mark.parametrize(("phase", "signal"), list(itertools.product(Phase, Signal)))
 def test_every_pair_of_phase_and_signal(phase, signal):
     made = request_in(phase)
     if (phase, signal) in LEGAL:

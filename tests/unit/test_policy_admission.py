@@ -7,7 +7,7 @@ import pytest
 
 from stratakv.policy.admission import Demand, PageBudget, demand, peak_pages
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow, needed
-from tests.engines import token_spec
+from stratakv.testing.specs import small_spec
 
 RULES = [KeepAll(), *(rule(n) for rule in (KeepWindow, KeepChunk) for n in (1, 2, 5, 8, 11))]
 SHAPES = list(itertools.product((1, 2, 3, 4, 7), (1, 2, 3, 6, 9), (1, 4, 13, 40)))
@@ -38,7 +38,7 @@ def test_a_state_takes_two_slots_and_a_live_one_one():
 
 
 def test_demand_grows_by_what_is_not_cached():
-    spec = token_spec(4, KeepWindow(8))
+    spec = small_spec([KeepWindow(8)], page_tokens=4)
     wanted = demand(spec, 41, 8, 5)
     peak = peak_pages(KeepWindow(8), 41, 8, 4)
     assert wanted == Demand(growth=(11 - 5, max(0, peak - 5)), peak=(11, peak))
@@ -46,14 +46,14 @@ def test_demand_grows_by_what_is_not_cached():
 
 
 def test_what_can_never_fit_names_the_group():
-    budget = PageBudget(token_spec(4, KeepWindow(8)), (10, 5))
+    budget = PageBudget(small_spec([KeepWindow(8)], page_tokens=4), (10, 5))
     assert budget.could_ever_fit(Demand(growth=(10, 5), peak=(10, 5))) is None
     assert "group 0" in (budget.could_ever_fit(Demand(growth=(0, 0), peak=(11, 5))) or "")
     assert "group 1" in (budget.could_ever_fit(Demand(growth=(0, 0), peak=(10, 6))) or "")
 
 
 def test_peaks_of_a_window_share_the_pool_and_growth_of_the_anchor_what_is_available():
-    budget = PageBudget(token_spec(4, KeepWindow(8)), (20, 10))
+    budget = PageBudget(small_spec([KeepWindow(8)], page_tokens=4), (20, 10))
     one = Demand(growth=(8, 5), peak=(8, 5))
     assert budget.fits(one, (8, 0))
     assert not budget.fits(one, (7, 10))
@@ -70,7 +70,7 @@ def test_every_promise_can_be_kept():
     """Random requests come, grow and go against a pool of plain counts: what was promised is there
     whenever it is taken, and nothing that fits is refused."""
     rng = np.random.default_rng(0)
-    spec = token_spec(4, KeepWindow(8))
+    spec = small_spec([KeepWindow(8)], page_tokens=4)
     for _ in range(100):
         total = int(rng.integers(12, 60))
         budget = PageBudget(spec, (total, 1000))

@@ -1,7 +1,8 @@
 """``stratakv bench tree``: what the tree costs per operation, beside the sketch in the same run.
 
 200 conversations share a 1,024-token prompt and take 8 turns of 256 tokens; then one-page evictions
-among many leaves, and one prompt of 131,072 tokens. Medians, microseconds, one thread.
+among many leaves, and one prompt of 131,072 tokens. Medians, microseconds, one thread. Owns the
+workload and the timing; must not judge the figures.
 """
 
 import gc

@@ -1,8 +1,9 @@
 """The cache as an engine sees it: admit, extend, commit, release; and ``tick``, the only place
 where asynchronous work becomes state.
 
-Binds tree, pools, block tables, policies and copies. Must not run a model or read a clock. The
-device tier is whatever the allocators and the transfer engine say it is: no byte passes here.
+Owns the seats of admitted requests; binds tree, pools, block tables, policies and copies. Must not
+run a model or read a clock. The device tier is whatever the allocators and the transfer engine say
+it is: no byte passes here.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What crosses the cache's boundary. Plain data."""
+"""What crosses the cache's boundary. Owns the records and counters; plain data, no decisions."""
 
 from dataclasses import asdict, dataclass
 from enum import Enum, auto

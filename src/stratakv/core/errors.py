@@ -1,4 +1,4 @@
-"""Whose fault an error is.
+"""Whose fault an error is. Owns every exception that this package raises on purpose.
 
     StrataError
     ├── ConfigError      the operator's: names the flag and what is allowed (also a ValueError)

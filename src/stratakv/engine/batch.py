@@ -1,4 +1,4 @@
-"""One step's work, as plain data between scheduler, runner and loop. Torch-free."""
+"""One step's work. Owns the plain records between scheduler, runner and loop; torch-free."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,8 +1,8 @@
 """Digests that tell one set of weights from another, for the namespace of page keys.
 
-Reads samples, not everything: a model of 100 GB must not take minutes to name. Samples are taken
-from every tensor, so that a fine-tune of any one layer gets another digest. Not a defence against
-someone who builds a collision on purpose: whoever can do that already chooses the weights.
+Owns the choice of samples. A model of 100 GB must not take minutes to name, so not everything is
+read; every tensor is sampled, so that a fine-tune of one layer gets another digest. Not a defence
+against someone who builds a collision on purpose: whoever can do that already chooses the weights.
 """
 
 import hashlib

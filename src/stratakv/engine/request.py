@@ -1,4 +1,4 @@
-"""A request and every phase it can be in. No other file assigns a phase.
+"""A request and every phase it can be in. Owns the phases: no other file assigns one.
 
 Torch-free: the planner and the tests drive production requests without a model.
 """

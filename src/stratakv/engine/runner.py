@@ -20,8 +20,9 @@ from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
-from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
-from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow
+from stratakv.spec.derive import shared_layers
+from stratakv.spec.groups import CacheSpec
+from stratakv.spec.support import key_value_places, refusal
 
 
 class ModelRunner:
@@ -83,38 +84,15 @@ class ModelRunner:
 def layer_pages(
     spec: CacheSpec, pools: DevicePools, config: Mapping[str, object]
 ) -> dict[LayerId, LayerPages]:
-    """Where each layer's keys and values live; a layer without any reads its producer's, the last
-    layer of its type that has some (``num_kv_shared_layers`` of Gemma 3n and 4)."""
-    found: dict[LayerId, LayerPages] = {}
-    for group in spec.groups:
-        sides = _sides(group)
-        for layer, (key, value) in sides.items():
-            found[layer] = LayerPages.of(
-                group.id,
-                pools.layer(group.id, key.name, layer),
-                pools.layer(group.id, value.name, layer),
-            )
-    types = cast("list[str] | None", config.get("layer_types"))
-    producers: dict[str, LayerPages] = {}
-    for index, kind in enumerate(types or ()):
-        layer = LayerId(index)
-        if layer in found:
-            producers[kind] = found[layer]
-        elif kind in producers:
-            found[layer] = producers[kind]
-    return found
-
-
-def _sides(group: CacheGroup) -> dict[LayerId, tuple[BufferSpec, BufferSpec]]:
-    """The key and the value buffer of each layer of a group."""
-    if not group.buffers:
-        return {}
-    if not isinstance(group.retention, KeepAll | KeepWindow | KeepChunk):
-        raise ConfigError(f"model: cache group {group.name} holds states; only keys and values run")
-    keys = {layer: b for b in group.buffers if b.name.startswith("k") for layer in b.layers}
-    values = {layer: b for b in group.buffers if b.name.startswith("v") for layer in b.layers}
-    other = [b.name for b in group.buffers if not b.name.startswith(("k", "v"))]
-    if other or keys.keys() != values.keys():
-        names = [b.name for b in group.buffers]
-        raise ConfigError(f"model: cache group {group.name} has {names}; only keys and values run")
-    return {layer: (keys[layer], values[layer]) for layer in keys}
+    """Where each layer's keys and values live; a layer that owns none reads its owner's."""
+    if reason := refusal(spec):
+        raise ConfigError(f"the model cannot be run: {reason}")
+    found = {
+        layer: LayerPages.of(
+            place.group,
+            pools.layer(place.group, place.key.name, layer),
+            pools.layer(place.group, place.value.name, layer),
+        )
+        for layer, place in key_value_places(spec).items()
+    }
+    return found | {reader: found[owner] for reader, owner in shared_layers(config).items()}

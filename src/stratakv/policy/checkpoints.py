@@ -1,4 +1,4 @@
-"""At which ends of a prompt a checkpoint is worth keeping. Pure arithmetic on token counts."""
+"""At which ends of a prompt a checkpoint is worth keeping. Owns the arithmetic; pure."""
 
 
 def last_end(tokens: int, page_tokens: int) -> int:

@@ -1,4 +1,7 @@
-"""Whether a host hit is worth its copy now. Pure; must not touch the tree or start a copy."""
+"""Whether a host hit is worth its copy now. Owns the threshold and the budget.
+
+Pure; must not touch the tree or start a copy.
+"""
 
 from dataclasses import dataclass
 from enum import Enum, auto

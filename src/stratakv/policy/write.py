@@ -1,4 +1,7 @@
-"""Which pages get a host copy, and when. A closed union; pure, and must not touch the tree."""
+"""Which pages get a host copy, and when. Owns the policies, a closed union.
+
+Pure; must not touch the tree.
+"""
 
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never

@@ -1,4 +1,7 @@
-"""What every request passes: an id, a count, a key. Plain ASGI: no stream is buffered."""
+"""What every request passes. Owns its id, its count and the check of its key.
+
+Plain ASGI: no stream is buffered.
+"""
 
 import hmac
 import re

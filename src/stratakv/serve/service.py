@@ -1,4 +1,4 @@
-"""What a server is made of. ``wiring`` builds one; everything else in ``serve`` reads it."""
+"""What a server is made of. Owns the record; ``wiring`` builds one, ``serve`` reads it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

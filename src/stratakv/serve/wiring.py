@@ -126,6 +126,9 @@ def build_service(
     path: Path, config: EngineConfig, server: ServerConfig
 ) -> tuple[Service, EngineParts]:
     """A server over the model directory ``path``; nothing runs yet."""
+    # Sizes that cannot be read, before weights that may take minutes to load.
+    parse_bytes(config.device_memory, "--device-memory")
+    host_budget(config.host_memory, config.host_ratio)
     tokenizer = Tokenizer(path)
     parts = build_engine(load_model(path, config.dtype), config)
     groups = tuple(group.name for group in parts.spec.groups)

@@ -1,8 +1,9 @@
 """Which pages of a prefix a cache group must hold: the one rule behind every decision.
 
-A prefix is usable iff every group holds the pages that its rule needs at the prefix's end. Match,
-lease, eviction, load-back, storage, hand-off and retraction all ask ``needed`` and nothing else, so
-no attention kind has a code path of its own outside ``spec``. Pure; must not know trees or bytes.
+Owns the rules and ``needed``. A prefix is usable iff every group holds the pages that its rule
+needs at the prefix's end. Match, lease, eviction, load-back, storage, hand-off and retraction all
+ask ``needed`` and nothing else, so no attention kind has a code path of its own outside ``spec``.
+Pure; must not know trees or bytes.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""The suite that every transfer engine must pass; subclass it beside your engine.
+"""The suite that every transfer engine must pass; subclass it beside your engine. Owns the contract
+of ``transfer.engine``, as tests.
 
     class TestMyEngine(TransferConformance):
         def engine(self, spec, pools, arenas, before_copy):

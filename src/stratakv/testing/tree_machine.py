@@ -2,7 +2,8 @@
 
 Requests of a tiny alphabet arrive, load, extend in chunks, keep checkpoints, finish or abort at any
 moment; copies and fetches begin, end and fail in any order; every group is evicted on both tiers.
-The driver compares each answer with the perfect model. Must not decide what is right.
+The driver compares each answer with the perfect model. Owns the walks; must not decide what is
+right.
 """
 
 from collections import Counter
@@ -10,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from stratakv.spec.groups import CacheSpec
@@ -28,6 +30,8 @@ from stratakv.tree.residency import Event, Residency
 
 MAX_PAGES = 8
 MAX_REQUESTS = 3
+STEPS = 20
+"""Steps of one walk: enough to fill the pools twice over."""
 
 PICK = st.integers(0, 1 << 16)
 YES = st.booleans()
@@ -51,7 +55,7 @@ class TreeMachine(RuleBasedStateMachine):
         spec=specs(),
         device=st.lists(st.integers(4, 12), min_size=MAX_GROUPS, max_size=MAX_GROUPS),
         host=st.lists(st.integers(2, 10), min_size=MAX_GROUPS, max_size=MAX_GROUPS),
-        served=st.lists(st.tuples(PICK, TAIL, CHUNK), max_size=3),
+        served=st.lists(st.tuples(PICK, TAIL, CHUNK), min_size=1, max_size=3),
     )
     def begin(
         self,
@@ -67,6 +71,8 @@ class TreeMachine(RuleBasedStateMachine):
                 self._serve(pick, tail, chunk, generous=bool(pick & 1))
                 if pick & 2:
                     self._save_all(pick, ok=True)
+                if pick & 4:
+                    self._push_out(pick)
 
     @property
     def it(self) -> TreeDriver:
@@ -173,6 +179,18 @@ class TreeMachine(RuleBasedStateMachine):
         for copy in it.copies[before:]:
             it.end_copy(copy, ok=ok)
 
+    @precondition(lambda self: self.it.model.nodes)
+    @rule(pick=PICK)
+    def offload(self, pick: int) -> None:
+        """Save a path and push the device's coldest out, so that the host alone holds something."""
+        with self.step():
+            self._save_all(pick, ok=True)
+            self._push_out(pick // 8)
+
+    def _push_out(self, pick: int) -> None:
+        for group in self.it.model.groups:
+            self.it.evict(Tier.DEVICE, group, 1 + pick % 8)
+
     @precondition(lambda self: self.it.copies)
     @rule(pick=PICK, ok=YES)
     def end_copy(self, pick: int, ok: bool) -> None:  # noqa: FBT001
@@ -226,14 +244,39 @@ class TreeMachine(RuleBasedStateMachine):
             if not pick % 4:
                 it.drain()
 
-    @invariant()
-    def started(self) -> None:
-        assert self.sound
-
     def teardown(self) -> None:
         if self.driver is None or not self.sound:
             return
         self.driver.drain()
-        self.did.update(self.driver.did)
+        did = self.driver.did
+        self.did.update(did)
+        self.did.update(f"walks with {what}" for what, count in did.items() if count)
         self.did["walks"] += 1
         self.stepped.update(self.driver.model.stepped)
+
+
+def campaign(
+    number: int | None, walks: int, *, steps: int = STEPS, shrink: bool = True
+) -> type[TreeMachine]:
+    """Run ``walks`` random walks and return the machine with what they covered.
+
+    ``number`` seeds the walks, so that a campaign is the same every time; None seeds them by chance.
+    Raises whatever the first failing walk raised, minimised if ``shrink``.
+    """
+
+    class Campaign(TreeMachine):
+        did: ClassVar[Counter[str]] = Counter()
+        stepped: ClassVar[Counter[tuple[Residency, Event]]] = Counter()
+
+    profile = settings(
+        max_examples=walks,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+        verbosity=Verbosity.normal if shrink else Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+    machine = Campaign if number is None else seed(number)(Campaign)
+    run_state_machine_as_test(machine, settings=profile)
+    return Campaign

@@ -1,8 +1,9 @@
 """The perfect model of the prefix tree: dictionaries of prefixes, read off the design's text.
 
-Knows for every prefix page and group which tier holds which page, who pins it and when it was last
-used, and says what the tree must answer, free and remap. Slow and obvious on purpose: nothing is
-kept that can be recounted. Must not import anything that decides in ``stratakv.tree``.
+Owns its own books: for every prefix page and group which tier holds which page, who pins it and
+when it was last used; and says what the tree must answer, free and remap. Slow and obvious on
+purpose: nothing is kept that can be recounted. Must not import anything that decides in
+``stratakv.tree``.
 """
 
 from collections import Counter
@@ -256,12 +257,12 @@ class TreeModel:
     def _offer(
         self, tier: Tier, group: int, at: int, spot: Spot, page: int, outcome: Outcome
     ) -> bool:
-        """Whether the tree adopts the page."""
-        mine = spot.pages[tier]
+        """Whether the page has just become present; a second copy is not a use of the first."""
+        mine, before = spot.pages[tier], spot.state
         if mine == NONE:
             self.step(spot, (Event.INSERTED, Event.FETCHED)[tier])
             spot.pages[tier] = page
-            return True
+            return before == Residency.ABSENT
         if tier == HOST:
             outcome.freed[HOST, group, page] += 1
         elif spot.moving != Residency.LOADING and page != mine:

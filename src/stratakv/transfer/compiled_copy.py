@@ -1,5 +1,6 @@
-"""The copier in C. Importing this module fails with ImportError where the package was installed
-without a compiler; ``torch_copy`` then does the same work.
+"""The copier in C. Owns the way into ``_gather``; must not move a byte itself. Importing this
+module fails with ImportError where the package was installed without a compiler; ``torch_copy``
+then does the same work.
 """
 
 from stratakv.core.ids import PageIds

@@ -1,4 +1,4 @@
-"""What a transfer engine must do. Knows nothing of trees or requests.
+"""What a transfer engine must do. Owns the protocols; knows nothing of trees or requests.
 
 Engines: ``cpu`` (worker threads, ``memcpy``). A third party checks its own with
 ``stratakv.testing.transfer_conformance``.

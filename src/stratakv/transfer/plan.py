@@ -1,4 +1,4 @@
-"""A copy, described completely before anything moves. Plain data; must not touch memory."""
+"""A copy, described completely before anything moves. Owns the records; must not touch memory."""
 
 from dataclasses import dataclass
 from enum import Enum

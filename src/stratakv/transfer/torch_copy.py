@@ -1,5 +1,5 @@
 """The copier in plain torch: what an installation without a compiler uses, and the second opinion
-on the one in C.
+on the one in C. Owns the choice of words that rows are moved as.
 """
 
 from typing import Final

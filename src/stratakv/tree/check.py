@@ -1,6 +1,7 @@
 """Every invariant of the tree, verified from scratch. The oracle of the property tests.
 
-Reads everything, changes nothing, and can run under load between two operations.
+Owns the list of invariants. Reads everything, changes nothing, and can run under load between two
+operations.
 """
 
 from collections.abc import Callable
@@ -29,9 +30,9 @@ def check(tree: PrefixTree) -> None:
 
 
 def _expect(holds: Bools, rows: NodeIds, what: str) -> None:
-    ok = np.broadcast_to(holds, rows.shape)
-    if not ok.all():
-        raise AssertionError(f"{what}: nodes {rows[~ok][:8].tolist()}")
+    if not np.all(holds):
+        bad = rows[~np.broadcast_to(holds, rows.shape)]
+        raise AssertionError(f"{what}: nodes {bad[:8].tolist()}")
 
 
 def _shape(tree: PrefixTree, rows: NodeIds) -> None:

@@ -1,4 +1,6 @@
-"""What the tree asks the cache to do. The tree decides; the cache executes, in order."""
+"""What the tree asks the cache to do. Owns the effects: the tree decides, the cache executes them
+in order.
+"""
 
 from dataclasses import dataclass
 from typing import TypeAlias

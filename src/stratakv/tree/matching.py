@@ -1,4 +1,4 @@
-"""How far a prefix is usable. Read-only: a match changes nothing, not even recency."""
+"""How far a prefix is usable. Owns the search; a match changes nothing, not even recency."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -178,23 +178,27 @@ class PrefixTree:
                 if group != ANCHOR:
                     held = mine != NONE
                     fresh, mine = fresh[held], mine[held]
-                self._adopt(tier, GroupId(group), fresh, mine, stamp)
+                if len(fresh):
+                    self._rank_new(GroupId(group), fresh, stamp)
+                    self._adopt(tier, GroupId(group), fresh, mine)
         if tier == DEVICE:
             effects += self._unsaved(keys, first, known)
         return effects
 
-    def _adopt(self, tier: Tier, group: GroupId, rows: NodeIds, pages: PageIds, stamp: int) -> None:
+    def _adopt(self, tier: Tier, group: GroupId, rows: NodeIds, pages: PageIds) -> None:
         """Pages of one path that enter a tier."""
-        if not len(rows):
-            return
         nodes = self.nodes
         nodes.residency[group].move(rows, (Event.INSERTED, Event.FETCHED)[tier])
         nodes.page[tier][group][rows] = pages
+        self.pins.born(tier, group, rows)
+
+    def _rank_new(self, group: GroupId, rows: NodeIds, stamp: int) -> None:
+        """The first rank of pages that were nowhere."""
+        nodes = self.nodes
         if group == ANCHOR:
             self.pins.stamp(group, rows, stamp)
         else:  # a lease or a checkpoint warms what it needs
             nodes.rank[group][rows] = np.where(nodes.need[group][rows] > 0, stamp, COLD)
-        self.pins.born(tier, group, rows)
 
     def _meet(self, tier: Tier, group: GroupId, rows: NodeIds, mine: PageIds) -> list[Effect]:
         """A request's (or storage's) pages for nodes that exist already."""
@@ -205,10 +209,12 @@ class PrefixTree:
         take = held & ~there
         if take.any():
             adopted = rows[take]
-            self._adopt(tier, group, adopted, mine[take], self.pins.tick())
+            absent = state[take] == Residency.ABSENT  # a second copy is no use of the first
+            self._rank_new(group, adopted[absent], self.pins.tick())
+            self._adopt(tier, group, adopted, mine[take])
             if group == ANCHOR:
                 np.add.at(nodes.kids[tier], nodes.parent[adopted], 1)
-            # The other copy's rank has changed, and it is not the last one any more.
+            # The other copy is not the last one any more.
             other = TIERS[1 - tier]
             free = nodes.pins[other][group][adopted] == 0
             free &= ON_TIER[other][nodes.state[group][adopted]]

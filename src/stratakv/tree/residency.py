@@ -1,8 +1,8 @@
 """Where one group's page of one node is, and every way that can change.
 
-Rule: no other file assigns a ``Residency``. There is no failed load: another request may already
-have matched the landing page, so everything that can fail softly is settled before ``LOAD_BEGUN``
-and a failed device copy stops the process.
+Owns the states: no other file assigns a ``Residency``. There is no failed load: another request may
+already have matched the landing page, so everything that can fail softly is settled before
+``LOAD_BEGUN`` and a failed device copy stops the process.
 """
 
 from enum import IntEnum

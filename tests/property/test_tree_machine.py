@@ -1,0 +1,43 @@
+"""The tree against the perfect model: 2,000 walks, the same every time, and 20,000 by chance."""
+
+from collections import Counter
+
+import pytest
+
+from stratakv.testing.tree_machine import TreeMachine, campaign
+from stratakv.tree.residency import Event as E
+from stratakv.tree.residency import Residency as R
+
+WALKS = 500
+DESIGN = {
+    (R.ABSENT, E.INSERTED), (R.ABSENT, E.FETCHED), (R.DEVICE, E.FETCHED),
+    (R.DEVICE, E.BACKUP_BEGUN), (R.DEVICE, E.DEVICE_EVICTED), (R.SAVING, E.BACKUP_DONE),
+    (R.SAVING, E.BACKUP_FAILED), (R.BOTH, E.DEVICE_EVICTED), (R.BOTH, E.HOST_EVICTED),
+    (R.HOST, E.INSERTED), (R.HOST, E.LOAD_BEGUN), (R.HOST, E.HOST_EVICTED),
+    (R.LOADING, E.LOAD_DONE),
+}  # fmt: skip
+"""The thirteen transitions of the design's table."""
+
+
+def real_work(machine: type[TreeMachine]) -> None:
+    """A campaign that covered nothing would prove nothing."""
+    assert set(machine.stepped) == DESIGN
+    did: Counter[str] = machine.did
+    for often in ("device hit", "extend", "backup done", "evict DEVICE anchor"):
+        assert did[f"walks with {often}"] > 0.5 * did["walks"], often
+    for seldom in ("load", "fetch landed", "evict DEVICE other", "evict HOST anchor"):
+        assert did[f"walks with {seldom}"] > 0.1 * did["walks"], seldom
+    for ever in ("load declined", "backup failed", "backup dropped", "extend short", "duplicate"):
+        assert did[ever], ever
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_tree_agrees_with_the_perfect_model(number: int) -> None:
+    real_work(campaign(number, WALKS))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tenth", range(10))
+def test_tree_agrees_with_the_perfect_model_in_20000_walks(tenth: int) -> None:
+    del tenth  # each is seeded by chance
+    real_work(campaign(None, 2000))
