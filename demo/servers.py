@@ -52,12 +52,13 @@ class Server:
         """SIGTERM, then the exit code; killed, and so not 0, where it does not end."""
         self.process.terminate()
         try:
-            return self.process.wait(STOP_S)
+            self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            return self.process.returncode or -9
+            pass  # ended below
         finally:
             self.process.kill()
-            self.process.wait()
+            code = self.process.wait()
+        return code
 
 
 class Servers:

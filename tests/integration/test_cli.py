@@ -53,9 +53,8 @@ def leaves(argv: list[str]) -> int:
     """Exit code of the command, whether it returns it or argparse raises it."""
     try:
         return main(argv)
-    except SystemExit as exit_:
-        assert isinstance(exit_.code, int)
-        return exit_.code
+    except SystemExit as ended:
+        return int(ended.code or 0)
 
 
 def help_of(argv: list[str], capsys) -> str:
@@ -167,7 +166,7 @@ def test_a_command_line_that_cannot_be_read(argv, said, capsys):
         ("--load-back-budget 0", "--load-back-budget 0: allowed is 1 and more"),
         ("--port 65536", "--port 65536: allowed are 0 (any free one) to 65535"),
         ("--port -1", "--port -1: allowed are 0 (any free one) to 65535"),
-        ("--host not.an.address.at.all", "--host not.an.address.at.all --port 8000 cannot be bound"),
+        ("--host no.such.address", "--host no.such.address --port 8000 cannot be bound"),
         ("--max-waiting 0", "--max-waiting 0: allowed is 1 and more"),
         ("--drain-s nan", "--drain-s nan: allowed are finite seconds from 0 up"),
         ("--drain-s -1", "--drain-s -1.0: allowed are finite seconds from 0 up"),
@@ -196,7 +195,8 @@ def test_a_port_that_is_taken(directory, no_weights, capsys):
         ("--max-model-len 5000", "--max-model-len 5000: the model's positions end at 4096"),
         ("--max-model-len 4096 --device-memory 1MiB --dtype float32",
          "--max-model-len 4096: --device-memory 1MiB holds"),
-        ("--host-memory 1000TiB", "--host-memory 1000 TiB: 1000"),
+        ("--device-memory 1000TiB", "--device-memory 1000TiB: "),
+        ("--device-memory 1MiB --host-memory 9TiB", "--host-memory 9 TiB: "),
         ("--host-memory 1", "--host-memory 1 B: too little for one page of group"),
         ("--dtype int8", "--dtype int8: must be one of float32, bfloat16, float16, auto"),
     ],
@@ -218,6 +218,9 @@ def damaged(directory: Path, tmp_path: Path, name: str, data: bytes | None) -> P
     return path
 
 
+CONFIG = json.loads(tiny_model("gemma3").config.to_json_string())
+
+
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
@@ -226,6 +229,11 @@ def damaged(directory: Path, tmp_path: Path, name: str, data: bytes | None) -> P
         ("config.json", b'{"model_type": "nobody_knows"}', "nobody_knows"),
         ("tokenizer.json", None, "tokenizer"),
         ("tokenizer.json", b"{", "tokenizer"),
+        (
+            "config.json",
+            json.dumps(CONFIG | {"intermediate_size": 96}).encode(),
+            "not a causal LM that loads",
+        ),
         ("model.safetensors", None, "no *.safetensors"),
         ("model.safetensors", b"", "not a causal LM that loads"),
         ("model.safetensors", b"x" * 1000, "not a causal LM that loads"),
@@ -240,9 +248,8 @@ def test_a_directory_that_is_no_model(directory, tmp_path, no_memory, name, data
 
 
 def test_a_model_that_cannot_be_served(directory, tmp_path, no_memory, capsys):
-    config = json.loads((directory / "config.json").read_text())
-    config["sliding_window"] = None
-    path = damaged(directory, tmp_path, "config.json", json.dumps(config).encode())
+    config = json.dumps(CONFIG | {"sliding_window": None})
+    path = damaged(directory, tmp_path, "config.json", config.encode())
     assert main(["serve", str(path), "--port", "0"]) == 2
     assert "sliding_window" in capsys.readouterr().err
 

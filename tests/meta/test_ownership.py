@@ -128,7 +128,6 @@ ALLOWED: dict[Rule, dict[str, str]] = {
     tells_rules_apart: {
         "policy/admission.py": "the most pages a request holds, per rule",
         "engine/step_meta.py": "the one mask function: the first key a query sees",
-        "engine/runner.py": "refuses groups of states",
     },
     asks_whether_all_is_kept: {
         "tree/nodes.py": "a group that keeps all needs each of its pages for good",

@@ -24,7 +24,7 @@ def real_work(machine: type[TreeMachine]) -> None:
     assert set(machine.stepped) == DESIGN
     did: Counter[str] = machine.did
     for often in ("device hit", "extend", "backup done", "evict DEVICE anchor"):
-        assert did[f"walks with {often}"] > 0.5 * did["walks"], often
+        assert did[f"walks with {often}"] > 0.4 * did["walks"], often
     for seldom in ("load", "fetch landed", "evict DEVICE other", "evict HOST anchor"):
         assert did[f"walks with {seldom}"] > 0.1 * did["walks"], seldom
     for ever in ("load declined", "backup failed", "backup dropped", "extend short", "duplicate"):

@@ -5,8 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from stratakv.policy.admission import Demand, PageBudget, demand, peak_pages
-from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow, needed
+from stratakv.policy.admission import Demand, PageBudget, demand
+from stratakv.spec.retention import (
+    KeepAll,
+    KeepBoundary,
+    KeepChunk,
+    KeepLive,
+    KeepWindow,
+    needed,
+    peak_pages,
+)
 from stratakv.testing.specs import small_spec
 
 RULES = [KeepAll(), *(rule(n) for rule in (KeepWindow, KeepChunk) for n in (1, 2, 5, 8, 11))]

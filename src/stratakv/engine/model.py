@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from stratakv.core.errors import ConfigError
@@ -64,7 +65,7 @@ def load_model(path: Path, dtype: str = "auto", device: torch.device = CPU) -> H
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (ValueError, OSError, KeyError) as error:
+    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"--model {path}: not a causal LM that loads: {error}") from error
     module, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if info["missing_keys"]:

@@ -10,46 +10,13 @@ holds at most a peak per request, shared or not, so there the peaks must fit the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import (
-    KeepAll,
-    KeepBoundary,
-    KeepChunk,
-    KeepLive,
-    KeepWindow,
-    Retention,
-)
+from stratakv.spec.retention import KeepAll, peak_pages
 
 Pages: TypeAlias = tuple[int, ...]
 """Pages per group."""
-
-
-def peak_pages(rule: Retention, total_tokens: int, chunk_tokens: int, page_tokens: int) -> int:
-    """The most pages of a group that a request of ``total_tokens`` holds at any moment when it
-    computes at most ``chunk_tokens`` a step.
-
-    What is behind a window goes when a page is full, so the request stands on what is needed at the
-    last page boundary, while its next chunk may begin as late as the last token of a page.
-    """
-    whole = -(-total_tokens // page_tokens)
-    ahead = -(-(min(chunk_tokens, total_tokens) + page_tokens - 1) // page_tokens)
-    match rule:
-        case KeepAll():
-            return whole
-        case KeepWindow(tokens):
-            return min(whole, -(-tokens // page_tokens) + ahead)
-        case KeepChunk(tokens):
-            behind = tokens - gcd(tokens, page_tokens)  # at a page boundary
-            return min(whole, -(-behind // page_tokens) + ahead)
-        case KeepBoundary():
-            return min(whole, 2)  # the live slot, and the snapshot it started from
-        case KeepLive():
-            return 1
-        case _:
-            assert_never(rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

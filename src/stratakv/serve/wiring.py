@@ -16,7 +16,7 @@ from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.page_keys import Namespace
-from stratakv.core.units import parse_bytes
+from stratakv.core.units import format_bytes, parse_bytes
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.model import HuggingFaceModel, load_model
 from stratakv.engine.roles import UnifiedRole
@@ -31,7 +31,13 @@ from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Limits, Service
 from stratakv.serve.tokenizer import Tokenizer
-from stratakv.spec.budget import ExpectedLoad, device_pages, host_budget, host_pages
+from stratakv.spec.budget import (
+    ExpectedLoad,
+    device_bytes,
+    device_pages,
+    host_budget,
+    host_pages,
+)
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import ANCHOR, CacheSpec
@@ -73,7 +79,16 @@ def build_engine(model: HuggingFaceModel, config: EngineConfig) -> EngineParts:
         chat_tokens=config.chat_tokens,
     )
     device = device_pages(spec, parse_bytes(config.device_memory, "--device-memory"), load)
-    host = _host_pages(spec, device, config)
+    free_bytes = free_host_bytes()
+    if model.device.type == "cpu":
+        # The kernel would promise more than it has, and kill the server once pages are written.
+        taken = device_bytes(spec, device)
+        if taken > free_bytes:
+            raise ConfigError(
+                f"--device-memory {config.device_memory}: {format_bytes(free_bytes)} are free"
+            )
+        free_bytes -= taken
+    host = _host_pages(spec, device, config, free_bytes)
     held = device[ANCHOR] * spec.page_tokens
     if config.max_model_len is None:
         max_model_len = min(max_model_len, held)  # longer ones could only ever be refused
@@ -161,11 +176,13 @@ def _max_model_len(model: HuggingFaceModel, config: EngineConfig) -> int:
     return wanted
 
 
-def _host_pages(spec: CacheSpec, device: Pages, config: EngineConfig) -> tuple[int, ...]:
+def _host_pages(
+    spec: CacheSpec, device: Pages, config: EngineConfig, free_bytes: int
+) -> tuple[int, ...]:
     if config.cache != "host":
         return (0,) * len(spec.groups)
     budget = host_budget(config.host_memory, config.host_ratio)
-    return host_pages(spec, device, budget, free_host_bytes())
+    return host_pages(spec, device, budget, free_bytes)
 
 
 def free_host_bytes() -> int:

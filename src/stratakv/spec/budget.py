@@ -11,7 +11,14 @@ from typing import Final, TypeAlias, assert_never
 from stratakv.core.errors import ConfigError
 from stratakv.core.units import format_bytes, parse_bytes
 from stratakv.spec.groups import CacheGroup, CacheSpec
-from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
+from stratakv.spec.retention import (
+    KeepAll,
+    KeepBoundary,
+    KeepChunk,
+    KeepLive,
+    KeepWindow,
+    peak_pages,
+)
 
 HOST_ALIGNMENT_BYTES: Final = 64
 """A host page starts at a multiple of this; what it does not fill is padding."""
@@ -174,18 +181,16 @@ def _other_pages(spec: CacheSpec, group: CacheGroup, anchor_pages: int, load: Ex
 
     Never more than the anchor has: a page of another group stands at an anchor page's position.
     """
+    live = peak_pages(group.retention, load.max_model_len, load.chunk_tokens, spec.page_tokens)
     match group.retention:
         case KeepAll():
             return anchor_pages
         case KeepWindow(tokens) | KeepChunk(tokens):
-            longest = -(-load.max_model_len // spec.page_tokens)
-            live = min(-(-(tokens + load.chunk_tokens) // spec.page_tokens) + 1, longest)
             checkpoint = -(-tokens // spec.page_tokens)
         case KeepBoundary():
-            # The slot that the forward writes, and the snapshot that the request started from.
-            live, checkpoint = 2, 1
+            checkpoint = 1
         case KeepLive():
-            live, checkpoint = 1, 0
+            checkpoint = 0
         case _:
             assert_never(group.retention)
     # Where the anchor holds fewer chats than may run, fewer will: a small device must not spend

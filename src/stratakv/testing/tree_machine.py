@@ -53,15 +53,15 @@ class TreeMachine(RuleBasedStateMachine):
 
     @initialize(
         spec=specs(),
-        device=st.lists(st.integers(4, 12), min_size=MAX_GROUPS, max_size=MAX_GROUPS),
-        host=st.lists(st.integers(2, 10), min_size=MAX_GROUPS, max_size=MAX_GROUPS),
+        device=st.tuples(*[st.integers(4, 12)] * MAX_GROUPS),
+        host=st.tuples(*[st.integers(2, 10)] * MAX_GROUPS),
         served=st.lists(st.tuples(PICK, TAIL, CHUNK), min_size=1, max_size=3),
     )
     def begin(
         self,
         spec: CacheSpec,
-        device: list[int],
-        host: list[int],
+        device: tuple[int, ...],
+        host: tuple[int, ...],
         served: list[tuple[int, Prefix, int]],
     ) -> None:
         groups = len(spec.groups)
@@ -247,8 +247,8 @@ class TreeMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.driver is None or not self.sound:
             return
+        did = self.driver.did.copy()
         self.driver.drain()
-        did = self.driver.did
         self.did.update(did)
         self.did.update(f"walks with {what}" for what, count in did.items() if count)
         self.did["walks"] += 1

@@ -30,7 +30,7 @@ def check(tree: PrefixTree) -> None:
 
 
 def _expect(holds: Bools, rows: NodeIds, what: str) -> None:
-    if not np.all(holds):
+    if not holds.all():
         bad = rows[~np.broadcast_to(holds, rows.shape)]
         raise AssertionError(f"{what}: nodes {bad[:8].tolist()}")
 
@@ -41,7 +41,9 @@ def _shape(tree: PrefixTree, rows: NodeIds) -> None:
     for key, row in nodes.index.items():
         assert nodes.key_of(row) == key, f"node {row} does not know its key"
     parent = nodes.parent[rows]
-    _expect(np.isin(parent, rows) | (parent == NONE), rows, "a parent is not in the tree")
+    known = np.zeros(len(nodes.parent), np.bool_)
+    known[rows] = known[NONE] = True
+    _expect(known[parent], rows, "a parent is not in the tree")
     _expect(nodes.depth[rows] == nodes.depth[parent] + 1, rows, "depth is not parent's plus one")
     for row in rows.tolist():
         path = nodes.path(row).tolist()
@@ -93,7 +95,7 @@ def _pins(tree: PrefixTree, rows: NodeIds) -> None:
     nodes = tree.nodes
     for group, spec in enumerate(tree.spec.groups):
         state = nodes.state[group]
-        moving = np.isin(state, (Residency.SAVING, Residency.LOADING)).astype(np.int32)
+        moving = ((state == Residency.SAVING) | (state == Residency.LOADING)).astype(np.int32)
         want = [moving.copy(), moving.copy()]
         for lease in tree.leases:
             span = needed(spec.retention, lease.end * tree.spec.page_tokens, tree.spec.page_tokens)

@@ -1,0 +1,211 @@
+"""Seeded bugs: each is put into the tree, one at a time, and the tree machine must fail.
+
+A bug is a few characters of one function's source. "Walks" is the most that finding it may take.
+
+| bug                                  | what goes wrong                                           |
+|--------------------------------------|-----------------------------------------------------------|
+| tip-only pins                        | a lease holds the last page of each group only            |
+| cascade while a group is in flight   | an anchor leaves under a copy of another group            |
+| anchor absent with children          | a device-only node goes, its host-only children stay      |
+| missing I/O pin                      | a backup does not hold the device page it reads           |
+| a lease forgets the other groups     | only the anchor is pinned                                 |
+| a waiting page is never offered      | what a pin below kept is not offered when that pin goes   |
+| remap forgotten                      | a duplicate is freed under the request that reads it      |
+| duplicate not freed                  | a page leaks with every duplicate                         |
+| failed backup keeps its host page    | a host page leaks                                         |
+| loading page taken for a duplicate   | a request waits for a load it was never told of           |
+| branch superseded                    | a checkpoint at a branch goes cold                        |
+| stale recency                        | using a prefix does not make it warmer                    |
+| evictable count                      | a second pin is counted again                             |
+| match ignores a group                | a prefix is used without the last group's pages           |
+| chunk taken for a window             | a chunked prefix needs the wrong pages                    |
+| ticket forgotten                     | a request reads a page before its load has landed         |
+| useless nodes stay                   | a byteless anchor's leaves outlive their last page        |
+
+Three of them need more walks than that, so a directed machine of a few steps looks for them. Also
+``floorP(n)`` checkpoints, which are a choice of the policy and not of the tree.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stratakv.policy import checkpoints as checkpoint_policy
+from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
+from stratakv.testing.specs import small_spec
+from stratakv.testing.tree_driver import TreeDriver
+from stratakv.testing.tree_machine import campaign
+from stratakv.testing.tree_model import DEVICE, Prefix
+from stratakv.tree import matching
+from stratakv.tree.checkpoints import Checkpoints
+from stratakv.tree.copies import Copies
+from stratakv.tree.eviction import Evictor
+from stratakv.tree.matching import Matcher
+from stratakv.tree.pins import Pins
+from stratakv.tree.prefix_tree import PrefixTree
+
+WALKS = 300
+SEED = 300
+CAUGHT = (AssertionError, KeyError, IndexError, ValueError)
+
+Edit = tuple[Any, str, str, str]  # owner, function, its text, the bug's text
+
+TIP_ONLY = "rows = rows[-1:]; "
+BUGS: dict[str, tuple[Edit, ...]] = {
+    "tip-only pins": (
+        (Pins, "pin", "before = pins[rows]", TIP_ONLY + "before = pins[rows]"),
+        (Pins, "unpin", "after = pins[rows] - 1", TIP_ONLY + "after = pins[rows] - 1"),
+    ),
+    "cascade while a group is in flight": (
+        (Evictor, "pinned", "total + self._nodes", "total + 0 * self._nodes"),
+        (Evictor, "_pinned_one", "return any(", "return False and any("),
+    ),
+    "anchor absent with children": ((Evictor, "_clear_below", "level = below[:]", "level = []"),),
+    "missing I/O pin": (
+        (Copies, "begin_backup", "self._pins.pin(DEVICE, group, rows)", "pass"),
+    ),
+    "a lease forgets the other groups": (
+        (PrefixTree, "lease", "pins.pin(DEVICE, group, rows)",
+         "group or pins.pin(DEVICE, group, rows)"),
+    ),
+    "a waiting page is never offered": (
+        (Pins, "offer_above", "if on_device:", "if row < 0:"),
+    ),
+    "remap forgotten": (
+        (PrefixTree, "_meet", "return [Remap(group, at, canonical), ", "return ["),
+    ),
+    "duplicate not freed": (
+        (PrefixTree, "_meet", ", FreeDevice(group, mine[spare])]", "]"),
+    ),
+    "failed backup keeps its host page": (
+        (Copies, "end_backup", "effects.append(FreeHost(", "(FreeHost("),
+    ),
+    "loading page taken for a duplicate": (
+        (PrefixTree, "_meet", "(state != Residency.LOADING) & ", ""),
+    ),
+    "branch superseded": ((Checkpoints, "_supersede", "<= 1]", "<= 9]"),),
+    "stale recency": (
+        (PrefixTree, "release", "pins.stamp(group, rows, stamp)", "pass"),
+    ),
+    "evictable count": (
+        (Pins, "pin", "len(rows) - int(np.count_nonzero(before))", "len(rows)"),
+    ),
+    "match ignores a group": (
+        (Matcher, "__init__", "in spec.groups[1:]]", "in spec.groups[1:-1]]"),
+    ),
+    "chunk taken for a window": (
+        (matching, "needed_starts", "end * page_tokens // tokens * tokens // page_tokens",
+         "np.maximum(0, end * page_tokens - tokens) // page_tokens"),
+    ),
+    "ticket forgotten": ((PrefixTree, "lease", "if self.copies.loads:", "if False:"),),
+    "useless nodes stay": ((Evictor, "_prune", "while row != NONE", "while row == 1 << 30"),),
+}  # fmt: skip
+
+
+def seed_bug(monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
+    owner, name, text, bug = edit
+    function: Callable[..., Any] = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(text) == 1, f"{name} has changed: plant its bug anew"
+    made: dict[str, Any] = {}
+    exec(source.replace(text, bug), function.__globals__, made)  # noqa: S102 - our own source
+    monkeypatch.setattr(owner, name, made[name])
+    assert isinstance(owner, type | ModuleType)
+
+
+def test_without_a_bug_the_same_walks_pass() -> None:
+    campaign(SEED, WALKS, shrink=False)
+
+
+def copy_of_a_window() -> None:
+    """A window's page is being saved; its node's anchor page is asked for."""
+    it = served(KeepWindow(1), (0,))
+    it.backup((0,), 1, 1)
+    it.evict(DEVICE, 0, 1)
+    it.drain()
+
+
+def host_below_device() -> None:
+    """Storage landed a page below one that is on the device alone, and that one is asked for."""
+    it = served(KeepWindow(1), (0,))
+    it.fetch((0, 1), generous=True)
+    it.end_fetch(it.fetches[0], landed=True)
+    it.evict(DEVICE, 0, 1)
+    it.verify()
+
+
+def two_turns_from_one() -> None:
+    """Two requests continue one checkpoint, which is warmer than the one of another prompt."""
+    it = served(KeepBoundary(), (1,), (0,))
+    both = [it.arrive((0, symbol), 1, load=False) for symbol in (0, 1)]
+    for request in both:
+        it.extend(request, 1, generous=False)
+        it.keep(request, 2, request.continued)
+        it.finish(request)
+    it.evict(DEVICE, 1, 1)
+
+
+DIRECTED: dict[str, Callable[[], None]] = {
+    "cascade while a group is in flight": copy_of_a_window,
+    "anchor absent with children": host_below_device,
+    "branch superseded": two_turns_from_one,
+}
+
+
+def served(rule: Retention, *prompts: Prefix) -> TreeDriver:
+    """A tree that has served ``prompts``, each with a checkpoint at its end."""
+    it = TreeDriver(small_spec([rule], page_tokens=1), [8, 8], [8, 8])
+    for prompt in prompts:
+        request = it.arrive(prompt, 0, load=False)
+        it.extend(request, len(prompt), generous=False)
+        it.keep(request, len(prompt), 0)
+        it.finish(request)
+    return it
+
+
+@pytest.mark.parametrize("bug", DIRECTED)
+def test_a_seeded_bug_is_caught_by_a_directed_machine(
+    bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DIRECTED[bug]()
+    for edit in BUGS[bug]:
+        seed_bug(monkeypatch, edit)
+    with pytest.raises(CAUGHT):
+        DIRECTED[bug]()
+
+
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug not in DIRECTED])
+def test_a_seeded_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for edit in BUGS[bug]:
+        seed_bug(monkeypatch, edit)
+    with pytest.raises(CAUGHT):
+        campaign(SEED, WALKS, shrink=False)
+
+
+@pytest.mark.parametrize("rule", [KeepWindow(4), KeepBoundary()], ids=["window", "state"])
+@pytest.mark.parametrize("bug", [False, True], ids=["as it is", "floorP(n)"])
+def test_a_prompt_of_exactly_k_pages_hits_when_it_comes_again(
+    rule: Retention,
+    bug: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if bug:
+        edit = (checkpoint_policy, "last_end", "max(0, tokens - 1)", "tokens")
+        seed_bug(monkeypatch, edit)
+    page, prompt = 2, (0, 1, 0, 1)
+    it = TreeDriver(small_spec([rule], page_tokens=page), [8, 8], [8, 8])
+    tokens = page * len(prompt)
+    request = it.arrive(prompt, 0, load=False)
+    for end in (checkpoint_policy.last_end(tokens, page), len(prompt)):
+        if end > request.lease.end:
+            it.extend(request, end - request.lease.end, generous=False)
+        if end == checkpoint_policy.last_end(tokens, page):
+            it.keep(request, end, request.continued)
+    it.finish(request)
+    it.evict(DEVICE, 1, 1)  # what no checkpoint needs goes first
+    hit = it.match(prompt, (tokens - 1) // page)[0]
+    assert hit == (0 if bug else len(prompt) - 1)

@@ -1,0 +1,82 @@
+"""The figures and the verdict of ``make demo``: nothing but a perfect run may pass."""
+
+from dataclasses import replace
+
+import pytest
+from demo import table
+from demo.client import Reply
+from demo.script import Line
+
+CACHED = Reply(
+    text="A list.", finish="stop", first_s=0.02, prompt_tokens=1000, answer_tokens=4, device=600,
+    host=300,
+)  # fmt: skip
+PLAIN = replace(CACHED, first_s=0.2, device=0, host=0)
+TURN = table.Turn(line=Line("Ada", "What?"), number=2, cached=CACHED, plain=PLAIN)
+MOVED = {"backup_pages": 1234, "evicted_device_pages": 567, "load_pages": 89}
+
+
+def test_a_perfect_run_has_no_failure():
+    assert table.failures([TURN, TURN], asked=2) == []
+
+
+@pytest.mark.parametrize(
+    ("cached", "plain", "said"),
+    [
+        ({"text": "A tuple."}, {}, "Ada's turn 2 differs"),
+        ({"finish": "length"}, {}, "Ada's turn 2 differs"),
+        ({"answer_tokens": 5}, {}, "Ada's turn 2 differs"),
+        ({"host": 0}, {}, "the host tier served no hit"),
+        ({"device": 0}, {}, "the device tier served no hit"),
+        ({}, {"device": 16}, "hit a cache that is off"),
+    ],
+)
+def test_each_thing_that_goes_wrong_is_said(cached, plain, said):
+    turn = replace(TURN, cached=replace(CACHED, **cached), plain=replace(PLAIN, **plain))
+    (failure,) = table.failures([turn], asked=1)
+    assert said in failure
+
+
+def test_one_differing_answer_among_many_fails_the_run():
+    differing = replace(TURN, plain=replace(PLAIN, text="Something else."))
+    assert table.failures([TURN, differing, TURN], asked=3)
+
+
+def test_a_run_that_was_cut_short_fails():
+    assert table.failures([TURN], asked=2) == ["only 1 of 2 turns were played"]
+
+
+def test_columns_stand_under_their_headers():
+    top, below, rule = table.header().splitlines()
+    row = table.row(TURN)
+    assert row.split() == ["Ada", "2", "1,000", "600", "300", "100", "20", "ms", "200", "ms", "yes"]
+    assert len(row) == len(rule)
+    for word, cell in (("device", "600"), ("host", "300")):
+        assert below.index(word) + len(word) == row.index(cell) + len(cell)
+    assert top.index("computed") + len("computed") == row.index(" 100 ") + 4
+
+
+def test_a_differing_answer_cries_out_in_its_row():
+    assert table.row(replace(TURN, plain=replace(PLAIN, text="x"))).endswith("NO")
+
+
+def test_the_summary_adds_up():
+    slow = replace(TURN, cached=replace(CACHED, first_s=0.04, device=0, host=0))
+    lines = [
+        " ".join(line.split()) for line in table.summary([TURN, slow, TURN], MOVED).splitlines()
+    ]
+    assert "prompt tokens 3,000 in 3 turns" in lines
+    assert "from the device 1,200 (40.0%)" in lines
+    assert "from the host 600 (20.0%)" in lines
+    assert "computed 1,200 (40.0%)" in lines
+    assert "hit rate 60.0% of prompt tokens" in lines
+    assert "first token after 20 ms with the cache, 200 ms without: 10.0 times as fast" in lines
+    assert "identical output 3 of 3 answers" in lines
+    assert any("1,234 copied to the host" in line for line in lines)
+    assert any("89 loaded back" in line for line in lines)
+
+
+def test_an_excerpt_shows_question_and_answer():
+    assert table.excerpt(TURN) == "Ada, turn 2: What?\n  A list."
+    empty = replace(TURN, cached=replace(CACHED, text=""))
+    assert "(an empty answer)" in table.excerpt(empty)
