@@ -45,6 +45,16 @@ def test_a_prompt_of_exactly_k_pages_sent_twice(family, page):
 
 
 @families_and_pages
+def test_a_prompt_of_exactly_k_pages_comes_back_from_the_host(family, page):
+    """Only what a checkpoint needs is there: it must be the one at floorP(n - 1)."""
+    exact = prompt(page, 3, PROMPT[page] // page * page)
+    with lab(family, page) as this:
+        this.ask(exact)
+        evict_device(this.parts)
+        assert this.ask(exact).cached == on_host(this.spec, len(exact) - page)
+
+
+@families_and_pages
 def test_host_load_back(family, page):
     first = prompt(page, 1)
     end = last_end(len(first), page)

@@ -281,10 +281,10 @@ def test_everything_at_once(live, http):
             tries(client, BAD_REQUESTS)
 
     with ThreadPoolExecutor(12) as pool:
-        futures = [pool.submit(good, i) for i in range(36)]
+        futures = [pool.submit(good, i) for i in range(24)]
         futures += [
             pool.submit(killed_client, live.port, seed, stream=True, patience=90 * seed)
-            for seed in range(20)
+            for seed in range(12)
         ]
         futures.append(pool.submit(bad))
         for future in futures:

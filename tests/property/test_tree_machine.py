@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from stratakv.testing.tree_machine import TreeMachine, campaign
-from stratakv.tree.residency import Event as E
-from stratakv.tree.residency import Residency as R
+from stratakv.tree.residency import Event, Residency
 
+R, E = Residency, Event
 WALKS = 500
 DESIGN = {
     (R.ABSENT, E.INSERTED), (R.ABSENT, E.FETCHED), (R.DEVICE, E.FETCHED),

@@ -1,4 +1,4 @@
-"""Servers of the demo are stopped whatever happens; stand-ins for ``stratakv`` are shell scripts."""
+"""Servers of the demo are stopped whatever happens; shell scripts stand in for ``stratakv``."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from demo import servers as demo_servers
 from demo.servers import DemoError, Servers
 
@@ -55,7 +56,10 @@ def test_a_server_that_dies_at_its_start(command, tmp_path):
 def test_a_server_that_never_listens(command, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_servers, "START_S", 0.2)
     command("trap 'exit 0' TERM; while :; do sleep 0.05; done")
-    with Servers(tmp_path) as servers, pytest.raises(DemoError, match="did not listen within 0.2"):
+    with (
+        Servers(tmp_path) as servers,
+        pytest.raises(DemoError, match=r"did not listen within 0\.2 s"),
+    ):
         servers.start("a", tmp_path).wait_ready()
 
 
@@ -71,10 +75,16 @@ def test_a_server_that_does_not_end_is_killed(command, tmp_path, monkeypatch):
 
 def test_all_servers_are_stopped_when_the_demo_fails(command, tmp_path):
     command(f"trap 'exit 0' TERM; {READY}; while :; do sleep 0.05; done")
-    with pytest.raises(ZeroDivisionError), Servers(tmp_path) as servers:
-        for name in ("a", "b"):
-            servers.start(name, tmp_path).wait_ready()
-        raise ZeroDivisionError
+    servers = Servers(tmp_path)
+
+    def fail() -> None:
+        with servers:
+            for name in ("a", "b"):
+                servers.start(name, tmp_path).wait_ready()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert servers.exit_codes == {"a": 0, "b": 0}
 
 

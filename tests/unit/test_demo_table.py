@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from demo import table
 from demo.client import Reply
 from demo.script import Line

@@ -7,65 +7,21 @@ the whole of both against each other. Must not know Hypothesis, so that directed
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
-from stratakv.core.page_keys import Namespace, page_keys
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheSpec
 from stratakv.testing.tree_model import DEVICE, HOST, Freed, Outcome, Place, Prefix, TreeModel
+from stratakv.testing.tree_records import Copy, Fetch, Request, keys_of
+from stratakv.testing.tree_verify import verify_nodes, verify_pools, verify_reads
 from stratakv.tree.check import check
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Persist, Remap
-from stratakv.tree.lease import Lease
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import Residency
-
-_NAMESPACE = Namespace(model=b"machine", spec_digest=b"")
-
-
-@lru_cache(maxsize=8192)
-def keys_of(prompt: Prefix, page_tokens: int) -> list[PageKey]:
-    """Page keys of a prompt whose page i repeats the token ``prompt[i]``."""
-    tokens = np.repeat(np.array(prompt, np.int32), page_tokens)
-    return page_keys(tokens, _NAMESPACE, page_tokens)
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """``table`` is its block table: the device page it reads at (group, page index); ``own`` are
-    pages that it alone owns."""
-
-    id: int
-    prompt: Prefix
-    lease: Lease
-    continued: int
-    table: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    own: list[Freed] = field(default_factory=list[Freed])
-
-
-@dataclass(slots=True, eq=False)
-class Fetch:
-    """A read from storage: ``pages[g]`` are for page indices [lease.end, len(prompt))."""
-
-    id: int
-    prompt: Prefix
-    lease: Lease
-    pages: list[list[int]]
-
-
-@dataclass(slots=True, eq=False)
-class Copy:
-    """One ticket: rows and places of every group that it moves."""
-
-    ticket: TicketId
-    load: bool
-    rows: dict[int, NodeIds]
-    places: dict[int, list[Place]]
 
 
 class TreeDriver:
@@ -272,7 +228,7 @@ class TreeDriver:
         ids = ids[: len(places)]
         if not places:
             return False
-        rows = np.array([self._row(prefix) for prefix, _ in places], np.int32)
+        rows = np.array([self._row(prefix) for prefix, _ in places], np.intp)
         self._submit(load=False, rows={group: rows}, places={group: places})
         device = self.tree.copies.begin_backup(GroupId(group), rows, ids)
         assert device.tolist() == [self.model.spot(p).pages[DEVICE] for p in places]
@@ -394,51 +350,10 @@ class TreeDriver:
     def verify(self) -> None:
         """The tree's own check, then everything the model knows."""
         check(self.tree)
-        self._verify_nodes()
+        rows = np.array([self._row(prefix) for prefix in self.model.nodes], np.intp)
+        verify_nodes(self.tree, self.model, rows, self.bytes)
         counts = self.tree.pins.evictable
         assert counts == self.model.evictable(), f"evictable {counts}"
-        self._verify_pools()
+        verify_pools(self.pools, self.model, self.requests, self.fetches)
         for request in self.requests:
-            self._verify_reads(request)
-
-    def _verify_nodes(self) -> None:
-        """Same nodes, same pages, same states, and each page holds its own prefix's bytes."""
-        tree, model = self.tree.nodes, self.model.nodes
-        assert len(tree) == len(model), f"{len(tree)} nodes, not {len(model)}"
-        rows = np.array([self._row(prefix) for prefix in model], np.int32)
-        for group in self.model.groups:
-            spots = [spots[group] for spots in model.values()]
-            assert tree.state[group][rows].tolist() == [s.state for s in spots], f"group {group}"
-            for tier in Tier:
-                pages = tree.page[tier][group][rows].tolist()
-                assert pages == [spot.pages[tier] for spot in spots], f"pages of group {group}"
-                landing = (Residency.LOADING, Residency.SAVING)[tier]
-                for prefix, spot, page in zip(model, spots, pages, strict=True):
-                    if page != NONE and spot.state != landing:
-                        there = self.bytes.get((tier, group, page))
-                        assert there == prefix, f"page {page} of {prefix} holds {there}"
-
-    def _verify_pools(self) -> None:
-        """Every page is free, in the tree, or owned by exactly one request or fetch."""
-        held: list[Freed] = [page for request in self.requests for page in request.own]
-        for fetch in self.fetches:
-            held += [(HOST, g, p) for g, column in enumerate(fetch.pages) for p in column]
-        for spots in self.model.nodes.values():
-            for group, spot in enumerate(spots):
-                held += [(tier, group, spot.pages[tier]) for tier in Tier]
-        held = [page for page in held if page[2] != NONE]
-        assert len(set(held)) == len(held), "a page has two owners"
-        owned = Counter((tier, group) for tier, group, _ in held)
-        for tier in Tier:
-            for group, pool in enumerate(self.pools[tier]):
-                free, total = pool.available(), pool.capacity
-                assert free + owned[tier, group] == total, f"{tier.name} {group} leaks"
-
-    def _verify_reads(self, request: Request) -> None:
-        """What a running request reads is what it should read, now or when its load has landed."""
-        for prefix, group in self.model.places(request.prompt, request.lease.end):
-            page = request.table[group, len(prefix) - 1]
-            spot = self.model.spot((prefix, group))
-            landing = spot.state == Residency.LOADING and page == spot.pages[DEVICE]
-            there = self.bytes.get((DEVICE, group, page))
-            assert landing or there == prefix, f"{request.prompt} reads {there} for {prefix}"
+            verify_reads(request, self.model, self.bytes)

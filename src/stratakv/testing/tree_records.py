@@ -1,0 +1,53 @@
+"""What a tree driver keeps about its requests, fetches and copies. Must not decide anything."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from stratakv.core.ids import NodeIds, PageKey, TicketId
+from stratakv.core.page_keys import Namespace, page_keys
+from stratakv.testing.tree_model import Freed, Place, Prefix
+from stratakv.tree.lease import Lease
+
+_NAMESPACE = Namespace(model=b"machine", spec_digest=b"")
+
+
+@lru_cache(maxsize=8192)
+def keys_of(prompt: Prefix, page_tokens: int) -> list[PageKey]:
+    """Page keys of a prompt whose page i repeats the token ``prompt[i]``."""
+    tokens = np.repeat(np.array(prompt, np.int32), page_tokens)
+    return page_keys(tokens, _NAMESPACE, page_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """``table`` is its block table: the device page it reads at (group, page index); ``own`` are
+    pages that it alone owns."""
+
+    id: int
+    prompt: Prefix
+    lease: Lease
+    continued: int
+    table: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    own: list[Freed] = field(default_factory=list[Freed])
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """A read from storage: ``pages[g]`` are for page indices [lease.end, len(prompt))."""
+
+    id: int
+    prompt: Prefix
+    lease: Lease
+    pages: list[list[int]]
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """One ticket: rows and places of every group that it moves."""
+
+    ticket: TicketId
+    load: bool
+    rows: dict[int, NodeIds]
+    places: dict[int, list[Place]]

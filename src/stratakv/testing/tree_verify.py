@@ -1,0 +1,66 @@
+"""Holds the whole of a tree and its pools against the perfect model. Must not change anything."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from stratakv.core.ids import NONE, NodeIds
+from stratakv.memory.allocator import PageAllocator
+from stratakv.testing.tree_model import DEVICE, HOST, Freed, Prefix, TreeModel
+from stratakv.testing.tree_records import Fetch, Request
+from stratakv.tree.nodes import Tier
+from stratakv.tree.prefix_tree import PrefixTree
+from stratakv.tree.residency import Residency
+
+
+def verify_nodes(
+    tree: PrefixTree, model: TreeModel, rows: NodeIds, held: Mapping[Freed, Prefix]
+) -> None:
+    """Same nodes, same pages, same states, and each page holds its own prefix's bytes.
+
+    ``rows`` are the tree's, in the order of the model's nodes.
+    """
+    nodes = tree.nodes
+    assert len(nodes) == len(model.nodes), f"{len(nodes)} nodes, not {len(model.nodes)}"
+    for group in model.groups:
+        spots = [spots[group] for spots in model.nodes.values()]
+        assert nodes.state[group][rows].tolist() == [s.state for s in spots], f"group {group}"
+        for tier in Tier:
+            pages = nodes.page[tier][group][rows].tolist()
+            assert pages == [spot.pages[tier] for spot in spots], f"pages of group {group}"
+            landing = (Residency.LOADING, Residency.SAVING)[tier]
+            for prefix, spot, page in zip(model.nodes, spots, pages, strict=True):
+                if page != NONE and spot.state != landing:
+                    there = held.get((tier, group, page))
+                    assert there == prefix, f"page {page} of {prefix} holds {there}"
+
+
+def verify_pools(
+    pools: Sequence[Sequence[PageAllocator]],
+    model: TreeModel,
+    requests: Sequence[Request],
+    fetches: Sequence[Fetch],
+) -> None:
+    """Every page is free, in the tree, or owned by exactly one request or fetch."""
+    held: list[Freed] = [page for request in requests for page in request.own]
+    for fetch in fetches:
+        held += [(HOST, g, p) for g, column in enumerate(fetch.pages) for p in column]
+    for spots in model.nodes.values():
+        for group, spot in enumerate(spots):
+            held += [(tier, group, spot.pages[tier]) for tier in Tier]
+    held = [page for page in held if page[2] != NONE]
+    assert len(set(held)) == len(held), "a page has two owners"
+    owned = Counter((tier, group) for tier, group, _ in held)
+    for tier in Tier:
+        for group, pool in enumerate(pools[tier]):
+            free, total = pool.available(), pool.capacity
+            assert free + owned[tier, group] == total, f"{tier.name} {group} leaks"
+
+
+def verify_reads(request: Request, model: TreeModel, held: Mapping[Freed, Prefix]) -> None:
+    """What a running request reads is what it should read, now or when its load has landed."""
+    for prefix, group in model.places(request.prompt, request.lease.end):
+        page = request.table[group, len(prefix) - 1]
+        spot = model.spot((prefix, group))
+        landing = spot.state == Residency.LOADING and page == spot.pages[DEVICE]
+        there = held.get((DEVICE, group, page))
+        assert landing or there == prefix, f"{request.prompt} reads {there} for {prefix}"
