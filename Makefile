@@ -7,6 +7,8 @@ PIP := $(BIN)/pip install -q --no-compile --disable-pip-version-check -c constra
 BUILD := pyproject.toml constraints.txt setup.py src/stratakv/transfer/_gather.c
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
+# What is imported is compiled once and kept in .venv; otherwise every start takes seconds more.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo serve test test-long check format clean
 .DEFAULT_GOAL := help

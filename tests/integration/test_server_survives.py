@@ -4,6 +4,7 @@ The model has random weights whose greedy output depends on every page, so that 
 client's request left behind shows in everybody else's answers.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -25,8 +26,10 @@ import pytest
 import torch
 
 from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.engine.loop import Engine, EngineStats
+from stratakv.serve.driver import EngineDriver
 from stratakv.serve.server import Server, bound_socket
-from stratakv.serve.wiring import EngineParts, build_service
+from stratakv.serve.wiring import build_service
 from tests.fixtures.models import tiny_model
 from tests.serving import error_of, train_tokenizer, wait_until
 
@@ -61,27 +64,44 @@ def directory(tmp_path_factory) -> Path:
 
 @dataclass
 class Live:
-    parts: EngineParts
-    server: Server
+    driver: EngineDriver
     url: str
     port: int
 
+    def stats(self) -> EngineStats:
+        """What the engine counts; its thread has just verified the tree and every pool."""
+        return asyncio.run(self.driver.stats())
+
     def settled(self) -> None:
         """Every client is gone, and every page of every pool is free or holds an idle prefix."""
-        driver = self.parts.engine
-        wait_until(lambda: not driver.has_work())
-        # Idle, the engine's thread waits for its inbox: nothing else reads or writes now.
-        self.parts.engine.check()
-        stats = self.parts.engine.stats()
-        assert (stats.waiting, stats.running) == (0, 0)
-        for pool in stats.pages:
+        wait_until(self._quiet)
+        for pool in self.stats().pages:
             assert pool.free + pool.evictable == pool.total, pool
         assert httpx.get(f"{self.url}/health").json() == {"status": "ready"}
+
+    def _quiet(self) -> bool:
+        stats = self.stats()
+        copies = stats.counters["backup_pages"], stats.counters["load_pages"]
+        busy = stats.waiting or stats.running or self.driver.open_requests
+        after = self.stats().counters
+        return not busy and copies == (after["backup_pages"], after["load_pages"])
+
+
+def verify_before_stats(engine: Engine) -> None:
+    """Let every report begin with ``check()``, on the engine's own thread, also under load."""
+    plain = engine.stats
+
+    def stats() -> EngineStats:
+        engine.check()
+        return plain()
+
+    engine.stats = stats  # type: ignore[method-assign]
 
 
 @contextmanager
 def serving(directory: Path) -> Iterator[Live]:
     service, parts = build_service(directory, CONFIG, ServerConfig())
+    verify_before_stats(parts.engine)
     listener = bound_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     listener.listen(128)
@@ -90,7 +110,7 @@ def serving(directory: Path) -> Iterator[Live]:
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
-        yield Live(parts, server, f"http://127.0.0.1:{port}", port)
+        yield Live(service.driver, f"http://127.0.0.1:{port}", port)
     finally:
         server.should_exit = True
         thread.join(20)
@@ -195,7 +215,7 @@ BAD_REQUESTS = [
 
 def test_the_pools_are_small_enough_to_matter(live):
     """The other tests mean what they say."""
-    pools = {(pool.group, pool.tier): pool.total for pool in live.parts.engine.stats().pages}
+    pools = {(pool.group, pool.tier): pool.total for pool in live.stats().pages}
     assert pools["anchor", "device"] * PAGE == MAX_MODEL_LEN
 
 
@@ -257,20 +277,20 @@ def test_two_thousand_tiny_requests(live):
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 1 + i % 2)
         connection.close()
 
-    steps = live.parts.engine.stats().steps
+    steps = live.stats().steps
     with ThreadPoolExecutor(16) as pool:
         for future in [pool.submit(some, worker) for worker in range(16)]:
             future.result()
     live.settled()
     # Batched, not one after the other: 3,000 tokens in far fewer steps.
-    assert live.parts.engine.stats().steps - steps < 2000
+    assert live.stats().steps - steps < 2000
 
 
 def test_everything_at_once(live, http):
     """Good answers stay the same among killed clients, refused requests and full pools."""
     prompts = [tokens(60 + 37 * i, 100 + i % 3) for i in range(12)]
     alone = [ask(http, prompt, 24) for prompt in prompts]
-    evicted = live.parts.engine.stats().counters["evicted_device_pages"]
+    evicted = live.stats().counters["evicted_device_pages"]
 
     def good(i: int) -> None:
         with httpx.Client(base_url=live.url, timeout=120) as client:
@@ -290,15 +310,15 @@ def test_everything_at_once(live, http):
         for future in futures:
             future.result()
     live.settled()
-    assert live.parts.engine.stats().counters["evicted_device_pages"] > evicted
-    assert live.parts.engine.stats().counters["load_pages"] > 0
+    assert live.stats().counters["evicted_device_pages"] > evicted
+    assert live.stats().counters["load_pages"] > 0
 
 
 def test_a_flush_gives_every_page_back(live, http):
     ask(http, tokens(100, 3), 4)
     live.settled()
     assert http.post("/flush_cache").json() == {"flushed": True}
-    assert all(pool.free == pool.total for pool in live.parts.engine.stats().pages)
+    assert all(pool.free == pool.total for pool in live.stats().pages)
 
 
 # -- the process -----------------------------------------------------------------------------------

@@ -126,7 +126,6 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "serve/http_api.py": "long texts are tokenized in asyncio's pool",
     },
     tells_rules_apart: {
-        "policy/admission.py": "the most pages a request holds, per rule",
         "engine/step_meta.py": "the one mask function: the first key a query sees",
     },
     asks_whether_all_is_kept: {

@@ -58,7 +58,7 @@ def test_a_server_that_never_listens(command, tmp_path, monkeypatch):
     command("trap 'exit 0' TERM; while :; do sleep 0.05; done")
     with (
         Servers(tmp_path) as servers,
-        pytest.raises(DemoError, match=r"did not listen within 0\.2 s"),
+        pytest.raises(DemoError, match="did not listen"),
     ):
         servers.start("a", tmp_path).wait_ready()
 

@@ -44,6 +44,7 @@ class CopyDesk:
         self._pools = pools
         self._transfer = transfer
         self._write = write
+        self._wanted: list[Backup] = []  # not yet begun in the tree
         self._pending: list[_Part] = []  # backups begun in the tree, not yet submitted
         self._in_flight: dict[Direction, deque[tuple[TicketId, list[_Part]]]] = {
             direction: deque() for direction in Direction
@@ -58,30 +59,47 @@ class CopyDesk:
 
     @property
     def busy(self) -> bool:
-        return bool(self._pending) or any(self._in_flight.values())
+        return bool(self._wanted or self._pending) or any(self._in_flight.values())
 
     # -- backup --------------------------------------------------------------------------------
 
     def back_up(self, backups: Sequence[Backup]) -> None:
+        """Remember what the tree wants saved. Its nodes stay what they are only until the next
+        eviction: ``begin_backups`` comes first."""
+        self._wanted += backups
+
+    def begin_backups(self) -> None:
         """Begin the backups that the write policy wants, as many pages of each, from the root
-        down, as the host has room for after one eviction."""
-        tree = self._tree
-        for backup in backups:
-            rows = backup.nodes[worth_backup(self._write, tree.nodes.hits[backup.nodes])]
-            if not len(rows):
-                continue
-            room = self._pools.make_room(Tier.HOST, backup.group, len(rows))
-            rows = tree.copies.unsaved(backup.group, rows)  # the eviction may have changed some
-            self._pools.counters.dropped_backup_pages += max(0, len(rows) - room)
-            rows = rows[:room]
-            host = self._pools.tiers[Tier.HOST][backup.group].alloc(len(rows))
-            assert host is not None, "the host pool has lost pages"
-            if len(rows):
-                device = tree.copies.begin_backup(backup.group, rows, host)
-                self._pending.append(_Part(backup.group, rows.copy(), device, host))
+        down, as the host has room for. It makes room once per group: an eviction costs far more
+        than a page of it."""
+        if not self._wanted:
+            return
+        tree, hits = self._tree, self._tree.nodes.hits
+        backups, self._wanted = self._wanted, []
+        parts = [(b.group, b.nodes[worth_backup(self._write, hits[b.nodes])]) for b in backups]
+        for group in sorted({group for group, _ in parts}):
+            rows = np.unique(np.concatenate([rows for of, rows in parts if of == group]))
+            wanted = tree.copies.unsaved(group, rows)
+            if len(wanted):
+                self._pools.make_room(Tier.HOST, group, len(wanted))
+        for group, rows in parts:
+            self._begin_backup(group, tree.copies.unsaved(group, rows))
+
+    def _begin_backup(self, group: GroupId, rows: NodeIds) -> None:
+        space = self._pools.tiers[Tier.HOST][group]
+        room = space.available()
+        self._pools.counters.dropped_backup_pages += max(0, len(rows) - room)
+        rows = rows[:room]
+        if not len(rows):
+            return
+        host = space.alloc(len(rows))
+        assert host is not None, "the host pool has lost pages"
+        device = self._tree.copies.begin_backup(group, rows, host)
+        self._pending.append(_Part(group, rows.copy(), device, host))
 
     def submit(self) -> None:
         """Hand a step's backups over as one plan."""
+        self.begin_backups()
         if self._pending:
             self._send(Direction.BACKUP, self._pending)
             self._pending = []

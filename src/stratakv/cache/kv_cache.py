@@ -115,6 +115,7 @@ class KVCache:
     ) -> Admission | Refusal:
         """Lease the longest usable prefix, start its load-back if one is worth it, and book pages
         up to the request's last token. A refusal changes nothing."""
+        self._copies.begin_backups()  # an aborted request has left some; admitting may evict
         found = self.match(prefix, prompt_tokens)
         row = self._tables.open_row()
         if row is None:
@@ -184,6 +185,7 @@ class KVCache:
         total = int(counts.sum())
         if not total:
             return
+        self._copies.begin_backups()
         at_rows = np.repeat(rows, counts)
         offsets = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
         indices = np.repeat(first, counts) + offsets

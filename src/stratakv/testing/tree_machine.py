@@ -237,6 +237,13 @@ class TreeMachine(RuleBasedStateMachine):
             for prompt in self.prompts:
                 it.match(prompt, len(prompt))
 
+    @precondition(lambda self: len(self.it.model.nodes) > 4)
+    @rule(tier=st.sampled_from(Tier), group=st.integers(0, MAX_GROUPS - 1))
+    def rebuild(self, tier: Tier, group: int) -> None:
+        """What the tree does on its own once a queue has grown long must change no order."""
+        with self.step() as it:
+            it.tree.pins.rebuild(tier, group % len(it.spec.groups))
+
     @precondition(lambda self: len(self.it.model.nodes) > 6)
     @rule(pick=PICK)
     def flush(self, pick: int) -> None:

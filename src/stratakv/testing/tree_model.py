@@ -169,7 +169,9 @@ class TreeModel:
 
     def _anchor_may_leave(self, tier: Tier, prefix: Prefix, busy: set[Prefix]) -> bool:
         below = self.below(prefix)
-        if any(self.nodes[p][0].pages[tier] != NONE for p in below):
+        # On the host a path may have holes: only a child counts.
+        children = [p for p in below if len(p) == len(prefix) + 1]
+        if any(self.nodes[p][0].pages[tier] != NONE for p in children):
             return False
         if self.nodes[prefix][0].pages[1 - tier] != NONE:
             return True

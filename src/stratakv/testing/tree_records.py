@@ -1,4 +1,4 @@
-"""What a tree driver keeps about its requests, fetches and copies. Must not decide anything."""
+"""What a tree driver keeps about its requests, fetches and copies. Owns the records, no choices."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -1,4 +1,5 @@
-"""Holds the whole of a tree and its pools against the perfect model. Must not change anything."""
+"""Holds the whole of a tree and its pools against the perfect model. Owns the
+comparison; must not change anything."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
