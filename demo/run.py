@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("\ninterrupted; the servers were stopped")
             return 130
-        except (DemoError, OpenAIError, OSError) as error:
+        except (DemoError, OpenAIError, OSError, AssertionError) as error:
             failures = [str(error)]
         for name, code in servers.exit_codes.items():
             if code and name not in " ".join(failures):

@@ -2,9 +2,12 @@
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -73,21 +76,19 @@ class Servers:
         """Begin to start a server; ``wait_ready`` tells when it is."""
         log = self._logs / f"{name.replace(' ', '-')}.log"
         command = [str(executable()), "serve", str(model), *flags]
-        with log.open("wb") as out:
+        with uninterrupted(), log.open("wb") as out:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )
-        self.started.append(Server(name, process, log))
+            self.started.append(Server(name, process, log))
         return self.started[-1]
 
     def stop(self) -> None:
         """Stop what still runs, and note how each has ended."""
-        while self.started_running():
-            server = self.started_running()[0]
-            self.exit_codes[server.name] = server.stop()
-
-    def started_running(self) -> list[Server]:
-        return [server for server in self.started if server.name not in self.exit_codes]
+        with uninterrupted():
+            for server in self.started:
+                if server.name not in self.exit_codes:
+                    self.exit_codes[server.name] = server.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +100,24 @@ class Servers:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back: between a process's start and its entry in a list, or between
+    the ends of two, they would leave a server behind. They take effect when the block ends."""
+    came: list[int] = []
+    usual = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def executable() -> Path:

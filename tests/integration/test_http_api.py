@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+
+from stratakv.serve.tokenizer import Tokenizer
 from tests.serving import (
     EOS,
     FOX,
@@ -19,8 +21,6 @@ from tests.serving import (
     train_tokenizer,
     wait_until,
 )
-
-from stratakv.serve.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

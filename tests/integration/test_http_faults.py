@@ -12,6 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from stratakv.core.errors import ConfigError
+from stratakv.serve.server import bound_socket
+from stratakv.serve.tokenizer import Tokenizer
 from tests.serving import (
     FOX,
     MAX_MODEL_LEN,
@@ -22,10 +26,6 @@ from tests.serving import (
     train_tokenizer,
     wait_until,
 )
-
-from stratakv.core.errors import ConfigError
-from stratakv.serve.server import bound_socket
-from stratakv.serve.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -174,7 +174,9 @@ def killed_client(port: int, seed: int, *, stream: bool, patience: int) -> None:
     connection = post(port, completion(tokens(200, seed), 300, stream=stream))
     read = 0
     while read < patience:
-        read += len(connection.recv(4096))
+        piece = connection.recv(4096)
+        assert piece, "the server hung up"
+        read += len(piece)
     if seed % 2:
         kill(connection)
     else:

@@ -88,6 +88,24 @@ def test_all_servers_are_stopped_when_the_demo_fails(command, tmp_path):
     assert servers.exit_codes == {"a": 0, "b": 0}
 
 
+def test_an_interruption_during_a_start_comes_after_it(command, tmp_path, monkeypatch):
+    """Else a server would run that nobody knows of."""
+    command(f"trap 'exit 0' TERM; {READY}; while :; do sleep 0.05; done")
+    popen = subprocess.Popen
+
+    def interrupted(*arguments, **more):
+        process = popen(*arguments, **more)
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    servers = Servers(tmp_path)
+    with pytest.raises(KeyboardInterrupt), servers:
+        servers.start("a", tmp_path)
+    (server,) = servers.started
+    assert server.process.poll() is not None
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_demo_stops_its_servers(tmp_path, number):
     """The whole program, with a server that never listens."""

@@ -4,13 +4,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from tests.serving import EchoEngine
 
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import FinishReason, Prompt, SamplingParams
 from stratakv.serve.driver import EngineDriver, Health
 from stratakv.serve.errors import ApiError, ClientGoneError
+from tests.serving import EchoEngine
 
 
 def prompts(name, count=1, *, length=4, max_tokens=3):

@@ -1,10 +1,10 @@
 import re
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.serving import GROUPS, EchoEngine
 
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.metrics import ServerMetrics
+from tests.serving import GROUPS, EchoEngine
 
 UNITS = ("_seconds", "_total", "_pages", "_tokens", "_running", "_waiting", "_created")
 

@@ -1,7 +1,6 @@
 import asyncio
 
 import pytest
-from tests.serving import EOS, train_tokenizer
 
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams, TokenLogprob
 from stratakv.serve.generate import derived_seed
@@ -9,6 +8,7 @@ from stratakv.serve.replies import finite, merged
 from stratakv.serve.streams import Choice, Generation
 from stratakv.serve.subscription import News, Subscription
 from stratakv.serve.tokenizer import Tokenizer
+from tests.serving import EOS, train_tokenizer
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 

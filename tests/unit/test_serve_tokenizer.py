@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.serving import EOS, TEXTS, train_tokenizer
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers
 
 from stratakv.core.errors import ConfigError
 from stratakv.serve.errors import ApiError
 from stratakv.serve.tokenizer import REPLACEMENT, StreamDecoder, Tokenizer
+from tests.serving import EOS, TEXTS, train_tokenizer
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

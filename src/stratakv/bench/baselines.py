@@ -7,15 +7,16 @@ and nothing is reused from an earlier round.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from stratakv.bench.per_request import use_per_request_attention
 from stratakv.bench.shapes import VOCABULARY, twin
@@ -71,7 +72,7 @@ class Target:
 TARGETS: Final = {"llama 8x256": Target(0.95), "gpt_oss 4x64": Target(1.1)}
 
 
-def compare(name: str, model: PreTrainedModel, rounds: int = ROUNDS) -> Baseline:
+def compare(name: str, model: PreTrainedModel) -> Baseline:
     """All comparisons on one model, which is left as it was."""
     rng = np.random.default_rng()
     plain, batching = twin(model), twin(model)
@@ -83,7 +84,7 @@ def compare(name: str, model: PreTrainedModel, rounds: int = ROUNDS) -> Baseline
         seconds.setdefault(key, []).append(taken_s)
 
     try:
-        for at in range(rounds + 1):
+        for at in range(ROUNDS + 1):
             prompts = _prompts(rng, (PROMPT_TOKENS,) * PROMPTS)
             ragged = _prompts(rng, RAGGED)
             alone = _prompts(rng, (PROMPT_TOKENS,) * ALONE)
@@ -179,8 +180,9 @@ def _decode(engine: Engine, prompts: Prompts) -> float:
 def _generate(model: PreTrainedModel, prompts: Prompts) -> float:
     """Plain ``generate``: one batch of prompts of one length, greedy."""
     ids = torch.from_numpy(np.stack(prompts)).long()
+    generate = cast("Callable[..., torch.Tensor]", model.generate)
     begin_s = time.perf_counter()
-    out = model.generate(
+    out = generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
@@ -188,7 +190,6 @@ def _generate(model: PreTrainedModel, prompts: Prompts) -> float:
         min_new_tokens=NEW_TOKENS,
     )
     taken_s = time.perf_counter() - begin_s
-    assert isinstance(out, torch.Tensor)
     assert out.shape == (len(prompts), ids.shape[1] + NEW_TOKENS), f"{out.shape}"
     return taken_s
 
@@ -198,9 +199,10 @@ def _generate_batch(model: PreTrainedModel, prompts: Prompts) -> float:
     so that no answer stops early."""
     config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1)
     inputs = [tokens.tolist() for tokens in prompts]
+    generate = cast("Callable[..., dict[str, GenerationOutput]]", model.generate_batch)
     with _quiet("transformers"):
         begin_s = time.perf_counter()
-        out = model.generate_batch(inputs, generation_config=config)
+        out = generate(inputs, generation_config=config)
         taken_s = time.perf_counter() - begin_s
     told = sum(len(answer.generated_tokens) for answer in out.values())
     assert told == len(prompts) * NEW_TOKENS, f"{told} tokens"
@@ -208,7 +210,7 @@ def _generate_batch(model: PreTrainedModel, prompts: Prompts) -> float:
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
+def _quiet(name: str) -> Generator[None]:
     """Advice about GPUs that are not there would stand between the lines of the table."""
     logger = logging.getLogger(name)
     level = logger.level

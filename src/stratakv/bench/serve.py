@@ -4,7 +4,7 @@ Owns the report. Directly on the engine, without HTTP; one torch thread. Takes 2
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -57,7 +57,7 @@ def run(json_path: str | None, *, trace: str | None, model: str | None) -> dict[
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> Generator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -18,12 +18,11 @@ from transformers import (
 )
 
 VOCABULARY: Final = 512
-_NO_SPECIAL_TOKENS: Final = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def llama_8x256() -> PretrainedConfig:
     """8 layers of 256, grouped queries: 8.2 million parameters."""
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=1024,
@@ -32,13 +31,13 @@ def llama_8x256() -> PretrainedConfig:
         num_key_value_heads=2,
         head_dim=64,
         max_position_embeddings=4096,
-        **_NO_SPECIAL_TOKENS,
     )
+    return _endless(config)
 
 
 def gpt_oss_4x64() -> PretrainedConfig:
     """4 layers of 64, every other one with a window of 128, attention sinks, 4 experts, 2 used."""
-    return GptOssConfig(
+    config = GptOssConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=128,
@@ -50,13 +49,13 @@ def gpt_oss_4x64() -> PretrainedConfig:
         num_experts_per_tok=2,
         sliding_window=128,
         max_position_embeddings=4096,
-        **_NO_SPECIAL_TOKENS,
     )
+    return _endless(config)
 
 
 def hybrid() -> PretrainedConfig:
     """Gemma 3's pattern: 6 layers of 128, all but every third with a window of 256."""
-    return Gemma3TextConfig(
+    config = Gemma3TextConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=512,
@@ -68,14 +67,20 @@ def hybrid() -> PretrainedConfig:
         sliding_window=256,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
         max_position_embeddings=8192,
-        **_NO_SPECIAL_TOKENS,
     )
+    return _endless(config)
 
 
 BASELINES: Final[Mapping[str, Callable[[], PretrainedConfig]]] = {
     "llama 8x256": llama_8x256,
     "gpt_oss 4x64": gpt_oss_4x64,
 }
+
+
+def _endless(config: PretrainedConfig) -> PretrainedConfig:
+    """No special token: an answer ends where the bench says."""
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    return config
 
 
 def build(config: PretrainedConfig) -> PreTrainedModel:

@@ -61,12 +61,11 @@ class GroupPlanner:
         rows, positions = shape.rows[: shape.decodes], shape.starts[: shape.decodes]
         first = first_key(self.rule, positions)
         widths = positions // self.page_tokens - first // self.page_tokens + 1
-        order = np.argsort(-widths, kind="stable")
-        parts = split_widths(widths[order], self.slack_pages)
-        if len(parts) == 1:
+        if fits_one_run(widths, self.slack_pages):
             yield self._bucket(rows, first, positions, table, None)
             return
-        for part in parts:
+        order = np.argsort(-widths, kind="stable")
+        for part in split_widths(widths[order], self.slack_pages):
             some = order[part]
             yield self._bucket(rows[some], first[some], positions[some], table, some)
 
@@ -82,16 +81,20 @@ class GroupPlanner:
         size = self.page_tokens
         low = first // size
         widths = last // size - low + 1
-        widest, columns = int(widths.argmax()), np.arange(widths.max())
-        # Padding reads the first page of the widest request. If there is padding, that request has
-        # a later page, so all rows of this one are written and finite; the mask hides them.
-        inside = columns < widths[:, None]
-        row = np.where(inside, rows[:, None], rows[widest])
-        pages = _present(table[row, np.where(inside, low[:, None] + columns, low[widest])])
+        widest = int(widths.argmax())
+        columns = np.arange(widths.item(widest))
+        row, column = rows[:, None], low[:, None] + columns
+        if widths.min() < len(columns):
+            # Padding reads the first page of the widest request: that one has a later page, so all
+            # rows of this one are written and finite; the mask hides them.
+            inside = columns < widths[:, None]
+            row = np.where(inside, row, rows[widest])
+            column = np.where(inside, column, low[widest])
+        pages = _present(table[row, column])
         start, stop = first - low * size, last - low * size + 1
         keys, mask, stale = slice(None), None, None
-        if (start == start[0]).all() and (stop == stop[0]).all():
-            keys = slice(int(start[0]), int(stop[0]))
+        if _all_equal(start) and _all_equal(stop):
+            keys = slice(start.item(0), stop.item(0))
         else:
             at = np.arange(pages.shape[1] * size)
             hidden = (at < start[:, None]) | (at >= stop[:, None])
@@ -152,6 +155,12 @@ class GroupPlanner:
         return mask
 
 
+def fits_one_run(widths: Ints, slack_pages: int) -> bool:
+    """Whether ``split_widths`` would not cut ``widths`` [b >= 1], in whatever order."""
+    total = int(widths.sum())
+    return int(widths.max()) * len(widths) - total <= max(slack_pages, total // 8)
+
+
 def split_widths(widths: Ints, slack_pages: int) -> list[slice]:
     """Cut non-increasing ``widths`` [b >= 1] into runs, each to be padded to its first width: as
     few as leave no run more padding than ``slack_pages`` or an eighth of all pages."""
@@ -165,6 +174,10 @@ def split_widths(widths: Ints, slack_pages: int) -> list[slice]:
         parts.append(slice(start, stop))
         start, done = stop, int(total[stop - 1])
     return parts
+
+
+def _all_equal(numbers: Ints) -> bool:
+    return np.count_nonzero(numbers == numbers[0]) == len(numbers)
 
 
 def _present(pages: npt.NDArray[np.int32]) -> Ints:

@@ -30,7 +30,7 @@ from stratakv.tree.residency import Event, Residency
 
 MAX_PAGES = 8
 MAX_REQUESTS = 3
-STEPS = 20
+STEPS = 16
 """Steps of one walk: enough to fill the pools twice over."""
 
 PICK = st.integers(0, 1 << 16)
@@ -205,13 +205,19 @@ class TreeMachine(RuleBasedStateMachine):
             tips = list(it.model.nodes) or [(0,)]
             prompt = (*tips[-1 - pick % len(tips)], *tail)[:MAX_PAGES]
             self.prompts.append(prompt)
-            it.arrive(prompt, len(prompt), load=True, decline=decline and pick % 4 == 0)
+            it.arrive(prompt, len(prompt), load=True, decline=decline and pick % 2 == 0)
 
     @precondition(lambda self: len(self.it.fetches) < 2)
-    @rule(pick=PICK, tail=TAIL, generous=YES)
-    def fetch(self, pick: int, tail: Prefix, generous: bool) -> None:  # noqa: FBT001
+    @rule(pick=PICK, tail=TAIL, generous=YES, race=YES)
+    def fetch(self, pick: int, tail: Prefix, generous: bool, race: bool) -> None:  # noqa: FBT001
+        """``race``: a request computes the same pages meanwhile."""
         with self.step() as it:
-            it.fetch(self.prompt(pick, tail), generous=generous)
+            prompt = self.prompt(pick, tail)
+            it.fetch(prompt, generous=generous)
+            if race and len(it.requests) < MAX_REQUESTS:
+                request = it.arrive(prompt, len(prompt), load=False)
+                if request.lease.end < len(prompt):
+                    it.extend(request, 2, generous=generous)
 
     @precondition(lambda self: self.it.fetches)
     @rule(pick=PICK, landed=YES)

@@ -1,0 +1,77 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from stratakv.bench import baselines, serve
+from stratakv.bench.per_request import use_per_request_attention
+from stratakv.bench.play import play
+from stratakv.bench.workload import Chat
+from stratakv.core.config import EngineConfig
+from stratakv.engine.model import wrap
+from tests.engines import greedy, run, small_engine, tokens_of
+from tests.fixtures.models import VOCABULARY, model_to_give_away, random_prompt
+
+CONFIG = EngineConfig(page_tokens=16, max_running=4, max_model_len=512)
+CHAT = Chat(
+    users=5, turns=3, system_tokens=48, message_tokens=20, answer_tokens=5, vocabulary=VOCABULARY
+)
+
+
+def test_a_play_times_every_token_and_counts_the_cache():
+    with small_engine(wrap(model_to_give_away("gemma3")), CONFIG, (18, 18), (200, 200)) as parts:
+        figures = play(parts.engine, CHAT)
+        stats = parts.engine.stats()
+    assert stats.output_tokens == 5 * 3 * 5
+    assert figures.cached_device_tokens == stats.cached_device_tokens > 0
+    assert figures.cached_host_tokens == stats.cached_host_tokens > 0
+    assert 0 < figures.ttft_ms_p50 <= figures.ttft_ms_p99
+    assert 0 < figures.itl_ms_p50 <= figures.itl_ms_p99
+    assert figures.prompt_tok_s / figures.output_tok_s == pytest.approx(stats.prompt_tokens / 75)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_the_per_request_loop_says_the_same_on_a_ragged_batch(family):
+    prompts = [greedy(str(n), random_prompt(n, n), 12) for n in (3, 30, 31, 200)]
+    said = []
+    for loop in (False, True):
+        model = wrap(model_to_give_away(family))
+        if loop:
+            use_per_request_attention(model)
+        pages = (40,) * (1 if family == "llama" else 2)
+        with small_engine(model, CONFIG, pages, (0,) * len(pages)) as parts:
+            out = run(parts, *prompts)
+        said.append({name: tokens_of(outputs) for name, outputs in out.items()})
+    assert said[0] == said[1]
+
+
+def test_the_report_has_every_mode_and_baseline(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(baselines, "PROMPTS", 2)
+    monkeypatch.setattr(baselines, "PROMPT_TOKENS", 8)
+    monkeypatch.setattr(baselines, "NEW_TOKENS", 3)
+    monkeypatch.setattr(baselines, "RAGGED", (40, 8))
+    monkeypatch.setattr(baselines, "RAGGED_STEPS", 2)
+    monkeypatch.setattr(baselines, "ALONE", 3)
+    monkeypatch.setattr(baselines, "ALONE_NEW", 2)
+    monkeypatch.setattr(baselines, "ROUNDS", 1)
+    monkeypatch.setattr(serve, "DEVICE_LONGEST", 2)
+    monkeypatch.setattr(serve.Chat, "within", lambda longest, vocabulary: CHAT)
+    # Transformers' continuous batching sleeps for seconds between tokens; its call is not ours.
+    monkeypatch.setattr(baselines, "_generate_batch", lambda model, prompts: 1.0)
+    threads = torch.get_num_threads()
+    path = tmp_path / "serve.json"
+    report = serve.run(str(path), trace=None, model=None)
+    assert torch.get_num_threads() == threads
+    assert json.loads(path.read_text()) == report
+    assert [mode["mode"] for mode in report["modes"]] == ["off", "device", "device+host"]
+    off, device, host = report["modes"]
+    assert off["cached_device_tokens"] == off["cached_host_tokens"] == 0
+    assert device["cached_host_tokens"] == 0 < device["cached_device_tokens"]
+    assert host["cached_host_tokens"] > 0
+    assert [one["model"] for one in report["baselines"]] == ["llama 8x256", "gpt_oss 4x64"]
+    for one in report["baselines"]:
+        assert all(np.isfinite(one[key]) and one[key] > 0 for key in one if key != "model")
+    printed = capsys.readouterr().out
+    assert "workload: chat: 5 users" in printed
+    assert "gpt_oss 4x64: ours" in printed
