@@ -42,6 +42,7 @@ HELP: Final = {
     "served_model_name": "the name clients use; default: the directory's",
     "api_key": "what Authorization: Bearer must carry; default: anyone may ask",
     "max_waiting": "requests that may wait; more get a 503",
+    "default_max_tokens": "most tokens of a chat answer whose request names no max_tokens",
     "drain_s": "seconds that running requests get after SIGTERM",
 }
 

@@ -125,16 +125,8 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "serve/driver.py": "the engine's own thread",
         "serve/http_api.py": "long texts are tokenized in asyncio's pool",
     },
-    tells_rules_apart: {
-        "engine/step_meta.py": "the one mask function: the first key a query sees",
-    },
-    asks_whether_all_is_kept: {
-        "tree/nodes.py": "a group that keeps all needs each of its pages for good",
-        "tree/prefix_tree.py": "which groups are backed up on insert",
-        "tree/checkpoints.py": "checkpoints are for the groups that do not keep all",
-        "tree/check.py": "verifies the above",
-        "policy/admission.py": "growth for groups that keep all, peaks for the others",
-    },
+    tells_rules_apart: {},
+    asks_whether_all_is_kept: {},
     branches_on_an_attention_kind: {},
     writes_residency: {"tree/residency.py": "the table"},
     assigns_a_phase: {"engine/request.py": "the table"},

@@ -15,9 +15,9 @@ from stratakv.engine.attention import STEP, PagedStep, paged_attention
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.hf_cache import PagedCache
 from stratakv.engine.paged_layer import LayerPages, Scratch
-from stratakv.engine.step_meta import StepShape, first_key
+from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import GroupPlanner, split_widths
-from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow, needed
+from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow, first_key, needed
 
 HEADS, QUERY_HEADS, DIM, VALUE_DIM, SCALE = 2, 6, 8, 8, 0.3
 RULES = [KeepAll(), KeepWindow(1), KeepWindow(13), KeepChunk(12)]

@@ -15,7 +15,6 @@ import numpy as np
 from stratakv.cache.pools import Pools
 from stratakv.core.ids import GroupId, NodeIds, PageIds, TicketId
 from stratakv.policy.write import WritePolicy, worth_backup
-from stratakv.spec.groups import ANCHOR
 from stratakv.transfer.engine import LayerGate, TransferEngine
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 from stratakv.tree.effects import Backup
@@ -49,13 +48,18 @@ class CopyDesk:
         self._in_flight: dict[Direction, deque[tuple[TicketId, list[_Part]]]] = {
             direction: deque() for direction in Direction
         }
-        self.loading_pages = 0  # of the anchor: what the load-back budget counts
+        self._saves: dict[TicketId, int] = {}  # pages by which each load carries its match on
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
         """A gate over those of ``tickets`` that are still in flight; None when none is."""
         live = {ticket for ticket, _ in self._in_flight[Direction.LOAD]}
         waiting = [ticket for ticket in tickets if ticket in live]
         return self._transfer.gate(waiting) if waiting else None
+
+    @property
+    def loading_pages(self) -> int:
+        """What the loads in flight save, in pages of a prefix: the load-back budget's unit."""
+        return sum(self._saves.values())
 
     @property
     def busy(self) -> bool:
@@ -120,9 +124,12 @@ class CopyDesk:
 
     # -- load ----------------------------------------------------------------------------------
 
-    def load(self, lease: Lease) -> bool:
-        """Start the load that ``lease`` plans; False, and nothing changed, without device pages."""
+    def load(self, lease: Lease, saved_pages: int) -> bool:
+        """Start the load that ``lease`` plans, which takes a match ``saved_pages`` further; False
+        without device pages, when something may have been evicted all the same."""
         assert lease.host is not None, "this lease plans no load"
+        if any(self._pools.available(GroupId(g)) < len(rows) for g, rows in enumerate(lease.host)):
+            return False
         device: list[PageIds] = []
         for group, rows in enumerate(lease.host):
             self._pools.make_room(Tier.DEVICE, GroupId(group), len(rows))
@@ -139,7 +146,7 @@ class CopyDesk:
         ]
         ticket = self._send(Direction.LOAD, parts)
         self._tree.copies.begin_load(lease, device, ticket)
-        self.loading_pages += sum(len(part.rows) for part in parts if part.group == ANCHOR)
+        self._saves[ticket] = saved_pages
         return True
 
     # -- completion ----------------------------------------------------------------------------
@@ -158,9 +165,9 @@ class CopyDesk:
             if direction is Direction.LOAD:
                 counters.load_pages += pages
                 counters.load_bytes += done.bytes_moved
+                del self._saves[ticket]
                 for part in parts:
                     self._tree.copies.end_load(part.group, part.rows)
-                    self.loading_pages -= len(part.rows) if part.group == ANCHOR else 0
                 continue
             if done.ok:
                 counters.backup_pages += pages

@@ -114,7 +114,7 @@ class KVCache:
         self, prefix: PageHasher, prompt_tokens: int, total_tokens: int
     ) -> Admission | Refusal:
         """Lease the longest usable prefix, start its load-back if one is worth it, and book pages
-        up to the request's last token. A refusal changes nothing."""
+        up to the request's last token. A refusal pins nothing."""
         self._copies.begin_backups()  # an aborted request has left some; admitting may evict
         found = self.match(prefix, prompt_tokens)
         row = self._tables.open_row()
@@ -124,19 +124,22 @@ class KVCache:
         if load is LoadBack.WAIT:
             self._tables.close_row(row)
             return Refusal.LOAD_BUDGET
-        ends = (found.end, found.device_end) if load is LoadBack.LOAD else (found.device_end,)
-        for end in ends:
+        admission = None
+        if load is LoadBack.LOAD:
+            admission = self._try(row, prefix, (prompt_tokens, total_tokens), found, found.end)
+            if admission is None:  # the attempt may have evicted what the first match saw
+                found = self.match(prefix, prompt_tokens)
+        if admission is None:
+            end = found.device_end
             admission = self._try(row, prefix, (prompt_tokens, total_tokens), found, end)
-            if admission is not None:
-                return admission
-            self.counters.load_no_pages += end > found.device_end
-        self._tables.close_row(row)
-        return Refusal.NO_PAGES
+        if admission is None:
+            self._tables.close_row(row)
+            return Refusal.NO_PAGES
+        return admission
 
     def _weigh_load(self, found: Match) -> LoadBack:
         saved = (found.end - found.device_end) * self._page
-        in_flight = self._copies.loading_pages * self._page
-        answer = self._options.load_back.decide(saved, in_flight)
+        answer = self._options.load_back.decide(saved, self._copies.loading_pages * self._page)
         self.counters.load_declined += saved > 0 and answer is LoadBack.DECLINE
         self.counters.load_waited += answer is LoadBack.WAIT
         return answer
@@ -144,17 +147,22 @@ class KVCache:
     def _try(
         self, row: int, prefix: PageHasher, tokens: tuple[int, int], found: Match, end: int
     ) -> Admission | None:
-        """Admit at ``end``, or leave everything as it was."""
+        """Admit at ``end``, or not at all."""
         prompt_tokens, total_tokens = tokens
-        loads = end > found.device_end
-        lease = self._tree.lease(prefix.keys, end, load=loads)
         wanted = demand(self.spec, total_tokens, self._options.chunk_tokens, end)
-        host = [len(rows) for rows in lease.host] if lease.host else [0] * len(self.spec.groups)
-        available = [self._pools.available(group.id) - host[group.id] for group in self.spec.groups]
-        if not self._budget.fits(wanted, available) or (
-            lease.needs_load and not self._copies.load(lease)
-        ):
+        prices = [self._tree.price(prefix.keys, end, group.id) for group in self.spec.groups]
+        host = [price.to_load for price in prices]
+        available = [
+            self._pools.available(group.id) - prices[group.id].to_pin - host[group.id]
+            for group in self.spec.groups
+        ]
+        # Asked before the lease: a request that waits must not warm its prefix at every step.
+        if not self._budget.fits(wanted, available):
+            return None
+        lease = self._tree.lease(prefix.keys, end, load=end > found.device_end)
+        if lease.needs_load and not self._copies.load(lease, end - found.device_end):
             self._tree.release(lease)
+            self.counters.load_no_pages += 1
             return None
         self._budget.book(wanted)
         for group in self.spec.groups:
@@ -265,6 +273,7 @@ class KVCache:
         seat = self._seats.pop(row)
         end = seat.lease.end
         self._copies.back_up(self._keep(row, seat, end))
+        self._copies.back_up(self._tree.unsaved(seat.lease))  # what the host had no room for then
         device = self._pools.tiers[Tier.DEVICE]
         for group in self.spec.groups:
             own = self._tables.pages(group.id)[row, end:]

@@ -67,6 +67,7 @@ class ServerConfig:
     served_model_name: str | None = None
     api_key: str | None = None
     max_waiting: int = 4096
+    default_max_tokens: int = 1024
     drain_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -74,6 +75,10 @@ class ServerConfig:
             raise ConfigError(f"--port {self.port}: allowed are 0 (any free one) to 65535")
         if self.max_waiting < 1:
             raise ConfigError(f"--max-waiting {self.max_waiting}: allowed is 1 and more")
+        if self.default_max_tokens < 1:
+            raise ConfigError(
+                f"--default-max-tokens {self.default_max_tokens}: allowed is 1 and more"
+            )
         if not 0 <= self.drain_s < float("inf"):
             raise ConfigError(f"--drain-s {self.drain_s}: allowed are finite seconds from 0 up")
 

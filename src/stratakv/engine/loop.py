@@ -171,7 +171,7 @@ class Engine:
         """Nothing can run: what is queued waits for a copy, and idle copies only have to end."""
         if not self._requests:
             self._cache.settle()
-        elif not self._news:
+        else:
             assert self._cache.wait(), "requests wait, but for nothing"
 
     def _admit(self) -> None:

@@ -1,46 +1,19 @@
 """What one step's attention reads and writes in each cache group, worked out once for all layers.
 
-Owns the records between planner and attention, and the one rule that says which keys a query sees
-(``first_key``). Must not touch keys or values (``attention``, ``hf_cache``).
+Owns the records between planner and attention. Must not touch keys or values (``attention``,
+``hf_cache``).
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stratakv.engine.batch import StepBatch
-from stratakv.spec.retention import (
-    KeepAll,
-    KeepBoundary,
-    KeepChunk,
-    KeepLive,
-    KeepWindow,
-    Retention,
-)
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-
-
-def first_key(rule: Retention, positions: Ints) -> Ints:
-    """First key position that the query at each position sees; the last one is its own.
-
-    int64 [n] -> int64 [n], non-decreasing. A window of W tokens counts the query's own, as
-    ``sliding_window`` in Hugging Face's configs does.
-    """
-    match rule:
-        case KeepAll():
-            return np.zeros_like(positions)
-        case KeepWindow(tokens):
-            return np.maximum(0, positions - (tokens - 1))
-        case KeepChunk(tokens):
-            return positions // tokens * tokens
-        case KeepBoundary() | KeepLive():
-            raise AssertionError(f"a group under {rule} holds states, not keys")
-        case _:
-            assert_never(rule)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,9 +20,8 @@ from stratakv.engine.step_meta import (
     PrefillBlock,
     PrefillChunk,
     StepShape,
-    first_key,
 )
-from stratakv.spec.retention import Retention
+from stratakv.spec.retention import Retention, first_key
 
 BLOCK_QUERIES: Final = 512
 """Most queries of a chunk that are scored together."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import KeepAll, peak_pages
+from stratakv.spec.retention import peak_pages
 
 Pages: TypeAlias = tuple[int, ...]
 """Pages per group."""
@@ -41,7 +41,7 @@ class PageBudget:
     """What the running requests may still take, per group."""
 
     def __init__(self, spec: CacheSpec, totals: Sequence[int]) -> None:
-        self._keeps_all = tuple(isinstance(group.retention, KeepAll) for group in spec.groups)
+        self._keeps_all = tuple(group.keeps_all for group in spec.groups)
         self._totals = tuple(totals)
         self._growing = [0] * len(spec.groups)
         self._peaks = [0] * len(spec.groups)

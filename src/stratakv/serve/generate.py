@@ -39,13 +39,13 @@ STREAM_HEADERS: Final = [
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
     """What both endpoints come down to. ``field``: where the prompts stood. ``default_tokens``:
-    for a call without ``max_tokens``; None: what the model's length leaves."""
+    most tokens of an answer to a call without ``max_tokens``."""
 
     prompts: Sequence[TokenIds]
     decoding: Decoding
     format: Format
     field: str
-    default_tokens: int | None
+    default_tokens: int
     start_s: float
 
 
@@ -176,7 +176,7 @@ def _max_tokens(service: Service, call: Call, prompt_tokens: int) -> int:
         raise too_long(call.field, message)
     wanted = call.decoding.max_tokens
     if wanted is None:
-        return room if call.default_tokens is None else min(call.default_tokens, room)
+        return min(call.default_tokens, room)
     if wanted > room:
         message = (
             f"this model's maximum context length is {most} tokens, you asked for "

@@ -101,7 +101,7 @@ class Api:
                 logprobs=found.decoding.logprobs is not None,
             ),
             field="messages",
-            default_tokens=None,
+            default_tokens=self._service.limits.default_max_tokens,
             start_s=start_s,
         )
         return await answer(self._service, request, call)

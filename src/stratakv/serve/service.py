@@ -13,11 +13,14 @@ from stratakv.serve.tokenizer import Tokenizer
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """``max_model_len``: tokens of prompt and answer together. ``vocab``: token ids the model
-    knows. ``body_bytes``: of one request."""
+    knows. ``body_bytes``: of one request. ``default_max_tokens``: of a chat answer without
+    ``max_tokens``: pages are booked up to a request's last token, so a generous default would let
+    few run at once."""
 
     max_model_len: int
     vocab: int
     body_bytes: int = 8 << 20
+    default_max_tokens: int = 1024
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:

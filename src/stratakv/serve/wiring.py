@@ -156,7 +156,11 @@ def build_service(
         clock=clock,
         version=version("stratakv"),
         model=server.served_model_name or path.resolve().name,
-        limits=Limits(max_model_len=parts.max_model_len, vocab=parts.model.vocab_size),
+        limits=Limits(
+            max_model_len=parts.max_model_len,
+            vocab=parts.model.vocab_size,
+            default_max_tokens=server.default_max_tokens,
+        ),
         groups=groups,
         stop_tokens=parts.model.eos_ids,
         info=_info(config, server, parts),

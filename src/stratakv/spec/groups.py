@@ -74,6 +74,11 @@ class CacheGroup:
     def page_bytes(self) -> int:
         return sum(buffer.page_bytes for buffer in self.buffers)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a page is worth as much as the prefix it is part of, for as long."""
+        return isinstance(self.retention, KeepAll)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:

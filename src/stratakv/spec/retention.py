@@ -122,3 +122,22 @@ def peak_pages(rule: Retention, total_tokens: int, chunk_tokens: int, page_token
             return 1
         case _:
             assert_never(rule)
+
+
+def first_key(rule: Retention, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """First key position that the query at each position attends to; the last one is its own.
+
+    int64 [n] -> int64 [n], non-decreasing. A window of W tokens counts the query's own, as
+    ``sliding_window`` in Hugging Face's configs does.
+    """
+    match rule:
+        case KeepAll():
+            return np.zeros_like(positions)
+        case KeepWindow(tokens):
+            return np.maximum(0, positions - (tokens - 1))
+        case KeepChunk(tokens):
+            return positions // tokens * tokens
+        case KeepBoundary() | KeepLive():
+            raise AssertionError(f"a group under {rule} holds states, not keys")
+        case _:
+            assert_never(rule)

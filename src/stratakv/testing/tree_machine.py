@@ -31,7 +31,7 @@ from stratakv.tree.residency import Event, Residency
 MAX_PAGES = 8
 MAX_REQUESTS = 3
 STEPS = 16
-"""Steps of one walk: enough to fill the pools twice over."""
+"""Steps of one walk; its opening has served up to three prompts already."""
 
 PICK = st.integers(0, 1 << 16)
 YES = st.booleans()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stratakv.core.ids import NONE, NodeIds
 from stratakv.spec.groups import ANCHOR
-from stratakv.spec.retention import KeepAll, needed
+from stratakv.spec.retention import needed
 from stratakv.tree.nodes import ANY, TIERS, NodeTable
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import ON_TIER, Residency
@@ -152,7 +152,7 @@ def _queues(tree: PrefixTree, rows: NodeIds) -> None:
 def _checkpoints(tree: PrefixTree, rows: NodeIds) -> None:
     nodes, page = tree.nodes, tree.spec.page_tokens
     for group, spec in enumerate(tree.spec.groups):
-        whole = isinstance(spec.retention, KeepAll)
+        whole = spec.keeps_all
         want = np.full(len(nodes.parent), whole, np.int32)
         if not whole:
             for tip in rows[nodes.checkpoint[rows]].tolist():

@@ -10,7 +10,7 @@ import numpy as np
 
 from stratakv.core.ids import GroupId, NodeIds
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import KeepAll, needed
+from stratakv.spec.retention import needed
 from stratakv.tree.effects import Backup, Effect
 from stratakv.tree.nodes import ANY, NodeTable
 from stratakv.tree.pins import Pins
@@ -22,7 +22,7 @@ class Checkpoints:
         self._nodes = nodes
         self._pins = pins
         self._page_tokens = spec.page_tokens
-        self._partial = [g for g in spec.groups if not isinstance(g.retention, KeepAll)]
+        self._partial = [g for g in spec.groups if not g.keeps_all]
 
     def _needed(self, tip: int) -> list[tuple[GroupId, NodeIds]]:
         """Rows that each partial group needs at the end of ``tip``'s page."""

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import KeepAll
 from stratakv.tree.residency import ResidencyColumn
 
 Int32s = npt.NDArray[np.int32]
@@ -70,7 +69,7 @@ class NodeTable:
         self.pins = [[np.zeros(size, np.int32) for _ in groups] for _ in TIERS]
         self.rank: list[Int64s] = [np.zeros(size, np.int64) for _ in groups]
         # Checkpoints that need the page; a group that keeps all needs each of its pages for good.
-        whole = [isinstance(group.retention, KeepAll) for group in spec.groups]
+        whole = [group.keeps_all for group in spec.groups]
         self.need = [np.full(size, keeps, np.int32) for keeps in whole]
         self.ticket = [np.full(size, NONE, np.int64) for _ in groups]  # load that is landing it
         self.checkpoint: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)

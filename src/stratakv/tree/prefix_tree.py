@@ -6,12 +6,12 @@ eviction, checkpoints and copies are the modules beside it, on the same columns.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
 from stratakv.spec.groups import ANCHOR, CacheSpec
-from stratakv.spec.retention import KeepAll
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
@@ -21,9 +21,23 @@ from stratakv.tree.matching import Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.order import COLD, EvictionPolicy, LeastRecentlyUsed
 from stratakv.tree.pins import Pins
-from stratakv.tree.residency import ON_DEVICE, ON_TIER, Event, Residency, all_on_device
+from stratakv.tree.residency import (
+    ON_DEVICE,
+    ON_TIER,
+    Event,
+    Residency,
+    all_on_device,
+    count_on_tier,
+)
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
+
+
+class Price(NamedTuple):
+    """Pages of one group: those a lease would make unevictable, and those it would have to load."""
+
+    to_pin: int
+    to_load: int
 
 
 class PrefixTree:
@@ -41,8 +55,7 @@ class PrefixTree:
         self._matcher = Matcher(spec, self.nodes)
         self._evictor = Evictor(spec, self.nodes, self.pins, self.checkpoints)
         self._groups = range(len(spec.groups))
-        self._keep_all = [g.id for g in spec.groups if isinstance(g.retention, KeepAll)]
-        self._whole = [g.id for g in spec.groups if isinstance(g.retention, KeepAll)]
+        self._keep_all = [group.id for group in spec.groups if group.keeps_all]
 
     # -- match and lease -----------------------------------------------------------------------
 
@@ -94,6 +107,21 @@ class PrefixTree:
             found.update(np.unique(self.nodes.ticket[group][rows]).tolist())
         found.discard(NONE)
         return tuple(TicketId(ticket) for ticket in sorted(found))
+
+    def price(self, keys: Sequence[PageKey], end: int, group: GroupId) -> Price:
+        """What a lease at ``end`` would take of one group. Read-only."""
+        if not end:
+            return Price(0, 0)
+        count = end - self._matcher.starts(end)[group]
+        rows = self.nodes.tail(self.nodes.index[keys[end - 1]], count)
+        to_load = count - count_on_tier(DEVICE, self.nodes.state[group][rows])
+        pinned = int(np.count_nonzero(self.nodes.pins[DEVICE][group][rows]))
+        return Price(to_pin=count - to_load - pinned, to_load=to_load)
+
+    def unsaved(self, lease: Lease) -> list[Backup]:
+        """Pages of a lease that are on the device alone, of the groups that keep all."""
+        found = ((group, self.copies.unsaved(group, lease.path)) for group in self._keep_all)
+        return [Backup(group, rows) for group, rows in found if len(rows)]
 
     def advance(self, lease: Lease, keys: Sequence[PageKey], end: int) -> None:
         """Move a lease on along its own path: ``keys`` up to ``end`` are on the device by now."""
