@@ -14,7 +14,7 @@ from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.effects import Effect, FreeDevice, FreeHost
 from stratakv.tree.nodes import ANY, TIERS, NodeTable, Tier
 from stratakv.tree.pins import Pins
-from stratakv.tree.residency import EVICTED, ON_DEVICE, ON_TIER, Residency
+from stratakv.tree.residency import EVICTED, ON_DEVICE, ON_TIER, TIERS_OF, Residency
 
 FREE = (FreeDevice, FreeHost)
 LAST_COPY = (Residency.DEVICE, Residency.HOST)
@@ -254,18 +254,15 @@ class Evictor:
         nodes = self._nodes
         top = nodes.parent.item(row)
         anchor = nodes.state[ANCHOR].item(row)
-        for tier in TIERS:
-            if ON_TIER[tier].item(anchor):
-                nodes.kids[tier][top] = nodes.kids[tier].item(top) - 1
+        for tier in TIERS_OF[anchor]:
+            nodes.kids[tier][top] = nodes.kids[tier].item(top) - 1
         for group in self._groups:
-            state = nodes.state[group].item(row)
-            for tier in TIERS if state else ():
-                if ON_TIER[tier].item(state):
-                    nodes.residency[group].move_one(row, EVICTED[tier])
-                    page = nodes.page[tier][group]
-                    effects.append(FREE[tier](GroupId(group), page[row : row + 1].copy()))
-                    page[row] = NONE
-                    self._pins.evictable[tier][group] -= 1
+            for tier in TIERS_OF[nodes.state[group].item(row)]:
+                nodes.residency[group].move_one(row, EVICTED[tier])
+                page = nodes.page[tier][group]
+                effects.append(FREE[tier](GroupId(group), page[row : row + 1].copy()))
+                page[row] = NONE
+                self._pins.evictable[tier][group] -= 1
         nodes.remove_one(row)
         self._offer(top)
 

@@ -72,6 +72,10 @@ ON_HOST: Final = _set_of(R.SAVING, R.BOTH, R.HOST, R.LOADING)
 """Indexed by state: whether the group owns a host page there."""
 PRESENT: Final = _set_of(R.DEVICE, R.SAVING, R.BOTH, R.HOST, R.LOADING)
 ON_TIER: Final = (ON_DEVICE, ON_HOST)
+TIERS_OF: Final = tuple(
+    tuple(tier for tier, on_tier in enumerate(ON_TIER) if on_tier[state]) for state in Residency
+)
+"""Indexed by state: the tiers on which the group owns a page."""
 EVICTED: Final = (Event.DEVICE_EVICTED, Event.HOST_EVICTED)
 
 
