@@ -203,6 +203,8 @@ class Evictor:
         return total
 
     def _pinned_one(self, row: int) -> bool:
+        if not self._others:
+            return False
         pins = self._nodes.pins
         return any(pins[tier][group].item(row) for group in self._others for tier in TIERS)
 
@@ -264,7 +266,8 @@ class Evictor:
                 page[row] = NONE
                 self._pins.evictable[tier][group] -= 1
         nodes.remove_one(row)
-        self._offer(top)
+        if top != NONE:
+            self._offer(top)
 
     def _offer(self, row: int) -> None:
         """Queue a node's anchor wherever it has become a leaf."""
