@@ -54,11 +54,12 @@ def test_the_report_has_every_mode_and_baseline(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(baselines, "RAGGED_STEPS", 2)
     monkeypatch.setattr(baselines, "ALONE", 3)
     monkeypatch.setattr(baselines, "ALONE_NEW", 2)
-    monkeypatch.setattr(baselines, "ROUNDS", 1)
+    monkeypatch.setattr(baselines, "ROUNDS", {"llama 8x256": 1, "gpt_oss 4x64": 1})
+    monkeypatch.setattr(baselines, "TURN_STEPS", 2)
     monkeypatch.setattr(serve, "DEVICE_LONGEST", 2)
     monkeypatch.setattr(serve.Chat, "within", lambda longest, vocabulary: CHAT)
     # Transformers' continuous batching sleeps for seconds between tokens; its call is not ours.
-    monkeypatch.setattr(baselines, "_generate_batch", lambda model, prompts: 1.0)
+    monkeypatch.setattr(baselines, "_generate_batch", lambda model, prompts, new_tokens: 1.0)
     threads = torch.get_num_threads()
     path = tmp_path / "serve.json"
     report = serve.run(str(path), trace=None, model=None)

@@ -1,8 +1,9 @@
 """The engine beside plain transformers, a per-request loop, and itself with the cache off.
 
-Owns the comparisons. Every ratio is between medians of runs interleaved in one process on one
-thread, with the same fresh random prompts for each contender of a round: a busy machine slows all,
-and nothing is reused from an earlier round.
+Owns the comparisons. All contenders of a round get the same fresh random prompts, in one process on
+one thread, so nothing is reused from an earlier round and a busy machine slows all. Runs of
+transformers take turns with ours, and the medians are compared; two engines take turns every few
+steps.
 """
 
 import logging
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Final, cast
 
@@ -38,12 +40,12 @@ RAGGED_NEW: Final = RAGGED_STEPS + 32
 """Those that are timed, and those of the first ones while the last ones are still in prefill."""
 DEVICE_TOKENS: Final = PROMPTS * (PROMPT_TOKENS + NEW_TOKENS) * 3 // 2
 """Room for what runs and for half as much again, so that the rounds evict on both tiers."""
-ALONE: Final = 32
-"""Requests of the workload without reuse: twice what runs at once."""
+ALONE: Final = 24
+"""Requests of the workload without reuse: half as many again as run at once."""
 ALONE_NEW: Final = 64
-ROUNDS: Final = 5
-BATCH_ROUNDS: Final = 1
-"""Of transformers' continuous batching, which takes as long as all the others together."""
+ROUNDS: Final = {"llama 8x256": 3, "gpt_oss 4x64": 7}
+"""What takes about as long for either."""
+TURN_STEPS: Final = 8
 
 Prompts = Sequence[TokenIds]
 
@@ -78,39 +80,38 @@ def compare(name: str, model: PreTrainedModel) -> Baseline:
     plain, batching = twin(model), twin(model)
     ours, off = _engine(twin(model), "host"), _engine(twin(model), "off")
     loop = _engine(twin(model), "host", use_per_request_attention)
-    seconds: dict[str, list[float]] = {}
-
-    def note(key: str, taken_s: float) -> None:
-        seconds.setdefault(key, []).append(taken_s)
-
+    taken: dict[str, list[float]] = {key: [] for key in ("ours", "plain", "ragged", "reuse")}
     try:
-        for at in range(ROUNDS + 1):
+        for at in range(ROUNDS[name] + 1):
             prompts = _prompts(rng, (PROMPT_TOKENS,) * PROMPTS)
-            ragged = _prompts(rng, RAGGED)
-            alone = _prompts(rng, (PROMPT_TOKENS,) * ALONE)
-            note("ours", _serve(ours.engine, prompts, NEW_TOKENS))
-            note("plain", _generate(plain, prompts))
-            note("ragged", _decode(ours.engine, ragged))
-            note("loop", _decode(loop.engine, ragged))
             # Whoever goes second finds the caches of the machine as the first one left them.
-            pair = (("tiers", ours), ("off", off))
-            for key, parts in pair if at % 2 else reversed(pair):
-                note(key, _serve(parts.engine, alone, ALONE_NEW))
-            if at < BATCH_ROUNDS:
-                note("batching", _generate_batch(batching, prompts))
+            turns = (
+                ("ours", partial(_serve, ours.engine)),
+                ("plain", partial(_generate, plain)),
+            )
+            for key, run in turns if at % 2 else reversed(turns):
+                taken[key].append(run(prompts))
+            decode = _race_decode((ours.engine, loop.engine), _prompts(rng, RAGGED))
+            taken["ragged"].append(decode[1] / decode[0])
+            alone = _prompts(rng, (PROMPT_TOKENS,) * ALONE)
+            whole = _race((ours.engine, off.engine), alone)
+            taken["reuse"].append(whole[1] / whole[0])
+        prompts = _prompts(rng, (PROMPT_TOKENS,) * PROMPTS)
+        _generate_batch(batching, prompts[:1], 2)
+        batching_s = _generate_batch(batching, prompts, NEW_TOKENS)
     finally:
         for parts in (ours, off, loop):
             parts.close()
-    # The first round of all that have more warms them.
-    taken = {key: median(times[1:] or times) for key, times in seconds.items()}
+    # The first round warms all of them.
+    middle = {key: median(values[1:]) for key, values in taken.items()}
     output = PROMPTS * NEW_TOKENS
     return Baseline(
         model=name,
-        ours_tok_s=output / taken["ours"],
-        generate_batch_tok_s=output / taken["batching"],
-        generate_tok_s=output / taken["plain"],
-        ragged_ratio=taken["loop"] / taken["ragged"],
-        no_reuse_ratio=taken["off"] / taken["tiers"],
+        ours_tok_s=output / middle["ours"],
+        generate_batch_tok_s=output / batching_s,
+        generate_tok_s=output / middle["plain"],
+        ragged_ratio=middle["ragged"],
+        no_reuse_ratio=middle["reuse"],
     )
 
 
@@ -147,33 +148,57 @@ def _submit(engine: Engine, prompts: Prompts, new_tokens: int) -> None:
         engine.submit(Prompt(id=RequestId(str(at)), tokens=tokens, sampling=sampling))
 
 
-def _serve(engine: Engine, prompts: Prompts, new_tokens: int) -> float:
+def _serve(engine: Engine, prompts: Prompts) -> float:
     """Seconds from the first prompt to the end of the last copy: a backup that went on for longer
     would slow whoever comes next."""
     begin_s = time.perf_counter()
-    _submit(engine, prompts, new_tokens)
+    _submit(engine, prompts, NEW_TOKENS)
     told = 0
     while engine.has_work():
         told += len(engine.step())
     taken_s = time.perf_counter() - begin_s
-    assert told == len(prompts) * new_tokens, f"{told} tokens"
+    assert told == len(prompts) * NEW_TOKENS, f"{told} tokens"
     return taken_s
 
 
-def _decode(engine: Engine, prompts: Prompts) -> float:
-    """Seconds of ``RAGGED_STEPS`` steps in which every prompt is past its prefill."""
-    _submit(engine, prompts, RAGGED_NEW)
-    started: set[RequestId] = set()
-    while len(started) < len(prompts):
-        started.update(output.request for output in engine.step())
-    begin_s = time.perf_counter()
-    told = sum(len(engine.step()) for _ in range(RAGGED_STEPS))
-    taken_s = time.perf_counter() - begin_s
-    assert told == RAGGED_STEPS * len(prompts), f"{told} tokens"
-    for at in range(len(prompts)):
-        engine.abort(RequestId(str(at)))
-    while engine.has_work():
-        engine.step()
+def _race(engines: Sequence[Engine], prompts: Prompts) -> list[float]:
+    """Seconds of each engine to serve all prompts, ``TURN_STEPS`` steps at a time in turn, so that
+    whatever else the machine does in the meantime meets them alike."""
+    taken_s = [0.0] * len(engines)
+    told = [0] * len(engines)
+    for engine in engines:
+        _submit(engine, prompts, ALONE_NEW)
+    while any(engine.has_work() for engine in engines):
+        for at, engine in enumerate(engines):
+            begin_s = time.perf_counter()
+            for _ in range(TURN_STEPS):
+                told[at] += len(engine.step()) if engine.has_work() else 0
+            taken_s[at] += time.perf_counter() - begin_s
+    assert told == [len(prompts) * ALONE_NEW] * len(engines), f"{told} tokens"
+    return taken_s
+
+
+def _race_decode(engines: Sequence[Engine], prompts: Prompts) -> list[float]:
+    """Seconds of each engine for ``RAGGED_STEPS`` steps in which every prompt is past its prefill,
+    in turn as in ``_race``."""
+    for engine in engines:
+        _submit(engine, prompts, RAGGED_NEW)
+        started: set[RequestId] = set()
+        while len(started) < len(prompts):
+            started.update(output.request for output in engine.step())
+    taken_s = [0.0] * len(engines)
+    told = [0] * len(engines)
+    for _ in range(RAGGED_STEPS // TURN_STEPS):
+        for at, engine in enumerate(engines):
+            begin_s = time.perf_counter()
+            told[at] += sum(len(engine.step()) for _ in range(TURN_STEPS))
+            taken_s[at] += time.perf_counter() - begin_s
+    assert told == [RAGGED_STEPS * len(prompts)] * len(engines), f"{told} tokens"
+    for engine in engines:
+        for at in range(len(prompts)):
+            engine.abort(RequestId(str(at)))
+        while engine.has_work():
+            engine.step()
     return taken_s
 
 
@@ -194,18 +219,18 @@ def _generate(model: PreTrainedModel, prompts: Prompts) -> float:
     return taken_s
 
 
-def _generate_batch(model: PreTrainedModel, prompts: Prompts) -> float:
-    """Transformers' own continuous batching, as its documentation calls it, greedy. -1 is no token,
-    so that no answer stops early."""
-    config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1)
+def _generate_batch(model: PreTrainedModel, prompts: Prompts, new_tokens: int) -> float:
+    """Transformers' own continuous batching, as its documentation calls it, greedy, without the
+    warm-up that captures CUDA graphs. -1 is no token, so that no answer stops early."""
+    config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1)
     inputs = [tokens.tolist() for tokens in prompts]
     generate = cast("Callable[..., dict[str, GenerationOutput]]", model.generate_batch)
-    with _quiet("transformers"):
+    with _quiet("ContinuousBatchingLogger"):
         begin_s = time.perf_counter()
-        out = generate(inputs, generation_config=config)
+        out = generate(inputs, generation_config=config, warmup=False)
         taken_s = time.perf_counter() - begin_s
     told = sum(len(answer.generated_tokens) for answer in out.values())
-    assert told == len(prompts) * NEW_TOKENS, f"{told} tokens"
+    assert told == len(prompts) * new_tokens, f"{told} tokens"
     return taken_s
 
 
