@@ -5,9 +5,9 @@ recorded, and ``TokenRunner``, which computes nothing but checks every page it w
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -26,7 +26,7 @@ from stratakv.memory.device_pools import DevicePools
 from stratakv.serve import wiring
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
-from stratakv.spec.retention import KeepAll, Retention, needed
+from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, Retention, needed
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.tree.nodes import TIERS, Tier
@@ -122,12 +122,15 @@ def all_free(parts: wiring.EngineParts) -> bool:
 # -- requests ------------------------------------------------------------------------------------
 
 
-def greedy(name: str, tokens: Sequence[int], count: int, salt: str = "") -> Prompt:
+def greedy(
+    name: str, tokens: Sequence[int], count: int, salt: str = "", adapter: str = ""
+) -> Prompt:
     return Prompt(
         id=RequestId(name),
         tokens=np.array(tokens, np.int32),
         sampling=SamplingParams(max_tokens=count, temperature=0.0),
         salt=salt,
+        adapter=adapter,
     )
 
 
@@ -216,30 +219,49 @@ VOCABULARY = 97
 
 
 def token_spec(page_tokens: int, *rules: Retention) -> CacheSpec:
-    """An anchor and one group per rule, each one layer that keeps a token id per position."""
+    """An anchor and one group per rule, each one layer that keeps a token id per position, or, of
+    a group with a live page, a state."""
     groups = [
         CacheGroup(
             id=GroupId(index),
             name=f"g{index}",
             retention=rule,
-            buffers=(
-                BufferSpec(
-                    name="tokens",
-                    layers=(LayerId(index),),
-                    rows_per_page=page_tokens,
-                    row_shape=(1,),
-                    dtype="float32",
-                ),
-            ),
+            buffers=(_buffer(index, rule, page_tokens),),
         )
         for index, rule in enumerate((KeepAll(), *rules))
     ]
     return CacheSpec(page_tokens=page_tokens, groups=tuple(groups))
 
 
-def next_token(tokens: np.ndarray) -> int:
-    """What ``TokenRunner`` says after ``tokens``: depends on every one and on its place."""
-    places = np.arange(1, len(tokens) + 1, dtype=np.int64)
+def without_anchor_bytes(spec: CacheSpec) -> CacheSpec:
+    """The spec of a model without attention: its anchor only says which prefixes there are."""
+    anchor, *others = spec.groups
+    return replace(spec, groups=(replace(anchor, buffers=()), *others))
+
+
+def _buffer(index: int, rule: Retention, page_tokens: int) -> BufferSpec:
+    state = isinstance(rule, KeepBoundary | KeepLive)
+    return BufferSpec(
+        name="tokens",
+        layers=(LayerId(index),),
+        rows_per_page=1 if state else page_tokens,
+        row_shape=(2,) if state else (1,),
+        dtype="float32",
+    )
+
+
+def state_of(rule: Retention, tokens: np.ndarray, page_tokens: int) -> list[float]:
+    """What a state group holds after ``tokens``: how many it has seen, and a digest of them. The
+    scratch of ``KeepLive`` is empty at every page boundary."""
+    if isinstance(rule, KeepLive):
+        tokens = tokens[len(tokens) // page_tokens * page_tokens :]
+    return [float(len(tokens)), float(next_token(tokens))]
+
+
+def next_token(tokens: np.ndarray, start: int = 0) -> int:
+    """What ``TokenRunner`` says after ``tokens``: depends on every one and on its place. A sum over
+    the tokens: of those from ``start`` on it is their share."""
+    places = np.arange(start + 1, start + len(tokens) + 1, dtype=np.int64)
     return int((tokens.astype(np.int64) * (places * 31 % 89 + 1)).sum() % VOCABULARY)
 
 
@@ -261,28 +283,34 @@ class TokenRunner:
     def __init__(self, spec: CacheSpec, pools: DevicePools, tables: BlockTable) -> None:
         self._spec = spec
         self._tables = tables
-        self._pages = [
-            pools.layer(g.id, "tokens", LayerId(g.id)).numpy()[..., 0] for g in spec.groups
-        ]
+        self._pages: dict[int, np.ndarray] = {}
+        for group in spec.groups:
+            if group.buffers:
+                view = pools.layer(group.id, "tokens", LayerId(group.id)).numpy()
+                self._pages[group.id] = view[:, 0] if group.stateful else view[..., 0]
         self.pages_held = [0] * len(spec.groups)
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         answers: list[int] = []
-        for group in self._spec.groups if batch.gate else ():
-            batch.gate.wait(LayerId(group.id))
+        for group in self._pages if batch.gate else ():
+            batch.gate.wait(LayerId(group))
         for group, held in enumerate(self.pages_held):
             most = int((self._tables.pages(GroupId(group)) >= 0).sum(axis=1).max())
+            most += int((self._tables.slots.own(GroupId(group)) >= 0).any())
             self.pages_held[group] = max(held, most)
         offsets = np.cumsum(batch.counts) - batch.counts
         for at, row in enumerate(batch.rows.tolist()):
             start, count = int(batch.starts[at]), int(batch.counts[at])
-            self._write(row, start, batch.tokens[offsets[at] :][:count])
-            tokens = self._read(row, start, start + count)
+            answer = self._continue(row, start, batch.tokens[offsets[at] :][:count])
             if batch.sampled[at]:
-                answers.append(next_token(tokens))
+                answers.append(answer)
         return torch.nn.functional.one_hot(
             torch.tensor(answers, dtype=torch.int64), VOCABULARY
         ).float()
+
+    def _continue(self, row: int, start: int, tokens: np.ndarray) -> int:
+        self._write(row, start, tokens)
+        return next_token(self._read(row, start, start + len(tokens)))
 
     def _slots(self, row: int, group: int, span: range) -> tuple[np.ndarray, np.ndarray]:
         index, offset = np.divmod(np.array(span), self._spec.page_tokens)
@@ -291,18 +319,54 @@ class TokenRunner:
         return pages, offset
 
     def _write(self, row: int, start: int, tokens: np.ndarray) -> None:
-        for group, pages in enumerate(self._pages):
-            pages[self._slots(row, group, range(start, start + len(tokens)))] = tokens
+        for group, pages in self._pages.items():
+            if not self._spec.groups[group].stateful:
+                pages[self._slots(row, group, range(start, start + len(tokens)))] = tokens
 
     def _read(self, row: int, start: int, end: int) -> np.ndarray:
         prefix = self._pages[0][self._slots(row, 0, range(end))]
         assert not np.isnan(prefix).any(), f"row {row} reads pages nobody owns"
         page = self._spec.page_tokens
         for group in self._spec.groups[1:]:
+            if group.stateful:
+                self._advance(row, group, prefix, start)
+                continue
             first = needed(group.retention, start, page).start * page
             seen = self._pages[group.id][self._slots(row, group.id, range(first, end))]
             assert (seen == prefix[first:]).all(), f"group {group.name} holds another prefix"
         return prefix
+
+    def _advance(self, row: int, group: CacheGroup, prefix: np.ndarray, start: int) -> None:
+        """Check the state before ``start`` and write the one after ``prefix``."""
+        page = self._spec.page_tokens
+        before, found = state_of(group.retention, prefix[:start], page), self._state(row, group)
+        assert found == before, f"group {group.name}: state {found} at {start}, not {before}"
+        self._keep_state(row, group, state_of(group.retention, prefix, page))
+
+    def _state(self, row: int, group: CacheGroup) -> list[float]:
+        source = self._tables.slots.source(group.id).item(row)
+        return [0.0, 0.0] if source < 0 else self._pages[group.id][source].tolist()
+
+    def _keep_state(self, row: int, group: CacheGroup, state: list[float]) -> None:
+        own = self._tables.slots.own(group.id).item(row)
+        assert own >= 0, "nowhere to write the state"
+        self._pages[group.id][own] = state
+
+
+class StateRunner(TokenRunner):
+    """For an anchor without bytes and groups of states: what is known of a prefix is what they say
+    of it."""
+
+    def _continue(self, row: int, start: int, tokens: np.ndarray) -> int:
+        digests: set[int] = set()
+        for group in self._spec.groups[1:]:
+            seen, digest = self._state(row, group)
+            assert seen == start, f"group {group.name}: a state of {seen} tokens at {start}"
+            after = (int(digest) + next_token(tokens, start)) % VOCABULARY
+            self._keep_state(row, group, [float(start + len(tokens)), float(after)])
+            digests.add(after)
+        assert len(digests) == 1, f"row {row}: its states disagree"
+        return digests.pop()
 
 
 @contextmanager
@@ -312,14 +376,20 @@ def token_engine(
     device: Sequence[int],
     host: Sequence[int],
     copier: Copier = DEFAULT_COPIER,
+    digests: Mapping[str, bytes] | None = None,
 ) -> Iterator[wiring.EngineParts]:
-    """An engine over ``TokenRunner``: real pages, tree, copies and scheduling, no arithmetic."""
+    """An engine over ``TokenRunner``: real pages, tree, copies and scheduling, no arithmetic.
+    ``digests``: of adapters that it says it has, by name."""
     model = SimpleNamespace(
-        device=torch.device("cpu"), fingerprint=b"tokens", max_positions=4096, config={}
+        device=torch.device("cpu"),
+        fingerprint=b"tokens",
+        max_positions=4096,
+        config={},
+        adapters=SimpleNamespace(digests=digests or {}),
     )
 
     def runner(_model, spec, pools, tables) -> TokenRunner:
-        return TokenRunner(spec, pools, tables)
+        return (TokenRunner if spec.groups[0].buffers else StateRunner)(spec, pools, tables)
 
     patch = mock.patch.object(wiring, "ModelRunner", runner)
     with patch, _assembled(model, spec, config, (device, host), copier) as parts:

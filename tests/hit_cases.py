@@ -12,9 +12,21 @@ import torch
 from stratakv.core.config import EngineConfig
 from stratakv.engine.model import HuggingFaceModel, wrap
 from stratakv.serve.wiring import EngineParts
+from stratakv.spec.derive import spec_of
+from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER
-from tests.engines import Answer, RecordingRunner, drain, greedy, small_engine, tokens_of
+from tests.engines import (
+    Answer,
+    RecordingRunner,
+    drain,
+    evict_device,
+    greedy,
+    on_device,
+    on_host,
+    small_engine,
+    tokens_of,
+)
 from tests.fixtures.models import (
     FAMILIES,
     TOLERANCE,
@@ -29,6 +41,9 @@ CASES: Final = [
     *((family, page) for page in (16, 64) for family in FAMILIES),
     ("llama", 1),
     ("gemma3", 1),
+    ("llama4", 16),
+    ("deepseek_v3", 16),
+    ("deepseek_v3", 64),
 ]
 PROMPT: Final = {1: 75, 16: 150, 64: 270}
 """Tokens of a usual prompt by page size: several windows, several pages, and a part of one."""
@@ -39,6 +54,12 @@ OUTPUT: Final = 4
 @cache
 def engine_model(family: str) -> HuggingFaceModel:
     return wrap(model_to_give_away(family))
+
+
+@cache
+def spec_for(family: str, page: int) -> CacheSpec:
+    model = engine_model(family)
+    return spec_of(model.config, page_tokens=page, dtype=model.dtype)
 
 
 @cache
@@ -118,7 +139,7 @@ def lab(
 ) -> Iterator[Lab]:
     """Pools that hold everything unless ``device`` or ``host`` say otherwise, per group."""
     torch.set_num_threads(1)
-    groups = 2 if family in WINDOWED else 1
+    groups = len(spec_for(family, page).groups)
     plenty = (-(-4096 // page),) * groups
     chunk = settings.pop("chunk_tokens", CHUNK[page])
     config = EngineConfig(
@@ -132,3 +153,14 @@ def lab(
     pages = (plenty if device is None else device, plenty if host is None else host)
     with small_engine(engine_model(family), config, *pages, copier) as parts:
         yield Lab(family, parts)
+
+
+def prove_reuse(family: str, page: int = 16) -> None:
+    """The short proof that a family is exact: computed, hit on the device, loaded from the host."""
+    tokens = prompt(page, 1)
+    end = last_end(len(tokens), page)
+    with lab(family, page) as this:
+        assert this.ask(tokens).cached == on_device(this.spec, 0)
+        assert this.ask(tokens).cached == on_device(this.spec, end)
+        evict_device(this.parts)
+        assert this.ask(tokens).cached == on_host(this.spec, end)

@@ -82,6 +82,7 @@ class FakePool:
 @dataclass(frozen=True)
 class FakeStats:
     waiting: int
+    retracted: int
     running: int
     steps: int
     pages: tuple[FakePool, ...]
@@ -155,7 +156,7 @@ class EchoEngine:
         running = min(self.batch, len(self.requests))
         pools = tuple(FakePool(group, tier) for group in GROUPS for tier in ("device", "host"))
         counters = {"backup_pages": 7}
-        return FakeStats(len(self.requests) - running, running, self.steps, pools, counters)
+        return FakeStats(len(self.requests) - running, 0, running, self.steps, pools, counters)
 
     def forget(self) -> None:
         """Be as new; only while idle."""

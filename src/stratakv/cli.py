@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stratakv.core.config import TIERS, EngineConfig, ServerConfig
+from stratakv.core.config import EVICTIONS, TIERS, WRITE_POLICIES, EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 
 Record = TypeVar("Record")
@@ -21,6 +21,7 @@ METAVAR: Final = {
     "cache": f"{{{','.join(TIERS)}}}",
     "device_memory": "SIZE",
     "host_memory": "SIZE",
+    "lora": "NAME=DIR",
 }
 HELP: Final = {
     "page_tokens": "tokens of a page: the unit of identity, allocation and transfer",
@@ -35,8 +36,18 @@ HELP: Final = {
     "step_tokens": "most tokens that one step computes",
     "chunk_tokens": "most prompt tokens of one request in a step",
     "chat_tokens": "typical length of a conversation; decides the split between cache groups",
+    "reserve_tokens": "output tokens booked per request at admission; one that needs more when "
+    "pages run short may be retracted to the host and comes back",
+    "snapshot_tokens": "how often a decoding request keeps its state (Mamba and linear attention), "
+    "a multiple of --page-tokens; default: 256, in whole pages",
     "load_back_threshold": "a host hit that saves fewer tokens is recomputed",
     "load_back_budget": "most tokens being loaded at once",
+    "eviction": f"which cached pages leave first: {', '.join(EVICTIONS)}",
+    "write_policy": f"when a page is copied to the host: {', '.join(WRITE_POLICIES)}",
+    "write_hits": "uses after which write-through-selective copies a page; the first counts",
+    "write_back_reserve": "share of the device's pages that write-back keeps free or copied",
+    "lora": "a LoRA adapter in a PEFT directory, which requests name in place of the model; may be "
+    "repeated",
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one, printed",
     "served_model_name": "the name clients use; default: the directory's",
@@ -87,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("tree", "match, lease, insert, evict of the prefix tree"),
         ("transfer", "copies between device and host"),
-        ("serve", "the engine with the cache off, on the device, on device and host"),
+        ("serve", "the engine by cache tier, beside Hugging Face's, and to the first token"),
+        ("policy", "token hit rates of the eviction policies on a trace"),
     ):
         part = parts.add_parser(name, help=text, allow_abbrev=False)
         part.add_argument("--json", metavar="FILE", help="also write the figures there")
@@ -95,7 +107,35 @@ def _parser() -> argparse.ArgumentParser:
         if name == "serve":
             part.add_argument("--trace", metavar="FILE", help="a Mooncake-format trace to replay")
             part.add_argument("--model", metavar="DIR", help="a model directory; default: built-in")
+        if name == "policy":
+            _policy_flags(part)
     return parser
+
+
+def _policy_flags(part: argparse.ArgumentParser) -> None:
+    part.add_argument(
+        "trace",
+        nargs="?",
+        metavar="TRACE",
+        help="a Mooncake-format trace, JSON lines; default: generated chats",
+    )
+    for flag, text, default in (
+        ("chats", "conversations to generate where there is no TRACE", 400),
+        ("message-tokens", "mean length of what a user says in them", 200),
+        ("seed", "of the generated chats", 0),
+        ("requests", "replay only the first of them", None),
+        ("device-tokens", "what the device holds in full; windows and states get a share", 200_000),
+        ("chat-tokens", "typical length of a conversation; default: the mean request", None),
+        ("max-running", "requests that run at once", 16),
+        ("chunk-tokens", "most prompt tokens of one request in a step", 512),
+    ):
+        shown = "" if default is None else f" (default: {default})"
+        part.add_argument(f"--{flag}", type=int, default=default, metavar="INT", help=text + shown)
+    part.add_argument("--save-trace", metavar="FILE", help="also write what is replayed there")
+    for flag, text in (("policies", "eviction policies"), ("specs", "kinds of model")):
+        part.add_argument(
+            f"--{flag}", metavar="NAME,..", default="", help=f"{text} to replay; default: all"
+        )
 
 
 def _flags(parser: argparse.ArgumentParser, record: type[Any]) -> None:
@@ -104,11 +144,13 @@ def _flags(parser: argparse.ArgumentParser, record: type[Any]) -> None:
     for field in fields(record):
         kind = str(field.type)
         convert = int if "int" in kind else float if "float" in kind else str
-        default = None if field.default is MISSING else field.default
+        many = kind.startswith("tuple")
+        default = None if many or field.default is MISSING else field.default
         shown = "" if default is None else f" (default: {default})"
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=convert,
+            action="append" if many else "store",
             default=default,
             help=HELP[field.name] + shown,
             metavar=METAVAR.get(field.name, convert.__name__.upper()),
@@ -118,7 +160,8 @@ def _flags(parser: argparse.ArgumentParser, record: type[Any]) -> None:
 def _picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
     values = vars(arguments)
     names = [field.name for field in fields(record)]  # pyright: ignore[reportArgumentType]
-    return record(**{name: values[name] for name in names})
+    found = {name: values[name] for name in names if values[name] is not None}
+    return record(**{n: tuple(v) if isinstance(v, list) else v for n, v in found.items()})
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -159,6 +202,14 @@ def _bench(arguments: argparse.Namespace) -> int:
             from stratakv.bench import transfer  # noqa: PLC0415
 
             transfer.run(arguments.json)
+        case "policy":
+            from stratakv.bench import policy  # noqa: PLC0415
+
+            values = vars(arguments)
+            chosen = {field.name: values[field.name] for field in fields(policy.PolicyOptions)}
+            for flag in ("policies", "specs"):
+                chosen[flag] = tuple(filter(None, values[flag].split(",")))
+            policy.run(arguments.json, policy.PolicyOptions(**chosen))
         case _:
             from stratakv.bench import serve  # noqa: PLC0415
 

@@ -73,13 +73,15 @@ def test_help_names_every_verb(capsys):
 
 def test_help_of_serve_lists_every_setting_with_its_default(capsys):
     text = help_of(["serve"], capsys)
-    listed = set(re.findall(r"(--[a-z-]+) (?:INT|FLOAT|STR|SIZE|\{)", text))
+    listed = set(re.findall(r"(--[a-z-]+) (?:INT|FLOAT|STR|SIZE|NAME=DIR|\{)", text))
     settings = [*fields(EngineConfig), *fields(ServerConfig)]
     wanted = {f"--{field.name.replace('_', '-')}" for field in settings}
     assert listed == wanted | {"--threads"}
     for field in settings:
         about = text.rpartition(f" --{field.name.replace('_', '-')} ")[2]
-        assert field.default is None or about.index(f"(default: {field.default})") < 200, field.name
+        about = about.replace("- ", "-")  # argparse breaks lines at hyphens
+        shown = f"(default: {field.default})"
+        assert field.default in {None, ()} or about.index(shown) < 200, field.name
 
 
 @pytest.mark.parametrize("part", ["tree", "transfer", "serve"])
@@ -171,6 +173,11 @@ def test_a_command_line_that_cannot_be_read(argv, said, capsys):
         ("--drain-s nan", "--drain-s nan: allowed are finite seconds from 0 up"),
         ("--drain-s -1", "--drain-s -1.0: allowed are finite seconds from 0 up"),
         ("--threads 0", "--threads 0: allowed is 1 and more"),
+        ("--lora a", "--lora a: allowed is NAME=DIR, a name of 1 to 512 characters"),
+        ("--lora =/a", "--lora =/a: allowed is NAME=DIR, a name of 1 to 512 characters"),
+        ("--lora a=x --lora a=y", "--lora a=y: the name a is taken by another --lora"),
+        ("--lora me=x --served-model-name me", "--lora me=x: the model has this name"),
+        ("--lora a=nowhere", "--lora a=nowhere: not a directory with a PEFT adapter_config.json"),
     ],
 )  # fmt: skip
 def test_flags_are_refused_before_weights_are_read(directory, no_weights, flags, said, capsys):

@@ -281,7 +281,7 @@ def test_first_come_first_served_where_pages_are_short():
         overtook = False
         while parts.engine.has_work():
             running = {request.id for request in parts.engine._by_row.values()}
-            waiting = {request.id for request in parts.engine._waiting}
+            waiting = {request.id for request in parts.engine._backlog._waiting}
             overtook |= "small" in running and "c" in waiting
             parts.engine.step()
         assert not overtook, "nobody passes one that pages lack for"

@@ -75,7 +75,7 @@ def test_no_request_ever_holds_more_of_a_window_than_was_booked(rule):
     rng = np.random.default_rng(1)
     for chunk in (16, 33, 40):
         settings = config(page_tokens=page, chunk_tokens=chunk, step_tokens=chunk + 15)
-        peak = demand(spec, 320, chunk, 0).peak[1]
+        peak = demand(spec, 320, 320, chunk, 0).peak[1]
         with token_engine(spec, settings, (60, 2 * peak), (60, 60)) as parts:
             prompts = [rng.integers(0, VOCABULARY, 190).tolist() for _ in range(3)]
             run(parts, *(greedy(str(n), prompt, 5) for n, prompt in enumerate(prompts)))
@@ -88,7 +88,7 @@ def test_tight_pools_serve_every_request_to_its_end(host, fill):
     """From "one request fits" up: all finish, with the tokens of a run that has no cache."""
     longest = 60
     spec = token_spec(PAGE, KeepWindow(10))
-    whole, peak = demand(spec, longest, 9, 0).peak
+    whole, peak = demand(spec, longest, longest, 9, 0).peak
     device = (whole + 4 * fill, peak + (fill // 2) * 3)
     rng = np.random.default_rng(fill)
     trunk = rng.integers(0, VOCABULARY, 40).tolist()
@@ -130,7 +130,7 @@ def test_a_request_that_computes_what_another_one_loads_keeps_no_second_page():
     just landing. There are two pages for one place until the load ends, and no longer: admission
     has booked one."""
     spec = token_spec(PAGE, KeepWindow(56))
-    peak = demand(spec, 320, 8, 0).peak[1]
+    peak = demand(spec, 320, 320, 8, 0).peak[1]
     rng = np.random.default_rng(5)
     known = rng.integers(0, VOCABULARY, 69).tolist()
     branch = known[:48] + rng.integers(0, VOCABULARY, 100).tolist()

@@ -11,7 +11,17 @@ import pytest
 from stratakv.cache.records import CachedTokens
 from stratakv.tree.nodes import Tier
 from tests.engines import evict, evict_device, on_device, on_host, span_tokens
-from tests.hit_cases import CASES, CHUNK, OUTPUT, PROMPT, WINDOWED, lab, last_end, prompt
+from tests.hit_cases import (
+    CASES,
+    CHUNK,
+    OUTPUT,
+    PROMPT,
+    WINDOWED,
+    lab,
+    last_end,
+    prompt,
+    spec_for,
+)
 
 families_and_pages = pytest.mark.parametrize(("family", "page"), CASES)
 windowed = pytest.mark.parametrize(
@@ -102,7 +112,7 @@ def test_a_partial_hit_inside_a_window_and_the_branching_point_it_leaves(family,
     first = prompt(page, 1)
     end = last_end(len(first), page)
     shared = end - (page if page > 1 else 4)
-    kept = span_tokens(this_spec(family, page), end)[1] // page
+    kept = span_tokens(spec_for(family, page), end)[1] // page
     with lab(family, page) as this:
         this.ask(first)
         # Only what the prompt's checkpoint needs is left of the window: not enough at ``shared``.
@@ -114,11 +124,6 @@ def test_a_partial_hit_inside_a_window_and_the_branching_point_it_leaves(family,
         evict_device(this.parts)
         fourth = first[:shared] + prompt(page, 5)[: len(first) - shared]
         assert this.ask(fourth).cached == on_host(this.spec, shared)
-
-
-def this_spec(family, page):
-    with lab(family, page) as this:
-        return this.spec
 
 
 TURN = {1: (60, 12), 16: (100, 30), 64: (140, 70)}
@@ -144,7 +149,7 @@ def tight_pool(page, groups):
 
 @families_and_pages
 def test_eviction_between_turns_with_a_host(family, page):
-    groups = 2 if family in WINDOWED else 1
+    groups = len(spec_for(family, page).groups)
     device = tight_pool(page, groups)
     filler = prompt(page, 9, device[0] * page - OUTPUT)
     with lab(family, page, device=device) as this:
@@ -168,7 +173,7 @@ def test_eviction_between_turns_with_a_host(family, page):
 
 @families_and_pages
 def test_eviction_between_turns_without_a_host(family, page):
-    groups = 2 if family in WINDOWED else 1
+    groups = len(spec_for(family, page).groups)
     device = tight_pool(page, groups)
     settings = {"device": device, "host": (0,) * groups, "cache": "device"}
     with lab(family, page, **settings) as this:

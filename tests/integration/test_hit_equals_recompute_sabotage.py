@@ -20,6 +20,7 @@ from tests.engines import evict_device
 from tests.hit_cases import Lab, lab, prompt
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3"])
+KINDS = pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3", "qwen3_next", "bamba"])
 PAGE = 16
 
 
@@ -87,14 +88,14 @@ def duplicate_page(this: Lab) -> None:
     this.ask(exact)
 
 
-@FAMILIES
+@KINDS
 @pytest.mark.parametrize("path", [load_back, duplicate_page])
 def test_the_same_paths_pass_without_a_fault(family, path):
     with lab(family, PAGE, copier=LyingCopier(honest, honest)) as this:
         path(this)
 
 
-@FAMILIES
+@KINDS
 @pytest.mark.parametrize("fault", COPIERS)
 def test_a_copy_that_moves_the_wrong_page_is_seen(family, fault):
     copier: Copier = COPIERS[fault]
@@ -130,8 +131,8 @@ def lease_that_pins_too_little() -> Iterator[None]:
     """A request's prefix is named by the tree but may be evicted: here it is, before the read."""
     lease = PrefixTree.lease
 
-    def unpinned(self: PrefixTree, keys, end, *, load):
-        taken = lease(self, keys, end, load=load)
+    def unpinned(self: PrefixTree, keys, end, **how):
+        taken = lease(self, keys, end, **how)
         for group, start in enumerate(taken.starts if end else ()):
             pages = self.nodes.page[0][group][self.nodes.tail(taken.tip, end - start)]
             poison[group](pages[-1:])

@@ -165,6 +165,13 @@ def test_a_salt_reaches_the_engine(client, live):
     assert complete(client, FOX).usage.prompt_tokens_details.cached_tokens == 0
 
 
+def test_a_priority_reaches_the_engine(client, live):
+    complete(client, FOX, extra_body={"priority": 9})
+    chat(client, max_tokens=2)
+    assert [prompt.priority for prompt in live.engine.submitted] == [9, 0]
+    assert [prompt.adapter for prompt in live.engine.submitted] == ["", ""]
+
+
 def test_sampling_reaches_the_engine(client, live):
     client.completions.create(
         model="echo", prompt="x", temperature=0.5, top_p=0.25, seed=9, max_tokens=3,

@@ -14,126 +14,13 @@ from transformers import BertConfig, BertModel
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
 from stratakv.engine import attention
-from stratakv.engine.batch import StepBatch
 from stratakv.engine.model import load_model, wrap
-from stratakv.engine.runner import ModelRunner
-from stratakv.memory.block_table import BlockTable
-from stratakv.memory.device_pools import DevicePools
-from stratakv.spec.derive import spec_of
-from stratakv.spec.retention import needed
-from tests.fixtures.models import (
-    FAMILIES,
-    TOLERANCE,
-    model_to_give_away,
-    random_prompt,
-    reference_greedy,
-    tiny_model,
-)
+from tests.fixtures.models import FAMILIES, model_to_give_away, tiny_model
+from tests.fixtures.runner_host import Host
+from tests.fixtures.schedules import assert_same, ragged_schedule, references
 
 PAGED = [(family, page) for family in FAMILIES for page in (16, 64)]
 PAGED += [("llama", 1), ("gemma3", 1)]
-LENGTHS = (150, 45, 97)
-NEW = 11
-
-
-class Host:
-    """The least that a runner needs around it: pages for every request, poison for the rest."""
-
-    def __init__(self, model, page_tokens, tokens=512):
-        self.page_tokens = page_tokens
-        self.spec = spec_of(model.config, page_tokens=page_tokens, dtype=model.dtype)
-        pages = tokens // page_tokens
-        self.pools = DevicePools(self.spec, [pages] * len(self.spec.groups), torch.device("cpu"))
-        self.tables = BlockTable(len(self.spec.groups), 4, pages)
-        random = np.random.default_rng(0)
-        self.free = [list(random.permutation(pages)) for _ in self.spec.groups]
-        for group in self.spec.groups:
-            self.pools.poison(group.id, np.arange(pages, dtype=np.int32))
-        self.runner = ModelRunner(model, self.spec, self.pools, self.tables)
-        self.computed = {}
-
-    def open(self):
-        row = self.tables.open_row()
-        self.computed[row] = 0
-        return row
-
-    def run(self, *chunks, gate=None, sampled=None):
-        """chunks: (row, tokens) -> logits [S, vocab]; a chunk of one token comes first."""
-        rows = np.array([row for row, _ in chunks], np.int32)
-        counts = np.array([len(tokens) for _, tokens in chunks], np.int32)
-        starts = np.array([self.computed[row] for row in rows], np.int32)
-        for row, count in zip(rows, counts, strict=True):
-            self.reserve(row, self.computed[row] + count)
-        batch = StepBatch(
-            rows=rows,
-            starts=starts,
-            counts=counts,
-            tokens=np.concatenate([tokens for _, tokens in chunks]).astype(np.int32),
-            sampled=np.ones(len(rows), bool) if sampled is None else np.array(sampled),
-            gate=gate,
-        )
-        logits = self.runner.forward(batch)
-        for row, count in zip(rows, counts, strict=True):
-            self.computed[row] += count
-            self.release_unneeded(row)
-        return logits
-
-    def reserve(self, row, end):
-        for group in self.spec.groups:
-            table = self.tables.pages(group.id)[row]
-            first = self.computed[row] // self.page_tokens
-            for page_index in range(first, -(-end // self.page_tokens)):
-                if table[page_index] < 0:
-                    table[page_index] = self.free[group.id].pop()
-
-    def release_unneeded(self, row):
-        for group in self.spec.groups:
-            table = self.tables.pages(group.id)[row]
-            kept = needed(group.retention, self.computed[row], self.page_tokens)
-            gone = [i for i in range(kept.start) if table[i] >= 0]
-            pages = table[gone].copy()
-            self.pools.poison(group.id, pages)
-            self.free[group.id] = [*pages, *self.free[group.id]]
-            table[gone] = -1
-
-
-def references(family):
-    """Prompts and their greedy tokens and logits, from Hugging Face's own cache."""
-    model = tiny_model(family)
-    prompts = [random_prompt(seed, length) for seed, length in enumerate(LENGTHS)]
-    return [(prompt, *reference_greedy(model, prompt, NEW)) for prompt in prompts]
-
-
-def assert_same(mine, theirs):
-    assert mine.dtype == torch.float32
-    assert mine.isfinite().all()
-    assert (mine - theirs).abs().max() <= TOLERANCE * theirs.abs().max()
-    assert mine.argmax(-1).equal(theirs.argmax(-1))
-
-
-def ragged_schedule(host, wanted):
-    """Chunks, joins and decode in one batch; every logit that a token is taken from is checked."""
-    rows = [host.open() for _ in wanted]
-    texts = [[*prompt, *tokens] for prompt, tokens, _ in wanted]
-
-    def step(*spans):
-        chunks = [(rows[r], texts[r][first:last]) for r, first, last in spans]
-        sampled = [last >= LENGTHS[r] for r, _, last in spans]
-        logits = host.run(*chunks, sampled=sampled)
-        assert len(logits) == sum(sampled)
-        ends = [(r, last) for r, _, last in spans if last >= LENGTHS[r]]
-        for at, (r, last) in enumerate(ends):
-            assert_same(logits[at], wanted[r][2][last - LENGTHS[r]])
-
-    step((0, 0, 60))
-    step((0, 60, 150), (1, 0, 20))
-    step((0, 150, 151), (1, 20, 45), (2, 0, 16))
-    step((0, 151, 152), (1, 45, 46), (2, 16, 80))
-    step((1, 46, 47), (0, 152, 153), (2, 80, 97))
-    for t in range(NEW - 4):
-        step((2, 97 + t, 98 + t), (0, 153 + t, 154 + t), (1, 47 + t, 48 + t))
-    # Several tokens on top of a decoded context, as a verifier or a second turn brings them.
-    step((2, 97 + NEW - 4, 97 + NEW - 1))
 
 
 @pytest.mark.parametrize(("family", "page_tokens"), PAGED)
@@ -160,7 +47,7 @@ def test_half_precision_stays_near_the_float32_logits(dtype):
 
 
 class LateLoad:
-    """A gate that puts a layer's keys and values on their pages only when it is waited for."""
+    """A gate that puts what a layer keeps on its pages only when it is waited for."""
 
     def __init__(self, host, saved):
         self.host, self.saved, self.waited = host, saved, []
@@ -177,7 +64,7 @@ def buffers(spec, layer):
     return [(g, b) for g in spec.groups for b in g.buffers if layer in b.layers]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3", "qwen3_next"])
 def test_a_layer_touches_its_pages_only_after_its_gate(family):
     host = Host(wrap(model_to_give_away(family)), 16)
     row, layers = host.open(), tiny_model(family).config.num_hidden_layers

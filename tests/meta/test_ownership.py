@@ -165,7 +165,7 @@ def test_only_its_owners_do_it(rule):
 
 
 TORCH_FREE: Final = ("core", "spec", "tree", "policy", "engine.request", "engine.batch",
-                     "engine.scheduler", "engine.rows", "cache")  # fmt: skip
+                     "engine.scheduler", "engine.rows", "engine.namespaces", "cache")  # fmt: skip
 
 
 def loaded_with(names: list[str], library: str) -> bool:

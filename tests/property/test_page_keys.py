@@ -2,7 +2,7 @@
 
 import hashlib
 import struct
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,50 @@ VARIANTS = {
 def test_what_decides_bytes_or_readers_separates_keys() -> None:
     keys = {name: page_keys(as_tokens([1, 2, 3, 4]), s, 2)[0] for name, s in VARIANTS.items()}
     assert len(set(keys.values())) == len(VARIANTS)
+
+
+BYTES = st.sampled_from([b"", b"a", b"b", b"ab", b"\0"])
+NUMBER = st.integers(0, 2)
+NAMESPACE = st.builds(
+    Namespace,
+    model=BYTES,
+    spec_digest=BYTES,
+    adapter=BYTES,
+    salt=st.sampled_from(["", "a", "b", "ab", "\0"]),
+    lookahead=NUMBER,
+    unit_tokens=NUMBER,
+)
+
+
+@settings(deadline=None)
+@given(NAMESPACE, NAMESPACE, st.lists(TOKEN, min_size=2, max_size=40), st.integers(1, 3))
+def test_two_namespaces_share_no_key_at_any_place(
+    one: Namespace, other: Namespace, values: list[int], page: int
+) -> None:
+    mine, theirs = (page_keys(as_tokens(values), space, page) for space in (one, other))
+    if one == other:
+        assert mine == theirs
+    else:
+        assert not set(mine) & set(theirs)
+
+
+def test_every_field_of_a_namespace_decides_every_key() -> None:
+    """A field that is added and not hashed would let two namespaces meet."""
+    tokens = as_tokens(list(range(24)))
+    plain = page_keys(tokens, SPACE, 4)
+    for field in fields(Namespace):
+        value = getattr(SPACE, field.name)
+        changed = replace(SPACE, **{field.name: value * 2 + type(value)(_MORE[type(value)])})
+        assert not set(plain) & set(page_keys(tokens, changed, 4)), field.name
+
+
+_MORE = {bytes: b"x", str: "x", int: 1}
+
+
+def test_a_salt_and_an_adapter_are_set_on_their_own() -> None:
+    both = SPACE.salted("s").adapted(b"digest")
+    assert both == SPACE.adapted(b"digest").salted("s")
+    assert both == replace(SPACE, adapter=b"digest", salt="s")
 
 
 def test_a_salt_reaches_every_page_of_the_prefix() -> None:

@@ -21,6 +21,9 @@ A bug is a few characters of one function's source. "Walks" is the most that fin
 | chunk taken for a window             | a chunked prefix needs the wrong pages                    |
 | ticket forgotten                     | a request reads a page before its load has landed         |
 | useless nodes stay                   | a byteless anchor's leaves outlive their last page        |
+| warm for nobody                      | a page that no checkpoint needs comes with a warm rank    |
+| a new rank on one tier only          | a page moved between segments is not queued on the other  |
+| a page set aside is lost             | an eviction of saved pages forgets those it passed over   |
 
 Four of them need more walks than that, so a directed machine of a few steps looks for them. Also
 ``floorP(n)`` checkpoints, which are a choice of the policy and not of the tree.
@@ -38,14 +41,16 @@ from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_machine import campaign
-from stratakv.testing.tree_model import DEVICE, Prefix
+from stratakv.testing.tree_books import DEVICE, Prefix
 from stratakv.tree import matching
 from stratakv.tree.checkpoints import Checkpoints
+from stratakv.tree.cleaning import Cleaning
 from stratakv.tree.copies import Copies
 from stratakv.tree.eviction import Evictor
 from stratakv.tree.matching import Matcher
 from stratakv.tree.pins import Pins
 from stratakv.tree.prefix_tree import PrefixTree
+from stratakv.tree.segments import Pair
 
 WALKS = 300
 SEED = 300
@@ -103,6 +108,16 @@ BUGS: dict[str, tuple[Edit, ...]] = {
     "ticket forgotten": ((PrefixTree, "lease", "if self.copies.loads:", "if False:"),),
     "useless nodes stay": ((Evictor, "_prune", "while row != NONE", "while row == 1 << 30"),),
 }  # fmt: skip
+POLICY_BUGS: dict[str, tuple[str, Edit]] = {
+    "warm for nobody": (
+        "lfu", (Pins, "enter", "nodes.need[group][rows] > 0", "nodes.need[group][rows] >= 0"),
+    ),
+    "a new rank on one tier only": (
+        "slru", (Pair, "rank_anew", "in self.tiers:", "in self.tiers[:1]:"),
+    ),
+    "a page set aside is lost": ("priority", (Cleaning, "evict", "in aside:", "in aside[:0]:")),
+}  # fmt: skip
+"""By the policy under which the machine looks for it."""
 
 
 def seed_bug(monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
@@ -202,6 +217,14 @@ def test_a_seeded_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
         seed_bug(monkeypatch, edit)
     with pytest.raises(CAUGHT):
         campaign(SEED, WALKS, shrink=False)
+
+
+@pytest.mark.parametrize("bug", POLICY_BUGS)
+def test_a_seeded_bug_is_caught_under_its_policy(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, edit = POLICY_BUGS[bug]
+    seed_bug(monkeypatch, edit)
+    with pytest.raises(CAUGHT):
+        campaign(SEED, WALKS, policy=policy, shrink=False)
 
 
 @pytest.mark.parametrize("rule", [KeepWindow(4), KeepBoundary()], ids=["window", "state"])

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.bench import baselines, serve
+from stratakv.bench import baselines, first_token, races, serve
+from stratakv.bench.first_token_shapes import FIRST_TOKENS
 from stratakv.bench.per_request import use_per_request_attention
 from stratakv.bench.play import play
+from stratakv.bench.shapes import BASELINES, build
 from stratakv.bench.workload import Chat
 from stratakv.core.config import EngineConfig
 from stratakv.engine.model import wrap
@@ -46,7 +48,31 @@ def test_the_per_request_loop_says_the_same_on_a_ragged_batch(family):
     assert said[0] == said[1]
 
 
-def test_the_report_has_every_mode_and_baseline(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("family", list(FIRST_TOKENS))
+def test_a_first_token_is_computed_found_and_loaded(family, monkeypatch):
+    """``first_token`` itself asserts where each prompt was found."""
+    monkeypatch.setattr(first_token, "PROMPT_TOKENS", 320)
+    monkeypatch.setattr(first_token, "ROUNDS", 1)
+    found = first_token.first_token(family, build(FIRST_TOKENS[family]()))
+    assert found.family == family
+    assert found.recompute_ms > 0
+    assert found.device_hit_ratio > 0
+    assert found.host_hit_ratio > 0
+
+
+def test_a_race_beside_generate_serves_every_token_of_both():
+    prompts = [np.array(random_prompt(n, 24), np.int32) for n in range(3)]
+    model = wrap(model_to_give_away("qwen3_next"))
+    with small_engine(model, CONFIG, (40, 40), (0, 0)) as parts:
+        ours_s, plain_s = races.race_generate(
+            parts.engine, model_to_give_away("qwen3_next"), prompts, 20
+        )
+        assert not parts.engine.has_work()
+        assert parts.engine.stats().output_tokens == 3 * 20
+    assert ours_s > 0 < plain_s
+
+
+def test_the_report_has_every_mode_baseline_and_first_token(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(baselines, "PROMPTS", 2)
     monkeypatch.setattr(baselines, "PROMPT_TOKENS", 8)
     monkeypatch.setattr(baselines, "NEW_TOKENS", 3)
@@ -54,12 +80,15 @@ def test_the_report_has_every_mode_and_baseline(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(baselines, "RAGGED_STEPS", 2)
     monkeypatch.setattr(baselines, "ALONE", 3)
     monkeypatch.setattr(baselines, "ALONE_NEW", 2)
-    monkeypatch.setattr(baselines, "ROUNDS", {"llama 8x256": 1, "gpt_oss 4x64": 1})
-    monkeypatch.setattr(baselines, "TURN_STEPS", 2)
+    monkeypatch.setattr(baselines, "ROUNDS", dict.fromkeys(BASELINES, 1))
+    monkeypatch.setattr(races, "TURN_STEPS", 2)
     monkeypatch.setattr(serve, "DEVICE_LONGEST", 2)
     monkeypatch.setattr(serve.Chat, "within", lambda longest, vocabulary: CHAT)
+    monkeypatch.setattr(first_token, "PROMPT_TOKENS", 320)
+    monkeypatch.setattr(first_token, "ROUNDS", 1)
+    monkeypatch.setattr(serve, "FIRST_TOKENS", {"lfm2": FIRST_TOKENS["lfm2"]})
     # Transformers' continuous batching sleeps for seconds between tokens; its call is not ours.
-    monkeypatch.setattr(baselines, "_generate_batch", lambda model, prompts, new_tokens: 1.0)
+    monkeypatch.setattr(baselines, "generate_batch", lambda model, prompts, new_tokens: 1.0)
     threads = torch.get_num_threads()
     path = tmp_path / "serve.json"
     report = serve.run(str(path), trace=None, model=None)
@@ -70,9 +99,17 @@ def test_the_report_has_every_mode_and_baseline(monkeypatch, tmp_path, capsys):
     assert off["cached_device_tokens"] == off["cached_host_tokens"] == 0
     assert device["cached_host_tokens"] == 0 < device["cached_device_tokens"]
     assert host["cached_host_tokens"] > 0
-    assert [one["model"] for one in report["baselines"]] == ["llama 8x256", "gpt_oss 4x64"]
+    assert [one["model"] for one in report["baselines"]] == list(BASELINES)
     for one in report["baselines"]:
-        assert all(np.isfinite(one[key]) and one[key] > 0 for key in one if key != "model")
+        absent = [key for key in one if one[key] is None]
+        states = one["model"].startswith(("qwen3_next", "nemotron_h"))
+        assert absent == ["generate_batch_tok_s", "ragged_ratio", "no_reuse_ratio"] * states
+        figures = [value for key, value in one.items() if key != "model" and key not in absent]
+        assert all(np.isfinite(figures))
+        assert min(figures) > 0
+    assert [one["family"] for one in report["first_tokens"]] == ["lfm2"]
     printed = capsys.readouterr().out
     assert "workload: chat: 5 users" in printed
     assert "gpt_oss 4x64: ours" in printed
+    assert "\nlfm2 " in printed
+    assert "None" not in printed

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 
+from stratakv.cache.admit import Wish
 from stratakv.cache.records import Admission, Refusal
 from stratakv.core.config import EngineConfig
 from stratakv.core.page_keys import Namespace, PageHasher
@@ -29,6 +30,10 @@ CONFIG = EngineConfig(
     page_tokens=4, max_running=3, max_model_len=200, chunk_tokens=20, step_tokens=80
 )
 PROMPTS = [[(n * 5 + k) % 97 for n in range(41)] for k in range(4)]
+
+
+def wish(prefix, tokens, total_tokens):
+    return Wish(prefix=prefix, tokens=tokens, total_tokens=total_tokens)
 
 
 def engine(device=(60, 30), host=(60, 30), copier=DEFAULT_COPIER):
@@ -66,15 +71,15 @@ def test_all_backups_of_a_step_are_one_plan(monkeypatch):
 def test_a_refusal_changes_nothing():
     with engine(device=(25, 14)) as parts:
         cache = parts.cache
-        held = cache.admit(prefix_of(PROMPTS[0]), 41, 60)
+        held = cache.admit(wish(prefix_of(PROMPTS[0]), 41, 60))
         assert isinstance(held, Admission)
         before = cache.stats(), cache.counters.snapshot()
-        assert cache.admit(prefix_of(PROMPTS[1]), 41, 60) is Refusal.NO_PAGES
+        assert cache.admit(wish(prefix_of(PROMPTS[1]), 41, 60)) is Refusal.NO_PAGES
         assert (cache.stats(), cache.counters.snapshot()) == before
         cache.check()
-        small = [cache.admit(prefix_of([k]), 1, 4) for k in range(2)]
+        small = [cache.admit(wish(prefix_of([k]), 1, 4)) for k in range(2)]
         assert all(isinstance(admission, Admission) for admission in small)
-        assert cache.admit(prefix_of([9]), 1, 4) is Refusal.NO_ROW
+        assert cache.admit(wish(prefix_of([9]), 1, 4)) is Refusal.NO_ROW
         for admission in (held, *small):
             cache.release(admission.row, np.empty(0, np.int32))
         assert cache.flush()

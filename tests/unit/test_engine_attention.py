@@ -15,6 +15,7 @@ from stratakv.engine.attention import STEP, PagedStep, paged_attention
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.hf_cache import PagedCache
 from stratakv.engine.paged_layer import LayerPages, Scratch
+from stratakv.engine.state_layer import OpenStates
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import GroupPlanner, split_widths
 from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow, first_key, needed
@@ -28,7 +29,12 @@ LONG_CHUNK = [(0, 150)]
 
 
 class Attention:
-    """One layer's pools under one rule, holding random keys and values of a batch's requests."""
+    """One layer's pools under one rule, holding random keys and values of a batch's requests.
+
+    ``height``: rows of token ids; ``index``: what the module takes for its layer.
+    """
+
+    height, index = 1, 3
 
     def __init__(self, rule, page_tokens, spans, dtype=torch.float32, slack_pages=0):
         self.rule, self.spans, self.dtype = rule, spans, dtype
@@ -76,12 +82,18 @@ class Attention:
         new_keys = torch.cat([k[at] for k, at in zip(self.keys, fresh, strict=True)])
         new_values = torch.cat([v[at] for v, at in zip(self.values, fresh, strict=True)])
         queries = self.draw(len(new_keys), QUERY_HEADS, DIM)
-        packed = [rows.transpose(0, 1)[None] for rows in (queries, new_keys, new_values)]
-        PagedCache(self.step).update(packed[1], packed[2], 3)
+        packed = [self.laid_out(rows) for rows in (queries, new_keys, new_values)]
+        cache = PagedCache(self.step, OpenStates({}, {}, None, Scratch()))
+        cache.update(packed[1], packed[2], 3)
         kwargs = {"scaling": SCALE, "sliding_window": 2, STEP: self.step, **scoring}
         with torch.inference_mode():
-            out, _ = paged_attention(SimpleNamespace(layer_idx=3), *packed, None, **kwargs)
-        return out[0].float(), self.dense(queries, **scoring)
+            out, _ = paged_attention(SimpleNamespace(layer_idx=self.index), *packed, None, **kwargs)
+        assert out.shape[:2] == (self.height, len(queries) // self.height)
+        return out.flatten(0, 1).float(), self.dense(queries, **scoring)
+
+    def laid_out(self, rows):
+        """[T, heads, dim] -> [height, heads, T / height, dim], as Hugging Face's models have it."""
+        return rows.unflatten(0, (self.height, -1)).transpose(1, 2)
 
     def dense(self, queries, softcap=None, s_aux=None):
         out, at = [], 0
@@ -134,6 +146,28 @@ def test_padding_and_blocks_change_nothing(rule, spans, monkeypatch):
         torch.testing.assert_close(mine, dense, atol=2e-6, rtol=1e-5)
 
 
+SIDE_BY_SIDE = [[(30, 1), (15, 1), (95, 1)], [(0, 9), (0, 9)], [(13, 20), (40, 20), (32, 20)]]
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("spans", SIDE_BY_SIDE, ids=["decode", "first", "later"])
+def test_equal_chunks_may_lie_side_by_side(rule, spans):
+    paged = Attention(rule, 8, spans)
+    paged.height = len(spans)
+    mine, dense = paged.run()
+    torch.testing.assert_close(mine, dense, atol=2e-6, rtol=1e-5)
+
+
+def test_a_module_that_layers_share_attends_for_the_one_that_wrote_last():
+    paged = Attention(KeepAll(), 8, RAGGED)
+    paged.index = -1
+    mine, dense = paged.run()
+    torch.testing.assert_close(mine, dense, atol=2e-6, rtol=1e-5)
+    with pytest.raises(AssertionError, match="before it has written"):
+        Attention(KeepAll(), 8, EQUAL).step.layer_of(SimpleNamespace(layer_idx=-1))
+
+
 def test_expensive_blocks_are_cut_smaller(monkeypatch):
     monkeypatch.setattr("stratakv.engine.step_plan.BLOCK_PAIRS", 700 * 20)
     monkeypatch.setattr("stratakv.engine.step_plan.MIN_QUERIES", 4)
@@ -159,7 +193,7 @@ def test_equal_lengths_need_one_bucket_and_no_mask():
 
 def test_a_first_chunk_reads_nothing_back_and_needs_no_mask():
     (chunk,) = Attention(KeepAll(), 16, LONG_CHUNK).group.chunks
-    assert chunk.pages is None
+    assert chunk.fresh
     assert [block.mask for block in chunk.blocks] == [None]
 
 

@@ -15,6 +15,10 @@ LEGAL = {
     (P.PREFILLING, S.PREFILL_DONE): P.DECODING,
     (P.PREFILLING, S.STOPPED): P.FINISHED,
     (P.DECODING, S.STOPPED): P.FINISHED,
+    (P.PREFILLING, S.RETRACT): P.RETRACTED,
+    (P.DECODING, S.RETRACT): P.RETRACTED,
+    (P.RETRACTED, S.ADMITTED): P.PREFILLING,
+    (P.RETRACTED, S.ABORT): P.ABORTED,
     (P.WAITING, S.ABORT): P.ABORTED,
     (P.PREFILLING, S.ABORT): P.ABORTED,
     (P.DECODING, S.ABORT): P.ABORTED,
@@ -23,6 +27,7 @@ WAY = {
     P.WAITING: (),
     P.PREFILLING: (S.ADMITTED,),
     P.DECODING: (S.ADMITTED, S.PREFILL_DONE),
+    P.RETRACTED: (S.ADMITTED, S.PREFILL_DONE, S.RETRACT),
     P.FINISHED: (S.ADMITTED, S.PREFILL_DONE, S.STOPPED),
     P.ABORTED: (S.ABORT,),
 }
@@ -33,7 +38,7 @@ def request_in(phase):
         id=RequestId("r"), tokens=np.array([1, 2, 3], np.int32), sampling=SamplingParams()
     )
     prefix = PageHasher(Namespace(model=b"m", spec_digest=b"s"), 4)
-    made = Request(prompt=prompt, prefix=prefix, total_tokens=10)
+    made = Request(prompt=prompt, prefix=prefix, total_tokens=10, serial=1)
     for signal in WAY[phase]:
         made.signal(signal)
     assert made.phase is phase

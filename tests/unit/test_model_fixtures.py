@@ -11,33 +11,55 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoTokenizer, DynamicCache
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
+from tests.fixtures.models import FAMILIES as TUNED
 from tests.fixtures.models import (
-    FAMILIES,
+    MODULE_STATE,
     TOLERANCE,
-    WINDOW,
     continue_greedily,
+    forward,
     model_to_give_away,
     prefill,
     random_prompt,
     reference_greedy,
-    tiny_config,
+    stepped,
     tiny_model,
 )
+from tests.fixtures.tiny_configs import CONFIGS, WINDOW, tiny_config
 
 PAGE = 16
 PROMPT = 160
 NEW = 12
 PROMPTS = 8
-GROUPS = [
-    ("llama", "full"),
-    ("qwen3", "full"),
-    ("gemma3", "full"),
-    ("gemma3", "sliding"),
-    ("gpt_oss", "full"),
-    ("gpt_oss", "sliding"),
-]
+FAR = sorted({*CONFIGS} - MODULE_STATE - {"deepseek_v4"})
+"""Families whose whole cache can be taken from one prompt and given to another."""
 DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+def groups_of(family: str) -> list[str]:
+    """Kinds of layer that Hugging Face's own cache has for the family."""
+    kinds = {
+        kind
+        for layer in DynamicCache(config=tiny_config(family)).layers
+        for kind in kinds_of(layer)
+    }
+    return sorted(kinds)
+
+
+def kinds_of(layer) -> list[str]:
+    kinds = ["state"] if isinstance(layer, LinearAttentionCacheLayerMixin) else []
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        return [*kinds, "sliding"]
+    return [*kinds, "full"] if isinstance(layer, DynamicLayer) else kinds
+
+
+GROUPS = [(family, group) for family in FAR for group in groups_of(family)]
+PAGED = [case for case in GROUPS if case[1] != "state"]
 
 
 @pytest.fixture(autouse=True)
@@ -59,63 +81,81 @@ def undisturbed(family: str, seed: int) -> tuple[list[int], torch.Tensor]:
     return continue_greedily(tiny_model(family), copy.deepcopy(kv), logits, PROMPT, NEW)
 
 
-def page_of(layer, page: int) -> list[torch.Tensor]:
-    """Views of K and V of one aligned page; a sliding layer holds only the prompt's end."""
-    start = page * PAGE - (PROMPT - layer.keys.shape[-2])
-    assert start >= 0
-    return [states[:, :, start : start + PAGE] for states in (layer.keys, layer.values)]
-
-
-def layers_of(kv: DynamicCache, group: str) -> list:
-    return [layer for layer in kv.layers if layer.is_sliding == (group == "sliding")]
-
-
 def put_page(kv: DynamicCache, page: int, source: DynamicCache, source_page: int, group: str):
     """Overwrite a page of every layer of the group, as one wrong block-table entry would."""
-    for layer, other in zip(layers_of(kv, group), layers_of(source, group), strict=True):
-        for states, wrong in zip(page_of(layer, page), page_of(other, source_page), strict=True):
-            states.copy_(wrong.clone())
+    for layer, other in zip(kv.layers, source.layers, strict=True):
+        if group in kinds_of(layer):
+            right, wrong = page_of(layer, page), page_of(other, source_page)
+            for states, others in zip(right, wrong, strict=True):
+                states.copy_(others.clone())
 
 
-def wrong_page(family: str, group: str, seed: int, fault: str) -> DynamicCache:
-    """A prefilled cache with one wrong page; every prompt gets it at another place."""
-    kv = copy.deepcopy(prefilled(family, seed)[0])
-    # Only two whole pages lie inside the window of a prompt of ten pages.
+def page_of(layer, page: int) -> list[torch.Tensor]:
+    """Views of what one aligned page holds; a sliding layer holds only the prompt's end."""
+    start = page * PAGE - (PROMPT - layer.keys.shape[-2])
+    assert start >= 0
+    return [states[..., start : start + PAGE, :] for states in (layer.keys, layer.values)]
+
+
+def put_state(kv: DynamicCache, source: DynamicCache):
+    """Overwrite the state of every layer, as one wrong snapshot would."""
+    for layer, other in zip(kv.layers, source.layers, strict=True):
+        if "state" in kinds_of(layer):
+            layer.conv_states.update(copy.deepcopy(other.conv_states))
+            layer.recurrent_states.update(copy.deepcopy(other.recurrent_states))
+
+
+def wrong_cache(family: str, group: str, seed: int, fault: str) -> DynamicCache:
+    """A prefilled cache with one wrong page or state; every prompt gets it at another place."""
+    kv, other = (copy.deepcopy(prefilled(family, s)[0]) for s in (seed, (seed + 1) % PROMPTS))
+    # Only two whole pages lie inside the window of a prompt of ten pages, or inside its last chunk.
     page = 8 + seed % 2 if group == "sliding" else 1 + seed
-    match fault:
-        case "of another prompt":
-            put_page(kv, page, prefilled(family, (seed + 1) % PROMPTS)[0], page, group)
-        case "of the next position":
+    match group, fault:
+        case "state", _:
+            put_state(kv, other)
+        case _, "of another prompt":
+            put_page(kv, page, other, page, group)
+        case _, "of the next position":
             put_page(kv, page, kv, page + 1 if page < 9 else page - 1, group)
     return kv
 
 
-@pytest.mark.parametrize("fault", ["of another prompt", "of the next position"])
 @pytest.mark.parametrize(("family", "group"), GROUPS)
-def test_a_wrong_page_changes_tokens_and_logits(family, group, fault):
-    changed = 0
+def test_a_wrong_page_or_state_changes_tokens_and_logits(family, group):
+    assert changed(family, group, "of another prompt") >= 7
+
+
+@pytest.mark.parametrize(("family", "group"), [case for case in PAGED if case[0] in TUNED])
+def test_a_page_twice_changes_tokens_and_logits(family, group):
+    assert changed(family, group, "of the next position") >= 7
+
+
+def changed(family: str, group: str, fault: str) -> int:
+    """Prompts of ``PROMPTS`` whose answer the fault changes, both in tokens and by much."""
+    count = 0
     for seed in range(PROMPTS):
         tokens, logits = undisturbed(family, seed)
-        got = fed(family, wrong_page(family, group, seed, fault), tokens[:-1])
+        got = fed(family, wrong_cache(family, group, seed, fault), tokens[:-1])
         differs = got.argmax(-1) != torch.tensor(tokens[1:])
         difference = (got - logits[1:])[: first(differs) + 1].abs().max()
         large = difference > 1000 * TOLERANCE * logits.abs().max()
-        changed += bool(differs.any() and large)
-    assert changed >= 7
+        count += bool(differs.any() and large)
+    return count
 
 
+@torch.no_grad()
 def fed(family: str, kv: DynamicCache, tokens: list[int]) -> torch.Tensor:
-    """Logits [n, vocab] after each of the tokens, in one call.
+    """Logits [n, vocab] after each of the tokens, in one call where a family allows that.
 
     Up to and including the first row that wants another token than the fed one they are those of a
     greedy run; later ones differ merely because the inputs do.
     """
-    positions = torch.arange(PROMPT, PROMPT + len(tokens))[None]
-    with torch.no_grad():
-        output = tiny_model(family)(
-            torch.tensor([tokens]), position_ids=positions, past_key_values=kv
-        )
-    return output.logits[0]
+    calls = [tokens[i : i + 1] for i in range(len(tokens))] if stepped(family) else [tokens]
+    rows, at = [], PROMPT
+    for ids in calls:
+        rows.append(forward(tiny_model(family), kv, ids, at, keep=0))
+        at += len(ids)
+    return torch.cat(rows)
 
 
 def first(differs: torch.Tensor) -> int:
@@ -124,19 +164,20 @@ def first(differs: torch.Tensor) -> int:
 
 
 def test_the_right_pages_give_the_greedy_tokens():
-    for family, group in GROUPS:
+    for family in TUNED:
         kv = copy.deepcopy(prefilled(family, 0)[0])
-        put_page(kv, 9, prefilled(family, 0)[0], 9, group)
+        put_page(kv, 9, prefilled(family, 0)[0], 9, "full")
         tokens, logits = undisturbed(family, 0)
         got = fed(family, kv, tokens[:-1])
         assert got.argmax(-1).tolist() == tokens[1:]
         assert (got - logits[1:]).abs().max() <= TOLERANCE * logits.abs().max()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAR)
 def test_greedy_output_does_not_collapse(family):
-    for seed in range(PROMPTS):
-        assert len(set(undisturbed(family, seed)[0])) >= 6
+    lively = [len(set(undisturbed(family, seed)[0])) >= 5 for seed in range(PROMPTS)]
+    # A few of the less usual ones (NanoChat, Persimmon) settle on two tokens now and then.
+    assert sum(lively) >= (PROMPTS if family in TUNED else 3)
 
 
 def test_exchanging_two_pages_of_one_prompt_is_invisible_to_full_layers():
@@ -151,15 +192,21 @@ def test_exchanging_two_pages_of_one_prompt_is_invisible_to_full_layers():
     assert (got - logits[1:]).abs().max() <= TOLERANCE * logits.abs().max()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_reference_agrees_with_one_pass_without_a_cache(family):
-    prompt = random_prompt(0, PROMPT)
-    tokens, logits = reference_greedy(tiny_model(family), prompt, 4)
-    with torch.no_grad():
-        whole = tiny_model(family)(torch.tensor([prompt + tokens[:-1]]), use_cache=False).logits[0]
-    expected = whole[PROMPT - 1 :]
-    assert expected.argmax(-1).tolist() == tokens
-    assert (expected - logits).abs().max() <= TOLERANCE * logits.abs().max()
+@pytest.mark.parametrize("family", FAR)
+def test_the_reference_agrees_with_one_call(family):
+    """So does a run in chunks, but for the families that must go token by token."""
+    model, prompt = tiny_model(family), random_prompt(0, PROMPT)
+    tokens, logits = undisturbed(family, 0)
+    sequence = prompt + tokens[:3]
+    whole = forward(model, DynamicCache(config=model.config), sequence, 0, keep=4)
+    assert whole.argmax(-1).tolist() == tokens[:4]
+    assert (whole - logits[:4]).abs().max() <= TOLERANCE * logits.abs().max()
+    kv, at = DynamicCache(config=model.config), 0
+    for end in (90, 101, len(sequence)):
+        last = forward(model, kv, sequence[at:end], at)[-1]
+        at = end
+    agrees = bool((last - logits[3]).abs().max() <= TOLERANCE * logits.abs().max())
+    assert agrees != stepped(family)
 
 
 def test_experts_are_never_tied():

@@ -47,10 +47,10 @@ def test_a_state_takes_two_slots_and_a_live_one_one():
 
 def test_demand_grows_by_what_is_not_cached():
     spec = small_spec([KeepWindow(8)], page_tokens=4)
-    wanted = demand(spec, 41, 8, 5)
+    wanted = demand(spec, 41, 41, 8, 5)
     peak = peak_pages(KeepWindow(8), 41, 8, 4)
     assert wanted == Demand(growth=(11 - 5, max(0, peak - 5)), peak=(11, peak))
-    assert demand(spec, 41, 8, 30).growth == (0, 0)
+    assert demand(spec, 41, 41, 8, 30).growth == (0, 0)
 
 
 def test_what_can_never_fit_names_the_group():
@@ -85,7 +85,8 @@ def test_every_promise_can_be_kept():
         running: list[list] = []  # demand, growth left
         free = total
         for _ in range(60):
-            wanted = demand(spec, int(rng.integers(1, 48)), 8, 0)
+            tokens = int(rng.integers(1, 48))
+            wanted = demand(spec, tokens, tokens, 8, 0)
             promised = sum(left for _, left in running)
             fits = budget.fits(wanted, (free, 1000))
             assert fits == (free - promised >= wanted.growth[0])

@@ -6,7 +6,16 @@ import pytest
 from stratakv.core.errors import ConfigError
 from stratakv.policy.checkpoints import checkpoint_ends, last_end
 from stratakv.policy.load_back import LoadBack, LoadBackPolicy
-from stratakv.policy.write import NoBackup, WriteThrough, worth_backup
+from stratakv.policy.write import (
+    NoBackup,
+    WriteBack,
+    WriteThrough,
+    WriteThroughSelective,
+    safe_wanted,
+    to_clean,
+    weighs_uses,
+    worth_backup,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +69,46 @@ def test_write_through_backs_up_everything_and_no_backup_nothing():
     hits = np.array([0, 1, 5], np.int32)
     assert worth_backup(WriteThrough(), hits).tolist() == [True] * 3
     assert worth_backup(NoBackup(), hits).tolist() == [False] * 3
+
+
+@pytest.mark.parametrize(("uses", "worth"), [(1, [1, 1, 1]), (2, [0, 1, 1]), (6, [0, 0, 1])])
+def test_write_through_selective_counts_the_request_that_computed_a_page(uses, worth):
+    hits = np.array([0, 1, 5], np.int32)
+    assert worth_backup(WriteThroughSelective(uses), hits).tolist() == [bool(w) for w in worth]
+
+
+def test_write_back_backs_nothing_up_when_it_is_offered():
+    assert not worth_backup(WriteBack(), np.array([0, 1, 5], np.int32)).any()
+
+
+def test_only_the_selective_policy_looks_again_when_a_page_is_used():
+    policies = (WriteThrough(), WriteThroughSelective(), WriteBack(), NoBackup())
+    assert [weighs_uses(policy) for policy in policies] == [False, True, False, False]
+
+
+def test_only_write_back_wants_a_reserve():
+    for policy in (WriteThrough(), WriteThroughSelective(), NoBackup()):
+        assert safe_wanted(policy, 1000) == 0
+    assert safe_wanted(WriteBack(0.1), 101) == 11
+    assert safe_wanted(WriteBack(1.0), 7) == 7
+
+
+def test_a_cleaner_starts_below_the_reserve_and_does_a_quarter_more():
+    assert to_clean(100, 100) == 0
+    assert to_clean(100, 99) == 26
+    assert to_clean(100, 0) == 125
+    assert to_clean(0, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "flag"),
+    [
+        (lambda: WriteThroughSelective(0), "--write-hits 0"),
+        (lambda: WriteBack(0.0), "--write-back-reserve 0.0"),
+        (lambda: WriteBack(1.5), "--write-back-reserve 1.5"),
+        (lambda: WriteBack(float("nan")), "--write-back-reserve nan"),
+    ],
+)
+def test_a_write_policy_out_of_range_names_its_flag(make, flag):
+    with pytest.raises(ConfigError, match=flag):
+        make()

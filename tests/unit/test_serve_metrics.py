@@ -6,7 +6,16 @@ from stratakv.engine.request import CachedTokens
 from stratakv.serve.metrics import ServerMetrics
 from tests.serving import GROUPS, EchoEngine
 
-UNITS = ("_seconds", "_total", "_pages", "_tokens", "_running", "_waiting", "_created")
+UNITS = (
+    "_seconds",
+    "_total",
+    "_pages",
+    "_tokens",
+    "_running",
+    "_waiting",
+    "_retracted",
+    "_created",
+)
 
 
 def rendered(stats=None):

@@ -171,7 +171,7 @@ def test_a_shared_layer_without_an_owner_is_refused() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
-    "family": ({**LLAMA, "model_type": "jamba"}, r"'jamba' is not known; known are .*llama"),
+    "family": ({**LLAMA, "model_type": "rwkv"}, r"'rwkv' is not known; known are .*llama"),
     "composite": ({**LLAMA, "model_type": "gemma3"}, "'gemma3' is not known"),
     "no family": ({}, "model_type must be a string, got None"),
     "layer type": (

@@ -1,16 +1,14 @@
 """Who leaves, in which order, and what goes along."""
 
-import numpy as np
 import pytest
 
 from stratakv.core.ids import GroupId
 from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_model import DEVICE, HOST, Prefix
+from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_records import Request
 from stratakv.tree.nodes import Tier
-from stratakv.tree.prefix_tree import PrefixTree
 
 
 def tree(*rules: Retention, anchor_bytes: bool = True) -> TreeDriver:
@@ -248,21 +246,3 @@ def test_a_device_page_stays_while_something_below_it_is_in_flight() -> None:
     it.end_copy(it.copies[0], ok=True)
     assert it.evict(DEVICE, 0, 9) == 1
     assert not len(it.tree.nodes)
-
-
-def test_policies_rank_what_they_are_asked_to_keep() -> None:
-    class LeastFrequentlyUsed:
-        def rank(self, stamp: int, hits: np.ndarray, rows: np.ndarray) -> np.ndarray:
-            return hits[rows].astype(np.int64) * (1 << 32) + stamp
-
-    spec = small_spec([], page_tokens=1)
-    cache = PrefixTree(spec, 8, LeastFrequentlyUsed())
-    it = TreeDriver(spec, [8], [8])  # for its keys
-    for page, symbol in enumerate((0, 1)):
-        cache.insert(it.keys((symbol,)), 0, [np.array([page], np.int32)])
-    for _ in range(2):
-        cache.release(cache.lease(it.keys((0,)), 1, load=False))
-    cache.release(cache.lease(it.keys((1,)), 1, load=False))
-    cache.evict(DEVICE, GroupId(0), 1)
-    assert cache.match(it.keys((0,)), 1).end == 1
-    assert cache.match(it.keys((1,)), 1).end == 0

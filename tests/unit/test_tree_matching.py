@@ -14,8 +14,9 @@ from stratakv.spec.retention import (
 )
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_model import DEVICE, HOST, Prefix
+from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_records import Request
+from stratakv.tree.order import COLD
 from stratakv.tree.prefix_tree import PrefixTree
 
 
@@ -110,6 +111,8 @@ def hole(it: TreeDriver, group: int, prefix: Prefix) -> None:
         spots[group].used = 0 if name == prefix else 1 << 40
     it.tree.pins.rebuild(DEVICE, GroupId(group))
     it.evict(DEVICE, group, 1)
+    rank[it.tree.nodes.need[group] == 0] = COLD
+    it.tree.pins.rebuild(DEVICE, GroupId(group))
     it.verify()
 
 

@@ -47,6 +47,7 @@ class _PerRequestAttention:
         step = kwargs[STEP]
         assert isinstance(step, PagedStep)
         layer = step.layers[LayerId(module.layer_idx)]  # pyright: ignore[reportArgumentType]
+        assert isinstance(layer, LayerPages), "the loop knows keys and values only"
         group = step.groups[layer.group]
         if group.chunks:
             return paged_attention(module, query, key, value, attention_mask, **kwargs)

@@ -1,6 +1,7 @@
 """The models that the serving bench builds in memory: random weights, real shapes.
 
-Owns sizes and seeds. Speed does not depend on what a model says, so Hugging Face's own init does.
+Owns seeds, and the sizes of the baselines. Speed does not depend on what a model says, so Hugging
+Face's own init does.
 """
 
 import copy
@@ -13,8 +14,10 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
+    NemotronHConfig,
     PretrainedConfig,
     PreTrainedModel,
+    Qwen3NextConfig,
 )
 
 VOCABULARY: Final = 512
@@ -32,7 +35,7 @@ def llama_8x256() -> PretrainedConfig:
         head_dim=64,
         max_position_embeddings=4096,
     )
-    return _endless(config)
+    return endless(config)
 
 
 def gpt_oss_4x64() -> PretrainedConfig:
@@ -50,7 +53,7 @@ def gpt_oss_4x64() -> PretrainedConfig:
         sliding_window=128,
         max_position_embeddings=4096,
     )
-    return _endless(config)
+    return endless(config)
 
 
 def hybrid() -> PretrainedConfig:
@@ -68,16 +71,62 @@ def hybrid() -> PretrainedConfig:
         layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
         max_position_embeddings=8192,
     )
-    return _endless(config)
+    return endless(config)
+
+
+def qwen3_next_4x256() -> PretrainedConfig:
+    """4 layers of 256: three of gated delta net to one of full attention, 4 experts, 2 used."""
+    config = Qwen3NextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        shared_expert_intermediate_size=256,
+        max_position_embeddings=8192,
+    )
+    return endless(config)
+
+
+def nemotron_h_6x256() -> PretrainedConfig:
+    """6 layers of 256: three of Mamba-2, one of attention, two of 4 experts each, 2 used."""
+    config = NemotronHConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        layers_block_type=["mamba", "moe", "mamba", "attention", "moe", "mamba"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        mamba_num_heads=16,
+        mamba_head_dim=32,
+        ssm_state_size=32,
+        n_groups=2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        moe_shared_expert_intermediate_size=256,
+        max_position_embeddings=8192,
+    )
+    return endless(config)
 
 
 BASELINES: Final[Mapping[str, Callable[[], PretrainedConfig]]] = {
     "llama 8x256": llama_8x256,
     "gpt_oss 4x64": gpt_oss_4x64,
+    "qwen3_next 4x256": qwen3_next_4x256,
+    "nemotron_h 6x256": nemotron_h_6x256,
 }
 
 
-def _endless(config: PretrainedConfig) -> PretrainedConfig:
+def endless(config: PretrainedConfig) -> PretrainedConfig:
     """No special token: an answer ends where the bench says."""
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
     return config

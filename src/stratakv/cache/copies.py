@@ -6,7 +6,7 @@ what to copy (``policy``), nor touch bytes (``transfer``).
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from stratakv.cache.pools import Pools
 from stratakv.core.ids import GroupId, NodeIds, PageIds, TicketId
-from stratakv.policy.write import WritePolicy, worth_backup
+from stratakv.policy.write import WritePolicy, safe_wanted, to_clean, weighs_uses, worth_backup
 from stratakv.transfer.engine import LayerGate, TransferEngine
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 from stratakv.tree.effects import Backup
@@ -23,11 +23,13 @@ from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
 POLL_S: Final = 2e-4
+PLAN_BYTES: Final = 64 * 2**20
+"""The most that one backup plan moves; a retraction may have gigabytes to save."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Nodes of one path in one group, whose pages one copy moves."""
+    """Nodes of one path in one group, whose pages one copy moves; live pages have no nodes."""
 
     group: GroupId
     rows: NodeIds
@@ -43,18 +45,38 @@ class CopyDesk:
         self._pools = pools
         self._transfer = transfer
         self._write = write
+        self._weighs_uses = weighs_uses(write)
+        self._safe_wanted = [safe_wanted(write, s.capacity) for s in pools.tiers[Tier.DEVICE]]
+        if any(self._safe_wanted):
+            pools.evict_device = tree.cleaning.evict
         self._wanted: list[Backup] = []  # not yet begun in the tree
         self._pending: list[_Part] = []  # backups begun in the tree, not yet submitted
         self._in_flight: dict[Direction, deque[tuple[TicketId, list[_Part]]]] = {
             direction: deque() for direction in Direction
         }
         self._saves: dict[TicketId, int] = {}  # pages by which each load carries its match on
+        self._failed: set[TicketId] = set()  # of live pages; asked about once
+        self.on_lost: Callable[[GroupId, NodeIds], None] = _nobody_stands_there
+        """Called with nodes whose backup has failed, before their host pages go."""
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
         """A gate over those of ``tickets`` that are still in flight; None when none is."""
         live = {ticket for ticket, _ in self._in_flight[Direction.LOAD]}
         waiting = [ticket for ticket in tickets if ticket in live]
         return self._transfer.gate(waiting) if waiting else None
+
+    def under_way(self, tickets: Sequence[TicketId]) -> bool:
+        """Whether any of ``tickets`` is still in flight."""
+        if not tickets:
+            return False
+        live = {ticket for queue in self._in_flight.values() for ticket, _ in queue}
+        return not live.isdisjoint(tickets)
+
+    def failed(self, tickets: Sequence[TicketId]) -> bool:
+        """Whether a copy of live pages has failed; told once."""
+        lost = self._failed.intersection(tickets)
+        self._failed -= lost
+        return bool(lost)
 
     @property
     def loading_pages(self) -> int:
@@ -71,6 +93,25 @@ class CopyDesk:
         """Remember what the tree wants saved. Its nodes stay what they are only until the next
         eviction: ``begin_backups`` comes first."""
         self._wanted += backups
+
+    def used(self, lease: Lease) -> None:
+        """A request has leased ``lease``: some of it may be worth a backup now."""
+        if self._weighs_uses:
+            self.back_up(self._tree.kept_unsaved(lease))
+
+    def clean(self) -> None:
+        """Begin to back up the coldest pages, where too few of a group are free or saved."""
+        for group, wanted in enumerate(self._safe_wanted):
+            free = self._pools.tiers[Tier.DEVICE][group].available()
+            if free >= wanted:
+                continue
+            id_ = GroupId(group)
+            count = to_clean(wanted, free + self._tree.cleaning.saved(id_))
+            paths = self._tree.cleaning.coldest(id_, count) if count else []
+            if paths:
+                self._pools.make_room(Tier.HOST, id_, sum(map(len, paths)))
+            for rows in paths:
+                self._begin_backup(id_, self._tree.copies.unsaved(id_, rows))
 
     def begin_backups(self) -> None:
         """Begin the backups that the write policy wants, as many pages of each, from the root
@@ -101,12 +142,52 @@ class CopyDesk:
         device = self._tree.copies.begin_backup(group, rows, host)
         self._pending.append(_Part(group, rows.copy(), device, host))
 
+    def save(self, group: GroupId, rows: NodeIds) -> int:
+        """Back up what of ``rows`` has no host copy, whatever the write policy: host pages for it
+        are free. Returns how many pages that is."""
+        rows = self._tree.copies.unsaved(group, rows)
+        self._begin_backup(group, rows)
+        return len(rows)
+
     def submit(self) -> None:
-        """Hand a step's backups over as one plan."""
+        """Hand a step's backups over as one plan; as several where it would keep the copier from
+        everything else for long."""
         self.begin_backups()
-        if self._pending:
-            self._send(Direction.BACKUP, self._pending)
-            self._pending = []
+        parts, self._pending = self._pending, []
+        for plan in self._bounded(parts):
+            self._send(Direction.BACKUP, plan)
+
+    def carry(
+        self, direction: Direction, pages: Sequence[tuple[GroupId, PageIds, PageIds]]
+    ) -> tuple[TicketId, ...]:
+        """Copy live pages (group, device pages, host pages), which no node stands for."""
+        if direction is Direction.BACKUP:
+            self.submit()  # completions come in order: what was begun before ends before
+        none = np.empty(0, np.intp)
+        parts = [_Part(group, none, device, host) for group, device, host in pages]
+        return tuple(self._send(direction, plan) for plan in self._bounded(parts))
+
+    def _bounded(self, parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+        """Cut into plans of at most ``PLAN_BYTES``, or of one page."""
+        plan: list[_Part] = []
+        room = PLAN_BYTES
+        for part in parts:
+            page_bytes = self._tree.spec.groups[part.group].page_bytes
+            at = 0
+            while at < len(part.device):
+                fits = len(part.device) if not page_bytes else max(not plan, room // page_bytes)
+                some = slice(at, at + fits)
+                if fits:
+                    plan.append(
+                        _Part(part.group, part.rows[some], part.device[some], part.host[some])
+                    )
+                    at += fits
+                    room -= len(plan[-1].device) * page_bytes
+                if room <= 0 or not fits:
+                    yield plan
+                    plan, room = [], PLAN_BYTES
+        if plan:
+            yield plan
 
     def _send(self, direction: Direction, parts: list[_Part]) -> TicketId:
         groups = sorted({part.group for part in parts})
@@ -161,13 +242,14 @@ class CopyDesk:
         for done in self._transfer.take(direction, count):
             ticket, parts = self._in_flight[direction].popleft()
             assert ticket == done.ticket, "completions out of order"
-            pages = sum(len(part.rows) for part in parts)
+            pages = sum(len(part.device) for part in parts)
             if direction is Direction.LOAD:
                 counters.load_pages += pages
                 counters.load_bytes += done.bytes_moved
-                del self._saves[ticket]
+                self._saves.pop(ticket, None)
                 for part in parts:
-                    self._tree.copies.end_load(part.group, part.rows)
+                    if len(part.rows):
+                        self._tree.copies.end_load(part.group, part.rows)
                 continue
             if done.ok:
                 counters.backup_pages += pages
@@ -175,9 +257,16 @@ class CopyDesk:
             else:
                 counters.backup_failed_pages += pages
             for part in parts:
-                self._pools.execute(
-                    self._tree.copies.end_backup(part.group, part.rows, ok=done.ok), -1
-                )
+                self._end_backup(ticket, part, ok=done.ok)
+
+    def _end_backup(self, ticket: TicketId, part: _Part, *, ok: bool) -> None:
+        if not len(part.rows):
+            if not ok:
+                self._failed.add(ticket)
+            return
+        if not ok:
+            self.on_lost(part.group, part.rows)
+        self._pools.execute(self._tree.copies.end_backup(part.group, part.rows, ok=ok), -1)
 
     def wait(self) -> bool:
         """Block until one more copy has ended; False when none is under way."""
@@ -189,3 +278,7 @@ class CopyDesk:
                     return True
             time.sleep(POLL_S)
         return False
+
+
+def _nobody_stands_there(group: GroupId, rows: NodeIds) -> None:
+    del group, rows

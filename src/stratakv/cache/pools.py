@@ -5,6 +5,7 @@ copy (``copies``).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import assert_never
 
 from stratakv.cache.records import Counters, PoolStats
@@ -34,6 +35,9 @@ class Pools:
         self._tables = tables
         self.tiers = tiers
         self.counters = Counters()
+        self.evict_device: Callable[[GroupId, int], list[Effect]] = partial(tree.evict, Tier.DEVICE)
+        """How device pages are taken: coldest first, or, for a cleaner, saved ones first."""
+        self._evict_host = partial(tree.evict, Tier.HOST)
 
     def execute(self, effects: list[Effect], row: int) -> list[Backup]:
         """Carry out ``effects`` in order for the request at ``row`` (-1: none). Returns the backups
@@ -67,11 +71,15 @@ class Pools:
         space = self.tiers[tier][group]
         short = count - space.available()
         if short > 0:
-            effects = self._tree.evict(tier, group, short)
+            dirty, cold = self._tree.dropped_dirty, self._tree.dropped_cold
+            on_device = tier == Tier.DEVICE
+            effects = (self.evict_device if on_device else self._evict_host)(group, short)
+            self.counters.dropped_dirty_pages += self._tree.dropped_dirty - dirty
+            self.counters.dropped_cold_pages += self._tree.dropped_cold - cold
             taken = sum(
                 len(effect.pages) for effect in effects if isinstance(effect, FreeDevice | FreeHost)
             )
-            if tier == Tier.DEVICE:
+            if on_device:
                 self.counters.evicted_device_pages += taken
             else:
                 self.counters.evicted_host_pages += taken

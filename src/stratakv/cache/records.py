@@ -27,9 +27,11 @@ class CachedTokens:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """A request has a row and a leased prefix; ``tickets`` are the loads its first forward waits
-    for. Tokens from ``cached.total`` on are to be computed."""
+    for. Tokens from ``computed`` on are to be computed; one that was retracted has more behind it
+    than the pages that ``cached`` counts."""
 
     row: int
+    computed: int
     cached: CachedTokens
     tickets: tuple[TicketId, ...]
 
@@ -40,6 +42,7 @@ class Refusal(Enum):
     NO_ROW = auto()
     NO_PAGES = auto()
     LOAD_BUDGET = auto()
+    SAVING = auto()  # a retracted request whose pages are still on their way to the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,14 @@ class Counters:
     load_no_pages: int = 0  # no device page could be had, in requests
     evicted_device_pages: int = 0
     evicted_host_pages: int = 0
+    dropped_dirty_pages: int = 0  # evicted from the device without a host copy
+    dropped_cold_pages: int = 0  # the same, but no checkpoint needed them
     duplicate_pages: int = 0
+    snapshots: int = 0  # states that requests gave to the tree
+    snapshots_skipped: int = 0  # states not kept, because no page was left to go on with
+    retracted: int = 0  # in requests
+    retracted_pages: int = 0  # saved for a retraction, beyond what the host had already
+    retracted_unsaved: int = 0  # retracted requests that are recomputed: the host was full, or lost
     copy_waits: int = 0  # times an allocation had to wait for a copy in flight
 
     def snapshot(self) -> dict[str, int]:

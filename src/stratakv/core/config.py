@@ -5,16 +5,25 @@ The flag of a field is its name with dashes. Sizes are strings with units until 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from stratakv.core.errors import ConfigError
 
+SNAPSHOT_TOKENS: Final = 256
 TIERS: Final = ("off", "device", "host")
+EVICTIONS: Final = ("lru", "lfu", "slru", "s3-fifo", "priority")
+WRITE_HITS: Final = 2
+WRITE_BACK_RESERVE: Final = 0.1
+WRITE_POLICIES: Final = ("write-through", "write-through-selective", "write-back")
+MAX_NAME_CHARS: Final = 512
+"""Of a model's or an adapter's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """``cache``: off (recompute everything), device, or host (device and host)."""
+    """``cache``: off (recompute everything), device, or host (device and host). ``lora``: adapters
+    as NAME=DIR."""
 
     page_tokens: int = 64
     dtype: str = "auto"
@@ -27,25 +36,40 @@ class EngineConfig:
     step_tokens: int = 2048
     chunk_tokens: int = 512
     chat_tokens: int = 2048
+    reserve_tokens: int = 512
+    snapshot_tokens: int | None = None
     load_back_threshold: int = 10
     load_back_budget: int = 65536
+    eviction: str = "lru"
+    write_policy: str = "write-through"
+    write_hits: int = WRITE_HITS
+    write_back_reserve: float = WRITE_BACK_RESERVE
+    lora: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         least_one = (
             "page_tokens", "max_running", "step_tokens", "chunk_tokens", "chat_tokens",
-            "load_back_budget",
+            "load_back_budget", "reserve_tokens", "write_hits",
         )  # fmt: skip
         for name in least_one:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} {getattr(self, name)}: allowed is 1 and more")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"--max-model-len {self.max_model_len}: allowed is 2 and more")
+        if self.snapshot_tokens is not None and (
+            self.snapshot_tokens < 1 or self.snapshot_tokens % self.page_tokens
+        ):
+            raise ConfigError(
+                f"--snapshot-tokens {self.snapshot_tokens}: allowed are multiples of --page-tokens "
+                f"{self.page_tokens}"
+            )
         if self.load_back_threshold < 0:
             raise ConfigError(
                 f"--load-back-threshold {self.load_back_threshold}: allowed is 0 and more"
             )
         if self.cache not in TIERS:
             raise ConfigError(f"--cache {self.cache}: allowed are {', '.join(TIERS)}")
+        self._check_policies()
         if self.step_tokens <= self.max_running:
             raise ConfigError(
                 f"--step-tokens {self.step_tokens}: more than --max-running {self.max_running} is "
@@ -56,6 +80,51 @@ class EngineConfig:
                 f"--cache {self.cache} has no host tier to size: --host-memory and --host-ratio "
                 "are allowed with --cache host"
             )
+        self.adapters()
+
+    def _check_policies(self) -> None:
+        if self.eviction not in EVICTIONS:
+            raise ConfigError(f"--eviction {self.eviction}: allowed are {', '.join(EVICTIONS)}")
+        if self.write_policy not in WRITE_POLICIES:
+            raise ConfigError(
+                f"--write-policy {self.write_policy}: allowed are {', '.join(WRITE_POLICIES)}"
+            )
+        if not 0 < self.write_back_reserve <= 1:
+            raise ConfigError(
+                f"--write-back-reserve {self.write_back_reserve}: allowed is above 0, and 1 at most"
+            )
+        if self.cache != "host" and self.write_policy != "write-through":
+            raise ConfigError(
+                f"--write-policy {self.write_policy}: with --cache {self.cache} there is no host "
+                "tier to write to; allowed with --cache host"
+            )
+        for flag, policy, used in (
+            ("--write-hits", "write-through-selective", self.write_hits != WRITE_HITS),
+            ("--write-back-reserve", "write-back", self.write_back_reserve != WRITE_BACK_RESERVE),
+        ):
+            if used and self.write_policy != policy:
+                raise ConfigError(f"{flag}: allowed with --write-policy {policy}")
+
+    def adapters(self) -> dict[str, Path]:
+        """Directories of the LoRA adapters by name, in the order of the flags."""
+        found: dict[str, Path] = {}
+        for flag in self.lora:
+            name, _, directory = flag.partition("=")
+            if not 1 <= len(name) <= MAX_NAME_CHARS or not directory:
+                raise ConfigError(
+                    f"--lora {flag}: allowed is NAME=DIR, a name of 1 to {MAX_NAME_CHARS} "
+                    "characters and a PEFT directory"
+                )
+            if name in found:
+                raise ConfigError(f"--lora {flag}: the name {name} is taken by another --lora")
+            found[name] = Path(directory)
+        return found
+
+    @property
+    def snapshot_pages(self) -> int:
+        """Pages between two snapshots of a state while decoding; 256 tokens, or whole pages that
+        hold as many, where nothing else is said."""
+        return -(-(self.snapshot_tokens or SNAPSHOT_TOKENS) // self.page_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,11 @@ class Namespace:
     lookahead: int = 0
     unit_tokens: int = 1
 
+    def adapted(self, digest: bytes) -> "Namespace":
+        """The pages of the model under another adapter; ``digest``: of its weights, never a name.
+        Two names of one adapter share pages, one name of two adapters does not."""
+        return replace(self, adapter=digest)
+
     def salted(self, salt: str) -> "Namespace":
         """The same pages for another tenant."""
         return replace(self, salt=salt)

@@ -24,6 +24,7 @@ class StepBatch:
     rows: block-table row of each, int32 [R]. starts: tokens already computed, int32 [R]. counts:
     tokens to compute now, int32 [R], sum T. tokens: packed input ids, int32 [T]. sampled: whether
     the last token of the chunk is the request's last, so that its logits are wanted, bool [R].
+    adapters: number of each request's adapter, or NONE, int32 [R]; None if no request has one.
     """
 
     rows: RowIds
@@ -32,6 +33,7 @@ class StepBatch:
     tokens: TokenIds
     sampled: npt.NDArray[np.bool_]
     gate: Gate | None
+    adapters: Int32s | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

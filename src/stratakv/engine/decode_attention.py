@@ -108,14 +108,26 @@ def attend_pages(
         values.view(-1, heads * layer.value_dim).index_fill_(0, bucket.stale, 0)
     keys = keys.view(count, -1, heads, layer.key_dim)[:, bucket.keys].to(query.dtype)
     values = values.view(count, -1, heads, layer.value_dim)[:, bucket.keys].to(query.dtype)
-    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    return attend_padded(query, keys.transpose(1, 2), values.transpose(1, 2), bucket.mask, scoring)
+
+
+def attend_padded(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """query [b, H, D], keys and values [b, heads, n, dim], mask [b, 1, 1, n] or None: all are seen.
+    Returns [b, H, value dim]."""
+    count, heads = keys.shape[:2]
     # The query heads of one key head stand where SDPA expects queries: each key is read once.
     grouped = query.reshape(count, heads, -1, query.shape[-1])
     if scoring.plain:
         out = F.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=bucket.mask, scale=scoring.scale
+            grouped, keys, values, attn_mask=mask, scale=scoring.scale
         )
     else:
         scores = (grouped * scoring.scale) @ keys.transpose(2, 3)
-        out = scoring.weights(scores, bucket.mask, (heads, -1, 1)) @ values
-    return out.reshape(count, query.shape[1], layer.value_dim)
+        out = scoring.weights(scores, mask, (heads, -1, 1)) @ values
+    return out.reshape(count, query.shape[1], values.shape[-1])

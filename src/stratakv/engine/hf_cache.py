@@ -1,22 +1,29 @@
-"""Hugging Face's ``Cache``, as a view of one step onto the pools.
+"""Hugging Face's ``Cache``, as a view of one call onto the pools.
 
-Owns writing the step's keys and values into pages, after the layer's gate has opened. Holds no
-keys itself; what is read back is ``attention``'s business.
+Owns writing the call's keys, values and latents into pages, after the layer's gate has opened, and
+handing states to the layers that keep one. Holds no keys itself; what is read back is
+``attention``'s business.
 """
+
+from typing import assert_never
 
 import torch
 from transformers import Cache
 
 from stratakv.core.ids import LayerId
 from stratakv.engine.attention import PagedStep
+from stratakv.engine.latent_layer import LatentPages, exchange
+from stratakv.engine.paged_layer import LayerPages
+from stratakv.engine.state_layer import OpenStates
 
 
 class PagedCache(Cache):
-    """One step's cache: ``update`` is the only verb that models with plain attention need."""
+    """One call's cache, with the verbs that Hugging Face's models ask for."""
 
-    def __init__(self, step: PagedStep) -> None:
+    def __init__(self, step: PagedStep, states: OpenStates) -> None:
         super().__init__(layers=[])
         self._step = step
+        self._states = states
 
     def update(
         self,
@@ -26,17 +33,26 @@ class PagedCache(Cache):
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the packed rows [1, heads, T, dim] of one layer; returns them unchanged."""
+        """Write the rows of one layer, [n, heads, T / n, dim] each. Returns them unchanged; of
+        latents, those of every request's context, [1, 1, tokens, dim] each."""
         del args, kwargs
         step, layer_id = self._step, LayerId(layer_idx)
         if step.gate is not None:
             step.gate.wait(layer_id)
+        step.cursor.layer = layer_id
         layer = step.layers[layer_id]
         slots = step.groups[layer.group].slots
-        # Rows are copied as the pool's dtype: on bytes this would be tens of times slower.
-        _write(layer.key_rows, slots, key_states)
-        _write(layer.value_rows, slots, value_states)
-        return key_states, value_states
+        match layer:
+            case LayerPages():
+                # Rows are copied as the pool's dtype: on bytes this would be tens of times slower.
+                _write(layer.key_rows, slots, key_states)
+                _write(layer.value_rows, slots, value_states)
+                return key_states, value_states
+            case LatentPages():
+                contexts, fresh = step.contexts(layer), (key_states, value_states)
+                return exchange(layer, slots, contexts, fresh, step.scratch)
+            case _:
+                assert_never(layer)
 
     def get_seq_length(self, layer_idx: int | None = None) -> int | torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Tokens before the step's first one: 0 for the model, which is told every position.
@@ -44,15 +60,57 @@ class PagedCache(Cache):
         A layer that asks for itself (Llama 4 scales queries by position) adds ``arange(T)``: it
         gets each packed token's position less its place in the batch, int64 [T].
         """
-        return 0 if layer_idx is None else self._step.shifts
+        if layer_idx is None:
+            return 0
+        positions = self._step.positions
+        return positions - torch.arange(len(positions), device=positions.device)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """No mask is ever built: ``paged_attention`` knows what is visible."""
         del layer_idx
         return query_length, 0
 
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """[n, channels, width], which a one-token kernel changes in place; None at position 0."""
+        assert state_idx == 0, f"layer {layer_idx} asks for state {state_idx}"
+        return self._states.conv(LayerId(layer_idx))
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object
+    ) -> torch.Tensor:
+        """New inputs [n, channels, T]; returns them behind the inputs before them."""
+        del kwargs
+        assert state_idx == 0, f"layer {layer_idx} has a state {state_idx}"
+        return self._states.convolve(LayerId(layer_idx), conv_states)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """[n, ...] in float32, which a one-token kernel may change in place; None at position 0."""
+        assert state_idx == 0, f"layer {layer_idx} asks for state {state_idx}"
+        return self._states.recurrent(LayerId(layer_idx))
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object
+    ) -> torch.Tensor:
+        """The states [n, ...] after the call's tokens; returns them."""
+        del kwargs
+        assert state_idx == 0, f"layer {layer_idx} has a state {state_idx}"
+        self._states.recur(LayerId(layer_idx), recurrent_states)
+        return recurrent_states
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        """Whether the call's requests bring states; all of them do or none."""
+        del layer_idx, state_idx
+        return self._states.begun
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Never: nothing is rolled back."""
+        del layer_idx
+        return False
+
 
 def _write(pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    """pool [rows, heads * dim], slots int64 [T], rows [1, heads, T, dim]."""
-    packed = rows[0].transpose(0, 1).reshape(len(slots), -1)
+    """pool [rows, heads * dim], slots int64 [T], rows [n, heads, T / n, dim]."""
+    packed = rows.transpose(1, 2).reshape(len(slots), -1)
     pool.index_copy_(0, slots, packed.to(pool.dtype))

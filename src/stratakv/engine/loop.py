@@ -4,7 +4,6 @@ Owns the queue of requests and the order of a step. Decisions are the scheduler'
 tensors the runner's. One thread calls it; must not know HTTP.
 """
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,12 +11,15 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from stratakv.cache.admit import Wish
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import Admission, PoolStats, Refusal
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import PageKey, RequestId, RowIds, TicketId
-from stratakv.core.page_keys import Namespace, PageHasher
+from stratakv.core.page_keys import PageHasher
+from stratakv.engine.backlog import Backlog
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import FinishReason, Output, Phase, Prompt, Request, Signal
 from stratakv.engine.roles import Role
 from stratakv.engine.rows import Rows
@@ -41,9 +43,11 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """``cached_*_tokens`` count what admitted prompts did not have to compute."""
+    """``waiting`` counts the ``retracted`` requests too. ``cached_*_tokens`` count what admitted
+    prompts did not have to compute."""
 
     waiting: int
+    retracted: int
     running: int
     steps: int
     prompt_tokens: int
@@ -64,19 +68,25 @@ class _Totals:
 
 
 class Engine:
-    """``namespace``: of the model; a request's salt is added to it."""
+    """``namespaces``: where a request's pages belong, by its adapter and its salt."""
 
     def __init__(
-        self, cache: KVCache, runner: Runner, role: Role, namespace: Namespace, limits: EngineLimits
+        self,
+        cache: KVCache,
+        runner: Runner,
+        role: Role,
+        namespaces: Namespaces,
+        limits: EngineLimits,
     ) -> None:
         self._cache = cache
         self._runner = runner
         self._role = role
-        self._namespace = namespace
+        self._namespaces = namespaces
         self._limits = limits
         self._page = cache.spec.page_tokens
         self._rows = Rows(limits.max_running, limits.max_model_len)
-        self._waiting: deque[Request] = deque()
+        self._backlog = Backlog()
+        self._submitted = 0
         self._prefilling: list[Request] = []
         self._decoding: RowIds = np.empty(0, np.int32)
         self._by_row: dict[int, Request] = {}
@@ -103,11 +113,19 @@ class Engine:
             raise RequestError(
                 f"{length} tokens of prompt and {total - length} to generate need {reason}"
             )
-        prefix = PageHasher(self._namespace.salted(prompt.salt), self._page)
+        prefix = PageHasher(self._namespaces.of(prompt.adapter, prompt.salt), self._page)
         prefix.extend(prompt.tokens)
-        request = Request(prompt=prompt, prefix=prefix, total_tokens=total)
+        adapter = self._namespaces.place(prompt.adapter)
+        self._submitted += 1
+        request = Request(
+            prompt=prompt,
+            prefix=prefix,
+            total_tokens=total,
+            adapter=adapter,
+            serial=self._submitted,
+        )
         self._requests[request.id] = request
-        self._waiting.append(request)
+        self._backlog.submit(request)
 
     def abort(self, request: RequestId) -> None:
         """Forget a request, whatever its phase; unknown ones are no error. Its last ``Output``
@@ -115,8 +133,10 @@ class Engine:
         found = self._requests.get(request)
         if found is None:
             return
-        if found.phase is Phase.WAITING:
-            self._waiting.remove(found)
+        if found.row < 0:
+            self._backlog.remove(found)
+        if found.parked is not None:
+            self._cache.forget(found.parked)
         found.signal(Signal.ABORT)
         self._leave(found)
         self._news.append(Output(request=request, token=None, finish=FinishReason.ABORT))
@@ -131,7 +151,8 @@ class Engine:
     def stats(self) -> EngineStats:
         totals = self._totals
         return EngineStats(
-            waiting=len(self._waiting),
+            waiting=len(self._backlog),
+            retracted=self._backlog.retracted,
             running=len(self._by_row),
             steps=totals.steps,
             prompt_tokens=totals.prompt_tokens,
@@ -175,27 +196,39 @@ class Engine:
             assert self._cache.wait(), "requests wait, but for nothing"
 
     def _admit(self) -> None:
-        """Seat waiting requests, oldest first, until one does not fit."""
-        looked = 0
+        """Seat requests whose turn it is, until one does not fit."""
         held: list[Request] = []
         left = [self._left(request) for request in self._prefilling]
-        while self._waiting and looked < self._limits.step.look_ahead:
+        looks = min(len(self._backlog), self._limits.step.look_ahead)
+        for _ in range(looks):
             if prefill_room(self._limits.step, len(self._decoding), left) <= 0:
                 break
-            looked += 1
-            request = self._waiting.popleft()
+            request = self._backlog.pop()
             if self._must_wait(request):
                 held.append(request)
                 continue
-            answer = self._cache.admit(request.prefix, request.prompt_tokens, request.total_tokens)
+            answer = self._ask(request)
             if isinstance(answer, Refusal):
                 held.append(request)
                 break
             self._seat(request, answer)
             left.append(self._left(request))
-        self._waiting.extendleft(reversed(held))
+        self._backlog.put_back(held)
+
+    def _ask(self, request: Request) -> Admission | Refusal:
+        wish = Wish(
+            prefix=request.prefix,
+            tokens=len(request.known),
+            total_tokens=request.total_tokens,
+            priority=request.prompt.priority,
+        )
+        if request.parked is None:
+            return self._cache.admit(wish)
+        return self._cache.resume(request.parked, wish)
 
     def _must_wait(self, request: Request) -> bool:
+        if request.parked is not None:
+            return False
         if not self._role.may_start(request):
             return True
         if not self._computing:
@@ -205,41 +238,61 @@ class Engine:
         return worth_waiting(request.prefix.keys, end, limit, self._computing)
 
     def _seat(self, request: Request, admission: Admission) -> None:
+        if request.phase is Phase.WAITING:
+            request.cached = admission.cached
+            totals = self._totals
+            totals.prompt_tokens += request.prompt_tokens
+            totals.cached_device_tokens += admission.cached.device
+            totals.cached_host_tokens += admission.cached.host
         request.row = admission.row
-        request.cached = admission.cached
         request.tickets = admission.tickets
+        request.parked = None
         request.signal(Signal.ADMITTED)
-        self._rows.open(request, admission.cached.total)
+        self._rows.open(request, admission.computed)
         self._by_row[request.row] = request
         self._prefilling.append(request)
         if self._cache.reuses:
-            self._computing.update(request.prefix.keys[admission.cached.total // self._page :])
-        totals = self._totals
-        totals.prompt_tokens += request.prompt_tokens
-        totals.cached_device_tokens += admission.cached.device
-        totals.cached_host_tokens += admission.cached.host
+            self._computing.update(request.prefix.keys[admission.computed // self._page :])
 
     def _left(self, request: Request) -> int:
-        return request.prompt_tokens - int(self._rows.computed[request.row])
+        """Tokens that the request knows and has no KV of."""
+        return int(self._rows.length[request.row] - self._rows.computed[request.row])
+
+    def _to_cut(self, request: Request) -> int:
+        """The most that its next chunk may hold."""
+        left, cut = self._left(request), self._cache.cut(request.row)
+        return left if cut is None else min(left, cut - int(self._rows.computed[request.row]))
+
+    # -- what runs -------------------------------------------------------------------------------
 
     def _plan(self) -> StepBatch | None:
-        """Decoding rows first, then prefill chunks."""
-        columns = self._rows
-        left = [self._left(request) for request in self._prefilling]
-        sizes = chunk_sizes(self._limits.step, len(self._decoding), left)
-        chunks = [pair for pair in zip(self._prefilling, sizes, strict=True) if pair[1]]
-        if not chunks and not len(self._decoding):
-            return None
-        decoding = self._decoding
-        rows = np.concatenate((decoding, np.array([r.row for r, _ in chunks], np.int32)))
-        starts = columns.computed[rows]
-        counts = np.ones(len(rows), np.int32)
-        counts[len(decoding) :] = [size for _, size in chunks]
+        """Decoding rows first, then prefill chunks. Where pages run short, the youngest request
+        leaves until the rest fits."""
+        while True:
+            left = [self._to_cut(request) for request in self._prefilling]
+            sizes = chunk_sizes(self._limits.step, len(self._decoding), left)
+            chunks = [pair for pair in zip(self._prefilling, sizes, strict=True) if pair[1]]
+            if not chunks and not len(self._decoding):
+                return None
+            rows = np.array([request.row for request, _ in chunks], np.int32)
+            rows = np.concatenate((self._decoding, rows))
+            starts = self._rows.computed[rows]
+            counts = np.ones(len(rows), np.int32)
+            counts[len(self._decoding) :] = [size for _, size in chunks]
+            if self._cache.fits(starts, starts + counts):
+                return self._batch(rows, starts, counts, [request for request, _ in chunks])
+            if not self._cache.wait():  # pages under a copy may be all that is missing
+                assert len(self._by_row) > 1, "a request that runs alone must fit"
+                self._retract(max(self._by_row.values(), key=lambda request: request.serial))
+
+    def _batch(
+        self, rows: RowIds, starts: RowIds, counts: RowIds, prefilling: list[Request]
+    ) -> StepBatch:
+        columns, decodes = self._rows, len(self._decoding)
+        tokens = [columns.tokens[rows[:decodes], starts[:decodes]]]
         tickets: list[TicketId] = []
-        tokens = [columns.tokens[decoding, starts[: len(decoding)]]]
-        for request, size in chunks:
-            start = int(columns.computed[request.row])
-            tokens.append(columns.tokens[request.row, start : start + size])
+        for at, request in enumerate(prefilling, start=decodes):
+            tokens.append(columns.tokens[request.row, starts[at] : starts[at] + counts[at]])
             tickets += request.tickets
             request.tickets = ()
         return StepBatch(
@@ -249,7 +302,19 @@ class Engine:
             tokens=np.concatenate(tokens),
             sampled=starts + counts == columns.length[rows],
             gate=self._cache.gate(tickets),
+            adapters=columns.adapters(rows),
         )
+
+    def _retract(self, request: Request) -> None:
+        """Take a running request off the device; it comes back before any new one starts."""
+        row = request.row
+        request.known = self._rows.known_tokens(row).copy()
+        self._stop(request)
+        request.parked = self._cache.retract(row, self._rows.computed_tokens(row))
+        request.row = -1
+        request.tickets = ()
+        request.signal(Signal.RETRACT)
+        self._backlog.put_back([request])
 
     def _commit(self, batch: StepBatch) -> None:
         """Record what the forward has computed; rows that filled a page hand it to the tree."""
@@ -295,12 +360,15 @@ class Engine:
         del self._requests[request.id]
         if request.row < 0:
             return
+        self._stop(request)
+        self._cache.release(request.row, self._rows.computed_tokens(request.row))
+
+    def _stop(self, request: Request) -> None:
         if request in self._prefilling:
             self._prefilling.remove(request)
             self._computing.difference_update(request.prefix.keys)
         self._decoding = self._decoding[self._decoding != request.row]
         del self._by_row[request.row]
-        self._cache.release(request.row, self._rows.computed_tokens(request.row))
 
     def close(self) -> None:
         """Abort what is left and wait for the copies."""

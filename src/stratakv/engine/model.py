@@ -7,7 +7,7 @@ its weights. Must not know pages; it only points the model at ``paged_attention`
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -16,8 +16,12 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from stratakv.core.errors import ConfigError
+from stratakv.engine.adapters import load_adapters
 from stratakv.engine.attention import ATTENTION
 from stratakv.engine.fingerprint import directory_fingerprint, module_fingerprint
+from stratakv.engine.lora_hooks import Adapters
+from stratakv.engine.lora_probe import unfit
+from stratakv.spec.positions import stable_positions
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -25,13 +29,18 @@ DTYPES: Final[dict[str, torch.dtype]] = {
     "float16": torch.float16,
 }
 CPU: Final = torch.device("cpu")
+ENDLESS_POSITIONS: Final = 2**20
+"""Length that we serve of a model which has no positions; a state alone knows no end."""
+_CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HuggingFaceModel:
     """``config``: the text decoder's, as plain data. ``eos_ids``: may be empty. ``max_positions``:
     longest sequence, in tokens, that its positions cover. ``dtype``: a key of ``DTYPES``.
-    ``fingerprint``: 32 bytes; other weights, another config or another dtype give others."""
+    ``cache_keyword``: under which its forward takes a cache.
+    ``fingerprint``: 32 bytes; other weights, another config or another dtype give others.
+    ``adapters``: loaded beside it, not in the fingerprint."""
 
     module: PreTrainedModel
     config: Mapping[str, object]
@@ -40,7 +49,9 @@ class HuggingFaceModel:
     vocab_size: int
     dtype: str
     device: torch.device
+    cache_keyword: str
     fingerprint: bytes
+    adapters: Adapters
 
 
 def load_model(path: Path, dtype: str = "auto", device: torch.device = CPU) -> HuggingFaceModel:
@@ -80,29 +91,59 @@ def wrap(module: PreTrainedModel) -> HuggingFaceModel:
     return _adopt(module, module_fingerprint(module, _dtype_name(module)))
 
 
+def with_adapters(model: HuggingFaceModel, directories: Mapping[str, Path]) -> HuggingFaceModel:
+    """``model`` with LoRA adapters, by name; ConfigError for one that does not fit."""
+    if not directories:
+        return model
+    output = model.module.get_output_embeddings()
+    adapters = load_adapters(model.module, output, directories)
+    paths = {path for adapter in adapters for path in adapter.weights}
+    bad = unfit(model.module, model.cache_keyword, paths)
+    for adapter in adapters:
+        if found := [path for path in bad if path in adapter.weights]:
+            raise ConfigError(
+                f"--lora {adapter.name}={directories[adapter.name]}: {found[0]} cannot be adapted: "
+                "it does not see every token of a step once"
+            )
+    return replace(model, adapters=Adapters(model.module, adapters))
+
+
 def _adopt(module: PreTrainedModel, fingerprint: bytes) -> HuggingFaceModel:
     name = type(module).__name__
-    if "logits_to_keep" not in inspect.signature(module.forward).parameters:
-        raise ConfigError(f"--model: {name} is not a causal LM that takes logits_to_keep")
+    takes = inspect.signature(module.forward).parameters
+    keywords = [keyword for keyword in _CACHE_KEYWORDS if keyword in takes]
+    if "logits_to_keep" not in takes or not keywords:
+        raise ConfigError(f"--model: {name} is not a causal LM that takes logits_to_keep, a cache")
     _own_config(module)
     module.set_attn_implementation(ATTENTION)
     text = module.config.get_text_config(decoder=True)
     if text._attn_implementation != ATTENTION:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         raise ConfigError(f"--model: {name} has attention of its own that cannot be replaced")
-    config: dict[str, object] = text.to_dict()
-    positions, vocab = config.get("max_position_embeddings"), config.get("vocab_size")
+    config = plain_config(text)
+    positions = config.get("max_position_embeddings", ENDLESS_POSITIONS)
+    vocab = config.get("vocab_size")
     if not isinstance(positions, int) or not isinstance(vocab, int):
         raise ConfigError(f"--model: {name} names no max_position_embeddings or vocab_size")
     return HuggingFaceModel(
         module=module.eval(),
         config=config,
         eos_ids=_eos_ids(module, config),
-        max_positions=positions,
+        max_positions=min(positions, stable_positions(config) or positions),
         vocab_size=vocab,
         dtype=_dtype_name(module),
         device=module.device,
+        cache_keyword=keywords[0],
         fingerprint=fingerprint,
+        adapters=Adapters(module, ()),
     )
+
+
+def plain_config(text: PretrainedConfig) -> dict[str, object]:
+    """``to_dict()``, with the usual names beside a family's own: GPT-2's ``n_layer`` is
+    ``num_hidden_layers`` too."""
+    config: dict[str, object] = text.to_dict()
+    usual = {name: config[own] for name, own in text.attribute_map.items() if own in config}
+    return usual | config
 
 
 def _own_config(module: PreTrainedModel) -> None:

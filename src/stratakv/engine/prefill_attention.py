@@ -12,10 +12,10 @@ def chunk_keys(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values that a chunk sees, [heads, n, dim] each, oldest first.
 
-    key, value: the step's own, [1, heads, T, dim], already written to their pages.
+    key, value: the step's own, [heads, T, dim], already written to their pages.
     """
-    if chunk.pages is None:
-        return key[0, :, chunk.tokens], value[0, :, chunk.tokens]
+    if chunk.fresh:
+        return key[:, chunk.tokens], value[:, chunk.tokens]
     keys = scratch.gather("keys", layer.key_pages, chunk.pages)
     values = scratch.gather("values", layer.value_pages, chunk.pages)
     keys = keys.view(-1, layer.heads, layer.key_dim)[chunk.skip :]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
+from stratakv.cache.parking import Parked
 from stratakv.cache.records import CachedTokens
-from stratakv.core.ids import RequestId, TicketId, TokenIds
+from stratakv.core.ids import NONE, RequestId, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
 
 
@@ -16,6 +17,7 @@ class Phase(Enum):
     WAITING = auto()  # not admitted: holds no page
     PREFILLING = auto()  # admitted: some of its tokens are still to be computed
     DECODING = auto()  # one token a step
+    RETRACTED = auto()  # off the device for want of pages, with its tokens known
     FINISHED = auto()
     ABORTED = auto()
 
@@ -23,6 +25,7 @@ class Phase(Enum):
 class Signal(Enum):
     ADMITTED = auto()
     PREFILL_DONE = auto()
+    RETRACT = auto()
     STOPPED = auto()
     ABORT = auto()
 
@@ -33,7 +36,11 @@ PHASES: Final[dict[tuple[Phase, Signal], Phase]] = {
     (P.PREFILLING, S.PREFILL_DONE): P.DECODING,
     (P.PREFILLING, S.STOPPED): P.FINISHED,
     (P.DECODING, S.STOPPED): P.FINISHED,
+    (P.PREFILLING, S.RETRACT): P.RETRACTED,
+    (P.DECODING, S.RETRACT): P.RETRACTED,
+    (P.RETRACTED, S.ADMITTED): P.PREFILLING,  # what it knows but has no KV of, at least one token
     (P.WAITING, S.ABORT): P.ABORTED,
+    (P.RETRACTED, S.ABORT): P.ABORTED,
     (P.PREFILLING, S.ABORT): P.ABORTED,
     (P.DECODING, S.ABORT): P.ABORTED,
 }
@@ -66,12 +73,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """What a client asks for, as the engine takes it. ``tokens``: int32 [n], n >= 1."""
+    """What a client asks for, as the engine takes it. ``tokens``: int32 [n], n >= 1. ``adapter``:
+    name of a loaded one, "" for the model alone. ``priority``: of its pages when some must go, the
+    higher the longer they stay."""
 
     id: RequestId
     tokens: TokenIds
     sampling: SamplingParams
     salt: str = ""
+    adapter: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,15 +108,25 @@ class Output:
 @dataclass(slots=True, eq=False)
 class Request:
     """The engine's own record. ``row`` is its place in the block table and in ``rows.Rows`` while
-    it runs, -1 before. ``prefix`` hashes its pages; ``total_tokens`` is where it must end."""
+    it runs, -1 otherwise; ``serial`` counts submissions. ``prefix`` hashes its pages;
+    ``total_tokens`` is where it must end.
+    ``adapter``: its number in a ``StepBatch``. ``known``: prompt and output so far, while it does
+    not run; ``parked``: what the cache keeps for it while it is retracted."""
 
     prompt: Prompt
     prefix: PageHasher
     total_tokens: int
+    serial: int
+    adapter: int = NONE
     phase: Phase = field(default=Phase.WAITING, init=False)
     row: int = field(default=-1, init=False)
     cached: CachedTokens | None = field(default=None, init=False)
     tickets: tuple[TicketId, ...] = field(default=(), init=False)
+    known: TokenIds = field(init=False)
+    parked: Parked | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.known = self.prompt.tokens
 
     @property
     def id(self) -> RequestId:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import NONE, RowIds, TokenIds
-from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.batch import Int32s, SamplingBatch
 from stratakv.engine.request import Request
 
 
@@ -26,12 +26,13 @@ class Rows:
         self._top_k = np.zeros(rows, np.int32)
         self._seed = np.zeros(rows, np.uint64)
         self._logprobs = np.full(rows, NONE, np.int32)
+        self._adapter = np.full(rows, NONE, np.int32)
 
     def open(self, request: Request, computed: int) -> None:
         """Seat a request whose first ``computed`` tokens are cached."""
         row, sampling = request.row, request.prompt.sampling
-        self.tokens[row, : request.prompt_tokens] = request.prompt.tokens
-        self.length[row] = request.prompt_tokens
+        self.tokens[row, : len(request.known)] = request.known
+        self.length[row] = len(request.known)
         self.computed[row] = computed
         self.limit[row] = request.total_tokens
         stops = sampling.stop_tokens
@@ -46,9 +47,18 @@ class Rows:
         self._top_k[row] = sampling.top_k
         self._seed[row] = np.uint64(sampling.seed & 0xFFFFFFFFFFFFFFFF)
         self._logprobs[row] = NONE if sampling.logprobs is None else sampling.logprobs
+        self._adapter[row] = request.adapter
+
+    def known_tokens(self, row: int) -> TokenIds:
+        return self.tokens[row, : self.length[row]]
 
     def computed_tokens(self, row: int) -> TokenIds:
         return self.tokens[row, : self.computed[row]]
+
+    def adapters(self, rows: RowIds) -> Int32s | None:
+        """Number of each row's adapter, or NONE; None if no row has one."""
+        found = self._adapter[rows]
+        return found if (found != NONE).any() else None
 
     def sampling(self, rows: RowIds) -> SamplingBatch:
         return SamplingBatch(

@@ -10,31 +10,45 @@ import numpy as np
 import torch
 
 from stratakv.core.errors import ConfigError
-from stratakv.core.ids import LayerId
-from stratakv.engine.attention import STEP, PagedStep
-from stratakv.engine.batch import StepBatch
+from stratakv.core.ids import NONE, GroupId, LayerId, PageIds
+from stratakv.engine.attention import STEP, PagedStep, TokenPages
+from stratakv.engine.batch import Int32s, StepBatch
 from stratakv.engine.hf_cache import PagedCache
+from stratakv.engine.latent_layer import LatentPages
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.paged_layer import LayerPages, Scratch
+from stratakv.engine.state_layer import OpenStates, StateBuffer, StatePages, StateRows
+from stratakv.engine.step_calls import Call, Split, packed, side_by_side, token_by_token
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
 from stratakv.spec.derive import shared_layers
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.support import key_value_places, refusal
+from stratakv.spec.support import (
+    continues_token_by_token,
+    key_value_places,
+    latent_places,
+    refusal,
+    state_places,
+)
 
 
 class ModelRunner:
-    """One model on one device. Raises ConfigError for a cache that is not keys and values."""
+    """One model on one device. Raises ConfigError for a cache that it cannot run."""
 
     def __init__(
         self, model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
     ) -> None:
+        if reason := refusal(spec):
+            raise ConfigError(f"the model cannot be run: {reason}")
         self._module = model.module
+        self._adapters = model.adapters
+        self._cache_keyword = model.cache_keyword
         self._device = model.device
         self._tables = tables
-        self._layers = layer_pages(spec, pools, model.config)
+        self._layers = token_pages(spec, pools, model.config)
+        self._states = state_pages(spec, pools)
         self._planners = {
             group.id: GroupPlanner(
                 rule=group.retention,
@@ -44,50 +58,88 @@ class ModelRunner:
                 dtype=model.module.dtype,
             )
             for group in spec.groups
-            if group.buffers
+            if group.buffers and not group.stateful
         }
+        self._stateful = tuple({pages.group: None for pages in self._states.values()})
+        self._split = _split_of(model.config) if self._states else packed
         self._scratch = Scratch()
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        """Compute every token of ``batch``; their keys and values go to the pages of their rows.
+        """Compute every token of ``batch``; what is to be kept of them goes to their rows' pages.
 
         Returns float32 logits [S, vocab] after the last token of each sampled request, in order.
         """
-        shape = StepShape.of(batch)
-        packed = np.arange(len(shape.positions))
+        calls = self._split(batch)
+        logits = [self._run(call, adapters_of(batch, call)) for call in calls]
+        if len(calls) == 1:
+            return logits[0]
+        places = np.concatenate([call.places[call.batch.sampled] for call in calls])
+        return torch.cat(logits)[self._ship(np.argsort(places))]
+
+    def _run(self, call: Call, adapters: Int32s | None) -> torch.Tensor:
+        """Float32 logits [S, vocab] of the call's sampled requests, in order."""
+        batch, shape = call.batch, StepShape.of(call.batch)
+        positions = self._ship(shape.positions)
         step = PagedStep(
             layers=self._layers,
             groups={
                 group: planner.plan(shape, self._tables.pages(group))
                 for group, planner in self._planners.items()
             },
-            shifts=self._ship(shape.positions - packed),
+            positions=positions,
             gate=batch.gate,
             scratch=self._scratch,
         )
+        rows = {group: self._state_rows(group, call) for group in self._stateful}
+        states = OpenStates(self._states, rows, batch.gate, self._scratch)
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
-        logits = self._module(
-            input_ids=self._ship(batch.tokens)[None].long(),
-            position_ids=self._ship(shape.positions)[None],
-            past_key_values=PagedCache(step),
-            use_cache=True,
-            logits_to_keep=self._ship(lasts),
-            **{STEP: step},
-        ).logits
-        return cast("torch.Tensor", logits)[0].float()
+        # Chunks that lie side by side end in one column; the rows that nobody wants go later.
+        width = len(shape.positions) // call.height
+        kept = lasts if call.height == 1 else np.full(min(len(lasts), 1), width - 1)
+        with self._adapters.applied(adapters):
+            logits = self._module(
+                input_ids=self._ship(batch.tokens).view(call.height, -1).long(),
+                position_ids=positions.view(call.height, -1),
+                use_cache=True,
+                logits_to_keep=self._ship(kept),
+                **{self._cache_keyword: PagedCache(step, states), STEP: step},
+            ).logits
+        states.close()
+        found = cast("torch.Tensor", logits).flatten(0, 1).float()
+        if call.height > 1 and 0 < len(lasts) < call.height:
+            return found[torch.from_numpy(batch.sampled).to(self._device)]
+        return found
+
+    def _state_rows(self, group: GroupId, call: Call) -> StateRows:
+        rows, slots = call.batch.rows, self._tables.slots
+        own = slots.own(group)[rows]
+        if call.again:
+            return StateRows(self._pages(own), self._pages(own))
+        if call.batch.starts[0] == 0:
+            return StateRows(None, self._pages(own))
+        return StateRows(self._pages(slots.source(group)[rows]), self._pages(own))
+
+    def _pages(self, pages: PageIds) -> torch.Tensor:
+        assert pages.min() > NONE, "a request's state has no page"
+        return self._ship(pages.astype(np.int64))
 
     def _ship(self, array: np.ndarray[tuple[int], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
 
-def layer_pages(
+def adapters_of(batch: StepBatch, call: Call) -> Int32s | None:
+    """The adapter of every token of ``call``, int32 [T]; None if no request of the step has one."""
+    if batch.adapters is None:
+        return None
+    return np.repeat(batch.adapters[call.places], call.batch.counts)
+
+
+def token_pages(
     spec: CacheSpec, pools: DevicePools, config: Mapping[str, object]
-) -> dict[LayerId, LayerPages]:
-    """Where each layer's keys and values live; a layer that owns none reads its owner's."""
-    if reason := refusal(spec):
-        raise ConfigError(f"the model cannot be run: {reason}")
-    found = {
+) -> dict[LayerId, TokenPages]:
+    """Where each layer of attention keeps its tokens; a layer that owns none reads its owner's."""
+    found: dict[LayerId, TokenPages] = {
         layer: LayerPages.of(
             place.group,
             pools.layer(place.group, place.key.name, layer),
@@ -95,4 +147,23 @@ def layer_pages(
         )
         for layer, place in key_value_places(spec).items()
     }
+    for layer, place in latent_places(spec).items():
+        latents = pools.layer(place.group, place.latent.name, layer)
+        found[layer] = LatentPages.of(place.group, latents)
     return found | {reader: found[owner] for reader, owner in shared_layers(config).items()}
+
+
+def state_pages(spec: CacheSpec, pools: DevicePools) -> dict[LayerId, StatePages]:
+    """Where each layer with a state keeps it."""
+    found: dict[LayerId, StatePages] = {}
+    for layer, place in state_places(spec).items():
+        conv = StateBuffer.of(pools.layer(place.group, place.conv.name, layer))
+        recurrent = None
+        if place.recurrent is not None:
+            recurrent = StateBuffer.of(pools.layer(place.group, place.recurrent.name, layer))
+        found[layer] = StatePages(place.group, conv, recurrent)
+    return found
+
+
+def _split_of(config: Mapping[str, object]) -> Split:
+    return token_by_token if continues_token_by_token(config) else side_by_side

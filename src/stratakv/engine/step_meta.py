@@ -82,12 +82,13 @@ class PrefillBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillChunk:
-    """One request's chunk. Its keys are the gathered ``pages`` (int64) from token ``skip`` on;
-    where ``pages`` is None they are the chunk's own, because it sees nothing before itself."""
+    """One request's chunk. Its keys are those of ``pages`` (int64) from token ``skip`` on.
+    ``fresh``: it sees nothing before itself, so the step's own keys will do."""
 
     tokens: slice
-    pages: torch.Tensor | None
+    pages: torch.Tensor
     skip: int
+    fresh: bool
     blocks: tuple[PrefillBlock, ...]
 
 

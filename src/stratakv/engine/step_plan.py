@@ -114,14 +114,12 @@ class GroupPlanner:
         start, end = int(shape.starts[request]), int(shape.ends[request])
         offset = int(shape.offsets[request])
         begin = int(first_key(self.rule, np.array([start]))[0])
-        pages = None
-        if begin < start:
-            span = slice(begin // self.page_tokens, -(-end // self.page_tokens))
-            pages = self._ship(_present(table[shape.rows[request], span]))
+        span = slice(begin // self.page_tokens, -(-end // self.page_tokens))
         return PrefillChunk(
             tokens=slice(offset, offset + end - start),
-            pages=pages,
+            pages=self._ship(_present(table[shape.rows[request], span])),
             skip=begin % self.page_tokens,
+            fresh=begin == start,
             blocks=tuple(self._blocks(start, end, begin, offset)),
         )
 

@@ -8,14 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, PageIds
+from stratakv.memory.live_slots import LiveSlots
 
 
 class BlockTable:
-    """``pages(g)[row, i]`` is the page of group g that holds page index i of the row's request."""
+    """``pages(g)[row, i]`` is the page of group g that holds page index i of the row's request;
+    ``slots`` are the live pages of the groups that keep a state instead."""
 
     def __init__(self, groups: int, rows: int, max_pages: int) -> None:
         self.rows = rows
         self.max_pages = max_pages
+        self.slots = LiveSlots(groups, rows)
         self._pages = [np.full((rows, max_pages), NONE, np.int32) for _ in range(groups)]
         self._free = list(range(rows - 1, -1, -1))
 
@@ -31,6 +34,7 @@ class BlockTable:
         assert row not in self._free, f"row {row} closed twice"
         for table in self._pages:
             table[row] = NONE
+        self.slots.close_row(row)
         self._free.append(row)
 
     def remap(self, row: int, group: GroupId, first: int, pages: PageIds) -> None:

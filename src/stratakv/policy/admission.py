@@ -1,11 +1,13 @@
 """Whether one more request fits, as a vector over groups.
 
-Owns the arithmetic that makes running out of pages in mid-decode impossible. Pure; must not
-allocate.
+Owns the arithmetic of admission. Pure; must not allocate.
 
 A group that keeps all only grows while a request runs, so what counts is what is free or evictable
-against what every running request may still take. A group that lets pages go behind its window
-holds at most a peak per request, shared or not, so there the peaks must fit the pool together.
+against what every running request has booked: its prompt, and some output. Few requests use all
+the output they ask for, so booking all of it would leave most of the pool idle; where requests do
+run past their booking and pages run short, one is retracted. A group that lets pages go behind its
+window holds at most a peak per request, shared or not, so there the peaks must fit the pool
+together, and it never runs short.
 """
 
 from collections.abc import Sequence
@@ -21,20 +23,27 @@ Pages: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a request may take. ``growth``: pages beyond its cached prefix to its last token;
-    ``peak``: the most it holds at once."""
+    """What a request may take. ``growth``: pages beyond its cached prefix that are booked for it;
+    ``peak``: the most it holds at once, up to its last token."""
 
     growth: Pages
     peak: Pages
 
 
-def demand(spec: CacheSpec, total_tokens: int, chunk_tokens: int, cached_pages: int) -> Demand:
-    """Of a request of ``total_tokens`` (prompt and all it may generate)."""
-    peak = tuple(
-        peak_pages(group.retention, total_tokens, chunk_tokens, spec.page_tokens)
-        for group in spec.groups
-    )
-    return Demand(growth=tuple(max(0, pages - cached_pages) for pages in peak), peak=peak)
+def demand(
+    spec: CacheSpec, total_tokens: int, booked_tokens: int, chunk_tokens: int, cached_pages: int
+) -> Demand:
+    """Of a request that may reach ``total_tokens`` (prompt and output) and books the first
+    ``booked_tokens`` of them."""
+
+    def peaks(tokens: int) -> Pages:
+        return tuple(
+            peak_pages(group.retention, tokens, chunk_tokens, spec.page_tokens)
+            for group in spec.groups
+        )
+
+    growth = tuple(max(0, pages - cached_pages) for pages in peaks(booked_tokens))
+    return Demand(growth=growth, peak=peaks(total_tokens))
 
 
 class PageBudget:

@@ -38,10 +38,11 @@ STREAM_HEADERS: Final = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """What both endpoints come down to. ``field``: where the prompts stood. ``default_tokens``:
-    most tokens of an answer to a call without ``max_tokens``."""
+    """What both endpoints come down to. ``adapter``: "" for none. ``field``: where the prompts
+    stood. ``default_tokens``: most tokens of an answer to a call without ``max_tokens``."""
 
     prompts: Sequence[TokenIds]
+    adapter: str
     decoding: Decoding
     format: Format
     field: str
@@ -71,7 +72,16 @@ def engine_prompts(service: Service, call: Call) -> tuple[Prompt, ...]:
                 logprobs=decoding.logprobs,
             )
             id_ = RequestId(f"{call.format.id}-{len(prompts)}")
-            prompts.append(Prompt(id=id_, tokens=tokens, sampling=sampling, salt=decoding.salt))
+            prompts.append(
+                Prompt(
+                    id=id_,
+                    tokens=tokens,
+                    sampling=sampling,
+                    salt=decoding.salt,
+                    adapter=call.adapter,
+                    priority=decoding.priority,
+                )
+            )
     return tuple(prompts)
 
 

@@ -64,18 +64,19 @@ class Api:
         start_s = self._service.clock.now_s()
         limits = self._service.limits
         found = schemas.completion_call(await self._body(request), limits.vocab)
-        self._check_model(found.model)
+        name, adapter = self._named(found.model)
         self._check_choices(len(found.prompts), found.decoding.n)
         call = Call(
             prompts=[
                 await self._encode(prompt) if isinstance(prompt, str) else prompt
                 for prompt in found.prompts
             ],
+            adapter=adapter,
             decoding=found.decoding,
             format=CompletionFormat(
                 id=f"cmpl-{uuid.uuid4().hex}",
                 created=int(time.time()),
-                model=self._service.model,
+                model=name,
                 tokenizer=self._service.tokenizer,
                 logprobs=found.decoding.logprobs is not None,
             ),
@@ -88,15 +89,16 @@ class Api:
     async def chat(self, request: Request) -> JSONResponse | EventStream:
         start_s = self._service.clock.now_s()
         found = schemas.chat_call(await self._body(request))
-        self._check_model(found.model)
+        name, adapter = self._named(found.model)
         self._check_choices(1, found.decoding.n)
         call = Call(
             prompts=[await self._encode_chat(found.messages)],
+            adapter=adapter,
             decoding=found.decoding,
             format=ChatFormat(
                 id=f"chatcmpl-{uuid.uuid4().hex}",
                 created=int(time.time()),
-                model=self._service.model,
+                model=name,
                 tokenizer=self._service.tokenizer,
                 logprobs=found.decoding.logprobs is not None,
             ),
@@ -107,11 +109,12 @@ class Api:
         return await answer(self._service, request, call)
 
     async def models(self, _request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        names = (self._service.model, *self._service.adapters)
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
-        self._check_model(request.path_params["model"])
-        return JSONResponse(self._model())
+        name, _ = self._named(request.path_params["model"])
+        return JSONResponse(self._model(name))
 
     async def tokenize(self, request: Request) -> Response:
         """``{"prompt": text}`` or ``{"messages": [...]}`` -> token ids."""
@@ -190,10 +193,17 @@ class Api:
             raise ApiError(message, status=413, code="body_too_large")
         return fields.parse_object(bytes(body))
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._service.model:
-            message = f"the model '{name}' does not exist; this server has '{self._service.model}'"
-            raise ApiError(message, status=404, param="model", code="model_not_found")
+    def _named(self, name: str | None) -> tuple[str, str]:
+        """What a client calls a model: its name, and the adapter that it stands for, "" for the
+        model itself. An adapter has a name of its own beside the model's, as in vLLM."""
+        service = self._service
+        if name is None or name == service.model:
+            return service.model, ""
+        if name in service.adapters:
+            return name, name
+        known = ", ".join(f"'{one}'" for one in (service.model, *service.adapters))
+        message = f"the model '{name}' does not exist; this server has {known}"
+        raise ApiError(message, status=404, param="model", code="model_not_found")
 
     def _check_choices(self, prompts: int, n: int) -> None:
         most = self._service.driver.max_waiting
@@ -213,12 +223,14 @@ class Api:
             return encode(messages)
         return await asyncio.to_thread(encode, messages)
 
-    def _model(self) -> Mapping[str, object]:
+    def _model(self, name: str) -> Mapping[str, object]:
+        """``parent``: the model under an adapter."""
         return {
-            "id": self._service.model,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "stratakv",
+            "parent": None if name == self._service.model else self._service.model,
             "max_model_len": self._service.limits.max_model_len,
         }
 

@@ -94,6 +94,7 @@ class _EngineCollector(Collector):
             return
         for name, value in (
             ("waiting", stats.waiting),
+            ("retracted", stats.retracted),
             ("running", stats.running),
         ):
             yield GaugeMetricFamily(f"stratakv_requests_{name}", f"Requests {name}", value)

@@ -23,10 +23,13 @@ class PoolView(Protocol):
 
 
 class StatsView(Protocol):
-    """An engine's figures at one moment; everything but the first two only counts up."""
+    """An engine's figures at one moment; everything but the first three only counts up. Retracted
+    requests are among the waiting ones."""
 
     @property
     def waiting(self) -> int: ...
+    @property
+    def retracted(self) -> int: ...
     @property
     def running(self) -> int: ...
     @property

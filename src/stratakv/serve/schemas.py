@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, cast
 
 import numpy as np
 
+from stratakv.core.config import MAX_NAME_CHARS
 from stratakv.core.ids import TokenIds
 from stratakv.serve import fields
 from stratakv.serve.errors import ApiError, invalid
@@ -20,7 +21,7 @@ MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 1024
 MAX_LOGPROBS: Final = 20
 MAX_TOKENS: Final = 1 << 31
-MAX_NAME_CHARS: Final = 512
+MAX_PRIORITY: Final = 100
 
 Message: TypeAlias = Mapping[str, str]
 
@@ -43,7 +44,7 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 
 DECODING: Final = frozenset({
     "model", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs",
-    "stream", "stream_options", "ignore_eos", "cache_salt",
+    "stream", "stream_options", "ignore_eos", "cache_salt", "priority",
 })  # fmt: skip
 COMPLETION: Final = DECODING | {"prompt"}
 CHAT: Final = DECODING | {"messages", "max_completion_tokens", "top_logprobs"}
@@ -57,7 +58,8 @@ ROLES: Final[Mapping[str, str]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
     """How to continue a prompt. ``logprobs``: alternatives wanted beside each token, None: no
-    report. ``max_tokens`` None: the endpoint's default. ``seed`` None: a fresh one."""
+    report. ``max_tokens`` None: the endpoint's default. ``seed`` None: a fresh one. ``priority``:
+    what evicts by priority keeps the higher ones longer; it decides nothing else."""
 
     n: int
     max_tokens: int | None
@@ -69,6 +71,7 @@ class Decoding:
     logprobs: int | None
     ignore_eos: bool
     salt: str
+    priority: int
     stream: bool
     include_usage: bool
 
@@ -180,6 +183,7 @@ def _decoding(data: JsonObject, logprobs: int | None, max_tokens: str) -> Decodi
         logprobs=logprobs,
         ignore_eos=fields.boolean(data, "ignore_eos", default=False),
         salt=fields.text(data, "cache_salt", "", max_chars=MAX_NAME_CHARS),
+        priority=fields.integer(data, "priority", 0, low=-MAX_PRIORITY, high=MAX_PRIORITY),
         stream=stream,
         include_usage=fields.boolean(options, "include_usage", default=False),
     )

@@ -29,8 +29,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Service:
-    """``version``: of this package. ``model``: the name clients use. ``groups``: names of the
-    spec's groups, in its order.
+    """``version``: of this package. ``model``: the name clients use; ``adapters``: names that they
+    may use in its place. ``groups``: names of the spec's groups, in its order.
     ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``: what ``/server_info`` shows
     (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask."""
 
@@ -45,3 +45,4 @@ class Service:
     stop_tokens: tuple[int, ...]
     info: Mapping[str, object]
     api_key: str | None = None
+    adapters: tuple[str, ...] = ()

@@ -11,14 +11,17 @@ from pathlib import Path
 
 import torch
 
+from stratakv.cache.admit import Booking
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.page_keys import Namespace
 from stratakv.core.units import format_bytes, parse_bytes
+from stratakv.engine.adapters import check_directories
 from stratakv.engine.loop import Engine, EngineLimits
-from stratakv.engine.model import HuggingFaceModel, load_model
+from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
+from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.runner import ModelRunner
 from stratakv.engine.scheduler import StepLimits
@@ -27,6 +30,7 @@ from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.policy.load_back import LoadBackPolicy
+from stratakv.policy.write import WriteBack, WritePolicy, WriteThrough, WriteThroughSelective
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Limits, Service
@@ -43,6 +47,7 @@ from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.support import refusal
 from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.tree.policies import EVICTION_POLICIES
 
 Pages = Sequence[int]
 
@@ -72,6 +77,7 @@ def build_engine(model: HuggingFaceModel, config: EngineConfig) -> EngineParts:
     if reason := refusal(spec):
         raise ConfigError(f"the model cannot be served: {reason}")
     max_model_len = _max_model_len(model, config)
+    model = with_adapters(model, config.adapters())
     load = ExpectedLoad(
         max_running=config.max_running,
         max_model_len=max_model_len,
@@ -115,18 +121,26 @@ def assemble(
     tables = BlockTable(len(spec.groups), config.max_running, -(-max_model_len // spec.page_tokens))
     tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
     options = CacheOptions(
-        chunk_tokens=config.chunk_tokens,
-        load_back=LoadBackPolicy(
-            threshold_tokens=config.load_back_threshold, budget_tokens=config.load_back_budget
+        booking=Booking(
+            chunk_tokens=config.chunk_tokens,
+            reserve_tokens=config.reserve_tokens,
+            load_back=LoadBackPolicy(
+                threshold_tokens=config.load_back_threshold, budget_tokens=config.load_back_budget
+            ),
+            reuse=config.cache != "off",
         ),
-        reuse=config.cache != "off",
+        snapshot_pages=config.snapshot_pages,
+        eviction=EVICTION_POLICIES[config.eviction](),
+        write=_write_policy(config),
     )
     cache = KVCache(spec, tiers, tables, transfer, options)
     engine = Engine(
         cache,
         ModelRunner(model, spec, pools, tables),
         UnifiedRole(),
-        Namespace(model=model.fingerprint, spec_digest=spec.digest),
+        Namespaces(
+            Namespace(model=model.fingerprint, spec_digest=spec.digest), model.adapters.digests
+        ),
         EngineLimits(
             max_model_len=max_model_len,
             max_running=config.max_running,
@@ -144,6 +158,10 @@ def build_service(
     # Sizes that cannot be read, before weights that may take minutes to load.
     parse_bytes(config.device_memory, "--device-memory")
     host_budget(config.host_memory, config.host_ratio)
+    name = server.served_model_name or path.resolve().name
+    if name in config.adapters():
+        raise ConfigError(f"--lora {name}={config.adapters()[name]}: the model has this name")
+    check_directories(config.adapters())
     tokenizer = Tokenizer(path)
     parts = build_engine(load_model(path, config.dtype), config)
     groups = tuple(group.name for group in parts.spec.groups)
@@ -155,7 +173,7 @@ def build_service(
         metrics=metrics,
         clock=clock,
         version=version("stratakv"),
-        model=server.served_model_name or path.resolve().name,
+        model=name,
         limits=Limits(
             max_model_len=parts.max_model_len,
             vocab=parts.model.vocab_size,
@@ -165,8 +183,19 @@ def build_service(
         stop_tokens=parts.model.eos_ids,
         info=_info(config, server, parts),
         api_key=server.api_key,
+        adapters=tuple(parts.model.adapters.digests),
     )
     return service, parts
+
+
+def _write_policy(config: EngineConfig) -> WritePolicy:
+    match config.write_policy:
+        case "write-through-selective":
+            return WriteThroughSelective(config.write_hits)
+        case "write-back":
+            return WriteBack(config.write_back_reserve)
+        case _:
+            return WriteThrough()
 
 
 def _max_model_len(model: HuggingFaceModel, config: EngineConfig) -> int:
@@ -207,7 +236,11 @@ def _info(config: EngineConfig, server: ServerConfig, parts: EngineParts) -> Map
     """What ``/server_info`` shows."""
     shown = asdict(server) | {"api_key": server.api_key is not None}
     return {
-        "engine": asdict(config) | {"max_model_len": parts.max_model_len},
+        "engine": asdict(config)
+        | {
+            "max_model_len": parts.max_model_len,
+            "lora": {name: digest.hex() for name, digest in parts.model.adapters.digests.items()},
+        },
         "server": shown,
         "threads": torch.get_num_threads(),
         "spec": {

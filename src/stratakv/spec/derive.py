@@ -1,7 +1,8 @@
 """From a model's configuration to its ``CacheSpec``.
 
 Owns the putting together: layers of one retention rule become one group, alike layers one buffer.
-Must not know a family (``families``) or a shape (``kinds``), nor import torch or transformers.
+Must not know a family (``families``) or a shape (``layers``, ``kinds``), nor import torch or
+transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import assert_never
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.spec.families import FAMILIES, Family, Layer
+from stratakv.spec.families import FAMILIES, NOT_CACHED, Family
 from stratakv.spec.groups import DTYPE_BYTES, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.kinds import LayerBuffer, PageFormat
+from stratakv.spec.layers import Layer
 from stratakv.spec.model_config import ModelConfig
 from stratakv.spec.retention import (
     KeepAll,
@@ -82,6 +84,9 @@ def shared_layers(config: Mapping[str, object]) -> dict[LayerId, LayerId]:
 
 def family_of(model: ModelConfig) -> Family:
     """Refuses a type that is not in the table, and a model that is not causal."""
+    if model.model_type in NOT_CACHED:
+        reason = NOT_CACHED[model.model_type]
+        raise ConfigError(f"model type {model.model_type!r} cannot be served: {reason}")
     family = FAMILIES.get(model.model_type)
     if family is None:
         raise ConfigError(

@@ -11,7 +11,7 @@ from math import prod
 from typing import Final
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.spec.retention import KeepAll, Retention
+from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, Retention
 
 DTYPE_BYTES: Final[dict[str, int]] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "uint8": 1, "int8": 1,
@@ -78,6 +78,12 @@ class CacheGroup:
     def keeps_all(self) -> bool:
         """Whether a page is worth as much as the prefix it is part of, for as long."""
         return isinstance(self.retention, KeepAll)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a running request carries one live page that changes with every token, instead
+        of a row per token."""
+        return isinstance(self.retention, KeepBoundary | KeepLive)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

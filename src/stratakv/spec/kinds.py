@@ -14,6 +14,8 @@ from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, KeepWindow,
 KEY: Final = "k"
 VALUE: Final = "v"
 LATENT: Final = "latent"
+CONV: Final = "conv"
+RECURRENT: Final = "recurrent"
 
 STATE_DTYPE: Final = "float32"
 """Hugging Face accumulates every recurrent state in float32, whatever the model's dtype."""
@@ -84,10 +86,10 @@ def state(
     accumulated state, or None where the layer is a convolution only.
     """
     rule = KeepBoundary()
-    buffers = (LayerBuffer(rule, "conv", 1, conv, page.dtype),)
+    buffers = (LayerBuffer(rule, CONV, 1, conv, page.dtype),)
     if recurrent is None:
         return buffers
-    return (*buffers, LayerBuffer(rule, "recurrent", 1, recurrent, STATE_DTYPE))
+    return (*buffers, LayerBuffer(rule, RECURRENT, 1, recurrent, STATE_DTYPE))
 
 
 def shared_latent_window(page: PageFormat, *, window: int, dim: int) -> LayerBuffer:

@@ -1,15 +1,18 @@
-"""What of a spec the engine runs in this release, and where a layer's keys and values lie.
+"""What of a spec the engine runs in this release, and where each layer's bytes lie.
 
 Owns the refusal, said once and with its reason. Deriving and planning know more kinds of attention
 than the engine runs; must not derive anything itself.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from stratakv.core.ids import GroupId, LayerId
+from stratakv.spec.derive import family_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
-from stratakv.spec.kinds import KEY, LATENT, VALUE
+from stratakv.spec.kinds import CONV, KEY, LATENT, RECURRENT, VALUE
+from stratakv.spec.model_config import ModelConfig
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 
 _NOT_YET: Final = "derived and planned for, but the engine does not run them yet"
@@ -24,16 +27,43 @@ class KeyValuePlace:
     value: BufferSpec
 
 
+@dataclass(frozen=True, slots=True)
+class LatentPlace:
+    """The group and the buffer that hold one layer's latents, each with its rotary key behind."""
+
+    group: GroupId
+    latent: BufferSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """The group and the buffers of one layer's state; a layer may have attention beside it.
+    ``recurrent`` is None where the state is the convolution's and nothing else."""
+
+    group: GroupId
+    conv: BufferSpec
+    recurrent: BufferSpec | None
+
+
 def refusal(spec: CacheSpec) -> str | None:
     """Why the engine cannot serve this cache, or None where it can.
 
-    It runs groups of full, sliding and chunked attention whose bytes are keys and values.
+    It runs groups of full, sliding and chunked attention whose bytes are keys and values, latents
+    of full attention, and states.
     """
     for group in spec.groups:
         reason = _group_refusal(group)
         if reason is not None:
             return reason
     return None
+
+
+def continues_token_by_token(config: Mapping[str, object]) -> bool:
+    """Whether Hugging Face's code of this model goes wrong when several tokens meet a state.
+
+    config: ``to_dict()`` of the text configuration. ConfigError for an unknown model type.
+    """
+    return family_of(ModelConfig(config)).steps
 
 
 def kind_of(buffer: BufferSpec) -> str:
@@ -45,26 +75,51 @@ def key_value_places(spec: CacheSpec) -> dict[LayerId, KeyValuePlace]:
     """Where every layer of key-value attention keeps its bytes; other layers are not in it."""
     places: dict[LayerId, KeyValuePlace] = {}
     for group in spec.groups:
-        keys = {layer: b for b in group.buffers if kind_of(b) == KEY for layer in b.layers}
-        values = {layer: b for b in group.buffers if kind_of(b) == VALUE for layer in b.layers}
+        keys, values = _by_layer(group, KEY), _by_layer(group, VALUE)
         assert keys.keys() == values.keys(), f"group {group.name}: keys without values"
         assert not keys.keys() & places.keys(), f"group {group.name}: a layer in two groups"
         places |= {layer: KeyValuePlace(group.id, keys[layer], values[layer]) for layer in keys}
     return places
 
 
+def latent_places(spec: CacheSpec) -> dict[LayerId, LatentPlace]:
+    """Where every layer of latent attention keeps its bytes; other layers are not in it."""
+    return {
+        layer: LatentPlace(group.id, buffer)
+        for group in spec.groups
+        for layer, buffer in _by_layer(group, LATENT).items()
+    }
+
+
+def state_places(spec: CacheSpec) -> dict[LayerId, StatePlace]:
+    """Where every layer with a state keeps it; other layers are not in it."""
+    places: dict[LayerId, StatePlace] = {}
+    for group in spec.groups:
+        recurrent = _by_layer(group, RECURRENT)
+        places |= {
+            layer: StatePlace(group.id, conv, recurrent.get(layer))
+            for layer, conv in _by_layer(group, CONV).items()
+        }
+    return places
+
+
+def _by_layer(group: CacheGroup, kind: str) -> dict[LayerId, BufferSpec]:
+    return {layer: b for b in group.buffers if kind_of(b) == kind for layer in b.layers}
+
+
 def _group_refusal(group: CacheGroup) -> str | None:
     match group.retention:
-        case KeepBoundary():
-            return f"state groups ({group.name}) are {_NOT_YET}"
         case KeepLive():
             return f"request-scoped groups ({group.name}) are {_NOT_YET}"
-        case KeepAll() | KeepWindow() | KeepChunk():
-            kinds = {kind_of(buffer) for buffer in group.buffers} - {KEY, VALUE}
+        case KeepBoundary():
+            known = {CONV, RECURRENT}
+        case KeepAll():
+            known = {KEY, VALUE, LATENT}
+        case KeepWindow() | KeepChunk():
+            known = {KEY, VALUE}
         case _:
             assert_never(group.retention)
-    if LATENT in kinds:
-        return f"latent attention ({group.name}: {LATENT}) groups are {_NOT_YET}"
-    if kinds:
-        return f"sparse and compressed buffers ({', '.join(sorted(kinds))}) are {_NOT_YET}"
+    others = {kind_of(buffer) for buffer in group.buffers} - known
+    if others:
+        return f"sparse and compressed buffers ({', '.join(sorted(others))}) are {_NOT_YET}"
     return None

@@ -42,6 +42,7 @@ TAIL = st.lists(st.integers(0, 1), max_size=4).map(tuple)
 class TreeMachine(RuleBasedStateMachine):
     """``did`` and ``stepped`` count, over all walks, what was exercised."""
 
+    policy: ClassVar[str] = "lru"
     did: ClassVar[Counter[str]] = Counter()
     stepped: ClassVar[Counter[tuple[Residency, Event]]] = Counter()
 
@@ -65,7 +66,7 @@ class TreeMachine(RuleBasedStateMachine):
         served: list[tuple[int, Prefix, int]],
     ) -> None:
         groups = len(spec.groups)
-        self.driver = TreeDriver(spec, device[:groups], host[:groups])
+        self.driver = TreeDriver(spec, device[:groups], host[:groups], self.policy)
         with self.step():
             for pick, tail, chunk in served:  # a walk that begins with something cached does more
                 self._serve(pick, tail, chunk, generous=bool(pick & 1))
@@ -233,7 +234,11 @@ class TreeMachine(RuleBasedStateMachine):
     )
     def evict(self, tier: Tier, group: int, count: int) -> None:
         with self.step() as it:
-            it.evict(tier, group % len(it.spec.groups), count)
+            group %= len(it.spec.groups)
+            if self.policy != "lru" and tier == Tier.DEVICE and count % 2:
+                it.evict_saved(group, count)
+            else:
+                it.evict(tier, group, count)
 
     @precondition(lambda self: len(self.it.model.nodes) > 4)
     @rule()
@@ -269,7 +274,12 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 def campaign(
-    number: int | None, walks: int, *, steps: int = STEPS, shrink: bool = True
+    number: int | None,
+    walks: int,
+    *,
+    policy: str = "lru",
+    steps: int = STEPS,
+    shrink: bool = True,
 ) -> type[TreeMachine]:
     """Run ``walks`` random walks and return the machine with what they covered.
 
@@ -278,9 +288,12 @@ def campaign(
     """
 
     class Campaign(TreeMachine):
+        """A machine with counters of its own."""
+
         did: ClassVar[Counter[str]] = Counter()
         stepped: ClassVar[Counter[tuple[Residency, Event]]] = Counter()
 
+    Campaign.policy = policy
     profile = settings(
         max_examples=walks,
         stateful_step_count=steps,

@@ -8,59 +8,15 @@ purpose: nothing is kept that can be recounted. Must not import anything that de
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from stratakv.core.ids import NONE
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import KeepAll, needed
+from stratakv.testing.tree_books import DEVICE, HOST, Freed, Held, Outcome, Place, Prefix, Spot
 from stratakv.tree.nodes import Tier
 from stratakv.tree.residency import Event, Residency
 
-DEVICE, HOST = Tier.DEVICE, Tier.HOST
-Prefix = tuple[int, ...]
-"""One symbol per page; ``prefix[:i + 1]`` names page i."""
-Place = tuple[Prefix, int]
-"""One group's page of one prefix."""
-Freed = tuple[Tier, int, int]
-"""Tier, group, page id."""
-
 _LEAVES = (Event.DEVICE_EVICTED, Event.HOST_EVICTED)
-
-
-@dataclass(slots=True)
-class Spot:
-    """Where one group's page of one node is; ``used`` is when it was last stamped."""
-
-    pages: list[int] = field(default_factory=lambda: [NONE, NONE])
-    moving: Residency | None = None
-    used: int = 0
-
-    @property
-    def state(self) -> Residency:
-        if self.moving is not None:
-            return self.moving
-        device, host = (page != NONE for page in self.pages)
-        if device:
-            return Residency.BOTH if host else Residency.DEVICE
-        return Residency.HOST if host else Residency.ABSENT
-
-
-@dataclass(slots=True)
-class Held:
-    """A lease: ``on_host`` are the places that a planned load will read."""
-
-    prompt: Prefix
-    end: int
-    on_host: set[Place] = field(default_factory=set[Place])
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Effects, without their order."""
-
-    freed: Counter[Freed] = field(default_factory=Counter[Freed])
-    remapped: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    backups: dict[int, list[Prefix]] = field(default_factory=dict[int, list[Prefix]])
 
 
 class TreeModel:
@@ -70,6 +26,7 @@ class TreeModel:
         self.spec = spec
         self.groups = range(len(spec.groups))
         self.nodes: dict[Prefix, list[Spot]] = {}
+        self.hits: Counter[Prefix] = Counter()
         self.leases: dict[int, Held] = {}
         self.checkpoints: set[Prefix] = set()
         self.stepped: Counter[tuple[Residency, Event]] = Counter()
@@ -86,6 +43,10 @@ class TreeModel:
             page, rule = self.spec.page_tokens, self.spec.groups[group].retention
             self._needed[group, end] = needed(rule, end * page, page)
         return self._needed[group, end]
+
+    def starts(self, end: int) -> list[int]:
+        """First page that each group needs at ``end``."""
+        return [self.needed(group, end).start for group in self.groups]
 
     def places(self, prompt: Prefix, end: int) -> list[Place]:
         """Everything that any group needs at ``end``."""
@@ -117,7 +78,7 @@ class TreeModel:
         """Pins per tier, recounted from the leases and the copies in flight."""
         pins: tuple[Counter[Place], Counter[Place]] = (Counter(), Counter())
         for held in self.leases.values():
-            for place in self.places(held.prompt, held.end):
+            for place in held.places():
                 pins[HOST if place in held.on_host else DEVICE][place] += 1
         for prefix, spots in self.nodes.items():
             for group, spot in enumerate(spots):
@@ -125,6 +86,22 @@ class TreeModel:
                     pins[DEVICE][prefix, group] += 1
                     pins[HOST][prefix, group] += 1
         return pins
+
+    def prices(self, prompt: Prefix, end: int, starts: Sequence[int]) -> list[tuple[int, int]]:
+        """By group: pages that such a lease would pin where nothing does, and would load."""
+        pins = self.pinned()[DEVICE]
+        counts = [[0, 0] for _ in self.groups]
+        for place in Held(prompt, end, list(starts)).places():
+            if self.spot(place).pages[DEVICE] == NONE:
+                counts[place[1]][1] += 1
+            elif not pins[place]:
+                counts[place[1]][0] += 1
+        return [(to_pin, to_load) for to_pin, to_load in counts]
+
+    def sole(self, holder: int, group: int) -> int:
+        """Pages of a group that nothing but this lease pins on the device."""
+        pins = self.pinned()[DEVICE]
+        return sum(pins[p] == 1 for p in self.leases[holder].places() if p[1] == group)
 
     def wanted(self) -> set[Place]:
         """Places of groups that do not keep all which some checkpoint needs."""
@@ -187,28 +164,50 @@ class TreeModel:
 
     # -- leases --------------------------------------------------------------------------------
 
-    def lease(self, holder: int, prompt: Prefix, end: int, *, load: bool) -> Held:
-        held = Held(prompt, end)
-        places = self.places(prompt, end)
+    def lease(
+        self,
+        holder: int,
+        prompt: Prefix,
+        end: int,
+        *,
+        load: bool,
+        starts: Sequence[int] | None = None,
+    ) -> Held:
+        held = Held(prompt, end, list(self.starts(end) if starts is None else starts))
+        places = held.places()
         if load:
             held.on_host = {p for p in places if self.spot(p).pages[DEVICE] == NONE}
         self.leases[holder] = held
         self._stamp(places)
+        self.hits.update(prompt[: at + 1] for at in range(end))
+        return held
+
+    def hold(self, holder: int, prompt: Prefix, end: int, starts: Sequence[int]) -> Held:
+        """Pin host copies. It is no use of anything, when it begins as when it ends."""
+        held = Held(prompt, end, list(starts), parked=True)
+        held.on_host = set(held.places())
+        self.leases[holder] = held
         return held
 
     def advance(self, holder: int, prompt: Prefix, end: int) -> None:
+        """A state that was not kept at ``end`` is the request's own: nothing is held of it."""
         held = self.leases[holder]
-        before = set(self.places(held.prompt, held.end))
-        held.prompt, held.end = prompt, end
-        self._stamp([place for place in self.places(prompt, end) if place not in before])
+        before = set(held.places())
+        held.prompt, held.end, held.starts = prompt, end, self.starts(end)
+        for group in self.spec.groups:
+            if group.stateful and self.spot((prompt[:end], group.id)).pages[DEVICE] == NONE:
+                held.starts[group.id] = end
+        self._stamp([place for place in held.places() if place not in before])
 
     def release(self, holder: int) -> None:
         """The end of a lease is its last use."""
         held = self.leases.pop(holder)
-        self._stamp(self.places(held.prompt, held.end))
+        if not held.parked:
+            self._stamp(held.places())
 
-    def keep(self, holder: int, end: int, continued: int) -> Outcome:
-        """Mark a checkpoint where everything it needs is present; supersede older ones above."""
+    def keep(self, holder: int, end: int, continued: int, instead_of: int = 0) -> Outcome:
+        """Mark a checkpoint where everything it needs is present; supersede older ones above, and
+        the one at ``instead_of``, unless the tree branches there."""
         outcome = Outcome()
         if not 0 < end <= self.leases[holder].end or all(self._keeps_all):
             return outcome
@@ -222,7 +221,7 @@ class TreeModel:
         for prefix, group in places:
             if self.spot((prefix, group)).state == Residency.DEVICE:
                 outcome.backups.setdefault(group, []).append(prefix)
-        for at in range(1, min(continued, end - 1) + 1):
+        for at in {*range(1, continued + 1), instead_of} & set(range(1, end)):
             if self.branches(prompt[:at]) <= 1:
                 self.checkpoints.discard(prompt[:at])
         return outcome
@@ -329,6 +328,7 @@ class TreeModel:
                 if spot.pages[tier] != NONE:
                     self._leave(tier, group, spot, outcome)
         del self.nodes[prefix]
+        del self.hits[prefix]
         self.checkpoints.discard(prefix)
 
     def _prune(self, prefix: Prefix, outcome: Outcome) -> None:

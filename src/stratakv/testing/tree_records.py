@@ -7,7 +7,7 @@ import numpy as np
 
 from stratakv.core.ids import NodeIds, PageKey, TicketId
 from stratakv.core.page_keys import Namespace, page_keys
-from stratakv.testing.tree_model import Freed, Place, Prefix
+from stratakv.testing.tree_books import Freed, Place, Prefix
 from stratakv.tree.lease import Lease
 
 _NAMESPACE = Namespace(model=b"machine", spec_digest=b"")
@@ -23,7 +23,8 @@ def keys_of(prompt: Prefix, page_tokens: int) -> list[PageKey]:
 @dataclass(slots=True, eq=False)
 class Request:
     """``table`` is its block table: the device page it reads at (group, page index); ``own`` are
-    pages that it alone owns."""
+    pages that it alone owns, of which ``live`` hold its states, by group. ``rolling``: the
+    checkpoint that its next one takes the place of."""
 
     id: int
     prompt: Prefix
@@ -31,6 +32,19 @@ class Request:
     continued: int
     table: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     own: list[Freed] = field(default_factory=list[Freed])
+    live: dict[int, int] = field(default_factory=dict[int, int])
+    rolling: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """A retracted request: ``hold`` keeps [starts[g], end) of every group on the host. ``live``:
+    the groups of which it will need a page of its own again."""
+
+    id: int
+    request: Request
+    hold: Lease
+    live: list[int]
 
 
 @dataclass(slots=True, eq=False)

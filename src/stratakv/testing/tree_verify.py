@@ -4,9 +4,10 @@ comparison; must not change anything."""
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from stratakv.core.ids import NONE, NodeIds
+from stratakv.core.ids import NONE, GroupId, NodeIds
 from stratakv.memory.allocator import PageAllocator
-from stratakv.testing.tree_model import DEVICE, HOST, Freed, Prefix, TreeModel
+from stratakv.testing.tree_books import DEVICE, HOST, Freed, Prefix
+from stratakv.testing.tree_model import TreeModel
 from stratakv.testing.tree_records import Fetch, Request
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
@@ -22,9 +23,13 @@ def verify_nodes(
     """
     nodes = tree.nodes
     assert len(nodes) == len(model.nodes), f"{len(nodes)} nodes, not {len(model.nodes)}"
+    assert nodes.hits[rows].tolist() == [model.hits[prefix] for prefix in model.nodes], "hits"
     for group in model.groups:
         spots = [spots[group] for spots in model.nodes.values()]
         assert nodes.state[group][rows].tolist() == [s.state for s in spots], f"group {group}"
+        for row, spot in zip(rows.tolist(), spots, strict=True):
+            here = spot.pages[DEVICE] != NONE
+            assert tree.holds(nodes.key_of(row), GroupId(group)) == here, "holds"
         for tier in Tier:
             pages = nodes.page[tier][group][rows].tolist()
             assert pages == [spot.pages[tier] for spot in spots], f"pages of group {group}"
@@ -33,6 +38,19 @@ def verify_nodes(
                 if page != NONE and spot.state != landing:
                     there = held.get((tier, group, page))
                     assert there == prefix, f"page {page} of {prefix} holds {there}"
+
+
+def verify_leases(tree: PrefixTree, model: TreeModel, requests: Sequence[Request]) -> None:
+    """A lease begins where it should in every group; what the tree says of it is so."""
+    assert len(tree.leases) == len(model.leases), f"{len(tree.leases)} leases"
+    for request in requests:
+        lease, held = request.lease, model.leases[request.id]
+        assert (lease.end, lease.starts) == (held.end, held.starts), f"{lease}, not {held}"
+        for group in model.groups:
+            assert tree.sole(lease, GroupId(group)) == model.sole(request.id, group), "sole"
+        for end in range(held.end + 1):
+            marked = held.prompt[:end] in model.checkpoints
+            assert tree.is_checkpoint(lease, end) == marked, f"checkpoint at {end}"
 
 
 def verify_pools(
@@ -59,7 +77,7 @@ def verify_pools(
 
 def verify_reads(request: Request, model: TreeModel, held: Mapping[Freed, Prefix]) -> None:
     """What a running request reads is what it should read, now or when its load has landed."""
-    for prefix, group in model.places(request.prompt, request.lease.end):
+    for prefix, group in model.leases[request.id].places():
         page = request.table[group, len(prefix) - 1]
         spot = model.spot((prefix, group))
         landing = spot.state == Residency.LOADING and page == spot.pages[DEVICE]

@@ -13,6 +13,7 @@ from stratakv.core.ids import NONE, NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.spec.retention import needed
 from stratakv.tree.nodes import ANY, TIERS, NodeTable
+from stratakv.tree.order import COLD
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import ON_TIER, Residency
 
@@ -23,7 +24,7 @@ def check(tree: PrefixTree) -> None:
     """Raise ``AssertionError`` naming the first invariant that does not hold."""
     rows = tree.nodes.rows()
     checks: tuple[Callable[[PrefixTree, NodeIds], None], ...] = (
-        _shape, _children, _pages, _anchor, _pins, _evictable, _queues, _checkpoints,
+        _shape, _children, _pages, _anchor, _pins, _evictable, _queues, _checkpoints, _cold,
     )  # fmt: skip
     for one in checks:
         one(tree, rows)
@@ -99,7 +100,9 @@ def _pins(tree: PrefixTree, rows: NodeIds) -> None:
         want = [moving.copy(), moving.copy()]
         for lease in tree.leases:
             span = needed(spec.retention, lease.end * tree.spec.page_tokens, tree.spec.page_tokens)
-            on_device = nodes.tail(lease.tip, len(span)) if lease.end else rows[:0]
+            first = lease.starts[group]  # later than needed where a live page stands in
+            assert span.start <= first <= lease.end, f"group {group}: a lease begins at {first}"
+            on_device = nodes.tail(lease.tip, lease.end - first) if lease.end else rows[:0]
             if lease.host is not None:
                 want[1][lease.host[group]] += 1
                 on_device = on_device[~np.isin(on_device, lease.host[group])]
@@ -159,3 +162,14 @@ def _checkpoints(tree: PrefixTree, rows: NodeIds) -> None:
                 span = needed(spec.retention, (nodes.depth.item(tip) + 1) * page, page)
                 want[nodes.tail(tip, len(span))] += 1
         assert (nodes.need[group] == want).all(), f"group {group}: checkpoint needs"
+
+
+def _cold(tree: PrefixTree, rows: NodeIds) -> None:
+    """Whatever the policy: what no lease, copy or checkpoint needs is at the cold end."""
+    nodes = tree.nodes
+    for group in range(len(tree.spec.groups)):
+        idle = nodes.state[group][rows] != Residency.ABSENT
+        for tier in TIERS:
+            idle &= nodes.pins[tier][group][rows] == 0
+        idle &= nodes.need[group][rows] == 0
+        _expect(~idle | (nodes.rank[group][rows] == COLD), rows, f"group {group}: warm for nobody")

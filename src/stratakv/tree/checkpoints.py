@@ -34,11 +34,12 @@ class Checkpoints:
             found.append((group.id, nodes.tail(tip, len(span))))
         return found
 
-    def keep(self, path: NodeIds, continued: int) -> list[Effect]:
+    def keep(self, path: NodeIds, continued: int, instead_of: int = 0) -> list[Effect]:
         """Make the end of ``path`` a checkpoint, if every group still holds what it needs there.
 
         Checkpoints among the first ``continued`` nodes, which this request grew from, are
-        superseded unless the tree branches at them. Returns the backups that keeping implies.
+        superseded unless the tree branches at them, and so is the one at the end of the first
+        ``instead_of``. Returns the backups that keeping implies.
         """
         if not self._partial:
             return []
@@ -59,6 +60,8 @@ class Checkpoints:
             if len(unsaved):
                 effects.append(Backup(group, unsaved))
         self._supersede(path[: min(continued, len(path) - 1)])
+        if continued < instead_of < len(path):
+            self._supersede(path[instead_of - 1 : instead_of])
         return effects
 
     def _supersede(self, path: NodeIds) -> None:

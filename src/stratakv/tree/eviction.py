@@ -13,11 +13,13 @@ from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.effects import Effect, FreeDevice, FreeHost
 from stratakv.tree.nodes import ANY, TIERS, NodeTable, Tier
+from stratakv.tree.order import COLD
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import EVICTED, ON_DEVICE, ON_TIER, TIERS_OF, Residency
 
 FREE = (FreeDevice, FreeHost)
-LAST_COPY = (Residency.DEVICE, Residency.HOST)
+ABSENT, DEVICE_ALONE = int(Residency.ABSENT), int(Residency.DEVICE)
+LAST_COPY = (DEVICE_ALONE, int(Residency.HOST))
 LOOK = 16  # rows examined beyond the number wanted: a batch may be long, an eviction small
 
 
@@ -28,8 +30,12 @@ class Evictor:
         self._nodes = nodes
         self._pins = pins
         self._checkpoints = checkpoints
+        self._gone = pins.policy.gone
         self._groups = range(len(spec.groups))
+        self.dropped_dirty = self.dropped_cold = 0
+        """Pages that have left the device without a host copy: worth one, and not."""
         self._others = range(1, len(spec.groups))
+        self._partial = {group.id for group in spec.groups if not group.keeps_all}
         self._byteless_anchor = spec.groups[ANCHOR].page_bytes == 0
 
     def evict(self, tier: Tier, group: GroupId, count: int) -> list[Effect]:
@@ -41,6 +47,13 @@ class Evictor:
             key, rows = queue.pop()
             count -= take(tier, group, key, rows, count, effects)
         return effects
+
+    def take(
+        self, tier: Tier, group: GroupId, key: int, rows: NodeIds, count: int, effects: list[Effect]
+    ) -> int:
+        """Up to ``count`` pages of one batch that has come up; how many went."""
+        take = self._anchor_batch if group == ANCHOR else self._batch
+        return take(tier, group, key, rows, count, effects)
 
     # -- groups that leave anywhere ------------------------------------------------------------
 
@@ -55,6 +68,7 @@ class Evictor:
         if len(rest):
             self._pins.queue(tier, group, rest)
         if len(due):
+            self._lose(group, due, LAST_COPY[tier])
             self._leave(tier, group, due, effects)
             if self._byteless_anchor:
                 for row in due[::-1].tolist():
@@ -169,6 +183,25 @@ class Evictor:
         pages[rows] = NONE
         self._pins.died(tier, group, rows)
 
+    def _lose(self, group: GroupId, rows: NodeIds, state: int) -> None:
+        """Of ``rows``, which are about to leave, those whose only copy ``state`` names are lost."""
+        states = self._nodes.state[group][rows].tobytes()
+        count = states.count(state)
+        if not count:
+            return
+        if count < len(states):
+            rows = rows[self._nodes.state[group][rows] == state]
+        self._gone(group, rows)
+        if state == DEVICE_ALONE:
+            self._count(group, rows)
+
+    def _count(self, group: int, rows: NodeIds) -> None:
+        """``rows`` leave the device without a host copy. One that no checkpoint needed was not
+        worth it."""
+        warm = int(np.count_nonzero(self._nodes.rank[group][rows]))
+        self.dropped_dirty += warm
+        self.dropped_cold += len(rows) - warm
+
     def _drop(self, tier: Tier, chain: NodeIds, effects: list[Effect]) -> int:
         """Remove nodes that hold the anchor on ``tier`` alone; how many of the chain went.
 
@@ -242,6 +275,13 @@ class Evictor:
                 nodes.kids[tier][top] -= 1
         for group in self._groups:
             states = nodes.state[group][chain]
+            seen = states.tobytes()
+            alone = seen.count(DEVICE_ALONE)
+            if alone and group in self._partial:
+                self._count(group, chain[states == DEVICE_ALONE])
+            else:
+                self.dropped_dirty += alone
+            self._gone(group, chain[states != ABSENT] if ABSENT in seen else chain)
             for tier in TIERS:
                 here = ON_TIER[tier][states]
                 count = np.count_nonzero(here)
@@ -259,7 +299,16 @@ class Evictor:
         for tier in TIERS_OF[anchor]:
             nodes.kids[tier][top] = nodes.kids[tier].item(top) - 1
         for group in self._groups:
-            for tier in TIERS_OF[nodes.state[group].item(row)]:
+            state = nodes.state[group].item(row)
+            if state == ABSENT:
+                continue
+            self._gone(group, (row,))
+            if state == DEVICE_ALONE:
+                if nodes.rank[group].item(row) != COLD:
+                    self.dropped_dirty += 1
+                else:
+                    self.dropped_cold += 1
+            for tier in TIERS_OF[state]:
                 nodes.residency[group].move_one(row, EVICTED[tier])
                 page = nodes.page[tier][group]
                 effects.append(FREE[tier](GroupId(group), page[row : row + 1].copy()))

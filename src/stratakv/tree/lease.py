@@ -17,6 +17,7 @@ class Lease:
 
     ``loading`` are the loads in flight that this prefix waits for. While a load is planned
     (``host`` set), the rows it will read are pinned on the host, the others on the device.
+    ``priority`` is the request's.
     """
 
     tip: int = NONE
@@ -25,6 +26,8 @@ class Lease:
     path: NodeIds = field(default_factory=lambda: np.empty(0, np.intp), repr=False)
     loading: tuple[TicketId, ...] = ()
     host: list[NodeIds] | None = None
+    priority: int = 0
+    parked: bool = False
     released: bool = False
 
     @property

@@ -63,6 +63,7 @@ class NodeTable:
         self._kids: Int32s = np.zeros((size, 3), np.int32)
         self.kids = [self._kids[:, of] for of in (Tier.DEVICE, Tier.HOST, ANY)]
         self.hits: Int32s = np.zeros(size, np.int32)
+        self.priority: Int32s = np.zeros(size, np.int32)  # of any request that used it, the highest
         self.residency = [ResidencyColumn(size) for _ in groups]
         self.state = [column.states for column in self.residency]
         self.page = [[np.full(size, NONE, np.int32) for _ in groups] for _ in TIERS]
@@ -105,6 +106,17 @@ class NodeTable:
         parts.reverse()
         return np.concatenate(parts) if parts else np.empty(0, np.intp)
 
+    def keys_to(self, tip: int, count: int) -> list[PageKey]:
+        """Keys of ``tail(tip, count)``."""
+        parts: list[list[PageKey]] = []
+        while count > 0:
+            run = self._runs[self._run_of.item(tip)]
+            stop = self.depth.item(tip) - run.start + 1
+            parts.append(run.keys[max(0, stop - count) : stop])
+            count -= len(parts[-1])
+            tip = run.parent
+        return [key for part in reversed(parts) for key in part]
+
     def reach(self, keys: Sequence[PageKey], low: int, high: int) -> int:
         """Largest n in [low, high] with page n - 1 in the tree (presence is prefix-closed)."""
         index = self.index
@@ -123,6 +135,13 @@ class NodeTable:
         """The part of ``row``'s run that ends with it: what becomes evictable after its child."""
         run = self._runs[self._run_of.item(row)]
         return run.rows[: self.depth.item(row) - run.start + 1]
+
+    def by_run(self, rows: NodeIds) -> list[NodeIds]:
+        """``rows``, in no order, as parts of single paths, top first."""
+        if not len(rows):
+            return []
+        rows = rows[np.lexsort((self.depth[rows], self._run_of[rows]))]
+        return np.split(rows, np.flatnonzero(np.diff(self._run_of[rows])) + 1)
 
     # -- shape -------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """In which order pages leave: a rank per page, and a queue of ranked batches per group and tier.
 
-Owns recency and the queues. A batch is rows of one path, top first, with a key no higher than any
-of their ranks; a page is looked at only when its batch comes up, so a lease costs one push and an
-eviction never walks the leaves. Must not change residency, pins or the tree's shape.
+Owns what a policy is, recency, and the plain queue. A batch is rows of one path, top first, with a
+key no higher than any of their ranks; a page is looked at only when its batch comes up, so a lease
+costs one push and an eviction never walks the leaves. Must not change residency, pins or the tree's
+shape.
 
 A page is queued whenever it loses its last pin, arrives, or becomes a leaf, and again whenever its
 rank rises; a batch that comes up too early for a page is dropped, or queued again where nothing
@@ -14,55 +15,121 @@ rank.
 """
 
 import heapq
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import NodeIds
+from stratakv.tree.nodes import NodeTable, Tier
 
 COLD: Final = 0
-"""Rank of a page that nothing is expected to need again; below every stamp."""
+"""Rank of a page that nothing is expected to need again; below every rank of a policy."""
+Ranks: TypeAlias = int | npt.NDArray[np.int64]
+"""One rank > 0 for all rows of a call, or int64 [n]."""
+
+
+class Queue(Protocol):
+    """Batches of one group on one tier, in the order in which they come up."""
+
+    @property
+    def weight(self) -> int:
+        """Rows queued, stale ones included: tells when to rebuild."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def push(self, key: int, depth: int, rows: NodeIds) -> None:
+        """``depth`` is that of ``rows[-1]``; ``rows`` is kept, not copied."""
+        ...
+
+    def pop(self) -> tuple[int, NodeIds]:
+        """The next batch and its key; it may hold no row. Only while there is one."""
+        ...
+
+    def clear(self) -> None: ...
+
+    def batches(self) -> list[tuple[int, NodeIds]]:
+        """Every batch, for ``check``."""
+        ...
 
 
 class EvictionPolicy(Protocol):
-    """Ranks pages when they are used. A rank must not fall with use, and of two pages of one path
-    the upper must never rank below the lower, given that it has at least as many hits."""
+    """Ranks pages when they are used, and makes the queues. One instance serves one tree.
 
-    def rank(
-        self, stamp: int, hits: npt.NDArray[np.int32], rows: NodeIds
-    ) -> int | npt.NDArray[np.int64]:
-        """``stamp``: logical time, counts up from 1. ``hits``: uses of every node, of which
-        ``rows`` are meant. Returns one rank > 0 for all of them or int64 [n]."""
+    ``rows`` are of one path, top first. Of two pages of the anchor on one path, the upper should
+    never rank below the lower. ``stamp``: logical time, counts up from 1 to below 2 ** 44.
+    """
+
+    def bind(self, nodes: NodeTable) -> None:
+        """Before anything else: the columns to read."""
+        ...
+
+    def queue(self, tier: Tier, group: int) -> Queue:
+        """A new queue. It may rank pages anew when they come up, and then queues them again."""
+        ...
+
+    def enter(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+        """Pages that were nowhere have been computed or fetched."""
+        ...
+
+    def hit(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+        """A request leases pages that are there."""
+        ...
+
+    def touch(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+        """The request that holds them still uses them, or has just let go: no other use."""
+        ...
+
+    def gone(self, group: int, rows: Sequence[int] | NodeIds) -> None:
+        """The last copies of pages have left; their nodes still have their keys."""
         ...
 
 
 class LeastRecentlyUsed:
     """Rank is the time of the last use."""
 
-    def rank(self, stamp: int, hits: npt.NDArray[np.int32], rows: NodeIds) -> int:
-        del hits, rows  # only the time counts
+    def bind(self, nodes: NodeTable) -> None:
+        """Only the time counts."""
+
+    def queue(self, tier: Tier, group: int) -> Queue:
+        del tier, group
+        return EvictionQueue()
+
+    def enter(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+        del group, rows
         return stamp
+
+    hit = enter
+    touch = enter
+
+    def gone(self, group: int, rows: Sequence[int] | NodeIds) -> None:
+        """Nothing is remembered."""
 
 
 Batch = tuple[int, int, int, NodeIds]  # key, -depth of the last row, serial, rows
 
 
 class EvictionQueue:
-    """Batches of one group on one tier, coldest first; equal keys give the deepest first."""
+    """Coldest first; equal keys give the deepest first."""
 
     __slots__ = ("_heap", "_serial", "weight")
 
     def __init__(self) -> None:
         self._heap: list[Batch] = []
         self._serial = 0
-        self.weight = 0  # rows queued, stale ones included: tells when to rebuild
+        self.weight = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
+    @property
+    def first(self) -> int:
+        """The key that comes up next."""
+        return self._heap[0][0]
+
     def push(self, key: int, depth: int, rows: NodeIds) -> None:
-        """``depth`` is that of ``rows[-1]``; ``rows`` is kept, not copied."""
         self._serial += 1
         self.weight += len(rows) + 1
         heapq.heappush(self._heap, (key, -depth, self._serial, rows))
@@ -77,5 +144,4 @@ class EvictionQueue:
         self.weight = 0
 
     def batches(self) -> list[tuple[int, NodeIds]]:
-        """Every batch, for ``check``."""
         return [(key, rows) for key, _, _, rows in self._heap]

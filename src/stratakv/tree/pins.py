@@ -10,17 +10,18 @@ import numpy as np
 from stratakv.core.ids import NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
-from stratakv.tree.order import COLD, EvictionPolicy, EvictionQueue
+from stratakv.tree.order import COLD, EvictionPolicy
 from stratakv.tree.residency import ON_DEVICE, ON_TIER, count_on_tier
 
 
 class Pins:
     def __init__(self, nodes: NodeTable, groups: int, policy: EvictionPolicy) -> None:
         self._nodes = nodes
-        self._policy = policy
+        self.policy = policy
+        policy.bind(nodes)
         self.evictable = [[0] * groups for _ in TIERS]
         """``evictable[tier][group]``: resident pages of the group that nothing pins on the tier."""
-        self.queues = [[EvictionQueue() for _ in range(groups)] for _ in TIERS]
+        self.queues = [[policy.queue(tier, group) for group in range(groups)] for tier in TIERS]
         self._clock = 0
 
     # -- recency -------------------------------------------------------------------------------
@@ -30,10 +31,21 @@ class Pins:
         self._clock += 1
         return self._clock
 
-    def stamp(self, group: int, rows: NodeIds, stamp: int) -> None:
-        """Record a use of ``rows`` (one path)."""
+    def enter(self, group: int, rows: NodeIds, stamp: int) -> None:
+        """Pages that were nowhere have come to ``rows`` (one path)."""
         nodes = self._nodes
-        nodes.rank[group][rows] = self._policy.rank(stamp, nodes.hits, rows)
+        ranks = self.policy.enter(group, rows, stamp)
+        if group != ANCHOR:  # a lease or a checkpoint warms what it needs
+            ranks = np.where(nodes.need[group][rows] > 0, ranks, COLD)
+        nodes.rank[group][rows] = ranks
+
+    def hit(self, group: int, rows: NodeIds, stamp: int) -> None:
+        """A request uses ``rows`` (one path)."""
+        self._nodes.rank[group][rows] = self.policy.hit(group, rows, stamp)
+
+    def stamp(self, group: int, rows: NodeIds, stamp: int) -> None:
+        """A request still uses ``rows`` (one path), or has just let them go."""
+        self._nodes.rank[group][rows] = self.policy.touch(group, rows, stamp)
 
     # -- pins ----------------------------------------------------------------------------------
 

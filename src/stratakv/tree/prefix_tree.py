@@ -6,20 +6,21 @@ eviction, checkpoints and copies are the modules beside it, on the same columns.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.checkpoints import Checkpoints
+from stratakv.tree.cleaning import Cleaning
 from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
 from stratakv.tree.eviction import Evictor
 from stratakv.tree.lease import Lease
 from stratakv.tree.matching import Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
-from stratakv.tree.order import COLD, EvictionPolicy, LeastRecentlyUsed
+from stratakv.tree.order import EvictionPolicy, LeastRecentlyUsed
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import (
     ON_DEVICE,
@@ -31,6 +32,7 @@ from stratakv.tree.residency import (
 )
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
+HIGHEST_PRIORITY: Final = 2**31 - 1
 
 
 class Price(NamedTuple):
@@ -54,8 +56,10 @@ class PrefixTree:
         self.leases: set[Lease] = set()  # open ones
         self._matcher = Matcher(spec, self.nodes)
         self._evictor = Evictor(spec, self.nodes, self.pins, self.checkpoints)
+        self.cleaning = Cleaning(self.nodes, self.pins, self._evictor)
         self._groups = range(len(spec.groups))
         self._keep_all = [group.id for group in spec.groups if group.keeps_all]
+        self._partial = [group.id for group in spec.groups if not group.keeps_all]
 
     # -- match and lease -----------------------------------------------------------------------
 
@@ -67,27 +71,40 @@ class PrefixTree:
         """First page that every group needs at ``end`` pages."""
         return self._matcher.starts(end)
 
-    def lease(self, keys: Sequence[PageKey], end: int, *, load: bool) -> Lease:
+    def lease(
+        self,
+        keys: Sequence[PageKey],
+        end: int,
+        *,
+        load: bool,
+        starts: Sequence[int] | None = None,
+        priority: int = 0,
+    ) -> Lease:
         """Pin exactly what every group needs at ``end``, and stamp recency and hits on it.
 
         ``end`` must come from ``match``: its ``device_end``, or with ``load`` its ``end``, in which
-        case pages on the host alone are pinned there for ``copies.begin_load``.
+        case pages on the host alone are pinned there for ``copies.begin_load``. ``starts``: the
+        first page of each group where fewer are needed, as by a request that brings live pages.
+        ``priority``: the request's; every page that it uses counts by its highest one.
         """
+        first = list(self._matcher.starts(end) if starts is None else starts)
         if not end:
-            lease = Lease(starts=self._matcher.starts(0))
+            lease = Lease(starts=first, priority=priority)
             self.leases.add(lease)
             return lease
         nodes, pins = self.nodes, self.pins
         tip = nodes.index[keys[end - 1]]
         path = nodes.tail(tip, end)
-        lease = Lease(tip, end, self._matcher.starts(end), path)
+        lease = Lease(tip, end, first, path, priority=priority)
         self.leases.add(lease)
         nodes.hits[path] += 1
+        if priority > 0:
+            self._raise_priority(path, priority)
         stamp = pins.tick()
         host: list[NodeIds] = []
         for group in self._groups:
             rows = path[lease.starts[group] :]
-            pins.stamp(group, rows, stamp)
+            pins.hit(group, rows, stamp)
             if load:
                 there = ON_DEVICE[nodes.state[group][rows]]
                 host.append(rows[~there])
@@ -100,6 +117,10 @@ class PrefixTree:
             lease.host = host
         return lease
 
+    def _raise_priority(self, rows: NodeIds, priority: int) -> None:
+        column = self.nodes.priority
+        column[rows] = np.maximum(column[rows], min(priority, HIGHEST_PRIORITY))
+
     def _tickets(self, lease: Lease, path: NodeIds) -> tuple[TicketId, ...]:
         found: set[int] = set()
         for group in self._groups:
@@ -108,36 +129,85 @@ class PrefixTree:
         found.discard(NONE)
         return tuple(TicketId(ticket) for ticket in sorted(found))
 
-    def price(self, keys: Sequence[PageKey], end: int, group: GroupId) -> Price:
-        """What a lease at ``end`` would take of one group. Read-only."""
+    def hold(self, keys: Sequence[PageKey], end: int, starts: Sequence[int]) -> Lease:
+        """Pin pages [starts[g], ``end``) of every group on the host alone: all of them must have a
+        host page by now. Neither recency nor hits change; ``release`` ends it."""
+        lease = Lease(starts=list(starts), parked=True)
+        self.leases.add(lease)
+        if not end:
+            return lease
+        nodes = self.nodes
+        lease.tip, lease.end = nodes.index[keys[end - 1]], end
+        lease.path = nodes.tail(lease.tip, end)
+        lease.host = [lease.path[starts[group] :] for group in self._groups]
+        for group, rows in enumerate(lease.host):
+            self.pins.pin(HOST, group, rows)
+        return lease
+
+    def price(
+        self, keys: Sequence[PageKey], end: int, starts: Sequence[int], group: GroupId
+    ) -> Price:
+        """What a lease of [starts[g], ``end``) would take of one group. Read-only."""
         if not end:
             return Price(0, 0)
-        count = end - self._matcher.starts(end)[group]
+        count = end - starts[group]
         rows = self.nodes.tail(self.nodes.index[keys[end - 1]], count)
         to_load = count - count_on_tier(DEVICE, self.nodes.state[group][rows])
         pinned = int(np.count_nonzero(self.nodes.pins[DEVICE][group][rows]))
         return Price(to_pin=count - to_load - pinned, to_load=to_load)
+
+    def holds(self, key: PageKey, group: GroupId) -> bool:
+        """Whether the page at ``key`` has the group on the device."""
+        row = self.nodes.index.get(key)
+        return row is not None and ON_DEVICE.item(self.nodes.state[group].item(row))
+
+    def sole(self, lease: Lease, group: GroupId) -> int:
+        """Pages of a group that could be evicted if ``lease`` let go of them."""
+        rows = lease.path[lease.starts[group] :]
+        return int(np.count_nonzero(self.nodes.pins[DEVICE][group][rows] == 1))
+
+    def is_checkpoint(self, lease: Lease, end: int) -> bool:
+        return 0 < end <= lease.end and self.nodes.checkpoint.item(lease.path.item(end - 1))
 
     def unsaved(self, lease: Lease) -> list[Backup]:
         """Pages of a lease that are on the device alone, of the groups that keep all."""
         found = ((group, self.copies.unsaved(group, lease.path)) for group in self._keep_all)
         return [Backup(group, rows) for group, rows in found if len(rows)]
 
+    def kept_unsaved(self, lease: Lease) -> list[Backup]:
+        """``unsaved``, and of the other groups what the lease holds and a checkpoint needs."""
+        found = self.unsaved(lease)
+        for group in self._partial:
+            rows = self.copies.unsaved(group, lease.path[lease.starts[group] :])
+            rows = rows[self.nodes.need[group][rows] > 0]
+            if len(rows):
+                found.append(Backup(group, rows))
+        return found
+
     def advance(self, lease: Lease, keys: Sequence[PageKey], end: int) -> None:
-        """Move a lease on along its own path: ``keys`` up to ``end`` are on the device by now."""
+        """Move a lease on along its own path: ``keys`` up to ``end`` are on the device by now.
+
+        Of a group whose requests carry a state, it holds the page at ``end`` where there is one;
+        elsewhere the request's live page stands for it.
+        """
         assert not lease.released, "a released lease cannot move"
         assert lease.host is None, "a lease cannot move before its load has begun"
         if end <= lease.end:
             return
         nodes, pins = self.nodes, self.pins
         tip = nodes.index[keys[end - 1]]
+        if lease.priority > 0:
+            self._raise_priority(nodes.tail(tip, end - lease.end), lease.priority)
         starts = self._matcher.starts(end)
         stamp = pins.tick()
         for group in self._groups:
             old, new = lease.starts[group], starts[group]
             rows = nodes.tail(tip, end - old)
             entering = rows[max(lease.end, new) - old :]
-            assert all_on_device(nodes.state[group][entering]), "a needed page is not there"
+            if not all_on_device(nodes.state[group][entering]):
+                assert self.spec.groups[group].stateful, "a needed page is not there"
+                new = starts[group] = end
+                entering = rows[:0]
             pins.stamp(group, entering, stamp)
             pins.pin(DEVICE, group, entering)
             pins.unpin(DEVICE, group, rows[: max(0, min(new, lease.end) - old)])
@@ -155,7 +225,8 @@ class PrefixTree:
         stamp = pins.tick()
         for group in reversed(self._groups):  # the anchor last: its node waits for the others
             rows = path[lease.starts[group] :]
-            pins.stamp(group, rows, stamp)
+            if not lease.parked:  # a use of the host copy must not warm a device copy in its queue
+                pins.stamp(group, rows, stamp)
             if lease.host is not None:
                 pins.unpin(HOST, group, lease.host[group])
                 rows = rows[~np.isin(rows, lease.host[group])]
@@ -207,7 +278,7 @@ class PrefixTree:
                     held = mine != NONE
                     fresh, mine = fresh[held], mine[held]
                 if len(fresh):
-                    self._rank_new(GroupId(group), fresh, stamp)
+                    self.pins.enter(group, fresh, stamp)
                     self._adopt(tier, GroupId(group), fresh, mine)
         if tier == DEVICE:
             effects += self._unsaved(keys, first, known)
@@ -220,14 +291,6 @@ class PrefixTree:
         nodes.page[tier][group][rows] = pages
         self.pins.born(tier, group, rows)
 
-    def _rank_new(self, group: GroupId, rows: NodeIds, stamp: int) -> None:
-        """The first rank of pages that were nowhere."""
-        nodes = self.nodes
-        if group == ANCHOR:
-            self.pins.stamp(group, rows, stamp)
-        else:  # a lease or a checkpoint warms what it needs
-            nodes.rank[group][rows] = np.where(nodes.need[group][rows] > 0, stamp, COLD)
-
     def _meet(self, tier: Tier, group: GroupId, rows: NodeIds, mine: PageIds) -> list[Effect]:
         """A request's (or storage's) pages for nodes that exist already."""
         nodes = self.nodes
@@ -238,7 +301,8 @@ class PrefixTree:
         if take.any():
             adopted = rows[take]
             absent = state[take] == Residency.ABSENT  # a second copy is no use of the first
-            self._rank_new(group, adopted[absent], self.pins.tick())
+            if absent.any():
+                self.pins.enter(group, adopted[absent], self.pins.tick())
             self._adopt(tier, group, adopted, mine[take])
             if group == ANCHOR:
                 np.add.at(nodes.kids[tier], nodes.parent[adopted], 1)
@@ -274,16 +338,27 @@ class PrefixTree:
 
     # -- keep and evict ------------------------------------------------------------------------
 
-    def keep(self, lease: Lease, end: int, continued: int) -> list[Effect]:
+    def keep(self, lease: Lease, end: int, continued: int, instead_of: int = 0) -> list[Effect]:
         """Make ``end`` (pages, at most the lease's) a checkpoint of the lease's path; the request
-        matched ``continued`` pages when it came."""
+        matched ``continued`` pages when it came. It takes the place of the one at ``instead_of``,
+        if any."""
         if not 0 < end <= lease.end:
             return []
-        return self.checkpoints.keep(lease.path[:end], continued)
+        return self.checkpoints.keep(lease.path[:end], continued, instead_of)
 
     def evict(self, tier: Tier, group: GroupId, count: int) -> list[Effect]:
         """Take up to ``count`` pages of a group off a tier, coldest first; it may be fewer."""
         return self._evictor.evict(tier, group, count)
+
+    @property
+    def dropped_dirty(self) -> int:
+        """Pages of any group that have left the device for good though they were worth keeping."""
+        return self._evictor.dropped_dirty
+
+    @property
+    def dropped_cold(self) -> int:
+        """Pages that have left the device for good and that no checkpoint needed."""
+        return self._evictor.dropped_cold
 
     def evictable(self, tier: Tier, group: GroupId) -> int:
         """Resident pages that nothing pins; exact but for pages that a copy below them holds."""

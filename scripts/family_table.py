@@ -1,0 +1,106 @@
+"""Writes docs/families.md: which types of causal LM the engine serves exactly, and why not others.
+
+Every known type is tried with a tiny random model on the production engine: computed, hit on the
+device, loaded from the host, each time compared with Hugging Face's own cache. Owns the page's
+text. Must not decide what is known (``stratakv.spec.families``) or why not
+(``families_not_served``).
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from scripts.families_not_served import NOT_SERVED
+from stratakv.core.errors import ConfigError
+from stratakv.engine.model import plain_config
+from stratakv.spec.derive import spec_of
+from stratakv.spec.families import FAMILIES, NOT_CACHED
+from stratakv.spec.groups import CacheSpec
+from stratakv.spec.support import refusal
+from tests.fixtures.tiny_configs import tiny_config
+from tests.hit_cases import prove_reuse
+
+PAGE_TOKENS: Final = 16
+DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "families.md"
+HEAD: Final = """# Model families
+
+Written by `python -m scripts.family_table` (two minutes). Do not edit.
+
+Each `model_type` that the engine knows was tried with a tiny random model in fp32 on the production
+engine: a prompt was computed, hit on the device and loaded back from the host. "exact" says that
+tokens were the same as with Hugging Face's own cache at batch 1 every time, and logits within
+1e-5 of the largest. Groups are those of the tiny model; a checkpoint without windows has no `swa`.
+
+| model type | cache groups | result |
+|---|---|---|
+"""
+TAIL: Final = """
+## Not in the table
+
+The other types of causal LM in this release of transformers. Those of text alone are refused by
+name.
+
+| model type | why |
+|---|---|
+"""
+
+
+def known() -> list[str]:
+    """Every type of the first table."""
+    return sorted({*FAMILIES, *NOT_CACHED})
+
+
+def exact() -> list[str]:
+    """Those that the engine accepts; each of them must be proven."""
+    return [family for family in known() if refused(family) is None]
+
+
+def refused(family: str) -> str | None:
+    """The reason a user is told, or None."""
+    try:
+        return refusal(spec(family))
+    except ConfigError as error:
+        return str(error)
+
+
+def spec(family: str) -> CacheSpec:
+    config = plain_config(tiny_config(family))
+    return spec_of(config, page_tokens=PAGE_TOKENS, dtype="float32")
+
+
+def groups(family: str) -> str:
+    """Names and rules of the cache groups, as the table shows them."""
+    if family in NOT_CACHED:
+        return ""
+    return ", ".join(f"{group.name} `{group.retention}`" for group in spec(family).groups)
+
+
+def document(results: Iterable[tuple[str, str]]) -> str:
+    """The page; ``results``: model type and what came out."""
+    tried = "".join(f"| {family} | {groups(family)} | {result} |\n" for family, result in results)
+    return HEAD + tried + TAIL + "".join(f"| {t} | {why} |\n" for t, why in NOT_SERVED.items())
+
+
+def result(family: str) -> str:
+    """Try one family; AssertionError where it is accepted and not exact."""
+    reason = refused(family)
+    if reason is None:
+        prove_reuse(family)
+    return "exact" if reason is None else f"refused: {reason}"
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    results: list[tuple[str, str]] = []
+    for family in known():
+        results.append((family, result(family)))
+        print(f"{family}: {results[-1][1]}", flush=True)
+    DOCUMENT.write_text(document(results), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""``stratakv bench policy``: the token hit rate of every eviction policy on a trace.
+
+Owns what is replayed and the report. The production cache runs without a model and without bytes,
+so an hour of traffic takes seconds to minutes. *Ideal* is the same policy where only the anchor's
+pages are scarce: whatever the anchor holds could be continued.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from stratakv.bench.policy_cache import (
+    PAGE_TOKENS,
+    RULES,
+    Sizes,
+    WithoutCheckpoints,
+    build_cache,
+    device_pages,
+    spec_named,
+)
+from stratakv.bench.policy_chats import ChatTraffic, generate
+from stratakv.bench.policy_replay import Figures, Replay
+from stratakv.bench.policy_tokens import TraceTokens, unlimited_tokens
+from stratakv.bench.policy_trace import TraceRequest, read_trace, write_trace
+from stratakv.cache.kv_cache import KVCache
+from stratakv.core.errors import ConfigError
+from stratakv.spec.budget import ExpectedLoad
+from stratakv.tree.policies import EVICTION_POLICIES
+
+ANCHOR_ALONE: Final = "full"
+PLAIN: Final = "lru"
+TIERS: Final = {False: "device", True: "device+host"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOptions:
+    """The flags of the command. ``trace`` None: ``chats`` generated conversations, in which a user
+    says ``message_tokens`` a turn on average. Empty ``policies`` or ``specs``: all of them.
+    ``chat_tokens`` None: the trace's mean request."""
+
+    trace: str | None = None
+    chats: int = 400
+    message_tokens: int = 200
+    seed: int = 0
+    save_trace: str | None = None
+    requests: int | None = None
+    policies: tuple[str, ...] = ()
+    specs: tuple[str, ...] = ()
+    device_tokens: int = 200_000
+    chat_tokens: int | None = None
+    max_running: int = 16
+    chunk_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        for name in (
+            "message_tokens", "requests", "device_tokens", "chat_tokens", "max_running",
+            "chunk_tokens",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            least = PAGE_TOKENS if name == "device_tokens" else 1
+            if value is not None and value < least:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} {value}: allowed is {least} and up")
+        for flag, names, known in (
+            ("--policies", self.policies, EVICTION_POLICIES),
+            ("--specs", self.specs, RULES),
+        ):
+            for name in names:
+                if name not in known:
+                    raise ConfigError(f"{flag} {name}: allowed are {', '.join(known)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One replay. ``ratio`` is ``hit_rate`` to ``ideal_hit_rate``; pages are per group."""
+
+    spec: str
+    policy: str
+    checkpoints: bool
+    tiers: str
+    device_pages: tuple[int, ...]
+    hit_rate: float
+    ideal_hit_rate: float
+    ratio: float
+    device_tokens: int
+    host_tokens: int
+    refused_requests: int
+    evicted_device_pages: int
+    evicted_host_pages: int
+    replay_s: float
+    requests_s: float
+
+
+class _Bench:
+    def __init__(self, requests: Sequence[TraceRequest], options: PolicyOptions) -> None:
+        self.requests = requests
+        self.tokens = TraceTokens(requests)
+        self._options = options
+        mean_tokens = sum(one.total_tokens for one in requests) // len(requests)
+        self.load = ExpectedLoad(
+            max_running=options.max_running,
+            max_model_len=max(one.total_tokens for one in requests) + 1,
+            chunk_tokens=options.chunk_tokens,
+            chat_tokens=options.chat_tokens or max(1, mean_tokens),
+        )
+        self._ideals: dict[tuple[str, bool], float] = {}
+
+    def case(self, spec: str, policy: str, *, host: bool, kind: type[KVCache]) -> Case:
+        """The anchor's own replay of the same policy and tiers must have come first."""
+        figures, pages = self._replay(spec, policy, host=host, kind=kind)
+        ideal = self._ideals.setdefault((policy, host), figures.hit_rate)
+        return Case(
+            spec=spec,
+            policy=policy,
+            checkpoints=kind is KVCache,
+            tiers=TIERS[host],
+            device_pages=pages,
+            hit_rate=figures.hit_rate,
+            ideal_hit_rate=ideal,
+            ratio=figures.hit_rate / ideal if ideal else 1.0,
+            device_tokens=figures.device_tokens,
+            host_tokens=figures.host_tokens,
+            refused_requests=figures.refused_requests,
+            evicted_device_pages=figures.evicted_device_pages,
+            evicted_host_pages=figures.evicted_host_pages,
+            replay_s=figures.replay_s,
+            requests_s=len(self.requests) / figures.replay_s,
+        )
+
+    def _replay(
+        self, name: str, policy: str, *, host: bool, kind: type[KVCache]
+    ) -> tuple[Figures, tuple[int, ...]]:
+        spec = spec_named(name)
+        sizes = Sizes(device_tokens=self._options.device_tokens, load=self.load, host=host)
+        cache = build_cache(kind, spec, sizes, EVICTION_POLICIES[policy]())
+        figures = Replay(cache, self._options.chunk_tokens).run(self.requests, self.tokens)
+        return figures, device_pages(spec, sizes)
+
+
+def run(json_path: str | None, options: PolicyOptions) -> dict[str, object]:
+    """Replay, print a table, write the figures to ``json_path`` if given. ConfigError where the
+    trace cannot be read or a flag cannot be honoured, before anything is replayed.
+
+    The JSON is one object: what was replayed (``workload``, ``requests``, ``prompt_tokens``, the
+    sizes, and ``unlimited_hit_rate``, that of a cache which never forgets) and ``cases``, a list of
+    ``Case`` objects. Rates are parts of all prompt tokens.
+    """
+    source, requests = _workload(options)
+    bench = _Bench(requests, options)
+    prompt_tokens = sum(one.input_length for one in requests)
+    served = unlimited_tokens(bench.tokens, requests, PAGE_TOKENS)
+    head: dict[str, object] = {
+        "workload": source,
+        "requests": len(requests),
+        "prompt_tokens": prompt_tokens,
+        "page_tokens": PAGE_TOKENS,
+        "device_tokens": options.device_tokens,
+        "chat_tokens": bench.load.chat_tokens,
+        "max_running": options.max_running,
+        "chunk_tokens": options.chunk_tokens,
+        "unlimited_hit_rate": served / prompt_tokens,
+    }
+    print("\n".join(f"{name.replace('_', ' '):20s} {value}" for name, value in head.items()))
+    print(f"\n{HEADER}")
+    report = head | {"cases": [asdict(case) for case in _cases(bench, options)]}
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def _workload(options: PolicyOptions) -> tuple[str, list[TraceRequest]]:
+    if options.trace is not None:
+        path = Path(options.trace)
+        name, requests = path.name, read_trace(path)
+    else:
+        traffic = ChatTraffic(
+            chats=options.chats, seed=options.seed, message_tokens=options.message_tokens
+        )
+        name, requests = traffic.name, generate(traffic)
+    requests = requests[: options.requests]
+    if options.save_trace is not None:
+        try:
+            write_trace(Path(options.save_trace), requests)
+        except OSError as error:
+            raise ConfigError(f"--save-trace {options.save_trace}: {error.strerror}") from error
+    return name, requests
+
+
+def _cases(bench: _Bench, options: PolicyOptions) -> list[Case]:
+    specs = [name for name in RULES if name in options.specs or not options.specs]
+    specs = [ANCHOR_ALONE, *(name for name in specs if name != ANCHOR_ALONE)]
+    policies = [name for name in EVICTION_POLICIES if name in (options.policies or (name,))]
+    cases: list[Case] = []
+    for host in TIERS:
+        for policy in policies:
+            for spec in specs:
+                cases.append(bench.case(spec, policy, host=host, kind=KVCache))
+                _print_row(cases[-1])
+                if policy == PLAIN and spec != ANCHOR_ALONE and not host:
+                    cases.append(bench.case(spec, policy, host=host, kind=WithoutCheckpoints))
+                    _print_row(cases[-1])
+    return cases
+
+
+HEADER: Final = (
+    "tiers        policy              spec         hit rate  ideal  ratio"
+    "   evicted device / host  refused  requests/s"
+)
+
+
+def _print_row(case: Case) -> None:
+    policy = case.policy if case.checkpoints else f"{case.policy}, no checkpoints"
+    print(
+        f"{case.tiers:12s} {policy:19s} {case.spec:12s} {case.hit_rate:8.3f}"
+        f"  {case.ideal_hit_rate:5.3f}  {case.ratio:5.3f}"
+        f"   {case.evicted_device_pages:>12,} /{case.evicted_host_pages:>9,}"
+        f"  {case.refused_requests:7d}  {case.requests_s:10.0f}",
+        flush=True,
+    )

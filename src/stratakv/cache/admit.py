@@ -1,0 +1,220 @@
+"""Letting a request in: what of its prefix it stands on, and the pages it books.
+
+Owns the decision and its order: weigh the load, ask the budget, and only then pin anything. Must
+not hand pages to the tree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stratakv.cache.copies import CopyDesk
+from stratakv.cache.live import LivePages
+from stratakv.cache.parking import Parked, Parking
+from stratakv.cache.pools import Pools
+from stratakv.cache.records import Admission, CachedTokens, Refusal
+from stratakv.cache.seats import Seat, Seats
+from stratakv.core.ids import GroupId
+from stratakv.core.page_keys import PageHasher
+from stratakv.memory.block_table import BlockTable
+from stratakv.policy.admission import Demand, demand
+from stratakv.policy.checkpoints import checkpoint_ends, last_end
+from stratakv.policy.load_back import LoadBack, LoadBackPolicy
+from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.tree.lease import Lease
+from stratakv.tree.matching import NO_MATCH, Match
+from stratakv.tree.prefix_tree import PrefixTree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a request asks for: the tokens it knows, the most it may reach, its pages' keys.
+    ``priority`` is that of its pages under eviction by priority."""
+
+    prefix: PageHasher
+    tokens: int
+    total_tokens: int
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Booking:
+    """``chunk_tokens``: the most tokens of one request in a step. ``reserve_tokens``: output that
+    is booked at admission, beyond the prompt."""
+
+    chunk_tokens: int
+    reserve_tokens: int
+    load_back: LoadBackPolicy
+    reuse: bool
+
+
+class Admitter:
+    def __init__(
+        self,
+        spec: CacheSpec,
+        tree: PrefixTree,
+        pools: Pools,
+        tables: BlockTable,
+        copies: CopyDesk,
+        seats: Seats,
+        booking: Booking,
+    ) -> None:
+        self._spec = spec
+        self._page = spec.page_tokens
+        self._tree = tree
+        self._pools = pools
+        self._tables = tables
+        self._copies = copies
+        self._seats = seats
+        self._booking = booking
+
+    def could_ever_fit(self, total_tokens: int) -> str | None:
+        chunk = self._booking.chunk_tokens
+        wanted = demand(self._spec, total_tokens, total_tokens, chunk, 0)
+        return self._seats.budget.could_ever_fit(wanted)
+
+    def match(self, prefix: PageHasher, tokens: int) -> Match:
+        if not self._booking.reuse:
+            return NO_MATCH
+        return self._tree.match(prefix.keys, last_end(tokens, self._page))
+
+    # -- a new request, or one that must be recomputed -------------------------------------------
+
+    def admit(self, wish: Wish, live: LivePages) -> Admission | Refusal:
+        """Lease the longest usable prefix and start its load-back, if one is worth it. A refusal
+        pins nothing."""
+        self._copies.begin_backups()  # an aborted request has left some; admitting may evict
+        found = self.match(wish.prefix, wish.tokens)
+        row = self._tables.open_row()
+        if row is None:
+            return Refusal.NO_ROW
+        load = self._weigh_load(found)
+        if load is LoadBack.WAIT:
+            self._tables.close_row(row)
+            return Refusal.LOAD_BUDGET
+        admission = None
+        if load is LoadBack.LOAD:
+            admission = self._try(row, wish, found, found.end, live)
+            if admission is None:  # the attempt may have evicted what the first match saw
+                found = self.match(wish.prefix, wish.tokens)
+        if admission is None:
+            admission = self._try(row, wish, found, found.device_end, live)
+        if admission is None:
+            self._tables.close_row(row)
+            return Refusal.NO_PAGES
+        return admission
+
+    def _weigh_load(self, found: Match) -> LoadBack:
+        saved = (found.end - found.device_end) * self._page
+        load_back, counters = self._booking.load_back, self._pools.counters
+        answer = load_back.decide(saved, self._copies.loading_pages * self._page)
+        counters.load_declined += saved > 0 and answer is LoadBack.DECLINE
+        counters.load_waited += answer is LoadBack.WAIT
+        return answer
+
+    def _try(
+        self, row: int, wish: Wish, found: Match, end: int, live: LivePages
+    ) -> Admission | None:
+        """Admit at ``end``, or not at all."""
+        starts = self._tree.starts(end)
+        priced = self._price(wish, end, starts)
+        if priced is None:
+            return None
+        wanted, host = priced
+        lease = self._lease(wish, end, starts, found.device_end)
+        if lease is None:
+            return None
+        ends = checkpoint_ends(wish.tokens, end, found.anchor_end, self._page)
+        self._seat(row, Seat(wish.prefix, lease, wanted, end, list(ends)))
+        live.open(row, lease)
+        device_end = min(found.device_end, end)
+        cached = self._cached(lease, device_end, host)
+        return Admission(row=row, computed=cached.total, cached=cached, tickets=lease.loading)
+
+    def _price(
+        self, wish: Wish, end: int, starts: Sequence[int]
+    ) -> tuple[Demand, list[int]] | None:
+        """What to book, and pages to load by group; None where the budget refuses. Asked before
+        the lease: a request that waits must not warm its prefix at every step."""
+        booking = self._booking
+        booked = min(wish.total_tokens, wish.tokens + booking.reserve_tokens)
+        wanted = demand(self._spec, wish.total_tokens, booked, booking.chunk_tokens, end)
+        keys = wish.prefix.keys
+        prices = [self._tree.price(keys, end, starts, group.id) for group in self._spec.groups]
+        available = [
+            self._pools.available(GroupId(group)) - price.to_pin - price.to_load
+            for group, price in enumerate(prices)
+        ]
+        if not self._seats.budget.fits(wanted, available):
+            return None
+        return wanted, [price.to_load for price in prices]
+
+    def _lease(self, wish: Wish, end: int, starts: Sequence[int], device_end: int) -> Lease | None:
+        """Pin the prefix, with its load under way where it needs one."""
+        lease = self._tree.lease(
+            wish.prefix.keys,
+            end,
+            load=end > device_end,
+            starts=starts,
+            priority=wish.priority,
+        )
+        if lease.needs_load and not self._copies.load(lease, max(0, end - device_end)):
+            self._pools.counters.load_no_pages += 1
+            self._tree.release(lease)
+            return None
+        self._copies.used(lease)
+        return lease
+
+    def _seat(self, row: int, seat: Seat) -> None:
+        for group in self._spec.groups:
+            if not group.stateful:
+                start = seat.lease.starts[group.id]
+                self._tables.remap(row, group.id, start, self._tree.pages(seat.lease, group.id))
+        self._seats.open(row, seat)
+
+    def _cached(self, lease: Lease, device_end: int, host: Sequence[int]) -> CachedTokens:
+        spans = [lease.end - start for start in lease.starts]
+        return CachedTokens(
+            device=device_end * self._page,
+            host=(lease.end - device_end) * self._page,
+            groups_device=tuple(
+                (span - loaded) * self._page for span, loaded in zip(spans, host, strict=True)
+            ),
+            groups_host=tuple(loaded * self._page for loaded in host),
+        )
+
+    # -- one that was retracted ------------------------------------------------------------------
+
+    def resume(self, parked: Parked, wish: Wish, parking: Parking) -> Admission | Refusal:
+        """Seat a request where it was retracted; what it needs is on the host, held for it."""
+        if not parking.saved(parked):
+            return Refusal.SAVING
+        self._copies.begin_backups()
+        row = self._tables.open_row()
+        if row is None:
+            return Refusal.NO_ROW
+        admission = self._try_resume(row, parked, wish, parking)
+        if admission is None:
+            self._tables.close_row(row)
+            return Refusal.NO_PAGES
+        return admission
+
+    def _try_resume(
+        self, row: int, parked: Parked, wish: Wish, parking: Parking
+    ) -> Admission | None:
+        end = parked.end
+        priced = self._price(wish, end, parked.starts)
+        if priced is None:
+            return None
+        wanted, host = priced
+        lease = self._lease(wish, end, parked.starts, device_end=0)
+        if lease is None:
+            return None
+        tickets = parking.land(row, parked, lease)
+        if tickets is None:  # what the load brings stays cached, so the next try is cheaper
+            self._tree.release(lease)
+            return None
+        self._seat(row, replace(parked.seat, lease=lease, demand=wanted))
+        cached = self._cached(lease, end - host[ANCHOR], host)
+        return Admission(
+            row=row, computed=parked.tokens, cached=cached, tickets=(*lease.loading, *tickets)
+        )

@@ -1,0 +1,144 @@
+"""What a running request hands to the tree: full pages, snapshots, checkpoints.
+
+Owns the order in which that happens, and the pages that the tree could not take yet. Must not take
+or free a page of a request for any other reason.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from stratakv.cache.copies import CopyDesk
+from stratakv.cache.live import Given, LivePages
+from stratakv.cache.pools import Pools
+from stratakv.cache.seats import Int64s, Seat, Seats
+from stratakv.core.ids import NONE, GroupId, PageIds, TokenIds
+from stratakv.memory.block_table import BlockTable
+from stratakv.spec.groups import CacheSpec
+from stratakv.tree.effects import Backup
+from stratakv.tree.nodes import Tier
+from stratakv.tree.prefix_tree import PrefixTree
+
+
+class Committer:
+    """``snapshot_pages``: how often a request that decodes keeps its state."""
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        tree: PrefixTree,
+        pools: Pools,
+        tables: BlockTable,
+        copies: CopyDesk,
+        snapshot_pages: int,
+    ) -> None:
+        self._spec = spec
+        self._page = spec.page_tokens
+        self._tree = tree
+        self._pools = pools
+        self._tables = tables
+        self._copies = copies
+        self._snapshot_pages = snapshot_pages
+        self.live = LivePages(spec, tree, pools, tables)
+
+    def cut(self, seat: Seat) -> int | None:
+        """The token at which a chunk must end, because a snapshot is due there."""
+        if not self.live.groups or not seat.checkpoints:
+            return None
+        return seat.checkpoints[0] * self._page
+
+    def commit(self, row: int, seat: Seat, tokens: TokenIds, *, last: bool = False) -> None:
+        """``tokens`` (all computed so far) have their KV: full pages enter the tree, the lease
+        moves on, and pages behind a window become anybody's. ``last``: the request ends here."""
+        end, first = len(tokens) // self._page, seat.lease.end
+        grown = end > first
+        if not grown and not last:
+            return
+        seat.prefix.extend(tokens)
+        keys = seat.prefix.keys if len(seat.prefix.keys) == end else seat.prefix.keys[:end]
+        given: Given = {}
+        if end and len(tokens) == end * self._page and (last or self._due(seat, end)):
+            given = self.live.give(row, seat.lease, keys[-1], end)
+        if grown or given:
+            start = first if grown else end - 1
+            pages = list(self._pages(row, start, end, given))
+            backups = self._pools.execute(self._tree.insert(keys, start, pages), row)
+            self.live.gave(row, given)
+            if grown:
+                self._move_on(row, seat, first, end)
+            self._copies.back_up(backups)
+        self._keep_due(row, seat, end, given)
+
+    def _due(self, seat: Seat, end: int) -> bool:
+        if seat.checkpoints:
+            return end in seat.checkpoints
+        return end % self._snapshot_pages == 0
+
+    def _pages(self, row: int, start: int, end: int, given: Given) -> Iterator[PageIds]:
+        """What a request has in page indices [start, end), by group."""
+        for group in self._spec.groups:
+            pages = self._tables.pages(group.id)[row, start:end].copy()
+            if group.id in given:
+                pages[-1] = given[group.id]
+            yield pages
+
+    def _move_on(self, row: int, seat: Seat, first: int, end: int) -> None:
+        starts = seat.lease.starts
+        self._tree.advance(seat.lease, seat.prefix.keys[:end], end)
+        self._note_strays(row, seat, first)
+        for group in self._spec.groups:
+            table = self._tables.pages(group.id)
+            table[row, starts[group.id] : seat.lease.starts[group.id]] = NONE
+
+    def _keep_due(self, row: int, seat: Seat, end: int, given: Given) -> None:
+        while seat.checkpoints and seat.checkpoints[0] <= end:
+            self._copies.back_up(self._keep(row, seat, seat.checkpoints.pop(0)))
+            given = {}
+        if given:  # of these a host copy is made when the request ends: the next one replaces it
+            self._keep(row, seat, end, seat.rolling)
+            seat.rolling = end
+
+    def _keep(self, row: int, seat: Seat, end: int, instead_of: int = 0) -> list[Backup]:
+        effects = self._tree.keep(seat.lease, end, seat.continued, instead_of)
+        return self._pools.execute(effects, row)
+
+    def finish(self, row: int, seat: Seat, tokens: TokenIds) -> None:
+        """The request ends after ``tokens``: what it leaves behind is its last checkpoint."""
+        self.commit(row, seat, tokens, last=True)
+        end, rolling = seat.lease.end, seat.rolling
+        self._copies.back_up(self._keep(row, seat, end, rolling if rolling < end else 0))
+        if self._tree.is_checkpoint(seat.lease, rolling):
+            self._copies.back_up(self._keep(row, seat, rolling))
+        self._copies.back_up(self._tree.unsaved(seat.lease))  # what the host had no room for then
+
+    # -- strays ----------------------------------------------------------------------------------
+
+    def _note_strays(self, row: int, seat: Seat, first: int) -> None:
+        """Pages in [first, lease.end) that the tree did not take: their place is being loaded."""
+        if not self._tree.copies.loads:
+            return
+        rows = self._tree.nodes.tail(seat.lease.tip, seat.lease.end - first)
+        for group in self._spec.groups:
+            own = self._tables.pages(group.id)[row, first : seat.lease.end]
+            canonical = self._tree.nodes.page[Tier.DEVICE][group.id][rows]
+            at = np.flatnonzero((own != canonical) & (own != NONE))
+            if len(at):
+                seat.strays.append((group.id, first + at, own[at]))
+
+    def free_strays(self, seats: Seats) -> None:
+        """Where a load has ended, move the requests that computed the same pages meanwhile over to
+        the loaded ones, and free theirs: admission has booked one page for a place, not two."""
+        nodes = self._tree.nodes
+        for row, seat in seats.items():
+            kept: list[tuple[GroupId, Int64s, PageIds]] = []
+            for group, indices, pages in seat.strays:
+                rows = nodes.path(seat.lease.tip)[indices]
+                if (nodes.ticket[group][rows] != NONE).any():
+                    kept.append((group, indices, pages))
+                    continue
+                leased = indices >= seat.lease.starts[group]
+                loaded = nodes.page[Tier.DEVICE][group][rows[leased]]
+                self._tables.pages(group)[row, indices[leased]] = loaded
+                self._pools.tiers[Tier.DEVICE][group].free(pages)
+                self._pools.counters.duplicate_pages += len(pages)
+            seat.strays = kept

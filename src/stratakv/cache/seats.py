@@ -1,0 +1,79 @@
+"""The seats of admitted requests: what each holds, and what it may still take.
+
+Owns the records and the bookkeeping between block-table rows and the page budget. Must not touch
+the tree.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import GroupId, PageIds, RowIds
+from stratakv.core.page_keys import PageHasher
+from stratakv.memory.block_table import BlockTable
+from stratakv.policy.admission import Demand, PageBudget
+from stratakv.spec.groups import CacheSpec
+from stratakv.tree.lease import Lease
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """What an admitted request holds; ends are in pages.
+
+    ``continued``: end of what it matched. ``checkpoints``: ends of its prompt still to be kept.
+    ``rolling``: end of its latest checkpoint beyond the prompt, 0 if none. ``strays``: group, page
+    indices and pages of its own whose place in the tree another request's load is filling.
+    """
+
+    prefix: PageHasher
+    lease: Lease
+    demand: Demand
+    continued: int
+    checkpoints: list[int]
+    rolling: int = 0
+    strays: list[tuple[GroupId, Int64s, PageIds]] = field(
+        default_factory=list[tuple[GroupId, Int64s, PageIds]], init=False
+    )
+
+
+class Seats:
+    """Seats by row of the block table. ``totals``: device pages of every group."""
+
+    def __init__(self, spec: CacheSpec, tables: BlockTable, totals: Sequence[int]) -> None:
+        self.budget = PageBudget(spec, totals)
+        self._tables = tables
+        self._seats: dict[int, Seat] = {}
+        self._left = [np.zeros(tables.rows, np.int64) for _ in spec.groups]  # booked, not yet taken
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def __getitem__(self, row: int) -> Seat:
+        return self._seats[row]
+
+    def items(self) -> Iterator[tuple[int, Seat]]:
+        yield from self._seats.items()
+
+    def open(self, row: int, seat: Seat) -> None:
+        self._seats[row] = seat
+        self.budget.book(seat.demand)
+        for group, pages in enumerate(seat.demand.growth):
+            self._left[group][row] = pages
+
+    def grow(self, rows: RowIds, group: GroupId, pages: npt.NDArray[np.integer]) -> None:
+        """Distinct ``rows`` take ``pages`` each; what goes beyond their booking is nobody's."""
+        left = self._left[group]
+        used = np.minimum(left[rows], pages)
+        left[rows] -= used
+        self.budget.grown(group, int(used.sum()))
+
+    def close(self, row: int) -> Seat:
+        seat = self._seats.pop(row)
+        self.budget.settle(seat.demand, [int(column[row]) for column in self._left])
+        self._tables.close_row(row)
+        return seat

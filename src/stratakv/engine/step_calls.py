@@ -1,0 +1,87 @@
+"""How one step's batch becomes calls of the model.
+
+Owns the split. Attention takes any packed batch in one call; states take only equal chunks side by
+side, and all of them or none with a state before. Torch-free; must not know layers.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.engine.batch import Int32s, StepBatch
+
+Places: TypeAlias = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One forward of the model over some of a step's requests.
+
+    places: of its requests in the step's batch, [n]. height: rows of its token ids; 1 if they are
+    packed, n if the chunks are equal and lie side by side. again: an earlier call of this step has
+    written these requests' states.
+    """
+
+    batch: StepBatch
+    places: Places
+    height: int
+    again: bool
+
+
+Split: TypeAlias = Callable[[StepBatch], list[Call]]
+
+
+def packed(batch: StepBatch) -> list[Call]:
+    """One call: no layer has a state."""
+    return [Call(batch, np.arange(len(batch.rows)), height=1, again=False)]
+
+
+def side_by_side(batch: StepBatch) -> list[Call]:
+    """One call for the decoding rows, one for all other chunks of each length."""
+    if batch.counts.max() == 1 and batch.starts.min() > 0:
+        places = np.arange(len(batch.rows))
+        return [Call(batch, places, height=len(places), again=False)]
+    return [
+        _part(batch, places, 0, int(batch.counts[places[0]]))
+        for places in _alike(batch, np.arange(len(batch.rows)))
+    ]
+
+
+def token_by_token(batch: StepBatch) -> list[Call]:
+    """Whole chunks where no state is yet; everything else one token a call, all requests at once.
+
+    For models whose Hugging Face code goes wrong when several tokens meet a state.
+    """
+    first = batch.starts == 0
+    whole = [
+        _part(batch, places, 0, int(batch.counts[places[0]]))
+        for places in _alike(batch, np.flatnonzero(first))
+    ]
+    left = np.where(first, 0, batch.counts)
+    return whole + [_part(batch, np.flatnonzero(left > at), at, 1) for at in range(left.max())]
+
+
+def _alike(batch: StepBatch, places: Places) -> Iterator[Places]:
+    """Those of ``places`` whose chunks have one length, and all a state before them or none."""
+    kinds = batch.counts[places].astype(np.int64) * 2 + (batch.starts[places] == 0)
+    for kind in np.unique(kinds):
+        yield places[kinds == kind]
+
+
+def _part(batch: StepBatch, places: Places, at: int, count: int) -> Call:
+    """Tokens [at, at + count) of each of the chunks at ``places``."""
+    offsets = np.cumsum(batch.counts) - batch.counts
+    wanted = offsets[places, None] + at + np.arange(count)
+    counts: Int32s = batch.counts[places]
+    part = StepBatch(
+        rows=batch.rows[places],
+        starts=batch.starts[places] + np.int32(at),
+        counts=np.full_like(counts, count),
+        tokens=batch.tokens[wanted.ravel()],
+        sampled=batch.sampled[places] & (counts == at + count),
+        gate=batch.gate,
+    )
+    return Call(part, places, height=len(places), again=at > 0)

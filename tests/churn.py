@@ -1,0 +1,140 @@
+"""Random traffic over the real engine with ``TokenRunner``: prompts that share prefixes, tight
+pools, copies that are slow or fail, aborts at any moment. Every answer must be right, every page
+accounted for, and nothing may stay behind.
+"""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stratakv.core.config import EngineConfig
+from stratakv.engine.request import FinishReason
+from stratakv.spec.groups import CacheSpec
+from stratakv.transfer.torch_copy import TorchCopier
+from tests.engines import VOCABULARY, expected_tokens, greedy, token_engine, tokens_of
+
+
+class UnevenCopier(TorchCopier):
+    """Fails every ``fail``-th gather, and lets copies through only now and then."""
+
+    def __init__(self, seed: int, fail: int) -> None:
+        super().__init__()
+        self._random = np.random.default_rng(seed)
+        self._fail = fail
+        self._lock = threading.Lock()
+
+    def _slow(self) -> float:
+        with self._lock:
+            return float(self._random.random())
+
+    def gather(self, *arguments):
+        threading.Event().wait(2e-3 if self._slow() < 0.2 else 0)
+        if self._fail and self._slow() < 1 / self._fail:
+            raise OSError("the host is gone")
+        super().gather(*arguments)
+
+    def scatter(self, *arguments):
+        threading.Event().wait(2e-3 if self._slow() < 0.2 else 0)
+        super().scatter(*arguments)
+
+
+@dataclass
+class Traffic:
+    """``aborts``: chance of an abort, and of one more, before a step, of any request; after
+    ``most_aborts`` nothing more is sent. ``aborted_in`` counts them by the phase they met."""
+
+    seed: int
+    requests: int = 40
+    at_once: int = 6
+    prompt_tokens: int = 60
+    output_tokens: int = 40
+    aborts: float = 0.0
+    most_aborts: int | None = None
+    check_every: int = 1
+    aborted_in: Counter[str] = field(default_factory=Counter)
+    outputs: dict[str, list] = field(default_factory=dict)
+    prompts: dict[str, tuple[list[int], int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        self.aborted = 0
+        self.stems = [self._tokens(self.prompt_tokens // 2) for _ in range(3)]
+
+    def _tokens(self, count: int) -> list[int]:
+        return self.random.integers(0, VOCABULARY, count).tolist()
+
+    def _prompt(self) -> list[int]:
+        kind = self.random.random()
+        if kind < 0.3 and self.outputs:  # a conversation goes on
+            name = self.random.choice(list(self.outputs))
+            known = self.prompts[name][0] + tokens_of(self.outputs[name])
+            return known[: self.prompt_tokens * 2] + self._tokens(int(self.random.integers(1, 8)))
+        stem = self.stems[self.random.integers(len(self.stems))] if kind < 0.8 else []
+        keep = int(self.random.integers(0, len(stem) + 1))
+        return stem[:keep] + self._tokens(int(self.random.integers(1, self.prompt_tokens // 2)))
+
+    def _more(self, sent: int) -> bool:
+        return sent < self.requests and self.aborted != self.most_aborts
+
+    def _abort(self, engine, live: list[str]) -> None:
+        name = live[self.random.integers(len(live))]
+        request = engine._requests.get(name)
+        if request is None or self.aborted == self.most_aborts:
+            return
+        self.aborted_in[request.phase.name] += 1
+        self.aborted += 1
+        engine.abort(name)
+
+    def run(self, parts, most: int) -> None:
+        engine, sent, live = parts.engine, 0, []
+        while self._more(sent) or engine.has_work():
+            while self._more(sent) and len(live) < self.at_once:
+                prompt = self._prompt()[: most - 2]
+                count = int(
+                    self.random.integers(1, min(self.output_tokens, most - len(prompt)) + 1)
+                )
+                name = f"r{sent}"
+                self.prompts[name] = (prompt, count)
+                self.outputs[name] = []
+                engine.submit(greedy(name, prompt, count))
+                live.append(name)
+                sent += 1
+            while live and self.random.random() < self.aborts:
+                self._abort(engine, live)
+            for output in engine.step():
+                self.outputs[output.request].append(output)
+                if output.finish is not None:
+                    live.remove(output.request)
+            if self.random.random() < 1 / self.check_every:
+                engine.check()
+        self._verify()
+
+    def _verify(self) -> None:
+        for name, (prompt, count) in self.prompts.items():
+            outputs = self.outputs[name]
+            assert all(output.finish is None for output in outputs[:-1])
+            said = tokens_of(outputs)
+            expected = expected_tokens(prompt, count)
+            if outputs[-1].finish is FinishReason.ABORT:
+                expected = expected[: len(said)]
+            assert said == expected, f"{name}: {said}, not {expected}"
+
+
+def churn(
+    spec: CacheSpec,
+    config: EngineConfig,
+    device: list[int],
+    host: list[int],
+    traffic: Traffic,
+    copier=None,
+):
+    """Run ``traffic`` to its end; the cache's counters."""
+    with token_engine(spec, config, device, host, copier or TorchCopier()) as parts:
+        traffic.run(parts, config.max_model_len)
+        parts.cache.settle()
+        parts.engine.check()
+        assert parts.cache.flush(), "something still holds a page"
+        assert all(pool.free == pool.total for pool in parts.cache.stats())
+        return parts.cache.counters

@@ -1,0 +1,32 @@
+"""Which families the "hit == recompute" tests go through: those that people run in `make test`, and
+all that the engine accepts in `make test-long`.
+"""
+
+from typing import Final
+
+import pytest
+
+from scripts.family_table import exact
+from tests.hit_cases import spec_for
+
+NAMED: Final = (
+    "bamba", "cohere2", "deepseek_v2", "deepseek_v3", "exaone4", "falcon_h1", "falcon_mamba",
+    "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "granitemoehybrid", "jamba",
+    "kimi_linear", "lfm2", "lfm3", "llama", "llama4_text", "mamba", "mamba2", "mimo_v2_flash",
+    "minimax_m2", "ministral", "mistral", "nemotron_h", "olmo3", "olmo_hybrid", "qwen3",
+    "qwen3_5_text", "qwen3_next",
+)  # fmt: skip
+
+
+def _case(family: str) -> object:
+    return family if family in NAMED else pytest.param(family, marks=pytest.mark.long)
+
+
+def stateful(family: str) -> bool:
+    return any(group.stateful for group in spec_for(family, 16).groups)
+
+
+every_family = pytest.mark.parametrize("family", [_case(family) for family in exact()])
+every_state_family = pytest.mark.parametrize(
+    "family", [family for family in NAMED if stateful(family)]
+)

@@ -1,0 +1,536 @@
+"""Retraction: where pages run short the youngest leaves with everything it needs to go on, comes
+back ahead of new requests, and says what it would have said anyway.
+"""
+
+import dataclasses
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from stratakv.cache import copies
+from stratakv.core.config import EngineConfig
+from stratakv.core.ids import NONE, RequestId
+from stratakv.engine.request import FinishReason, Phase
+from stratakv.policy.admission import demand
+from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow, needed
+from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.transfer.cpu import DEFAULT_COPIER
+from stratakv.transfer.plan import Direction
+from stratakv.tree.nodes import Tier
+from tests.engines import (
+    VOCABULARY,
+    RecordingRunner,
+    all_free,
+    drain,
+    ended,
+    evict_device,
+    expected_tokens,
+    greedy,
+    run,
+    token_engine,
+    token_spec,
+    tokens_of,
+)
+
+PAGE = 4
+SPECS = {
+    "anchor": token_spec(PAGE),
+    "window": token_spec(PAGE, KeepWindow(10)),
+    "chunk": token_spec(PAGE, KeepChunk(11)),
+    "state": token_spec(PAGE, KeepBoundary()),
+    "all": token_spec(PAGE, KeepBoundary(), KeepWindow(6), KeepLive()),
+}
+each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+LONGEST = 60
+PROMPT = [n * 7 % VOCABULARY for n in range(97)]
+
+
+def engine(spec, pages=100, host=300, copier=DEFAULT_COPIER, **settings):
+    """``pages``: device pages of the anchor; the other groups have the peaks of all that run."""
+    plain = {"page_tokens": PAGE, "max_running": 4, "max_model_len": 100, "chunk_tokens": 9}
+    plain |= {"step_tokens": 20, "reserve_tokens": 1, "snapshot_tokens": 8}
+    config = EngineConfig(**{**plain, "load_back_threshold": 1, **settings})
+    peak = demand(spec, 100, 100, config.chunk_tokens, 0).peak
+    device = [pages, *(n * config.max_running for n in peak[1:])]
+    return token_engine(spec, config, device, [host] * len(device), copier)
+
+
+@contextmanager
+def retractions(parts):
+    """Every retraction as (who, who else ran, what was parked), while the engine works on."""
+    seen, retract = [], parts.engine._retract
+
+    def watch(request):
+        others = [other for other in parts.engine._by_row.values() if other is not request]
+        retract(request)
+        seen.append((request, others, request.parked))
+
+    parts.engine._retract = watch
+    yield seen
+    parts.engine._retract = retract
+
+
+def seatings(parts):
+    """Ids of requests in the order in which they get a row, from now on."""
+    seen, seat = [], parts.engine._seat
+
+    def watch(request, admission):
+        seen.append(request.id)
+        seat(request, admission)
+
+    parts.engine._seat = watch
+    return seen
+
+
+def start(parts, name, tokens, count, computed):
+    """Submit a request and step until ``computed`` of its tokens have their KV."""
+    parts.engine.submit(greedy(name, tokens, count))
+    out = []
+    while computed_of(parts, name) < computed:
+        out += parts.engine.step()
+    assert computed_of(parts, name) == computed
+    return out
+
+
+def request_of(parts, name):
+    return parts.engine._requests[RequestId(name)]
+
+
+def computed_of(parts, name):
+    row = request_of(parts, name).row
+    return 0 if row < 0 else parts.engine._rows.computed.item(row)
+
+
+def retract(parts, name):
+    request = request_of(parts, name)
+    parts.engine._retract(request)
+    parts.engine.check()
+    assert request.phase is Phase.RETRACTED
+    return request.parked
+
+
+def held_copier(direction):
+    hold = Hold()
+
+    def before_copy(of, group, layers):
+        if of is direction:
+            hold(of, group, layers)
+
+    return hold, HookedCopier(DEFAULT_COPIER, before_copy)
+
+
+def assert_nothing_left(parts):
+    drain(parts)
+    stats = parts.engine.stats()
+    assert (stats.waiting, stats.running) == (0, 0)
+    assert parts.engine.flush()
+    parts.engine.check()
+    assert all_free(parts)
+
+
+# -- pools of any size ---------------------------------------------------------------------------
+
+
+def family(count=8, temperature=0.0):
+    """Prompts of which some share a stem; all may grow to about ``LONGEST`` tokens."""
+    rng = np.random.default_rng(5)
+    stem = rng.integers(0, VOCABULARY, 14).tolist()
+    prompts = []
+    for n in range(count):
+        own = rng.integers(0, VOCABULARY, int(rng.integers(1, 12))).tolist()
+        tokens = stem[: n % 3 * 7] + own
+        prompt = greedy(f"r{n}", tokens, int(rng.integers(25, LONGEST - len(tokens) + 1)))
+        sampling = dataclasses.replace(prompt.sampling, temperature=temperature, seed=n)
+        prompts.append(dataclasses.replace(prompt, sampling=sampling))
+    return prompts
+
+
+def serve(parts, prompts):
+    """What each says; every page accounted for at every step, usage told with the first token."""
+    out = {prompt.id: [] for prompt in prompts}
+    for prompt in prompts:
+        parts.engine.submit(prompt)
+    while parts.engine.has_work():
+        for output in parts.engine.step():
+            out[output.request].append(output)
+        parts.engine.check()
+    for prompt in prompts:
+        told = [output.cached is not None for output in out[prompt.id]]
+        assert told == [True] + [False] * (prompt.sampling.max_tokens - 1)
+        assert ended(out[prompt.id]) is FinishReason.LENGTH
+    stats = parts.engine.stats()
+    assert stats.prompt_tokens == sum(len(prompt.tokens) for prompt in prompts)
+    assert stats.output_tokens == sum(prompt.sampling.max_tokens for prompt in prompts)
+    assert_nothing_left(parts)
+    return {name: tokens_of(outputs) for name, outputs in out.items()}
+
+
+@each_spec
+@pytest.mark.parametrize("host", [300, 25, 0])
+@pytest.mark.parametrize("level", range(5))
+def test_pools_from_one_request_to_all_of_them(spec, host, level):
+    """No token is lost or repeated, whoever has to leave and whether or not it could be saved."""
+    prompts = family()
+    one = -(-LONGEST // PAGE)
+    pages = (one, one + 3, 2 * one - 4, 3 * one, len(prompts) * one)[level]
+    settings = {} if host else {"cache": "device"}
+    with engine(spec, pages, host, max_model_len=LONGEST, **settings) as parts:
+        with retractions(parts) as seen:
+            said = serve(parts, prompts)
+        for prompt in prompts:
+            count = prompt.sampling.max_tokens
+            assert said[prompt.id] == expected_tokens(prompt.tokens.tolist(), count)
+        counters = parts.cache.counters
+        assert counters.retracted == len(seen)
+        assert bool(seen) == (level < 3)
+        assert counters.retracted_unsaved == len(seen) if not host else True
+        if host == 300:
+            assert counters.retracted_unsaved == 0
+        for request, others, _ in seen:  # nobody goes while it runs alone, and no elder one
+            assert others
+            assert all(other.serial < request.serial for other in others)
+
+
+@each_spec
+@pytest.mark.parametrize("host", [300, 0])
+def test_a_sampled_stream_goes_on_as_if_nothing_had_happened(spec, host):
+    prompts = family(temperature=1.0)
+    settings = {} if host else {"cache": "device"}
+    with engine(spec, 200, host, **settings) as parts:
+        expected = serve(parts, prompts)
+        assert parts.cache.counters.retracted == 0
+    with engine(spec, 25, host, **settings) as parts:
+        assert serve(parts, prompts) == expected
+        assert parts.cache.counters.retracted > 2
+
+
+# -- what is saved -------------------------------------------------------------------------------
+
+
+@each_spec
+@pytest.mark.parametrize("prompt_tokens", [13, 24])
+@pytest.mark.parametrize("computed", [*range(24, 38), 9])
+def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
+    """In mid-prefill (9) and while decoding, on and off a page boundary: as ``needed`` says."""
+    with engine(spec) as parts:
+        out = start(parts, "r", PROMPT[:prompt_tokens], 40, computed)
+        parts.cache.settle()
+        nodes, rule = parts.cache._tree.nodes, {g.id: g.retention for g in spec.groups}
+        whole = computed // PAGE
+        lease = parts.cache._seats[request_of(parts, "r").row].lease
+        path = lease.path.copy()
+        missing = 0
+        wanted = {g: needed(rule[g], computed, PAGE) for g in rule}
+        before = parts.cache.counters.retracted_pages
+        on_host = {g: nodes.page[Tier.HOST][g][path] != NONE for g in rule}
+        parked = retract(parts, "r")
+        live = {page.group: page for page in parked.live}
+        assert len(live) == len(parked.live)
+        for group in spec.groups:
+            span = wanted[group.id]
+            if group.id in live:  # off a boundary, or a state that no snapshot was made of
+                span = span[:-1]
+                at = NONE if group.stateful else computed // PAGE
+                assert live[group.id].index == at
+                assert group.stateful or computed % PAGE
+                missing += 1
+            assert parked.starts[group.id] == (span.start if len(span) else whole)
+            assert len(span) + (group.id in live) == len(wanted[group.id])
+            pinned = nodes.pins[Tier.HOST][group.id][path]
+            assert np.flatnonzero(pinned).tolist() == list(span)
+            missing += int((~on_host[group.id][list(span)]).sum())
+        assert (parked.tokens, parked.end) == (computed, whole)
+        assert parts.cache.counters.retracted_pages - before == missing
+        out += drain(parts)
+        assert tokens_of(out) == expected_tokens(PROMPT[:prompt_tokens], 40)
+        assert_nothing_left(parts)
+
+
+@each_spec
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("computed", [9, 20, 31, 32])
+def test_nothing_is_computed_twice(spec, gone, computed):
+    """Neither when its pages still lie on the device nor when others have taken them."""
+    with engine(spec) as parts:
+        out = start(parts, "r", PROMPT[:20], 30, computed)
+        parts.cache.settle()
+        retract(parts, "r")
+        if gone:
+            evict_device(parts)
+            free = [pool.free == pool.total for pool in parts.cache.stats()]
+            assert all(free[: len(spec.groups)])
+        recorder = RecordingRunner(parts)
+        out += drain(parts)
+        assert recorder.computed_tokens == 20 + 29 - computed
+        assert tokens_of(out) == expected_tokens(PROMPT[:20], 30)
+        if gone:
+            assert parts.cache.counters.load_pages > computed // PAGE - 1
+
+
+@each_spec
+def test_a_save_is_several_bounded_plans(spec, monkeypatch):
+    """A copier that has gigabytes to save must not keep everybody else waiting."""
+    room, failing = 2 * spec.groups[0].page_bytes, [True]
+    monkeypatch.setattr(copies, "PLAN_BYTES", room)
+
+    def fail(direction, group, layers):
+        del direction, group, layers
+        if failing[0]:
+            raise OSError("seeded")
+
+    with engine(spec, copier=HookedCopier(DEFAULT_COPIER, fail)) as parts:
+        out = start(parts, "r", PROMPT[:20], 30, 38)
+        parts.cache.settle()
+        failing[0] = False
+        plans, submit = [], parts.transfer.submit
+
+        def counting(plan):
+            plans.append(plan)
+            return submit(plan)
+
+        monkeypatch.setattr(parts.transfer, "submit", counting)
+        retract(parts, "r")
+        sizes = [
+            sum(len(copy.device) * spec.groups[copy.group].page_bytes for copy in plan.copies)
+            for plan in plans
+        ]
+        assert max(sizes) <= room
+        assert len(sizes) >= 5 + 1  # nine pages of the anchor, and what is live
+        saved = sum(len(copy.device) for plan in plans for copy in plan.copies)
+        assert saved == parts.cache.counters.retracted_pages
+        parts.cache.settle()
+        evict_device(parts)
+        out += drain(parts)
+        assert tokens_of(out) == expected_tokens(PROMPT[:20], 30)
+        assert parts.cache.counters.retracted_unsaved == 0
+        assert_nothing_left(parts)
+
+
+# -- whose turn it is ----------------------------------------------------------------------------
+
+
+def test_those_that_left_come_back_in_order_and_before_new_ones():
+    with engine(SPECS["window"], max_running=3, step_tokens=30) as parts:
+        for n in range(5):
+            parts.engine.submit(greedy(str(n), [n, *PROMPT[:9]], 8))
+        parts.engine.step()
+        assert parts.engine.stats().running == 3
+        for name in "021":
+            retract(parts, name)
+        order = seatings(parts)
+        out = drain(parts)
+        assert order == list("01234")
+        for n in range(5):
+            said = tokens_of([output for output in out if output.request == str(n)])
+            assert said == expected_tokens([n, *PROMPT[:9]], 8)
+
+
+def test_a_new_request_waits_until_the_one_that_left_is_back():
+    """There is room for the small one all the while."""
+    with engine(SPECS["anchor"], pages=12, max_model_len=44) as parts:
+        parts.engine.submit(greedy("elder", PROMPT[:20], 24))
+        parts.engine.submit(greedy("younger", [9, *PROMPT[:10]], 20))
+        order = seatings(parts)
+        while parts.cache.counters.retracted == 0:
+            parts.engine.step()
+        parts.engine.submit(greedy("new", [5], 2))
+        drain(parts)
+        assert order == ["elder", "younger", "younger", "new"]
+
+
+def test_one_that_computes_what_others_wait_for_may_leave():
+    """They wait for its pages by key; when it goes, one of them computes the rest."""
+    with engine(SPECS["all"]) as parts:
+        for name in "ab":
+            parts.engine.submit(greedy(name, PROMPT[:40], 5))
+        parts.engine.step()
+        assert request_of(parts, "b").phase is Phase.WAITING
+        retract(parts, "a")
+        out = drain(parts)
+        for name in "ab":
+            said = tokens_of([output for output in out if output.request == name])
+            assert said == expected_tokens(PROMPT[:40], 5)
+        assert_nothing_left(parts)
+
+
+# -- where it cannot be saved --------------------------------------------------------------------
+
+
+@each_spec
+@pytest.mark.parametrize("host", [0, 1, 3])
+@pytest.mark.parametrize("computed", [9, 30, 32])
+def test_without_host_room_it_is_recomputed(spec, host, computed):
+    settings = {} if host else {"cache": "device"}
+    with engine(spec, host=host, **settings) as parts:
+        out = start(parts, "r", PROMPT[:20], 30, computed)
+        parked = retract(parts, "r")
+        counters = parts.cache.counters
+        saved = parked in parts.cache._parking
+        assert saved == (computed == 9 and host == 3)
+        assert counters.retracted_unsaved == (not saved)
+        assert (counters.retracted_pages > 0) == saved
+        evict_device(parts)
+        out += drain(parts)
+        assert tokens_of(out) == expected_tokens(PROMPT[:20], 30)
+        assert [output.cached is not None for output in out] == [True] + [False] * 29
+        assert_nothing_left(parts)
+
+
+@each_spec
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_save_that_fails_means_recompute(spec, group):
+    """Nothing of it may be read: what the copier did not write is NaN."""
+    group, failing = min(group, len(spec.groups) - 1), [False]
+
+    def fail(direction, of, layers):
+        del layers
+        if failing[0] and of == group and direction is Direction.BACKUP:
+            raise OSError("seeded")
+
+    with engine(spec, copier=HookedCopier(DEFAULT_COPIER, fail)) as parts:
+        out = start(parts, "r", PROMPT[:20], 30, 30)
+        failing[0] = True
+        parked = retract(parts, "r")
+        assert parked in parts.cache._parking
+        parts.cache.settle()
+        failing[0] = False
+        assert parked not in parts.cache._parking
+        assert parts.cache.counters.retracted_unsaved == 1
+        parts.engine.check()
+        evict_device(parts)
+        out += drain(parts)
+        assert tokens_of(out) == expected_tokens(PROMPT[:20], 30)
+        assert_nothing_left(parts)
+
+
+@each_spec
+def test_another_ones_failed_backup_is_nothing_to_a_request_without_a_full_page(spec, monkeypatch):
+    failing = [False]
+
+    def fail(direction, group, layers):
+        del direction, group, layers
+        if failing[0]:
+            raise OSError("seeded")
+
+    with engine(spec, copier=HookedCopier(DEFAULT_COPIER, fail)) as parts:
+        parts.engine.submit(greedy("other", PROMPT[:20], 9))
+        out = start(parts, "r", PROMPT[:2], 9, 3)
+        parked = retract(parts, "r")
+        parts.cache.settle()
+        failing[0] = True
+        with monkeypatch.context() as patch:
+            patch.setattr(parts.engine, "_admit", lambda: None)  # it does not come back yet
+            for _ in range(3):
+                out += parts.engine.step()
+            parts.cache.settle()
+        failing[0] = False
+        assert parts.cache.counters.backup_failed_pages > 0
+        assert parked in parts.cache._parking
+        out += drain(parts)
+        for name, count in (("r", 2), ("other", 20)):
+            said = tokens_of([output for output in out if output.request == name])
+            assert said == expected_tokens(PROMPT[:count], 9)
+
+
+@each_spec
+def test_off_recomputes_whoever_had_to_leave(spec):
+    prompts = family()
+    with engine(spec, 20, 0, cache="off") as parts:
+        said = serve(parts, prompts)
+        for prompt in prompts:
+            count = prompt.sampling.max_tokens
+            assert said[prompt.id] == expected_tokens(prompt.tokens.tolist(), count)
+        counters = parts.cache.counters
+        assert counters.retracted == counters.retracted_unsaved > 0
+
+
+# -- aborts --------------------------------------------------------------------------------------
+
+
+def abort(parts, name):
+    parts.engine.abort(RequestId(name))
+    parts.engine.check()
+    assert RequestId(name) not in parts.engine._requests
+
+
+@each_spec
+@pytest.mark.parametrize("computed", [9, 30, 32])
+def test_an_abort_while_parked(spec, computed):
+    with engine(spec) as parts:
+        start(parts, "r", PROMPT[:20], 30, computed)
+        retract(parts, "r")
+        parts.cache.settle()
+        abort(parts, "r")
+        assert len(parts.cache._parking) == 0
+        assert ended(drain(parts)) is FinishReason.ABORT
+        said = tokens_of(run(parts, greedy("next", PROMPT[:40], 5))["next"])
+        assert said == expected_tokens(PROMPT[:40], 5)
+        assert_nothing_left(parts)
+
+
+@each_spec
+@pytest.mark.parametrize("computed", [9, 30, 32])
+def test_an_abort_while_its_save_is_in_flight(spec, computed):
+    hold, copier = held_copier(Direction.BACKUP)
+    with engine(spec, copier=copier) as parts:
+        try:
+            start(parts, "r", PROMPT[:20], 30, computed)
+            live = list(retract(parts, "r").live)
+            assert parts.cache.copying
+            abort(parts, "r")
+            host = parts.cache._pools.tiers[Tier.HOST]  # what is still being written is not free
+            assert all(host[page.group]._used[page.host] for page in live)
+        finally:
+            hold.allow(1_000)
+        assert ended(drain(parts)) is FinishReason.ABORT
+        assert len(parts.cache._parking) == 0
+        assert_nothing_left(parts)
+
+
+@each_spec
+def test_one_whose_save_is_in_flight_waits_for_it(spec):
+    """Its live pages are nobody's until they have arrived; others run meanwhile."""
+    hold, copier = held_copier(Direction.BACKUP)
+    with engine(spec, copier=copier) as parts:
+        try:
+            out = start(parts, "r", PROMPT[:20], 30, 30)
+            retract(parts, "r")
+            parts.engine.submit(greedy("other", [1, 2], 3))
+            parts.engine._admit()
+            assert request_of(parts, "r").phase is Phase.RETRACTED
+            assert request_of(parts, "other").phase is Phase.WAITING
+        finally:
+            hold.allow(1_000)
+        out += [output for output in drain(parts) if output.request == "r"]
+        assert tokens_of(out) == expected_tokens(PROMPT[:20], 30)
+        assert_nothing_left(parts)
+
+
+@each_spec
+@pytest.mark.parametrize("again", [False, True])
+def test_an_abort_or_another_retraction_while_its_load_is_in_flight(spec, again):
+    """What is landing is neither saved nor anybody else's before it is there."""
+    hold, copier = held_copier(Direction.LOAD)
+    with engine(spec, copier=copier) as parts:
+        out = start(parts, "r", PROMPT[:20], 30, 30)
+        retract(parts, "r")
+        parts.cache.settle()
+        evict_device(parts)
+        parts.engine._admit()
+        assert request_of(parts, "r").phase is Phase.PREFILLING
+        assert parts.cache.copying
+        threading.Timer(0.05, hold.allow, (1_000,)).start()
+        if again:
+            retract(parts, "r")
+        else:
+            abort(parts, "r")
+        parts.engine.submit(greedy("other", [1, 2], 60))  # takes what is free too early
+        news = drain(parts)
+        other = [output for output in news if output.request == "other"]
+        assert tokens_of(other) == expected_tokens([1, 2], 60)
+        out += [output for output in news if output.request == "r"]
+        whole = expected_tokens(PROMPT[:20], 30)
+        assert tokens_of(out) == (whole if again else whole[:11])
+        assert_nothing_left(parts)

@@ -1,0 +1,54 @@
+"""Retraction and resume on real models: tokens and logits are those of a request that nobody ever
+took off the device, and where the host held what it needs, nothing was computed twice.
+"""
+
+import pytest
+
+from stratakv.policy.admission import demand
+from stratakv.spec.derive import spec_of
+from tests.exact_families import every_family
+from tests.hit_cases import engine_model, lab, prompt
+
+PAGE = 16
+PROMPTS = (44, 51, 39)
+OUTPUT = 40
+
+
+def tight(spec):
+    """Device pages: of the anchor for one request and a half, of the others for all three."""
+    longest = max(PROMPTS) + OUTPUT
+    anchor, *others = demand(spec, longest, longest, 40, 0).peak
+    return (anchor + 4, *(3 * pages for pages in others))
+
+
+def serve(family, host):
+    spec = spec_of(engine_model(family).config, page_tokens=PAGE, dtype="float32")
+    device = tight(spec)
+    settings = {
+        "device": device,
+        "host": tuple(host * pages for pages in device),
+        "cache": "host" if host else "device",
+        "reserve_tokens": 1,
+        "snapshot_tokens": PAGE,
+    }
+    with lab(family, PAGE, **settings) as this:
+        for at, tokens in enumerate(PROMPTS):
+            this.submit(f"r{at}", prompt(PAGE, at, tokens), count=OUTPUT)
+        this.drain()
+        counters = this.parts.cache.counters
+        return counters, this.recorder.computed_tokens - sum(PROMPTS) - 3 * (OUTPUT - 1)
+
+
+@every_family
+def test_a_retracted_request_goes_on_where_it_was(family):
+    counters, twice = serve(family, host=4)
+    assert counters.retracted > 0
+    assert counters.retracted_unsaved == 0
+    assert twice == 0, "a token was computed twice"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next", "deepseek_v3", "llama4"])
+def test_without_a_host_it_is_recomputed(family):
+    counters, twice = serve(family, host=0)
+    assert counters.retracted == counters.retracted_unsaved > 0
+    assert twice > 0

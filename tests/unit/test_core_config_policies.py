@@ -1,0 +1,40 @@
+"""Policies are chosen by name, and a flag that would do nothing is refused."""
+
+import pytest
+
+from stratakv.core.config import EVICTIONS, WRITE_POLICIES, EngineConfig
+from stratakv.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", EVICTIONS)
+def test_every_eviction_policy_is_allowed_with_every_cache(name):
+    for cache in ("off", "device", "host"):
+        assert EngineConfig(eviction=name, cache=cache).eviction == name
+
+
+@pytest.mark.parametrize("name", WRITE_POLICIES)
+def test_every_write_policy_is_allowed_with_a_host(name):
+    assert EngineConfig(write_policy=name).write_policy == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"eviction": "mru"}, "--eviction mru: allowed are lru, lfu, slru, s3-fifo, priority"),
+        ({"write_policy": "back"}, "--write-policy back: allowed are write-through, "),
+        ({"write_policy": "write-back", "cache": "device"}, "allowed with --cache host"),
+        ({"write_policy": "write-through-selective", "cache": "off"}, "allowed with --cache host"),
+        ({"write_hits": 0}, "--write-hits 0: allowed is 1 and more"),
+        ({"write_hits": 3}, "--write-hits: allowed with --write-policy write-through-selective"),
+        ({"write_back_reserve": 0.0}, "--write-back-reserve 0.0: allowed is above 0"),
+        ({"write_back_reserve": float("nan")}, "--write-back-reserve nan: allowed is above 0"),
+        (
+            {"write_back_reserve": 0.2, "write_policy": "write-through-selective"},
+            "--write-back-reserve: allowed with --write-policy write-back",
+        ),
+    ],
+)
+def test_what_is_refused_names_the_flag_and_what_is_allowed(fields, says):
+    with pytest.raises(ConfigError) as error:
+        EngineConfig(**fields)
+    assert says in str(error.value)

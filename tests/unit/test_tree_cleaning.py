@@ -1,0 +1,115 @@
+"""What a cleaner saves first, and what an eviction that knows of it takes first."""
+
+import numpy as np
+
+from stratakv.core.ids import GroupId
+from stratakv.spec.retention import KeepBoundary
+from stratakv.testing.specs import small_spec
+from stratakv.testing.tree_driver import TreeDriver
+from stratakv.testing.tree_books import DEVICE, Prefix
+from stratakv.tree.check import check
+
+ANCHOR, STATE = GroupId(0), GroupId(1)
+
+
+def tree() -> TreeDriver:
+    return TreeDriver(small_spec([KeepBoundary()], page_tokens=1), [16, 16], [16, 16])
+
+
+def serve(it: TreeDriver, *prompts: Prefix) -> None:
+    for prompt in prompts:
+        request = it.arrive(prompt, len(prompt) - 1, load=False)
+        it.extend(request, len(prompt), generous=True)
+        it.keep(request, len(prompt), request.continued)
+        it.finish(request)
+
+
+def save(it: TreeDriver, tip: Prefix, group: int) -> None:
+    assert it.backup(tip, group, 99)
+    it.end_copy(it.copies[-1], ok=True)
+    it.verify()
+
+
+def named(it: TreeDriver, rows: list[np.ndarray]) -> list[list[Prefix]]:
+    return sorted([prefix for prefix, _ in it.places_of(part, 0)] for part in rows)
+
+
+def evict(it: TreeDriver, group: GroupId, count: int) -> list[Prefix]:
+    """Of which prefixes the pages went."""
+    nodes = it.tree.nodes
+    owner = {
+        page: it.prefix_of[key]
+        for key, row in nodes.index.items()
+        if (page := nodes.page[DEVICE][group].item(row)) >= 0
+    }
+    effects = it.tree.cleaning.evict(group, count)
+    check(it.tree)
+    pages = [e.pages for e in effects if type(e).__name__ == "FreeDevice" and e.group == group]
+    return [owner[page] for part in pages for page in part.tolist()]
+
+
+def test_the_coldest_leaves_are_saved_first() -> None:
+    it = tree()
+    serve(it, (0, 1), (2, 3), (4,))
+    assert named(it, it.tree.cleaning.coldest(ANCHOR, 1)) == [[(0, 1)]]
+    assert named(it, it.tree.cleaning.coldest(ANCHOR, 3)) == [[(0,), (0, 1)], [(2, 3)]]
+    assert len(np.concatenate(it.tree.cleaning.coldest(ANCHOR, 99))) == 5
+
+
+def test_pages_in_use_or_saved_are_not_saved_again() -> None:
+    it = tree()
+    serve(it, (0, 1), (2,), (3,))
+    save(it, (2,), 0)
+    held = it.arrive((0, 1), 1, load=False)
+    assert named(it, it.tree.cleaning.coldest(ANCHOR, 99)) == [[(0, 1)], [(3,)]]
+    it.finish(held)
+
+
+def test_only_checkpoint_pages_of_other_groups_are_saved() -> None:
+    it = tree()
+    serve(it, (0, 1, 2), (3,))
+    assert named(it, it.tree.cleaning.coldest(STATE, 99)) == [[(0, 1, 2)], [(3,)]]
+
+
+def test_what_is_saved_or_being_saved_counts() -> None:
+    it = tree()
+    serve(it, (0, 1), (2,))
+    assert it.tree.cleaning.saved(ANCHOR) == 0
+    assert it.backup((0, 1), 0, 99)
+    assert it.tree.cleaning.saved(ANCHOR) == 2
+    it.end_copy(it.copies[-1], ok=True)
+    assert it.tree.cleaning.saved(ANCHOR) == 2
+    held = it.arrive((0,), 1, load=False)
+    assert it.tree.cleaning.saved(ANCHOR) == 1
+    it.finish(held)
+
+
+def test_saved_pages_leave_before_colder_dirty_ones() -> None:
+    it = tree()
+    serve(it, (0,), (1,), (2,))
+    save(it, (2,), 0)
+    assert evict(it, ANCHOR, 1) == [(2,)]
+    assert evict(it, ANCHOR, 1) == [(0,)]
+    assert it.tree.dropped_dirty == 2  # with its state
+
+
+def test_pages_that_no_checkpoint_needs_leave_before_saved_ones() -> None:
+    it = tree()
+    serve(it, (0,), (1, 2))
+    save(it, (0,), 1)
+    assert evict(it, STATE, 1) == [(1,)]
+    assert (it.tree.dropped_dirty, it.tree.dropped_cold) == (0, 1)
+    assert evict(it, STATE, 1) == [(0,)]
+    assert it.tree.dropped_dirty == 0
+    assert evict(it, STATE, 1) == [(1, 2)]
+    assert it.tree.dropped_dirty == 1
+
+
+def test_a_saved_end_leaves_and_its_dirty_beginning_stays() -> None:
+    it = tree()
+    serve(it, (0,), (1, 2, 3))
+    rows = it.tree.nodes.path(it.tree.nodes.index[it.keys((1, 2, 3))[-1]])[-1:]
+    it.tree.copies.begin_backup(ANCHOR, rows, np.array([0], np.int32))
+    it.tree.copies.end_backup(ANCHOR, rows, ok=True)
+    assert evict(it, ANCHOR, 1) == [(1, 2, 3)]
+    assert evict(it, ANCHOR, 9) == [(0,), (1,), (1, 2)]
