@@ -205,7 +205,7 @@ class RecordingRunner:
         logits = self._inner.forward(batch)
         self.batches.append(batch)
         for row, scores in zip(batch.rows[batch.sampled].tolist(), logits, strict=True):
-            self.logits[self._engine._by_row[row].id].append(scores.clone())
+            self.logits[self._engine._running.by_row[row].id].append(scores.clone())
         return logits
 
     @property

@@ -257,7 +257,7 @@ def test_one_that_waits_does_not_hold_up_those_behind_it():
         parts.engine.submit(greedy("same", PROMPT, 3))
         parts.engine.submit(greedy("other", PROMPT[::-1], 3))
         parts.engine.step()
-        running = {request.id for request in parts.engine._by_row.values()}
+        running = {request.id for request in parts.engine._running.by_row.values()}
         assert running == {"first", "other"}
         drain(parts)
 
@@ -280,7 +280,7 @@ def test_first_come_first_served_where_pages_are_short():
         parts.engine.submit(greedy("small", [1], 2))
         overtook = False
         while parts.engine.has_work():
-            running = {request.id for request in parts.engine._by_row.values()}
+            running = {request.id for request in parts.engine._running.by_row.values()}
             waiting = {request.id for request in parts.engine._backlog._waiting}
             overtook |= "small" in running and "c" in waiting
             parts.engine.step()

@@ -63,7 +63,7 @@ def retractions(parts):
     seen, retract = [], parts.engine._retract
 
     def watch(request):
-        others = [other for other in parts.engine._by_row.values() if other is not request]
+        others = [other for other in parts.engine._running.by_row.values() if other is not request]
         retract(request)
         seen.append((request, others, request.parked))
 
@@ -100,7 +100,7 @@ def request_of(parts, name):
 
 def computed_of(parts, name):
     row = request_of(parts, name).row
-    return 0 if row < 0 else parts.engine._rows.computed.item(row)
+    return 0 if row < 0 else parts.engine._running.rows.computed.item(row)
 
 
 def retract(parts, name):

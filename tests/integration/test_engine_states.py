@@ -226,7 +226,7 @@ def test_a_decode_snapshot_takes_the_place_of_the_one_before():
 def test_a_decode_snapshot_is_saved_when_its_request_ends():
     with engine(snapshot_tokens=8) as parts:
         parts.engine.submit(greedy("r", PROMPT[:6], 30))
-        while len(parts.engine._by_row) or parts.engine.stats().waiting:
+        while len(parts.engine._running.by_row) or parts.engine.stats().waiting:
             parts.engine.step()
             host = parts.cache.stats()[3]
             running = parts.engine.stats().running

@@ -165,7 +165,8 @@ def test_only_its_owners_do_it(rule):
 
 
 TORCH_FREE: Final = ("core", "spec", "tree", "policy", "engine.request", "engine.batch",
-                     "engine.scheduler", "engine.rows", "engine.namespaces", "cache")  # fmt: skip
+                     "engine.scheduler", "engine.rows", "engine.running", "engine.backlog",
+                     "engine.namespaces", "engine.step_calls", "cache")  # fmt: skip
 
 
 def loaded_with(names: list[str], library: str) -> bool:

@@ -58,7 +58,7 @@ class Committer:
         keys = seat.prefix.keys if len(seat.prefix.keys) == end else seat.prefix.keys[:end]
         given: Given = {}
         if end and len(tokens) == end * self._page and (last or self._due(seat, end)):
-            given = self.live.give(row, seat.lease, keys[-1], end)
+            given = self.live.give(row, seat.lease, keys[-1], end, last=last)
         if grown or given:
             start = first if grown else end - 1
             pages = list(self._pages(row, start, end, given))

@@ -194,6 +194,7 @@ class KVCache:
     def forget(self, parked: Parked) -> None:
         """A retracted request ends without coming back."""
         self._parking.forget(parked)
+        self._parking.poll()
 
     # -- time ------------------------------------------------------------------------------------
 

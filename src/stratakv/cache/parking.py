@@ -207,7 +207,6 @@ class Parking:
         if parked.live:  # a host page that is still being written is not free
             self._moving.append((parked.tickets, Tier.HOST, parked.live))
             parked.live = []
-        self.poll()
 
     def _lost(self, group: GroupId, rows: NodeIds) -> None:
         """A backup has failed: what stands on its host pages must be recomputed."""
@@ -223,16 +222,17 @@ class Parking:
 
     def poll(self) -> None:
         """Free the live pages whose copy has ended; give up what could not be saved."""
+        for parked in list(self._held):
+            if self._copies.failed(parked.tickets):
+                self._pools.counters.retracted_unsaved += 1
+                self.forget(parked)
         moving, self._moving = self._moving, []
         for tickets, tier, pages in moving:
             if self._copies.under_way(tickets):
                 self._moving.append((tickets, tier, pages))
                 continue
+            self._copies.failed(tickets)  # whoever cared has heard of it
             self._free(tier, pages)
-        for parked in list(self._held):
-            if self._copies.failed(parked.tickets):
-                self._pools.counters.retracted_unsaved += 1
-                self.forget(parked)
 
     def owned(self, tier: Tier, group: GroupId) -> PageIds:
         """Live pages on a tier that no seat has, for ``check``."""

@@ -15,7 +15,7 @@ from stratakv.cache.admit import Wish
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import Admission, PoolStats, Refusal
 from stratakv.core.errors import RequestError
-from stratakv.core.ids import PageKey, RequestId, RowIds, TicketId
+from stratakv.core.ids import PageKey, RequestId, RowIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.batch import StepBatch
@@ -23,8 +23,9 @@ from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import FinishReason, Output, Phase, Prompt, Request, Signal
 from stratakv.engine.roles import Role
 from stratakv.engine.rows import Rows
+from stratakv.engine.running import Running, Work
 from stratakv.engine.sampling import Sampled, sample
-from stratakv.engine.scheduler import StepLimits, chunk_sizes, prefill_room, worth_waiting
+from stratakv.engine.scheduler import StepLimits, worth_waiting
 from stratakv.policy.checkpoints import last_end
 
 
@@ -84,12 +85,10 @@ class Engine:
         self._namespaces = namespaces
         self._limits = limits
         self._page = cache.spec.page_tokens
-        self._rows = Rows(limits.max_running, limits.max_model_len)
+        rows = Rows(limits.max_running, limits.max_model_len)
+        self._running = Running(rows, limits.step, cache.cut)
         self._backlog = Backlog()
         self._submitted = 0
-        self._prefilling: list[Request] = []
-        self._decoding: RowIds = np.empty(0, np.int32)
-        self._by_row: dict[int, Request] = {}
         self._requests: dict[RequestId, Request] = {}
         self._computing: set[PageKey] = set()
         self._news: list[Output] = []
@@ -153,7 +152,7 @@ class Engine:
         return EngineStats(
             waiting=len(self._backlog),
             retracted=self._backlog.retracted,
-            running=len(self._by_row),
+            running=len(self._running),
             steps=totals.steps,
             prompt_tokens=totals.prompt_tokens,
             output_tokens=totals.output_tokens,
@@ -173,16 +172,17 @@ class Engine:
         """Advance every running request once; returns what is new."""
         self._admit()
         news, self._news = self._news, []
-        batch = self._plan()
-        if batch is None:
+        work = self._plan()
+        if work is None:
             self._wait()
             return news
         self._totals.steps += 1
-        self._cache.extend(batch.rows, batch.starts, batch.starts + batch.counts)
+        self._cache.extend(work.rows, work.starts, work.ends)
+        batch = self._running.batch(work, self._cache.gate(work.take_tickets()))
         logits = self._runner.forward(batch)
         rows = batch.rows[batch.sampled]
-        sampled = sample(logits, self._rows.sampling(rows)) if len(rows) else None
-        self._commit(batch)
+        sampled = sample(logits, self._running.rows.sampling(rows)) if len(rows) else None
+        self._commit(work)
         if sampled is not None:
             news += self._answer(rows, sampled)
         self._cache.tick()
@@ -198,10 +198,8 @@ class Engine:
     def _admit(self) -> None:
         """Seat requests whose turn it is, until one does not fit."""
         held: list[Request] = []
-        left = [self._left(request) for request in self._prefilling]
-        looks = min(len(self._backlog), self._limits.step.look_ahead)
-        for _ in range(looks):
-            if prefill_room(self._limits.step, len(self._decoding), left) <= 0:
+        for _ in range(min(len(self._backlog), self._limits.step.look_ahead)):
+            if not self._running.has_room():
                 break
             request = self._backlog.pop()
             if self._must_wait(request):
@@ -212,7 +210,6 @@ class Engine:
                 held.append(request)
                 break
             self._seat(request, answer)
-            left.append(self._left(request))
         self._backlog.put_back(held)
 
     def _ask(self, request: Request) -> Admission | Refusal:
@@ -248,100 +245,51 @@ class Engine:
         request.tickets = admission.tickets
         request.parked = None
         request.signal(Signal.ADMITTED)
-        self._rows.open(request, admission.computed)
-        self._by_row[request.row] = request
-        self._prefilling.append(request)
+        self._running.seat(request, admission.computed)
         if self._cache.reuses:
             self._computing.update(request.prefix.keys[admission.computed // self._page :])
 
-    def _left(self, request: Request) -> int:
-        """Tokens that the request knows and has no KV of."""
-        return int(self._rows.length[request.row] - self._rows.computed[request.row])
-
-    def _to_cut(self, request: Request) -> int:
-        """The most that its next chunk may hold."""
-        left, cut = self._left(request), self._cache.cut(request.row)
-        return left if cut is None else min(left, cut - int(self._rows.computed[request.row]))
-
-    # -- what runs -------------------------------------------------------------------------------
-
-    def _plan(self) -> StepBatch | None:
-        """Decoding rows first, then prefill chunks. Where pages run short, the youngest request
-        leaves until the rest fits."""
+    def _plan(self) -> Work | None:
+        """What runs next. Where pages run short, the youngest request leaves until the rest
+        fits."""
         while True:
-            left = [self._to_cut(request) for request in self._prefilling]
-            sizes = chunk_sizes(self._limits.step, len(self._decoding), left)
-            chunks = [pair for pair in zip(self._prefilling, sizes, strict=True) if pair[1]]
-            if not chunks and not len(self._decoding):
-                return None
-            rows = np.array([request.row for request, _ in chunks], np.int32)
-            rows = np.concatenate((self._decoding, rows))
-            starts = self._rows.computed[rows]
-            counts = np.ones(len(rows), np.int32)
-            counts[len(self._decoding) :] = [size for _, size in chunks]
-            if self._cache.fits(starts, starts + counts):
-                return self._batch(rows, starts, counts, [request for request, _ in chunks])
+            work = self._running.work()
+            if work is None or self._cache.fits(work.starts, work.ends):
+                return work
             if not self._cache.wait():  # pages under a copy may be all that is missing
-                assert len(self._by_row) > 1, "a request that runs alone must fit"
-                self._retract(max(self._by_row.values(), key=lambda request: request.serial))
-
-    def _batch(
-        self, rows: RowIds, starts: RowIds, counts: RowIds, prefilling: list[Request]
-    ) -> StepBatch:
-        columns, decodes = self._rows, len(self._decoding)
-        tokens = [columns.tokens[rows[:decodes], starts[:decodes]]]
-        tickets: list[TicketId] = []
-        for at, request in enumerate(prefilling, start=decodes):
-            tokens.append(columns.tokens[request.row, starts[at] : starts[at] + counts[at]])
-            tickets += request.tickets
-            request.tickets = ()
-        return StepBatch(
-            rows=rows,
-            starts=starts,
-            counts=counts,
-            tokens=np.concatenate(tokens),
-            sampled=starts + counts == columns.length[rows],
-            gate=self._cache.gate(tickets),
-            adapters=columns.adapters(rows),
-        )
+                assert len(self._running) > 1, "a request that runs alone must fit"
+                self._retract(self._running.youngest())
 
     def _retract(self, request: Request) -> None:
         """Take a running request off the device; it comes back before any new one starts."""
-        row = request.row
-        request.known = self._rows.known_tokens(row).copy()
+        row, columns = request.row, self._running.rows
+        request.known = columns.known_tokens(row).copy()
         self._stop(request)
-        request.parked = self._cache.retract(row, self._rows.computed_tokens(row))
+        request.parked = self._cache.retract(row, columns.computed_tokens(row))
         request.row = -1
         request.tickets = ()
         request.signal(Signal.RETRACT)
         self._backlog.put_back([request])
 
-    def _commit(self, batch: StepBatch) -> None:
+    def _commit(self, work: Work) -> None:
         """Record what the forward has computed; rows that filled a page hand it to the tree."""
-        columns = self._rows
-        ends = batch.starts + batch.counts
-        columns.computed[batch.rows] = ends
-        filled = batch.rows[ends // self._page > batch.starts // self._page]
+        done = self._running.computed(work)
+        filled = work.rows[work.ends // self._page > work.starts // self._page]
         for row in filled.tolist():
-            self._cache.commit(row, columns.computed_tokens(row))
-        done = [r for r in self._prefilling if not self._left(r)]
+            self._cache.commit(row, self._running.rows.computed_tokens(row))
         for request in done:
-            self._prefilled(request)
-
-    def _prefilled(self, request: Request) -> None:
-        self._prefilling.remove(request)
-        self._computing.difference_update(request.prefix.keys)
-        request.signal(self._role.prefilled(request))
-        if request.phase is Phase.DECODING:
-            self._decoding = np.append(self._decoding, np.int32(request.row))
+            self._computing.difference_update(request.prefix.keys)
+            request.signal(self._role.prefilled(request))
+            if request.phase is Phase.DECODING:
+                self._running.decode(request)
 
     def _answer(self, rows: RowIds, sampled: Sampled) -> list[Output]:
-        columns = self._rows
+        columns = self._running.rows
         columns.append(rows, sampled.tokens)
         stopped, full = columns.ended(rows, sampled.tokens)
         self._totals.output_tokens += len(rows)
         listed = sampled.tokens.tolist()
-        requests = [self._by_row[row] for row in rows.tolist()]
+        requests = [self._running.by_row[row] for row in rows.tolist()]
         news = [
             Output(request=request.id, token=token, logprob=logprob, cached=request.cached)
             for request, token, logprob in zip(requests, listed, sampled.logprobs, strict=True)
@@ -361,14 +309,12 @@ class Engine:
         if request.row < 0:
             return
         self._stop(request)
-        self._cache.release(request.row, self._rows.computed_tokens(request.row))
+        self._cache.release(request.row, self._running.rows.computed_tokens(request.row))
 
     def _stop(self, request: Request) -> None:
-        if request in self._prefilling:
-            self._prefilling.remove(request)
+        if request in self._running.prefilling:
             self._computing.difference_update(request.prefix.keys)
-        self._decoding = self._decoding[self._decoding != request.row]
-        del self._by_row[request.row]
+        self._running.stop(request)
 
     def close(self) -> None:
         """Abort what is left and wait for the copies."""

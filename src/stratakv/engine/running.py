@@ -1,0 +1,121 @@
+"""The requests that run: who prefills, who decodes, and what each may compute next.
+
+Owns these sets, and the columns of ``rows.Rows`` through them. Torch-free; must not take pages or
+decide who comes in.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stratakv.core.ids import RowIds, TicketId
+from stratakv.engine.batch import Gate, StepBatch
+from stratakv.engine.request import Request
+from stratakv.engine.rows import Rows
+from stratakv.engine.scheduler import StepLimits, chunk_sizes, prefill_room
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """One step's tokens [starts, ends) of each row, int32 [R]; decoding rows first, then the
+    chunks of ``prefilling``."""
+
+    rows: RowIds
+    starts: RowIds
+    ends: RowIds
+    prefilling: tuple[Request, ...]
+
+    def take_tickets(self) -> list[TicketId]:
+        """The loads that the step's first-timers wait for; told once."""
+        found = [ticket for request in self.prefilling for ticket in request.tickets]
+        for request in self.prefilling:
+            request.tickets = ()
+        return found
+
+
+class Running:
+    """``cut``: the token at which the next chunk of a row must end, or None."""
+
+    def __init__(self, rows: Rows, limits: StepLimits, cut: Callable[[int], int | None]) -> None:
+        self.rows = rows
+        self.by_row: dict[int, Request] = {}
+        self.prefilling: list[Request] = []
+        self.decoding: RowIds = np.empty(0, np.int32)
+        self._limits = limits
+        self._cut = cut
+
+    def __len__(self) -> int:
+        return len(self.by_row)
+
+    def seat(self, request: Request, computed: int) -> None:
+        """``request.row`` begins to run, with KV of its first ``computed`` tokens."""
+        self.rows.open(request, computed)
+        self.by_row[request.row] = request
+        self.prefilling.append(request)
+
+    def decode(self, request: Request) -> None:
+        """Its prompt is computed."""
+        self.prefilling.remove(request)
+        self.decoding = np.append(self.decoding, np.int32(request.row))
+
+    def stop(self, request: Request) -> None:
+        if request in self.prefilling:
+            self.prefilling.remove(request)
+        self.decoding = self.decoding[self.decoding != request.row]
+        del self.by_row[request.row]
+
+    def youngest(self) -> Request:
+        return max(self.by_row.values(), key=lambda request: request.serial)
+
+    # -- what is left to do ----------------------------------------------------------------------
+
+    def left(self, request: Request) -> int:
+        """Tokens that the request knows and has no KV of."""
+        return int(self.rows.length[request.row] - self.rows.computed[request.row])
+
+    def has_room(self) -> bool:
+        """Whether the next step has tokens that nobody running has a claim to."""
+        left = [self.left(request) for request in self.prefilling]
+        return prefill_room(self._limits, len(self.decoding), left) > 0
+
+    def _chunk(self, request: Request) -> int:
+        """The most that its next chunk may hold."""
+        left, cut = self.left(request), self._cut(request.row)
+        return left if cut is None else min(left, cut - self.rows.computed.item(request.row))
+
+    def work(self) -> Work | None:
+        """The next step: one token of every decoding request, and chunks in what is left."""
+        decodes = len(self.decoding)
+        chunks = [self._chunk(request) for request in self.prefilling]
+        sizes = chunk_sizes(self._limits, decodes, chunks)
+        some = [pair for pair in zip(self.prefilling, sizes, strict=True) if pair[1]]
+        if not some and not decodes:
+            return None
+        rows = np.array([request.row for request, _ in some], np.int32)
+        rows = np.concatenate((self.decoding, rows))
+        starts = self.rows.computed[rows]
+        counts = np.ones(len(rows), np.int32)
+        counts[decodes:] = [size for _, size in some]
+        return Work(rows, starts, starts + counts, tuple(request for request, _ in some))
+
+    def batch(self, work: Work, gate: Gate | None) -> StepBatch:
+        """``work`` with its tokens, as a runner takes it."""
+        columns, rows, decodes = self.rows, work.rows, len(self.decoding)
+        tokens = [columns.tokens[rows[:decodes], work.starts[:decodes]]]
+        for at, request in enumerate(work.prefilling, start=decodes):
+            tokens.append(columns.tokens[request.row, work.starts[at] : work.ends[at]])
+        return StepBatch(
+            rows=rows,
+            starts=work.starts,
+            counts=work.ends - work.starts,
+            tokens=np.concatenate(tokens),
+            sampled=work.ends == columns.length[rows],
+            gate=gate,
+            adapters=columns.adapters(rows),
+        )
+
+    def computed(self, work: Work) -> list[Request]:
+        """The step's KV is there; the requests that have it of all they know."""
+        self.rows.computed[work.rows] = work.ends
+        return [request for request in work.prefilling if not self.left(request)]
