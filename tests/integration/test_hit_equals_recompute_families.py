@@ -1,6 +1,6 @@
 """Hit == recompute for every family that the engine accepts: a short proof for each of them, every
-path for those that people run (all of them in `make test-long`), and other page sizes for one family
-of each kind."""
+path for those that people run (in `make test-long` for all), and other page sizes for one family of
+each kind."""
 
 import pytest
 

@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from stratakv.core.config import EVICTIONS
-from stratakv.testing.tree_machine import TreeMachine, campaign
+from stratakv.testing.tree_campaign import campaign
+from stratakv.testing.tree_machine import TreeMachine
 from stratakv.tree.residency import Event, Residency
 
 R, E = Residency, Event
@@ -30,9 +31,15 @@ def real_work(machine: type[TreeMachine]) -> None:
     did: Counter[str] = machine.did
     for often in ("device hit", "extend", "backup done", "evict DEVICE anchor"):
         assert did[f"walks with {often}"] > 0.4 * did["walks"], often
-    for seldom in ("load", "fetch landed", "evict DEVICE other", "evict HOST anchor"):
+    for seldom in (
+        "load", "fetch landed", "evict DEVICE other", "evict HOST anchor", "extend without state",
+        "late snapshot", "rolling checkpoint", "resumed",
+    ):  # fmt: skip
         assert did[f"walks with {seldom}"] > 0.02 * did["walks"], seldom
-    for ever in ("load declined", "backup failed", "backup dropped", "extend short", "duplicate"):
+    for ever in (
+        "load declined", "backup failed", "backup dropped", "extend short", "duplicate",
+        "resume short", "retracted unsaved", "hold lost",
+    ):  # fmt: skip
         assert did[ever], ever
 
 

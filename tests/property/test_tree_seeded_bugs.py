@@ -24,8 +24,22 @@ A bug is a few characters of one function's source. "Walks" is the most that fin
 | warm for nobody                      | a page that no checkpoint needs comes with a warm rank    |
 | a new rank on one tier only          | a page moved between segments is not queued on the other  |
 | a page set aside is lost             | an eviction of saved pages forgets those it passed over   |
+| a hold's end warms the device        | a leaf comes up too early for its new rank and is dropped |
+| a hold pins the device               | a parked request keeps what it was to give up             |
+| a hold passes over what is saved now | a host page leaves when its copy ends, under a hold       |
+| a hold's end unpins the device       | as if it had stood there                                  |
+| a hold is for ever                   | its host pins stay                                        |
+| an old state stays pinned            | a lease that moves on without a state keeps the last one  |
+| an absent state is pinned            | and the pin is left behind                                |
+| a state behind a live page           | the lease says it holds the page that is not there        |
+| a resumed lease wants everything     | pages are needed for which live pages stand               |
+| a branch is replaced                 | a rolling checkpoint unmarks one at which the tree parts  |
+| every rolling checkpoint stays       | a page per checkpoint of a long answer is kept            |
+| the price of everything              | a request that brings live pages pays for what it brings  |
+| what others hold is mine             | pages are counted on that stay when a lease ends          |
+| a host copy will do                  | a state is not given because the host has an older copy   |
 
-Four of them need more walks than that, so a directed machine of a few steps looks for them. Also
+Some of them need more walks than that, so a directed machine of a few steps looks for them. Also
 ``floorP(n)`` checkpoints, which are a choice of the policy and not of the tree.
 """
 
@@ -39,9 +53,9 @@ import pytest
 from stratakv.policy import checkpoints as checkpoint_policy
 from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
-from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_machine import campaign
 from stratakv.testing.tree_books import DEVICE, Prefix
+from stratakv.testing.tree_campaign import campaign
+from stratakv.testing.tree_driver import TreeDriver
 from stratakv.tree import matching
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.cleaning import Cleaning
@@ -59,6 +73,10 @@ CAUGHT = (AssertionError, KeyError, IndexError, ValueError)
 Edit = tuple[Any, str, str, str]  # owner, function, its text, the bug's text
 
 TIP_ONLY = "rows = rows[-1:]; "
+REPLACED = (
+    "[self._pins.cool(group, rows) for tip in path[instead_of - 1 : instead_of].tolist()"
+    " if nodes.checkpoint.item(tip) for group, rows in self._unmark(tip)]"
+)
 BUGS: dict[str, tuple[Edit, ...]] = {
     "tip-only pins": (
         (Pins, "pin", "before = pins[rows]", TIP_ONLY + "before = pins[rows]"),
@@ -107,6 +125,46 @@ BUGS: dict[str, tuple[Edit, ...]] = {
     ),
     "ticket forgotten": ((PrefixTree, "lease", "if self.copies.loads:", "if False:"),),
     "useless nodes stay": ((Evictor, "_prune", "while row != NONE", "while row == 1 << 30"),),
+    "a hold's end warms the device": (
+        (PrefixTree, "release", "if not lease.parked:", "if True:"),
+    ),
+    "a hold pins the device": (
+        (PrefixTree, "hold", "self.pins.pin(HOST,", "self.pins.pin(DEVICE,"),
+    ),
+    "a hold passes over what is saved now": (
+        (PrefixTree, "hold", "self.pins.pin(HOST, group, rows)",
+         "self.pins.pin(HOST, group, rows[nodes.state[group][rows] != Residency.SAVING])"),
+    ),
+    "a hold's end unpins the device": (
+        (PrefixTree, "release", "rows = rows[~np.isin(rows, lease.host[group])]",
+         "rows = rows if lease.parked else rows[~np.isin(rows, lease.host[group])]"),
+    ),
+    "a hold is for ever": (
+        (PrefixTree, "release", "pins.unpin(HOST, group, lease.host[group])",
+         "lease.parked or pins.unpin(HOST, group, lease.host[group])"),
+    ),
+    "an old state stays pinned": (
+        (PrefixTree, "advance", "new = starts[group] = end", "new, starts[group] = old, end"),
+    ),
+    "an absent state is pinned": ((PrefixTree, "advance", "entering = rows[:0]", "pass"),),
+    "a state behind a live page": (
+        (PrefixTree, "advance", "new = starts[group] = end", "new = end"),
+    ),
+    "a resumed lease wants everything": (
+        (PrefixTree, "lease", "if starts is None else starts", "if not starts or True else starts"),
+    ),
+    "a branch is replaced": (
+        (Checkpoints, "keep", "self._supersede(path[instead_of - 1 : instead_of])", REPLACED),
+    ),
+    "every rolling checkpoint stays": (
+        (Checkpoints, "keep", "if continued < instead_of < len(path):", "if len(path) < 0:"),
+    ),
+    "the price of everything": (
+        (PrefixTree, "price", "count = end - starts[group]",
+         "count = end - self._matcher.starts(end)[group]"),
+    ),
+    "what others hold is mine": ((PrefixTree, "sole", "[rows] == 1", "[rows] >= 1"),),
+    "a host copy will do": ((PrefixTree, "holds", "ON_DEVICE.item(", "ON_TIER[1].item("),),
 }  # fmt: skip
 POLICY_BUGS: dict[str, tuple[str, Edit]] = {
     "warm for nobody": (
@@ -181,11 +239,25 @@ def copy_below() -> None:
     assert it.evict(DEVICE, 0, 1) == 1
 
 
+def answer_past_a_branch() -> None:
+    """Another request parts from an answer at its rolling checkpoint; the answer goes on."""
+    it = served(KeepBoundary())
+    request = it.arrive((0, 0), 0, load=False)
+    it.extend(request, 1, generous=False)
+    it.roll(request)
+    other = it.arrive((0, 1), 1, load=False)
+    it.extend(other, 1, generous=False)
+    it.extend(request, 1, generous=False)
+    it.roll(request)
+    it.verify()
+
+
 DIRECTED: dict[str, Callable[[], None]] = {
     "cascade while a group is in flight": copy_of_a_window,
     "anchor absent with children": host_below_device,
     "a waiting page is never offered": copy_below,
     "branch superseded": two_turns_from_one,
+    "a branch is replaced": answer_past_a_branch,
 }
 
 

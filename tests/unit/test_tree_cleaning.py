@@ -5,8 +5,8 @@ import numpy as np
 from stratakv.core.ids import GroupId
 from stratakv.spec.retention import KeepBoundary
 from stratakv.testing.specs import small_spec
-from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_books import DEVICE, Prefix
+from stratakv.testing.tree_driver import TreeDriver
 from stratakv.tree.check import check
 
 ANCHOR, STATE = GroupId(0), GroupId(1)

@@ -2,8 +2,8 @@
 
 from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
-from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
+from stratakv.testing.tree_driver import TreeDriver
 from stratakv.tree.residency import Residency
 
 

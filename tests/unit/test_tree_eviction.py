@@ -5,8 +5,8 @@ import pytest
 from stratakv.core.ids import GroupId
 from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
-from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
+from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Request
 from stratakv.tree.nodes import Tier
 

@@ -13,8 +13,8 @@ from stratakv.spec.retention import (
     Retention,
 )
 from stratakv.testing.specs import small_spec
-from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
+from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Request
 from stratakv.tree.order import COLD
 from stratakv.tree.prefix_tree import PrefixTree

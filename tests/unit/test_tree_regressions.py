@@ -3,8 +3,8 @@
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary
 from stratakv.testing.specs import small_spec
-from stratakv.testing.tree_driver import Request, TreeDriver
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
+from stratakv.testing.tree_driver import Request, TreeDriver
 
 
 def driver(spec: CacheSpec, *, device: int = 8, host: int = 8) -> TreeDriver:

@@ -112,9 +112,7 @@ class TreeDriver(TierDriver):
             request.table.update({(group, at): page for at, page in enumerate(pages, start)})
         self.requests.append(request)
 
-    def extend(
-        self, request: Request, count: int, *, generous: bool, state: bool = True
-    ) -> bool:
+    def extend(self, request: Request, count: int, *, generous: bool, state: bool = True) -> bool:
         """Compute, insert and lease the next pages. ``generous``: give every group every page, not
         only what it needs at the new end. ``state``: give the state at the new end too; without
         it a page of the request's own stands for it. False where the pools are short."""
@@ -139,8 +137,11 @@ class TreeDriver(TierDriver):
         request.table.update(self.apply(effects, expected).remapped)
         self.tree.advance(request.lease, keys, len(prompt))
         self.model.advance(request.id, prompt, len(prompt))
+        starts = request.lease.starts
+        request.table = {at: p for at, p in request.table.items() if at[1] >= starts[at[0]]}
         for group, page in request.live.items():
             self.bytes[DEVICE, group, page] = prompt
+        request.part = 0
         self.did["extend"] += 1
         self.did["extend without state"] += not state and bool(self._stateful)
         self.did["duplicate"] += bool(expected.remapped)
@@ -293,7 +294,7 @@ class TreeDriver(TierDriver):
         verify_nodes(self.tree, self.model, rows, self.bytes)
         counts = self.tree.pins.evictable
         assert counts == self.model.evictable(), f"evictable {counts}"
-        verify_leases(self.tree, self.model, self.requests)
+        verify_leases(self.tree, self.model, rows, self.requests)
         verify_pools(self.pools, self.model, self.requests, self.fetches)
         for request in self.requests:
             verify_reads(request, self.model, self.bytes)

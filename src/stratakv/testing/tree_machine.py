@@ -1,9 +1,9 @@
 """The tree machine: Hypothesis drives a prefix tree through everything a server can do to it.
 
-Requests of a tiny alphabet arrive, load, extend in chunks, keep checkpoints, finish or abort at any
-moment; copies and fetches begin, end and fail in any order; every group is evicted on both tiers.
-The driver compares each answer with the perfect model. Owns the walks; must not decide what is
-right.
+Requests of a tiny alphabet arrive, load, extend in chunks with or without their states, keep
+checkpoints, are parked, resumed or given up, finish or abort at any moment; copies and fetches
+begin, end and fail in any order; every group is evicted on both tiers. The driver compares each
+answer with the perfect model. Owns the walks; must not decide what is right.
 """
 
 from collections import Counter
@@ -11,20 +11,20 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from stratakv.spec.groups import CacheSpec
 from stratakv.testing.specs import MAX_GROUPS, specs
-from stratakv.testing.tree_driver import Request, TreeDriver
-from stratakv.testing.tree_model import Prefix
+from stratakv.testing.tree_books import Prefix
+from stratakv.testing.tree_driver import TreeDriver
+from stratakv.testing.tree_parking import ParkingDriver
+from stratakv.testing.tree_records import Copy, Request
 from stratakv.tree.nodes import Tier
 from stratakv.tree.residency import Event, Residency
 
@@ -49,6 +49,7 @@ class TreeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.driver: TreeDriver | None = None
+        self.lot: ParkingDriver | None = None
         self.prompts: list[Prefix] = [()]
         self.sound = True  # no step has failed: the walk may be wound up
 
@@ -57,6 +58,7 @@ class TreeMachine(RuleBasedStateMachine):
         device=st.tuples(*[st.integers(4, 12)] * MAX_GROUPS),
         host=st.tuples(*[st.integers(2, 10)] * MAX_GROUPS),
         served=st.lists(st.tuples(PICK, TAIL, CHUNK), min_size=1, max_size=3),
+        running=st.lists(st.tuples(PICK, TAIL, CHUNK), max_size=2),
     )
     def begin(
         self,
@@ -64,9 +66,11 @@ class TreeMachine(RuleBasedStateMachine):
         device: tuple[int, ...],
         host: tuple[int, ...],
         served: list[tuple[int, Prefix, int]],
+        running: list[tuple[int, Prefix, int]],
     ) -> None:
         groups = len(spec.groups)
         self.driver = TreeDriver(spec, device[:groups], host[:groups], self.policy)
+        self.lot = ParkingDriver(self.driver)
         with self.step():
             for pick, tail, chunk in served:  # a walk that begins with something cached does more
                 self._serve(pick, tail, chunk, generous=bool(pick & 1))
@@ -74,11 +78,26 @@ class TreeMachine(RuleBasedStateMachine):
                     self._save_all(pick, ok=True)
                 if pick & 4:
                     self._push_out(pick)
+            for pick, tail, chunk in running:
+                prompt = self.prompt(pick, (*tail, 0))
+                request = self.it.arrive(prompt, len(prompt) - 1, load=True)
+                self.it.extend(request, chunk, generous=False, state=bool(pick & 1))
+                if pick & 2:
+                    self._park(request, pick // 4)
 
     @property
     def it(self) -> TreeDriver:
         assert self.driver is not None
         return self.driver
+
+    @property
+    def parking(self) -> ParkingDriver:
+        assert self.lot is not None
+        return self.lot
+
+    @property
+    def full(self) -> bool:
+        return len(self.it.requests) >= MAX_REQUESTS
 
     @contextmanager
     def step(self) -> Generator[TreeDriver]:
@@ -103,14 +122,14 @@ class TreeMachine(RuleBasedStateMachine):
 
     # -- requests ------------------------------------------------------------------------------
 
-    @precondition(lambda self: len(self.it.requests) < MAX_REQUESTS)
+    @precondition(lambda self: not self.full)
     @rule(pick=PICK, tail=TAIL, exact=YES, load=YES)
     def arrive(self, pick: int, tail: Prefix, exact: bool, load: bool) -> None:  # noqa: FBT001
         with self.step() as it:
             prompt = self.prompt(pick, tail)
             it.arrive(prompt, self.limit(prompt, exact=exact), load=load)
 
-    @precondition(lambda self: len(self.it.requests) < MAX_REQUESTS)
+    @precondition(lambda self: not self.full)
     @rule(pick=PICK, tail=TAIL, chunk=CHUNK, generous=YES)
     def serve(self, pick: int, tail: Prefix, chunk: int, generous: bool) -> None:  # noqa: FBT001
         """A whole request, as an idle server would run it."""
@@ -120,21 +139,52 @@ class TreeMachine(RuleBasedStateMachine):
     def _serve(self, pick: int, tail: Prefix, chunk: int, *, generous: bool) -> None:
         it, prompt = self.it, self.prompt(pick, tail)
         request = it.arrive(prompt, len(prompt) - 1, load=True)
+        last, late = len(prompt) - 1, bool(pick & 16)
         while request.lease.end < len(prompt):
-            if not it.extend(request, chunk, generous=generous):
+            due = request.lease.end + chunk >= last and not late
+            if not it.extend(request, chunk, generous=generous, state=due or bool(pick & 8)):
                 break
-            if request.lease.end == len(prompt) - 1:
+            if request.lease.end == last:
                 it.keep(request, request.lease.end, request.continued)
+        if late:
+            it.snapshot(request)
         it.keep(request, request.lease.end, request.continued)
         it.finish(request)
 
     @precondition(lambda self: self.it.requests)
-    @rule(pick=PICK, chunk=CHUNK, generous=YES)
-    def extend(self, pick: int, chunk: int, generous: bool) -> None:  # noqa: FBT001
+    @rule(pick=PICK, chunk=CHUNK, generous=YES, state=YES, roll=YES)
+    def extend(self, pick: int, chunk: int, generous: bool, state: bool, roll: bool) -> None:  # noqa: FBT001
+        """``roll``: as a request that decodes keeps its state from time to time."""
         with self.step() as it:
             request = self.request(pick)
             if request.lease.end < len(request.prompt):
-                it.extend(request, chunk, generous=generous)
+                it.extend(request, chunk, generous=generous, state=state)
+                if roll:
+                    it.roll(request)
+
+    @precondition(lambda self: self.it.requests)
+    @rule(pick=PICK, answer=TAIL, every=st.integers(1, 3))
+    def decode(self, pick: int, answer: Prefix, every: int) -> None:
+        """Page by page, with a rolling checkpoint every few pages."""
+        with self.step() as it:
+            request = self.request(pick)
+            request.prompt = (*request.prompt, *answer)[:MAX_PAGES]
+            self.prompts.append(request.prompt)
+            for page in range(request.lease.end + 1, len(request.prompt) + 1):
+                due = not page % every
+                if not it.extend(request, 1, generous=False, state=due):
+                    break
+                if due:
+                    it.roll(request)
+
+    @precondition(lambda self: self.it.requests)
+    @rule(pick=PICK)
+    def snapshot(self, pick: int) -> None:
+        """The state comes later than the other pages of its node."""
+        with self.step() as it:
+            request = self.request(pick)
+            if it.snapshot(request) and pick % 2:
+                it.roll(request)
 
     @precondition(lambda self: self.it.requests)
     @rule(pick=PICK, back=st.integers(0, 3))
@@ -150,8 +200,58 @@ class TreeMachine(RuleBasedStateMachine):
         with self.step() as it:
             request = self.request(pick)
             if keep:
-                it.keep(request, request.lease.end, request.continued)
+                it.snapshot(request)
+                rolling, end = request.rolling, request.lease.end
+                it.keep(request, end, request.continued, rolling if pick % 4 else 0)
+                if it.tree.is_checkpoint(request.lease, rolling):
+                    it.keep(request, rolling, request.continued)
             it.finish(request)
+
+    # -- retraction ----------------------------------------------------------------------------
+
+    @precondition(lambda self: self.it.requests and len(self.parking.parked) < MAX_REQUESTS)
+    @rule(pick=PICK)
+    def park(self, pick: int) -> None:
+        with self.step():
+            self._park(self.request(pick), pick // 4)
+
+    def _park(self, request: Request, pick: int) -> None:
+        """And leave it at that, or push what it has off the device, perhaps to bring it back at
+        once; or fail to save it."""
+        it = self.it
+        if not self.parking.park(request, pick // 4 % it.spec.page_tokens):
+            return
+        then = pick % 4
+        for copy in [copy for copy in it.copies if then and not copy.load]:
+            it.end_copy(copy, ok=then < 3)
+        if 0 < then < 3:
+            self._push_out(pick // 16)
+        if then == 1:
+            self.parking.resume(self.parking.parked[-1], decline=not pick // 16 % 8)
+
+    @precondition(lambda self: self.parking.parked and not self.full)
+    @rule(pick=PICK, decline=YES)
+    def resume(self, pick: int, decline: bool) -> None:  # noqa: FBT001
+        with self.step():
+            parked = self.parking.parked
+            self.parking.resume(parked[pick % len(parked)], decline=decline and pick % 2 == 0)
+
+    @precondition(lambda self: self.parking.parked)
+    @rule(pick=PICK, lose=YES)
+    def give_up(self, pick: int, lose: bool) -> None:  # noqa: FBT001
+        """``lose``: a backup under it fails; else it is aborted."""
+        with self.step() as it:
+            parked = self.parking.parked[pick % len(self.parking.parked)]
+            held = it.model.leases[parked.id].on_host
+            under: list[Copy] = [
+                copy
+                for copy in it.copies
+                if not copy.load and any(held & set(at) for at in copy.places.values())
+            ]
+            if lose and under:
+                it.end_copy(under[pick % len(under)], ok=False)
+            else:
+                self.parking.forget(parked)
 
     # -- tiers ---------------------------------------------------------------------------------
 
@@ -198,7 +298,7 @@ class TreeMachine(RuleBasedStateMachine):
         with self.step() as it:
             it.end_copy(it.copies[pick % len(it.copies)], ok=ok)
 
-    @precondition(lambda self: len(self.it.requests) < MAX_REQUESTS)
+    @precondition(lambda self: not self.full)
     @rule(pick=PICK, tail=TAIL, decline=YES)
     def load(self, pick: int, tail: Prefix, decline: bool) -> None:  # noqa: FBT001
         """A request for something that is in the tree, so that the host tier serves."""
@@ -214,11 +314,13 @@ class TreeMachine(RuleBasedStateMachine):
         """``race``: a request computes the same pages meanwhile."""
         with self.step() as it:
             prompt = self.prompt(pick, tail)
-            it.fetch(prompt, generous=generous)
-            if race and len(it.requests) < MAX_REQUESTS:
+            begun = it.fetch(prompt, generous=generous)
+            if race and not self.full:
                 request = it.arrive(prompt, len(prompt), load=False)
                 if request.lease.end < len(prompt):
                     it.extend(request, 2, generous=generous)
+            if begun and pick & 1:
+                it.end_fetch(it.fetches[-1], landed=True)
 
     @precondition(lambda self: self.it.fetches)
     @rule(pick=PICK, landed=YES)
@@ -258,51 +360,16 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.it.model.nodes) > 6)
     @rule(pick=PICK)
     def flush(self, pick: int) -> None:
-        with self.step() as it:
+        with self.step():
             if not pick % 4:
-                it.drain()
+                self.parking.drain()
 
     def teardown(self) -> None:
         if self.driver is None or not self.sound:
             return
         did = self.driver.did.copy()
-        self.driver.drain()
+        self.parking.drain()
         self.did.update(did)
         self.did.update(f"walks with {what}" for what, count in did.items() if count)
         self.did["walks"] += 1
         self.stepped.update(self.driver.model.stepped)
-
-
-def campaign(
-    number: int | None,
-    walks: int,
-    *,
-    policy: str = "lru",
-    steps: int = STEPS,
-    shrink: bool = True,
-) -> type[TreeMachine]:
-    """Run ``walks`` random walks and return the machine with what they covered.
-
-    ``number`` seeds the walks, so that a campaign is the same every time; None: by chance.
-    Raises whatever the first failing walk raised, minimised if ``shrink``.
-    """
-
-    class Campaign(TreeMachine):
-        """A machine with counters of its own."""
-
-        did: ClassVar[Counter[str]] = Counter()
-        stepped: ClassVar[Counter[tuple[Residency, Event]]] = Counter()
-
-    Campaign.policy = policy
-    profile = settings(
-        max_examples=walks,
-        stateful_step_count=steps,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
-        verbosity=Verbosity.normal if shrink else Verbosity.quiet,
-        suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
-    )
-    machine = Campaign if number is None else seed(number)(Campaign)
-    run_state_machine_as_test(machine, settings=profile)
-    return Campaign

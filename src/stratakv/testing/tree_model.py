@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from stratakv.core.ids import NONE
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import KeepAll, needed
-from stratakv.testing.tree_books import DEVICE, HOST, Freed, Held, Outcome, Place, Prefix, Spot
+from stratakv.testing.tree_books import DEVICE, HOST, Held, Outcome, Place, Prefix, Spot
 from stratakv.tree.nodes import Tier
 from stratakv.tree.residency import Event, Residency
 
@@ -102,6 +102,16 @@ class TreeModel:
         """Pages of a group that nothing but this lease pins on the device."""
         pins = self.pinned()[DEVICE]
         return sum(pins[p] == 1 for p in self.leases[holder].places() if p[1] == group)
+
+    def kept_unsaved(self, holder: int) -> list[Place]:
+        """What a lease holds on the device alone and somebody may want again."""
+        wanted = self.wanted()
+        return [
+            place
+            for place in self.leases[holder].places()
+            if self.spot(place).state == Residency.DEVICE
+            and (self._keeps_all[place[1]] or place in wanted)
+        ]
 
     def wanted(self) -> set[Place]:
         """Places of groups that do not keep all which some checkpoint needs."""

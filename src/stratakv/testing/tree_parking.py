@@ -6,6 +6,8 @@ no business of the tree. Must not choose who is retracted.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from stratakv.core.ids import PageIds
 from stratakv.spec.retention import needed
 from stratakv.testing.tree_books import HOST, Place
@@ -26,10 +28,10 @@ class ParkingDriver:
         page; hold that on the host alone and let go of the device. False where the host has no
         room: then it is only ended."""
         it, end = self._it, request.lease.end
-        if part and not it.go_live(request, [g.id for g in it.spec.groups if g.stateful]):
-            part = 0
-        starts = self._starts(request, end * it.spec.page_tokens + part)
-        room = end > 0 and self._room(request, starts)
+        if it.go_live(request, [g.id for g in it.spec.groups if g.stateful] if part else []):
+            request.part = max(request.part, part)
+        starts = self._starts(request, end * it.spec.page_tokens + request.part)
+        room = end + request.part > 0 and self._room(request, starts)
         if room:
             self._save(request, starts)
         it.finish(request)
@@ -94,7 +96,7 @@ class ParkingDriver:
             it.did["resume short"] += 1
             return None
         self.forget(parked)
-        again.continued, again.rolling = was.continued, was.rolling
+        again.continued, again.rolling, again.part = was.continued, was.rolling, was.part
         it.seat(again)
         it.did["resumed"] += 1
         return again
@@ -105,8 +107,20 @@ class ParkingDriver:
         self._it.tree.release(parked.hold)
         self._it.model.release(parked.id)
 
-    def _lost(self, places: Sequence[Place]) -> None:
+    def drain(self) -> None:
+        """Nobody comes back, and everything ends."""
         for parked in list(self.parked):
-            if not self._it.model.leases[parked.id].on_host.isdisjoint(places):
+            self.forget(parked)
+        self._it.drain()
+
+    def _lost(self, places: Sequence[Place]) -> None:
+        group = places[0][1]
+        rows = [self._it.row(prefix) for prefix, _ in places]
+        for parked in list(self.parked):
+            assert parked.hold.host is not None, "a hold without its host pages"
+            lost = bool(np.isin(rows, parked.hold.host[group]).any())
+            held = self._it.model.leases[parked.id].on_host
+            assert lost != held.isdisjoint(places), "who stands on lost pages"
+            if lost:
                 self.forget(parked)
                 self._it.did["hold lost"] += 1

@@ -24,7 +24,8 @@ def keys_of(prompt: Prefix, page_tokens: int) -> list[PageKey]:
 class Request:
     """``table`` is its block table: the device page it reads at (group, page index); ``own`` are
     pages that it alone owns, of which ``live`` hold its states, by group. ``rolling``: the
-    checkpoint that its next one takes the place of."""
+    checkpoint that its next one takes the place of. ``part``: tokens computed behind the lease's
+    end, as far as it matters; they only grow in number until the next page is full."""
 
     id: int
     prompt: Prefix
@@ -34,6 +35,7 @@ class Request:
     own: list[Freed] = field(default_factory=list[Freed])
     live: dict[int, int] = field(default_factory=dict[int, int])
     rolling: int = 0
+    part: int = 0
 
 
 @dataclass(slots=True, eq=False)

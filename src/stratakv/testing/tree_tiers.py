@@ -10,7 +10,7 @@ from typing import assert_never
 
 import numpy as np
 
-from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
+from stratakv.core.ids import GroupId, NodeIds, PageIds, PageKey, TicketId
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheSpec
 from stratakv.testing.tree_books import DEVICE, HOST, Freed, Outcome, Place, Prefix

@@ -40,9 +40,12 @@ def verify_nodes(
                     assert there == prefix, f"page {page} of {prefix} holds {there}"
 
 
-def verify_leases(tree: PrefixTree, model: TreeModel, requests: Sequence[Request]) -> None:
+def verify_leases(
+    tree: PrefixTree, model: TreeModel, rows: NodeIds, requests: Sequence[Request]
+) -> None:
     """A lease begins where it should in every group; what the tree says of it is so."""
     assert len(tree.leases) == len(model.leases), f"{len(tree.leases)} leases"
+    place_at = dict(zip(rows.tolist(), model.nodes, strict=True))
     for request in requests:
         lease, held = request.lease, model.leases[request.id]
         assert (lease.end, lease.starts) == (held.end, held.starts), f"{lease}, not {held}"
@@ -51,6 +54,12 @@ def verify_leases(tree: PrefixTree, model: TreeModel, requests: Sequence[Request
         for end in range(held.end + 1):
             marked = held.prompt[:end] in model.checkpoints
             assert tree.is_checkpoint(lease, end) == marked, f"checkpoint at {end}"
+        found = [
+            (place_at[row], int(backup.group))
+            for backup in tree.kept_unsaved(lease)
+            for row in backup.nodes.tolist()
+        ]
+        assert sorted(found) == sorted(model.kept_unsaved(request.id)), "what is worth a backup"
 
 
 def verify_pools(
@@ -76,8 +85,14 @@ def verify_pools(
 
 
 def verify_reads(request: Request, model: TreeModel, held: Mapping[Freed, Prefix]) -> None:
-    """What a running request reads is what it should read, now or when its load has landed."""
+    """What a running request reads is what it should read, now or when its load has landed; of a
+    state that is its own page, whatever else its lease holds."""
+    for group, page in request.live.items():
+        there = held.get((DEVICE, group, page))
+        assert there == request.prompt[: request.lease.end], f"a state of {there}"
     for prefix, group in model.leases[request.id].places():
+        if group in request.live:
+            continue
         page = request.table[group, len(prefix) - 1]
         spot = model.spot((prefix, group))
         landing = spot.state == Residency.LOADING and page == spot.pages[DEVICE]

@@ -132,15 +132,16 @@ class PrefixTree:
     def hold(self, keys: Sequence[PageKey], end: int, starts: Sequence[int]) -> Lease:
         """Pin pages [starts[g], ``end``) of every group on the host alone: all of them must have a
         host page by now. Neither recency nor hits change; ``release`` ends it."""
+        nodes = self.nodes
         lease = Lease(starts=list(starts), parked=True)
         self.leases.add(lease)
-        if not end:
-            return lease
-        nodes = self.nodes
-        lease.tip, lease.end = nodes.index[keys[end - 1]], end
-        lease.path = nodes.tail(lease.tip, end)
-        lease.host = [lease.path[starts[group] :] for group in self._groups]
+        if end:
+            lease.tip, lease.end = nodes.index[keys[end - 1]], end
+            lease.path = nodes.tail(lease.tip, end)
+        lease.host = [lease.path[start:] for start in starts]
         for group, rows in enumerate(lease.host):
+            here = count_on_tier(HOST, nodes.state[group][rows])
+            assert here == len(rows), "a page to hold is not on the host"
             self.pins.pin(HOST, group, rows)
         return lease
 

@@ -1,0 +1,48 @@
+"""Campaigns of the tree machine: many walks, the same every time or by chance.
+
+Owns how Hypothesis is run. Must not know what a walk does.
+"""
+
+from collections import Counter
+from typing import ClassVar
+
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from stratakv.testing.tree_machine import STEPS, TreeMachine
+from stratakv.tree.residency import Event, Residency
+
+
+def campaign(
+    number: int | None,
+    walks: int,
+    *,
+    policy: str = "lru",
+    steps: int = STEPS,
+    shrink: bool = True,
+) -> type[TreeMachine]:
+    """Run ``walks`` random walks and return the machine with what they covered.
+
+    ``number`` seeds the walks, so that a campaign is the same every time; None: by chance.
+    Raises whatever the first failing walk raised, minimised if ``shrink``.
+    """
+
+    class Campaign(TreeMachine):
+        """A machine with counters of its own."""
+
+        did: ClassVar[Counter[str]] = Counter()
+        stepped: ClassVar[Counter[tuple[Residency, Event]]] = Counter()
+
+    Campaign.policy = policy
+    profile = settings(
+        max_examples=walks,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+        verbosity=Verbosity.normal if shrink else Verbosity.quiet,
+        suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
+    )
+    machine = Campaign if number is None else seed(number)(Campaign)
+    run_state_machine_as_test(machine, settings=profile)
+    return Campaign
