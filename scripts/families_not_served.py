@@ -32,11 +32,11 @@ _GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp",
         "pegasus", "plbart", "prophetnet", "trocr", "whisper",
     ),
-    "images or sound beside text, or bytes instead: not tried as a whole, only by its text part": (
-        "blt", "dots3_note", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git",
-        "got_ocr2", "llama4", "mllama", "moss_transcribe_diarize", "musicgen", "musicgen_melody",
-        "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen4_exp",
+    "images or sound beside text, or bytes instead: its text part is not known": (
+        "blt", "dots3_note", "emu3", "git", "mllama", "musicgen", "musicgen_melody",
+        "phi4_multimodal", "qwen4_exp",
     ),
+    "images and sound beside text: it cannot be tried as a whole without timm": ("gemma3n",),
     "drafts for another model": ("gemma4_assistant", "gemma4_unified_assistant"),
     "loads as `gpt2`": ("gpt-sw3",),
 }  # fmt: skip

@@ -5,12 +5,12 @@ accounted for, and nothing may stay behind.
 
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from stratakv.core.config import EngineConfig
-from stratakv.engine.request import FinishReason
+from stratakv.engine.request import FinishReason, Prompt
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.torch_copy import TorchCopier
 from tests.engines import VOCABULARY, expected_tokens, greedy, token_engine, tokens_of
@@ -75,6 +75,11 @@ class Traffic:
         keep = int(self.random.integers(0, len(stem) + 1))
         return stem[:keep] + self._tokens(int(self.random.integers(1, self.prompt_tokens // 2)))
 
+    def _draw(self, prompt: Prompt) -> Prompt:
+        """In one of two namespaces, and of any priority."""
+        salt = "" if self.random.random() < 0.8 else "other"
+        return replace(prompt, salt=salt, priority=int(self.random.integers(0, 101)))
+
     def _more(self, sent: int) -> bool:
         return sent < self.requests and self.aborted != self.most_aborts
 
@@ -98,7 +103,7 @@ class Traffic:
                 name = f"r{sent}"
                 self.prompts[name] = (prompt, count)
                 self.outputs[name] = []
-                engine.submit(greedy(name, prompt, count))
+                engine.submit(self._draw(greedy(name, prompt, count)))
                 live.append(name)
                 sent += 1
             while live and self.random.random() < self.aborts:

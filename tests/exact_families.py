@@ -6,8 +6,7 @@ from typing import Final
 
 import pytest
 
-from scripts.family_table import exact
-from tests.hit_cases import spec_for
+from scripts.family_table import exact, spec
 
 NAMED: Final = (
     "bamba", "cohere2", "deepseek_v2", "deepseek_v3", "exaone4", "falcon_h1", "falcon_mamba",
@@ -18,15 +17,15 @@ NAMED: Final = (
 )  # fmt: skip
 
 
-def _case(family: str) -> object:
+def case(family: str) -> object:
     return family if family in NAMED else pytest.param(family, marks=pytest.mark.long)
 
 
 def stateful(family: str) -> bool:
-    return any(group.stateful for group in spec_for(family, 16).groups)
+    return any(group.stateful for group in spec(family).groups)
 
 
-every_family = pytest.mark.parametrize("family", [_case(family) for family in exact()])
+every_family = pytest.mark.parametrize("family", [case(family) for family in exact()])
 every_state_family = pytest.mark.parametrize(
-    "family", [family for family in NAMED if stateful(family)]
+    "family", [case(family) for family in exact() if stateful(family)]
 )

@@ -5,14 +5,17 @@ comparison with Hugging Face at batch 1 that each of them ends in.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 import torch
+from transformers import PreTrainedModel
 
 from stratakv.core.config import EngineConfig
-from stratakv.engine.model import HuggingFaceModel, wrap
+from stratakv.engine.model import HuggingFaceModel, load_model, wrap
 from stratakv.serve.wiring import EngineParts
 from stratakv.spec.derive import spec_of
+from stratakv.spec.families import COMPOSITES
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER
@@ -27,6 +30,7 @@ from tests.engines import (
     small_engine,
     tokens_of,
 )
+from tests.fixtures.composites import composite
 from tests.fixtures.models import (
     FAMILIES,
     TOLERANCE,
@@ -63,8 +67,10 @@ def spec_for(family: str, page: int) -> CacheSpec:
 
 
 @cache
-def oracle(family: str, prompt: tuple[int, ...], count: int) -> tuple[list[int], torch.Tensor]:
-    return reference_greedy(tiny_model(family), list(prompt), count)
+def oracle(
+    model: PreTrainedModel, prompt: tuple[int, ...], count: int
+) -> tuple[list[int], torch.Tensor]:
+    return reference_greedy(model, list(prompt), count)
 
 
 def prompt(page: int, seed: int, tokens: int | None = None) -> list[int]:
@@ -77,10 +83,10 @@ def last_end(tokens: int, page: int) -> int:
 
 
 class Lab:
-    """An engine whose every answer is compared with a run that has no cache."""
+    """An engine whose every answer is compared with a run of ``model`` that has no cache."""
 
-    def __init__(self, family: str, parts: EngineParts) -> None:
-        self.family = family
+    def __init__(self, model: PreTrainedModel, parts: EngineParts) -> None:
+        self.model = model
         self.parts = parts
         self.spec = parts.spec
         self.page = parts.spec.page_tokens
@@ -117,7 +123,7 @@ class Lab:
 
     def compare(self, tokens: tuple[int, ...], answer: Answer) -> None:
         """Greedy tokens are identical and logits agree at every one of them; NaN never does."""
-        expected, logits = oracle(self.family, tokens, len(answer.tokens))
+        expected, logits = oracle(self.model, tokens, len(answer.tokens))
         error = (answer.logits - logits).abs().max().item()
         scale = logits.abs().max().item()
         assert answer.tokens == expected, f"tokens differ; logits by {error / scale:.1e}"
@@ -152,15 +158,34 @@ def lab(
     )
     pages = (plenty if device is None else device, plenty if host is None else host)
     with small_engine(engine_model(family), config, *pages, copier) as parts:
-        yield Lab(family, parts)
+        yield Lab(tiny_model(family), parts)
 
 
 def prove_reuse(family: str, page: int = 16) -> None:
     """The short proof that a family is exact: computed, hit on the device, loaded from the host."""
-    tokens = prompt(page, 1)
-    end = last_end(len(tokens), page)
     with lab(family, page) as this:
-        assert this.ask(tokens).cached == on_device(this.spec, 0)
-        assert this.ask(tokens).cached == on_device(this.spec, end)
-        evict_device(this.parts)
-        assert this.ask(tokens).cached == on_host(this.spec, end)
+        prove_reuse_in(this)
+
+
+def prove_reuse_in(this: Lab) -> None:
+    tokens = prompt(this.page, 1)
+    end = last_end(len(tokens), this.page)
+    assert this.ask(tokens).cached == on_device(this.spec, 0)
+    assert this.ask(tokens).cached == on_device(this.spec, end)
+    evict_device(this.parts)
+    assert this.ask(tokens).cached == on_host(this.spec, end)
+
+
+def prove_composite(model_type: str, directory: Path) -> None:
+    """The same of a whole checkpoint with images or sound beside its text part, which is saved to
+    the empty ``directory`` and loaded as a user loads it; prompts are text alone."""
+    torch.set_num_threads(1)
+    whole = composite(model_type, COMPOSITES[model_type])
+    whole.save_pretrained(directory)
+    model = load_model(directory)
+    config = EngineConfig(
+        page_tokens=16, max_running=6, max_model_len=1024, chunk_tokens=40, step_tokens=88
+    )
+    groups = len(spec_of(model.config, page_tokens=16, dtype=model.dtype).groups)
+    with small_engine(model, config, (64,) * groups, (64,) * groups) as parts:
+        prove_reuse_in(Lab(whole, parts))

@@ -215,3 +215,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
             serve.run(arguments.json, trace=arguments.trace, model=arguments.model)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

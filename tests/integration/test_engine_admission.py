@@ -6,6 +6,7 @@ import numpy as np
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.page_keys import PageHasher
+from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepWindow
 from stratakv.transfer.torch_copy import TorchCopier
 from stratakv.tree.nodes import Tier
@@ -123,3 +124,20 @@ def test_a_page_that_found_no_host_room_is_saved_by_a_later_request():
         outputs = run(parts, greedy("third", PROMPT, 1))["third"]
         assert outputs[0].cached is not None
         assert outputs[0].cached.host == 16
+
+
+def test_a_request_that_decodes_holds_less_than_a_chunk():
+    """The window's pool has room for one prefill and one that decodes, not for two prefills."""
+    spec = token_spec(4, KeepWindow(8))
+    prefill = demand(spec, 32, 32, 16, 0).peak[1]
+    decode = demand(spec, 32, 32, 1, 0).peak[1]
+    settings = config(max_running=2, step_tokens=80, chunk_tokens=16)
+    with token_engine(spec, settings, [40, prefill + decode], [80, 80]) as parts:
+        parts.engine.submit(greedy("a", PROMPT, 8))
+        parts.engine.submit(greedy("b", PROMPT[::-1], 8))
+        together = 0
+        while parts.engine.has_work():
+            parts.engine.step()
+            together = max(together, parts.engine.stats().running)
+            parts.engine.check()
+        assert together == 2

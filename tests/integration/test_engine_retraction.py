@@ -133,15 +133,17 @@ def assert_nothing_left(parts):
 # -- pools of any size ---------------------------------------------------------------------------
 
 
-def family(count=8, temperature=0.0):
-    """Prompts of which some share a stem; all may grow to about ``LONGEST`` tokens."""
+def family(count=8, temperature=0.0, longest=LONGEST):
+    """Prompts of which some share a stem; all may grow to about ``longest`` tokens."""
     rng = np.random.default_rng(5)
     stem = rng.integers(0, VOCABULARY, 14).tolist()
     prompts = []
     for n in range(count):
         own = rng.integers(0, VOCABULARY, int(rng.integers(1, 12))).tolist()
         tokens = stem[: n % 3 * 7] + own
-        prompt = greedy(f"r{n}", tokens, int(rng.integers(25, LONGEST - len(tokens) + 1)))
+        prompt = greedy(
+            f"r{n}", tokens, int(rng.integers(longest // 2 - 5, longest - len(tokens) + 1))
+        )
         sampling = dataclasses.replace(prompt.sampling, temperature=temperature, seed=n)
         prompts.append(dataclasses.replace(prompt, sampling=sampling))
     return prompts
@@ -191,6 +193,23 @@ def test_pools_from_one_request_to_all_of_them(spec, host, level):
         for request, others, _ in seen:  # nobody goes while it runs alone, and no elder one
             assert others
             assert all(other.serial < request.serial for other in others)
+
+
+@each_spec
+def test_every_pool_from_one_request_to_all_of_them(spec):
+    """Whatever the room: every token right, every page accounted for, and nothing unsaved."""
+    longest = 36
+    prompts = family(4, longest=longest)
+    one = -(-longest // PAGE)
+    expected = {p.id: expected_tokens(p.tokens.tolist(), p.sampling.max_tokens) for p in prompts}
+    retracted = []
+    for pages in range(one, len(prompts) * one + 1):
+        with engine(spec, pages, max_model_len=longest) as parts:
+            assert serve(parts, prompts) == expected, f"{pages} pages"
+            assert parts.cache.counters.retracted_unsaved == 0, f"{pages} pages"
+            retracted.append(parts.cache.counters.retracted)
+    assert sum(count > 0 for count in retracted) > one
+    assert not any(retracted[-one:]), "all of them fit"
 
 
 @each_spec
@@ -534,3 +553,14 @@ def test_an_abort_or_another_retraction_while_its_load_is_in_flight(spec, again)
         whole = expected_tokens(PROMPT[:20], 30)
         assert tokens_of(out) == (whole if again else whole[:11])
         assert_nothing_left(parts)
+
+
+def test_a_retraction_counts_no_use_of_pages():
+    """Prompts that share nothing: whoever comes back has used its pages before."""
+    for host in (300, 0):
+        with engine(SPECS["window"], pages=40, host=host) as parts:
+            for at in range(3):
+                parts.engine.submit(greedy(f"r{at}", [at, *PROMPT[:20]], 60))
+            drain(parts)
+            assert parts.cache.counters.retracted > 0
+            assert parts.cache._tree.nodes.hits.max() == 0

@@ -4,9 +4,11 @@ took off the device, and where the host held what it needs, nothing was computed
 
 import pytest
 
+from stratakv.core.ids import RequestId
 from stratakv.policy.admission import demand
 from stratakv.spec.derive import spec_of
-from tests.exact_families import every_family
+from tests.engines import evict_device
+from tests.exact_families import every_family, every_state_family
 from tests.hit_cases import engine_model, lab, prompt
 
 PAGE = 16
@@ -52,3 +54,26 @@ def test_without_a_host_it_is_recomputed(family):
     counters, twice = serve(family, host=0)
     assert counters.retracted == counters.retracted_unsaved > 0
     assert twice > 0
+
+
+@every_state_family
+@pytest.mark.parametrize("computed", [64, 69])
+def test_a_state_goes_on_from_the_host_on_and_off_a_page_boundary(family, computed):
+    with lab(family, PAGE, snapshot_tokens=PAGE, reserve_tokens=1) as this:
+        engine = this.parts.engine
+        this.submit("r", prompt(PAGE, 1, 44), count=OUTPUT)
+        this.step()
+        request = engine._requests[RequestId("r")]
+        while engine._running.rows.computed.item(request.row) < computed:
+            this.step()
+        assert engine._running.rows.computed.item(request.row) == computed
+        engine._retract(request)
+        engine.check()
+        assert request.parked.tokens == computed
+        parked = {page.group for page in request.parked.live}
+        states = {group.id for group in this.spec.groups if group.stateful}
+        assert (states <= parked) if computed % PAGE else not (states & parked)
+        evict_device(this.parts)
+        this.drain()
+        assert this.parts.cache.counters.load_pages > 0
+        assert this.recorder.computed_tokens == 44 + OUTPUT - 1, "a token was computed twice"

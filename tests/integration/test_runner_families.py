@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model import plain_config, wrap
+from stratakv.engine.model import wrap
+from stratakv.engine.model_facts import plain_config
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import FAMILIES
 from stratakv.spec.support import continues_token_by_token, refusal, state_places

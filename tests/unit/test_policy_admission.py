@@ -103,3 +103,17 @@ def test_every_promise_can_be_kept():
                 gone, left = running.pop(int(rng.integers(len(running))))
                 free += gone.growth[0] - left
                 budget.settle(gone, (left, gone.growth[1]))
+
+
+def test_a_request_past_its_prefill_makes_room_for_others():
+    spec = small_spec([KeepWindow(8)], page_tokens=4)
+    prefill, decode = demand(spec, 60, 20, 16, 0), demand(spec, 60, 20, 1, 0)
+    assert decode.peak[1] < prefill.peak[1]
+    budget = PageBudget(spec, (100, prefill.peak[1] + decode.peak[1]))
+    budget.book(prefill)
+    assert not budget.fits(prefill, (100, 100))
+    now = budget.lower(prefill, decode.peak)
+    assert budget.fits(prefill, (100, 100))
+    budget.settle(now, (0, 0))
+    budget.book(prefill)
+    assert not budget.fits(demand(spec, 60, 20, 16, 0), (100, 100)), "settled twice"

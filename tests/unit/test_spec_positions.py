@@ -3,7 +3,8 @@
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from stratakv.engine.model import plain_config, wrap
+from stratakv.engine.model import wrap
+from stratakv.engine.model_facts import plain_config
 from stratakv.spec.positions import stable_positions
 from tests.fixtures.models import TOLERANCE, forward, random_prompt
 from tests.fixtures.tiny_configs import tiny_config

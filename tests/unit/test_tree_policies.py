@@ -18,6 +18,7 @@ from stratakv.tree.order import COLD
 from stratakv.tree.policies import EVICTION_POLICIES
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.s3_fifo import S3Fifo
+from stratakv.tree.segments import HIGH, Segments
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 ANCHOR = GroupId(0)
@@ -250,6 +251,19 @@ def test_slru_protects_a_demoted_page_that_is_used_again() -> None:
     cache.serve((21,))
     cache.evict(1)
     assert cache.left((21,), (0,), (1,)) == [(21,), (0,)]
+
+
+@pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
+def test_nobody_has_a_say_in_what_went_cold(policy: str) -> None:
+    """A batch may hold a page that nobody needs any more: it must not be ranked anew."""
+    cache = Cache(policy, KeepWindow(2))
+    cache.serve((0, 1))
+    queue = cache.tree.pins.queues[DEVICE][1]
+    assert isinstance(queue, Segments)
+    rows = cache.tree.nodes.path(cache.row((0, 1)))
+    cache.tree.nodes.rank[1][rows] = (COLD, HIGH + 5)
+    assert queue.due(HIGH + 9, rows).tolist() == [False, True]
+    assert queue.due(COLD, rows).tolist() == [True, False]
 
 
 # -- S3-FIFO -------------------------------------------------------------------------------------

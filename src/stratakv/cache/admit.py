@@ -28,12 +28,14 @@ from stratakv.tree.prefix_tree import PrefixTree
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What a request asks for: the tokens it knows, the most it may reach, its pages' keys.
-    ``priority`` is that of its pages under eviction by priority."""
+    ``priority`` is that of its pages under eviction by priority; ``again``: it was seated before
+    and has counted as a use of its pages."""
 
     prefix: PageHasher
     tokens: int
     total_tokens: int
     priority: int = 0
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,7 @@ class Admitter:
             load=end > device_end,
             starts=starts,
             priority=wish.priority,
+            again=wish.again,
         )
         if lease.needs_load and not self._copies.load(lease, max(0, end - device_end)):
             self._pools.counters.load_no_pages += 1

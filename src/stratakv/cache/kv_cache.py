@@ -23,6 +23,7 @@ from stratakv.cache.seats import Seats
 from stratakv.core.ids import NONE, GroupId, PageIds, RowIds, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
+from stratakv.policy.admission import demand
 from stratakv.policy.write import NoBackup, WritePolicy, WriteThrough
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.transfer.engine import LayerGate, TransferEngine
@@ -140,6 +141,11 @@ class KVCache:
             self._commits.commit(row, self._seats[row], tokens)
         else:
             self._drop_behind(row, len(tokens))
+
+    def prefilled(self, row: int, total_tokens: int) -> None:
+        """The row's prompt is computed: from now on it takes one token a step, up to
+        ``total_tokens``, and holds less than a chunk would."""
+        self._seats.lower(row, demand(self.spec, total_tokens, total_tokens, 1, 0).peak)
 
     def _drop_behind(self, row: int, computed: int) -> None:
         """Without reuse nothing enters the tree: pages behind a window are freed as they are."""

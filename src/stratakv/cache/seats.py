@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stratakv.core.ids import GroupId, PageIds, RowIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
-from stratakv.policy.admission import Demand, PageBudget
+from stratakv.policy.admission import Demand, PageBudget, Pages
 from stratakv.spec.groups import CacheSpec
 from stratakv.tree.lease import Lease
 
@@ -71,6 +71,11 @@ class Seats:
         used = np.minimum(left[rows], pages)
         left[rows] -= used
         self.budget.grown(group, int(used.sum()))
+
+    def lower(self, row: int, peak: Pages) -> None:
+        """The request at ``row`` holds at most ``peak`` pages of each group from now on."""
+        seat = self._seats[row]
+        seat.demand = self.budget.lower(seat.demand, peak)
 
     def close(self, row: int) -> Seat:
         seat = self._seats.pop(row)

@@ -218,6 +218,7 @@ class Engine:
             tokens=len(request.known),
             total_tokens=request.total_tokens,
             priority=request.prompt.priority,
+            again=request.phase is Phase.RETRACTED,
         )
         if request.parked is None:
             return self._cache.admit(wish)
@@ -282,6 +283,7 @@ class Engine:
             request.signal(self._role.prefilled(request))
             if request.phase is Phase.DECODING:
                 self._running.decode(request)
+                self._cache.prefilled(request.row, request.total_tokens)
 
     def _answer(self, rows: RowIds, sampled: Sampled) -> list[Output]:
         columns = self._running.rows

@@ -21,37 +21,41 @@ from stratakv.engine.attention import ATTENTION
 from stratakv.engine.fingerprint import directory_fingerprint, module_fingerprint
 from stratakv.engine.lora_hooks import Adapters
 from stratakv.engine.lora_probe import unfit
-from stratakv.spec.positions import stable_positions
+from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
 
-DTYPES: Final[dict[str, torch.dtype]] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 CPU: Final = torch.device("cpu")
-ENDLESS_POSITIONS: Final = 2**20
-"""Length that we serve of a model which has no positions; a state alone knows no end."""
 _CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HuggingFaceModel:
-    """``config``: the text decoder's, as plain data. ``eos_ids``: may be empty. ``max_positions``:
-    longest sequence, in tokens, that its positions cover. ``dtype``: a key of ``DTYPES``.
-    ``cache_keyword``: under which its forward takes a cache.
+    """``eos_ids``: may be empty. ``cache_keyword``: under which its forward takes a cache.
     ``fingerprint``: 32 bytes; other weights, another config or another dtype give others.
     ``adapters``: loaded beside it, not in the fingerprint."""
 
     module: PreTrainedModel
-    config: Mapping[str, object]
+    facts: ModelFacts
     eos_ids: tuple[int, ...]
-    max_positions: int
-    vocab_size: int
-    dtype: str
     device: torch.device
     cache_keyword: str
     fingerprint: bytes
     adapters: Adapters
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        return self.facts.config
+
+    @property
+    def dtype(self) -> str:
+        return self.facts.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return self.facts.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.facts.max_positions
 
 
 def load_model(path: Path, dtype: str = "auto", device: torch.device = CPU) -> HuggingFaceModel:
@@ -60,12 +64,7 @@ def load_model(path: Path, dtype: str = "auto", device: torch.device = CPU) -> H
     dtype: a key of ``DTYPES`` or "auto", the config's own. Hugging Face shows a progress bar.
     Raises ConfigError for a directory that is not there or holds no causal LM, and for a dtype.
     """
-    if dtype not in (*DTYPES, "auto"):
-        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}, auto")
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"--model {path}: not a directory with a Hugging Face config.json")
-    if not sorted(path.glob("*.safetensors")):
-        raise ConfigError(f"--model {path}: no *.safetensors; other weight formats are not read")
+    read_facts(path, dtype)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         loaded = AutoModelForCausalLM.from_pretrained(
@@ -119,31 +118,16 @@ def _adopt(module: PreTrainedModel, fingerprint: bytes) -> HuggingFaceModel:
     text = module.config.get_text_config(decoder=True)
     if text._attn_implementation != ATTENTION:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         raise ConfigError(f"--model: {name} has attention of its own that cannot be replaced")
-    config = plain_config(text)
-    positions = config.get("max_position_embeddings", ENDLESS_POSITIONS)
-    vocab = config.get("vocab_size")
-    if not isinstance(positions, int) or not isinstance(vocab, int):
-        raise ConfigError(f"--model: {name} names no max_position_embeddings or vocab_size")
+    facts = facts_of(module.config, _dtype_name(module))
     return HuggingFaceModel(
         module=module.eval(),
-        config=config,
-        eos_ids=_eos_ids(module, config),
-        max_positions=min(positions, stable_positions(config) or positions),
-        vocab_size=vocab,
-        dtype=_dtype_name(module),
+        facts=facts,
+        eos_ids=_eos_ids(module, facts.config),
         device=module.device,
         cache_keyword=keywords[0],
         fingerprint=fingerprint,
         adapters=Adapters(module, ()),
     )
-
-
-def plain_config(text: PretrainedConfig) -> dict[str, object]:
-    """``to_dict()``, with the usual names beside a family's own: GPT-2's ``n_layer`` is
-    ``num_hidden_layers`` too."""
-    config: dict[str, object] = text.to_dict()
-    usual = {name: config[own] for name, own in text.attribute_map.items() if own in config}
-    return usual | config
 
 
 def _own_config(module: PreTrainedModel) -> None:

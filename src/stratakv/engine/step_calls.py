@@ -40,7 +40,8 @@ def packed(batch: StepBatch) -> list[Call]:
 
 
 def side_by_side(batch: StepBatch) -> list[Call]:
-    """One call for the decoding rows, one for all other chunks of each length."""
+    """One call for the decoding rows, and one for all chunks of each length, those that begin at
+    token 0 apart."""
     if batch.counts.max() == 1 and batch.starts.min() > 0:
         places = np.arange(len(batch.rows))
         return [Call(batch, places, height=len(places), again=False)]

@@ -7,11 +7,12 @@ against what every running request has booked: its prompt, and some output. Few 
 the output they ask for, so booking all of it would leave most of the pool idle; where requests do
 run past their booking and pages run short, one is retracted. A group that lets pages go behind its
 window holds at most a peak per request, shared or not, so there the peaks must fit the pool
-together, and it never runs short.
+together, and it never runs short. The peak of a prefill has a whole chunk in it; that of decoding
+is lower, and takes its place when the prompt is computed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from stratakv.spec.groups import CacheSpec
@@ -81,6 +82,14 @@ class PageBudget:
     def grown(self, group: int, pages: int) -> None:
         """Running requests have taken ``pages`` of what was booked."""
         self._growing[group] -= pages
+
+    def lower(self, wanted: Demand, peak: Pages) -> Demand:
+        """A request that has booked ``wanted`` holds at most ``peak`` from now on; its new
+        booking."""
+        for group, pages in enumerate(peak):
+            assert pages <= wanted.peak[group], "a peak does not grow"
+            self._peaks[group] -= wanted.peak[group] - pages
+        return replace(wanted, peak=peak)
 
     def settle(self, wanted: Demand, left: Sequence[int]) -> None:
         """A request has ended with ``left`` of its growth not taken."""

@@ -183,7 +183,7 @@ def _decoding(data: JsonObject, logprobs: int | None, max_tokens: str) -> Decodi
         logprobs=logprobs,
         ignore_eos=fields.boolean(data, "ignore_eos", default=False),
         salt=fields.text(data, "cache_salt", "", max_chars=MAX_NAME_CHARS),
-        priority=fields.integer(data, "priority", 0, low=-MAX_PRIORITY, high=MAX_PRIORITY),
+        priority=fields.integer(data, "priority", 0, low=0, high=MAX_PRIORITY),
         stream=stream,
         include_usage=fields.boolean(options, "include_usage", default=False),
     )

@@ -17,10 +17,10 @@ from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.page_keys import Namespace
-from stratakv.core.units import format_bytes, parse_bytes
 from stratakv.engine.adapters import check_directories
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
+from stratakv.engine.model_facts import read_facts
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.runner import ModelRunner
@@ -34,18 +34,10 @@ from stratakv.policy.write import WriteBack, WritePolicy, WriteThrough, WriteThr
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Limits, Service
+from stratakv.serve.sizing import size
 from stratakv.serve.tokenizer import Tokenizer
-from stratakv.spec.budget import (
-    ExpectedLoad,
-    device_bytes,
-    device_pages,
-    host_budget,
-    host_pages,
-)
 from stratakv.spec.budget_table import BudgetTable
-from stratakv.spec.derive import spec_of
-from stratakv.spec.groups import ANCHOR, CacheSpec
-from stratakv.spec.support import refusal
+from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.tree.policies import EVICTION_POLICIES
 
@@ -73,37 +65,9 @@ class EngineParts:
 
 def build_engine(model: HuggingFaceModel, config: EngineConfig) -> EngineParts:
     """Everything below the server. ConfigError before any memory is taken."""
-    spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
-    if reason := refusal(spec):
-        raise ConfigError(f"the model cannot be served: {reason}")
-    max_model_len = _max_model_len(model, config)
+    sizes = size(model.facts, config, on_cpu=model.device.type == "cpu")
     model = with_adapters(model, config.adapters())
-    load = ExpectedLoad(
-        max_running=config.max_running,
-        max_model_len=max_model_len,
-        chunk_tokens=config.chunk_tokens,
-        chat_tokens=config.chat_tokens,
-    )
-    device = device_pages(spec, parse_bytes(config.device_memory, "--device-memory"), load)
-    free_bytes = free_host_bytes()
-    if model.device.type == "cpu":
-        # The kernel would promise more than it has, and kill the server once pages are written.
-        taken = device_bytes(spec, device)
-        if taken > free_bytes:
-            raise ConfigError(
-                f"--device-memory {config.device_memory}: {format_bytes(free_bytes)} are free"
-            )
-        free_bytes -= taken
-    host = _host_pages(spec, device, config, free_bytes)
-    held = device[ANCHOR] * spec.page_tokens
-    if config.max_model_len is None:
-        max_model_len = min(max_model_len, held)  # longer ones could only ever be refused
-    elif max_model_len > held:
-        raise ConfigError(
-            f"--max-model-len {max_model_len}: --device-memory {config.device_memory} holds "
-            f"{held} tokens; allowed is that or less"
-        )
-    return assemble(model, spec, config, (device, host), max_model_len)
+    return assemble(model, sizes.spec, config, (sizes.device, sizes.host), sizes.max_model_len)
 
 
 def assemble(
@@ -155,13 +119,12 @@ def build_service(
     path: Path, config: EngineConfig, server: ServerConfig
 ) -> tuple[Service, EngineParts]:
     """A server over the model directory ``path``; nothing runs yet."""
-    # Sizes that cannot be read, before weights that may take minutes to load.
-    parse_bytes(config.device_memory, "--device-memory")
-    host_budget(config.host_memory, config.host_ratio)
     name = server.served_model_name or path.resolve().name
     if name in config.adapters():
         raise ConfigError(f"--lora {name}={config.adapters()[name]}: the model has this name")
     check_directories(config.adapters())
+    # What can be refused is refused before weights that may take minutes to load.
+    size(read_facts(path, config.dtype), config, on_cpu=True)
     tokenizer = Tokenizer(path)
     parts = build_engine(load_model(path, config.dtype), config)
     groups = tuple(group.name for group in parts.spec.groups)
@@ -196,40 +159,6 @@ def _write_policy(config: EngineConfig) -> WritePolicy:
             return WriteBack(config.write_back_reserve)
         case _:
             return WriteThrough()
-
-
-def _max_model_len(model: HuggingFaceModel, config: EngineConfig) -> int:
-    wanted = config.max_model_len
-    if wanted is None:
-        return model.max_positions
-    if wanted > model.max_positions:
-        raise ConfigError(
-            f"--max-model-len {wanted}: the model's positions end at {model.max_positions}"
-        )
-    return wanted
-
-
-def _host_pages(
-    spec: CacheSpec, device: Pages, config: EngineConfig, free_bytes: int
-) -> tuple[int, ...]:
-    if config.cache != "host":
-        return (0,) * len(spec.groups)
-    budget = host_budget(config.host_memory, config.host_ratio)
-    return host_pages(spec, device, budget, free_bytes)
-
-
-def free_host_bytes() -> int:
-    """Memory that could be taken now: what the kernel calls available, within the cgroup."""
-    free = 0
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file():
-        text = limit.read_text(encoding="ascii").strip()
-        if text != "max":
-            free = min(free, int(text) - int(used.read_text(encoding="ascii")))
-    return max(0, free)
 
 
 def _info(config: EngineConfig, server: ServerConfig, parts: EngineParts) -> Mapping[str, object]:

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.spec.families import FAMILIES, NOT_CACHED, Family
+from stratakv.spec.families import COMPOSITES, FAMILIES, NOT_CACHED, NOT_PROVEN, Family
 from stratakv.spec.groups import DTYPE_BYTES, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.kinds import LayerBuffer, PageFormat
 from stratakv.spec.layers import Layer
@@ -98,6 +98,20 @@ def family_of(model: ModelConfig) -> Family:
             "depend on later tokens, so no prefix of it can be reused"
         )
     return family
+
+
+def check_composite(model_type: str, text_type: str) -> None:
+    """ConfigError where a checkpoint of ``model_type`` has a text part of another type, and the
+    two together are not proven. A known text part proves nothing: what surrounds it may change
+    masks, positions or embeddings."""
+    if model_type == text_type or COMPOSITES.get(model_type) == text_type:
+        return
+    if reason := NOT_PROVEN.get(model_type):
+        raise ConfigError(f"model type {model_type!r} cannot be served as a whole: {reason}")
+    raise ConfigError(
+        f"model type {model_type!r} cannot be served: at most its text part, {text_type!r}, is "
+        f"proven; known with images or sound beside text are {', '.join(sorted(COMPOSITES))}"
+    )
 
 
 def layers_of(model: ModelConfig, family: Family) -> list[Layer]:

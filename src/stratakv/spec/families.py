@@ -229,3 +229,21 @@ NOT_CACHED: Final = {
     "recurrent_gemma": "Hugging Face keeps its states in the modules, where no cache can hold them",
 }
 """Model types that cannot be known, with the reason."""
+
+COMPOSITES: Final = {
+    "fuyu": "persimmon",
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "got_ocr2": "qwen2",
+    "llama4": "llama4_text",
+    "moss_transcribe_diarize": "qwen3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""Checkpoints with images or sound beside a text part, whose prompts of text alone are served: the
+whole checkpoint's ``model_type`` and its text part's. Each is proven as a whole, from its
+directory (``test_composites``)."""
+
+NOT_PROVEN: Final = {"gemma3n": "without timm, which no test has, its vision part cannot be built"}
+"""Composites that could not be tried as a whole, with the reason."""

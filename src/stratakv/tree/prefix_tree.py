@@ -79,13 +79,15 @@ class PrefixTree:
         load: bool,
         starts: Sequence[int] | None = None,
         priority: int = 0,
+        again: bool = False,
     ) -> Lease:
         """Pin exactly what every group needs at ``end``, and stamp recency and hits on it.
 
         ``end`` must come from ``match``: its ``device_end``, or with ``load`` its ``end``, in which
         case pages on the host alone are pinned there for ``copies.begin_load``. ``starts``: the
         first page of each group where fewer are needed, as by a request that brings live pages.
-        ``priority``: the request's; every page that it uses counts by its highest one.
+        ``priority``: the request's; every page that it uses counts by its highest one. ``again``:
+        the request has counted as a use of these pages before, and only comes back to them.
         """
         first = list(self._matcher.starts(end) if starts is None else starts)
         if not end:
@@ -97,14 +99,15 @@ class PrefixTree:
         path = nodes.tail(tip, end)
         lease = Lease(tip, end, first, path, priority=priority)
         self.leases.add(lease)
-        nodes.hits[path] += 1
+        nodes.hits[path] += not again
+        use = pins.stamp if again else pins.hit
         if priority > 0:
             self._raise_priority(path, priority)
         stamp = pins.tick()
         host: list[NodeIds] = []
         for group in self._groups:
             rows = path[lease.starts[group] :]
-            pins.hit(group, rows, stamp)
+            use(group, rows, stamp)
             if load:
                 there = ON_DEVICE[nodes.state[group][rows]]
                 host.append(rows[~there])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stratakv.core.ids import NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import EvictionQueue
+from stratakv.tree.order import COLD, EvictionQueue
 from stratakv.tree.residency import ON_TIER
 
 HIGH: Final = 1 << 60
@@ -76,9 +76,13 @@ class Segments:
         return free & ON_TIER[self._tier][nodes.state[self._group][rows]]
 
     def due(self, key: int, rows: NodeIds) -> Bools:
-        """Those of a batch that come up for eviction. Of the anchor on the device only the last row
-        can be a leaf; unless it is one, nothing of the batch comes up."""
-        due = self.idle(rows) & (self._nodes.rank[self._group][rows] <= key)
+        """Those of a batch that come up for the policy's say. Of the anchor on the device only the
+        last row can be a leaf; unless it is one, nothing of the batch comes up. A page that has
+        gone cold since has its place at the cold end: nobody has a say in it."""
+        rank = self._nodes.rank[self._group][rows]
+        due = self.idle(rows) & (rank <= key)
+        if key != COLD:
+            due &= rank != COLD
         if self.only_leaves:
             due &= due[-1] & (self._nodes.kids[self._tier].item(rows.item(-1)) == 0)
         return due

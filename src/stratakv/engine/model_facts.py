@@ -1,0 +1,83 @@
+"""What a Hugging Face configuration says of a model, before any weight is read.
+
+Owns the reading of a model directory's configuration. Must not load weights: a model that cannot be
+served, or not with these settings, must be refused in a second, not after hundreds of gigabytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from stratakv.core.errors import ConfigError
+from stratakv.spec.derive import check_composite
+from stratakv.spec.positions import stable_positions
+
+DTYPES: Final[dict[str, torch.dtype]] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+ENDLESS_POSITIONS: Final = 2**20
+"""Length that we serve of a model which has no positions; a state alone knows no end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """``config``: the text decoder's, as plain data. ``max_positions``: longest sequence, in
+    tokens, that its positions cover. ``dtype``: a key of ``DTYPES``."""
+
+    config: Mapping[str, object]
+    max_positions: int
+    vocab_size: int
+    dtype: str
+
+
+def read_facts(path: Path, dtype: str = "auto") -> ModelFacts:
+    """Of a model directory; ConfigError where there is none, or for a dtype. Where ``dtype`` is
+    "auto" and the configuration names none, the weights may turn out to have another than the one
+    given here."""
+    if dtype not in (*DTYPES, "auto"):
+        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}, auto")
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"--model {path}: not a directory with a Hugging Face config.json")
+    if not sorted(path.glob("*.safetensors")):
+        raise ConfigError(f"--model {path}: no *.safetensors; other weight formats are not read")
+    try:
+        config = cast("PretrainedConfig", AutoConfig.from_pretrained(path, local_files_only=True))
+    except (ValueError, OSError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"--model {path}: not a causal LM that loads: {error}") from error
+    if dtype == "auto":
+        named = [name for name, known in DTYPES.items() if known == config.dtype]
+        dtype = named[0] if named else "float32"
+    return facts_of(config, dtype)
+
+
+def facts_of(config: PretrainedConfig, dtype: str) -> ModelFacts:
+    """ConfigError where it names no vocabulary, or positions that are no number, and for a model
+    with more than text that is not proven as a whole."""
+    part = config.get_text_config(decoder=True)
+    check_composite(config.model_type, part.model_type)
+    text = plain_config(part)
+    positions = text.get("max_position_embeddings", ENDLESS_POSITIONS)
+    vocab = text.get("vocab_size")
+    if not isinstance(positions, int) or not isinstance(vocab, int):
+        kind = config.model_type
+        raise ConfigError(f"--model: {kind} names no max_position_embeddings or vocab_size")
+    return ModelFacts(
+        config=text,
+        max_positions=min(positions, stable_positions(text) or positions),
+        vocab_size=vocab,
+        dtype=dtype,
+    )
+
+
+def plain_config(text: PretrainedConfig) -> dict[str, object]:
+    """``to_dict()``, with the usual names beside a family's own: GPT-2's ``n_layer`` is
+    ``num_hidden_layers`` too."""
+    config: dict[str, object] = text.to_dict()
+    usual = {name: config[own] for name, own in text.attribute_map.items() if own in config}
+    return usual | config

@@ -1,0 +1,103 @@
+"""How large everything becomes: page counts of both tiers, and the longest request.
+
+Owns the order of the questions: can this cache be served, does one request fit, is the memory
+there. Takes no memory and reads no weights, so that every refusal comes before either.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stratakv.core.config import EngineConfig
+from stratakv.core.errors import ConfigError
+from stratakv.core.units import format_bytes, parse_bytes
+from stratakv.engine.model_facts import ModelFacts
+from stratakv.spec.budget import (
+    ExpectedLoad,
+    device_bytes,
+    device_pages,
+    host_budget,
+    host_pages,
+)
+from stratakv.spec.derive import spec_of
+from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.support import refusal
+
+Pages = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """``device`` and ``host``: pages of every group."""
+
+    spec: CacheSpec
+    device: Pages
+    host: Pages
+    max_model_len: int
+
+
+def size(facts: ModelFacts, config: EngineConfig, *, on_cpu: bool) -> Sizes:
+    """ConfigError for what cannot be served, or does not fit. ``on_cpu``: the device tier takes
+    host memory."""
+    spec = spec_of(facts.config, page_tokens=config.page_tokens, dtype=facts.dtype)
+    if reason := refusal(spec):
+        raise ConfigError(f"the model cannot be served: {reason}")
+    max_model_len = _max_model_len(facts.max_positions, config)
+    load = ExpectedLoad(
+        max_running=config.max_running,
+        max_model_len=max_model_len,
+        chunk_tokens=config.chunk_tokens,
+        chat_tokens=config.chat_tokens,
+    )
+    device = device_pages(spec, parse_bytes(config.device_memory, "--device-memory"), load)
+    free_bytes = free_host_bytes()
+    if on_cpu:
+        # The kernel would promise more than it has, and kill the server once pages are written.
+        taken = device_bytes(spec, device)
+        if taken > free_bytes:
+            raise ConfigError(
+                f"--device-memory {config.device_memory}: {format_bytes(free_bytes)} are free"
+            )
+        free_bytes -= taken
+    host = _host_pages(spec, device, config, free_bytes)
+    held = device[ANCHOR] * spec.page_tokens
+    if config.max_model_len is None:
+        max_model_len = min(max_model_len, held)  # longer ones could only ever be refused
+    elif max_model_len > held:
+        raise ConfigError(
+            f"--max-model-len {max_model_len}: --device-memory {config.device_memory} holds "
+            f"{held} tokens; allowed is that or less"
+        )
+    return Sizes(spec=spec, device=device, host=host, max_model_len=max_model_len)
+
+
+def _max_model_len(max_positions: int, config: EngineConfig) -> int:
+    wanted = config.max_model_len
+    if wanted is None:
+        return max_positions
+    if wanted > max_positions:
+        raise ConfigError(f"--max-model-len {wanted}: the model's positions end at {max_positions}")
+    return wanted
+
+
+def _host_pages(
+    spec: CacheSpec, device: Pages, config: EngineConfig, free_bytes: int
+) -> tuple[int, ...]:
+    if config.cache != "host":
+        return (0,) * len(spec.groups)
+    budget = host_budget(config.host_memory, config.host_ratio)
+    return host_pages(spec, device, budget, free_bytes)
+
+
+def free_host_bytes() -> int:
+    """Memory that could be taken now: what the kernel calls available, within the cgroup."""
+    free = 0
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file():
+        text = limit.read_text(encoding="ascii").strip()
+        if text != "max":
+            free = min(free, int(text) - int(used.read_text(encoding="ascii")))
+    return max(0, free)
