@@ -249,7 +249,7 @@ def test_a_last_state_on_a_boundary_costs_no_page():
 
 @pytest.mark.parametrize("spec", MIXTURES.values(), ids=MIXTURES)
 def test_requests_that_start_from_one_snapshot_do_not_disturb_each_other(spec):
-    with engine(spec, snapshot_tokens=8) as parts:
+    with engine(spec, states=60, snapshot_tokens=8) as parts:
         ask(parts, PROMPT[:41])
         tails = [[n] * (1 + 5 * n) for n in range(4)]
         prompts = {str(n): PROMPT[:41] + tail for n, tail in enumerate(tails)}
