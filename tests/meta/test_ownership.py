@@ -122,6 +122,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
     imports_the_cpu_engine: {"serve/wiring.py": "the composition root"},
     makes_threads: {
         "transfer/cpu.py": "one worker per direction",
+        "storage/io_worker.py": "one worker per open backend",
         "serve/driver.py": "the engine's own thread",
         "serve/http_api.py": "long texts are tokenized in asyncio's pool",
     },
@@ -164,7 +165,7 @@ def test_only_its_owners_do_it(rule):
     assert found == set(ALLOWED[rule])
 
 
-TORCH_FREE: Final = ("core", "spec", "tree", "policy", "engine.request", "engine.batch",
+TORCH_FREE: Final = ("core", "spec", "tree", "policy", "storage", "engine.request", "engine.batch",
                      "engine.scheduler", "engine.rows", "engine.running", "engine.backlog",
                      "engine.namespaces", "engine.step_calls", "cache")  # fmt: skip
 

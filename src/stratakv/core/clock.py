@@ -30,3 +30,10 @@ class ManualClock:
         if by_s < 0:
             raise ValueError(f"a monotonic clock cannot go back by {-by_s} s")
         self._now_s += by_s
+
+
+class WallClock:
+    """The machine's date: for what outlives the process. May be set back."""
+
+    def now_s(self) -> float:
+        return time.time()

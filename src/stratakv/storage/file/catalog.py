@@ -1,0 +1,156 @@
+"""The segments of a directory as this process knows them, and the index over them.
+
+Owns open segments and keeps the index in step with what other processes do: the ledger's generation
+tells of segments made and deleted, a segment's own count of changed headers. Must not evict.
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stratakv.core.clock import Clock
+from stratakv.core.errors import StorageError
+from stratakv.storage.backend import StoreFormat
+from stratakv.storage.file.index import FOREIGN, Index
+from stratakv.storage.file.ledger import Ledger
+from stratakv.storage.file.segment import Geometry, Segment, Uses
+
+_logger = logging.getLogger(__name__)
+
+_TOLERANCE_S: Final = 86_400.0
+"""How far ahead another process's clock may be."""
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """A segment and its rows in the index: ``base`` and as many as it has slots."""
+
+    segment: Segment
+    base: int
+    changes: int
+
+    @property
+    def slots(self) -> int:
+        return self.segment.geometry.slots
+
+
+class Catalog:
+    """``placed`` by number, which is what ``Index.segment`` has. ``strangers`` are names of
+    segments of another format: of another model, or made with other settings."""
+
+    def __init__(self, ledger: Ledger, form: StoreFormat, clock: Clock) -> None:
+        self.index = Index()
+        self.placed: dict[int, Placed] = {}
+        self.strangers: set[str] = set()
+        self.damaged_headers = 0
+        self._ledger = ledger
+        self._form = form
+        self._clock = clock
+        self._generation = -1
+
+    def refresh(self) -> None:
+        """See what other processes did. OSError or StorageError as the disk has it."""
+        generation = self._ledger.generation()
+        if generation != self._generation:
+            self._list()
+            self._generation = generation
+        for number, placed in list(self.placed.items()):
+            if not placed.segment.owned and placed.segment.changes() != placed.changes:
+                try:
+                    self._load(placed)
+                except StorageError as error:  # it lost its tables: what it held are misses
+                    _logger.warning("%s is not read any more: %s", placed.segment.name, error)
+                    self.strangers.add(placed.segment.name)
+                    self.forget(number)
+
+    def add(self, segment: Segment) -> int:
+        """Take in a segment that was just made; returns its number."""
+        number = max(self.placed, default=-1) + 1
+        base = self.index.attach(number, segment.geometry.slots)
+        self.placed[number] = Placed(segment, base, -1)
+        self._load(self.placed[number])
+        return number
+
+    def own(self, number: int) -> bool:
+        """Become the writer of a segment, and know exactly what it holds."""
+        placed = self.placed[number]
+        if not placed.segment.own():
+            return False
+        self._load(placed)
+        rows = slice(placed.base, placed.base + placed.slots)
+        self.index.writable[rows] = placed.segment.geometry.group
+        return True
+
+    def forget(self, number: int) -> None:
+        placed = self.placed.pop(number)
+        self.index.detach(placed.base, placed.slots)
+        placed.segment.close()
+
+    def merge_uses(self, group: int) -> None:
+        """Take in when other processes used the pages of our segments of ``group``."""
+        for placed in self.placed.values():
+            if placed.segment.owned and placed.segment.geometry.group == group:
+                self._merge(placed)
+
+    def put_uses(self, number: int) -> None:
+        """Write out when the pages of a segment were used, by us and by others."""
+        placed = self.placed[number]
+        self._merge(placed)
+        rows = slice(placed.base, placed.base + placed.slots)
+        placed.segment.put_uses(self.index.used[rows])
+
+    def close(self) -> None:
+        for number in list(self.placed):
+            self.forget(number)
+
+    def _merge(self, placed: Placed) -> None:
+        rows = np.arange(placed.base, placed.base + placed.slots)
+        self.index.merge_uses(rows, self._uses(placed))
+
+    def _uses(self, placed: Placed) -> Uses:
+        """A use in the far future is a flipped bit: the table of uses has no checksum."""
+        uses = placed.segment.uses()
+        limit = np.uint64((self._clock.now_s() + _TOLERANCE_S) * 1e9)
+        return np.where(uses > limit, np.uint64(0), uses)
+
+    def _load(self, placed: Placed) -> None:
+        segment = placed.segment
+        # First the count, then the headers: a change in between is seen again next time.
+        placed.changes = segment.changes()
+        bad = self.index.load(placed.base, segment.headers(), self._uses(placed), segment.geometry)
+        if bad:
+            self.damaged_headers += bad
+            _logger.warning("%s: %d damaged headers are not served", segment.name, bad)
+        if not segment.owned:
+            rows = slice(placed.base, placed.base + placed.slots)
+            self.index.writable[rows] = FOREIGN
+
+    def _list(self) -> None:
+        names = set(self._ledger.names())
+        known = {placed.segment.name: number for number, placed in self.placed.items()}
+        for name in known.keys() - names:
+            # Our own is only gone if an operator deleted it: its bytes are there until we close it.
+            if not self.placed[known[name]].segment.owned:
+                self.forget(known[name])
+        self.strangers &= names
+        for name in sorted(names - known.keys() - self.strangers):
+            with suppress(FileNotFoundError):  # a peer deleted it since
+                segment = Segment.open(self._ledger.directory / name)
+                if segment is None:  # damaged, or a peer is making it: look again next time
+                    continue
+                if self._is_ours(segment.geometry):
+                    self.add(segment)
+                else:
+                    self.strangers.add(name)
+                    segment.close()
+
+    def _is_ours(self, geometry: Geometry) -> bool:
+        sizes = self._form.page_bytes
+        return (
+            geometry.spec_digest == self._form.spec_digest
+            and geometry.group < len(sizes)
+            and geometry.page_bytes == sizes[geometry.group]
+        )

@@ -1,0 +1,135 @@
+"""``stratakv fsck DIR [--repair]``: is everything in a store's directory what it should be?
+
+Owns the scan of segments of every format, and the mending: a damaged object leaves, its slot is
+free again. Must not touch a segment that a live process writes.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from stratakv.core.errors import StorageError
+from stratakv.storage.file.index import servable
+from stratakv.storage.file.ledger import Ledger
+from stratakv.storage.file.segment import BLOCK_BYTES, Segment
+from stratakv.storage.header import HEADER, QUARANTINED, Headers, is_blank, is_sound
+
+_NAMED: Final = 100
+"""Problems that a report lists one by one."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """``in_use``: segments with a live writer, which were only looked at. ``unfinished``: files
+    whose making was cut short; ``broken``: segments that no longer say what they are, or are
+    truncated. The rest are objects. ``mended``: objects and files that ``repair`` removed.
+    ``problems``: the first 100, for people."""
+
+    segments: int
+    in_use: int
+    unfinished: int
+    broken: int
+    pages: int
+    physical_bytes: int
+    bad_headers: int
+    bad_payloads: int
+    quarantined: int
+    mended: int
+    problems: list[str]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong that was not mended."""
+        objects = self.bad_headers + self.bad_payloads + self.quarantined
+        return self.mended == objects + self.unfinished + self.broken
+
+
+def fsck(directory: Path, *, repair: bool = False) -> Findings:
+    """Read every header and every payload below ``directory``. StorageError if it is no store.
+
+    Without ``repair`` nothing is written. With it, a damaged object is removed, unless the process
+    that writes its segment is alive.
+    """
+    if not (directory / "ledger").is_file():
+        raise StorageError(f"{directory} is no StrataKV store: it has no ledger")
+    ledger = Ledger(directory, quota_bytes=0)
+    try:
+        found = Findings(0, 0, 0, 0, 0, ledger.physical_bytes(), 0, 0, 0, 0, [])
+        for name in ledger.names():
+            try:
+                segment = Segment.open(directory / name)
+            except FileNotFoundError:
+                continue
+            if segment is None or not _is_whole(directory / name, segment):
+                _broken_file(ledger, name, found, repair=repair)
+            if segment is not None:
+                if _is_whole(directory / name, segment):
+                    _scan(segment, found, repair=repair)
+                segment.close()
+    except OSError as error:
+        raise StorageError(f"{directory}: {error}") from error
+    finally:
+        ledger.close()
+    return found
+
+
+def _is_whole(path: Path, segment: Segment) -> bool:
+    geometry = segment.geometry
+    return path.exists() and path.stat().st_size >= geometry.data_at + geometry.data_bytes
+
+
+def _broken_file(ledger: Ledger, name: str, found: Findings, *, repair: bool) -> None:
+    with (ledger.directory / name).open("rb") as file:
+        unfinished = not any(file.read(BLOCK_BYTES))
+    found.unfinished += unfinished
+    found.broken += not unfinished
+    _note(found, f"{name}: {'was never finished' if unfinished else 'is no whole segment'}")
+    if repair:
+        with ledger.locked():
+            found.mended += ledger.delete_idle(name)
+
+
+def _scan(segment: Segment, found: Findings, *, repair: bool) -> None:
+    found.segments += 1
+    # Only for the time of the scan; a store that wants to adopt it asks again.
+    idle = segment.own()
+    found.in_use += not idle
+    table = segment.headers()
+    good = servable(table, segment.geometry)
+    quarantined = is_sound(table) & (table["magic"] == QUARANTINED)
+    bad = ~good & ~quarantined & ~is_blank(table)
+    torn = _bad_payloads(segment, table, np.flatnonzero(good))
+    found.pages += int(good.sum()) - len(torn)
+    found.bad_headers += int(bad.sum())
+    found.quarantined += int(quarantined.sum())
+    found.bad_payloads += len(torn)
+    lines = ((bad, "a damaged header"), (quarantined, "an object in quarantine"))
+    slots = {slot: what for mask, what in lines for slot in np.flatnonzero(mask).tolist()}
+    slots |= dict.fromkeys(torn, "a damaged payload")
+    for slot, what in sorted(slots.items()):
+        _note(found, f"{segment.name} slot {slot}: {what}")
+    if repair and idle and slots:
+        for slot in slots:
+            segment.put_headers(slot, np.zeros(1, HEADER))
+        segment.count_change()
+        found.mended += len(slots)
+
+
+def _bad_payloads(segment: Segment, table: Headers, slots: np.ndarray) -> list[int]:
+    """Slots whose payload is not what the header says; a page that its writer replaced meanwhile
+    is not one of them."""
+    page = memoryview(bytearray(segment.geometry.page_bytes))
+    torn: list[int] = []
+    for slot in slots.tolist():
+        if segment.read_page(slot, page) != table["payload_hash"][slot]:
+            same = segment.header_bytes(slot, 1) == table[slot].tobytes()
+            if same and segment.read_page(slot, page) != table["payload_hash"][slot]:
+                torn.append(slot)
+    return torn
+
+
+def _note(found: Findings, problem: str) -> None:
+    if len(found.problems) < _NAMED:
+        found.problems.append(problem)

@@ -1,0 +1,157 @@
+"""Who is where: a row per slot of every open segment, in arrays.
+
+Owns the rows and the dict that finds them. Must not do I/O. There is no Python object per page but
+two ints in the dict, which is filled and asked by loops in C.
+"""
+
+from collections import deque
+from itertools import repeat
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.storage.file.segment import Geometry, Uses
+from stratakv.storage.header import HEADER, MAGIC, Headers, is_blank, is_sound
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+"""Rows of the index, one per slot, int64 [n]."""
+
+NOWHERE: Final = -1
+FOREIGN: Final = -1
+_GROUP_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+_SHARD_MIX: Final = np.uint64(0xC2B2AE3D27D4EB4F)
+_FIRST_ROWS: Final = 1024
+
+
+class Index:
+    """``headers``, ``used`` (ns), ``present``, ``segment`` (its number) and ``writable`` (the group
+    of a segment that this process writes, else FOREIGN), all by row."""
+
+    def __init__(self) -> None:
+        self.headers: Headers = np.zeros(0, HEADER)
+        self.used: Uses = np.zeros(0, np.uint64)
+        self.present: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.segment: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self.writable: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self.newest_ns = 0
+        self._find: dict[int, int] = {}
+        self._rows = 0
+        self._spare: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._find)
+
+    def attach(self, number: int, slots: int) -> int:
+        """Rows for a segment, all absent; returns the first."""
+        spare = self._spare.get(slots)
+        if spare:
+            base = spare.pop()
+        else:
+            base = self._rows
+            self._rows += slots
+            self._grow(self._rows)
+        self.segment[base : base + slots] = number
+        self.writable[base : base + slots] = FOREIGN
+        return base
+
+    def detach(self, base: int, slots: int) -> None:
+        rows = np.arange(base, base + slots)
+        self.clear(rows)
+        self.segment[rows], self.writable[rows] = NOWHERE, FOREIGN
+        self._spare.setdefault(slots, []).append(base)
+
+    def load(self, base: int, table: Headers, uses: Uses, geometry: Geometry) -> int:
+        """Take the headers and uses of a segment as they are on disk now; returns how many slots
+        hold a header that is no good. What did not change stays as it is."""
+        rows = np.arange(base, base + len(table))
+        changed = ~same_headers(table, self.headers[rows])
+        at, rows_changed = np.flatnonzero(changed), rows[changed]
+        self.drop(rows_changed[self.present[rows_changed]])
+        fresh = table[at]
+        self.headers[rows_changed] = fresh
+        self.used[rows_changed] = fresh["stored_ns"]
+        self.merge_uses(rows, uses)
+        good = servable(fresh, geometry)
+        self.add(rows_changed[good])
+        return int((~good & ~is_blank(fresh)).sum())
+
+    def merge_uses(self, rows: Rows, uses: Uses) -> None:
+        """Take in uses that other processes wrote."""
+        self.used[rows] = np.maximum(self.used[rows], uses)
+        self.newest_ns = max(self.newest_ns, int(self.used[rows].max()))
+
+    def find(self, wanted: Headers) -> Rows:
+        """Row of each object, NOWHERE where it is not known; the whole key is compared."""
+        rows = self._get(_fingerprints(wanted).tolist())
+        at = np.flatnonzero(rows >= 0)
+        held = rows[at]
+        same = (self.headers["page"][held] == wanted["page"][at]).all(axis=1)
+        same &= self.headers["group"][held] == wanted["group"][at]
+        same &= self.headers["shard"][held] == wanted["shard"][at]
+        rows[at[~same]] = NOWHERE
+        return rows
+
+    def put(self, rows: Rows, table: Headers) -> None:
+        """These slots hold these objects from now on."""
+        self.headers[rows] = table
+        self.used[rows] = table["stored_ns"]
+        self.add(rows)
+
+    def add(self, rows: Rows) -> None:
+        """Find these rows by their headers. Where two processes stored the same object, or two keys
+        share 64 bits, the last one is found, and the other is a slot to be freed."""
+        prints = _fingerprints(self.headers[rows]).tolist()
+        hidden = self._get(prints)
+        self.present[hidden[hidden >= 0]] = False
+        self._find.update(zip(prints, rows.tolist(), strict=True))
+        self.present[rows] = self._get(prints) == rows
+
+    def drop(self, rows: Rows) -> None:
+        """Forget present rows; their headers stay, to be compared with the disk."""
+        prints = _fingerprints(self.headers[rows]).tolist()
+        deque(map(self._find.__delitem__, prints), maxlen=0)
+        self.present[rows] = False
+
+    def clear(self, rows: Rows) -> None:
+        """These slots are free: forget what they held, headers and all."""
+        self.drop(rows[self.present[rows]])
+        self.headers[rows] = np.zeros((), HEADER)
+        self.used[rows] = 0
+
+    def _get(self, prints: list[int]) -> Rows:
+        return np.fromiter(map(self._find.get, prints, repeat(NOWHERE)), np.int64, len(prints))
+
+    def _grow(self, rows: int) -> None:
+        capacity = len(self.used)
+        if rows > capacity:
+            more = max(rows, 2 * capacity, _FIRST_ROWS) - capacity
+            self.headers = np.concatenate([self.headers, np.zeros(more, HEADER)])
+            self.used = np.concatenate([self.used, np.zeros(more, np.uint64)])
+            self.present = np.concatenate([self.present, np.zeros(more, np.bool_)])
+            self.segment = np.concatenate([self.segment, np.full(more, NOWHERE, np.int32)])
+            self.writable = np.concatenate([self.writable, np.full(more, FOREIGN, np.int32)])
+
+
+def same_headers(left: Headers, right: Headers) -> npt.NDArray[np.bool_]:
+    """Bit for bit, bool [n]."""
+    words = [
+        np.ascontiguousarray(table).view("<u8").reshape(len(table), 16) for table in (left, right)
+    ]
+    return (words[0] == words[1]).all(axis=1)
+
+
+def servable(table: Headers, geometry: Geometry) -> npt.NDArray[np.bool_]:
+    """Which headers name an object that a segment of this geometry can hold, bool [n]."""
+    good = is_sound(table)
+    good &= table["magic"] == MAGIC
+    good &= (table["spec"] == np.frombuffer(geometry.spec_digest, "<u8")).all(axis=1)
+    good &= table["group"] == geometry.group
+    good &= table["payload_bytes"] == geometry.page_bytes
+    return good
+
+
+def _fingerprints(table: Headers) -> npt.NDArray[np.uint64]:
+    """64 bits of each key: a page key is a SHA-256 already."""
+    mixed: npt.NDArray[np.uint64] = table["page"][:, 0] ^ (table["group"] * _GROUP_MIX)
+    return mixed ^ (table["shard"] * _SHARD_MIX)

@@ -1,0 +1,242 @@
+"""One segment file: slots of one size, preallocated, with one writer.
+
+Owns the bytes of a segment and where they lie. Must not know keys' places (``index``), quotas
+(``ledger``) or what to evict (``room``).
+
+    block 0      what the segment is, sealed | u64 changes, counts up after each batch of headers
+    headers      ``HEADER`` per slot: zeros while the slot is free
+    uses         u64 ns per slot: when the object was last used; any process may write there
+    payloads     ``stride_bytes`` per slot, a multiple of a block
+
+Headers lie together, so opening reads 136 bytes per page in one piece for each segment: the table
+of headers is the compact index on disk, and no second copy can disagree with it. A header is
+written after its payload, and zeroed before its slot is used again.
+"""
+
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from stratakv.core.errors import StorageError
+from stratakv.storage.header import HEADER, HEADER_BYTES, PIECE_BYTES, Headers
+
+BLOCK_BYTES: Final = 4096
+FOLIO_BYTES: Final = 2 << 20
+_MAGIC: Final = b"SKVSEG\0\1"
+_FIELDS: Final = struct.Struct("<8sII16sQ")
+_CHECKSUM: Final = struct.Struct("<Q")
+_CHANGES_AT: Final = BLOCK_BYTES // 2
+_USE_BYTES: Final = 8
+_ZEROS: Final = memoryview(bytes(BLOCK_BYTES))
+SHORT: Final = -1
+"""In place of a hash: the file ends inside the page."""
+
+Uses: TypeAlias = npt.NDArray[np.uint64]
+"""Wall-clock ns of the last use, by slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """What a segment holds. ``slots`` pages of ``page_bytes`` of one group of one spec."""
+
+    spec_digest: bytes
+    group: int
+    slots: int
+    page_bytes: int
+
+    @property
+    def stride_bytes(self) -> int:
+        return _blocks(self.page_bytes)
+
+    @property
+    def uses_at(self) -> int:
+        return BLOCK_BYTES + _blocks(self.slots * HEADER_BYTES)
+
+    @property
+    def tables_bytes(self) -> int:
+        return self.uses_at + _blocks(self.slots * _USE_BYTES)
+
+    @property
+    def data_at(self) -> int:
+        """The kernel keeps a file in large folios only where writes are aligned; worth a tenth."""
+        return -(-self.tables_bytes // FOLIO_BYTES) * FOLIO_BYTES
+
+    @property
+    def data_bytes(self) -> int:
+        return self.slots * self.stride_bytes
+
+    @property
+    def physical_bytes(self) -> int:
+        """What the file takes on the disk: between the tables and the payloads is a hole."""
+        return self.tables_bytes + self.data_bytes
+
+    @staticmethod
+    def slots_in(size_bytes: int, page_bytes: int) -> int:
+        """How many slots a segment of about ``size_bytes`` has; at least one."""
+        return max(1, size_bytes // (_blocks(page_bytes) + HEADER_BYTES + _USE_BYTES))
+
+    def pack(self) -> bytes:
+        fields = _FIELDS.pack(_MAGIC, self.group, self.slots, self.spec_digest, self.page_bytes)
+        return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields))
+
+    @classmethod
+    def unpack(cls, block: bytes) -> "Geometry | None":
+        """None for what is not a sealed segment of this version."""
+        fields = block[: _FIELDS.size]
+        sealed = block[_FIELDS.size : _FIELDS.size + _CHECKSUM.size]
+        if len(sealed) < _CHECKSUM.size or _CHECKSUM.unpack(sealed)[0] != xxh3_64_intdigest(fields):
+            return None
+        magic, group, slots, digest, page_bytes = _FIELDS.unpack(fields)
+        if magic != _MAGIC:
+            return None
+        return cls(spec_digest=digest, group=group, slots=slots, page_bytes=page_bytes)
+
+
+class Segment:
+    """An open segment file. Only who ``own``s it writes headers and payloads. OSError as it comes
+    from the system."""
+
+    def __init__(self, path: Path, fd: int, geometry: Geometry, *, owned: bool) -> None:
+        self.name = path.name
+        self.geometry = geometry
+        self.owned = owned
+        self._fd = fd
+        self._data_at = geometry.data_at
+        self._stride = geometry.stride_bytes
+        self._padding = self._stride - geometry.page_bytes
+        # Twice the read-ahead: the disk works on while a page is hashed.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    @classmethod
+    def create(cls, path: Path, geometry: Geometry) -> "Segment":
+        """A new one, all its bytes taken from the disk, owned. OSError leaves no file behind."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(fd, 0, geometry.tables_bytes)
+            os.posix_fallocate(fd, geometry.data_at, geometry.data_bytes)
+            # Block 0 comes last: who dies before leaves zeros there, and the file means nothing.
+            os.pwrite(fd, geometry.pack(), 0)
+        except OSError:
+            path.unlink()
+            os.close(fd)
+            raise
+        return cls(path, fd, geometry, owned=True)
+
+    @classmethod
+    def open(cls, path: Path) -> "Segment | None":
+        """For reading; None where block 0 does not say what the file is, or the file is short."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        geometry = Geometry.unpack(os.pread(fd, BLOCK_BYTES, 0))
+        if geometry is None or os.fstat(fd).st_size < geometry.data_at:
+            os.close(fd)
+            return None
+        return cls(path, fd, geometry, owned=False)
+
+    def own(self) -> bool:
+        """Become the one writer, unless somebody is."""
+        if not self.owned:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self.owned = True
+        return True
+
+    def changes(self) -> int:
+        """Counts up after each batch of headers."""
+        return int.from_bytes(os.pread(self._fd, 8, _CHANGES_AT), "little")
+
+    def count_change(self) -> int:
+        changes = self.changes() + 1
+        os.pwrite(self._fd, changes.to_bytes(8, "little"), _CHANGES_AT)
+        return changes
+
+    def headers(self, first: int = 0, count: int | None = None) -> Headers:
+        """Headers of ``count`` slots from ``first`` on; all of them where nothing is said."""
+        wanted = self.geometry.slots if count is None else count
+        return np.frombuffer(self.header_bytes(first, wanted), HEADER)
+
+    def header_bytes(self, first: int, count: int) -> bytes:
+        """The same as they lie on the disk."""
+        return _read_all(self._fd, count * HEADER_BYTES, BLOCK_BYTES + first * HEADER_BYTES)
+
+    def put_headers(self, first: int, table: Headers) -> None:
+        assert self.owned, f"{self.name} has another writer"
+        _write_all(self._fd, [memoryview(table.tobytes())], BLOCK_BYTES + first * HEADER_BYTES)
+
+    def uses(self) -> Uses:
+        size = self.geometry.slots * _USE_BYTES
+        return np.frombuffer(_read_all(self._fd, size, self.geometry.uses_at), np.uint64)
+
+    def put_uses(self, uses: Uses) -> None:
+        _write_all(self._fd, [memoryview(uses.tobytes())], self.geometry.uses_at)
+
+    def read_page(self, slot: int, into: memoryview) -> int:
+        """Fill ``into``; returns the hash of what is there now, or ``SHORT``."""
+        fd, at, size = self._fd, self._data_at + slot * self._stride, len(into)
+        if size <= PIECE_BYTES:
+            return xxh3_64_intdigest(into) if os.preadv(fd, [into], at) == size else SHORT
+        state = xxh3_64()
+        for start in range(0, size, PIECE_BYTES):
+            piece = into[start : start + PIECE_BYTES]
+            if os.preadv(fd, [piece], at + start) != len(piece):
+                return SHORT
+            state.update(piece)
+        return state.intdigest()
+
+    def write_page(self, slot: int, page: memoryview) -> int:
+        """Write a payload, padded to whole blocks, which spares the kernel a read of the last one;
+        returns its hash."""
+        assert self.owned, f"{self.name} has another writer"
+        fd, at, size = self._fd, self._data_at + slot * self._stride, len(page)
+        padding = [_ZEROS[: self._padding]] if self._padding else []
+        # The copy into the kernel brings a piece into the cache. Before it, hashing costs twice as
+        # much.
+        if size <= PIECE_BYTES:
+            _write_all(fd, [page, *padding], at)
+            return xxh3_64_intdigest(page)
+        state = xxh3_64()
+        for start in range(0, size, PIECE_BYTES):
+            piece = page[start : start + PIECE_BYTES]
+            parts = [piece, *padding] if start + PIECE_BYTES >= size else [piece]
+            _write_all(fd, parts, at + start)
+            state.update(piece)
+        return state.intdigest()
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Gives the lock back too."""
+        os.close(self._fd)
+
+
+def _blocks(size_bytes: int) -> int:
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _read_all(fd: int, size: int, at: int) -> bytes:
+    data = os.pread(fd, size, at)
+    if len(data) != size:
+        raise StorageError(f"a segment ends at {at + len(data)}, inside its tables")
+    return data
+
+
+def _write_all(fd: int, parts: list[memoryview], at: int) -> None:
+    """pwritev until everything is there; a disk that is full stops it with an OSError."""
+    size = sum(map(len, parts))
+    done = os.pwritev(fd, parts, at)
+    while done < size:
+        rest = memoryview(b"".join(parts))[done:]
+        written = os.pwrite(fd, rest, at + done)
+        if written == 0:
+            raise OSError(5, "nothing was written")
+        done += written

@@ -1,0 +1,344 @@
+"""The embedded store: a ``StorageBackend`` over preallocated segments in one directory.
+
+Owns the protocol's promises: what is a hit, when a page counts as stored, what an error means. Must
+not choose what leaves (``room``), nor know where bytes lie (``segment``).
+
+A page is stored once its header is written, which is after its payload: it then survives the death
+of this process, and with ``power_safe`` a power loss too. Whoever reads it checks the hash of what
+was read, and then that the header is still the one the index has.
+"""
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.clock import Clock
+from stratakv.core.errors import StorageError
+from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.file.breaker import Breaker
+from stratakv.storage.file.catalog import Catalog
+from stratakv.storage.file.counters import FileStats
+from stratakv.storage.file.index import NOWHERE, Rows
+from stratakv.storage.file.ledger import Ledger
+from stratakv.storage.file.room import Keeping, Room
+from stratakv.storage.header import (
+    HEADER,
+    HEADER_BYTES,
+    Headers,
+    headers_of,
+    is_blank,
+    is_sound,
+    seal,
+)
+
+_logger = logging.getLogger(__name__)
+
+_SPARSE: Final = 32
+TICK_S: Final = 1.0
+"""How often uses are written out, time to live is looked at, and peers are listened to."""
+
+
+class FileStore:
+    """``clock``: wall-clock seconds, since uses outlive the process and are shared by several."""
+
+    def __init__(self, directory: Path, form: StoreFormat, keeping: Keeping, clock: Clock) -> None:
+        self._form, self._keeping, self._clock = form, keeping, clock
+        self._writes = Breaker(clock)
+        self._last_ns = 0
+        self._ticked_s = clock.now_s()
+        self._used_since: set[int] = set()
+        self._closed = False
+        with _as_storage_error():
+            directory.mkdir(parents=True, exist_ok=True)
+            self._ledger = Ledger(directory, keeping.quota_bytes)
+            self._catalog = Catalog(self._ledger, form, clock)
+            self._catalog.refresh()
+        self._index = self._catalog.index
+        self._room = Room(self._ledger, self._catalog, form, keeping, clock)
+        self._counters = self._room.counters
+
+    def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
+        with self._working():
+            return self._find(headers_of(keys, self._form.spec_digest)) != NOWHERE
+
+    def read(self, keys: Sequence[ObjectKey], into: Sequence[memoryview]) -> list[ReadStatus]:
+        with self._working():
+            rows = self._find(headers_of(keys, self._form.spec_digest))
+            statuses = [ReadStatus.MISS] * len(keys)
+            at = np.flatnonzero(rows != NOWHERE)
+            hashes: list[int] = self._index.headers["payload_hash"][rows[at]].tolist()
+            buffers = [into[i] for i in at.tolist()]
+            seen = self._read_pages(rows[at], buffers)
+            unchanged = self._unchanged(rows[at])
+            for i, digest, expected, buffer, same in zip(
+                at.tolist(), seen, hashes, buffers, unchanged, strict=True
+            ):
+                hit = digest == expected and same
+                statuses[i] = ReadStatus.HIT if hit else self._judge(int(rows[i]), digest, buffer)
+            self._count_reads(statuses)
+            return statuses
+
+    def write(self, keys: Sequence[ObjectKey], pages: Sequence[memoryview]) -> list[WriteStatus]:
+        with self._working():
+            self._catalog.refresh()
+            wanted = headers_of(keys, self._form.spec_digest)
+            now_ns = self._stamps(1)[0]
+            rows = self._index.find(wanted)
+            there = rows != NOWHERE
+            self._use(rows[there][::-1])
+            statuses = [
+                WriteStatus.PRESENT if there[i] else WriteStatus.REFUSED for i in range(len(keys))
+            ]
+            fresh = _first_of_each(keys, np.flatnonzero(~there).tolist(), statuses)
+            if fresh and self._writes.closed:
+                for group in sorted({keys[i].group for i in fresh}):
+                    of_group = [i for i in fresh if keys[i].group == group]
+                    self._store(group, of_group, pages, wanted, statuses, int(now_ns))
+            self._counters.stored += statuses.count(WriteStatus.STORED)
+            self._counters.refused += statuses.count(WriteStatus.REFUSED)
+            return statuses
+
+    def touch(self, keys: Sequence[ObjectKey]) -> None:
+        if not self._closed:
+            rows = self._index.find(headers_of(keys, self._form.spec_digest))
+            self._use(rows[rows != NOWHERE])
+
+    def remove(self, keys: Sequence[ObjectKey]) -> int:
+        """A page in the segment of another live process is only forgotten here."""
+        with self._working():
+            rows = self._find(headers_of(keys, self._form.spec_digest))
+            rows = np.unique(rows[rows != NOWHERE])
+            for number in set(self._index.segment[rows].tolist()):
+                if not self._catalog.placed[number].segment.owned:
+                    self._room.slots.adopt(number)
+            ours = self._index.writable[rows] >= 0
+            self._room.slots.clear(rows[ours])
+            self._index.drop(rows[~ours])
+            return len(rows)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            try:
+                self._put_uses()
+            except (OSError, StorageError) as error:
+                _logger.warning("uses were not written: %s", error)
+            self._catalog.close()
+            self._ledger.close()
+
+    def stats(self) -> FileStats:
+        """Counts and sizes, at this moment."""
+        return FileStats(
+            pages=len(self._index),
+            segments=len(self._catalog.placed),
+            physical_bytes=self._ledger.physical_bytes(),
+            quota_bytes=self._keeping.quota_bytes,
+            writing=self._writes.closed,
+            growing=self._room.growth.closed,
+            damaged_headers=self._catalog.damaged_headers,
+            counters=replace(self._counters),
+        )
+
+    def _find(self, wanted: Headers) -> Rows:
+        """Rows of what may be served; a peer may have stored what is not known yet."""
+        rows = self._index.find(wanted)
+        if (rows == NOWHERE).any():
+            self._catalog.refresh()
+            rows = self._index.find(wanted)
+        if self._keeping.ttl_s is not None:
+            limit = max(0, int((self._clock.now_s() - self._keeping.ttl_s) * 1e9))
+            rows[(rows != NOWHERE) & (self._index.used[rows] < limit)] = NOWHERE
+        return rows
+
+    def _read_pages(self, rows: Rows, into: Sequence[memoryview]) -> list[int | None]:
+        """The hash of each page after it was read; None where it could not be read."""
+        hashes: list[int | None] = []
+        numbers: list[int] = self._index.segment[rows].tolist()
+        placed = self._catalog.placed
+        for row, number, buffer in zip(rows.tolist(), numbers, into, strict=True):
+            at = placed[number]
+            try:
+                hashes.append(at.segment.read_page(row - at.base, buffer))
+            except OSError as error:
+                _logger.warning("%s: slot %d: %s", at.segment.name, row - at.base, error)
+                self._counters.read_errors += 1
+                hashes.append(None)
+        return hashes
+
+    def _unchanged(self, rows: Rows) -> list[bool]:
+        """Whether the headers on the disk are still those of the index. By bytes and lists: right
+        after megabytes were copied, a NumPy call costs as much as 50 comparisons."""
+        expected = self._index.headers[rows].tobytes()
+        seen = self._headers_on_disk(rows)
+        size = HEADER_BYTES
+        return [
+            header == expected[at : at + size]
+            for header, at in zip(seen, range(0, len(expected), size), strict=True)
+        ]
+
+    def _headers_on_disk(self, rows: Rows) -> list[bytes]:
+        """One read for each segment, unless its slots lie far apart."""
+        found = [b""] * len(rows)
+        by_number: dict[int, list[tuple[int, int]]] = {}
+        numbers: list[int] = self._index.segment[rows].tolist()
+        for at, (row, number) in enumerate(zip(rows.tolist(), numbers, strict=True)):
+            slot = row - self._catalog.placed[number].base
+            by_number.setdefault(number, []).append((slot, at))
+        for number, wanted in by_number.items():
+            segment = self._catalog.placed[number].segment
+            first, last = min(wanted)[0], max(wanted)[0]
+            if last - first < _SPARSE * len(wanted):
+                table = segment.header_bytes(first, last - first + 1)
+                for slot, at in wanted:
+                    begin = (slot - first) * HEADER_BYTES
+                    found[at] = table[begin : begin + HEADER_BYTES]
+            else:
+                for slot, at in wanted:
+                    found[at] = segment.header_bytes(slot, 1)
+        return found
+
+    def _judge(self, row: int, digest: int | None, buffer: memoryview) -> ReadStatus:
+        """What it means that a page did not come back as it was stored."""
+        if digest is None:
+            return ReadStatus.FAILED
+        rows = np.array([row])
+        if self._unchanged(rows)[0]:
+            # Its writer may have put it there again while it was read: look once more.
+            again = self._read_pages(rows, [buffer])[0]
+            if again == self._index.headers["payload_hash"][row] and self._unchanged(rows)[0]:
+                return ReadStatus.HIT
+        header = np.frombuffer(self._headers_on_disk(rows)[0], HEADER)
+        damaged = not is_sound(header)[0] and not is_blank(header)[0]
+        if not damaged and header.tobytes() != self._index.headers[rows].tobytes():
+            return ReadStatus.MISS  # its writer evicted it; the next refresh sees what came instead
+        self._room.slots.quarantine(row)
+        self._counters.quarantined += 1
+        return ReadStatus.CORRUPT
+
+    def _count_reads(self, statuses: list[ReadStatus]) -> None:
+        self._counters.hits += statuses.count(ReadStatus.HIT)
+        self._counters.misses += statuses.count(ReadStatus.MISS)
+        self._counters.corrupt += statuses.count(ReadStatus.CORRUPT)
+
+    def _store(
+        self,
+        group: int,
+        wanted_at: list[int],
+        pages: Sequence[memoryview],
+        wanted: Headers,
+        statuses: list[WriteStatus],
+        now_ns: int,
+    ) -> None:
+        """Write the pages at ``wanted_at``, all of ``group``; sets their statuses."""
+        size = self._form.page_bytes[group]
+        assert all(len(pages[i]) == size for i in wanted_at), (
+            f"pages of group {group}: {size} bytes"
+        )
+        rows = self._room.take(group, len(wanted_at), now_ns)
+        filled: list[tuple[int, int, int]] = []
+        failed: list[int] = []
+        for i, row in zip(wanted_at, rows, strict=False):
+            digest = self._write_page(row, pages[i]) if not failed else None
+            if digest is None:
+                failed.append(row)
+                statuses[i] = WriteStatus.FAILED if len(failed) == 1 else WriteStatus.REFUSED
+            else:
+                filled.append((i, row, digest))
+        self._room.slots.give_back(group, failed)
+        if filled:
+            self._publish(filled, wanted, statuses)
+
+    def _write_page(self, row: int, page: memoryview) -> int | None:
+        placed = self._catalog.placed[int(self._index.segment[row])]
+        try:
+            return placed.segment.write_page(row - placed.base, page)
+        except OSError as error:
+            self._write_failed(error)
+            return None
+
+    def _publish(
+        self, filled: list[tuple[int, int, int]], wanted: Headers, statuses: list[WriteStatus]
+    ) -> None:
+        """Write the headers of (place in the batch, row, hash), all of one group: from here on the
+        pages exist."""
+        places, into, hashes = zip(*filled, strict=True)
+        table, rows = wanted[list(places)], list(into)
+        table["payload_bytes"] = self._form.page_bytes[int(table["group"][0])]
+        table["payload_hash"] = hashes
+        # A batch comes from the head of a chain down: its deepest page is its oldest.
+        table["stored_ns"] = self._stamps(len(rows))[::-1]
+        try:
+            self._room.slots.fill(rows, seal(table))
+            if self._keeping.power_safe:
+                for number in set(self._index.segment[rows].tolist()):
+                    self._catalog.placed[number].segment.sync()
+        except OSError as error:
+            # Whether they are there is unknown, and nobody will count on it.
+            self._write_failed(error)
+            for i in places:
+                statuses[i] = WriteStatus.FAILED
+        else:
+            self._writes.worked()
+            for i in places:
+                statuses[i] = WriteStatus.STORED
+
+    def _write_failed(self, error: OSError) -> None:
+        _logger.warning("writes are off for a while: %s", error)
+        self._counters.write_errors += 1
+        self._writes.failed()
+
+    def _use(self, rows: Rows) -> None:
+        """Stamp rows in this order, the last one youngest."""
+        self._index.used[rows] = self._stamps(len(rows))
+        self._used_since.update(set(self._index.segment[rows].tolist()))
+
+    def _stamps(self, count: int) -> npt.NDArray[np.uint64]:
+        """``count`` moments, ns, each after all that were given before."""
+        seen_ns = max(self._last_ns, self._index.newest_ns)  # the clock may have been set back
+        first = max(seen_ns + 1, int(self._clock.now_s() * 1e9))
+        self._last_ns = first + max(count, 1) - 1
+        return np.arange(first, first + count, dtype=np.uint64)
+
+    @contextmanager
+    def _working(self) -> Generator[None, None, None]:
+        """Around every call: what is due once a second, and errors in the caller's terms."""
+        if self._closed:
+            raise StorageError("the file store is closed")
+        with _as_storage_error():
+            if not 0 <= self._clock.now_s() - self._ticked_s < TICK_S:
+                self._ticked_s = self._clock.now_s()
+                self._catalog.refresh()
+                self._put_uses()
+                self._room.expire()
+                self._room.yield_to_others()
+            yield
+
+    def _put_uses(self) -> None:
+        for number in self._used_since & self._catalog.placed.keys():
+            self._catalog.put_uses(number)
+        self._used_since.clear()
+
+
+@contextmanager
+def _as_storage_error() -> Generator[None, None, None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the file store: {error}") from error
+
+
+def _first_of_each(
+    keys: Sequence[ObjectKey], places: list[int], statuses: list[WriteStatus]
+) -> list[int]:
+    """``places`` without repeats of a key, which are PRESENT once the first is there."""
+    first = {keys[i]: i for i in reversed(places)}
+    for i in places:
+        if first[keys[i]] != i:
+            statuses[i] = WriteStatus.PRESENT
+    return sorted(first.values())

@@ -1,0 +1,122 @@
+"""One job under way: its next batch, what has been heard so far, its answer.
+
+Owns the calls of a backend. Must not wait, nor know threads or other jobs.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar, assert_never
+
+import numpy as np
+
+from stratakv.core.errors import StorageError
+from stratakv.core.ids import TicketId
+from stratakv.storage.backend import ReadStatus, StorageBackend, StoreFormat, WriteStatus
+from stratakv.storage.io_jobs import (
+    Answer,
+    Ending,
+    Fetch,
+    Fetched,
+    Job,
+    Queried,
+    Query,
+    Remove,
+    Removed,
+    Store,
+    Stored,
+    Touch,
+    Touched,
+    kind_of,
+)
+
+
+class Batching:
+    """How much of a job is done at a time: at most ``pages`` objects, and at most ``size_bytes`` of
+    them where bytes move, but always one."""
+
+    def __init__(self, form: StoreFormat, pages: int, size_bytes: int) -> None:
+        assert pages > 0, f"a batch of {pages} pages"
+        self._page_bytes = form.page_bytes
+        self._pages = pages
+        self._size_bytes = size_bytes
+
+    def stop(self, job: Job, start: int) -> int:
+        """Where the batch that begins at key ``start`` ends."""
+        keys = job.keys[start : start + self._pages]
+        match job:
+            case Query() | Touch() | Remove():
+                return start + len(keys)
+            case Fetch() | Store():
+                sizes = np.cumsum([self._page_bytes[key.group] for key in keys])
+                fitting = int(np.searchsorted(sizes, self._size_bytes, side="right"))
+                return start + min(max(fitting, 1), len(keys))
+            case _:
+                assert_never(job)
+
+
+class Task:
+    """``done``: keys that were tried. ``cancelled`` is set by the owner's thread, all else by the
+    lane's. It holds the buffers until it is answered."""
+
+    def __init__(self, ticket: TicketId, job: Job) -> None:
+        self.ticket = ticket
+        self.job = job
+        self.kind = kind_of(job)
+        self.done = 0
+        self.cancelled = False
+        self._present = np.zeros(len(job.keys), np.bool_)
+        self._read: list[ReadStatus] = []
+        self._written: list[WriteStatus] = []
+        self._removed = 0
+
+    @property
+    def weight(self) -> int:
+        """What it counts for in a queue; a job without a key takes a place too."""
+        return max(1, len(self.job.keys))
+
+    @property
+    def whole(self) -> bool:
+        return self.done == len(self.job.keys)
+
+    def advance(self, backend: StorageBackend, stop: int) -> None:
+        """Try keys [done, stop). What the backend raises comes through, and then none counts."""
+        keys = self.job.keys[self.done : stop]
+        count = len(keys)
+        match self.job:
+            case Query():
+                self._present[self.done : stop] = _all(backend.contains(keys), count)
+            case Fetch(into=into):
+                self._read += _all(backend.read(keys, into[self.done : stop]), count)
+            case Store(pages=pages):
+                self._written += _all(backend.write(keys, pages[self.done : stop]), count)
+            case Touch():
+                backend.touch(keys)
+            case Remove():
+                self._removed += backend.remove(keys)
+            case _:
+                assert_never(self.job)
+        self.done = stop
+
+    def answer(self, ending: Ending) -> Answer:
+        match self.job:
+            case Query():
+                return Queried(self.ticket, ending, self._present)
+            case Fetch():
+                return Fetched(self.ticket, ending, self._read)
+            case Store():
+                return Stored(self.ticket, ending, self._written)
+            case Touch():
+                return Touched(self.ticket, ending)
+            case Remove():
+                return Removed(self.ticket, ending, self._removed)
+            case _:
+                assert_never(self.job)
+
+
+_Items = TypeVar("_Items", bound=Sequence[object] | np.ndarray)
+
+
+def _all(found: _Items, count: int) -> _Items:
+    """StorageError where a backend does not speak of every key."""
+    if len(found) != count:
+        raise StorageError(f"the backend answered {len(found)} of {count} keys")
+    return found

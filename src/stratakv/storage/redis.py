@@ -1,0 +1,241 @@
+"""Pages in Redis or Valkey, one string each, over connections that redis-py opens.
+
+Owns the commands. A batch is pipelined and bounded in bytes, so neither end holds more of it than
+that. What is evicted is the server's choice (``maxmemory-policy``; its clock counts seconds). Must
+not have threads or keep an index.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.errors import StorageError
+from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.header import HEADER_BYTES, payload_hash
+from stratakv.storage.redis_wire import RedisWire, Reply, ServerError, command
+from stratakv.storage.remote_object import (
+    are_genuine,
+    batches,
+    blank_heads,
+    head_views,
+    library_missing,
+    name_of,
+    seal_head,
+    unsealed_heads,
+)
+
+_NO_ROOM: Final = frozenset({"OOM", "MISCONF", "READONLY", "NOREPLICAS"})
+"""Answers of a server that cannot take a write now, though it is otherwise well."""
+_CONTROL: Final = 4096
+"""Small commands in one round trip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisOptions:
+    """``url``: redis-py's, with ``redis``, ``rediss`` or ``unix``; it may hold a password.
+
+    ``timeout_s`` bounds one batch, ``connect_timeout_s`` a connection. ``ttl_s`` counts from the
+    last use; None: forever. ``batch_bytes`` bounds what is under way at once. ``login`` has what
+    redis-py takes beside the URL.
+    """
+
+    url: str = field(repr=False)
+    login: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    prefix: str = "stratakv"
+    ttl_s: float | None = None
+    timeout_s: float = 10.0
+    connect_timeout_s: float = 3.0
+    batch_bytes: int = 16 << 20
+
+
+class RedisBackend:
+    """A ``StorageBackend``. Connects when it is made, and again after every failure.
+
+    ConfigError where redis-py is missing; StorageError where the server cannot be reached or does
+    not let us in.
+    """
+
+    def __init__(self, form: StoreFormat, options: RedisOptions) -> None:
+        try:
+            import redis  # noqa: PLC0415 - only who uses it needs it
+            from redis.backoff import NoBackoff  # noqa: PLC0415
+            from redis.retry import Retry  # noqa: PLC0415
+        except ImportError as error:
+            raise library_missing("redis", error) from error
+        self._form, self._options = form, options
+        self._errors = (redis.RedisError, OSError)
+        # Retries are the I/O worker's; protocol 2 because `RedisWire` reads that one.
+        self._pool: Any = redis.ConnectionPool.from_url(
+            options.url,
+            **options.login,
+            protocol=2,
+            socket_timeout=options.timeout_s,
+            socket_connect_timeout=options.connect_timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+        with self._wire() as wire:
+            wire.send([command(b"PING")])
+            _expect(wire.reply(), "PING")
+
+    def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
+        return np.array(self._count([command(b"EXISTS", name) for name in self._names(keys)]), bool)
+
+    def read(self, keys: Sequence[ObjectKey], into: Sequence[memoryview]) -> list[ReadStatus]:
+        statuses: list[ReadStatus] = []
+        with self._wire() as wire:
+            for at in batches([HEADER_BYTES + len(page) for page in into], self._batch_bytes):
+                statuses += self._read_batch(wire, keys[at], into[at])
+        corrupt = [i for i, status in enumerate(statuses) if status is ReadStatus.CORRUPT]
+        if corrupt:
+            # Put aside: what is gone is written anew, what stays would be refused as present.
+            with suppress(StorageError):
+                self.remove([keys[i] for i in corrupt])
+        return statuses
+
+    def write(self, keys: Sequence[ObjectKey], pages: Sequence[memoryview]) -> list[WriteStatus]:
+        statuses = [WriteStatus.PRESENT] * len(keys)
+        # One small round trip first: a shared server has most pages of a busy prefix already.
+        absent = np.flatnonzero(~self.contains(keys)).tolist()
+        with self._wire() as wire:
+            sizes = [HEADER_BYTES + len(pages[i]) for i in absent]
+            for at in batches(sizes, self._batch_bytes):
+                some = absent[at]
+                done = self._write_batch(wire, [keys[i] for i in some], [pages[i] for i in some])
+                for i, status in zip(some, done, strict=True):
+                    statuses[i] = status
+        return statuses
+
+    def touch(self, keys: Sequence[ObjectKey]) -> None:
+        ttl_s = self._options.ttl_s
+        with suppress(StorageError):
+            if ttl_s is None:
+                self._count([command(b"TOUCH", name) for name in self._names(keys)])
+            else:
+                ttl = _milliseconds(ttl_s)
+                self._count([command(b"PEXPIRE", name, ttl) for name in self._names(keys)])
+
+    def remove(self, keys: Sequence[ObjectKey]) -> int:
+        return sum(self._count([command(b"UNLINK", name) for name in self._names(keys)]))
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.disconnect()
+
+    @property
+    def _batch_bytes(self) -> int:
+        return self._options.batch_bytes
+
+    def _names(self, keys: Sequence[ObjectKey]) -> list[bytes]:
+        prefix = self._options.prefix
+        return [f"{prefix}:{name_of(key, self._form, ':')}".encode() for key in keys]
+
+    def _count(self, commands: Sequence[bytes]) -> list[int]:
+        """Pipeline commands that answer with a number."""
+        numbers: list[int] = []
+        with self._wire() as wire:
+            for begin in range(0, len(commands), _CONTROL):
+                some = commands[begin : begin + _CONTROL]
+                wire.within(self._options.timeout_s)
+                wire.send([b"".join(some)])
+                numbers += [_number(wire.reply()) for _ in some]
+        return numbers
+
+    def _read_batch(
+        self, wire: RedisWire, keys: Sequence[ObjectKey], into: Sequence[memoryview]
+    ) -> list[ReadStatus]:
+        wire.within(self._options.timeout_s)
+        wire.send([b"".join([command(b"GET", name) for name in self._names(keys)])])
+        heads = blank_heads(len(keys))
+        statuses = [ReadStatus.HIT] * len(keys)
+        hashes = [0] * len(keys)
+        for i, (head, page) in enumerate(zip(head_views(heads), into, strict=True)):
+            length = wire.bulk((head, page))
+            if isinstance(length, ServerError):
+                raise _refused("GET", length)
+            if length is None:
+                statuses[i] = ReadStatus.MISS
+            elif length == HEADER_BYTES + len(page):
+                hashes[i] = payload_hash(page)
+        genuine = are_genuine(keys, self._form, heads, hashes)
+        for i in np.flatnonzero(~genuine).tolist():
+            if statuses[i] is ReadStatus.HIT:
+                statuses[i] = ReadStatus.CORRUPT
+        return statuses
+
+    def _write_batch(
+        self, wire: RedisWire, keys: Sequence[ObjectKey], pages: Sequence[memoryview]
+    ) -> Iterator[WriteStatus]:
+        ttl_s = self._options.ttl_s
+        options = [b"NX"] if ttl_s is None else [b"NX", b"PX", _milliseconds(ttl_s)]
+        tail = command(*options).partition(b"\r\n")[2]
+        heads = head_views(unsealed_heads(keys, self._form))
+        wire.within(self._options.timeout_s)
+        after = b""
+        for name, head, page in zip(self._names(keys), heads, pages, strict=True):
+            seal_head(head, page)
+            start = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n" % (3 + len(options), len(name), name)
+            size = b"$%d\r\n" % (HEADER_BYTES + len(page))
+            wire.send((b"".join((after, start, size, head)), page))
+            after = b"\r\n" + tail
+        wire.send((after,))
+        return map(_written, [wire.reply() for _ in keys])
+
+    @contextmanager
+    def _wire(self) -> Generator[RedisWire]:
+        """The connection, alive and in step; it is given up where the body does not get through."""
+        if self._pool is None:
+            raise StorageError("redis: the store is closed")
+        try:
+            connection = self._pool.get_connection()
+        except self._errors as error:
+            raise StorageError(f"redis: no connection: {error}") from error
+        try:
+            # redis-py has no public way to a reply's bytes that does not copy them first.
+            wire = RedisWire(connection._sock)  # noqa: SLF001
+            wire.within(self._options.timeout_s)
+            yield wire
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._pool.release(connection)
+
+
+def _milliseconds(seconds: float) -> bytes:
+    return b"%d" % max(1, round(seconds * 1000))
+
+
+def _refused(what: str, error: ServerError) -> StorageError:
+    return StorageError(f"redis: {what} was refused: {error}")
+
+
+def _expect(reply: Reply, what: str) -> None:
+    if isinstance(reply, ServerError):
+        raise _refused(what, reply)
+
+
+def _number(reply: Reply) -> int:
+    if isinstance(reply, ServerError):
+        raise _refused("a command", reply)
+    if not isinstance(reply, int):
+        raise StorageError("redis: an answer is no number")
+    return reply
+
+
+def _written(reply: Reply) -> WriteStatus:
+    match reply:
+        case b"OK":
+            return WriteStatus.STORED
+        case None:
+            return WriteStatus.PRESENT
+        case ServerError() if reply.code in _NO_ROOM:
+            return WriteStatus.REFUSED
+        case ServerError():
+            raise _refused("SET", reply)
+        case _:
+            raise StorageError("redis: an unexpected answer to SET")

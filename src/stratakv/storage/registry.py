@@ -1,0 +1,111 @@
+"""From a storage URL's record to an open backend, and the schemes that installed packages add.
+
+Owns the table of backends. Must not read URLs, and imports no client library: a backend does when
+it is made.
+
+A package adds a scheme with an entry point:
+
+    [project.entry-points."stratakv.storage"]
+    mystore = "mypackage.store:open_store"     # (PluginUrl, StoreFormat) -> StorageBackend
+"""
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final, assert_never
+
+from stratakv.core.clock import WallClock
+from stratakv.core.errors import ConfigError
+from stratakv.storage.backend import StorageBackend, StoreFormat
+from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.store import FileStore
+from stratakv.storage.memory import MemoryBackend
+from stratakv.storage.mooncake import MooncakeBackend, MooncakeOptions
+from stratakv.storage.redis import RedisBackend, RedisOptions
+from stratakv.storage.s3 import S3Backend, S3Options
+from stratakv.storage.urls import (
+    FLAG,
+    FileUrl,
+    MemoryUrl,
+    MooncakeUrl,
+    PluginUrl,
+    RedisUrl,
+    S3Url,
+    StorageUrl,
+)
+
+GROUP: Final = "stratakv.storage"
+BUILT_IN: Final = frozenset({"memory", "file", "redis", "rediss", "redis+unix", "s3", "mooncake"})
+
+Factory = Callable[[PluginUrl, StoreFormat], StorageBackend]
+
+
+def plugin_schemes() -> tuple[str, ...]:
+    """The schemes that installed packages add, sorted; nothing of theirs is imported. They do not
+    take over a built-in one."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)} - BUILT_IN))
+
+
+def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
+    """An open backend for objects of ``form``.
+
+    ConfigError where its client library is missing or a setting is not allowed; StorageError where
+    its server does not answer or does not let us in.
+    """
+    match url:
+        case MemoryUrl():
+            return MemoryBackend(form, url.quota_bytes)
+        case FileUrl():
+            keeping = Keeping(
+                quota_bytes=url.quota_bytes, ttl_s=url.ttl_s, power_safe=url.power_safe
+            )
+            return FileStore(url.directory, form, keeping, WallClock())
+        case RedisUrl():
+            return RedisBackend(form, _redis(url))
+        case S3Url():
+            return S3Backend(form, _s3(url))
+        case MooncakeUrl():
+            return MooncakeBackend(form, _mooncake(url))
+        case PluginUrl():
+            return _factory(url.scheme)(url, form)
+        case _:
+            assert_never(url)
+
+
+def _redis(url: RedisUrl) -> RedisOptions:
+    return RedisOptions(url=url.url, ttl_s=url.ttl_s, timeout_s=url.timeout_s)
+
+
+def _s3(url: S3Url) -> S3Options:
+    settings = {"endpoint": url.endpoint, "region": url.region}
+    given = {name: value for name, value in settings.items() if value is not None}
+    return S3Options(bucket=url.bucket, prefix=url.prefix, settings=given, timeout_s=url.timeout_s)
+
+
+def _mooncake(url: MooncakeUrl) -> MooncakeOptions:
+    host, _, port = url.master.rpartition(":")
+    return MooncakeOptions(
+        master=(host.strip("[]"), int(port)),
+        metadata=url.metadata,
+        transport=url.protocol,
+        segment_bytes=url.segment_bytes,
+    )
+
+
+def _factory(scheme: str) -> Factory:
+    points = list(entry_points(group=GROUP, name=scheme))
+    owners = ", ".join(sorted(_owner(point) for point in points))
+    if len(points) != 1:
+        raise ConfigError(
+            f"{FLAG} {scheme}://: registered by {owners or 'no package'}; allowed is one"
+        )
+    try:
+        return points[0].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{FLAG} {scheme}://: {points[0].value} of {owners} cannot be imported ({error}); "
+            "allowed is a package that is installed whole"
+        ) from error
+
+
+def _owner(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.value

@@ -1,0 +1,230 @@
+"""``--storage URL``, read once into a record. Owns the URL forms and their options; must not open
+anything.
+
+    memory://?quota=1GiB
+    file:///var/lib/stratakv?quota=200GiB&ttl=7d&sync=power
+    redis://user:password@host:6379/0?ttl=7d&timeout=10s    also rediss:// and redis+unix:///socket
+    s3://bucket/prefix?endpoint=http://host:9000&region=eu-west-1
+    mooncake://master:50051?metadata=http://host:8080/metadata&protocol=tcp&segment=4GiB
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Final, TypeAlias
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from stratakv.core.errors import ConfigError
+from stratakv.core.units import parse_bytes
+
+FLAG: Final = "--storage"
+DEFAULT_QUOTA: Final = "64GiB"
+TIMEOUT_S: Final = 10.0
+"""Of one batch or request of a remote store."""
+SYNCS: Final = ("process", "power")
+PROTOCOLS: Final = ("tcp", "rdma")
+_REDIS: Final = ("redis", "rediss", "redis+unix")
+_SCHEMES: Final = ("memory", "file", *_REDIS, "s3", "mooncake")
+_UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUrl:
+    quota_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileUrl:
+    """``power_safe``: what was stored survives a power loss too, not only this process's death."""
+
+    directory: Path
+    quota_bytes: int
+    ttl_s: float | None
+    power_safe: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisUrl:
+    """``url``: without options, as clients take it. Its password never shows in ``repr``."""
+
+    url: str
+    ttl_s: float | None
+    timeout_s: float = TIMEOUT_S
+
+    def __repr__(self) -> str:
+        return f"RedisUrl(url={hidden(self.url)!r}, ttl_s={self.ttl_s})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Url:
+    """Credentials come from the environment, never from a flag that others can read."""
+
+    bucket: str
+    prefix: str
+    endpoint: str | None
+    region: str | None
+    timeout_s: float = TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MooncakeUrl:
+    """``master`` as host:port; ``segment_bytes``: memory this process lends to the store."""
+
+    master: str
+    metadata: str
+    protocol: str
+    segment_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginUrl:
+    """Of a scheme that an installed package registered; its backend reads ``url`` itself."""
+
+    scheme: str
+    url: str
+
+
+StorageUrl: TypeAlias = MemoryUrl | FileUrl | RedisUrl | S3Url | MooncakeUrl | PluginUrl
+
+
+def parse_storage_url(text: str, plugins: Collection[str] = ()) -> StorageUrl:
+    """``plugins``: schemes of installed packages. ConfigError names the flag and what is
+    allowed."""
+    try:
+        parts = urlsplit(text)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError as error:
+        raise _refused(text, f"that is no URL ({error})") from None
+    if not port_is_fine:
+        raise _refused(text, "allowed ports are 1 to 65535")
+    if parts.scheme in plugins:
+        return PluginUrl(scheme=parts.scheme, url=text)
+    if not text.startswith(f"{parts.scheme}://") or parts.scheme not in _SCHEMES:
+        schemes = ", ".join(f"{scheme}://" for scheme in (*_SCHEMES, *plugins))
+        raise _refused(text, f"allowed are {schemes}")
+    if parts.fragment:
+        raise _refused(text, "there is no # in such a URL")
+    if parts.scheme == "memory":
+        return _memory(text, parts)
+    if parts.scheme == "file":
+        return _file(text, parts)
+    if parts.scheme == "s3":
+        return _s3(text, parts)
+    if parts.scheme == "mooncake":
+        return _mooncake(text, parts)
+    return _redis(text, parts)
+
+
+def hidden(url: str) -> str:
+    """``url`` without its password, for logs and answers."""
+    return re.sub(r"(://[^/@]*?):[^/@]*@", r"\1:***@", url)
+
+
+def _memory(text: str, parts: SplitResult) -> MemoryUrl:
+    options = _options(text, parts, ("quota",))
+    if parts.netloc or parts.path.strip("/"):
+        raise _refused(text, "allowed is memory://?quota=SIZE")
+    return MemoryUrl(quota_bytes=_quota(options.get("quota", "1GiB")))
+
+
+def _file(text: str, parts: SplitResult) -> FileUrl:
+    options = _options(text, parts, ("quota", "ttl", "sync"))
+    directory = unquote(parts.path)
+    if parts.netloc not in {"", "localhost"} or not directory.strip("/"):
+        raise _refused(text, "allowed is file:///DIRECTORY, an absolute path, three slashes")
+    sync = options.get("sync", SYNCS[0])
+    if sync not in SYNCS:
+        raise _refused(text, f"allowed for sync are {', '.join(SYNCS)}")
+    return FileUrl(
+        directory=Path(directory),
+        quota_bytes=_quota(options.get("quota", DEFAULT_QUOTA)),
+        ttl_s=_duration(text, options, "ttl"),
+        power_safe=sync == "power",
+    )
+
+
+def _redis(text: str, parts: SplitResult) -> RedisUrl:
+    options = _options(text, parts, ("ttl", "timeout"))
+    if parts.scheme == "redis+unix":
+        if parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
+            raise _refused(text, "allowed is redis+unix:///PATH of a socket")
+        url = f"unix://{parts.netloc}{parts.path}"
+    elif not parts.hostname or not re.fullmatch(r"/?\d*", parts.path):
+        raise _refused(text, f"allowed is {parts.scheme}://HOST:PORT/NUMBER")
+    else:
+        url = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    return RedisUrl(
+        url=url,
+        ttl_s=_duration(text, options, "ttl"),
+        timeout_s=_duration(text, options, "timeout") or TIMEOUT_S,
+    )
+
+
+def _s3(text: str, parts: SplitResult) -> S3Url:
+    options = _options(text, parts, ("endpoint", "region", "timeout"))
+    if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc:
+        raise _refused(text, "allowed is s3://BUCKET/PREFIX; credentials come from the environment")
+    endpoint = options.get("endpoint")
+    if endpoint is not None and not re.match(r"https?://[^/]", endpoint):
+        raise _refused(text, "allowed for endpoint are http:// and https:// URLs")
+    return S3Url(
+        bucket=parts.netloc,
+        prefix=unquote(parts.path).strip("/"),
+        endpoint=endpoint,
+        region=options.get("region"),
+        timeout_s=_duration(text, options, "timeout") or TIMEOUT_S,
+    )
+
+
+def _mooncake(text: str, parts: SplitResult) -> MooncakeUrl:
+    options = _options(text, parts, ("metadata", "protocol", "segment"))
+    if not parts.hostname or parts.port is None or parts.path.strip("/"):
+        raise _refused(text, "allowed is mooncake://HOST:PORT of the master")
+    protocol = options.get("protocol", PROTOCOLS[0])
+    if protocol not in PROTOCOLS:
+        raise _refused(text, f"allowed for protocol are {', '.join(PROTOCOLS)}")
+    return MooncakeUrl(
+        master=parts.netloc,
+        metadata=options.get("metadata", "P2PHANDSHAKE"),
+        protocol=protocol,
+        segment_bytes=parse_bytes(options.get("segment", "0"), f"{FLAG} segment"),
+    )
+
+
+def _options(text: str, parts: SplitResult, allowed: Collection[str]) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise _refused(text, "options are NAME=VALUE, with & between them") from None
+    options = dict(pairs)
+    unknown = sorted(options.keys() - allowed)
+    if unknown or len(options) != len(pairs):
+        problem = f"{', '.join(unknown)} is no option" if unknown else "an option is given twice"
+        raise _refused(text, f"{problem}; allowed are {', '.join(allowed)}")
+    return options
+
+
+def _quota(text: str) -> int:
+    quota_bytes = parse_bytes(text, f"{FLAG} quota")
+    if quota_bytes == 0:
+        raise ConfigError(f"{FLAG} quota {text!r}: allowed is more than 0 bytes")
+    return quota_bytes
+
+
+def _duration(text: str, options: dict[str, str], name: str) -> float | None:
+    """The option ``name`` in seconds; None where it is not given."""
+    if name not in options:
+        return None
+    found = _DURATION.fullmatch(options[name])
+    if found is None or float(found[1]) == 0:
+        raise _refused(
+            text, f"allowed for {name} is a number of seconds above 0, or one with s, m, h, d or w"
+        )
+    return float(Fraction(found[1]) * _UNIT_S[found[2] or "s"])
+
+
+def _refused(text: str, why: str) -> ConfigError:
+    return ConfigError(f"{FLAG} {hidden(text)}: {why}")

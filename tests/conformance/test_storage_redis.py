@@ -1,0 +1,285 @@
+"""The Redis backend against a real server: the suite, and what only a server can do wrong."""
+
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from stratakv.core.errors import StorageError
+from stratakv.storage.backend import ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.redis import RedisBackend, RedisOptions
+from stratakv.testing.storage_conformance import StorageConformance, Subject
+from tests.fixtures.servers import Server, free_port, proxy, redis_server
+from tests.fixtures.stored_pages import FORM, PAGE, keys_of, pages_of, views
+
+pytestmark = pytest.mark.long  # a server of its own, from Debian or PyPI
+
+SECRET = "correct-horse"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    place = tmp_path_factory.mktemp("redis")
+    with redis_server("--unixsocket", str(place / "socket"), "--databases", "16") as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    subprocess.run(["redis-cli", "-p", str(server.port), "flushall"], check=True)
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+def backend(url: str, **options) -> RedisBackend:
+    return RedisBackend(FORM, RedisOptions(url=url, **options))
+
+
+def cli(server: Server, *words: str) -> str:
+    done = subprocess.run(
+        ["redis-cli", "-p", str(server.port), *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def stored(url: str, count: int, **options):
+    store = backend(url, **options)
+    keys, pages = keys_of(count), pages_of(count)
+    assert store.write(keys, views(pages)) == [WriteStatus.STORED] * count
+    return store, keys, pages
+
+
+class TestRedis(StorageConformance):
+    @pytest.fixture
+    def subject(self, url, server):
+        def corrupt(key):
+            name = cli(server, "keys", f"*:{key.group}:{key.page.hex()}.{key.shard}")
+            flip(server, name, 128 + 2)
+
+        return Subject(
+            open=lambda form: RedisBackend(form, RedisOptions(url=url, batch_bytes=100_000)),
+            corrupt=corrupt,
+            shared=True,
+            lasting=True,
+            small=None,  # its clock of uses counts whole seconds
+        )
+
+
+def flip(server: Server, name: str, at: int) -> None:
+    """Change one byte of a stored string."""
+    words = ["redis-cli", "-p", str(server.port)]
+    read = [*words, "--raw", "getrange", name, str(at), str(at)]
+    old = subprocess.run(read, capture_output=True, check=True).stdout[:1]
+    new = bytes([(old[0] if old else 0) ^ 4])
+    write = [*words, "-x", "setrange", name, str(at)]
+    subprocess.run(write, input=new, check=True, capture_output=True)
+
+
+def test_pages_come_back_over_many_small_batches(url):
+    store, keys, pages = stored(url, 20, batch_bytes=3 * PAGE)
+    back = np.zeros_like(pages)
+    assert store.read(keys, views(back)) == [ReadStatus.HIT] * 20
+    assert (back == pages).all()
+
+
+def test_a_unix_socket_serves_too(url, server):
+    where = cli(server, "config", "get", "unixsocket").splitlines()[1]
+    store, keys, pages = stored(f"unix://{where}", 3)
+    back = np.zeros_like(pages)
+    assert store.read(keys, views(back)) == [ReadStatus.HIT] * 3
+
+
+@pytest.mark.parametrize("at", [0, 5, 40, 60, 100, 127, 128, 128 + PAGE - 1])
+def test_a_flipped_byte_is_corrupt_then_gone_then_written_anew(url, server, at):
+    store, keys, pages = stored(url, 2)
+    name = cli(server, "keys", f"*{keys[0].page.hex()}*")
+    flip(server, name, at)
+    back = np.zeros_like(pages)
+    assert store.read(keys, views(back)) == [ReadStatus.CORRUPT, ReadStatus.HIT]
+    assert store.contains(keys).tolist() == [False, True]
+    assert store.write(keys, views(pages)) == [WriteStatus.STORED, WriteStatus.PRESENT]
+
+
+@pytest.mark.parametrize("size", [0, 7, 128, 127 + PAGE, 129 + PAGE])
+def test_an_object_of_another_length_is_corrupt_and_its_neighbours_are_read(url, server, size):
+    store, keys, pages = stored(url, 3)
+    name = cli(server, "keys", f"*{keys[1].page.hex()}*")
+    cli(server, "set", name, "x" * size)
+    back = np.zeros_like(pages)
+    found = store.read(keys, views(back))
+    assert found == [ReadStatus.HIT, ReadStatus.CORRUPT, ReadStatus.HIT]
+    assert (back[[0, 2]] == pages[[0, 2]]).all()
+
+
+def test_the_object_of_another_key_under_this_name_is_corrupt(url, server):
+    store, keys, pages = stored(url, 2)
+    names = [cli(server, "keys", f"*{key.page.hex()}*") for key in keys]
+    cli(server, "copy", names[0], names[1], "replace")
+    found = store.read(keys, views(np.zeros_like(pages)))
+    assert found == [ReadStatus.HIT, ReadStatus.CORRUPT]
+
+
+def test_another_spec_misses(url):
+    _, keys, pages = stored(url, 2)
+    other = RedisBackend(
+        StoreFormat(spec_digest=b"another spec 16b", page_bytes=FORM.page_bytes),
+        RedisOptions(url=url),
+    )
+    assert other.read(keys, views(np.zeros_like(pages))) == [ReadStatus.MISS] * 2
+
+
+def test_time_to_live_counts_from_the_last_use(url, server):
+    store, keys, _ = stored(url, 2, ttl_s=100.0)
+    names = [cli(server, "keys", f"*{key.page.hex()}*") for key in keys]
+    for name in names:
+        assert 90_000 < int(cli(server, "pttl", name)) <= 100_000
+        cli(server, "pexpire", name, "5000")
+    store.touch(keys[:1])
+    assert [int(cli(server, "pttl", name)) > 90_000 for name in names] == [True, False]
+
+
+def test_touch_tells_the_server_in_the_order_given(url, server):
+    store, keys, _ = stored(url, 4)
+    monitor = subprocess.Popen(
+        ["redis-cli", "-p", str(server.port), "monitor"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert monitor.stdout is not None
+        assert monitor.stdout.readline().startswith("OK")
+        store.touch(keys[::-1])
+        seen = []
+        while len(seen) < 4:
+            line = monitor.stdout.readline()
+            if "TOUCH" in line:
+                seen.append(line)
+    finally:
+        monitor.kill()
+        monitor.wait()
+        monitor.stdout.close()
+    assert all(key.page.hex() in line for key, line in zip(keys[::-1], seen, strict=True))
+
+
+def test_a_full_server_refuses_and_still_reads():
+    with redis_server("--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as small:
+        store = backend(f"redis://127.0.0.1:{small.port}")
+        keys, pages = keys_of(64), pages_of(64)
+        wrote = store.write(keys, views(pages))
+        assert set(wrote) == {WriteStatus.STORED, WriteStatus.REFUSED}
+        back = np.zeros_like(pages)
+        read = store.read(keys, views(back))
+        for was, now in zip(wrote, read, strict=True):
+            assert (was is WriteStatus.STORED) == (now is ReadStatus.HIT)
+        store.remove(keys)
+        store.close()
+
+
+def test_a_server_killed_in_mid_batch_is_an_error_and_reconnected():
+    with redis_server() as mortal, proxy(mortal.port) as between:
+        url = f"redis://127.0.0.1:{between.port}"
+        store, keys, pages = stored(url, 40, batch_bytes=4 * PAGE)
+        between.chunk_bytes, between.chunk_delay_s = 2048, 0.004
+        death = threading.Timer(0.2, mortal.kill)
+        death.start()
+        back = np.zeros_like(pages)
+        with pytest.raises(StorageError):
+            store.read(keys, views(back))
+        death.join()
+        with pytest.raises(StorageError):
+            store.contains(keys)
+        store.touch(keys)
+        between.chunk_bytes, between.chunk_delay_s = 65536, 0.0
+        mortal.start()
+        assert not store.contains(keys).any()
+        assert store.write(keys, views(pages)) == [WriteStatus.STORED] * 40
+        assert store.read(keys, views(back)) == [ReadStatus.HIT] * 40
+        store.close()
+
+
+def test_an_answer_cut_in_a_page_is_an_error_and_the_next_call_is_in_step(server, url):
+    with proxy(server.port) as between:
+        store, keys, pages = stored(f"redis://127.0.0.1:{between.port}", 8)
+        between.cut_after = 3 * PAGE
+        with pytest.raises(StorageError):
+            store.read(keys, views(np.zeros_like(pages)))
+        between.cut_after = None
+        back = np.zeros_like(pages)
+        assert store.read(keys, views(back)) == [ReadStatus.HIT] * 8
+        assert (back == pages).all()
+
+
+@pytest.mark.parametrize("fault", ["silent", "drips"])
+def test_a_slow_server_ends_within_the_time_out(server, url, fault):
+    with proxy(server.port) as between:
+        store, keys, pages = stored(f"redis://127.0.0.1:{between.port}", 8, timeout_s=0.5)
+        between.silent = fault == "silent"
+        between.chunk_bytes, between.chunk_delay_s = 100, 0.05
+        begin_s = time.monotonic()
+        with pytest.raises(StorageError):
+            store.read(keys, views(np.zeros_like(pages)))
+        assert time.monotonic() - begin_s < 5
+
+
+def test_a_late_answer_is_not_taken_for_the_next_one(server, url):
+    with proxy(server.port) as between:
+        store, keys, pages = stored(f"redis://127.0.0.1:{between.port}", 2, timeout_s=0.5)
+        between.chunk_delay_s = 1.0
+        back = np.zeros_like(pages)
+        with pytest.raises(StorageError):
+            store.read(keys[:1], views(back[:1]))
+        between.chunk_delay_s = 0.0
+        assert store.read(keys[1:], views(back[1:])) == [ReadStatus.HIT]
+        assert (back[1] == pages[1]).all()
+        store.close()
+
+
+def test_an_idle_connection_that_the_server_dropped_is_not_an_error(url, server):
+    store, keys, _ = stored(url, 2)
+    cli(server, "client", "kill", "type", "normal", "skipme", "yes")
+    assert store.contains(keys).all()
+
+
+def test_a_wrong_password_is_an_error_without_the_password():
+    with redis_server("--requirepass", "other") as guarded:
+        url = f"redis://:{SECRET}@127.0.0.1:{guarded.port}/0"
+        options = RedisOptions(url=url)
+        with pytest.raises(StorageError) as caught:
+            RedisBackend(FORM, options)
+        assert SECRET not in f"{caught.value}{caught.value!r}{options!r}"
+        with pytest.raises(StorageError, match=r"no connection|refused"):
+            backend(f"redis://127.0.0.1:{guarded.port}/0")
+        store = backend(f"redis://:other@127.0.0.1:{guarded.port}/0")
+        assert not store.contains(keys_of(1)).any()
+        assert "other" not in repr(store)
+
+
+def test_tls_serves_and_a_stranger_is_not_trusted(tmp_path, monkeypatch):
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    words = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    )
+    subprocess.run(
+        ["openssl", *words.split(), "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    port = str(free_port())
+    files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    with redis_server("--tls-port", port, "--tls-auth-clients", "no", *files):
+        url = f"rediss://127.0.0.1:{port}/0"
+        with pytest.raises(StorageError, match="certificate"):
+            backend(url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        store, keys, pages = stored(url, 8)
+        back = np.zeros_like(pages)
+        assert store.read(keys, views(back)) == [ReadStatus.HIT] * 8
+        assert (back == pages).all()
+        assert store.contains(keys).all()
+        store.close()
+
+
+def test_no_server_is_an_error_at_once():
+    with redis_server() as gone:
+        port = gone.port
+    with pytest.raises(StorageError):
+        backend(f"redis://127.0.0.1:{port}/0")

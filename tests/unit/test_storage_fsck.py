@@ -1,0 +1,84 @@
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stratakv.core.clock import ManualClock
+from stratakv.core.errors import StorageError
+from stratakv.storage.backend import ReadStatus
+from stratakv.storage.file.fsck import fsck
+from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.store import FileStore
+from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
+from tests.storage_files import flip, flip_header, flip_payload
+
+HIT, MISS = ReadStatus.HIT, ReadStatus.MISS
+
+
+def open_at(path: Path) -> FileStore:
+    return FileStore(path, FORM, Keeping(quota_bytes=64 << 20), ManualClock(1000))
+
+
+def test_a_store_without_faults_is_clean(tmp_path: Path):
+    with closing(open_at(tmp_path)) as backend:
+        store(backend, keys_of("a", 5) + keys_of("b", 3, group=1))
+        looked = fsck(tmp_path, repair=True)
+        assert (looked.segments, looked.in_use, looked.pages) == (2, 2, 8)
+    found = fsck(tmp_path)
+    assert found.clean
+    assert (found.segments, found.in_use, found.pages, found.problems) == (2, 0, 8, [])
+
+
+def test_every_kind_of_fault_is_found_and_mended(tmp_path: Path):
+    keys = keys_of("a", 6)
+    with closing(open_at(tmp_path)) as backend:
+        store(backend, keys + keys_of("b", 2, group=1))
+    flip_payload(tmp_path, keys[0], 1)
+    with closing(open_at(tmp_path)) as backend:
+        fetch(backend, keys)
+    flip_payload(tmp_path, keys[1], 5000)
+    flip_header(tmp_path, keys[2], 30)
+    (tmp_path / "00000000aaaa.seg").write_bytes(bytes(8192))
+    (tmp_path / "00000000bbbb.seg").write_bytes(b"no segment")
+    before = {path: path.read_bytes()[:8192] for path in tmp_path.glob("*.seg")}
+    found = fsck(tmp_path)
+    assert (found.quarantined, found.bad_payloads, found.bad_headers) == (1, 1, 1)
+    assert (found.unfinished, found.broken, found.mended) == (1, 1, 0)
+    assert found.pages == 5
+    assert len(found.problems) == 5
+    assert not found.clean
+    assert before == {path: path.read_bytes()[:8192] for path in tmp_path.glob("*.seg")}
+    mended = fsck(tmp_path, repair=True)
+    assert mended.mended == 5
+    assert mended.clean
+    assert fsck(tmp_path).problems == []
+    with closing(open_at(tmp_path)) as backend:
+        assert fetch(backend, keys) == [MISS] * 3 + [HIT] * 3
+        assert backend.stats().damaged_headers == 0
+
+
+def test_a_damaged_segment_header_and_a_truncated_segment_are_broken(tmp_path: Path):
+    with closing(open_at(tmp_path)) as backend:
+        store(backend, keys_of("a", 2) + keys_of("b", 2, group=1))
+    one, two = sorted(tmp_path.glob("*.seg"))
+    flip(one, 9)
+    two.write_bytes(two.read_bytes()[:70_000])
+    assert fsck(tmp_path).broken == 2
+    assert fsck(tmp_path, repair=True).mended == 2
+    assert not list(tmp_path.glob("*.seg"))
+
+
+def test_a_live_writers_faults_are_reported_and_left(tmp_path: Path):
+    keys = keys_of("live", 2)
+    with closing(open_at(tmp_path)) as backend:
+        store(backend, keys)
+        flip_payload(tmp_path, keys[0], 0)
+        found = fsck(tmp_path, repair=True)
+        assert (found.in_use, found.bad_payloads, found.mended, found.clean) == (1, 1, 0, False)
+        assert fetch(backend, keys) == [ReadStatus.CORRUPT, HIT]
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path):
+    with pytest.raises(StorageError, match="no ledger"):
+        fsck(tmp_path)
+    assert not list(tmp_path.iterdir())
