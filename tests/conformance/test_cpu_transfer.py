@@ -232,9 +232,15 @@ ORDER = "test_plans_finish_in_submission_order"
     ],
 )
 def test_the_suite_has_teeth(bug, caught_by, monkeypatch):
+    """Bugs of timing need the right moment: on a busy machine a try may pass."""
     monkeypatch.setattr("stratakv.testing.transfer_conformance.PATIENCE_S", 0.3)
     with pytest.raises(AssertionError):
-        run_suite_test(caught_by, bug)
+        run_often(caught_by, bug)
+
+
+def run_often(name, engine):
+    for _ in range(10):
+        run_suite_test(name, engine)
 
 
 @pytest.mark.parametrize("name", [n for n in vars(TransferConformance) if n.startswith("test_")])
