@@ -88,7 +88,7 @@ def test_all_servers_are_stopped_when_the_demo_fails(command, tmp_path):
     assert servers.exit_codes == {"a": 0, "b": 0}
 
 
-def test_an_interruption_during_a_start_comes_after_it(command, tmp_path, monkeypatch):
+def test_an_interruption_during_a_start_comes_after_it(command, tmp_path, monkeypatch, request):
     """Else a server would run that nobody knows of."""
     command(f"trap 'exit 0' TERM; {READY}; while :; do sleep 0.05; done")
     popen = subprocess.Popen
@@ -99,6 +99,8 @@ def test_an_interruption_during_a_start_comes_after_it(command, tmp_path, monkey
         return process
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     servers = Servers(tmp_path)
     with pytest.raises(KeyboardInterrupt), servers:
         servers.start("a", tmp_path)
@@ -123,6 +125,7 @@ def test_an_interrupted_demo_stops_its_servers(tmp_path, number):
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     try:
         while len(list(tmp_path.glob("started-*"))) < 2:
