@@ -7,7 +7,7 @@
 | the last group is forgotten      | an end is used at which a group lacks pages                   |
 | bytes that are not there         | a group without bytes is taken for missing                    |
 | a byteless object                | storage is asked for a group without bytes                    |
-| off by one                       | the page before the end is not looked at                      |
+| off by one                       | the first page that an end needs is not asked                 |
 | the tree's own end               | a prefetch of nothing                                         |
 | pages on the host are paid again | a fetch is cut short although it would fit                    |
 | only the anchor must fit         | another group's space is overdrawn                            |
@@ -48,7 +48,7 @@ BUGS = {
     "the last group is forgotten": (Ends, "usable", "in self._groups", "in self._groups[:-1]"),
     "bytes that are not there": (Ends, "_complete", "not self._with_bytes[group]", "False"),
     "a byteless object": (Ends, "plan", "pages & there", "pages"),
-    "off by one": (Ends, "_complete", "gap[1:] =", "gap[-1:] = -1; gap[1:-1] ="),
+    "off by one": (Ends, "_complete", "complete_ends(starts, ", "complete_ends(starts + 1, "),
     "the tree's own end": (Ends, "usable", "held.base + 1", "held.base"),
     "pages on the host are paid again": (
         Ends,

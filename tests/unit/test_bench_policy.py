@@ -16,7 +16,7 @@ from stratakv.bench.policy_cache import (
 from stratakv.bench.policy_chats import ChatTraffic, generate
 from stratakv.bench.policy_replay import Figures, Replay
 from stratakv.bench.policy_tokens import TraceTokens, unlimited_tokens
-from stratakv.bench.policy_trace import TraceRequest, read_trace, write_trace
+from stratakv.bench.trace import TraceRequest, read_trace, write_trace
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.errors import ConfigError
 from stratakv.spec.budget import ExpectedLoad
@@ -84,20 +84,20 @@ def test_a_line_that_cannot_be_replayed_is_named(tmp_path, text, message):
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        read_trace(path)
+        read_trace(path, "TRACE")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.jsonl: cannot be read"):
-        read_trace(tmp_path / "none.jsonl")
+        read_trace(tmp_path / "none.jsonl", "TRACE")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not UTF-8"):
-        read_trace(tmp_path / "binary")
+        read_trace(tmp_path / "binary", "TRACE")
 
 
 def test_a_written_trace_reads_the_same(tmp_path):
     write_trace(tmp_path / "trace.jsonl", CHATS)
-    assert read_trace(tmp_path / "trace.jsonl") == CHATS
+    assert read_trace(tmp_path / "trace.jsonl", "TRACE") == CHATS
 
 
 # -- tokens --------------------------------------------------------------------------------------

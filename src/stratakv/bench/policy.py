@@ -23,7 +23,7 @@ from stratakv.bench.policy_cache import (
 from stratakv.bench.policy_chats import ChatTraffic, generate
 from stratakv.bench.policy_replay import Figures, Replay
 from stratakv.bench.policy_tokens import TraceTokens, unlimited_tokens
-from stratakv.bench.policy_trace import TraceRequest, read_trace, write_trace
+from stratakv.bench.trace import TraceRequest, read_trace, write_trace
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.errors import ConfigError
 from stratakv.spec.budget import ExpectedLoad
@@ -173,7 +173,7 @@ def run(json_path: str | None, options: PolicyOptions) -> dict[str, object]:
 def _workload(options: PolicyOptions) -> tuple[str, list[TraceRequest]]:
     if options.trace is not None:
         path = Path(options.trace)
-        name, requests = path.name, read_trace(path)
+        name, requests = path.name, read_trace(path, "TRACE")
     else:
         traffic = ChatTraffic(
             chats=options.chats, seed=options.seed, message_tokens=options.message_tokens

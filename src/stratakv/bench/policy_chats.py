@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from stratakv.bench.policy_trace import BLOCK_TOKENS, TraceRequest
+from stratakv.bench.trace import BLOCK_TOKENS, TraceRequest
 from stratakv.core.errors import ConfigError
 
 MAX_ANSWER_TOKENS: Final = 4096

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from stratakv.bench.policy_tokens import TraceTokens
-from stratakv.bench.policy_trace import TraceRequest
+from stratakv.bench.trace import TraceRequest
 from stratakv.cache.admit import Wish
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import Admission, Refusal

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from stratakv.bench.policy_trace import BLOCK_TOKENS, TraceRequest
+from stratakv.bench.trace import BLOCK_TOKENS, TraceRequest
 from stratakv.core.ids import TokenIds
 
 SEVERAL: Final = -1

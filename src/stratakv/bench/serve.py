@@ -18,7 +18,7 @@ from stratakv.bench.first_token import PROMPT_TOKENS, TARGET, FirstToken, first_
 from stratakv.bench.first_token_shapes import FIRST_TOKENS
 from stratakv.bench.play import Figures, play
 from stratakv.bench.shapes import BASELINES, build, hybrid
-from stratakv.bench.workload import Chat, TraceScale, Workload, read_trace
+from stratakv.bench.workload import Chat, TraceScale, Workload, scaled_trace
 from stratakv.core.config import TIERS, EngineConfig
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
 from stratakv.serve.wiring import EngineParts, build_engine
@@ -86,7 +86,7 @@ def _workload(model: HuggingFaceModel, trace: str | None) -> Workload:
     longest = min(MAX_TOKENS, model.max_positions - 1)
     if trace is not None:
         scale = TraceScale(max_tokens=longest, vocabulary=model.vocab_size)
-        return read_trace(Path(trace), scale)
+        return scaled_trace(Path(trace), scale)
     return Chat.within(longest, model.vocab_size)
 
 

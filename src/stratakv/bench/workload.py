@@ -3,19 +3,15 @@
 Owns who asks what, and when. Must not know engines.
 """
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from stratakv.bench.trace import BLOCK_TOKENS, TraceRequest, read_trace
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import RequestId, TokenIds
-
-BLOCK_TOKENS: Final = 512
-"""Tokens behind one hash id of a Mooncake trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,20 +146,10 @@ class TraceScale:
     min_shrink: int = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    timestamp_ms: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int] = field(default_factory=list[int])
-
-
-def read_trace(path: Path, scale: TraceScale) -> Trace:
-    """JSON lines with ``timestamp`` in milliseconds, ``input_length``, ``output_length``, and
-    ``hash_ids``: one per 512 tokens of the prompt. ConfigError for anything else."""
-    records = list(_records(path, scale.requests))
-    if not records:
-        raise ConfigError(f"--trace {path}: holds no request")
+def scaled_trace(path: Path, scale: TraceScale) -> Trace:
+    """The first requests of a Mooncake-format file. ConfigError for a file that is none, and for
+    requests too long to be scaled."""
+    records = read_trace(path, "--trace", scale.requests)
     longest = max(record.input_length + record.output_length for record in records)
     shrink = scale.min_shrink
     while longest / shrink + 2 > scale.max_tokens:
@@ -188,36 +174,9 @@ def read_trace(path: Path, scale: TraceScale) -> Trace:
     return Trace(source=path.name, asks=asks, shrink=shrink, hurry=hurry)
 
 
-def _tokens(record: _Record, block: int, count: int, vocabulary: int) -> TokenIds:
+def _tokens(record: TraceRequest, block: int, count: int, vocabulary: int) -> TokenIds:
     parts = [
         np.random.default_rng(block_id).integers(0, vocabulary, block, dtype=np.int32)
         for block_id in record.hash_ids
     ]
     return np.concatenate(parts)[:count]
-
-
-def _records(path: Path, most: int) -> Iterator[_Record]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()[:most]
-    except OSError as error:
-        raise ConfigError(f"--trace {path}: cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            data = json.loads(line)
-            record = _Record(
-                float(data["timestamp"]),
-                int(data["input_length"]),
-                int(data["output_length"]),
-                [int(block_id) for block_id in data["hash_ids"]],
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"--trace {path}, line {number}: not a Mooncake request") from error
-        if (
-            len(record.hash_ids) != -(-record.input_length // BLOCK_TOKENS)
-            or min(record.hash_ids, default=-1) < 0
-        ):
-            raise ConfigError(
-                f"--trace {path}, line {number}: one hash id from 0 up per {BLOCK_TOKENS} tokens "
-                "is needed"
-            )
-        yield record

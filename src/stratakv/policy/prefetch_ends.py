@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import needed_starts
+from stratakv.spec.retention import complete_ends, needed_starts
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -115,12 +115,8 @@ class Ends:
     def _complete(self, held: Held, stored: Sequence[Flags], group: int) -> Flags:
         if not self._with_bytes[group]:
             return np.ones(held.limit + 1, np.bool_)
-        # gap[e]: the last missing page before e; complete iff it lies before what e needs.
-        have = held.present[group] | stored[group]
-        gap = np.empty(held.limit + 1, np.int64)
-        gap[0] = -1
-        gap[1:] = np.maximum.accumulate(np.where(have, -1, np.arange(held.limit)))
-        return gap < self._starts(held.limit)[group]
+        starts = self._starts(held.limit)[group]
+        return complete_ends(starts, held.present[group] | stored[group])
 
     def found(self, held: Held, stored: Sequence[Flags], usable: Flags) -> int:
         """How far storage takes the prefix at best, whether it can be used there or not: as far as

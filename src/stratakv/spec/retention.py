@@ -99,6 +99,21 @@ def needed_starts(rule: Retention, page_tokens: int, ends: int) -> npt.NDArray[n
             assert_never(rule)
 
 
+def complete_ends(
+    starts: npt.NDArray[np.int64], there: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """At which page boundaries a group holds what it needs: bool [ends + 1].
+
+    starts: int64 [ends + 1], of ``needed_starts``. there: whether each page is held, bool [ends].
+    """
+    # gap[e]: the last missing page before e; complete iff it lies before what e needs.
+    gap = np.empty(len(there) + 1, np.int64)
+    gap[0] = -1
+    index = np.arange(len(there), dtype=np.int64)
+    gap[1:] = np.maximum.accumulate(np.where(there, -1, index))
+    return gap < starts
+
+
 def peak_pages(rule: Retention, total_tokens: int, chunk_tokens: int, page_tokens: int) -> int:
     """The most pages of a group that a request of ``total_tokens`` holds at any moment when it
     computes at most ``chunk_tokens`` a step.

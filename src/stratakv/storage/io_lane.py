@@ -12,7 +12,7 @@ from typing import Final
 from stratakv.core.clock import Clock
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import StorageBackend
-from stratakv.storage.file.breaker import Breaker
+from stratakv.storage.breaker import Breaker
 from stratakv.storage.io_jobs import Answer, Ending, Kind
 from stratakv.storage.io_task import Batching, Task
 
@@ -136,7 +136,7 @@ class Lane:
 
     def _finish(self, task: Task, ending: Ending) -> None:
         if ending in {Ending.FAILED, Ending.OFF}:
-            self.failed_pages[task.kind] += len(task.job.keys) - task.done
+            self.failed_pages[task.kind] += task.left
         with self._changed:
             self._queues[_RANK[task.kind]].popleft()
         # Last: who sees the answer owns the buffers.

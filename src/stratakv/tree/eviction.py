@@ -42,10 +42,9 @@ class Evictor:
         """Take up to ``count`` pages of ``group`` off ``tier``."""
         effects: list[Effect] = []
         queue = self._pins.queues[tier][group]
-        take = self._anchor_batch if group == ANCHOR else self._batch
         while count > 0 and len(queue):
             key, rows = queue.pop()
-            count -= take(tier, group, key, rows, count, effects)
+            count -= self.take(tier, group, key, rows, count, effects)
         return effects
 
     def take(

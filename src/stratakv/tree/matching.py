@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from stratakv.core.ids import PageKey
 from stratakv.spec.groups import ANCHOR, CacheSpec
-from stratakv.spec.retention import needed_starts
+from stratakv.spec.retention import complete_ends, needed_starts
 from stratakv.tree.nodes import NodeTable
 from stratakv.tree.residency import ON_DEVICE, PRESENT, States, all_on_device, all_present
 
@@ -93,11 +93,7 @@ class Matcher:
             return end
         path = nodes.path(tip)
         usable = np.ones(end + 1, np.bool_)
-        index = np.arange(end, dtype=np.int64)
-        gap = np.empty(end + 1, np.int64)
         for group in self._others:
-            # gap[e]: the last missing page before e; usable iff it lies before what e needs.
-            gap[0] = -1
-            gap[1:] = np.maximum.accumulate(np.where(there[nodes.state[group][path]], -1, index))
-            usable &= gap < self._starts[group][: end + 1]
+            held = there[nodes.state[group][path]]
+            usable &= complete_ends(self._starts[group][: end + 1], held)
         return int(np.flatnonzero(usable)[-1])

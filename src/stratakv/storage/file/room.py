@@ -12,7 +12,7 @@ import numpy as np
 
 from stratakv.core.clock import Clock
 from stratakv.storage.backend import StoreFormat
-from stratakv.storage.file.breaker import Breaker
+from stratakv.storage.breaker import Breaker
 from stratakv.storage.file.catalog import Catalog
 from stratakv.storage.file.counters import Counters
 from stratakv.storage.file.index import FOREIGN, NOWHERE, Rows

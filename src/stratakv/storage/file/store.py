@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import StorageError
-from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
-from stratakv.storage.file.breaker import Breaker
+from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.breaker import Breaker
 from stratakv.storage.file.catalog import Catalog
 from stratakv.storage.file.counters import FileStats
 from stratakv.storage.file.index import NOWHERE, Rows
@@ -109,11 +109,15 @@ class FileStore:
             rows = self._index.find(headers_of(keys, self._form.spec_digest))
             self._use(rows[rows != NOWHERE])
 
-    def remove(self, keys: Sequence[ObjectKey]) -> int:
+    def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
         """A page in the segment of another live process is only forgotten here."""
         with self._working():
-            rows = self._find(headers_of(keys, self._form.spec_digest))
-            rows = np.unique(rows[rows != NOWHERE])
+            if isinstance(keys, Everything):
+                self._catalog.refresh()
+                rows = np.flatnonzero(self._index.present)
+            else:
+                rows = self._find(headers_of(keys, self._form.spec_digest))
+                rows = np.unique(rows[rows != NOWHERE])
             for number in set(self._index.segment[rows].tolist()):
                 if not self._catalog.placed[number].segment.owned:
                     self._room.slots.adopt(number)

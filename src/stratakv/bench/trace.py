@@ -35,20 +35,21 @@ class TraceRequest:
         return self.hash_ids[: self.input_length // BLOCK_TOKENS]
 
 
-def read_trace(path: Path) -> list[TraceRequest]:
-    """Every request of a file, in its order. ConfigError names the line that cannot be read."""
+def read_trace(path: Path, flag: str, most: int | None = None) -> list[TraceRequest]:
+    """Requests of a file in its order, from at most its first ``most`` lines. ConfigError begins
+    with ``flag`` and names the line that cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()[:most]
     except OSError as error:
-        raise ConfigError(f"TRACE {path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{flag} {path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"TRACE {path}: is not UTF-8 text") from error
+        raise ConfigError(f"{flag} {path}: is not UTF-8 text") from error
     requests: list[TraceRequest] = []
     above: dict[int, int] = {}  # by hash id: the one before it
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        where = f"TRACE {path}, line {number}"
+        where = f"{flag} {path}, line {number}"
         request = _request(line, where)
         if requests and request.timestamp_ms < requests[-1].timestamp_ms:
             raise ConfigError(f"{where}: timestamp lies before the line above; they must not fall")
@@ -62,7 +63,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
             before = block
         requests.append(request)
     if not requests:
-        raise ConfigError(f"TRACE {path}: holds no request")
+        raise ConfigError(f"{flag} {path}: holds no request")
     return requests
 
 
