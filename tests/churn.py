@@ -5,12 +5,14 @@ accounted for, and nothing may stay behind.
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from stratakv.core.config import EngineConfig
 from stratakv.engine.request import FinishReason, Prompt
+from stratakv.serve.wiring import EngineParts
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.torch_copy import TorchCopier
 from tests.engines import VOCABULARY, expected_tokens, greedy, token_engine, tokens_of
@@ -43,7 +45,8 @@ class UnevenCopier(TorchCopier):
 @dataclass
 class Traffic:
     """``aborts``: chance of an abort, and of one more, before a step, of any request; after
-    ``most_aborts`` nothing more is sent. ``aborted_in`` counts them by the phase they met."""
+    ``most_aborts`` nothing more is sent. ``aborted_in`` counts them by the phase they met.
+    ``between``: called before each step."""
 
     seed: int
     requests: int = 40
@@ -53,6 +56,7 @@ class Traffic:
     aborts: float = 0.0
     most_aborts: int | None = None
     check_every: int = 1
+    between: Callable[[EngineParts], None] = lambda parts: None
     aborted_in: Counter[str] = field(default_factory=Counter)
     outputs: dict[str, list] = field(default_factory=dict)
     prompts: dict[str, tuple[list[int], int]] = field(default_factory=dict)
@@ -108,6 +112,7 @@ class Traffic:
                 sent += 1
             while live and self.random.random() < self.aborts:
                 self._abort(engine, live)
+            self.between(parts)
             for output in engine.step():
                 self.outputs[output.request].append(output)
                 if output.finish is not None:

@@ -172,20 +172,41 @@ def span_tokens(spec: CacheSpec, end_tokens: int) -> tuple[int, ...]:
     return tuple(len(needed(g.retention, end_tokens, page)) * page for g in spec.groups)
 
 
+def cached(
+    groups_device: Sequence[int] = (),
+    groups_host: Sequence[int] = (),
+    groups_storage: Sequence[int] = (),
+    *,
+    device: int = 0,
+    host: int = 0,
+    storage: int = 0,
+) -> CachedTokens:
+    """What is not named is 0; one of the groups must be."""
+    groups = max(map(len, (groups_device, groups_host, groups_storage)))
+    by_tier = (
+        tuple(tier) or (0,) * groups for tier in (groups_device, groups_host, groups_storage)
+    )
+    return CachedTokens(
+        device=device,
+        host=host,
+        storage=storage,
+        **dict(zip(("groups_device", "groups_host", "groups_storage"), by_tier, strict=True)),
+    )
+
+
 def on_device(spec: CacheSpec, end_tokens: int) -> CachedTokens:
     """A prefix of ``end_tokens`` that lay on the device."""
-    none = (0,) * len(spec.groups)
-    return CachedTokens(
-        device=end_tokens, host=0, groups_device=span_tokens(spec, end_tokens), groups_host=none
-    )
+    return cached(span_tokens(spec, end_tokens), device=end_tokens)
 
 
 def on_host(spec: CacheSpec, end_tokens: int) -> CachedTokens:
     """A prefix of ``end_tokens`` of which every page came from the host."""
-    none = (0,) * len(spec.groups)
-    return CachedTokens(
-        device=0, host=end_tokens, groups_device=none, groups_host=span_tokens(spec, end_tokens)
-    )
+    return cached((), span_tokens(spec, end_tokens), host=end_tokens)
+
+
+def on_storage(spec: CacheSpec, end_tokens: int) -> CachedTokens:
+    """A prefix of ``end_tokens`` of which every page was fetched; a page without bytes counts."""
+    return cached((), (), span_tokens(spec, end_tokens), storage=end_tokens)
 
 
 # -- recording -----------------------------------------------------------------------------------

@@ -29,3 +29,6 @@ every_family = pytest.mark.parametrize("family", [case(family) for family in exa
 every_state_family = pytest.mark.parametrize(
     "family", [case(family) for family in exact() if stateful(family)]
 )
+every_long_family = pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.long) for family in exact()]
+)

@@ -7,7 +7,7 @@ import threading
 import time
 
 from stratakv.core.ids import GroupId, PageKey
-from stratakv.storage.backend import ObjectKey, StoreFormat
+from stratakv.storage.backend import Everything, ObjectKey, StoreFormat
 from stratakv.storage.io_jobs import Kind, Store
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
@@ -36,7 +36,7 @@ class Gate(MemoryBackend):
         assert self.entered.acquire(timeout=PATIENCE_S), "the backend was not called"
 
     def _pass(self, verb, keys):
-        self.calls.append((verb, len(keys)))
+        self.calls.append((verb, 1 if isinstance(keys, Everything) else len(keys)))
         self.threads.add(threading.current_thread())
         if verb in self.open:
             self.entered.release()

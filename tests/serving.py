@@ -18,15 +18,20 @@ import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from stratakv.cache.records import StorageStats
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.errors import RequestError
-from stratakv.core.ids import RequestId
+from stratakv.core.ids import GroupId, PageKey, RequestId, TicketId
 from stratakv.engine.request import CachedTokens, FinishReason, Output, Prompt, TokenLogprob
+from stratakv.serve.admin import Opener, StorageAdmin
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.server import Server, bound_socket, serve_forever
 from stratakv.serve.service import Limits, Service
 from stratakv.serve.tokenizer import Tokenizer
+from stratakv.storage.backend import Everything, ObjectKey, StoreFormat
+from stratakv.storage.io_jobs import Job, Kind, Remove, Store, kind_of
+from stratakv.storage.io_worker import IoWorker
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. ",
@@ -87,6 +92,51 @@ class FakeStats:
     steps: int
     pages: tuple[FakePool, ...]
     counters: dict[str, int]
+    storage: StorageStats | None
+
+
+STORAGE_STATS = StorageStats(
+    pages={"written": 5, "dropped": 1},
+    tokens={"found": 96, "hits": 64},
+    lost_tokens={"deadline": 32},
+    abandoned={"io_error": 2},
+    reading_off=False,
+    writing_off=True,
+)
+STORE_FORM = StoreFormat(spec_digest=b"s" * 16, page_bytes=(64,))
+
+
+@dataclass
+class FakeStorage:
+    """What an engine does with a worker. ``jobs``: submitted and not yet taken, by kind."""
+
+    worker: IoWorker | None = None
+    detaching: bool = False
+    asked: int = 0
+    jobs: dict[TicketId, Kind] = field(default_factory=dict)
+
+    def submit(self, job: Job) -> None:
+        assert self.worker is not None
+        assert not self.detaching
+        ticket = self.worker.submit(job)
+        assert ticket is not None
+        self.jobs[ticket] = kind_of(job)
+
+    def store(self, *names: int) -> None:
+        """Queue a write of one page for each name."""
+        keys = [ObjectKey(PageKey(bytes([name]) * 32), GroupId(0)) for name in names]
+        self.submit(Store(keys, [memoryview(bytes([name]) * 64) for name in names]))
+
+    def take(self) -> None:
+        assert self.worker is not None
+        for kind in set(self.jobs.values()):
+            for answer in self.worker.take(kind, self.worker.ready(kind)):
+                del self.jobs[answer.ticket]
+
+    def cancel(self) -> None:
+        assert self.worker is not None
+        for ticket in self.jobs:
+            self.worker.cancel(ticket)
 
 
 @dataclass
@@ -115,9 +165,40 @@ class EchoEngine:
     abort_seen: threading.Event = field(default_factory=threading.Event)
     steps: int = 0
     threads: set[int] = field(default_factory=set)
+    storage: FakeStorage = field(default_factory=FakeStorage)
 
     def __post_init__(self) -> None:
         self.gate.set()
+
+    def attach_storage(self, worker: IoWorker) -> None:
+        self.threads.add(threading.get_ident())
+        assert self.storage.worker is None
+        self.storage.worker = worker
+        self.storage.detaching = False
+
+    def detach_storage(self, *, force: bool = False) -> IoWorker | None:
+        self.threads.add(threading.get_ident())
+        self.storage.asked += 1
+        self.storage.detaching = True
+        if force:
+            self.storage.cancel()
+        self.storage.take()
+        if self.storage.jobs:
+            return None
+        worker, self.storage.worker = self.storage.worker, None
+        return worker
+
+    def keep_storage(self) -> None:
+        self.storage.detaching = False
+
+    def clear_storage(self) -> bool:
+        assert self.storage.worker is not None
+        self.storage.submit(Remove(Everything.EVERYTHING))
+        return True
+
+    def storage_stats(self) -> StorageStats | None:
+        self.threads.add(threading.get_ident())
+        return None if self.storage.worker is None else STORAGE_STATS
 
     def submit(self, prompt: Prompt) -> None:
         self.threads.add(threading.get_ident())
@@ -156,7 +237,15 @@ class EchoEngine:
         running = min(self.batch, len(self.requests))
         pools = tuple(FakePool(group, tier) for group in GROUPS for tier in ("device", "host"))
         counters = {"backup_pages": 7}
-        return FakeStats(len(self.requests) - running, 0, running, self.steps, pools, counters)
+        return FakeStats(
+            len(self.requests) - running,
+            0,
+            running,
+            self.steps,
+            pools,
+            counters,
+            self.storage_stats(),
+        )
 
     def forget(self) -> None:
         """Be as new; only while idle."""
@@ -202,10 +291,15 @@ class EchoEngine:
         key = prompt.salt.encode() + prompt.tokens.tobytes()
         hit = len(prompt.tokens) - 1 if key in self.seen else 0
         self.seen.add(key)
-        device = hit // 2
-        host = hit - device
+        device, storage = hit // 2, hit // 8
+        host = hit - device - storage
         return CachedTokens(
-            device=device, host=host, groups_device=(device, 1), groups_host=(host, 2)
+            device=device,
+            host=host,
+            storage=storage,
+            groups_device=(device, 1),
+            groups_host=(host, 2),
+            groups_storage=(storage, 3),
         )
 
 
@@ -215,12 +309,16 @@ def make_service(
     *,
     max_waiting: int = 64,
     api_key: str | None = None,
+    admin_key: str | None = None,
+    opener: Opener | None = None,
     body_bytes: int = 1 << 16,
 ) -> Service:
     vocab = 400
     clock = MonotonicClock()
+    driver = EngineDriver(engine, max_waiting=max_waiting, clock=clock)
     return Service(
-        driver=EngineDriver(engine, max_waiting=max_waiting, clock=clock),
+        driver=driver,
+        storage=StorageAdmin(driver, engine, clock, opener),
         tokenizer=tokenizer,
         metrics=ServerMetrics(GROUPS),
         clock=clock,
@@ -231,6 +329,7 @@ def make_service(
         stop_tokens=(int(tokenizer.encode(EOS)[0]),),
         info={"spec": {"groups": list(GROUPS)}},
         api_key=api_key,
+        admin_key=admin_key,
     )
 
 
@@ -262,7 +361,9 @@ def running(service: Service, engine: EchoEngine, *, drain_s: float = 5.0) -> It
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
+        service.storage.settle(5)
         assert service.driver.stop(10)
+        service.storage.close()
 
 
 def error_of(response, status):

@@ -1,11 +1,11 @@
 """A process that writes to a file store until it is killed, and says what it stored.
 
-Run as a module: DIRECTORY SEED QUOTA_BYTES LIMIT_BYTES (of a file; 0: none). Owns no assertion.
-Prints +N for key N once ``write`` has returned, -N before it is removed, eN: N were evicted so far.
+Owns no assertion. Sends "+N" for key N once ``write`` has returned, "-N" before it is removed, and
+"eN": N were evicted so far.
 """
 
 import resource
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +20,21 @@ KEYS = 300
 """Of each of two groups; 8 MiB hold them all. Removing makes slots be used again."""
 
 
-def main(directory: str, seed: str, quota: str, limit: str) -> None:
-    if int(limit):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-    rng = np.random.default_rng(int(seed))
+def write_forever(
+    said: Connection, directory: Path, seed: int, quota_bytes: int, file_limit_bytes: int
+) -> None:
+    """``file_limit_bytes`` 0: no limit."""
+    if file_limit_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
+    rng = np.random.default_rng(seed)
     keys = [*keys_of("killed", KEYS), *keys_of("killed", KEYS, group=1)]
-    store = FileStore(Path(directory), FORM, Keeping(quota_bytes=int(quota)), WallClock())
-    say("ready")
+    store = FileStore(directory, FORM, Keeping(quota_bytes=quota_bytes), WallClock())
+    said.send("ready")
     while True:
         some = rng.permutation(len(keys))[: rng.integers(1, 9)].tolist()
         if rng.random() < 0.2:
             gone = some[:2]
-            say(*(f"-{at}" for at in gone))
+            said.send(" ".join(f"-{at}" for at in gone))
             store.remove([keys[at] for at in gone])
         statuses = store.write(
             [keys[at] for at in some], Arena([keys[at] for at in some]).fill().pages
@@ -39,13 +42,4 @@ def main(directory: str, seed: str, quota: str, limit: str) -> None:
         there = {WriteStatus.STORED, WriteStatus.PRESENT}
         done = [at for at, status in zip(some, statuses, strict=True) if status in there]
         evicted = store.stats().counters.evicted
-        say(*(f"+{at}" for at in done), f"e{evicted}")
-
-
-def say(*words: str) -> None:
-    sys.stdout.write(" ".join(words) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        said.send(" ".join([*(f"+{at}" for at in done), f"e{evicted}"]))

@@ -1,20 +1,28 @@
-"""``stratakv serve | bench``. Owns flags and exit codes; must not decide anything.
+"""``stratakv serve | bench | fsck``. Owns flags and exit codes; must not decide anything.
 
-Exit codes: 0 done, 1 the server's engine died, 2 a flag or a model that cannot be honoured, 130
-interrupted before there was a server to drain.
+Exit codes: 0 done, 1 the server's engine died or a store has damage that was not mended, 2 a flag,
+a model or a store that cannot be honoured, 130 interrupted before there was a server to drain.
 """
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stratakv.core.config import EVICTIONS, TIERS, WRITE_POLICIES, EngineConfig, ServerConfig
-from stratakv.core.errors import ConfigError
+from stratakv.core.config import (
+    EVICTIONS,
+    PREFETCH_POLICIES,
+    TIERS,
+    WRITE_POLICIES,
+    EngineConfig,
+    ServerConfig,
+)
+from stratakv.core.errors import ConfigError, StorageError
 
 Record = TypeVar("Record")
 METAVAR: Final = {
@@ -22,6 +30,15 @@ METAVAR: Final = {
     "device_memory": "SIZE",
     "host_memory": "SIZE",
     "lora": "NAME=DIR",
+    "storage": "URL",
+    "prefetch_policy": f"{{{','.join(PREFETCH_POLICIES)}}}",
+    "prefetch_threshold": "TOKENS",
+    "prefetch_share": "SHARE",
+    "prefetch_timeout": "SECONDS",
+    "prefetch_timeout_per_1k": "SECONDS",
+    "admin_key": "KEY",
+    "kv_events": "ENDPOINT",
+    "kv_events_replay": "ENDPOINT",
 }
 HELP: Final = {
     "page_tokens": "tokens of a page: the unit of identity, allocation and transfer",
@@ -48,13 +65,29 @@ HELP: Final = {
     "write_back_reserve": "share of the device's pages that write-back keeps free or copied",
     "lora": "a LoRA adapter in a PEFT directory, which requests name in place of the model; may be "
     "repeated",
+    "storage": "a third tier that outlives the server: file:///DIR?quota=200GiB, redis://, s3://, "
+    "mooncake://, memory://",
+    "prefetch_policy": "how long a request waits for pages from storage: not at all, until they "
+    "are there, or for a time",
+    "prefetch_threshold": "a fetch from storage that saves fewer tokens is not begun; default: "
+    "256, or a page if that is more",
+    "prefetch_share": "share of the host's pages that may be on their way from storage",
+    "prefetch_timeout": "seconds that a request waits for storage under --prefetch-policy timeout",
+    "prefetch_timeout_per_1k": "and for each 1,024 tokens of its fetch; 30 seconds at most in all, "
+    "or --prefetch-timeout if that is more",
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one, printed",
     "served_model_name": "the name clients use; default: the directory's",
     "api_key": "what Authorization: Bearer must carry; default: anyone may ask",
+    "admin_key": "what Authorization: Bearer must carry to flush the cache and to change its "
+    "storage; default: the storage cannot be changed",
     "max_waiting": "requests that may wait; more get a 503",
     "default_max_tokens": "most tokens of a chat answer whose request names no max_tokens",
     "drain_s": "seconds that running requests get after SIGTERM",
+    "kv_events": "publish what is cached over ZeroMQ in vLLM's form, as tcp://*:5557; an endpoint "
+    "without a wildcard is connected to",
+    "kv_events_replay": "where subscribers ask for batches that they have missed, as tcp://*:5558",
+    "kv_events_topic": "the topic of what is published; some routers want kv@POD@MODEL",
 }
 
 
@@ -100,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         ("transfer", "copies between device and host"),
         ("serve", "the engine by cache tier, beside Hugging Face's, and to the first token"),
         ("policy", "token hit rates of the eviction policies on a trace"),
+        ("storage", "pages into a file store and back, beside a raw loop"),
     ):
         part = parts.add_parser(name, help=text, allow_abbrev=False)
         part.add_argument("--json", metavar="FILE", help="also write the figures there")
@@ -109,7 +143,30 @@ def _parser() -> argparse.ArgumentParser:
             part.add_argument("--model", metavar="DIR", help="a model directory; default: built-in")
         if name == "policy":
             _policy_flags(part)
+        if name == "storage":
+            part.add_argument(
+                "--directory",
+                type=Path,
+                metavar="DIR",
+                help="where the store lies meanwhile; default: the one for temporary files",
+            )
+    _fsck_flags(verbs.add_parser("fsck", help="check a file store", allow_abbrev=False))
     return parser
+
+
+def _fsck_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Read every page of a file store. Exit code 0: all is well, or was mended; 1: there is "
+        "damage; 2: this is no store, or it cannot be read."
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the store's directory")
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="remove what is damaged, but for what a running server writes",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the findings there")
+    parser.set_defaults(run=_fsck)
 
 
 def _policy_flags(part: argparse.ArgumentParser) -> None:
@@ -190,9 +247,31 @@ def _serve(arguments: argparse.Namespace) -> int:
         parts.transfer.close()
 
 
+def _check_json(path: str | None) -> None:
+    if path is not None and not Path(path).parent.is_dir():
+        raise ConfigError(f"--json {path}: allowed is a file in a directory that exists")
+
+
+def _fsck(arguments: argparse.Namespace) -> int:
+    from stratakv.storage.file.fsck import fsck  # noqa: PLC0415
+    from stratakv.storage.file.fsck_report import lines_of  # noqa: PLC0415
+
+    _check_json(arguments.json)
+    try:
+        found = fsck(arguments.directory, repair=arguments.repair)
+    except (StorageError, OSError) as error:
+        print(f"stratakv: {error}", file=sys.stderr)
+        return 2
+    if arguments.json is not None:
+        report = asdict(found) | {"clean": found.clean}
+        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+    for line in lines_of(arguments.directory, found, repair=arguments.repair):
+        print(line)
+    return 0 if found.clean else 1
+
+
 def _bench(arguments: argparse.Namespace) -> int:
-    if arguments.json is not None and not Path(arguments.json).parent.is_dir():
-        raise ConfigError(f"--json {arguments.json}: allowed is a file in a directory that exists")
+    _check_json(arguments.json)
     match arguments.part:
         case "tree":
             from stratakv.bench import tree  # noqa: PLC0415
@@ -210,6 +289,14 @@ def _bench(arguments: argparse.Namespace) -> int:
             for flag in ("policies", "specs"):
                 chosen[flag] = tuple(filter(None, values[flag].split(",")))
             policy.run(arguments.json, policy.PolicyOptions(**chosen))
+        case "storage":
+            from stratakv.bench import storage  # noqa: PLC0415
+
+            if arguments.directory is not None and not arguments.directory.is_dir():
+                raise ConfigError(
+                    f"--directory {arguments.directory}: allowed is a directory that exists"
+                )
+            storage.run(arguments.json, arguments.directory)
         case _:
             from stratakv.bench import serve  # noqa: PLC0415
 

@@ -1,5 +1,6 @@
 """The Mooncake backend against the wheel's own master: the suite, and what only a store can do."""
 
+import os
 import signal
 import sys
 import time
@@ -17,13 +18,10 @@ from tests.fixtures.stored_pages import FORM, PAGE, keys_of, pages_of, views
 
 SEGMENT_BYTES = 64 << 20
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(
-        sys.version_info >= (3, 14) or sys.platform != "linux",
-        reason="the wheel is for Linux and Python 3.11 to 3.13",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    sys.version_info >= (3, 14) or sys.platform != "linux",
+    reason="the wheel is for Linux and Python 3.11 to 3.13",
+)
 
 
 @pytest.fixture(scope="session")
@@ -187,19 +185,34 @@ def test_a_master_that_dies_is_an_error_and_is_found_again():
         store.close()
 
 
-@pytest.mark.long
-def test_a_master_that_is_silent_ends_within_the_clients_own_limit():
+def test_a_master_that_is_silent_ends_within_the_time_out_and_is_heard_again():
     with mooncake_master() as mute:
-        store = MooncakeBackend(FORM, options(mute.port, segment_bytes=SEGMENT_BYTES))
-        keys, _ = fill(store, 4)
+        given = options(mute.port, segment_bytes=SEGMENT_BYTES, timeout_s=0.5)
+        store = MooncakeBackend(FORM, given)
+        keys, pages = fill(store, 4)
         assert mute.process is not None
         mute.process.send_signal(signal.SIGSTOP)
         begin_s = time.monotonic()
         with pytest.raises(StorageError):
             store.contains(keys)
-        assert time.monotonic() - begin_s < 60
+        for call in (store.write, store.read):
+            with pytest.raises(StorageError):
+                call(keys, views(pages))
+        store.touch(keys)
+        assert time.monotonic() - begin_s < 10
         mute.process.send_signal(signal.SIGCONT)
+        back = np.zeros_like(pages)
+        assert store.read(keys, views(back)) == [ReadStatus.HIT] * 4
+        assert (back == pages).all()
         store.close()
+
+
+def test_an_operators_own_limit_stands_and_ours_is_not_left_behind(master, monkeypatch):
+    monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "7000")
+    monkeypatch.delenv("MC_RPC_CONNECT_TIMEOUT_MS", raising=False)
+    MooncakeBackend(FORM, options(master.port)).close()
+    assert os.environ["MC_RPC_TIMEOUT_MS"] == "7000"
+    assert "MC_RPC_CONNECT_TIMEOUT_MS" not in os.environ
 
 
 class Refusing:

@@ -1,6 +1,8 @@
 """The Redis backend against a real server: the suite, and what only a server can do wrong."""
 
+import shutil
 import subprocess
+import sys
 import threading
 import time
 
@@ -8,13 +10,19 @@ import numpy as np
 import pytest
 
 from stratakv.core.errors import StorageError
-from stratakv.storage.backend import ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.backend import Everything, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.redis import RedisBackend, RedisOptions
 from stratakv.testing.storage_conformance import StorageConformance, Subject
-from tests.fixtures.servers import Server, free_port, proxy, redis_server
+from tests.fixtures.servers import (
+    Server,
+    free_port,
+    installed,
+    lacking,
+    proxy,
+    redis_server,
+    running,
+)
 from tests.fixtures.stored_pages import FORM, PAGE, keys_of, pages_of, views
-
-pytestmark = pytest.mark.long  # a server of its own, from Debian or PyPI
 
 SECRET = "correct-horse"
 
@@ -112,6 +120,18 @@ def test_an_object_of_another_length_is_corrupt_and_its_neighbours_are_read(url,
     assert (back[[0, 2]] == pages[[0, 2]]).all()
 
 
+def test_what_is_no_string_under_our_name_is_corrupt_and_its_neighbours_are_read(url, server):
+    store, keys, pages = stored(url, 3)
+    name = cli(server, "keys", f"*{keys[1].page.hex()}*")
+    cli(server, "del", name)
+    cli(server, "rpush", name, "not", "ours")
+    back = np.zeros_like(pages)
+    found = store.read(keys, views(back))
+    assert found == [ReadStatus.HIT, ReadStatus.CORRUPT, ReadStatus.HIT]
+    assert (back[[0, 2]] == pages[[0, 2]]).all()
+    assert store.write(keys, views(pages))[1] is WriteStatus.STORED
+
+
 def test_the_object_of_another_key_under_this_name_is_corrupt(url, server):
     store, keys, pages = stored(url, 2)
     names = [cli(server, "keys", f"*{key.page.hex()}*") for key in keys]
@@ -171,7 +191,81 @@ def test_a_full_server_refuses_and_still_reads():
         for was, now in zip(wrote, read, strict=True):
             assert (was is WriteStatus.STORED) == (now is ReadStatus.HIT)
         store.remove(keys)
+        assert store.write(keys[:8], views(pages[:8])) == [WriteStatus.STORED] * 8
         store.close()
+
+
+def test_what_a_full_server_evicts_is_a_miss():
+    with redis_server("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru") as small:
+        store = backend(f"redis://127.0.0.1:{small.port}")
+        keys, pages = keys_of(128), pages_of(128)
+        for begin in range(0, 128, 8):
+            some = slice(begin, begin + 8)
+            assert store.write(keys[some], views(pages[some])) == [WriteStatus.STORED] * 8
+        back = np.zeros_like(pages)
+        read = store.read(keys, views(back))
+        assert set(read) == {ReadStatus.HIT, ReadStatus.MISS}
+        hits = [i for i, status in enumerate(read) if status is ReadStatus.HIT]
+        assert (back[hits] == pages[hits]).all()
+        store.close()
+
+
+def test_a_replica_refuses_and_still_reads():
+    with redis_server() as server:
+        store, keys, pages = stored(f"redis://127.0.0.1:{server.port}", 4)
+        # Its master is nobody: what it has stays, and it takes no writes.
+        cli(server, "replicaof", "127.0.0.1", str(free_port()))
+        fresh = keys_of(2, "fresh")
+        assert store.write(fresh, views(pages[:2])) == [WriteStatus.REFUSED] * 2
+        assert store.read(keys, views(np.zeros_like(pages))) == [ReadStatus.HIT] * 4
+        store.close()
+
+
+SHARE = """
+import random, sys
+import numpy as np
+from stratakv.storage.backend import ReadStatus, WriteStatus
+from stratakv.storage.redis import RedisBackend, RedisOptions
+from tests.fixtures.stored_pages import FORM, keys_of, pages_of, views
+
+store = RedisBackend(FORM, RedisOptions(url=sys.argv[1], batch_bytes=200_000))
+keys, pages, rng = keys_of(24), pages_of(24), random.Random(int(sys.argv[2]))
+seen = {ReadStatus.HIT: 0, ReadStatus.MISS: 0}
+for _ in range(150):
+    some = rng.sample(range(24), 9)
+    wrote = store.write([keys[i] for i in some], views(pages[some]))
+    assert set(wrote) <= {WriteStatus.STORED, WriteStatus.PRESENT}, wrote
+    some = rng.sample(range(24), 9)
+    back = np.zeros_like(pages[some])
+    for i, got, status in zip(some, back, store.read([keys[i] for i in some], views(back))):
+        seen[status] += 1
+        assert status is ReadStatus.MISS or (got == pages[i]).all()
+    store.remove([keys[i] for i in rng.sample(range(24), 7)])
+store.close()
+assert min(seen.values()) > 50, seen
+"""
+
+
+def test_two_processes_share_a_server(url):
+    words = [sys.executable, "-c", SHARE, url]
+    runs = [subprocess.Popen([*words, seed], stderr=subprocess.PIPE, text=True) for seed in "12"]
+    for run in runs:
+        assert run.communicate(timeout=60)[1] == ""
+        assert run.returncode == 0
+
+
+def test_everything_goes_in_many_rounds_and_a_prefix_is_no_pattern(url, server):
+    form = StoreFormat(spec_digest=FORM.spec_digest, page_bytes=(1,))
+    keys, pages = keys_of(9000), [memoryview(b"x")] * 9000
+    odd, plain = (RedisBackend(form, RedisOptions(url=url, prefix=p)) for p in ("a[b]*?\\", "ab"))
+    for store in (odd, plain):
+        assert set(store.write(keys, pages)) == {WriteStatus.STORED}
+    cli(server, "set", "somebody:else", "1")
+    assert odd.remove(Everything.EVERYTHING) == 9000
+    assert not odd.contains(keys).any()
+    assert plain.contains(keys).all()
+    assert plain.remove(Everything.EVERYTHING) == 9000
+    assert cli(server, "keys", "*") == "somebody:else"
 
 
 def test_a_server_killed_in_mid_batch_is_an_error_and_reconnected():
@@ -259,7 +353,7 @@ def test_tls_serves_and_a_stranger_is_not_trusted(tmp_path, monkeypatch):
         "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
     )
     subprocess.run(
-        ["openssl", *words.split(), "-addext", "subjectAltName=IP:127.0.0.1",
+        [installed("openssl", "openssl"), *words.split(), "-addext", "subjectAltName=IP:127.0.0.1",
          "-keyout", str(key), "-out", str(certificate)],
         check=True, capture_output=True,
     )  # fmt: skip
@@ -283,3 +377,19 @@ def test_no_server_is_an_error_at_once():
         port = gone.port
     with pytest.raises(StorageError):
         backend(f"redis://127.0.0.1:{port}/0")
+
+
+def test_valkey_serves_too():
+    program, port = shutil.which("valkey-server"), free_port()
+    if program is None:
+        lacking("valkey-server", "apt-get install valkey-server, of Debian 13")
+    words = [program, "--bind", "127.0.0.1", "--port", str(port), "--save", ""]
+    with running(words, port):
+        store, keys, pages = stored(f"redis://127.0.0.1:{port}", 20, ttl_s=100.0)
+        store.touch(keys)
+        back = np.zeros_like(pages)
+        assert store.read(keys, views(back)) == [ReadStatus.HIT] * 20
+        assert (back == pages).all()
+        assert store.remove(keys[:3]) == 3
+        assert store.remove(Everything.EVERYTHING) == 17
+        store.close()

@@ -1,21 +1,21 @@
 """The S3 backend against moto's server: the suite, and what only a service can do wrong."""
 
+import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 from obstore.store import S3Store
 
 from stratakv.core.errors import ConfigError, StorageError
-from stratakv.storage.backend import ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.backend import Everything, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.s3 import S3Backend, S3Options
 from stratakv.testing.storage_conformance import FORM as CONFORMANCE_FORM
 from stratakv.testing.storage_conformance import StorageConformance, Subject
 from tests.fixtures.servers import free_port, proxy, s3_server
 from tests.fixtures.stored_pages import FORM, PAGE, keys_of, pages_of, views
-
-pytestmark = pytest.mark.long  # a server of its own, from Debian or PyPI
 
 SECRET = "wJalrXUtnFEMIsecret"
 BUCKET = "pages"
@@ -172,6 +172,97 @@ def test_a_setting_that_the_library_does_not_take_is_the_operators(server):
         S3Backend(FORM, options(server.port, settings={"secret_key": SECRET}))
     assert SECRET not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+class Answers(BaseHTTPRequestHandler):
+    """What ``server.script`` says for a method; else that there is no such key."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        status, code = self.server.script.get(self.command, (404, "NoSuchKey"))
+        body = f"<Error><Code>{code}</Code></Error>".encode() if code else b""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = answer  # noqa: N815 - their names
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def scripted():
+    """A service of our own, and a store on it: it says what moto never does."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as service:
+        service.daemon_threads, service.script = True, {}
+        threading.Thread(target=service.serve_forever, args=(0.01,), daemon=True).start()
+        store = S3Backend(FORM, options(service.server_port, retries=0))
+        yield service.script, store
+        store.close()
+        service.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(403, "QuotaExceeded"), (507, "XMinioStorageFull"), (507, ""), (400, "QuotaExceeded")],
+)
+def test_a_service_without_room_refuses(scripted, status, code):
+    script, store = scripted
+    script["PUT"] = (status, code)
+    assert store.write(keys_of(3), views(pages_of(3))) == [WriteStatus.REFUSED] * 3
+    assert not store.contains(keys_of(3)).any()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(503, "SlowDown"), (403, "AccessDenied"), (500, "InternalError"), (404, "NoSuchBucket")],
+)
+def test_a_write_that_is_not_let_through_is_an_error_with_its_code(scripted, status, code):
+    script, store = scripted
+    script["PUT"] = (status, code)
+    with pytest.raises(StorageError, match=f"PUT failed: {code}$"):
+        store.write(keys_of(3), views(pages_of(3)))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(503, "SlowDown"), (403, "AccessDenied"), (500, "InternalError"), (404, "NoSuchBucket")],
+)
+def test_a_read_that_is_not_let_through_is_an_error_not_a_miss(scripted, status, code):
+    script, store = scripted
+    script["GET"] = (status, code)
+    with pytest.raises(StorageError, match=f"GET failed: {code}$"):
+        store.read(keys_of(3), views(pages_of(3)))
+    with pytest.raises(StorageError, match=f"LIST failed: {code}$"):
+        store.remove(Everything.EVERYTHING)
+
+
+@pytest.mark.parametrize("status", [403, 500, 503])
+def test_a_question_that_is_not_let_through_is_an_error_not_a_no(scripted, status):
+    script, store = scripted
+    script["HEAD"] = (status, "")
+    with pytest.raises(StorageError, match="HEAD failed"):
+        store.contains(keys_of(3))
+    store.touch(keys_of(3))
+
+
+def test_everything_goes_in_many_requests(server, prefix, monkeypatch):
+    monkeypatch.setattr("stratakv.storage.s3._DELETED_AT_ONCE", 40)
+    form = StoreFormat(spec_digest=FORM.spec_digest, page_bytes=(1,))
+    stores = [S3Backend(form, options(server.port, f"{prefix}{more}")) for more in ("", "2")]
+    keys, pages = keys_of(130), [memoryview(b"x")] * 130
+    stores[0].write(keys, pages)
+    stores[1].write(keys[:3], pages[:3])
+    assert stores[0].remove(Everything.EVERYTHING) == 130
+    assert stores[0].remove(Everything.EVERYTHING) == 0
+    assert stores[1].contains(keys[:3]).all()
+    for store in stores:
+        store.close()
 
 
 def test_a_service_that_dies_is_an_error_within_its_time_and_comes_back(server, prefix):

@@ -8,19 +8,32 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
+import threading
+from contextlib import closing, contextmanager
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 
+import httpx
 import pytest
 
+from stratakv.bench import storage as bench_storage
 from stratakv.cli import main
+from stratakv.core.clock import WallClock
 from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.core.errors import ConfigError
 from stratakv.serve import wiring
-from stratakv.serve.server import bound_socket
+from stratakv.serve.server import Server, bound_socket
+from stratakv.storage.file import fsck as fsck_module
+from stratakv.storage.file.fsck import Findings
+from stratakv.storage.file.fsck_report import lines_of
+from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.store import FileStore
+from stratakv.testing.storage_conformance import FORM, keys_of, store
 from tests.fixtures.models import tiny_model
 from tests.fixtures.tiny_configs import tiny_config
 from tests.serving import train_tokenizer
+from tests.storage_files import flip_payload
 
 
 @pytest.fixture(scope="module")
@@ -68,30 +81,31 @@ def help_of(argv: list[str], capsys) -> str:
 
 def test_help_names_every_verb(capsys):
     text = help_of([], capsys)
-    for verb in ("serve", "bench", "--version"):
+    for verb in ("serve", "bench", "fsck", "--version"):
         assert verb in text
 
 
 def test_help_of_serve_lists_every_setting_with_its_default(capsys):
     text = help_of(["serve"], capsys)
-    listed = set(re.findall(r"(--[a-z-]+) (?:INT|FLOAT|STR|SIZE|NAME=DIR|\{)", text))
+    shape = r"(--[a-z0-9-]+) (?:[A-Z]+|NAME=DIR|\{[^}]*\})"
+    parts = re.split(rf" {shape} ", text)  # usage, flag, what it says, flag, ...
+    said = dict(zip(parts[1::2], parts[2::2], strict=True))
     settings = [*fields(EngineConfig), *fields(ServerConfig)]
-    wanted = {f"--{field.name.replace('_', '-')}" for field in settings}
-    assert listed == wanted | {"--threads"}
-    for field in settings:
-        about = text.rpartition(f" --{field.name.replace('_', '-')} ")[2]
-        about = about.replace("- ", "-")  # argparse breaks lines at hyphens
-        shown = f"(default: {field.default})"
-        assert field.default in {None, ()} or about.index(shown) < 200, field.name
+    wanted = {f"--{field.name.replace('_', '-')}": field.default for field in settings}
+    assert said.keys() == wanted.keys() | {"--threads"}
+    for flag, default in wanted.items():
+        about = said[flag].replace("- ", "-")  # argparse breaks lines at hyphens
+        assert default in {None, ()} or f"(default: {default})" in about, flag
 
 
-@pytest.mark.parametrize("part", ["tree", "transfer", "serve"])
+@pytest.mark.parametrize("part", ["tree", "transfer", "serve", "policy", "storage"])
 def test_help_of_every_bench(part, capsys):
     assert part in help_of(["bench"], capsys)
     text = help_of(["bench", part], capsys)
     assert "--json FILE" in text
     for flag in ("--trace FILE", "--model DIR"):
         assert (flag in text) == (part == "serve")
+    assert ("--directory DIR" in text) == (part == "storage")
 
 
 def test_the_version(capsys):
@@ -138,6 +152,11 @@ def test_the_installed_command(tmp_path):
         (["serve", "DIR", "--host-ratio", "two"], "--host-ratio: invalid float value: 'two'"),
         (["serve", "DIR", "--port"], "--port: expected one argument"),
         (["bench", "tree", "--json", "/nowhere/x"], "--json /nowhere/x: allowed is a file in a"),
+        (["bench", "storage", "--directory", "/nowhere"], "--directory /nowhere: allowed is a dir"),
+        (["fsck"], "arguments are required: DIR"),
+        (["fsck", "/nowhere", "--json", "/nowhere/x"], "--json /nowhere/x: allowed is a file in a"),
+        (["fsck", "/nowhere"], "stratakv: /nowhere is no StrataKV store"),
+        (["fsck", "/nowhere", "--repair"], "stratakv: /nowhere is no StrataKV store"),
     ],
 )  # fmt: skip
 def test_a_command_line_that_cannot_be_read(argv, said, capsys):
@@ -178,6 +197,18 @@ def test_a_command_line_that_cannot_be_read(argv, said, capsys):
         ("--lora =/a", "--lora =/a: allowed is NAME=DIR, a name of 1 to 512 characters"),
         ("--lora a=x --lora a=y", "--lora a=y: the name a is taken by another --lora"),
         ("--lora me=x --served-model-name me", "--lora me=x: the model has this name"),
+        ("--storage /var/lib/x", "--storage /var/lib/x: allowed are memory://, file://"),
+        ("--storage file://x", "--storage file://x: allowed is file:///DIRECTORY"),
+        ("--storage redis://:pw@h:x/0", "--storage redis://:***@h:x/0: that is no URL"),
+        ("--storage memory:// --cache device", "--storage: with --cache device there is no host"),
+        ("--storage memory:// --host-ratio 0", "--storage memory://: there is no host page"),
+        ("--prefetch-policy never", "--prefetch-policy never: allowed are best-effort, wait-"),
+        ("--prefetch-threshold 0", "--prefetch-threshold 0: allowed is 1 and more"),
+        ("--prefetch-share 2", "--prefetch-share 2.0: allowed is above 0, and 1 at most"),
+        ("--prefetch-timeout nan", "--prefetch-timeout nan: allowed are finite seconds from 0 up"),
+        ("--prefetch-timeout 2 --prefetch-policy best-effort",
+         "--prefetch-timeout: allowed with --prefetch-policy timeout"),
+        ("--api-key k --admin-key k", "--admin-key: allowed is a key that is not empty and not"),
         ("--lora a=nowhere", "--lora a=nowhere: not a directory with a PEFT adapter_config.json"),
     ],
 )  # fmt: skip
@@ -267,3 +298,149 @@ def test_a_model_that_cannot_be_served(directory, tmp_path, no_weights, config, 
     path = damaged(directory, tmp_path, "config.json", json.dumps(config, default=str).encode())
     assert main(["serve", str(path), "--port", "0"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_bench_storage_is_told_where(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(bench_storage, "run", lambda *given: told.append(given))
+    report = str(tmp_path / "report.json")
+    assert main(["bench", "storage", "--json", report, "--directory", str(tmp_path)]) == 0
+    assert main(["bench", "storage"]) == 0
+    assert told == [(report, tmp_path), (None, None)]
+
+
+# -- fsck ------------------------------------------------------------------------------------------
+
+
+def damaged_store(path: Path) -> Path:
+    """A store of six pages, one of them with a flipped byte."""
+    keys = keys_of("a", 6)
+    with closing(FileStore(path, FORM, Keeping(quota_bytes=64 << 20), WallClock())) as backend:
+        store(backend, keys)
+    flip_payload(path, keys[1], 5000)
+    return path
+
+
+def test_fsck_reports_mends_and_says_so_with_its_exit_code(tmp_path, capsys):
+    path = damaged_store(tmp_path / "store")
+    report = tmp_path / "report.json"
+    assert main(["fsck", str(path), "--json", str(report)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{path}: 5 sound pages in 1 segments, ")
+    assert said[1] == "damaged payloads: 1"
+    assert said[2].endswith(": a damaged payload")
+    assert said[3] == "damaged; --repair removes what is"
+    found = json.loads(report.read_text())
+    assert (found["clean"], found["bad_payloads"], found["mended"]) == (False, 1, 0)
+    assert main(["fsck", str(path), "--repair"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "mended: 1 removed"
+    assert main(["fsck", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "clean"
+
+
+def test_fsck_cannot_mend_what_a_running_process_writes(tmp_path, capsys):
+    keys = keys_of("a", 2)
+    keeping = Keeping(quota_bytes=64 << 20)
+    with closing(FileStore(tmp_path, FORM, keeping, WallClock())) as backend:
+        store(backend, keys)
+        flip_payload(tmp_path, keys[0], 0)
+        assert main(["fsck", str(tmp_path), "--repair"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "segments that a running process writes: 1"
+    assert said[-1] == "0 removed, 1 left, which a running process writes"
+
+
+def test_fsck_of_what_cannot_be_read(tmp_path, monkeypatch, capsys):
+    def refused(*_arguments, **_more):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(fsck_module, "fsck", refused)
+    assert main(["fsck", str(tmp_path)]) == 2
+    assert "Permission denied" in capsys.readouterr().err
+
+
+def test_fsck_names_a_hundred_problems_and_counts_the_rest():
+    found = Findings(1, 0, 0, 0, 0, 4096, 130, 0, 0, 0, ["x"] * 100)
+    assert lines_of(Path("d"), found, repair=False)[-2] == "  and 30 more"
+
+
+# -- a server that keeps what it knows -------------------------------------------------------------
+
+
+@contextmanager
+def running(service):
+    """As ``serve_forever`` does it, on a thread."""
+    listener = bound_socket("127.0.0.1", 0)
+    listener.listen()
+    server = Server(service, drain_s=5)
+    service.driver.start()
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        service.storage.settle(20)
+        assert service.driver.stop(20)
+        service.storage.close()
+
+
+STORED = EngineConfig(
+    dtype="float32", page_tokens=16, device_memory="640KiB", host_memory="1280KiB",
+    step_tokens=256, chunk_tokens=64, max_running=16, chat_tokens=256, prefetch_share=1.0,
+    prefetch_policy="wait-complete",
+)  # fmt: skip
+
+
+def by_tier(http) -> dict[str, int]:
+    """Where a prompt of 320 tokens came from."""
+    body = {"prompt": list(range(3, 323)), "max_tokens": 2, "temperature": 0}
+    usage = http.post("/v1/completions", json=body).json()["usage"]
+    return usage["prompt_tokens_details"]["cached_tokens_by_tier"]
+
+
+def test_storage_outlives_a_server_and_keys_do_not_show(directory, tmp_path):
+    config = replace(STORED, storage="redis://u:secret@127.0.0.1:1/0")
+    with pytest.raises(ConfigError, match=r"--storage redis://u:\*\*\*@127.0.0.1:1/0: "):
+        wiring.build_service(directory, config, ServerConfig())
+    config = replace(STORED, storage=f"file://{tmp_path}/store?quota=64MiB")
+    for turn in range(2):
+        server = ServerConfig(api_key="hush", admin_key="psst")
+        service, parts = wiring.build_service(directory, config, server)
+        try:
+            with running(service) as url, httpx.Client(base_url=url, timeout=60) as http:
+                http.headers["Authorization"] = "Bearer hush"
+                info = http.get("/server_info").text
+                assert "hush" not in info
+                assert "psst" not in info
+                assert json.loads(info)["engine"]["storage"] == config.storage
+                assert (by_tier(http)["storage"] > 0) == (turn > 0)
+                seen = http.get("/cache/storage", headers={"Authorization": "Bearer psst"}).json()
+                assert (seen["attached"], seen["url"]) == (True, config.storage)
+        finally:
+            parts.close()
+    assert main(["fsck", str(tmp_path / "store")]) == 0
+
+
+def test_storage_is_changed_while_a_server_runs(directory, tmp_path):
+    body = {"url": f"file://{tmp_path}/store?quota=64MiB"}
+    service, parts = wiring.build_service(directory, STORED, ServerConfig(admin_key="psst"))
+    try:
+        with running(service) as url, httpx.Client(base_url=url, timeout=60) as http:
+            http.headers["Authorization"] = "Bearer psst"
+            by_tier(http)  # cached before there is a store: written when it is used again
+            assert http.put("/cache/storage", json=body).status_code == 200
+            assert by_tier(http)["storage"] == 0
+            assert http.delete("/cache/storage").json()["dropped_pages"] == 0
+            kept = fsck_module.fsck(tmp_path / "store").pages
+            assert kept > 0
+            assert http.put("/cache/storage", json=body).status_code == 200
+            assert http.post("/flush_cache").status_code == 200
+            assert by_tier(http)["storage"] > 0
+            assert http.get("/cache/storage").json()["backend"]["pages"] >= kept
+            assert http.post("/cache/storage/clear").status_code == 202
+            assert http.delete("/cache/storage").status_code == 200
+            assert fsck_module.fsck(tmp_path / "store").pages == 0
+    finally:
+        parts.close()

@@ -119,10 +119,10 @@ def test_abort_while_its_load_is_in_flight(joined):
             parts.engine.submit(greedy("joined", PROMPT, 4))
         parts.engine._admit()  # a whole step would wait for the load
         assert phase_of(parts, "r") is Phase.PREFILLING
-        assert parts.cache.copying
+        assert parts.cache.busy
         parts.engine.abort(RequestId("r"))
         parts.engine.check()
-        assert not parts.engine.flush() if joined else parts.cache.copying
+        assert not parts.engine.flush() if joined else parts.cache.busy
         hold.release()
         out = [output for output in drain(parts) if output.request == "joined"]
         assert tokens_of(out) == (expected_tokens(PROMPT, 4) if joined else [])

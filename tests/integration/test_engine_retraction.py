@@ -497,7 +497,7 @@ def test_an_abort_while_its_save_is_in_flight(spec, computed):
         try:
             start(parts, "r", PROMPT[:20], 30, computed)
             live = list(retract(parts, "r").live)
-            assert parts.cache.copying
+            assert parts.cache.busy
             abort(parts, "r")
             host = parts.cache._pools.tiers[Tier.HOST]  # what is still being written is not free
             assert all(host[page.group]._used[page.host] for page in live)
@@ -539,7 +539,7 @@ def test_an_abort_or_another_retraction_while_its_load_is_in_flight(spec, again)
         evict_device(parts)
         parts.engine._admit()
         assert request_of(parts, "r").phase is Phase.PREFILLING
-        assert parts.cache.copying
+        assert parts.cache.busy
         threading.Timer(0.05, hold.allow, (1_000,)).start()
         if again:
             retract(parts, "r")

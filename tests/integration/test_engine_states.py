@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from stratakv.cache.records import CachedTokens
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import Phase
@@ -20,6 +19,7 @@ from tests.engines import (
     VOCABULARY,
     RecordingRunner,
     all_free,
+    cached,
     drain,
     evict,
     evict_device,
@@ -118,9 +118,7 @@ def test_a_snapshot_that_only_the_host_has_is_loaded_alone():
     with engine() as parts:
         ask(parts, PROMPT[:41])
         evict(parts, Tier.DEVICE, 1)
-        assert ask(parts, PROMPT[:41]) == CachedTokens(
-            device=0, host=40, groups_device=(40, 0), groups_host=(0, PAGE)
-        )
+        assert ask(parts, PROMPT[:41]) == cached((40, 0), (0, PAGE), host=40)
         assert parts.cache.counters.load_pages == 1
 
 

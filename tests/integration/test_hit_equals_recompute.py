@@ -8,9 +8,8 @@ The reference is Hugging Face's own cache and attention at batch 1. Models have 
 
 import pytest
 
-from stratakv.cache.records import CachedTokens
 from stratakv.tree.nodes import Tier
-from tests.engines import evict, evict_device, on_device, on_host, span_tokens
+from tests.engines import cached, evict, evict_device, on_device, on_host, span_tokens
 from tests.hit_cases import (
     CASES,
     CHUNK,
@@ -86,11 +85,11 @@ def test_a_prefix_partly_on_the_device_and_partly_on_the_host(family, page):
         evict(this.parts, Tier.DEVICE, 0, keep=2)
         spans = span_tokens(this.spec, end)
         # The window group has lost nothing, so it follows the anchor's two pages as well.
-        assert this.ask(first).cached == CachedTokens(
+        assert this.ask(first).cached == cached(
+            (2 * page, *spans[1:]),
+            (end - 2 * page, *[0] * len(spans[1:])),
             device=2 * page,
             host=end - 2 * page,
-            groups_device=(2 * page, *spans[1:]),
-            groups_host=(end - 2 * page, *[0] * len(spans[1:])),
         )
 
 
@@ -102,9 +101,7 @@ def test_a_prefix_whose_window_alone_is_on_the_host(family, page):
         this.ask(first)
         evict(this.parts, Tier.DEVICE, 1)
         whole, window = span_tokens(this.spec, end)
-        assert this.ask(first).cached == CachedTokens(
-            device=0, host=end, groups_device=(whole, 0), groups_host=(0, window)
-        )
+        assert this.ask(first).cached == cached((whole, 0), (0, window), host=end)
 
 
 @windowed

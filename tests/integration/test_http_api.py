@@ -152,10 +152,11 @@ def test_usage_counts_a_prompt_once_and_says_where_it_was_cached(client, tokeniz
     assert answer.usage.completion_tokens == 4 * 16
     details = answer.usage.prompt_tokens_details
     assert details.cached_tokens == hit
-    assert details.cached_tokens_by_tier == {"device": hit // 2, "host": hit - hit // 2}
+    tiers = {"device": hit // 2, "host": hit - hit // 2 - hit // 8, "storage": hit // 8}
+    assert details.cached_tokens_by_tier == tiers
     assert details.cached_tokens_by_group == {
-        "full": {"device": hit // 2, "host": hit - hit // 2},
-        "swa": {"device": 2, "host": 4},
+        "full": tiers,
+        "swa": {"device": 2, "host": 4, "storage": 6},
     }
 
 
@@ -314,6 +315,7 @@ def test_metrics_tell_what_happened(fresh):
     assert "stratakv_inter_token_latency_seconds_count 32.0" in text
     assert "stratakv_e2e_request_latency_seconds_count 3.0" in text
     assert 'stratakv_http_responses_total{path="other",status="404"} 1.0' in text
-    assert re.search(r'stratakv_cached_prompt_tokens_total{tier="host"} [1-9]', text)
+    for tier in ("device", "host", "storage"):
+        assert re.search(rf'stratakv_cached_prompt_tokens_total{{tier="{tier}"}} [1-9]', text)
     assert "cmpl-" not in text
     assert "no/such" not in text

@@ -1,11 +1,10 @@
 """kill -9 at any moment of a write: no wrong byte afterwards, and nothing acknowledged is lost."""
 
+import multiprocessing
 import random
 import signal
-import subprocess
-import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -16,30 +15,46 @@ from stratakv.storage.file.fsck import fsck
 from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
-from tests.storage_writer import KEYS
+from tests.storage_writer import KEYS, write_forever
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.storage_writer"])
 
 ROOMY, TIGHT = 8 << 20, 2 << 20
 """Room for every key, and room for a quarter."""
 KEYS_OF = [*keys_of("killed", KEYS), *keys_of("killed", KEYS, group=1)]
 
 
-def start(
-    directory: Path, seed: int, *, quota: int = ROOMY, limit: int = 0
-) -> "subprocess.Popen[str]":
-    arguments = [str(directory), *map(str, (seed, quota, limit))]
-    command = [sys.executable, "-m", "tests.storage_writer", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+class Writer:
+    """``tests.storage_writer`` in a process of its own, from the moment it is ready."""
 
+    def __init__(self, directory: Path, seed: int, *, quota: int = ROOMY, limit: int = 0) -> None:
+        self._heard, said = CONTEXT.Pipe(duplex=False)
+        arguments = (said, directory, seed, quota, limit)
+        self._process = CONTEXT.Process(target=write_forever, args=arguments, daemon=True)
+        self._process.start()
+        said.close()
+        assert self._heard.recv() == "ready"
 
-def killed(process: "subprocess.Popen[str]", after_s: float) -> list[str]:
-    """The lines it had printed whole when it died."""
-    time.sleep(after_s)
-    process.send_signal(signal.SIGKILL)
-    output, _ = process.communicate()
-    return [line for line in output.splitlines(keepends=True) if line.endswith("\n")]
+    def killed(self, after_s: float) -> list[str]:
+        """What it had said when it died."""
+        end_s = time.monotonic() + after_s
+        lines: list[str] = []
+        while (left_s := end_s - time.monotonic()) > 0:
+            if self._heard.poll(left_s):
+                lines.append(self._heard.recv())
+        self._process.kill()
+        self._process.join()
+        assert self._process.exitcode == -signal.SIGKILL, "it died on its own"
+        with suppress(EOFError, OSError):  # the last word may be cut short
+            while True:
+                lines.append(self._heard.recv())
+        self._heard.close()
+        return lines
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
 
 
 def acknowledged(lines: list[str]) -> tuple[set[int], int]:
@@ -83,14 +98,14 @@ def campaign(directory: Path, rounds: int, quota: int) -> None:
         # Every fourth time a fresh directory: segments are being made when it dies.
         lines = [] if turn % 4 == 0 else lines
         place = directory / f"{turn // 4}"
-        lines += killed(start(place, turn, quota=quota), rng.uniform(0, 0.25))
+        lines += Writer(place, turn, quota=quota).killed(rng.uniform(0, 0.25))
         stored += verify(place, lines, quota)
     assert stored > 5 * rounds, f"only {stored} pages: too little to prove anything"
 
 
 @pytest.mark.parametrize("quota", [ROOMY, TIGHT], ids=["roomy", "tight"])
-def test_kill_9_while_writing(tmp_path: Path, quota: int) -> None:
-    campaign(tmp_path, 4, quota)
+def test_kill_9_at_20_moments_while_writing(tmp_path: Path, quota: int) -> None:
+    campaign(tmp_path, 20, quota)
 
 
 @pytest.mark.long
@@ -100,25 +115,22 @@ def test_kill_9_while_writing_200_times(tmp_path: Path, quota: int) -> None:
 
 
 def test_two_processes_share_a_directory_and_one_is_killed(tmp_path: Path) -> None:
-    one, two = start(tmp_path, 1), start(tmp_path, 2)
-    killed(one, 0.3)
+    one, two = Writer(tmp_path, 1), Writer(tmp_path, 2)
+    one.killed(0.3)
     with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=ROOMY), WallClock())) as backend:
         for _ in range(20):
             statuses = fetch(backend, KEYS_OF)
             assert ReadStatus.CORRUPT not in statuses
             assert ReadStatus.FAILED not in statuses
             store(backend, KEYS_OF[:30])
-            physical = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("*.seg"))
-            assert physical <= ROOMY
+            assert backend.stats().physical_bytes <= ROOMY
         assert ReadStatus.HIT in statuses
-    assert two.poll() is None, "the other process died of it"
-    killed(two, 0)
+    two.killed(0)
 
 
 def test_a_disk_that_is_full_turns_growth_off_and_what_is_there_stays(tmp_path: Path) -> None:
     """The limit of a file's size stands in for the disk's: it needs no rights and no mount."""
-    process = start(tmp_path, 3, limit=64 << 10)
-    lines = killed(process, 0.4)
+    lines = Writer(tmp_path, 3, limit=64 << 10).killed(0.4)
     assert not acknowledged(lines)[0], "a segment larger than the disk was made"
     assert not list(tmp_path.glob("*.seg")), "an unfinished segment was left"
     verify(tmp_path, [])

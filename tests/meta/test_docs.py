@@ -112,10 +112,11 @@ def test_no_document_names_a_flag_that_does_not_exist():
 
 
 def test_the_readme_has_every_path_of_the_server():
-    source = (PACKAGE / "serve" / "http_api.py").read_text("utf-8")
+    files = sorted((PACKAGE / "serve").glob("*.py"))
+    source = "".join(file.read_text("utf-8") for file in files)
     paths = {path.partition("{")[0].rstrip("/") for path in re.findall(r'Route\("([^"]+)"', source)}
     assert len(paths) > 8
-    listed = set(re.findall(r"`(?:GET |POST )(/[\w/]+)", README))
+    listed = set(re.findall(r"`(?:GET |POST |PUT |DELETE )(/[\w/]+)", README))
     assert listed == paths
 
 

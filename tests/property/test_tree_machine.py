@@ -33,12 +33,13 @@ def real_work(machine: type[TreeMachine]) -> None:
         assert did[f"walks with {often}"] > 0.4 * did["walks"], often
     for seldom in (
         "load", "fetch landed", "evict DEVICE other", "evict HOST anchor", "extend without state",
-        "late snapshot", "rolling checkpoint", "resumed",
+        "late snapshot", "rolling checkpoint", "resumed", "stored", "prefetch landed", "touched",
     ):  # fmt: skip
         assert did[f"walks with {seldom}"] > 0.02 * did["walks"], seldom
     for ever in (
         "load declined", "backup failed", "backup dropped", "extend short", "duplicate",
-        "resume short", "retracted unsaved", "hold lost",
+        "resume short", "retracted unsaved", "hold lost", "store failed", "healed", "hold short",
+        "prefetch abandoned", "prefetch cut", "squeezed",
     ):  # fmt: skip
         assert did[ever], ever
 

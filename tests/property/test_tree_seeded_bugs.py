@@ -126,7 +126,7 @@ BUGS: dict[str, tuple[Edit, ...]] = {
     "ticket forgotten": ((PrefixTree, "lease", "if self.copies.loads:", "if False:"),),
     "useless nodes stay": ((Evictor, "_prune", "while row != NONE", "while row == 1 << 30"),),
     "a hold's end warms the device": (
-        (PrefixTree, "release", "if not lease.parked:", "if True:"),
+        (PrefixTree, "release", "if not lease.parked:  # a use", "if True:  # a use"),
     ),
     "a hold pins the device": (
         (PrefixTree, "hold", "self.pins.pin(HOST,", "self.pins.pin(DEVICE,"),

@@ -194,6 +194,19 @@ def test_write_back_counts_what_it_drops_where_the_host_is_full():
         assert serve(parts, PROMPTS[0])[0].total == 0
 
 
+def test_write_back_comes_to_rest_where_the_host_holds_less_than_its_reserve():
+    """A copy that pushes another one off the host would be made and lost for ever."""
+    with engine("write-back", host=(6, 6), write_back_reserve=1.0) as parts:
+        for k in range(4):
+            parts.engine.submit(greedy(f"r{k}", PROMPTS[k], 2))
+        for _ in range(2000):
+            if not parts.engine.has_work():
+                break
+            parts.engine.step()
+        assert not parts.engine.has_work()
+        assert parts.cache.counters.backup_pages < 200
+
+
 def test_write_back_saves_less_than_write_through():
     """It saves what leaves, write-through what comes."""
     saved = {}

@@ -293,3 +293,33 @@ def test_a_driver_that_did_not_start_takes_nothing():
 
     with driving(EchoEngine(), start=False) as driver:
         asyncio.run(main(driver))
+
+
+def test_work_is_done_on_the_engines_thread_for_any_thread():
+    engine = EchoEngine()
+
+    async def main(driver):
+        return await read(driver, prompts("a"))
+
+    with driving(engine) as driver:
+        asyncio.run(main(driver))
+        assert {driver.ask(threading.get_ident).result(10)} == engine.threads
+        driver.drain()
+        assert driver.ask(lambda: 3).result(10) == 3
+    with pytest.raises(ApiError, match="stopped"):
+        driver.ask(lambda: 3)
+
+
+def test_who_asked_for_what_kills_the_engine_and_who_stands_behind_him_are_told():
+    with driving(EchoEngine()) as driver:
+        begun, go = threading.Event(), threading.Event()
+        driver.ask(lambda: begun.set() or go.wait(10))
+        assert begun.wait(10)
+        answers = [driver.ask(work) for work in (lambda: 1, lambda: 1 // 0, lambda: 3)]
+        go.set()
+        assert answers[0].result(10) == 1
+        for answer in answers[1:]:
+            with pytest.raises(ApiError) as caught:
+                answer.result(10)
+            assert caught.value.code == "engine_failed"
+        assert driver.health is Health.FAILED

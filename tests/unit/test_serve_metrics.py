@@ -1,10 +1,11 @@
 import re
+from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.metrics import ServerMetrics
-from tests.serving import GROUPS, EchoEngine
+from tests.serving import GROUPS, STORAGE_STATS, EchoEngine
 
 UNITS = (
     "_seconds",
@@ -14,6 +15,7 @@ UNITS = (
     "_running",
     "_waiting",
     "_retracted",
+    "_off",
     "_created",
 )
 
@@ -21,13 +23,24 @@ UNITS = (
 def rendered(stats=None):
     metrics = ServerMetrics(GROUPS)
     metrics.responded("/health", 200)
-    cached = CachedTokens(device=3, host=2, groups_device=(3, 1), groups_host=(2, 0))
+    cached = CachedTokens(
+        device=3,
+        host=2,
+        storage=4,
+        groups_device=(3, 1),
+        groups_host=(2, 0),
+        groups_storage=(4, 3),
+    )
     metrics.prompted(9, cached)
     metrics.prompted(4, None)
     metrics.finished("stop", 5)
     metrics.aborted(2)
     metrics.first_token_s.observe(0.2)
     return metrics.render(stats).decode()
+
+
+def with_storage():
+    return replace(EchoEngine().stats(), storage=STORAGE_STATS)
 
 
 def values(text):
@@ -44,7 +57,9 @@ def test_counts_add_up_by_tier_and_group():
     assert found["stratakv_generated_tokens_total",] == 7
     assert found["stratakv_cached_prompt_tokens_total", "device"] == 3
     assert found["stratakv_cached_prompt_tokens_total", "host"] == 2
+    assert found["stratakv_cached_prompt_tokens_total", "storage"] == 4
     assert found["stratakv_cached_group_tokens_total", "device", "swa"] == 1
+    assert found["stratakv_cached_group_tokens_total", "storage", "swa"] == 3
     assert found["stratakv_requests_total", "stop"] == 1
     assert found["stratakv_time_to_first_token_seconds_count",] == 1
 
@@ -57,8 +72,19 @@ def test_the_engines_figures_are_there_when_it_gives_them():
     assert "stratakv_requests_waiting" not in rendered()
 
 
+def test_storages_figures_are_there_while_it_is_attached():
+    found = values(rendered(with_storage()))
+    assert found["stratakv_storage_pages_total", "written"] == 5
+    assert found["stratakv_storage_tokens_total", "hits"] == 64
+    assert found["stratakv_storage_lost_tokens_total", "deadline"] == 32
+    assert found["stratakv_storage_abandoned_prefetches_total", "io_error"] == 2
+    assert found["stratakv_storage_off", "reading"] == 0
+    assert found["stratakv_storage_off", "writing"] == 1
+    assert "stratakv_storage" not in rendered(EchoEngine().stats())
+
+
 def test_names_follow_the_conventions():
-    for family in text_string_to_metric_families(rendered(EchoEngine().stats())):
+    for family in text_string_to_metric_families(rendered(with_storage())):
         assert re.fullmatch(r"stratakv_[a-z0-9_]+", family.name)
         assert (family.name + ("_total" if family.type == "counter" else "")).endswith(UNITS)
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from stratakv.core.errors import StorageError
-from stratakv.storage.backend import ReadStatus, WriteStatus
+from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.storage_conformance import FORM, Arena, keys_of, page_of
 from stratakv.testing.storage_faults import Faults, FaultyBackend
@@ -71,3 +71,45 @@ def test_calls_fail_and_take_time():
     backend.touch(KEYS)
     assert slept == [0.5, 0.5]
     assert backend.calls == {"contains": 1, "remove": 1, "touch": 1}
+
+
+def test_a_call_that_breaks_has_done_a_part():
+    backend = wrapped()
+    backend.faults = replace(NONE, call_breaks=1.0)
+    fresh = keys_of("broken", 40, group=1)
+    with pytest.raises(StorageError, match="injected after"):
+        backend.write(fresh, Arena(fresh).fill().pages)
+    for call in (backend.contains, backend.remove):
+        with pytest.raises(StorageError, match="injected after"):
+            call(KEYS)
+    with pytest.raises(StorageError, match="injected after"):
+        backend.read(KEYS, Arena(KEYS).pages)
+    backend.faults = NONE
+    there = backend.contains(fresh).tolist()
+    assert 0 < sum(there) < 40
+    assert there == sorted(there, reverse=True)
+    assert 0 < backend.contains(KEYS).sum() < 40
+    assert backend.injected == 4
+
+
+def test_it_says_of_what_is_not_there_that_it_is_and_the_read_misses():
+    backend = wrapped(Faults(contains_lies=0.3))
+    fresh = keys_of("absent", 40, group=1)
+    assert 0 < backend.contains(fresh).sum() < 40
+    assert backend.read(fresh, Arena(fresh).pages) == [ReadStatus.MISS] * 40
+    assert backend.contains(KEYS).all()
+
+
+def test_a_write_that_is_lost_was_called_stored():
+    backend = wrapped(Faults(write_lost=0.3))
+    fresh = keys_of("lost", 40, group=1)
+    assert set(backend.write(fresh, Arena(fresh).fill().pages)) == {WriteStatus.STORED}
+    assert 0 < backend.contains(fresh).sum() < 40
+
+
+def test_everything_can_be_removed_or_that_fails():
+    backend = wrapped(Faults(call_fails=1.0))
+    with pytest.raises(StorageError, match="injected"):
+        backend.remove(Everything.EVERYTHING)
+    backend.faults = NONE
+    assert backend.remove(Everything.EVERYTHING) == 40

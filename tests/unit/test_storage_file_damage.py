@@ -2,12 +2,15 @@
 
 import os
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import ObjectKey, ReadStatus, WriteStatus
+from stratakv.storage.file import index
 from stratakv.storage.file.segment import BLOCK_BYTES
 from stratakv.storage.header import HEADER
 from stratakv.testing.storage_conformance import fetch, keys_of, store
@@ -59,12 +62,28 @@ def test_a_flip_in_a_payload_is_seen_after_a_restart_and_the_slot_is_not_used_ag
         assert backend.stats().damaged_headers == 1, "the place of the damage was used again"
 
 
-def test_keys_that_share_their_first_half_are_never_taken_for_each_other(place: Place):
-    one, two = (ObjectKey(PageKey(bytes(16) + bytes([i]) * 16), GroupId(0)) for i in range(2))
+@pytest.mark.parametrize("shared", [slice(0, 31), slice(1, 32), slice(8, 32), slice(0, 24)])
+def test_keys_that_share_a_part_are_two_keys(place: Place, shared: slice):
+    keys: list[ObjectKey] = []
+    for value in range(5):
+        page = bytearray([value] * 32)
+        page[shared] = bytes(len(page[shared]))
+        keys.append(ObjectKey(PageKey(bytes(page)), GroupId(0)))
+    with closing(place.open()) as backend:
+        store(backend, keys[:4])
+        assert fetch(backend, keys) == [HIT] * 4 + [MISS]
+
+
+def test_keys_with_one_fingerprint_are_never_taken_for_each_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(index, "_fingerprints", lambda table: np.zeros(len(table), np.uint64))
+    one, two = keys_of("fingerprint", 2)
+    others = [replace(one, shard=1), two]
     with closing(place.open()) as backend:
         store(backend, [one])
-        assert backend.contains([one, two]).tolist() == [True, False]
-        assert fetch(backend, [one, two]) == [HIT, MISS]
+        assert backend.contains([one, *others]).tolist() == [True, False, False]
+        assert fetch(backend, [one, *others]) == [HIT, MISS, MISS]
         store(backend, [two])
         assert fetch(backend, [two]) == [HIT]
         assert fetch(backend, [one])[0] in {HIT, MISS}

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from stratakv.storage.backend import ReadStatus, WriteStatus
 from stratakv.storage.file.segment import Segment
 from stratakv.testing.storage_conformance import FORM, Arena, fetch, keys_of, store
-from tests.storage_files import Place, segments
+from tests.storage_files import Place, place_of, segments
 
 HIT, MISS, CORRUPT = ReadStatus.HIT, ReadStatus.MISS, ReadStatus.CORRUPT
 STORED, PRESENT, REFUSED = WriteStatus.STORED, WriteStatus.PRESENT, WriteStatus.REFUSED
@@ -204,15 +205,18 @@ def test_a_read_error_is_a_failed_page_not_a_failed_call(
     keys = keys_of("bad sector", 3)
     with closing(place.open()) as backend:
         store(backend, keys)
-        real = Segment.read_page
+        path, _, bad_at = place_of(place.path, keys[1])
+        real = os.preadv
 
-        def read_page(segment: Segment, slot: int, into: memoryview) -> int:
-            if slot == 1:
+        def preadv(fd: int, buffers: list[memoryview], at: int) -> int:
+            if at <= bad_at < at + sum(map(len, buffers)) and os.path.sameopenfile(fd, bad_fd):
                 raise OSError(errno.EIO, "injected")
-            return real(segment, slot, into)
+            return real(fd, buffers, at)
 
-        monkeypatch.setattr(Segment, "read_page", read_page)
-        assert sorted(status.name for status in fetch(backend, keys)) == ["FAILED", "HIT", "HIT"]
+        with path.open("rb") as file:
+            bad_fd = file.fileno()
+            monkeypatch.setattr(os, "preadv", preadv)
+            assert fetch(backend, keys) == [HIT, ReadStatus.FAILED, HIT]
         assert backend.stats().counters.read_errors == 1
 
 
@@ -223,15 +227,15 @@ def test_a_page_that_its_writer_evicted_during_the_read_is_a_miss(
     with closing(place.open()) as writer, closing(place.open()) as reader:
         store(writer, keys)
         assert reader.contains(keys).all()
-        real = Segment.read_page
+        real = Segment.read_pages
 
-        def read_page(segment: Segment, slot: int, into: memoryview) -> int:
+        def read_pages(segment: Segment, first: int, into: Sequence[memoryview]) -> list[int]:
             if not segment.owned:
                 writer.remove(keys[1:2])
                 store(writer, keys_of("in its place", 1))
-            return real(segment, slot, into)
+            return real(segment, first, into)
 
-        monkeypatch.setattr(Segment, "read_page", read_page)
+        monkeypatch.setattr(Segment, "read_pages", read_pages)
         assert fetch(reader, keys) == [HIT, MISS, HIT]
         assert reader.stats().counters.corrupt == 0
 
@@ -283,3 +287,18 @@ def test_a_page_is_written_from_and_read_into_the_callers_memory(place: Place):
         views = [memoryview(target)[:12_288], memoryview(target)[12_288:]]
         assert backend.read(keys, views) == [HIT, HIT]
         assert target.tobytes() == b"".join(map(bytes, arena.pages))
+
+
+@pytest.mark.parametrize("page_bytes", [4096, 100_001, 1 << 20, (1 << 20) + 5, 3 << 20])
+def test_pages_of_any_size_come_back_in_any_order(place: Place, page_bytes: int):
+    """Small ones move together, large ones in pieces."""
+    form = replace(FORM, page_bytes=(page_bytes,))
+    keys = keys_of("sizes", 13)
+    rng = np.random.default_rng(page_bytes)
+    pages = [memoryview(rng.bytes(page_bytes)) for _ in keys]
+    with closing(place.open(form, quota_bytes=256 << 20)) as backend:
+        assert set(backend.write(keys, pages)) == {STORED}
+        for order in (range(13), range(12, -1, -1), (0, 1, 2, 7, 8, 4, 5, 5, 6)):
+            into = [memoryview(bytearray(page_bytes)) for _ in order]
+            assert set(backend.read([keys[at] for at in order], into)) == {HIT}
+            assert all(page == pages[at] for at, page in zip(order, into, strict=True))

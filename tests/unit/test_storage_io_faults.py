@@ -10,7 +10,7 @@ import pytest
 
 from stratakv.core.clock import ManualClock
 from stratakv.core.errors import StorageError
-from stratakv.storage.backend import ReadStatus, WriteStatus
+from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
 from stratakv.storage.io_jobs import (
     Ending,
     Fetch,
@@ -175,6 +175,15 @@ def test_a_read_that_does_not_answer_for_every_key_has_failed(made):
     assert fetched.statuses == []
 
 
+def test_to_remove_everything_fails_as_one_page(made):
+    gate = Gate()
+    gate.failing["remove"] = StorageError("the link is down")
+    worker = made(gate)
+    worker.submit(Remove(Everything.EVERYTHING))
+    assert answer(worker, Kind.REMOVE).ending is Ending.FAILED
+    assert worker.stats.failed[Kind.REMOVE] == 1
+
+
 def test_a_dead_thread_is_loud(made, clock):
     class Fatal(Gate):
         def contains(self, keys):
@@ -308,7 +317,7 @@ def random_job(rng):
         case Kind.TOUCH:
             return Touch(keys)
         case Kind.REMOVE:
-            return Remove(keys)
+            return Remove(keys if rng.random() < 0.9 else Everything.EVERYTHING)
 
 
 def check_answer(job, answered):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from stratakv.core.clock import ManualClock
-from stratakv.storage.backend import ReadStatus, WriteStatus
+from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
 from stratakv.storage.io_jobs import Ending, Fetch, Kind, Query, Remove, Store, Touch
 from tests.io_gate import (
     PAGE,
@@ -48,6 +48,33 @@ def test_what_was_stored_is_found_read_and_removed(made):
     assert [bytes(page) for page in into] == [b"\7" * PAGE] * 3 + [bytes(PAGE)]
     worker.submit(Remove(keys_of(4)))
     assert answer(worker, Kind.REMOVE).removed == 3
+
+
+def test_to_remove_everything_is_one_page_and_one_batch(made):
+    gate = Gate("remove")
+    worker = made(gate, queue_pages=5, batch_pages=2)
+    stored(worker, 5)
+    assert worker.submit(Remove(Everything.EVERYTHING)) is not None
+    gate.wait_entered()
+    assert worker.stats.queued[Kind.REMOVE] == 1
+    gate.let("remove")
+    removed = answer(worker, Kind.REMOVE)
+    assert (removed.ending, removed.removed) == (Ending.DONE, 5)
+    assert [call for call in gate.calls if call[0] == "remove"] == [("remove", 1)]
+
+
+def test_to_remove_everything_waits_for_the_writes_before_it_and_can_be_cancelled(made):
+    gate = Gate("write")
+    worker = made(gate)
+    worker.submit(Store(keys_of(3), buffers(3)))
+    gate.wait_entered()
+    first = worker.submit(Remove(Everything.EVERYTHING))
+    second = worker.submit(Remove(Everything.EVERYTHING))
+    worker.cancel(second)
+    gate.let("write")
+    done, cancelled = answers(worker, Kind.REMOVE, 2)
+    assert (done.ticket, done.ending, done.removed) == (first, Ending.DONE, 3)
+    assert (cancelled.ending, cancelled.removed) == (Ending.CANCELLED, 0)
 
 
 def test_a_corrupt_page_is_one_status_and_not_a_failure(made):

@@ -41,10 +41,10 @@ from stratakv.storage.urls import (
             S3Url(bucket="b", prefix="p/q", endpoint="http://h:9000", region="eu-west-1"),
         ),
         (
-            "mooncake://h:50051?protocol=rdma&segment=4GiB&metadata=http://h:8080/metadata",
+            "mooncake://h:50051?protocol=rdma&segment=4GiB&timeout=2s&metadata=http://h:8080/metadata",
             MooncakeUrl(
                 master="h:50051", metadata="http://h:8080/metadata", protocol="rdma",
-                segment_bytes=4 << 30,
+                segment_bytes=4 << 30, timeout_s=2.0,
             ),
         ),
     ],
@@ -101,3 +101,6 @@ def test_a_password_never_shows():
     assert "secret" not in str(caught.value)
     assert "secret" not in repr(parse_storage_url("redis://user:secret@h"))
     assert hidden("redis://:secret@h") == "redis://:***@h"
+    assert hidden("redis://u:sec@ret/@h:1/0") == "redis://u:***@h:1/0"
+    assert hidden("s3://b/p?endpoint=http://u:secret@h") == "s3://b/p?endpoint=http://u:***@h"
+    assert hidden("redis://h:6379/0?ttl=7d") == "redis://h:6379/0?ttl=7d"

@@ -1,12 +1,17 @@
-"""Time to first token of a long prompt: computed, found on the device, loaded back from the host.
+"""Time to first token of a long prompt: computed, found on the device, loaded back from the host,
+fetched from storage.
 
 Owns the rounds. One request at a time, in an engine whose device has room for one prompt: each new
-one drives the one before it off. Chunks and pages are as the engine has them by default.
+one drives the one before it off. Storage is a directory of files, which the kernel has in memory.
+Chunks and pages are as the engine has them by default.
 """
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
@@ -20,6 +25,7 @@ from stratakv.engine.model import wrap
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.checkpoints import last_end
 from stratakv.serve.wiring import EngineParts, assemble
+from stratakv.serve.wiring_storage import open_store
 from stratakv.spec.derive import spec_of
 from stratakv.spec.retention import peak_pages
 
@@ -27,6 +33,7 @@ PROMPT_TOKENS: Final = 4096
 ROUNDS: Final = 3
 TARGET: Final = 0.15
 """What a hit may take of a recompute, wherever it is found."""
+STORE_QUOTA: Final = "16GiB"
 HOST_PROMPTS: Final = 4
 
 
@@ -38,34 +45,52 @@ class FirstToken:
     recompute_ms: float
     device_hit_ratio: float
     host_hit_ratio: float
+    storage_hit_ratio: float
 
 
 def first_token(family: str, module: PreTrainedModel) -> FirstToken:
     """Take over ``module`` and time its first tokens."""
     rng = np.random.default_rng(0)
-    parts = _engine(module)
-    taken_s: list[tuple[float, float, float]] = []
-    hit = last_end(PROMPT_TOKENS, parts.spec.page_tokens) * parts.spec.page_tokens
+    taken_s: list[tuple[float, ...]] = []
     before = _prompt(rng)
-    try:
-        _time(parts.engine, before, (0, 0))
+    with _parts(module) as parts:
+        engine = parts.engine
+        hit = last_end(PROMPT_TOKENS, parts.spec.page_tokens) * parts.spec.page_tokens
+        _time(engine, before, (0, 0, 0))
         for _ in range(ROUNDS + 1):
             prompt = _prompt(rng)
-            recompute_s = _time(parts.engine, prompt, (0, 0))
-            device_s = _time(parts.engine, prompt, (hit, 0))
-            host_s = _time(parts.engine, before, (0, hit))
-            taken_s.append((recompute_s, device_s, host_s))
-            before = prompt  # which the one loaded back has just driven off the device
-        parts.engine.check()
-    finally:
-        parts.close()
+            recompute_s = _time(engine, prompt, (0, 0, 0))
+            device_s = _time(engine, prompt, (hit, 0, 0))
+            host_s = _time(engine, before, (0, hit, 0))
+            assert engine.flush(), "a request still runs"
+            storage_s = _time(engine, prompt, (0, 0, hit))
+            taken_s.append((recompute_s, device_s, host_s, storage_s))
+            before = prompt
+        engine.check()
     timed = taken_s[1:]  # the first round meets buffers of the host for the first time
+    device, host, storage = (median(row[at] / row[0] for row in timed) for at in (1, 2, 3))
     return FirstToken(
         family=family,
-        recompute_ms=median(recompute for recompute, _, _ in timed) * 1000,
-        device_hit_ratio=median(device / recompute for recompute, device, _ in timed),
-        host_hit_ratio=median(host / recompute for recompute, _, host in timed),
+        recompute_ms=median(row[0] for row in timed) * 1000,
+        device_hit_ratio=device,
+        host_hit_ratio=host,
+        storage_hit_ratio=storage,
     )
+
+
+@contextmanager
+def _parts(module: PreTrainedModel) -> Generator[EngineParts]:
+    """With a store in a directory that goes afterwards."""
+    parts = _engine(module)
+    try:
+        with TemporaryDirectory(prefix="stratakv-bench-") as directory:
+            url = f"file://{directory}?quota={STORE_QUOTA}"
+            store = open_store(url, parts.spec, [arena.pages for arena in parts.arenas])
+            parts.engine.attach_storage(store.worker)
+            yield parts
+            parts.close()
+    finally:
+        parts.close()
 
 
 def _engine(module: PreTrainedModel) -> EngineParts:
@@ -85,9 +110,9 @@ def _prompt(rng: np.random.Generator) -> TokenIds:
     return rng.integers(0, VOCABULARY, PROMPT_TOKENS, dtype=np.int32)
 
 
-def _time(engine: Engine, tokens: TokenIds, cached: tuple[int, int]) -> float:
-    """Seconds to the first token. ``cached``: tokens that must be found on the device and on the
-    host. Copies have ended before and after."""
+def _time(engine: Engine, tokens: TokenIds, cached: tuple[int, int, int]) -> float:
+    """Seconds to the first token. ``cached``: tokens that must be found on the device, on the host
+    and in storage. Copies and writes have ended before and after."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
     begin_s = time.perf_counter()
     engine.submit(Prompt(id=RequestId("0"), tokens=tokens, sampling=sampling))
@@ -98,5 +123,5 @@ def _time(engine: Engine, tokens: TokenIds, cached: tuple[int, int]) -> float:
         engine.step()
     found = news[0].cached
     assert found is not None, "the first token came without its counts"
-    assert (found.device, found.host) == cached, f"{found} where {cached} was due"
+    assert (found.device, found.host, found.storage) == cached, f"{found} where {cached} was due"
     return taken_s

@@ -167,7 +167,7 @@ def _first_tokens() -> list[FirstToken]:
         found.append(one)
         print(
             f"{family:11s}  {one.recompute_ms:5.0f} ms  on the device {one.device_hit_ratio:.3f}"
-            f"  from the host {one.host_hit_ratio:.3f}",
+            f"  from the host {one.host_hit_ratio:.3f}  from storage {one.storage_hit_ratio:.3f}",
             flush=True,
         )
     return found

@@ -13,7 +13,7 @@ from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.pools import Pools
 from stratakv.cache.records import Admission, CachedTokens, Refusal
 from stratakv.cache.seats import Seat, Seats
-from stratakv.core.ids import GroupId
+from stratakv.core.ids import GroupId, RequestId
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import Demand, demand
@@ -28,12 +28,14 @@ from stratakv.tree.prefix_tree import PrefixTree
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What a request asks for: the tokens it knows, the most it may reach, its pages' keys.
+    ``request``: under which storage was asked for its prefix, if it was.
     ``priority`` is that of its pages under eviction by priority; ``again``: it was seated before
     and has counted as a use of its pages."""
 
     prefix: PageHasher
     tokens: int
     total_tokens: int
+    request: RequestId | None = None
     priority: int = 0
     again: bool = False
 
@@ -179,10 +181,12 @@ class Admitter:
         return CachedTokens(
             device=device_end * self._page,
             host=(lease.end - device_end) * self._page,
+            storage=0,
             groups_device=tuple(
                 (span - loaded) * self._page for span, loaded in zip(spans, host, strict=True)
             ),
             groups_host=tuple(loaded * self._page for loaded in host),
+            groups_storage=(0,) * len(spans),
         )
 
     # -- one that was retracted ------------------------------------------------------------------

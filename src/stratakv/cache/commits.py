@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stratakv.cache.copies import CopyDesk
+from stratakv.cache.events import Describe
 from stratakv.cache.live import Given, LivePages
 from stratakv.cache.pools import Pools
 from stratakv.cache.seats import Int64s, Seat, Seats
@@ -40,6 +41,8 @@ class Committer:
         self._copies = copies
         self._snapshot_pages = snapshot_pages
         self.live = LivePages(spec, tree, pools, tables)
+        self.describe: Describe | None = None
+        """Told of pages that are about to enter the tree, where somebody follows the cache."""
 
     def cut(self, seat: Seat) -> int | None:
         """The token at which a chunk must end, because a snapshot is due there."""
@@ -59,6 +62,8 @@ class Committer:
         given: Given = {}
         if end and len(tokens) == end * self._page and (last or self._due(seat, end)):
             given = self.live.give(row, seat.lease, keys[-1], end, last=last)
+        if grown and self.describe is not None:
+            self.describe(seat.prefix.namespace, keys, first, tokens)
         if grown or given:
             start = first if grown else end - 1
             pages = list(self._pages(row, start, end, given))

@@ -106,7 +106,12 @@ class CopyDesk:
             if free >= wanted:
                 continue
             id_ = GroupId(group)
-            count = to_clean(wanted, free + self._tree.cleaning.saved(id_))
+            saved = self._tree.cleaning.saved(id_)
+            # A copy that pushes another page's copy off the host saves nothing, and would be made
+            # and lost for ever.
+            host = self._pools.tiers[Tier.HOST][group].available()
+            room = host + max(0, self._tree.evictable(Tier.HOST, id_) - saved)
+            count = min(to_clean(wanted, free + saved), room)
             paths = self._tree.cleaning.coldest(id_, count) if count else []
             if paths:
                 self._pools.make_room(Tier.HOST, id_, sum(map(len, paths)))

@@ -7,48 +7,63 @@ Must not run a model or read a clock. The device tier is whatever the allocators
 engine say it is: no byte passes here.
 """
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
 from stratakv.cache.admit import Admitter, Booking, Wish
 from stratakv.cache.audit import audit
 from stratakv.cache.commits import Committer
-from stratakv.cache.copies import CopyDesk
+from stratakv.cache.copies import POLL_S, CopyDesk
+from stratakv.cache.events import CacheEvents
+from stratakv.cache.object_keys import HostBytes
 from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.pools import Allocators, Pools
 from stratakv.cache.records import Admission, Counters, PoolStats, Refusal
 from stratakv.cache.seats import Seats
-from stratakv.core.ids import NONE, GroupId, PageIds, RowIds, TicketId, TokenIds
+from stratakv.cache.storage import StorageTier
+from stratakv.core.clock import Clock, MonotonicClock
+from stratakv.core.ids import NONE, GroupId, PageIds, RequestId, RowIds, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import demand
+from stratakv.policy.prefetch_pace import PrefetchPolicy, Timeout, prefetch_policy
 from stratakv.policy.write import NoBackup, WritePolicy, WriteThrough
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.transfer.engine import LayerGate, TransferEngine
 from stratakv.transfer.plan import Direction
+from stratakv.tree.lease import Lease
 from stratakv.tree.matching import Match
 from stratakv.tree.nodes import TIERS, Tier
 from stratakv.tree.order import EvictionPolicy
 from stratakv.tree.prefix_tree import PrefixTree
 
 Int32s = RowIds
+PAUSE_POLLS: Final = 25
+"""An engine that has nothing to run looks for new requests every 5 ms or so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
     """``booking.reuse`` False computes everything and keeps nothing. ``snapshot_pages``: how often
-    a request that decodes keeps its state."""
+    a request that decodes keeps its state. ``prefetch``: None: the usual thresholds. ``clock``: of
+    its deadlines alone."""
 
     booking: Booking
     snapshot_pages: int = 4
     eviction: EvictionPolicy | None = None
     write: WritePolicy = field(default_factory=WriteThrough)
+    prefetch: PrefetchPolicy | None = None
+    clock: Clock = field(default_factory=MonotonicClock)
+    events: CacheEvents | None = None
 
 
 class KVCache:
-    """``tiers``: allocators of device and host pages, one per group; host pools may be empty."""
+    """``tiers``: allocators of device and host pages, one per group; host pools may be empty.
+    ``arenas``: where host pages lie; only storage looks there."""
 
     def __init__(
         self,
@@ -57,6 +72,7 @@ class KVCache:
         tables: BlockTable,
         transfer: TransferEngine,
         options: CacheOptions,
+        arenas: Sequence[HostBytes] = (),
     ) -> None:
         device, host = tiers
         self.spec = spec
@@ -64,16 +80,27 @@ class KVCache:
         self._tables = tables
         self._page = spec.page_tokens
         capacity = device[ANCHOR].capacity + host[ANCHOR].capacity
-        self._tree = PrefixTree(spec, capacity, options.eviction)
+        self._events = options.events
+        journal = self._events.journal if self._events is not None else None
+        self._tree = PrefixTree(spec, capacity, options.eviction, journal)
         self._pools = Pools(spec, self._tree, tables, tiers)
         write = options.write if host[ANCHOR].capacity else NoBackup()
         self._copies = CopyDesk(self._tree, self._pools, transfer, write)
         self._seats = Seats(spec, tables, [space.capacity for space in device])
         shared = (spec, self._tree, self._pools, tables, self._copies)
         self._commits = Committer(*shared, options.snapshot_pages)
+        if self._events is not None:
+            self._commits.describe = self._events.describe
         self._live = self._commits.live
         self._parking = Parking(*shared, self._live)
         self._admit = Admitter(*shared, self._seats, options.booking)
+        prefetch = options.prefetch or prefetch_policy(
+            spec.page_tokens, host[ANCHOR].capacity, Timeout()
+        )
+        self.storage = StorageTier(spec, self._tree, self._pools, arenas, prefetch, options.clock)
+        if self._events is not None:
+            self.storage.persister.on_stored = self._events.stored_in_storage
+            self.storage.prefetcher.describe = self._events.describe
 
     @property
     def counters(self) -> Counters:
@@ -96,7 +123,26 @@ class KVCache:
     def admit(self, wish: Wish) -> Admission | Refusal:
         """Lease the longest usable prefix, start its load-back if one is worth it, and book pages
         for its tokens and some output. A refusal pins nothing."""
-        return self._admit.admit(wish, self._live)
+        answer = self._admit.admit(wish, self._live)
+        if isinstance(answer, Refusal):
+            return answer
+        lease = self._seats[answer.row].lease
+        self.storage.used(lease)
+        return self._with_storage(answer, wish.request, lease)
+
+    def _with_storage(
+        self, admission: Admission, request: RequestId | None, lease: Lease
+    ) -> Admission:
+        """Say what of the prefix the request's own prefetch has brought, which ends here."""
+        came = None if request is None else self.storage.admitted(request, lease.end)
+        if came is None:
+            return admission
+        tokens = max(0, min(lease.end, came.end) - came.base) * self._page
+        groups = [
+            int(np.count_nonzero((pages >= start) & (pages < lease.end))) * self._page
+            for pages, start in zip(came.pages, lease.starts, strict=True)
+        ]
+        return replace(admission, cached=admission.cached.fetched(tokens, groups))
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
         """What a forward over freshly admitted rows waits for, layer by layer."""
@@ -165,6 +211,7 @@ class KVCache:
     def _leave(self, row: int) -> None:
         """Free what a request owns, and what it stands on becomes evictable."""
         seat = self._seats[row]
+        self.storage.used(seat.lease)
         device = self._pools.tiers[Tier.DEVICE]
         for group in self.spec.groups:
             own = self._tables.pages(group.id)[row, seat.lease.end :]
@@ -204,9 +251,10 @@ class KVCache:
 
     # -- time ------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
+    def tick(self, head: RequestId | None = None) -> None:
         """Apply the copies that have ended, in submission order, then submit this step's
-        backups, and those of pages that must soon make room."""
+        backups, and those of pages that must soon make room; then the same with storage. ``head``:
+        the request whose turn comes next."""
         for direction in Direction:
             loaded = self._copies.ready(direction)
             self._copies.apply(direction, loaded)
@@ -215,11 +263,20 @@ class KVCache:
         self._parking.poll()
         self._copies.clean()
         self._copies.submit()
+        self.storage.tick(head)
 
     @property
-    def copying(self) -> bool:
-        """Whether a copy is under way or waits to be submitted."""
-        return self._copies.busy
+    def busy(self) -> bool:
+        """Whether a copy or an I/O operation is under way or waits to be submitted."""
+        return self._copies.busy or self.storage.busy
+
+    def pause(self, head: RequestId | None = None) -> None:
+        """Let a little time pass, less where a copy or storage has something to say, and tick."""
+        for _ in range(PAUSE_POLLS):
+            if any(map(self._copies.ready, Direction)) or self.storage.ready:
+                break
+            time.sleep(POLL_S)
+        self.tick(head)
 
     def wait(self) -> bool:
         """Block until one more copy has ended; False when none is under way."""
@@ -229,9 +286,17 @@ class KVCache:
         return waited
 
     def settle(self) -> None:
-        """Wait until no copy is under way."""
+        """Wait until no copy and no I/O operation is under way."""
         while self.wait():
             pass
+        while self.busy:
+            self.pause()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the copies, and at most ``timeout_s`` for what storage is to keep."""
+        while self.wait():
+            pass
+        self.storage.close(timeout_s)
 
     def flush(self) -> bool:
         """Drop everything cached; False, and nothing done, while a request runs."""
@@ -243,6 +308,8 @@ class KVCache:
         for tier in reversed(TIERS):
             self._pools.execute(self._tree.evict(tier, ANCHOR, len(self._tree.nodes)), -1)
         assert not len(self._tree.nodes), "a flush left pages behind"
+        if self._events is not None:
+            self._events.cleared()
         return True
 
     # -- what is where ---------------------------------------------------------------------------
@@ -258,7 +325,7 @@ class KVCache:
         """Pages that no node of the tree stands for."""
         owned = [self._parking.owned(tier, group)]
         if tier == Tier.HOST:
-            return owned
+            return owned + self.storage.owned(group)
         if self.spec.groups[group].stateful:
             return [*owned, self._live.all_owned(group)]
         for row, seat in self._seats.items():

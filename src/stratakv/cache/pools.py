@@ -38,6 +38,8 @@ class Pools:
         self.evict_device: Callable[[GroupId, int], list[Effect]] = partial(tree.evict, Tier.DEVICE)
         """How device pages are taken: coldest first, or, for a cleaner, saved ones first."""
         self._evict_host = partial(tree.evict, Tier.HOST)
+        self.persist: Callable[[Persist], None] = _nowhere
+        """What is done with pages that are worth a stored object."""
 
     def execute(self, effects: list[Effect], row: int) -> list[Backup]:
         """Carry out ``effects`` in order for the request at ``row`` (-1: none). Returns the backups
@@ -56,7 +58,7 @@ class Pools:
                 case Backup():
                     backups.append(effect)
                 case Persist():
-                    raise AssertionError("there is no storage tier to persist to")
+                    self.persist(effect)
                 case _:
                     assert_never(effect)
         return backups
@@ -109,3 +111,7 @@ class Pools:
             for tier in TIERS
             for group in self._spec.groups
         )
+
+
+def _nowhere(effect: Persist) -> None:
+    raise AssertionError(f"there is no storage tier for {effect}")

@@ -1,7 +1,9 @@
 """What crosses the cache's boundary. Owns the records and counters; plain data, no decisions."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import Enum, auto
+from operator import sub
 
 from stratakv.core.ids import TicketId
 
@@ -10,18 +12,34 @@ from stratakv.core.ids import TicketId
 class CachedTokens:
     """Where a request's prefix came from, in tokens.
 
-    ``device``: usable as it lay there; ``host``: how much further a load took it. ``groups_device``
-    and ``groups_host`` are aligned with the spec's groups and count only what each rule needed.
+    ``device``: usable as it lay there; ``host``: how much further a load took it; ``storage``: how
+    much of that load this request's own prefetch had brought to the host, which ``host`` does not
+    count. ``groups_*`` are aligned with the spec's groups and count only what each rule needed.
     """
 
     device: int
     host: int
+    storage: int
     groups_device: tuple[int, ...]
     groups_host: tuple[int, ...]
+    groups_storage: tuple[int, ...]
 
     @property
     def total(self) -> int:
-        return self.device + self.host
+        return self.device + self.host + self.storage
+
+    def fetched(self, tokens: int, groups: Sequence[int]) -> "CachedTokens":
+        """The same, where up to ``tokens``, and up to ``groups[g]`` of group g, of what the host
+        had came from storage."""
+        storage = min(tokens, self.host)
+        came = tuple(map(min, groups, self.groups_host))
+        return replace(
+            self,
+            host=self.host - storage,
+            storage=storage,
+            groups_host=tuple(map(sub, self.groups_host, came)),
+            groups_storage=came,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +72,21 @@ class PoolStats:
     total: int
     free: int
     evictable: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageStats:
+    """The storage tier since the start. ``pages`` and ``tokens``: counts by what happened to
+    them. ``lost_tokens``: found in storage and not given to the request, by reason; with
+    ``tokens["hits"]`` they are ``tokens["found"]``. ``abandoned``: prefetches, by reason.
+    ``reading_off``, ``writing_off``: the store failed lately and is left alone for a while."""
+
+    pages: Mapping[str, int]
+    tokens: Mapping[str, int]
+    lost_tokens: Mapping[str, int]
+    abandoned: Mapping[str, int]
+    reading_off: bool
+    writing_off: bool
 
 
 @dataclass(slots=True)

@@ -16,6 +16,10 @@ EVICTIONS: Final = ("lru", "lfu", "slru", "s3-fifo", "priority")
 WRITE_HITS: Final = 2
 WRITE_BACK_RESERVE: Final = 0.1
 WRITE_POLICIES: Final = ("write-through", "write-through-selective", "write-back")
+PREFETCH_POLICIES: Final = ("best-effort", "wait-complete", "timeout")
+PREFETCH_SHARE: Final = 0.5
+PREFETCH_TIMEOUT_S: Final = 1.0
+PREFETCH_TIMEOUT_PER_1K_S: Final = 0.25
 MAX_NAME_CHARS: Final = 512
 """Of a model's or an adapter's name."""
 
@@ -23,7 +27,8 @@ MAX_NAME_CHARS: Final = 512
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """``cache``: off (recompute everything), device, or host (device and host). ``lora``: adapters
-    as NAME=DIR."""
+    as NAME=DIR. ``storage``: a URL, read where the server is put together; the prefetch fields also
+    hold for a storage that is attached later."""
 
     page_tokens: int = 64
     dtype: str = "auto"
@@ -45,6 +50,12 @@ class EngineConfig:
     write_hits: int = WRITE_HITS
     write_back_reserve: float = WRITE_BACK_RESERVE
     lora: tuple[str, ...] = ()
+    storage: str | None = None
+    prefetch_policy: str = "timeout"
+    prefetch_threshold: int | None = None
+    prefetch_share: float = PREFETCH_SHARE
+    prefetch_timeout: float = PREFETCH_TIMEOUT_S
+    prefetch_timeout_per_1k: float = PREFETCH_TIMEOUT_PER_1K_S
 
     def __post_init__(self) -> None:
         least_one = (
@@ -70,6 +81,7 @@ class EngineConfig:
         if self.cache not in TIERS:
             raise ConfigError(f"--cache {self.cache}: allowed are {', '.join(TIERS)}")
         self._check_policies()
+        self._check_storage()
         if self.step_tokens <= self.max_running:
             raise ConfigError(
                 f"--step-tokens {self.step_tokens}: more than --max-running {self.max_running} is "
@@ -105,6 +117,53 @@ class EngineConfig:
             if used and self.write_policy != policy:
                 raise ConfigError(f"{flag}: allowed with --write-policy {policy}")
 
+    def _check_storage(self) -> None:
+        if self.prefetch_policy not in PREFETCH_POLICIES:
+            raise ConfigError(
+                f"--prefetch-policy {self.prefetch_policy}: allowed are "
+                f"{', '.join(PREFETCH_POLICIES)}"
+            )
+        if self.prefetch_threshold is not None and self.prefetch_threshold < 1:
+            raise ConfigError(
+                f"--prefetch-threshold {self.prefetch_threshold}: allowed is 1 and more"
+            )
+        if not 0 < self.prefetch_share <= 1:
+            raise ConfigError(
+                f"--prefetch-share {self.prefetch_share}: allowed is above 0, and 1 at most"
+            )
+        for flag, seconds in (
+            ("--prefetch-timeout", self.prefetch_timeout),
+            ("--prefetch-timeout-per-1k", self.prefetch_timeout_per_1k),
+        ):
+            if not 0 <= seconds < float("inf"):
+                raise ConfigError(f"{flag} {seconds}: allowed are finite seconds from 0 up")
+        self._check_use_of_storage()
+
+    def _check_use_of_storage(self) -> None:
+        """A flag that would do nothing is refused."""
+        timed = (
+            ("--prefetch-timeout", self.prefetch_timeout != PREFETCH_TIMEOUT_S),
+            ("--prefetch-timeout-per-1k",
+             self.prefetch_timeout_per_1k != PREFETCH_TIMEOUT_PER_1K_S),
+        )  # fmt: skip
+        for flag, used in timed:
+            if used and self.prefetch_policy != "timeout":
+                raise ConfigError(f"{flag}: allowed with --prefetch-policy timeout")
+        if self.cache == "host":
+            return
+        for flag, used in (
+            ("--storage", self.storage is not None),
+            ("--prefetch-policy", self.prefetch_policy != "timeout"),
+            ("--prefetch-threshold", self.prefetch_threshold is not None),
+            ("--prefetch-share", self.prefetch_share != PREFETCH_SHARE),
+            *timed,
+        ):
+            if used:
+                raise ConfigError(
+                    f"{flag}: with --cache {self.cache} there is no host tier between storage and "
+                    "the device; allowed with --cache host"
+                )
+
     def adapters(self) -> dict[str, Path]:
         """Directories of the LoRA adapters by name, in the order of the flags."""
         found: dict[str, Path] = {}
@@ -129,17 +188,24 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where and how to listen. ``drain_s``: what running requests get after SIGTERM."""
+    """Where and how to listen. ``drain_s``: what running requests get after SIGTERM.
+    ``admin_key``: opens what changes the server; None: nobody may change its storage.
+    ``kv_events``: ZeroMQ endpoint at which routers hear what is cached."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str | None = None
     api_key: str | None = None
+    admin_key: str | None = None
     max_waiting: int = 4096
     default_max_tokens: int = 1024
     drain_s: float = 30.0
+    kv_events: str | None = None
+    kv_events_replay: str | None = None
+    kv_events_topic: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_kv_events()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port}: allowed are 0 (any free one) to 65535")
         if self.max_waiting < 1:
@@ -150,7 +216,39 @@ class ServerConfig:
             )
         if not 0 <= self.drain_s < float("inf"):
             raise ConfigError(f"--drain-s {self.drain_s}: allowed are finite seconds from 0 up")
+        if self.admin_key is not None and (
+            not self.admin_key or self.admin_key == self.api_key
+        ):  # the key itself never shows
+            raise ConfigError("--admin-key: allowed is a key that is not empty and not --api-key's")
+
+    def _check_kv_events(self) -> None:
+        for flag, endpoint in (
+            ("--kv-events", self.kv_events),
+            ("--kv-events-replay", self.kv_events_replay),
+        ):
+            if endpoint is not None and not _is_endpoint(endpoint):
+                raise ConfigError(
+                    f"{flag} {endpoint}: allowed are tcp://*:PORT, tcp://HOST:PORT and ipc://PATH"
+                )
+        for flag, used in (
+            ("--kv-events-replay", self.kv_events_replay is not None),
+            ("--kv-events-topic", self.kv_events_topic is not None),
+        ):
+            if used and self.kv_events is None:
+                raise ConfigError(f"{flag}: allowed with --kv-events")
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def _is_endpoint(text: str) -> bool:
+    """Whether ZeroMQ would understand it; it takes a port of any size, and cuts it."""
+    scheme, _, place = text.partition("://")
+    if scheme == "ipc":
+        return bool(place)
+    host, _, port = place.rpartition(":")
+    named = bool(host) and (":" not in host or (host[0] == "[" and host[-1] == "]"))
+    return (
+        scheme == "tcp" and named and (port == "*" or (port.isdecimal() and 0 < int(port) <= 65535))
+    )

@@ -15,6 +15,8 @@ GroupId = NewType("GroupId", int)
 NodeId = NewType("NodeId", int)
 """Row of one tree node (one page of one prefix)."""
 RequestId = NewType("RequestId", str)
+AskId = NewType("AskId", int)
+"""What one request asks of storage, however many attempts that takes."""
 TicketId = NewType("TicketId", int)
 """One submitted copy; counts up per transfer engine."""
 PageKey = NewType("PageKey", bytes)

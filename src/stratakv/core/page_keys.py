@@ -52,15 +52,18 @@ class Namespace:
 
 
 class PageHasher:
-    """Extends one prefix's chain of page keys; each full page is hashed once."""
+    """Extends one prefix's chain of page keys; each full page is hashed once. ``tokens``: what was
+    given last, not copied."""
 
-    __slots__ = ("_page_bytes", "_page_tokens", "_previous", "keys")
+    __slots__ = ("_page_bytes", "_page_tokens", "_previous", "keys", "namespace", "tokens")
 
     def __init__(self, namespace: Namespace, page_tokens: int) -> None:
+        self.namespace: Final = namespace
         self._page_tokens = page_tokens
         self._page_bytes = 4 * page_tokens
         self._previous = namespace.root()
         self.keys: list[PageKey] = []
+        self.tokens: TokenIds = np.empty(0, np.int32)
 
     def extend(self, tokens: TokenIds) -> Sequence[PageKey]:
         """Hash the pages that ``tokens``, the whole prefix so far, has completed since last time.
@@ -69,6 +72,7 @@ class PageHasher:
         """
         if tokens.dtype != np.int32:
             raise TypeError(f"tokens must be int32, got {tokens.dtype}")
+        self.tokens = tokens
         first = len(self.keys)
         full = len(tokens) // self._page_tokens
         data = tokens[first * self._page_tokens : full * self._page_tokens].tobytes()

@@ -23,6 +23,13 @@ class Backlog:
     def retracted(self) -> int:
         return len(self._retracted)
 
+    @property
+    def head(self) -> Request | None:
+        """Whose turn comes next."""
+        if self._retracted:
+            return self._retracted[0]
+        return self._waiting[0] if self._waiting else None
+
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
 

@@ -6,14 +6,14 @@ tensors the runner's. One thread calls it; must not know HTTP.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
 
 from stratakv.cache.admit import Wish
 from stratakv.cache.kv_cache import KVCache
-from stratakv.cache.records import Admission, PoolStats, Refusal
+from stratakv.cache.records import Admission, PoolStats, Refusal, StorageStats
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import PageKey, RequestId, RowIds
 from stratakv.core.page_keys import PageHasher
@@ -27,6 +27,10 @@ from stratakv.engine.running import Running, Work
 from stratakv.engine.sampling import Sampled, sample
 from stratakv.engine.scheduler import StepLimits, worth_waiting
 from stratakv.policy.checkpoints import last_end
+from stratakv.storage.io_worker import IoWorker
+
+CLOSE_S: Final = 30.0
+"""What storage gets, when the engine ends, to write what is queued."""
 
 
 class Runner(Protocol):
@@ -55,8 +59,10 @@ class EngineStats:
     output_tokens: int
     cached_device_tokens: int
     cached_host_tokens: int
+    cached_storage_tokens: int
     pages: tuple[PoolStats, ...]
     counters: Mapping[str, int]
+    storage: StorageStats | None
 
 
 @dataclass(slots=True)
@@ -66,6 +72,7 @@ class _Totals:
     output_tokens: int = 0
     cached_device_tokens: int = 0
     cached_host_tokens: int = 0
+    cached_storage_tokens: int = 0
 
 
 class Engine:
@@ -125,6 +132,7 @@ class Engine:
         )
         self._requests[request.id] = request
         self._backlog.submit(request)
+        self._cache.storage.prefetch(request.id, prefix, length)
 
     def abort(self, request: RequestId) -> None:
         """Forget a request, whatever its phase; unknown ones are no error. Its last ``Output``
@@ -136,12 +144,13 @@ class Engine:
             self._backlog.remove(found)
         if found.parked is not None:
             self._cache.forget(found.parked)
+        self._cache.storage.forget(request)
         found.signal(Signal.ABORT)
         self._leave(found)
         self._news.append(Output(request=request, token=None, finish=FinishReason.ABORT))
 
     def has_work(self) -> bool:
-        return bool(self._requests or self._news or self._cache.copying)
+        return bool(self._requests or self._news or self._cache.busy)
 
     def flush(self) -> bool:
         """Drop every cached page; False, and nothing done, while a request runs."""
@@ -158,13 +167,38 @@ class Engine:
             output_tokens=totals.output_tokens,
             cached_device_tokens=totals.cached_device_tokens,
             cached_host_tokens=totals.cached_host_tokens,
+            cached_storage_tokens=totals.cached_storage_tokens,
             pages=self._cache.stats(),
             counters=self._cache.counters.snapshot(),
+            storage=self._cache.storage.stats(),
         )
 
     def check(self) -> None:
         """Verify the tree and that every pool accounts for every page; AssertionError if not."""
         self._cache.check()
+
+    # -- storage ---------------------------------------------------------------------------------
+
+    def attach_storage(self, worker: IoWorker) -> None:
+        """Use an open store from now on; AssertionError if there is one."""
+        self._cache.storage.attach(worker)
+
+    def detach_storage(self, *, force: bool = False) -> IoWorker | None:
+        """The store, of which nothing is used any more; None: not yet, ask again after a step.
+        ``force``: what is queued is given up."""
+        return self._cache.storage.detach(force=force)
+
+    def keep_storage(self) -> None:
+        """A detach is given up: go on as before."""
+        self._cache.storage.keep()
+
+    def clear_storage(self) -> bool:
+        """Forget every object of the store, after what is queued; False: too much is queued."""
+        return self._cache.storage.clear()
+
+    def storage_stats(self) -> StorageStats | None:
+        """None: nothing is attached."""
+        return self._cache.storage.stats()
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -185,15 +219,18 @@ class Engine:
         self._commit(work)
         if sampled is not None:
             news += self._answer(rows, sampled)
-        self._cache.tick()
+        self._cache.tick(self._head())
         return news
 
+    def _head(self) -> RequestId | None:
+        head = self._backlog.head
+        return None if head is None else head.id
+
     def _wait(self) -> None:
-        """Nothing can run: what is queued waits for a copy, and idle copies only have to end."""
-        if not self._requests:
-            self._cache.settle()
-        else:
-            assert self._cache.wait(), "requests wait, but for nothing"
+        """Nothing can run: what is queued waits for a copy or for storage, and without requests
+        both only have to end."""
+        assert not self._requests or self._cache.busy, "requests wait, but for nothing"
+        self._cache.pause(self._head())
 
     def _admit(self) -> None:
         """Seat requests whose turn it is, until one does not fit."""
@@ -217,6 +254,7 @@ class Engine:
             prefix=request.prefix,
             tokens=len(request.known),
             total_tokens=request.total_tokens,
+            request=request.id,
             priority=request.prompt.priority,
             again=request.phase is Phase.RETRACTED,
         )
@@ -227,7 +265,7 @@ class Engine:
     def _must_wait(self, request: Request) -> bool:
         if request.parked is not None:
             return False
-        if not self._role.may_start(request):
+        if not self._role.may_start(request) or self._cache.storage.holds_back(request.id):
             return True
         if not self._computing:
             return False
@@ -242,6 +280,7 @@ class Engine:
             totals.prompt_tokens += request.prompt_tokens
             totals.cached_device_tokens += admission.cached.device
             totals.cached_host_tokens += admission.cached.host
+            totals.cached_storage_tokens += admission.cached.storage
         request.row = admission.row
         request.tickets = admission.tickets
         request.parked = None
@@ -318,8 +357,9 @@ class Engine:
             self._computing.difference_update(request.prefix.keys)
         self._running.stop(request)
 
-    def close(self) -> None:
-        """Abort what is left and wait for the copies."""
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Abort what is left, wait for the copies, and at most ``timeout_s`` for what storage is to
+        keep."""
         for request in list(self._requests):
             self.abort(request)
-        self._cache.settle()
+        self._cache.close(timeout_s)

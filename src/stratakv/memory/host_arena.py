@@ -24,12 +24,19 @@ class HostArena:
         self.pages = pages
         self.layout = HostPageLayout.of(group)
         self.bytes = torch.empty((pages, self.layout.stride_bytes), dtype=torch.uint8)
+        self._whole = self.bytes.numpy().reshape(-1).data
         assert self.bytes.data_ptr() % ALIGNMENT_BYTES == 0, "the host's allocator is unaligned"
 
     @property
     def size_bytes(self) -> int:
         """pages x ``layout.stride_bytes``: what the arena takes once every page was written."""
         return self.bytes.nbytes
+
+    def views(self, pages: PageIds) -> list[memoryview]:
+        """The bytes of each page, writable, ``layout.page_bytes`` long; no copies."""
+        stride, size = self.layout.stride_bytes, self.layout.page_bytes
+        whole = self._whole
+        return [whole[at : at + size] for at in (pages.astype(np.int64) * stride).tolist()]
 
     def poison(self, pages: PageIds) -> None:
         """Fill pages with 0xFF bytes: NaN in every float dtype."""

@@ -199,7 +199,7 @@ class PrefetchRules:
 
     def abandon(self, state: Probing | MakeRoom | Fetching, reason: Reason) -> Abandoned:
         """Also where the allocation fails that the plan counted on."""
-        retry = reason in {Reason.HOST_CAPACITY, Reason.IO_ERROR}
+        retry = reason in {Reason.HOST_CAPACITY, Reason.IO_ERROR, Reason.RATE_LIMITED}
         match state:
             case Probing():
                 tally = state.before or Tally(state.held.base, state.held.base)

@@ -1,13 +1,13 @@
 """The prefetches of requests that wait: what state each is in, and what they add up to.
 
 Owns the tokens in flight, the retry list and the sums by reason. Must not decide (``prefetch``) nor
-touch pages. What a request found counts once, when ``settle`` says what it used, however many
-attempts there were.
+touch pages. An ask is one request's, through all of its attempts: what it found counts once, when
+``settle`` says what its request used.
 """
 
 from dataclasses import dataclass, field
 
-from stratakv.core.ids import RequestId
+from stratakv.core.ids import AskId
 from stratakv.policy.prefetch import (
     Abandoned,
     Fetching,
@@ -42,70 +42,74 @@ class PrefetchBook:
     def __init__(self, rules: PrefetchRules, page_tokens: int) -> None:
         self._rules = rules
         self._page = page_tokens
-        self._entries: dict[RequestId, _Entry] = {}
-        self._armed: dict[RequestId, None] = {}  # oldest first, so next first: the pace is constant
+        self._entries: dict[AskId, _Entry] = {}
+        self._armed: dict[AskId, None] = {}  # oldest first, so next first: the pace is constant
         self.counters = PrefetchCounters()
         self.in_flight_tokens = 0
 
-    def state(self, request: RequestId) -> Prefetch | None:
-        entry = self._entries.get(request)
+    def state(self, ask: AskId) -> Prefetch | None:
+        entry = self._entries.get(ask)
         return entry.state if entry else None
 
-    def before(self, request: RequestId) -> Tally | None:
+    def before(self, ask: AskId) -> Tally | None:
         """What an earlier attempt of a request found, for its next ``Probing``."""
-        entry = self._entries.get(request)
+        entry = self._entries.get(ask)
         return entry.tally if entry else None
 
-    def move(self, request: RequestId, state: Prefetch, step: int) -> None:
+    def move(self, ask: AskId, state: Prefetch, step: int) -> None:
         """A request's prefetch is in another state. One that was abandoned is tried again some
         steps on, where that may help."""
-        entry = self._entries.setdefault(request, _Entry())
+        entry = self._entries.setdefault(ask, _Entry())
         if entry.state is not None:
             self.in_flight_tokens -= self._rules.tokens(entry.state)
         entry.state = state
         self.in_flight_tokens += self._rules.tokens(state)
-        self._armed.pop(request, None)
+        self._armed.pop(ask, None)
         match state:
             case Abandoned():
                 self.counters.abandoned[state.reason] += 1
                 entry.tally = state.tally
                 if state.retry:
-                    self._arm(request, entry, step)
+                    self._arm(ask, entry, step)
             case Landed():
                 entry.tally = state.tally
             case Probing() | MakeRoom() | Fetching():
                 pass
 
-    def put_off(self, request: RequestId, step: int) -> None:
+    def disarm(self, ask: AskId) -> None:
+        """An attempt is being made, or would be in vain: it is not due any more."""
+        self._armed.pop(ask, None)
+
+    def put_off(self, ask: AskId, step: int) -> None:
         """A request may not ask storage now: it is tried again some steps on."""
         self.counters.abandoned[Reason.RATE_LIMITED] += 1
-        self._armed.pop(request, None)
-        self._arm(request, self._entries.setdefault(request, _Entry()), step)
+        self._armed.pop(ask, None)
+        self._arm(ask, self._entries.setdefault(ask, _Entry()), step)
 
-    def _arm(self, request: RequestId, entry: _Entry, step: int) -> None:
+    def _arm(self, ask: AskId, entry: _Entry, step: int) -> None:
         entry.retry = self._rules.policy.retry(entry.retry, step)
         if entry.retry is not None:
-            self._armed[request] = None
+            self._armed[ask] = None
         else:
             entry.retry = Retry(step, 0)  # it had its attempts
 
-    def due(self, step: int, head: RequestId | None) -> list[RequestId]:
+    def due(self, step: int, head: AskId | None) -> list[AskId]:
         """The requests to try again now, in the order in which they were put off; ``head``: the
         queue's first, which is about to be admitted and is left alone."""
-        found: list[RequestId] = []
-        for request in self._armed:
-            retry = self._entries[request].retry
+        found: list[AskId] = []
+        for ask in self._armed:
+            retry = self._entries[ask].retry
             if retry is None or retry.at_step > step:
                 break
-            if retry.due(step, head=request == head):
-                found.append(request)
+            if retry.due(step, head=ask == head):
+                found.append(ask)
         return found
 
-    def settle(self, request: RequestId, used_end: int, reason: Reason) -> None:
+    def settle(self, ask: AskId, used_end: int, reason: Reason) -> None:
         """A request is admitted on ``used_end`` pages, or ends (0): what it found counts now, and
         what had landed beyond that is lost for ``reason``. Its prefetch has ended."""
-        entry = self._entries.pop(request, None)
-        self._armed.pop(request, None)
+        entry = self._entries.pop(ask, None)
+        self._armed.pop(ask, None)
         if entry is None:
             return
         assert not isinstance(entry.state, Probing | MakeRoom | Fetching), "a prefetch still runs"

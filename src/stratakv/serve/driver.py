@@ -11,11 +11,11 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeAlias, TypeVar, assert_never
+from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import RequestError
@@ -29,7 +29,7 @@ from stratakv.serve.errors import (
     shut_down,
     unavailable,
 )
-from stratakv.serve.ports import EnginePort, StatsView
+from stratakv.serve.ports import EnginePort, FollowerPort, StatsView
 from stratakv.serve.subscription import Accepted, Event, News, Refused, Subscription
 
 log = logging.getLogger(__name__)
@@ -62,27 +62,34 @@ class _AbortAll:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Flush:
-    answer: "Future[bool]"
+class _Ask(Generic[T]):
+    """Something to do on the engine's thread, between two steps."""
+
+    work: Callable[[], T]
+    answer: "Future[T]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Report:
-    answer: "Future[StatsView]"
-
-
-_Command: TypeAlias = _Submit | _Abort | _AbortAll | _Flush | _Report
+_Command: TypeAlias = _Submit | _Abort | _AbortAll | _Ask[Any]
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
 
 class EngineDriver:
     """Runs ``engine`` on a thread of its own, from ``start`` to ``stop``.
 
-    ``max_waiting`` bounds the requests that are queued for their first token.
+    ``max_waiting`` bounds the requests that are queued for their first token. ``follower`` is told
+    of every turn, and of the end.
     """
 
-    def __init__(self, engine: EnginePort, *, max_waiting: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: EnginePort,
+        *,
+        max_waiting: int,
+        clock: Clock,
+        follower: FollowerPort | None = None,
+    ) -> None:
         self._engine = engine
+        self._follower = follower
         self._clock = clock
         self.max_waiting: Final = max_waiting
         self._wake = threading.Condition()
@@ -91,6 +98,7 @@ class EngineDriver:
         self._open: set[Subscription] = set()
         self._waiting: set[RequestId] = set()
         # The engine thread's own:
+        self._taken: deque[_Command] = deque()
         self._routes: dict[RequestId, Subscription] = {}
         self._mail: defaultdict[_Loop, list[tuple[Subscription, Event]]] = defaultdict(list)
         self._thread = threading.Thread(target=self._run, name="stratakv-engine", daemon=True)
@@ -130,15 +138,25 @@ class EngineDriver:
 
     async def flush(self) -> bool:
         """Drop every cached page; False while requests are running."""
-        answer: Future[bool] = Future()
-        self._enqueue(_Flush(answer))
-        return await asyncio.wrap_future(answer)
+        return await asyncio.wrap_future(self.ask(self._engine.flush))
 
     async def stats(self) -> StatsView:
         """The engine's figures after the step that is running now."""
-        answer: Future[StatsView] = Future()
-        self._enqueue(_Report(answer))
-        return await asyncio.wrap_future(answer)
+        return await asyncio.wrap_future(self.ask(self._engine.stats))
+
+    def ask(self, work: Callable[[], T]) -> "Future[T]":
+        """Call ``work`` on the engine's thread, after the step that is running; from any thread.
+
+        It must not block, and what it raises ends the engine's life. The future fails with ApiError
+        where the engine ended before; ApiError (503) at once where it has.
+        """
+        answer: Future[T] = Future()
+        with self._wake:
+            if self._health not in {Health.READY, Health.DRAINING}:
+                raise unavailable(self._health.value)
+            self._inbox.append(_Ask(work, answer))
+            self._wake.notify()
+        return answer
 
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
@@ -162,13 +180,6 @@ class EngineDriver:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _enqueue(self, command: _Flush | _Report) -> None:
-        with self._wake:
-            if self._health not in {Health.READY, Health.DRAINING}:
-                raise unavailable(self._health.value)
-            self._inbox.append(command)
-            self._wake.notify()
-
     def _release(self, subscription: Subscription, unfinished: tuple[RequestId, ...]) -> None:
         with self._wake:
             self._waiting.difference_update(unfinished)
@@ -189,6 +200,8 @@ class EngineDriver:
             self._end(Health.FAILED, engine_failed())
         else:
             self._end(Health.STOPPED, shut_down())
+        if self._follower is not None:
+            self._follower.close()
 
     def _turn(self) -> bool:
         with self._wake:
@@ -198,14 +211,17 @@ class EngineDriver:
                 self._wake.wait()
             if self._health is Health.STOPPED:
                 return False
-            commands = tuple(self._inbox)
+            self._taken.extend(self._inbox)
             self._inbox.clear()
-        for command in commands:
-            self._apply(command)
+        while self._taken:
+            self._apply(self._taken[0])
+            self._taken.popleft()  # only now: who asked is told, should the engine die of it
         self._send_mail()
         if self._engine.has_work():
             self._fan_out(self._engine.step())
             self._send_mail()
+        if self._follower is not None:
+            self._follower.step_done()
         return True
 
     def _apply(self, command: _Command) -> None:
@@ -223,10 +239,9 @@ class EngineDriver:
                     ended = Output(request=request, token=None, finish=FinishReason.ABORT)
                     self._post(subscription, News(now_s, ended))
                 self._routes.clear()
-            case _Flush(answer):
-                _answer(answer, self._engine.flush())
-            case _Report(answer):
-                _answer(answer, self._engine.stats())
+            case _Ask(work, answer):
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(work())
             case _:
                 assert_never(command)
 
@@ -274,17 +289,15 @@ class EngineDriver:
         """Tell everyone who waits; nothing can be queued afterwards."""
         with self._wake:
             self._health = health
-            commands = tuple(self._inbox)
+            self._taken.extend(self._inbox)
             self._inbox.clear()
             subscriptions = tuple(self._open)
         for subscription in subscriptions:
             self._post(subscription, Refused(error))
         self._send_mail()
-        for command in commands:
-            match command:
-                case _Flush(answer):
-                    _refuse(answer, error)
-                case _Report(answer):
+        while self._taken:
+            match self._taken.popleft():
+                case _Ask(answer=answer):
                     _refuse(answer, error)
                 case _Submit() | _Abort() | _AbortAll():
                     pass  # every open subscription was told above
@@ -295,11 +308,7 @@ def _deliver(letters: list[tuple[Subscription, Event]]) -> None:
         subscription.push(event)
 
 
-def _answer(waiting: "Future[T]", value: T) -> None:
-    if waiting.set_running_or_notify_cancel():
-        waiting.set_result(value)
-
-
-def _refuse(waiting: "Future[T]", error: ApiError) -> None:
-    if waiting.set_running_or_notify_cancel():
+def _refuse(waiting: "Future[Any]", error: ApiError) -> None:
+    # One whose work killed the engine is running already.
+    if waiting.running() or waiting.set_running_or_notify_cancel():
         waiting.set_exception(error)

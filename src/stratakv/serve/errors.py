@@ -68,6 +68,32 @@ def unavailable(state: str) -> ApiError:
     return ApiError(message, status=503, kind="service_unavailable", code=state)
 
 
+def conflict(message: str, code: str) -> ApiError:
+    """What is asked for does not go with the state the server is in; it stays as it is."""
+    return ApiError(message, status=409, kind="conflict", code=code)
+
+
+def nothing_attached() -> ApiError:
+    return ApiError("no storage is attached", status=404, code="no_storage")
+
+
+def unreachable(message: str) -> ApiError:
+    """The fault of a store behind this server."""
+    return ApiError(message, status=502, kind="storage_error", code="storage_unreachable")
+
+
+def wrong_key(which: str) -> ApiError:
+    message = f"the {which} key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+    code = f"invalid_{which.lower()}_key"
+    return ApiError(message, status=401, kind="authentication_error", code=code)
+
+
+def no_admin_key() -> ApiError:
+    message = "the storage of this server cannot be changed or seen: it was started without a key "
+    message += "for that; --admin-key KEY allows it"
+    return ApiError(message, status=403, kind="permission_error", code="no_admin_key")
+
+
 def shut_down() -> ApiError:
     message = "the server shut down before this request was finished"
     return ApiError(message, status=503, kind="service_unavailable", code="draining")

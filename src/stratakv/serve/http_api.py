@@ -19,12 +19,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stratakv.core.ids import TokenIds
-from stratakv.serve import fields, schemas
+from stratakv.serve import bodies, fields, schemas
+from stratakv.serve.admin_api import AdminApi
 from stratakv.serve.driver import Health
-from stratakv.serve.errors import ApiError, ClientGoneError, internal, invalid, unavailable
+from stratakv.serve.errors import (
+    ApiError,
+    ClientGoneError,
+    conflict,
+    internal,
+    invalid,
+    unavailable,
+)
 from stratakv.serve.fields import JsonObject
 from stratakv.serve.generate import Call, EventStream, answer
-from stratakv.serve.middleware import BearerKey, RequestIds
+from stratakv.serve.middleware import BearerKeys, RequestIds
 from stratakv.serve.ports import StatsView
 from stratakv.serve.replies import ChatFormat, CompletionFormat
 from stratakv.serve.service import Service
@@ -142,7 +150,7 @@ class Api:
     async def flush_cache(self, _request: Request) -> Response:
         if not await self._service.driver.flush():
             message = "requests are running; flush when the server is idle"
-            raise ApiError(message, status=409, kind="conflict", code="busy")
+            raise conflict(message, "busy")
         return JSONResponse({"flushed": True})
 
     async def health(self, _request: Request) -> Response:
@@ -177,21 +185,7 @@ class Api:
         return JSONResponse({"version": self._service.version})
 
     async def _body(self, request: Request) -> JsonObject:
-        """The JSON body. One that is too large is read a little further and thrown away, so that a
-        client gets to read the answer instead of a broken pipe."""
-        limit = self._service.limits.body_bytes
-        body = bytearray()
-        size = 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= limit:
-                body += chunk
-            elif size > 4 * limit:
-                break
-        if size > limit:
-            message = f"the request body has more than {limit} bytes"
-            raise ApiError(message, status=413, code="body_too_large")
-        return fields.parse_object(bytes(body))
+        return await bodies.json_object(request, self._service.limits.body_bytes)
 
     def _named(self, name: str | None) -> tuple[str, str]:
         """What a client calls a model: its name, and the adapter that it stands for, "" for the
@@ -237,7 +231,7 @@ class Api:
 
 def build_app(service: Service) -> ASGIApp:
     """The ASGI application of ``service``, whose driver is started by whoever runs it."""
-    routes = Api(service).routes()
+    routes = [*Api(service).routes(), *AdminApi(service).routes()]
     app = Starlette(
         routes=routes,
         exception_handlers={
@@ -249,7 +243,7 @@ def build_app(service: Service) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    guarded: ASGIApp = app if service.api_key is None else BearerKey(app, service.api_key)
+    guarded = BearerKeys(app, service.api_key, service.admin_key)
     return RequestIds(guarded, [route.path for route in routes], service.metrics.responded)
 
 

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from stratakv.cache.records import StorageStats
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.ports import StatsView
 
@@ -37,6 +38,9 @@ class ServerMetrics:
         self._by_group = self._counter(
             "cached_group_tokens", "Prompt tokens whose pages a group had", "group", "tier"
         )
+        self._lost_events = self._counter(
+            "kv_event_batches_lost", "Batches of KV events that no subscriber can get"
+        )
         self.first_token_s: Final = self._histogram(
             "time_to_first_token_seconds", "From request to first token", FIRST_S
         )
@@ -58,9 +62,11 @@ class ServerMetrics:
             return
         self._cached.labels("device").inc(cached.device)
         self._cached.labels("host").inc(cached.host)
+        self._cached.labels("storage").inc(cached.storage)
         for i, group in enumerate(self._groups):
             self._by_group.labels(group, "device").inc(cached.groups_device[i])
             self._by_group.labels(group, "host").inc(cached.groups_host[i])
+            self._by_group.labels(group, "storage").inc(cached.groups_storage[i])
 
     def finished(self, reason: str, generated: int) -> None:
         self._finished.labels(reason).inc()
@@ -69,6 +75,10 @@ class ServerMetrics:
     def aborted(self, generated: int) -> None:
         self._aborted.inc()
         self._generated.inc(generated)
+
+    def lost_kv_events(self) -> None:
+        """A batch found its queue full."""
+        self._lost_events.inc()
 
     def render(self, stats: StatsView | None) -> bytes:
         """The text format; without the engine's figures if it cannot give them."""
@@ -89,29 +99,52 @@ class _EngineCollector(Collector):
         self.stats: StatsView | None = None
 
     def collect(self) -> Iterator[Metric]:
-        stats = self.stats
-        if stats is None:
-            return
-        for name, value in (
-            ("waiting", stats.waiting),
-            ("retracted", stats.retracted),
-            ("running", stats.running),
+        if self.stats is not None:
+            yield from _of_engine(self.stats)
+            if self.stats.storage is not None:
+                yield from _of_storage(self.stats.storage)
+
+
+def _of_engine(stats: StatsView) -> Iterator[Metric]:
+    for name, value in (
+        ("waiting", stats.waiting),
+        ("retracted", stats.retracted),
+        ("running", stats.running),
+    ):
+        yield GaugeMetricFamily(f"stratakv_requests_{name}", f"Requests {name}", value)
+    yield CounterMetricFamily("stratakv_engine_steps", "Forward passes", stats.steps)
+    pages = GaugeMetricFamily(
+        "stratakv_pool_pages",
+        "Pages that are free, cached and evictable, or in use; they add up to the pool",
+        labels=("group", "tier", "state"),
+    )
+    for pool in stats.pages:
+        in_use = pool.total - pool.free - pool.evictable
+        for state, value in (
+            ("free", pool.free),
+            ("evictable", pool.evictable),
+            ("in_use", in_use),
         ):
-            yield GaugeMetricFamily(f"stratakv_requests_{name}", f"Requests {name}", value)
-        yield CounterMetricFamily("stratakv_engine_steps", "Forward passes", stats.steps)
-        pages = GaugeMetricFamily(
-            "stratakv_pool_pages",
-            "Pages that are free, cached and evictable, or in use; they add up to the pool",
-            labels=("group", "tier", "state"),
-        )
-        for pool in stats.pages:
-            in_use = pool.total - pool.free - pool.evictable
-            for state, value in (
-                ("free", pool.free),
-                ("evictable", pool.evictable),
-                ("in_use", in_use),
-            ):
-                pages.add_metric((pool.group, pool.tier, state), value)
-        yield pages
-        for name, value in stats.counters.items():
-            yield CounterMetricFamily(f"stratakv_cache_{name}", f"Engine counter {name}", value)
+            pages.add_metric((pool.group, pool.tier, state), value)
+    yield pages
+    for name, value in stats.counters.items():
+        yield CounterMetricFamily(f"stratakv_cache_{name}", f"Engine counter {name}", value)
+
+
+def _of_storage(stats: StorageStats) -> Iterator[Metric]:
+    for name, text, label, counts in (
+        ("pages", "Pages between host and storage", "event", stats.pages),
+        ("tokens", "Prompt tokens that storage was asked for", "event", stats.tokens),
+        ("lost_tokens", "Tokens found and not given to the request", "reason", stats.lost_tokens),
+        ("abandoned_prefetches", "Fetches that brought nothing", "reason", stats.abandoned),
+    ):
+        family = CounterMetricFamily(f"stratakv_storage_{name}", text, labels=(label,))
+        for value, count in counts.items():
+            family.add_metric((value,), count)
+        yield family
+    off = GaugeMetricFamily(
+        "stratakv_storage_off", "1: it failed lately and is left alone", labels=("direction",)
+    )
+    off.add_metric(("reading",), float(stats.reading_off))
+    off.add_metric(("writing",), float(stats.writing_off))
+    yield off

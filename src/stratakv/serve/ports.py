@@ -1,10 +1,12 @@
-"""What the server asks of an engine. Owns the interface; ``engine.loop.Engine`` satisfies it."""
+"""What the server asks of an engine. Owns the interfaces; ``engine.loop.Engine`` satisfies both."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from stratakv.cache.records import StorageStats
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import Output, Prompt
+from stratakv.storage.io_worker import IoWorker
 
 
 class PoolView(Protocol):
@@ -22,9 +24,8 @@ class PoolView(Protocol):
     def evictable(self) -> int: ...
 
 
-class StatsView(Protocol):
-    """An engine's figures at one moment; everything but the first three only counts up. Retracted
-    requests are among the waiting ones."""
+class RequestsView(Protocol):
+    """An engine's requests at one moment. Retracted ones are among the waiting ones."""
 
     @property
     def waiting(self) -> int: ...
@@ -32,12 +33,20 @@ class StatsView(Protocol):
     def retracted(self) -> int: ...
     @property
     def running(self) -> int: ...
+
+
+class StatsView(RequestsView, Protocol):
+    """An engine's figures at one moment; steps and counters only count up. ``storage`` None:
+    nothing is attached."""
+
     @property
     def steps(self) -> int: ...
     @property
     def pages(self) -> Sequence[PoolView]: ...
     @property
     def counters(self) -> Mapping[str, int]: ...
+    @property
+    def storage(self) -> StorageStats | None: ...
 
 
 class EnginePort(Protocol):
@@ -65,3 +74,41 @@ class EnginePort(Protocol):
         ...
 
     def stats(self) -> StatsView: ...
+
+
+class StoragePort(Protocol):
+    """What an engine does with a storage tier; its calls come from the driver's thread too."""
+
+    def attach_storage(self, worker: IoWorker, /) -> None:
+        """Use an open store from now on; AssertionError if there is one."""
+        ...
+
+    def detach_storage(self, *, force: bool = False) -> IoWorker | None:
+        """The store, of which nothing is used any more; None: not yet, pages are on their way.
+        From the first call on nothing new is begun, and with ``force`` what is queued is given up;
+        ask again after a step."""
+        ...
+
+    def keep_storage(self) -> None:
+        """A detach is given up: go on as before."""
+        ...
+
+    def clear_storage(self) -> bool:
+        """Forget every object of the store, after what is queued; False: too much is queued."""
+        ...
+
+    def storage_stats(self) -> StorageStats | None:
+        """None: nothing is attached."""
+        ...
+
+
+class FollowerPort(Protocol):
+    """Who follows the engine's cache. All calls come from the driver's thread."""
+
+    def step_done(self) -> None:
+        """A step, or something between two, may have changed what is cached. Must not block."""
+        ...
+
+    def close(self) -> None:
+        """The engine has ended."""
+        ...

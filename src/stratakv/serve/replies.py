@@ -167,11 +167,13 @@ def cached_details(found: Sequence[CachedTokens], groups: Sequence[str]) -> Json
         "cached_tokens_by_tier": {
             "device": sum(cached.device for cached in found),
             "host": sum(cached.host for cached in found),
+            "storage": sum(cached.storage for cached in found),
         },
         "cached_tokens_by_group": {
             group: {
                 "device": sum(cached.groups_device[i] for cached in found),
                 "host": sum(cached.groups_host[i] for cached in found),
+                "storage": sum(cached.groups_storage[i] for cached in found),
             }
             for i, group in enumerate(groups)
         },

@@ -1,7 +1,7 @@
 """Runs a service on a socket until a signal or the engine's death ends it.
 
-Owns the process's signals and the order of the end: refuse, finish, abort, close. Must not know
-routes.
+Owns the process's signals and the order of the end: refuse, finish, abort, store, close. Must not
+know routes.
 """
 
 import logging
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 FLUSH_S: Final = 1.0
 """What clients get to read their last words after an abort or the engine's death."""
 STOP_S: Final = 30.0
+STORE_S: Final = 10.0
+"""What is queued for storage gets that long to be written."""
 KEEP_ALIVE_S: Final = 75
 
 
@@ -40,7 +42,10 @@ def serve_forever(service: Service, *, host: str, port: int, drain_s: float) -> 
     try:
         server.run([listener])
     finally:
+        service.storage.settle(STORE_S)
         stopped = service.driver.stop(STOP_S)
+        if stopped:  # the engine's thread was the store's owner
+            service.storage.close()
     if not stopped:
         log.error("the engine's step did not end within %s s", STOP_S)
     return 0 if stopped and service.driver.health is Health.STOPPED else 1

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError
+from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.tokenizer import Tokenizer
@@ -32,9 +33,11 @@ class Service:
     """``version``: of this package. ``model``: the name clients use; ``adapters``: names that they
     may use in its place. ``groups``: names of the spec's groups, in its order.
     ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``: what ``/server_info`` shows
-    (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask."""
+    (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask;
+    ``admin_key``: the same for what changes the server, None: nobody may."""
 
     driver: EngineDriver
+    storage: StorageAdmin
     tokenizer: Tokenizer
     metrics: ServerMetrics
     clock: Clock
@@ -45,4 +48,5 @@ class Service:
     stop_tokens: tuple[int, ...]
     info: Mapping[str, object]
     api_key: str | None = None
+    admin_key: str | None = None
     adapters: tuple[str, ...] = ()

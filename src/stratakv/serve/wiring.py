@@ -4,14 +4,17 @@ Owns the order of a start: derive the spec, refuse what cannot run, split the bu
 take memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from stratakv.cache.admit import Booking
+from stratakv.cache.events import CacheEvents
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig, ServerConfig
@@ -31,17 +34,27 @@ from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.policy.write import WriteBack, WritePolicy, WriteThrough, WriteThroughSelective
+from stratakv.serve.admin import OpenStore, StorageAdmin
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Limits, Service
 from stratakv.serve.sizing import size
 from stratakv.serve.tokenizer import Tokenizer
+from stratakv.serve.wiring_events import open_publisher
+from stratakv.serve.wiring_storage import (
+    check_storage,
+    open_at_start,
+    open_store,
+    prefetch_policy_of,
+)
 from stratakv.spec.budget_table import BudgetTable
-from stratakv.spec.groups import CacheSpec
+from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.storage.urls import hidden
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.tree.policies import EVICTION_POLICIES
 
 Pages = Sequence[int]
+Follow = Callable[[CacheSpec, Mapping[str, bytes]], CacheEvents]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,11 +76,15 @@ class EngineParts:
         self.transfer.close()
 
 
-def build_engine(model: HuggingFaceModel, config: EngineConfig) -> EngineParts:
-    """Everything below the server. ConfigError before any memory is taken."""
+def build_engine(
+    model: HuggingFaceModel, config: EngineConfig, follow: Follow | None = None
+) -> EngineParts:
+    """Everything below the server. ConfigError before any memory is taken. ``follow``: makes what
+    is told of the cache to those outside, from its spec and its adapters' digests."""
     sizes = size(model.facts, config, on_cpu=model.device.type == "cpu")
     model = with_adapters(model, config.adapters())
-    return assemble(model, sizes.spec, config, (sizes.device, sizes.host), sizes.max_model_len)
+    pages = (sizes.device, sizes.host)
+    return assemble(model, sizes.spec, config, pages, sizes.max_model_len, follow)
 
 
 def assemble(
@@ -76,6 +93,7 @@ def assemble(
     config: EngineConfig,
     pages: tuple[Pages, Pages],
     max_model_len: int,
+    follow: Follow | None = None,
 ) -> EngineParts:
     """Take the memory: ``pages`` per group on the device and on the host."""
     device, host = pages
@@ -96,8 +114,10 @@ def assemble(
         snapshot_pages=config.snapshot_pages,
         eviction=EVICTION_POLICIES[config.eviction](),
         write=_write_policy(config),
+        prefetch=prefetch_policy_of(config, spec, host),
+        events=None if follow is None else follow(spec, model.adapters.digests),
     )
-    cache = KVCache(spec, tiers, tables, transfer, options)
+    cache = KVCache(spec, tiers, tables, transfer, options, arenas)
     engine = Engine(
         cache,
         ModelRunner(model, spec, pools, tables),
@@ -124,14 +144,33 @@ def build_service(
         raise ConfigError(f"--lora {name}={config.adapters()[name]}: the model has this name")
     check_directories(config.adapters())
     # What can be refused is refused before weights that may take minutes to load.
-    size(read_facts(path, config.dtype), config, on_cpu=True)
+    sizes = size(read_facts(path, config.dtype), config, on_cpu=True)
+    check_storage(config, sizes.host)
     tokenizer = Tokenizer(path)
-    parts = build_engine(load_model(path, config.dtype), config)
+    with ExitStack() as undo:
+        publisher = open_publisher(config, server)
+        if publisher is not None:
+            undo.callback(publisher.close)
+        store = open_at_start(config, sizes.spec, sizes.host)
+        if store is not None:
+            undo.callback(store.worker.close, 0)
+        follow = None if publisher is None else publisher.follow
+        parts = build_engine(load_model(path, config.dtype), config, follow)
+        undo.pop_all()
+    if store is not None:
+        assert parts.spec.digest == sizes.spec.digest, "the weights are not what config.json says"
+        parts.engine.attach_storage(store.worker)
     groups = tuple(group.name for group in parts.spec.groups)
     clock = MonotonicClock()
     metrics = ServerMetrics(groups)
+    if publisher is not None:
+        publisher.on_dropped = metrics.lost_kv_events
+    driver = EngineDriver(
+        parts.engine, max_waiting=server.max_waiting, clock=clock, follower=publisher
+    )
     service = Service(
-        driver=EngineDriver(parts.engine, max_waiting=server.max_waiting, clock=clock),
+        driver=driver,
+        storage=_storage_admin(driver, parts, config, store),
         tokenizer=tokenizer,
         metrics=metrics,
         clock=clock,
@@ -146,9 +185,20 @@ def build_service(
         stop_tokens=parts.model.eos_ids,
         info=_info(config, server, parts),
         api_key=server.api_key,
+        admin_key=server.admin_key,
         adapters=tuple(parts.model.adapters.digests),
     )
     return service, parts
+
+
+def _storage_admin(
+    driver: EngineDriver, parts: EngineParts, config: EngineConfig, store: OpenStore | None
+) -> StorageAdmin:
+    """``store``: what the engine has already."""
+    host_pages = [arena.pages for arena in parts.arenas]
+    opener = partial(open_store, spec=parts.spec, host_pages=host_pages)
+    allowed = opener if config.cache == "host" and host_pages[ANCHOR] > 0 else None
+    return StorageAdmin(driver, parts.engine, MonotonicClock(), allowed, store)
 
 
 def _write_policy(config: EngineConfig) -> WritePolicy:
@@ -163,10 +213,12 @@ def _write_policy(config: EngineConfig) -> WritePolicy:
 
 def _info(config: EngineConfig, server: ServerConfig, parts: EngineParts) -> Mapping[str, object]:
     """What ``/server_info`` shows."""
-    shown = asdict(server) | {"api_key": server.api_key is not None}
+    keys = {"api_key": server.api_key is not None, "admin_key": server.admin_key is not None}
+    shown = asdict(server) | keys
     return {
         "engine": asdict(config)
         | {
+            "storage": None if config.storage is None else hidden(config.storage),
             "max_model_len": parts.max_model_len,
             "lora": {name: digest.hex() for name, digest in parts.model.adapters.digests.items()},
         },

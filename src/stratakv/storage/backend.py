@@ -34,6 +34,12 @@ class StoreFormat:
     page_bytes: tuple[int, ...]
 
 
+class Everything(Enum):
+    """Every object of this store's format, whoever wrote it."""
+
+    EVERYTHING = auto()
+
+
 class ReadStatus(Enum):
     HIT = auto()  # the whole payload is in the buffer, and its checksum is right
     MISS = auto()  # also an object that was evicted between the question and the read
@@ -69,8 +75,9 @@ class StorageBackend(Protocol):
         a parent is never older than its child. May be dropped, and never fails."""
         ...
 
-    def remove(self, keys: Sequence[ObjectKey]) -> int:
-        """Forget objects; how many were there."""
+    def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
+        """Forget objects; how many were there. What is written while everything is removed may
+        stay. Another format's objects, and what is not ours, are left alone."""
         ...
 
     def close(self) -> None:

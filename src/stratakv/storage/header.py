@@ -45,6 +45,8 @@ HEADER: Final = np.dtype(
     ]
 )
 assert HEADER.itemsize == HEADER_BYTES
+KEY_WORDS: Final = slice(3, 8)
+"""Page, group and shard, in ``words_of``."""
 _COVERED: Final = HEADER_BYTES - 8
 
 Headers: TypeAlias = npt.NDArray[np.void]
@@ -128,6 +130,12 @@ def headers_of(keys: Sequence[ObjectKey], spec_digest: bytes) -> Headers:
     return table
 
 
+def words_of(table: Headers) -> npt.NDArray[np.uint64]:
+    """The table as it lies in memory, uint64 [n, 16]; a view where it lies in one piece. One look
+    at words costs less than one at each field, most of all in a cache that was just flushed."""
+    return np.ascontiguousarray(table).view("<u8").reshape(len(table), HEADER_BYTES // 8)
+
+
 def seal(table: Headers) -> Headers:
     """Set the checksums, in place; returns the table."""
     table["checksum"] = _checksums(table)
@@ -145,13 +153,12 @@ def is_sound(table: Headers) -> npt.NDArray[np.bool_]:
 
 def is_blank(table: Headers) -> npt.NDArray[np.bool_]:
     """Which are all zeros: nothing was stored there; bool [n]."""
-    words = np.ascontiguousarray(table).view("<u8").reshape(len(table), HEADER_BYTES // 8)
-    return np.equal(words.any(axis=1), False)  # noqa: FBT003
+    return np.equal(words_of(table).any(axis=1), False)  # noqa: FBT003
 
 
 def _checksums(table: Headers) -> npt.NDArray[np.uint64]:
     """xxh3-64 of the covered bytes of each header, uint64 [n]; the loop is in C."""
-    rows = np.ascontiguousarray(table).view(f"V{HEADER_BYTES}").tobytes()
+    rows = table.tobytes()
     view = memoryview(rows)
     starts = range(0, len(rows), HEADER_BYTES)
     covered = map(

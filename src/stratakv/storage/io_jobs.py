@@ -5,17 +5,17 @@ Jobs and their answers are counted apart by kind, because ranks agree on counts 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from typing import TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import TicketId
-from stratakv.storage.backend import ObjectKey, ReadStatus, WriteStatus
+from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, WriteStatus
 
 
-class Kind(Enum):
+class Kind(IntEnum):  # an Enum's hash is slow, and each step looks at every kind
     QUERY = auto()
     FETCH = auto()
     STORE = auto()
@@ -56,9 +56,9 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remove:
-    """Forget objects."""
+    """Forget objects. ``Everything`` counts for one page and is one batch."""
 
-    keys: Sequence[ObjectKey]
+    keys: Sequence[ObjectKey] | Everything
 
 
 Job: TypeAlias = Query | Fetch | Store | Touch | Remove
@@ -116,6 +116,10 @@ class Removed:
 
 
 Answer: TypeAlias = Queried | Fetched | Stored | Touched | Removed
+
+
+def pages_of(job: Job) -> int:
+    return 1 if isinstance(job.keys, Everything) else len(job.keys)
 
 
 def kind_of(job: Job) -> Kind:

@@ -10,7 +10,13 @@ import numpy as np
 
 from stratakv.core.errors import StorageError
 from stratakv.core.ids import TicketId
-from stratakv.storage.backend import ReadStatus, StorageBackend, StoreFormat, WriteStatus
+from stratakv.storage.backend import (
+    Everything,
+    ReadStatus,
+    StorageBackend,
+    StoreFormat,
+    WriteStatus,
+)
 from stratakv.storage.io_jobs import (
     Answer,
     Ending,
@@ -26,6 +32,7 @@ from stratakv.storage.io_jobs import (
     Touch,
     Touched,
     kind_of,
+    pages_of,
 )
 
 
@@ -41,14 +48,14 @@ class Batching:
 
     def stop(self, job: Job, start: int) -> int:
         """Where the batch that begins at key ``start`` ends."""
-        keys = job.keys[start : start + self._pages]
+        stop = min(start + self._pages, pages_of(job))
         match job:
             case Query() | Touch() | Remove():
-                return start + len(keys)
-            case Fetch() | Store():
-                sizes = np.cumsum([self._page_bytes[key.group] for key in keys])
+                return stop
+            case Fetch(keys=keys) | Store(keys=keys):
+                sizes = np.cumsum([self._page_bytes[key.group] for key in keys[start:stop]])
                 fitting = int(np.searchsorted(sizes, self._size_bytes, side="right"))
-                return start + min(max(fitting, 1), len(keys))
+                return min(start + max(fitting, 1), stop)
             case _:
                 assert_never(job)
 
@@ -63,7 +70,7 @@ class Task:
         self.kind = kind_of(job)
         self.done = 0
         self.cancelled = False
-        self._present = np.zeros(len(job.keys), np.bool_)
+        self._present = np.zeros(pages_of(job), np.bool_)
         self._read: list[ReadStatus] = []
         self._written: list[WriteStatus] = []
         self._removed = 0
@@ -71,27 +78,33 @@ class Task:
     @property
     def weight(self) -> int:
         """What it counts for in a queue; a job without a key takes a place too."""
-        return max(1, len(self.job.keys))
+        return max(1, pages_of(self.job))
 
     @property
     def whole(self) -> bool:
-        return self.done == len(self.job.keys)
+        return self.left == 0
+
+    @property
+    def left(self) -> int:
+        """Keys that were not tried."""
+        return pages_of(self.job) - self.done
 
     def advance(self, backend: StorageBackend, stop: int) -> None:
         """Try keys [done, stop). What the backend raises comes through, and then none counts."""
-        keys = self.job.keys[self.done : stop]
-        count = len(keys)
+        some = slice(self.done, stop)
+        count = stop - self.done
         match self.job:
-            case Query():
-                self._present[self.done : stop] = _all(backend.contains(keys), count)
-            case Fetch(into=into):
-                self._read += _all(backend.read(keys, into[self.done : stop]), count)
-            case Store(pages=pages):
-                self._written += _all(backend.write(keys, pages[self.done : stop]), count)
-            case Touch():
-                backend.touch(keys)
-            case Remove():
-                self._removed += backend.remove(keys)
+            case Query(keys):
+                self._present[some] = _all(backend.contains(keys[some]), count)
+            case Fetch(keys, into):
+                self._read += _all(backend.read(keys[some], into[some]), count)
+            case Store(keys, pages):
+                self._written += _all(backend.write(keys[some], pages[some]), count)
+            case Touch(keys):
+                backend.touch(keys[some])
+            case Remove(keys):
+                gone = keys if isinstance(keys, Everything) else keys[some]
+                self._removed += backend.remove(gone)
             case _:
                 assert_never(self.job)
         self.done = stop

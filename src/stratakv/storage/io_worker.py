@@ -19,7 +19,7 @@ from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import StorageError
 from stratakv.core.ids import TicketId
 from stratakv.storage.backend import StorageBackend, StoreFormat
-from stratakv.storage.io_jobs import Answer, Job, Kind, kind_of
+from stratakv.storage.io_jobs import Answer, Job, Kind, kind_of, pages_of
 from stratakv.storage.io_lane import Lane
 from stratakv.storage.io_task import Batching, Task
 
@@ -71,6 +71,7 @@ class IoWorker:
         batching = Batching(form, limits.batch_pages, limits.batch_bytes)
         self._limits = limits
         self._tickets = 0
+        self._closed = False
         self._tasks: dict[TicketId, Task] = {}  # submitted and not yet taken
         self._queued = dict.fromkeys(Kind, 0)
         self._dropped = dict.fromkeys(Kind, 0)
@@ -96,7 +97,7 @@ class IoWorker:
         kind = kind_of(job)
         task = Task(TicketId(self._tickets), job)
         if self._queued[kind] and self._queued[kind] + task.weight > self._limits.queue_pages:
-            self._dropped[kind] += len(job.keys)
+            self._dropped[kind] += pages_of(job)
             return None
         self._tickets += 1
         self._queued[kind] += task.weight
@@ -109,9 +110,24 @@ class IoWorker:
         free. AssertionError for a ticket that was taken."""
         self._task(ticket).cancelled = True
 
+    def left(self, kind: Kind) -> int:
+        """How many keys of all jobs of ``kind`` have not been tried by now; those of a batch under
+        way are among them."""
+        return sum(task.left for task in self._tasks.values() if task.kind is kind)
+
     def progress(self, ticket: TicketId) -> int:
         """How many keys of a job, the first ones, have been tried by now."""
         return self._task(ticket).done
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more jobs."""
+        return self._closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether every answer was taken."""
+        return not self._tasks
 
     def ready(self, kind: Kind) -> int:
         """How many jobs of ``kind``, oldest first, are answered and not yet taken."""
@@ -136,6 +152,7 @@ class IoWorker:
         False where a backend still has not come back: the thread, the buffers and the backend are
         left as they are, and another call may find it done.
         """
+        self._closed = True
         self._end(timeout_s, READS)
         ended = self._end(timeout_s, frozenset(Kind))
         for thread, backend in zip(self._threads, self._backends, strict=True):

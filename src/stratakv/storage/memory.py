@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.errors import StorageError
-from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.header import payload_hash
 
 DEFAULT_QUOTA_BYTES: Final = 1 << 30
@@ -62,8 +62,9 @@ class MemoryBackend:
                 if key in objects:
                     objects.move_to_end(key)
 
-    def remove(self, keys: Sequence[ObjectKey]) -> int:
-        return sum(map(self._remove, keys))
+    def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
+        gone = list(self._open()) if isinstance(keys, Everything) else keys
+        return sum(map(self._remove, gone))
 
     def close(self) -> None:
         self._objects = None

@@ -4,10 +4,12 @@ Owns one client of the store, with the memory that it registered. The master ans
 what is evicted is its choice. Must not have threads or keep an index.
 """
 
+import os
+import re
 import socket
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -15,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.errors import StorageError
-from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.header import HEADER_BYTES, payload_hash
 from stratakv.storage.remote_object import (
     are_genuine,
@@ -57,8 +59,9 @@ class MooncakeOptions:
     """``master``: (host, port). ``host``: this client's address for its peers; "": the one that
     reaches the master. ``segment_bytes``: memory this process gives to the store.
 
-    ``connect_timeout_s`` bounds the question whether a master listens; what follows is bounded by
-    the client's own limits (seconds when the master is gone).
+    ``timeout_s`` bounds one question to the master, ``connect_timeout_s`` a connection to it. How
+    long a peer may take over a transfer is between it and the client (``MC_TCP_*`` and
+    ``MC_SLICE_TIMEOUT`` in the environment).
     """
 
     master: tuple[str, int]
@@ -70,6 +73,7 @@ class MooncakeOptions:
     segment_bytes: int = 0
     buffer_bytes: int = 16 << 20
     batch_bytes: int = 64 << 20
+    timeout_s: float = 10.0
     connect_timeout_s: float = 3.0
 
 
@@ -125,11 +129,22 @@ class MooncakeBackend:
         with suppress(StorageError):
             self.contains(keys)
 
-    def remove(self, keys: Sequence[ObjectKey]) -> int:
+    def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
+        if isinstance(keys, Everything):
+            return self._remove_all()
         # By force: a question a moment ago holds a lease. Who reads just now sees the checksum.
         codes = self._open().batch_remove(self._names(keys), True)  # noqa: FBT003 - their API
         _check(codes, "remove")
         return sum(code == 0 for code in codes)
+
+    def _remove_all(self) -> int:
+        place = f"{self._options.prefix}/{self._form.spec_digest.hex()}/"
+        # Their grammar is ECMAScript's, which knows fewer escapes than Python's.
+        literal = re.sub(r"[][^$\\.*+?(){}|]", r"\\\g<0>", place)
+        removed = self._open().remove_by_regex(f"^{literal}.*", True)  # noqa: FBT003 - their API
+        if removed < 0:
+            raise _failed("remove_by_regex", removed)
+        return removed
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -243,19 +258,38 @@ def _connect(options: MooncakeOptions) -> Client:
             ours = options.host or probe.getsockname()[0]
     except OSError as error:
         raise StorageError(f"mooncake: no master at {host}:{port}: {error}") from error
-    client = MooncakeDistributedStore()
-    code = client.setup(
-        ours,
-        options.metadata,
-        options.segment_bytes,
-        options.buffer_bytes,
-        options.transport,
-        options.devices,
-        f"{host}:{port}",
-    )
+    with _limits(options):
+        client = MooncakeDistributedStore()
+        code = client.setup(
+            ours,
+            options.metadata,
+            options.segment_bytes,
+            options.buffer_bytes,
+            options.transport,
+            options.devices,
+            f"{host}:{port}",
+        )
     if code != 0:
         raise _failed("setup", code)
     return client
+
+
+@contextmanager
+def _limits(options: MooncakeOptions) -> Generator[None]:
+    """A client that is made meanwhile has our limits: it takes them from the environment only,
+    where the operator's own go first."""
+    limits = {
+        "MC_RPC_TIMEOUT_MS": options.timeout_s,
+        "MC_RPC_CONNECT_TIMEOUT_MS": options.connect_timeout_s,
+    }
+    ours = {name: str(max(1, round(s * 1000))) for name, s in limits.items()}
+    ours = {name: value for name, value in ours.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
 
 
 def _not_read(client: Client, name: str, code: int, size: int) -> ReadStatus:

@@ -5,6 +5,7 @@ that. What is evicted is the server's choice (``maxmemory-policy``; its clock co
 not have threads or keep an index.
 """
 
+import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.errors import StorageError
-from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.header import HEADER_BYTES, payload_hash
 from stratakv.storage.redis_wire import RedisWire, Reply, ServerError, command
 from stratakv.storage.remote_object import (
@@ -118,7 +119,9 @@ class RedisBackend:
                 ttl = _milliseconds(ttl_s)
                 self._count([command(b"PEXPIRE", name, ttl) for name in self._names(keys)])
 
-    def remove(self, keys: Sequence[ObjectKey]) -> int:
+    def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
+        if isinstance(keys, Everything):
+            return self._remove_all()
         return sum(self._count([command(b"UNLINK", name) for name in self._names(keys)]))
 
     def close(self) -> None:
@@ -133,6 +136,21 @@ class RedisBackend:
     def _names(self, keys: Sequence[ObjectKey]) -> list[bytes]:
         prefix = self._options.prefix
         return [f"{prefix}:{name_of(key, self._form, ':')}".encode() for key in keys]
+
+    def _remove_all(self) -> int:
+        place = f"{self._options.prefix}:{self._form.spec_digest.hex()}:"
+        pattern = re.sub(r"[][*?^\\-]", r"\\\g<0>", place).encode() + b"*"
+        removed, cursor = 0, b"0"
+        with self._wire() as wire:
+            while True:
+                wire.within(self._options.timeout_s)
+                wire.send([command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _CONTROL)])
+                cursor, names = _scanned(wire)
+                if names:
+                    wire.send([command(b"UNLINK", *names)])
+                    removed += _number(wire.reply())
+                if cursor == b"0":
+                    return removed
 
     def _count(self, commands: Sequence[bytes]) -> list[int]:
         """Pipeline commands that answer with a number."""
@@ -156,8 +174,10 @@ class RedisBackend:
         for i, (head, page) in enumerate(zip(head_views(heads), into, strict=True)):
             length = wire.bulk((head, page))
             if isinstance(length, ServerError):
-                raise _refused("GET", length)
-            if length is None:
+                # Under our name, but no string: the blank header makes it CORRUPT.
+                if length.code != "WRONGTYPE":
+                    raise _refused("GET", length)
+            elif length is None:
                 statuses[i] = ReadStatus.MISS
             elif length == HEADER_BYTES + len(page):
                 hashes[i] = payload_hash(page)
@@ -225,6 +245,17 @@ def _number(reply: Reply) -> int:
     if not isinstance(reply, int):
         raise StorageError("redis: an answer is no number")
     return reply
+
+
+def _scanned(wire: RedisWire) -> tuple[bytes, list[bytes]]:
+    """The reply to SCAN: where to go on, and what was found."""
+    parts = wire.array()
+    if isinstance(parts, ServerError):
+        raise _refused("SCAN", parts)
+    cursor = wire.string()
+    found = wire.array()
+    assert isinstance(found, int), "a part of an answer is a refusal"
+    return cursor, [wire.string() for _ in range(found)]
 
 
 def _written(reply: Reply) -> WriteStatus:

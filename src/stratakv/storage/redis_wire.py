@@ -98,6 +98,26 @@ class RedisWire:
             self._skip(length + 2)
         return length
 
+    def array(self) -> int | ServerError:
+        """How many replies the next one has in it; they are read one by one."""
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b"-":
+            return ServerError(rest.decode("utf-8", "replace"))
+        if kind != b"*" or not rest.isdigit():
+            raise StorageError(f"redis: unexpected reply {line[:16]!r}")
+        return int(rest)
+
+    def string(self) -> bytes:
+        """The next reply, a short bulk string of any length, which must be there."""
+        line = self._line()
+        if line[:1] != b"$" or not line[1:].isdigit():
+            raise StorageError(f"redis: unexpected reply {line[:16]!r}")
+        found = bytearray(int(line[1:]))
+        self._fill(memoryview(found))
+        self._skip(2)
+        return bytes(found)
+
     def _line(self) -> bytes:
         while True:
             stop = self._bytes.find(b"\r\n", self._begin, self._end)

@@ -88,6 +88,7 @@ def _mooncake(url: MooncakeUrl) -> MooncakeOptions:
         metadata=url.metadata,
         transport=url.protocol,
         segment_bytes=url.segment_bytes,
+        timeout_s=url.timeout_s,
     )
 
 

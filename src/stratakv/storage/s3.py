@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.errors import ConfigError, StorageError
-from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.header import HEADER_BYTES, payload_hash
 from stratakv.storage.remote_object import (
     are_genuine,
@@ -112,7 +112,9 @@ class S3Backend:
     def touch(self, keys: Sequence[ObjectKey]) -> None:
         """S3 knows no last use."""
 
-    def remove(self, keys: Sequence[ObjectKey]) -> int:
+    def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
+        if isinstance(keys, Everything):
+            return self._run(self._delete_all())
         names = np.array(self._names(keys), object)
         there = names[self.contains(keys)].tolist()
         self._run(self._delete(there))
@@ -197,6 +199,18 @@ class S3Backend:
                 await self._store.delete_async(names[begin : begin + _DELETED_AT_ONCE])
         except Exception as error:  # noqa: BLE001 - obstore raises builtins and its own
             raise _failed("DELETE", error) from None
+
+    async def _delete_all(self) -> int:
+        place, deleted = f"{self._root}{self._form.spec_digest.hex()}/", 0
+        try:
+            async for some in self._store.list(place, chunk_size=_DELETED_AT_ONCE):
+                await self._delete([found["path"] for found in some])
+                deleted += len(some)
+        except StorageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - obstore raises builtins and its own
+            raise _failed("LIST", error) from None
+        return deleted
 
 
 def _again(status: WriteStatus) -> WriteStatus:

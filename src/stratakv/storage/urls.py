@@ -5,7 +5,7 @@ anything.
     file:///var/lib/stratakv?quota=200GiB&ttl=7d&sync=power
     redis://user:password@host:6379/0?ttl=7d&timeout=10s    also rediss:// and redis+unix:///socket
     s3://bucket/prefix?endpoint=http://host:9000&region=eu-west-1
-    mooncake://master:50051?metadata=http://host:8080/metadata&protocol=tcp&segment=4GiB
+    mooncake://master:50051?metadata=http://host:8080/metadata&protocol=tcp&segment=4GiB&timeout=10s
 """
 
 import re
@@ -77,6 +77,7 @@ class MooncakeUrl:
     metadata: str
     protocol: str
     segment_bytes: int
+    timeout_s: float = TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,7 @@ def parse_storage_url(text: str, plugins: Collection[str] = ()) -> StorageUrl:
 
 def hidden(url: str) -> str:
     """``url`` without its password, for logs and answers."""
-    return re.sub(r"(://[^/@]*?):[^/@]*@", r"\1:***@", url)
+    return re.sub(r"(://[^/@:]*):.*@", r"\1:***@", url)
 
 
 def _memory(text: str, parts: SplitResult) -> MemoryUrl:
@@ -180,7 +181,7 @@ def _s3(text: str, parts: SplitResult) -> S3Url:
 
 
 def _mooncake(text: str, parts: SplitResult) -> MooncakeUrl:
-    options = _options(text, parts, ("metadata", "protocol", "segment"))
+    options = _options(text, parts, ("metadata", "protocol", "segment", "timeout"))
     if not parts.hostname or parts.port is None or parts.path.strip("/"):
         raise _refused(text, "allowed is mooncake://HOST:PORT of the master")
     protocol = options.get("protocol", PROTOCOLS[0])
@@ -191,6 +192,7 @@ def _mooncake(text: str, parts: SplitResult) -> MooncakeUrl:
         metadata=options.get("metadata", "P2PHANDSHAKE"),
         protocol=protocol,
         segment_bytes=parse_bytes(options.get("segment", "0"), f"{FLAG} segment"),
+        timeout_s=_duration(text, options, "timeout") or TIMEOUT_S,
     )
 
 

@@ -22,6 +22,7 @@ import pytest
 from stratakv.core.errors import StorageError
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import (
+    Everything,
     ObjectKey,
     ReadStatus,
     StorageBackend,
@@ -190,6 +191,39 @@ class StorageConformance:
         assert backend.remove(keys[:4]) == 0
         assert store(backend, keys[:4]) == [WriteStatus.STORED] * 4
         assert fetch(backend, keys) == [ReadStatus.HIT] * 6
+
+    def test_everything_goes_and_another_format_stays(self, subject: Subject) -> None:
+        keys = keys_of("all", 40) + keys_of("all", 5, group=1) + keys_of("all", 3, 2, shard=7)
+        other = replace(FORM, spec_digest=b"another-format-.")
+        with closing(subject.open(FORM)) as backend, closing(subject.open(other)) as two:
+            store(backend, keys)
+            two.write(keys, Arena(keys, other).fill().pages)
+            assert backend.remove(Everything.EVERYTHING) == 48
+            assert not backend.contains(keys).any()
+            assert fetch(backend, keys) == [ReadStatus.MISS] * 48
+            assert two.contains(keys).all()
+            assert backend.remove(Everything.EVERYTHING) == 0
+            assert store(backend, keys) == [WriteStatus.STORED] * 48
+            assert fetch(backend, keys) == [ReadStatus.HIT] * 48
+
+    def test_everything_is_what_others_wrote_too(self, subject: Subject) -> None:
+        keys = keys_of("all of us", 9)
+        if subject.shared:
+            with closing(subject.open(FORM)) as one, closing(subject.open(FORM)) as two:
+                store(one, keys)
+                assert two.remove(Everything.EVERYTHING) == 9
+                assert not two.contains(keys).any()
+                assert not one.contains(keys).any()
+                assert store(one, keys) == [WriteStatus.STORED] * 9
+                assert fetch(two, keys) == [ReadStatus.HIT] * 9
+                assert one.remove(Everything.EVERYTHING) == 9
+        if subject.lasting:
+            with closing(subject.open(FORM)) as one:
+                store(one, keys)
+            with closing(subject.open(FORM)) as two:
+                assert two.remove(Everything.EVERYTHING) == 9
+            with closing(subject.open(FORM)) as three:
+                assert not three.contains(keys).any()
 
     def test_touching_what_is_there_and_what_is_not_never_fails(
         self, backend: StorageBackend

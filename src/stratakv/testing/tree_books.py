@@ -37,7 +37,7 @@ class Spot:
 @dataclass(slots=True)
 class Held:
     """A lease on pages [starts[g], ``end``) of every group. ``on_host`` are the places that it pins
-    there: those that a planned load will read, or all of a hold (``parked``)."""
+    there: those that a planned load will read, or all that a hold (``parked``) found."""
 
     prompt: Prefix
     end: int
@@ -60,3 +60,4 @@ class Outcome:
     freed: Counter[Freed] = field(default_factory=Counter[Freed])
     remapped: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     backups: dict[int, list[Prefix]] = field(default_factory=dict[int, list[Prefix]])
+    persists: dict[int, list[Prefix]] = field(default_factory=dict[int, list[Prefix]])

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from stratakv.testing.tree_machine import STEPS, TreeMachine
+from stratakv.testing.tree_storing_machine import StoringMachine
 from stratakv.tree.residency import Event, Residency
 
 
@@ -27,7 +28,7 @@ def campaign(
     Raises whatever the first failing walk raised, minimised if ``shrink``.
     """
 
-    class Campaign(TreeMachine):
+    class Campaign(StoringMachine):
         """A machine with counters of its own."""
 
         did: ClassVar[Counter[str]] = Counter()

@@ -11,9 +11,15 @@ import numpy as np
 from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.spec.groups import CacheSpec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
-from stratakv.testing.tree_records import Fetch, Request
+from stratakv.testing.tree_records import Fetch, Prefetch, Request
 from stratakv.testing.tree_tiers import TierDriver
-from stratakv.testing.tree_verify import verify_leases, verify_nodes, verify_pools, verify_reads
+from stratakv.testing.tree_verify import (
+    verify_leases,
+    verify_nodes,
+    verify_pools,
+    verify_reads,
+    verify_store,
+)
 from stratakv.tree.check import check
 from stratakv.tree.nodes import Tier
 from stratakv.tree.residency import Residency
@@ -32,6 +38,7 @@ class TreeDriver(TierDriver):
         super().__init__(spec, device_pages, host_pages, policy)
         self.requests: list[Request] = []
         self.fetches: list[Fetch] = []
+        self.prefetches: list[Prefetch] = []
         self._stateful = [group.id for group in spec.groups if group.stateful]
 
     # -- requests ------------------------------------------------------------------------------
@@ -295,6 +302,7 @@ class TreeDriver(TierDriver):
         counts = self.tree.pins.evictable
         assert counts == self.model.evictable(), f"evictable {counts}"
         verify_leases(self.tree, self.model, rows, self.requests)
-        verify_pools(self.pools, self.model, self.requests, self.fetches)
+        verify_pools(self.pools, self.model, self.requests, [*self.fetches, *self.prefetches])
+        verify_store(self.tree, self.model)
         for request in self.requests:
             verify_reads(request, self.model, self.bytes)

@@ -25,6 +25,7 @@ from stratakv.testing.tree_books import Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_parking import ParkingDriver
 from stratakv.testing.tree_records import Copy, Request
+from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree.nodes import Tier
 from stratakv.tree.residency import Event, Residency
 
@@ -50,6 +51,7 @@ class TreeMachine(RuleBasedStateMachine):
         super().__init__()
         self.driver: TreeDriver | None = None
         self.lot: ParkingDriver | None = None
+        self.store: StoringDriver | None = None
         self.prompts: list[Prefix] = [()]
         self.sound = True  # no step has failed: the walk may be wound up
 
@@ -59,6 +61,7 @@ class TreeMachine(RuleBasedStateMachine):
         host=st.tuples(*[st.integers(2, 10)] * MAX_GROUPS),
         served=st.lists(st.tuples(PICK, TAIL, CHUNK), min_size=1, max_size=3),
         running=st.lists(st.tuples(PICK, TAIL, CHUNK), max_size=2),
+        stored=st.integers(0, 3),
     )
     def begin(
         self,
@@ -67,10 +70,14 @@ class TreeMachine(RuleBasedStateMachine):
         host: tuple[int, ...],
         served: list[tuple[int, Prefix, int]],
         running: list[tuple[int, Prefix, int]],
+        stored: int,
     ) -> None:
         groups = len(spec.groups)
         self.driver = TreeDriver(spec, device[:groups], host[:groups], self.policy)
         self.lot = ParkingDriver(self.driver)
+        self.store = StoringDriver(self.driver)
+        if stored:
+            self.store.start()
         with self.step():
             for pick, tail, chunk in served:  # a walk that begins with something cached does more
                 self._serve(pick, tail, chunk, generous=bool(pick & 1))
@@ -94,6 +101,11 @@ class TreeMachine(RuleBasedStateMachine):
     def parking(self) -> ParkingDriver:
         assert self.lot is not None
         return self.lot
+
+    @property
+    def storing(self) -> StoringDriver:
+        assert self.store is not None
+        return self.store
 
     @property
     def full(self) -> bool:
@@ -362,13 +374,17 @@ class TreeMachine(RuleBasedStateMachine):
     def flush(self, pick: int) -> None:
         with self.step():
             if not pick % 4:
-                self.parking.drain()
+                self.drain()
+
+    def drain(self) -> None:
+        self.storing.drain()
+        self.parking.drain()
 
     def teardown(self) -> None:
         if self.driver is None or not self.sound:
             return
         did = self.driver.did.copy()
-        self.parking.drain()
+        self.drain()
         self.did.update(did)
         self.did.update(f"walks with {what}" for what, count in did.items() if count)
         self.did["walks"] += 1

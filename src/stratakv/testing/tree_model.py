@@ -13,6 +13,7 @@ from stratakv.core.ids import NONE
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import KeepAll, needed
 from stratakv.testing.tree_books import DEVICE, HOST, Held, Outcome, Place, Prefix, Spot
+from stratakv.testing.tree_store_model import StoreModel
 from stratakv.tree.nodes import Tier
 from stratakv.tree.residency import Event, Residency
 
@@ -34,6 +35,7 @@ class TreeModel:
         self.byteless = spec.groups[0].page_bytes == 0
         self._keeps_all = [isinstance(group.retention, KeepAll) for group in spec.groups]
         self._needed: dict[tuple[int, int], range] = {}
+        self.store = StoreModel(spec, self.nodes, self.wanted)
 
     # -- questions -----------------------------------------------------------------------------
 
@@ -76,9 +78,9 @@ class TreeModel:
 
     def pinned(self) -> tuple[Counter[Place], Counter[Place]]:
         """Pins per tier, recounted from the leases and the copies in flight."""
-        pins: tuple[Counter[Place], Counter[Place]] = (Counter(), Counter())
+        pins: tuple[Counter[Place], Counter[Place]] = (Counter(), self.store.pins())
         for held in self.leases.values():
-            for place in held.places():
+            for place in held.on_host if held.parked else held.places():
                 pins[HOST if place in held.on_host else DEVICE][place] += 1
         for prefix, spots in self.nodes.items():
             for group, spot in enumerate(spots):
@@ -252,8 +254,14 @@ class TreeModel:
         for at in range(first, len(prompt)):
             spots = self.nodes.setdefault(prompt[: at + 1], [Spot() for _ in self.groups])
             for group, spot in enumerate(spots):
-                page = pages[group][at - first]
-                if page != NONE and self._offer(tier, group, at, spot, page, outcome):
+                page, there = pages[group][at - first], spot.pages[tier] != NONE
+                if page == NONE:
+                    continue
+                fresh = self._offer(tier, group, at, spot, page, outcome)
+                if not there and (fresh or tier == HOST):
+                    place = (prompt[: at + 1], group)
+                    self.store.entered(place, self.clock, fetched=tier == HOST)
+                if fresh:
                     # Pages of a partial group arrive cold: a lease or a checkpoint warms them.
                     warm = self._keeps_all[group] or (prompt[: at + 1], group) in wanted
                     spot.used = self.clock if warm else 0
@@ -298,6 +306,8 @@ class TreeModel:
             if not ok:
                 outcome.freed[HOST, place[1], spot.pages[HOST]] += 1
                 spot.pages[HOST] = NONE
+        for prefix, group in self.store.worthy(places if ok else ()):
+            outcome.persists.setdefault(group, []).append(prefix)
         return outcome
 
     def begin_load(self, holder: int, pages: dict[Place, int]) -> None:

@@ -1,4 +1,4 @@
-"""What a tree driver keeps about its requests, fetches and copies. Owns the records, no choices."""
+"""What a tree driver keeps about its requests, copies and I/O. Owns the records, no choices."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -9,6 +9,7 @@ from stratakv.core.ids import NodeIds, PageKey, TicketId
 from stratakv.core.page_keys import Namespace, page_keys
 from stratakv.testing.tree_books import Freed, Place, Prefix
 from stratakv.tree.lease import Lease
+from stratakv.tree.stored import Writing
 
 _NAMESPACE = Namespace(model=b"machine", spec_digest=b"")
 
@@ -57,6 +58,26 @@ class Fetch:
     prompt: Prefix
     lease: Lease
     pages: list[list[int]]
+
+
+@dataclass(slots=True, eq=False)
+class Prefetch:
+    """A request waits for what storage reads into ``pages[g]``, for page indices [first, end), NONE
+    where nothing lacked. ``hold`` is what it counts on, and after the landing what has landed."""
+
+    id: int
+    prompt: Prefix
+    hold: Lease
+    first: int
+    pages: list[list[int]]
+
+
+@dataclass(slots=True, eq=False)
+class Written:
+    """A write to storage under way."""
+
+    id: int
+    writing: Writing
 
 
 @dataclass(slots=True, eq=False)

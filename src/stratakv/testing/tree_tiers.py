@@ -44,6 +44,8 @@ class TierDriver:
         self.did: Counter[str] = Counter()
         self.on_lost: Callable[[Sequence[Place]], None] = lambda places: None
         """Called with places whose backup has failed, before their host pages go."""
+        self.on_persist: Callable[[Persist], None] = lambda effect: None
+        """Called with pages that a store should get; who drops them may have them later."""
         self.prefix_of: dict[PageKey, Prefix] = {}
         self.serial = 0
 
@@ -184,11 +186,14 @@ class TierDriver:
                     found.remapped.update(zip(at, canonical.tolist(), strict=True))
                 case Backup(group, rows):
                     found.backups[int(group)] = [p for p, _ in self.places_of(rows, group)]
-                case Persist():
-                    raise AssertionError("nobody asked to persist")
+                case Persist(group, rows):
+                    found.persists[int(group)] = [p for p, _ in self.places_of(rows, group)]
                 case _:
                     assert_never(effect)
         assert found == expected, f"effects {found}, not {expected}"
+        for effect in effects:
+            if isinstance(effect, Persist):
+                self.on_persist(effect)
         return found
 
     def give_back(self, pages: Sequence[Freed]) -> None:

@@ -4,11 +4,13 @@ comparison; must not change anything."""
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from stratakv.core.ids import NONE, GroupId, NodeIds
 from stratakv.memory.allocator import PageAllocator
 from stratakv.testing.tree_books import DEVICE, HOST, Freed, Prefix
 from stratakv.testing.tree_model import TreeModel
-from stratakv.testing.tree_records import Fetch, Request
+from stratakv.testing.tree_records import Fetch, Prefetch, Request, keys_of
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import Residency
@@ -66,7 +68,7 @@ def verify_pools(
     pools: Sequence[Sequence[PageAllocator]],
     model: TreeModel,
     requests: Sequence[Request],
-    fetches: Sequence[Fetch],
+    fetches: Sequence[Fetch | Prefetch],
 ) -> None:
     """Every page is free, in the tree, or owned by exactly one request or fetch."""
     held: list[Freed] = [page for request in requests for page in request.own]
@@ -82,6 +84,28 @@ def verify_pools(
         for group, pool in enumerate(pools[tier]):
             free, total = pool.available(), pool.capacity
             assert free + owned[tier, group] == total, f"{tier.name} {group} leaks"
+
+
+def verify_store(tree: PrefixTree, model: TreeModel) -> None:
+    """Along every path, what a store should get is what the tree would give it."""
+    stored, nodes = tree.stored, tree.nodes
+    assert stored.active == model.store.active, "whether there is a store"
+    assert len(stored.writing) == len(model.store.writing), f"{len(stored.writing)} writes"
+    inner = {prefix[:-1] for prefix in model.nodes}
+    for tip in model.nodes.keys() - inner if model.store.active else ():
+        path = [tip[: at + 1] for at in range(len(tip))]
+        rows = nodes.path(nodes.index[keys_of(tip, tree.spec.page_tokens)[-1]])
+        for group in model.groups:
+            places = [(prefix, group) for prefix in path]
+            readable = [model.store.readable(place) for place in places]
+            found = [
+                nodes.depth[effect.nodes].tolist()
+                for effect in stored.wanted(GroupId(group), rows[np.array(readable, np.bool_)])
+            ]
+            expected = [len(prefix) - 1 for prefix, _ in model.store.worthy(places)]
+            assert found == ([expected] if expected else []), (
+                f"of {tip} group {group} wants {found}"
+            )
 
 
 def verify_reads(request: Request, model: TreeModel, held: Mapping[Freed, Prefix]) -> None:

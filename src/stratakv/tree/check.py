@@ -92,7 +92,7 @@ def _anchor(tree: PrefixTree, rows: NodeIds) -> None:
 
 
 def _pins(tree: PrefixTree, rows: NodeIds) -> None:
-    """Pins are exactly those of the open leases and of the copies in flight."""
+    """Pins are exactly those of open leases, of copies in flight and of pages being stored."""
     nodes = tree.nodes
     for group, spec in enumerate(tree.spec.groups):
         state = nodes.state[group]
@@ -101,12 +101,19 @@ def _pins(tree: PrefixTree, rows: NodeIds) -> None:
         for lease in tree.leases:
             span = needed(spec.retention, lease.end * tree.spec.page_tokens, tree.spec.page_tokens)
             first = lease.starts[group]  # later than needed where a live page stands in
-            assert span.start <= first <= lease.end, f"group {group}: a lease begins at {first}"
-            on_device = nodes.tail(lease.tip, lease.end - first) if lease.end else rows[:0]
+            least = 0 if lease.parked else span.start
+            assert least <= first <= lease.end, f"group {group}: a lease begins at {first}"
             if lease.host is not None:
                 want[1][lease.host[group]] += 1
+            if lease.parked or not lease.end:
+                continue
+            on_device = nodes.tail(lease.tip, lease.end - first)
+            if lease.host is not None:
                 on_device = on_device[~np.isin(on_device, lease.host[group])]
             want[0][on_device] += 1
+        for writing in tree.stored.writing:
+            if group in {ANCHOR, writing.group}:
+                want[1][writing.rows] += 1
         for tier in TIERS:
             pins = nodes.pins[tier][group]
             assert (pins == want[tier]).all(), f"group {group}: {tier.name} pins leak or lack"

@@ -13,6 +13,7 @@ from stratakv.tree.lease import Lease
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import Event, Residency
+from stratakv.tree.stored import Stored
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 
@@ -20,9 +21,10 @@ DEVICE, HOST = Tier.DEVICE, Tier.HOST
 class Copies:
     """``rows`` are always of one path, top first, as the tree handed them out."""
 
-    def __init__(self, nodes: NodeTable, pins: Pins) -> None:
+    def __init__(self, nodes: NodeTable, pins: Pins, stored: Stored) -> None:
         self._nodes = nodes
         self._pins = pins
+        self._stored = stored
         self.loads = 0  # pages that are LOADING: a match of none need not look for tickets
 
     def unsaved(self, group: GroupId, rows: NodeIds) -> NodeIds:
@@ -41,7 +43,7 @@ class Copies:
         return nodes.page[DEVICE][group][rows]
 
     def end_backup(self, group: GroupId, rows: NodeIds, *, ok: bool) -> list[Effect]:
-        """The copy has ended; a failed one gives its host pages back."""
+        """The copy has ended; a failed one gives its host pages back, a good one may be stored."""
         nodes = self._nodes
         nodes.residency[group].move(rows, Event.BACKUP_DONE if ok else Event.BACKUP_FAILED)
         effects: list[Effect] = []
@@ -58,7 +60,8 @@ class Copies:
         self._pins.unpin(DEVICE, group, rows)
         if ok:
             self._pins.unpin(HOST, group, rows)
-        self._offer_nodes(group, rows)
+            effects += self._stored.wanted(group, rows)
+        self._pins.offer_nodes(group, rows)
         return effects
 
     def begin_load(self, lease: Lease, pages: list[PageIds], ticket: TicketId) -> None:
@@ -86,11 +89,4 @@ class Copies:
         self.loads -= len(rows)
         for tier in TIERS:
             self._pins.unpin(tier, group, rows)
-        self._offer_nodes(group, rows)
-
-    def _offer_nodes(self, group: GroupId, rows: NodeIds) -> None:
-        """An anchor page whose node a copy of another group kept may go now."""
-        if group != ANCHOR:
-            for tier in TIERS:
-                self._pins.queue(tier, ANCHOR, rows)
-            self._pins.offer_above(rows.item(-1))
+        self._pins.offer_nodes(group, rows)

@@ -9,7 +9,7 @@ indexing with it needs no special case.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -79,6 +79,8 @@ class NodeTable:
         self._next_run = 0
         self._free: NodeIds = np.arange(capacity - 1, -1, -1, dtype=np.intp)
         self._free_rows = capacity
+        self.grown: Callable[[NodeIds, Sequence[PageKey]], None] | None = None
+        """Hears of new rows before any of their pages has a place."""
 
     def __len__(self) -> int:
         return self.capacity - self._free_rows
@@ -164,6 +166,8 @@ class NodeTable:
         kids[rows[-1]] = 0
         kids[parent] += ONE_CHILD[tier]
         self._run_of[rows] = self._append(parent, start, rows, keys)
+        if self.grown is not None:
+            self.grown(rows, keys)
         return rows
 
     def _append(self, parent: int, start: int, rows: NodeIds, keys: Sequence[PageKey]) -> int:

@@ -7,7 +7,7 @@ residency or free a page.
 
 import numpy as np
 
-from stratakv.core.ids import NodeIds
+from stratakv.core.ids import GroupId, NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.order import COLD, EvictionPolicy
@@ -135,6 +135,14 @@ class Pins:
         on_device = int(np.count_nonzero(ON_DEVICE[nodes.state[ANCHOR][path]]))
         if on_device:
             self.queue(Tier.DEVICE, ANCHOR, nodes.segment(path.item(on_device - 1)))
+
+    def offer_nodes(self, group: GroupId, rows: NodeIds) -> None:
+        """An operation on ``rows`` (one path, top first) has ended: an anchor page whose node it
+        kept by a pin on another group may go now."""
+        if group != ANCHOR:
+            for tier in TIERS:
+                self.queue(tier, ANCHOR, rows)
+            self.offer_above(rows.item(-1))
 
     def rebuild(self, tier: Tier, group: int) -> None:
         """Throw stale batches away: O(n log n), amortised over 4 n queued rows."""

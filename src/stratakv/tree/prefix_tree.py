@@ -17,6 +17,7 @@ from stratakv.tree.cleaning import Cleaning
 from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
 from stratakv.tree.eviction import Evictor
+from stratakv.tree.journal import Journal
 from stratakv.tree.lease import Lease
 from stratakv.tree.matching import Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
@@ -30,6 +31,7 @@ from stratakv.tree.residency import (
     all_on_device,
     count_on_tier,
 )
+from stratakv.tree.stored import Stored
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 HIGHEST_PRIORITY: Final = 2**31 - 1
@@ -46,14 +48,21 @@ class PrefixTree:
     """``capacity``: the most nodes there can be, that is device plus host pages of the anchor."""
 
     def __init__(
-        self, spec: CacheSpec, capacity: int, policy: EvictionPolicy | None = None
+        self,
+        spec: CacheSpec,
+        capacity: int,
+        policy: EvictionPolicy | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.spec = spec
         self.nodes = NodeTable(spec, capacity)
+        if journal is not None:
+            journal.bind(self.nodes)
         self.pins = Pins(self.nodes, len(spec.groups), policy or LeastRecentlyUsed())
         self.checkpoints = Checkpoints(spec, self.nodes, self.pins)
-        self.copies = Copies(self.nodes, self.pins)
         self.leases: set[Lease] = set()  # open ones
+        self.stored = Stored(spec, self.nodes, self.pins, self.leases)
+        self.copies = Copies(self.nodes, self.pins, self.stored)
         self._matcher = Matcher(spec, self.nodes)
         self._evictor = Evictor(spec, self.nodes, self.pins, self.checkpoints)
         self.cleaning = Cleaning(self.nodes, self.pins, self._evictor)
@@ -234,7 +243,8 @@ class PrefixTree:
             if lease.host is not None:
                 pins.unpin(HOST, group, lease.host[group])
                 rows = rows[~np.isin(rows, lease.host[group])]
-            pins.unpin(DEVICE, group, rows)
+            if not lease.parked:
+                pins.unpin(DEVICE, group, rows)
         if lease.host is not None:
             lease.host = None
 
@@ -275,6 +285,7 @@ class PrefixTree:
         if known < len(keys):
             parent = nodes.index[keys[known - 1]] if known else NONE
             fresh_rows = nodes.grow(tier, parent, keys[known:])
+            self.stored.grown(fresh_rows)
             for group in self._groups:
                 mine = pages[group][known - first :]
                 fresh = fresh_rows
@@ -283,6 +294,7 @@ class PrefixTree:
                     fresh, mine = fresh[held], mine[held]
                 if len(fresh):
                     self.pins.enter(group, fresh, stamp)
+                    self.stored.entered(GroupId(group), fresh, fetched=tier == HOST)
                     self._adopt(tier, GroupId(group), fresh, mine)
         if tier == DEVICE:
             effects += self._unsaved(keys, first, known)
@@ -307,6 +319,8 @@ class PrefixTree:
             absent = state[take] == Residency.ABSENT  # a second copy is no use of the first
             if absent.any():
                 self.pins.enter(group, adopted[absent], self.pins.tick())
+            if tier == HOST or absent.any():
+                self.stored.entered(group, adopted[absent | (tier == HOST)], fetched=tier == HOST)
             self._adopt(tier, group, adopted, mine[take])
             if group == ANCHOR:
                 np.add.at(nodes.kids[tier], nodes.parent[adopted], 1)

@@ -5,6 +5,7 @@ already have matched the landing page, so everything that can fail softly is set
 ``LOAD_BEGUN`` and a failed device copy stops the process.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
@@ -71,6 +72,8 @@ ON_DEVICE: Final = _set_of(R.DEVICE, R.SAVING, R.BOTH, R.LOADING)
 ON_HOST: Final = _set_of(R.SAVING, R.BOTH, R.HOST, R.LOADING)
 """Indexed by state: whether the group owns a host page there."""
 PRESENT: Final = _set_of(R.DEVICE, R.SAVING, R.BOTH, R.HOST, R.LOADING)
+READABLE_ON_HOST: Final = _set_of(R.BOTH, R.HOST, R.LOADING)
+"""Indexed by state: whether the host page holds the bytes."""
 ON_TIER: Final = (ON_DEVICE, ON_HOST)
 TIERS_OF: Final = tuple(
     tuple(tier for tier, on_tier in enumerate(ON_TIER) if on_tier[state]) for state in Residency
@@ -98,11 +101,13 @@ def all_present(states: States) -> bool:
 
 
 class ResidencyColumn:
-    """Residency of one group in every node; ``states`` is read-only, ``move`` the only way on."""
+    """Residency of one group in every node; ``states`` is read-only, ``move`` the only way on.
+    ``moved`` hears of every move that has been made."""
 
-    __slots__ = ("_states", "states")
+    __slots__ = ("_states", "moved", "states")
 
     def __init__(self, nodes: int) -> None:
+        self.moved: Callable[[NodeIds, Event], None] | None = None
         self._states = np.zeros(nodes, np.uint8)
         self.states: States = self._states.view()
         self.states.flags.writeable = False
@@ -115,6 +120,8 @@ class ResidencyColumn:
             alike = _NEXT.item(event, states[0])
             if alike != _ILLEGAL:
                 self._states[nodes] = alike
+                if self.moved is not None:
+                    self.moved(nodes, event)
                 return
         then = _NEXT[event][now]
         if _ILLEGAL in then.tobytes():
@@ -123,6 +130,8 @@ class ResidencyColumn:
                 f"{event.name} is illegal in {Residency(now[bad]).name} (node {nodes[bad]})"
             )
         self._states[nodes] = then
+        if self.moved is not None:
+            self.moved(nodes, event)
 
     def move_one(self, node: int, event: Event) -> None:
         """``move`` of a single node."""
@@ -131,3 +140,5 @@ class ResidencyColumn:
             now = Residency(self._states.item(node))
             raise AssertionError(f"{event.name} is illegal in {now.name} (node {node})")
         self._states[node] = then
+        if self.moved is not None:
+            self.moved(np.array((node,), np.intp), event)

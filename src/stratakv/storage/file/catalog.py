@@ -5,6 +5,7 @@ tells of segments made and deleted, a segment's own count of changed headers. Mu
 """
 
 import logging
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -26,11 +27,13 @@ _TOLERANCE_S: Final = 86_400.0
 
 @dataclass(slots=True, eq=False)
 class Placed:
-    """A segment and its rows in the index: ``base`` and as many as it has slots."""
+    """A segment and its rows in the index: ``base`` and as many as it has slots. ``doomed``: to be
+    deleted by its writer, and not served by anybody."""
 
     segment: Segment
     base: int
     changes: int
+    doomed: bool = False
 
     @property
     def slots(self) -> int:
@@ -51,6 +54,20 @@ class Catalog:
         self._clock = clock
         self._generation = -1
 
+    def is_current(self) -> bool:
+        """Whether no segment was made, deleted or doomed since the last ``refresh``."""
+        return self._generation == self._ledger.generation()
+
+    def runs(self, rows: list[int]) -> Generator[tuple[Placed, range], None, None]:
+        """``rows`` as runs of ascending neighbours in one segment, in their order. A plain loop: a
+        batch has some hundred rows, and NumPy is slow on few."""
+        numbers: list[int] = self.index.segment[rows].tolist()
+        first = 0
+        for at in range(1, len(rows) + 1):
+            if at == len(rows) or rows[at] != rows[at - 1] + 1 or numbers[at] != numbers[at - 1]:
+                yield self.placed[numbers[first]], range(rows[first], rows[at - 1] + 1)
+                first = at
+
     def refresh(self) -> None:
         """See what other processes did. OSError or StorageError as the disk has it."""
         generation = self._ledger.generation()
@@ -58,7 +75,9 @@ class Catalog:
             self._list()
             self._generation = generation
         for number, placed in list(self.placed.items()):
-            if not placed.segment.owned and placed.segment.changes() != placed.changes:
+            if placed.doomed or placed.segment.owned:
+                continue
+            if placed.segment.changes() != placed.changes:
                 try:
                     self._load(placed)
                 except StorageError as error:  # it lost its tables: what it held are misses
@@ -75,11 +94,14 @@ class Catalog:
         return number
 
     def own(self, number: int) -> bool:
-        """Become the writer of a segment, and know exactly what it holds."""
+        """Become the writer of a segment, and know exactly what it holds. False where somebody is,
+        or it is to be deleted."""
         placed = self.placed[number]
         if not placed.segment.own():
             return False
         self._load(placed)
+        if placed.doomed:
+            return False
         rows = slice(placed.base, placed.base + placed.slots)
         self.index.writable[rows] = placed.segment.geometry.group
         return True
@@ -88,6 +110,11 @@ class Catalog:
         placed = self.placed.pop(number)
         self.index.detach(placed.base, placed.slots)
         placed.segment.close()
+
+    def hide(self, placed: Placed) -> None:
+        """Find nothing in a segment any more; its rows stay."""
+        rows = np.arange(placed.base, placed.base + placed.slots)
+        self.index.drop(rows[self.index.present[rows]])
 
     def merge_uses(self, group: int) -> None:
         """Take in when other processes used the pages of our segments of ``group``."""
@@ -118,6 +145,10 @@ class Catalog:
 
     def _load(self, placed: Placed) -> None:
         segment = placed.segment
+        placed.doomed = segment.is_doomed()
+        if placed.doomed:
+            self.hide(placed)
+            return
         # First the count, then the headers: a change in between is seen again next time.
         placed.changes = segment.changes()
         bad = self.index.load(placed.base, segment.headers(), self._uses(placed), segment.geometry)
@@ -135,6 +166,10 @@ class Catalog:
             # Our own is only gone if an operator deleted it: its bytes are there until we close it.
             if not self.placed[known[name]].segment.owned:
                 self.forget(known[name])
+        for placed in self.placed.values():
+            placed.doomed = placed.segment.is_doomed()
+            if placed.doomed:
+                self.hide(placed)
         self.strangers &= names
         for name in sorted(names - known.keys() - self.strangers):
             with suppress(FileNotFoundError):  # a peer deleted it since

@@ -49,6 +49,7 @@ class Findings:
 def fsck(directory: Path, *, repair: bool = False) -> Findings:
     """Read every header and every payload below ``directory``. StorageError if it is no store.
 
+    A segment that was asked to be forgotten is passed over: who opens the store next deletes it.
     Without ``repair`` nothing is written. With it, a damaged object is removed, unless the process
     that writes its segment is alive.
     """
@@ -65,7 +66,7 @@ def fsck(directory: Path, *, repair: bool = False) -> Findings:
             if segment is None or not _is_whole(directory / name, segment):
                 _broken_file(ledger, name, found, repair=repair)
             if segment is not None:
-                if _is_whole(directory / name, segment):
+                if _is_whole(directory / name, segment) and not segment.is_doomed():
                     _scan(segment, found, repair=repair)
                 segment.close()
     except OSError as error:

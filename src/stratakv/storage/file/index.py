@@ -12,15 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.storage.file.segment import Geometry, Uses
-from stratakv.storage.header import HEADER, MAGIC, Headers, is_blank, is_sound
+from stratakv.storage.header import (
+    HEADER,
+    KEY_WORDS,
+    MAGIC,
+    Headers,
+    is_blank,
+    is_sound,
+    words_of,
+)
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 """Rows of the index, one per slot, int64 [n]."""
 
 NOWHERE: Final = -1
 FOREIGN: Final = -1
-_GROUP_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-_SHARD_MIX: Final = np.uint64(0xC2B2AE3D27D4EB4F)
+_MIX: Final = np.array(
+    [1, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x9E3779B97F4A7C15], np.uint64
+)
+"""One for each word of a key; odd, so that no bit of a word is lost."""
 _FIRST_ROWS: Final = 1024
 
 
@@ -85,23 +95,25 @@ class Index:
         """Row of each object, NOWHERE where it is not known; the whole key is compared."""
         rows = self._get(_fingerprints(wanted).tolist())
         at = np.flatnonzero(rows >= 0)
-        held = rows[at]
-        same = (self.headers["page"][held] == wanted["page"][at]).all(axis=1)
-        same &= self.headers["group"][held] == wanted["group"][at]
-        same &= self.headers["shard"][held] == wanted["shard"][at]
-        rows[at[~same]] = NOWHERE
+        if len(at):
+            held = words_of(self.headers[rows[at]])[:, KEY_WORDS]
+            same = (held == words_of(wanted[at])[:, KEY_WORDS]).all(axis=1)
+            rows[at[~same]] = NOWHERE
         return rows
 
     def put(self, rows: Rows, table: Headers) -> None:
         """These slots hold these objects from now on."""
         self.headers[rows] = table
         self.used[rows] = table["stored_ns"]
-        self.add(rows)
+        self._add(rows, table)
 
     def add(self, rows: Rows) -> None:
         """Find these rows by their headers. Where two processes stored the same object, or two keys
         share 64 bits, the last one is found, and the other is a slot to be freed."""
-        prints = _fingerprints(self.headers[rows]).tolist()
+        self._add(rows, self.headers[rows])
+
+    def _add(self, rows: Rows, table: Headers) -> None:
+        prints = _fingerprints(table).tolist()
         hidden = self._get(prints)
         self.present[hidden[hidden >= 0]] = False
         self._find.update(zip(prints, rows.tolist(), strict=True))
@@ -135,10 +147,7 @@ class Index:
 
 def same_headers(left: Headers, right: Headers) -> npt.NDArray[np.bool_]:
     """Bit for bit, bool [n]."""
-    words = [
-        np.ascontiguousarray(table).view("<u8").reshape(len(table), 16) for table in (left, right)
-    ]
-    return (words[0] == words[1]).all(axis=1)
+    return (words_of(left) == words_of(right)).all(axis=1)
 
 
 def servable(table: Headers, geometry: Geometry) -> npt.NDArray[np.bool_]:
@@ -152,6 +161,5 @@ def servable(table: Headers, geometry: Geometry) -> npt.NDArray[np.bool_]:
 
 
 def _fingerprints(table: Headers) -> npt.NDArray[np.uint64]:
-    """64 bits of each key: a page key is a SHA-256 already."""
-    mixed: npt.NDArray[np.uint64] = table["page"][:, 0] ^ (table["group"] * _GROUP_MIX)
-    return mixed ^ (table["shard"] * _SHARD_MIX)
+    """64 bits of each key. All of it goes in: keys that share a part of theirs do not collide."""
+    return words_of(table)[:, KEY_WORDS] @ _MIX

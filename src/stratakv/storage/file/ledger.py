@@ -44,6 +44,11 @@ class Ledger:
         self.writer = int.from_bytes(os.urandom(7), "little") + 1
         self._fd = os.open(directory / _LEDGER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
+    def is_there(self) -> bool:
+        """False once somebody deleted the ledger, or the directory with it: the lock is then not
+        the one that others take."""
+        return os.fstat(self._fd).st_nlink > 0
+
     def generation(self) -> int:
         """Changes whenever a segment was made or deleted."""
         data = os.pread(self._fd, _GENERATION.size, 0)
@@ -82,6 +87,14 @@ class Ledger:
     def changed(self) -> None:
         """A segment was made or deleted; with the lock held, after the fact."""
         os.pwrite(self._fd, _GENERATION.pack(self._next_number()), 0)
+
+    def oldest_first(self, names: set[str]) -> list[str]:
+        """By when they were last written; uses are written too, so this is about the last use."""
+        written: dict[str, int] = {}
+        for name in names:
+            with suppress(FileNotFoundError):
+                written[name] = (self.directory / name).stat().st_mtime_ns
+        return sorted(written, key=written.__getitem__)
 
     def delete(self, name: str) -> None:
         """With the lock held. Openers still read it until they see the new generation."""

@@ -19,6 +19,7 @@ from stratakv.storage.file.index import FOREIGN, NOWHERE, Rows
 from stratakv.storage.file.ledger import Ledger, Want
 from stratakv.storage.file.segment import Geometry, Segment
 from stratakv.storage.file.slots import Slots
+from stratakv.storage.header import HEADER
 
 _logger = logging.getLogger(__name__)
 
@@ -61,18 +62,28 @@ class Room:
         self._alive: set[int] = set()
 
     def take(self, group: int, count: int, before_ns: int) -> list[int]:
-        """Rows of up to ``count`` slots; nothing used at ``before_ns`` or later is evicted."""
+        """Rows of up to ``count`` slots; nothing used at ``before_ns`` or later is evicted. None is
+        taken where it ends with OSError."""
         rows = self.slots.take(group, count)
-        while len(rows) < count and self._make(group, count - len(rows), before_ns):
-            rows += self.slots.take(group, count - len(rows))
+        try:
+            while len(rows) < count and self._make(group, count - len(rows), before_ns):
+                rows += self.slots.take(group, count - len(rows))
+        except OSError:
+            self.slots.give_back(group, rows)
+            raise
         if len(rows) < count:
-            self._wanting = True
-            held = self._held_bytes()
-            self._ledger.set_want(Want(self._ledger.writer, held, self._now_ns()))
+            self._say(Want(self._ledger.writer, self._held_bytes(), self._now_ns()))
         elif self._wanting:
-            self._wanting = False
-            self._ledger.set_want(None)
+            self._say(None)
         return rows
+
+    def _say(self, want: Want | None) -> None:
+        try:
+            self._ledger.set_want(want)
+        except OSError as error:  # the disk is full to the last byte
+            _logger.warning("others cannot be asked for room: %s", error)
+        else:
+            self._wanting = want is not None
 
     def expire(self) -> None:
         """Free what nobody used for the time to live, in segments without a writer too, and give
@@ -93,6 +104,28 @@ class Room:
         self.slots.clear(rows)
         for number in np.unique(index.segment[rows]).tolist():
             if not index.headers["magic"][self._rows_of(number)].any():
+                self._delete(number)
+
+    def doom_all(self) -> int:
+        """Forget every page of this format; how many there were. What a live process writes is
+        hidden at once from all, and deleted by that process as soon as it is called again."""
+        count = len(self._index)
+        for placed in self._catalog.placed.values():
+            placed.segment.doom()
+        with self._ledger.locked():
+            self._ledger.changed()
+        self._catalog.refresh()
+        self.bury()
+        return count
+
+    def bury(self) -> None:
+        """Delete doomed segments that this process writes, or nobody."""
+        placed = self._catalog.placed
+        for number in [number for number in placed if placed[number].doomed]:
+            if placed[number].segment.own():
+                # Who has the file open still reads it: what is there must say that it is gone.
+                blank = np.zeros(placed[number].slots, HEADER)
+                placed[number].segment.put_headers(0, blank)
                 self._delete(number)
 
     def yield_to_others(self) -> None:
@@ -137,7 +170,8 @@ class Room:
             self._asked_s = now_s
             self._alive.clear()
         placed = self._catalog.placed
-        return [n for n in placed if not placed[n].segment.owned and n not in self._alive]
+        known = self._alive | {number for number in placed if placed[number].doomed}
+        return [n for n in placed if not placed[n].segment.owned and n not in known]
 
     def _adopt(self, number: int) -> bool:
         adopted = self.slots.adopt(number)
@@ -202,8 +236,9 @@ class Room:
         return self.slots.adopt(self._catalog.add(segment))
 
     def _delete_stranger(self) -> bool:
-        """Delete the oldest segment of another format that no process writes; lock held."""
-        for name in sorted(self._catalog.strangers):
+        """Delete the segment of another format, of those that no process writes, that was used
+        longest ago; lock held. Who is not running gives way to who is, however young its pages."""
+        for name in self._ledger.oldest_first(self._catalog.strangers):
             self._catalog.strangers.discard(name)
             if self._ledger.delete_idle(name):
                 return True
@@ -276,7 +311,8 @@ class Room:
             if placed.segment.read_page(row - placed.base, page) == table["payload_hash"][0]:
                 (to,) = self.slots.take(group, 1)
                 target = self._catalog.placed[int(index.segment[to])]
-                target.segment.write_page(to - target.base, page)
+                for _ in target.segment.write_pages(to - target.base, [page]):
+                    pass
                 self.slots.fill([to], table)
                 index.used[to] = used
                 self.counters.moved += 1

@@ -3,7 +3,8 @@
 Owns the bytes of a segment and where they lie. Must not know keys' places (``index``), quotas
 (``ledger``) or what to evict (``room``).
 
-    block 0      what the segment is, sealed | u64 changes, counts up after each batch of headers
+    block 0      what the segment is, sealed | u64 changes, counts up after each batch of headers |
+                 8 bytes by which any process asks for all of it to be forgotten
     headers      ``HEADER`` per slot: zeros while the slot is free
     uses         u64 ns per slot: when the object was last used; any process may write there
     payloads     ``stride_bytes`` per slot, a multiple of a block
@@ -16,6 +17,7 @@ written after its payload, and zeroed before its slot is used again.
 import fcntl
 import os
 import struct
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -33,6 +35,8 @@ _MAGIC: Final = b"SKVSEG\0\1"
 _FIELDS: Final = struct.Struct("<8sII16sQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _CHANGES_AT: Final = BLOCK_BYTES // 2
+_DOOM_AT: Final = _CHANGES_AT + 8
+_DOOM: Final = b"forget:!"
 _USE_BYTES: Final = 8
 _ZEROS: Final = memoryview(bytes(BLOCK_BYTES))
 SHORT: Final = -1
@@ -111,6 +115,8 @@ class Segment:
         self._data_at = geometry.data_at
         self._stride = geometry.stride_bytes
         self._padding = self._stride - geometry.page_bytes
+        self._together = max(1, PIECE_BYTES // self._stride)
+        self._sink = memoryview(bytearray(self._padding))  # for padding that is read
         # Twice the read-ahead: the disk works on while a page is hashed.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
@@ -159,6 +165,13 @@ class Segment:
         os.pwrite(self._fd, changes.to_bytes(8, "little"), _CHANGES_AT)
         return changes
 
+    def doom(self) -> None:
+        """Ask whoever writes it to delete it; from now on nobody serves what it holds."""
+        os.pwrite(self._fd, _DOOM, _DOOM_AT)
+
+    def is_doomed(self) -> bool:
+        return os.pread(self._fd, len(_DOOM), _DOOM_AT) == _DOOM
+
     def headers(self, first: int = 0, count: int | None = None) -> Headers:
         """Headers of ``count`` slots from ``first`` on; all of them where nothing is said."""
         wanted = self.geometry.slots if count is None else count
@@ -181,7 +194,7 @@ class Segment:
 
     def read_page(self, slot: int, into: memoryview) -> int:
         """Fill ``into``; returns the hash of what is there now, or ``SHORT``."""
-        fd, at, size = self._fd, self._data_at + slot * self._stride, len(into)
+        fd, at, size = self._fd, self._at(slot), len(into)
         if size <= PIECE_BYTES:
             return xxh3_64_intdigest(into) if os.preadv(fd, [into], at) == size else SHORT
         state = xxh3_64()
@@ -192,24 +205,56 @@ class Segment:
             state.update(piece)
         return state.intdigest()
 
-    def write_page(self, slot: int, page: memoryview) -> int:
-        """Write a payload, padded to whole blocks, which spares the kernel a read of the last one;
-        returns its hash."""
+    def read_pages(self, first: int, into: Sequence[memoryview]) -> list[int]:
+        """``read_page`` of neighbouring slots from ``first`` on, small ones together. OSError where
+        any of them cannot be read."""
+        if self._together == 1:
+            return [self.read_page(slot, page) for slot, page in enumerate(into, first)]
+        hashes: list[int] = []
+        for start in range(0, len(into), self._together):
+            some, slot = into[start : start + self._together], first + start
+            size = len(some) * self._stride - self._padding
+            if os.preadv(self._fd, self._padded(some, self._sink), self._at(slot)) == size:
+                hashes += map(xxh3_64_intdigest, some)
+            else:  # the file ends here, or a signal came: see which of them are whole
+                hashes += [self.read_page(at, page) for at, page in enumerate(some, slot)]
+        return hashes
+
+    def write_pages(self, first: int, pages: Sequence[memoryview]) -> Generator[int, None, None]:
+        """Write payloads into neighbouring slots from ``first`` on, small ones together; yields the
+        hash of each once it is written. OSError: what was yielded before is there.
+
+        Payloads are padded to whole blocks, which spares the kernel a read of the last one. The
+        copy into the kernel brings a page into the cache; before it, hashing costs twice as much.
+        """
         assert self.owned, f"{self.name} has another writer"
-        fd, at, size = self._fd, self._data_at + slot * self._stride, len(page)
-        padding = [_ZEROS[: self._padding]] if self._padding else []
-        # The copy into the kernel brings a piece into the cache. Before it, hashing costs twice as
-        # much.
-        if size <= PIECE_BYTES:
-            _write_all(fd, [page, *padding], at)
-            return xxh3_64_intdigest(page)
+        for start in range(0, len(pages), self._together):
+            some, at = pages[start : start + self._together], self._at(first + start)
+            if self._stride > PIECE_BYTES:
+                yield self._write_large(at, some[0])
+            else:
+                _write_all(self._fd, [*self._padded(some, _ZEROS), _ZEROS[: self._padding]], at)
+                yield from map(xxh3_64_intdigest, some)
+
+    def _write_large(self, at: int, page: memoryview) -> int:
         state = xxh3_64()
-        for start in range(0, size, PIECE_BYTES):
+        for start in range(0, len(page), PIECE_BYTES):
             piece = page[start : start + PIECE_BYTES]
-            parts = [piece, *padding] if start + PIECE_BYTES >= size else [piece]
-            _write_all(fd, parts, at + start)
+            ends = start + PIECE_BYTES >= len(page)
+            padding = _ZEROS[: self._padding if ends else 0]
+            _write_all(self._fd, [piece, padding], at + start)
             state.update(piece)
         return state.intdigest()
+
+    def _at(self, slot: int) -> int:
+        return self._data_at + slot * self._stride
+
+    def _padded(self, pages: Sequence[memoryview], padding: memoryview) -> Sequence[memoryview]:
+        """What lies on the disk from the first byte of the first page to the last of the last."""
+        if not self._padding:
+            return pages
+        between = padding[: self._padding]
+        return [part for page in pages for part in (page, between)][:-1]
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
@@ -230,7 +275,7 @@ def _read_all(fd: int, size: int, at: int) -> bytes:
     return data
 
 
-def _write_all(fd: int, parts: list[memoryview], at: int) -> None:
+def _write_all(fd: int, parts: Sequence[memoryview], at: int) -> None:
     """pwritev until everything is there; a disk that is full stops it with an OSError."""
     size = sum(map(len, parts))
     done = os.pwritev(fd, parts, at)

@@ -4,11 +4,9 @@ Owns the free lists and the order of writes to the disk: a header is zeroed befo
 and written after the payload. Must not choose what to evict (``room``).
 """
 
-from collections.abc import Generator
-
 import numpy as np
 
-from stratakv.storage.file.catalog import Catalog, Placed
+from stratakv.storage.file.catalog import Catalog
 from stratakv.storage.file.index import FOREIGN, Rows, servable
 from stratakv.storage.header import HEADER, MAGIC, QUARANTINED, Headers, is_blank, seal
 
@@ -33,22 +31,37 @@ class Slots:
         self.free.setdefault(group, []).extend(rows[::-1])
 
     def fill(self, rows: list[int], table: Headers) -> None:
-        """Publish objects whose payloads are written. OSError: none of them may be counted on."""
+        """Publish objects whose payloads are written. OSError: none of them may be counted on; a
+        slot whose header did not reach the disk is free again."""
         if rows != sorted(rows):
             order = np.argsort(rows)
             rows, table = np.array(rows)[order].tolist(), table[order]
+        try:
+            self._put_headers(rows, table)
+        except OSError:
+            self._reclaim(rows)
+            raise
+        self._catalog.index.put(np.array(rows), table)
+        self._count_change(rows)
+
+    def _put_headers(self, rows: list[int], table: Headers) -> None:
         done = 0
-        for placed, run in self._runs(rows):
+        for placed, run in self._catalog.runs(rows):
             part = table[done : done + len(run)]
             placed.segment.put_headers(run.start - placed.base, part)
             done += len(run)
-        self._catalog.index.put(np.array(rows), table)
-        self._count_change(rows)
+
+    def _reclaim(self, rows: list[int]) -> None:
+        """The others stay out of use until the store is opened again, which finds what they are."""
+        for placed, run in self._catalog.runs(rows):
+            blank = is_blank(placed.segment.headers(run.start - placed.base, len(run)))
+            free = [row for row, unused in zip(run, blank.tolist(), strict=True) if unused]
+            self.give_back(placed.segment.geometry.group, free)
 
     def clear(self, rows: Rows) -> None:
         """Make rows free; they must be of segments that this process writes."""
         if len(rows):
-            for placed, run in self._runs(np.sort(rows).tolist()):
+            for placed, run in self._catalog.runs(np.sort(rows).tolist()):
                 blank = np.zeros(len(run), HEADER)
                 placed.segment.put_headers(run.start - placed.base, blank)
                 group = placed.segment.geometry.group
@@ -100,13 +113,3 @@ class Slots:
         for number in set(self._catalog.index.segment[rows].tolist()):
             placed = self._catalog.placed[number]
             placed.changes = placed.segment.count_change()
-
-    def _runs(self, rows: list[int]) -> Generator[tuple[Placed, range], None, None]:
-        """Ascending ``rows`` as runs of neighbours in one segment. A plain loop: a batch has some
-        hundred rows, and NumPy is slow on few."""
-        numbers: list[int] = self._catalog.index.segment[rows].tolist()
-        first = 0
-        for at in range(1, len(rows) + 1):
-            if at == len(rows) or rows[at] != rows[at - 1] + 1 or numbers[at] != numbers[at - 1]:
-                yield self._catalog.placed[numbers[first]], range(rows[first], rows[at - 1] + 1)
-                first = at

@@ -22,7 +22,7 @@ from stratakv.core.clock import Clock
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.breaker import Breaker
-from stratakv.storage.file.catalog import Catalog
+from stratakv.storage.file.catalog import Catalog, Placed
 from stratakv.storage.file.counters import FileStats
 from stratakv.storage.file.index import NOWHERE, Rows
 from stratakv.storage.file.ledger import Ledger
@@ -86,7 +86,7 @@ class FileStore:
 
     def write(self, keys: Sequence[ObjectKey], pages: Sequence[memoryview]) -> list[WriteStatus]:
         with self._working():
-            self._catalog.refresh()
+            self._refresh()
             wanted = headers_of(keys, self._form.spec_digest)
             now_ns = self._stamps(1)[0]
             rows = self._index.find(wanted)
@@ -110,14 +110,15 @@ class FileStore:
             self._use(rows[rows != NOWHERE])
 
     def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
-        """A page in the segment of another live process is only forgotten here."""
+        """A page by its key, in the segment of another live process, is only forgotten here.
+        Everything is forgotten by all who have the directory open, when next they are called; the
+        disk has the room of a live process's segments back after its next call."""
         with self._working():
             if isinstance(keys, Everything):
-                self._catalog.refresh()
-                rows = np.flatnonzero(self._index.present)
-            else:
-                rows = self._find(headers_of(keys, self._form.spec_digest))
-                rows = np.unique(rows[rows != NOWHERE])
+                self._refresh()
+                return self._room.doom_all()
+            rows = self._find(headers_of(keys, self._form.spec_digest))
+            rows = np.unique(rows[rows != NOWHERE])
             for number in set(self._index.segment[rows].tolist()):
                 if not self._catalog.placed[number].segment.owned:
                     self._room.slots.adopt(number)
@@ -153,7 +154,7 @@ class FileStore:
         """Rows of what may be served; a peer may have stored what is not known yet."""
         rows = self._index.find(wanted)
         if (rows == NOWHERE).any():
-            self._catalog.refresh()
+            self._refresh()
             rows = self._index.find(wanted)
         if self._keeping.ttl_s is not None:
             limit = max(0, int((self._clock.now_s() - self._keeping.ttl_s) * 1e9))
@@ -163,17 +164,24 @@ class FileStore:
     def _read_pages(self, rows: Rows, into: Sequence[memoryview]) -> list[int | None]:
         """The hash of each page after it was read; None where it could not be read."""
         hashes: list[int | None] = []
-        numbers: list[int] = self._index.segment[rows].tolist()
-        placed = self._catalog.placed
-        for row, number, buffer in zip(rows.tolist(), numbers, into, strict=True):
-            at = placed[number]
+        for placed, run in self._catalog.runs(rows.tolist()):
+            buffers = into[len(hashes) : len(hashes) + len(run)]
+            slot = run.start - placed.base
             try:
-                hashes.append(at.segment.read_page(row - at.base, buffer))
-            except OSError as error:
-                _logger.warning("%s: slot %d: %s", at.segment.name, row - at.base, error)
-                self._counters.read_errors += 1
-                hashes.append(None)
+                hashes += placed.segment.read_pages(slot, buffers)
+            except OSError:  # one of them at least: see which
+                hashes += [
+                    self._read_alone(placed, at, page) for at, page in enumerate(buffers, slot)
+                ]
         return hashes
+
+    def _read_alone(self, placed: Placed, slot: int, into: memoryview) -> int | None:
+        try:
+            return placed.segment.read_page(slot, into)
+        except OSError as error:
+            _logger.warning("%s: slot %d: %s", placed.segment.name, slot, error)
+            self._counters.read_errors += 1
+            return None
 
     def _unchanged(self, rows: Rows) -> list[bool]:
         """Whether the headers on the disk are still those of the index. By bytes and lists: right
@@ -221,8 +229,11 @@ class FileStore:
         damaged = not is_sound(header)[0] and not is_blank(header)[0]
         if not damaged and header.tobytes() != self._index.headers[rows].tobytes():
             return ReadStatus.MISS  # its writer evicted it; the next refresh sees what came instead
-        self._room.slots.quarantine(row)
-        self._counters.quarantined += 1
+        try:
+            self._room.slots.quarantine(row)
+            self._counters.quarantined += 1
+        except OSError as error:  # it is hidden here, and the next one to open it sees for itself
+            self._write_failed(error)
         return ReadStatus.CORRUPT
 
     def _count_reads(self, statuses: list[ReadStatus]) -> None:
@@ -244,27 +255,35 @@ class FileStore:
         assert all(len(pages[i]) == size for i in wanted_at), (
             f"pages of group {group}: {size} bytes"
         )
-        rows = self._room.take(group, len(wanted_at), now_ns)
-        filled: list[tuple[int, int, int]] = []
-        failed: list[int] = []
-        for i, row in zip(wanted_at, rows, strict=False):
-            digest = self._write_page(row, pages[i]) if not failed else None
-            if digest is None:
-                failed.append(row)
-                statuses[i] = WriteStatus.FAILED if len(failed) == 1 else WriteStatus.REFUSED
-            else:
-                filled.append((i, row, digest))
-        self._room.slots.give_back(group, failed)
-        if filled:
-            self._publish(filled, wanted, statuses)
-
-    def _write_page(self, row: int, page: memoryview) -> int | None:
-        placed = self._catalog.placed[int(self._index.segment[row])]
         try:
-            return placed.segment.write_page(row - placed.base, page)
+            rows = self._room.take(group, len(wanted_at), now_ns)
         except OSError as error:
             self._write_failed(error)
-            return None
+            statuses[wanted_at[0]] = WriteStatus.FAILED
+            return
+        hashes, error = self._write_pages(rows, [pages[i] for i in wanted_at])
+        done = len(hashes)
+        self._room.slots.give_back(group, rows[done:])
+        if done < len(rows):
+            statuses[wanted_at[done]] = WriteStatus.FAILED
+        if done:
+            self._publish(list(zip(wanted_at, rows, hashes, strict=False)), wanted, statuses)
+        if error is not None:  # last: what was published before does not turn writes on again
+            self._write_failed(error)
+
+    def _write_pages(
+        self, rows: list[int], pages: Sequence[memoryview]
+    ) -> tuple[list[int], OSError | None]:
+        """Write payloads up to the first error; the hashes of those that are written."""
+        hashes: list[int] = []
+        try:
+            for placed, run in self._catalog.runs(rows):
+                some = pages[len(hashes) : len(hashes) + len(run)]
+                for digest in placed.segment.write_pages(run.start - placed.base, some):
+                    hashes.append(digest)  # noqa: PERF402 - those before an error count
+        except OSError as error:
+            return hashes, error
+        return hashes, None
 
     def _publish(
         self, filled: list[tuple[int, int, int]], wanted: Headers, statuses: list[WriteStatus]
@@ -272,7 +291,8 @@ class FileStore:
         """Write the headers of (place in the batch, row, hash), all of one group: from here on the
         pages exist."""
         places, into, hashes = zip(*filled, strict=True)
-        table, rows = wanted[list(places)], list(into)
+        table = wanted[list(places)] if len(places) < len(wanted) else wanted
+        rows = list(into)
         table["payload_bytes"] = self._form.page_bytes[int(table["group"][0])]
         table["payload_hash"] = hashes
         # A batch comes from the head of a chain down: its deepest page is its oldest.
@@ -295,12 +315,14 @@ class FileStore:
     def _write_failed(self, error: OSError) -> None:
         _logger.warning("writes are off for a while: %s", error)
         self._counters.write_errors += 1
-        self._writes.failed()
+        if self._writes.closed:  # one call may meet several
+            self._writes.failed()
 
     def _use(self, rows: Rows) -> None:
         """Stamp rows in this order, the last one youngest."""
-        self._index.used[rows] = self._stamps(len(rows))
-        self._used_since.update(set(self._index.segment[rows].tolist()))
+        if len(rows):
+            self._index.used[rows] = self._stamps(len(rows))
+            self._used_since.update(set(self._index.segment[rows].tolist()))
 
     def _stamps(self, count: int) -> npt.NDArray[np.uint64]:
         """``count`` moments, ns, each after all that were given before."""
@@ -315,13 +337,30 @@ class FileStore:
         if self._closed:
             raise StorageError("the file store is closed")
         with _as_storage_error():
-            if not 0 <= self._clock.now_s() - self._ticked_s < TICK_S:
+            if not self._ledger.is_there():
+                raise StorageError(f"{self._ledger.directory} was deleted under the file store")
+            due = not 0 <= self._clock.now_s() - self._ticked_s < TICK_S
+            if due or not self._catalog.is_current():
+                self._refresh()
+            if due:
                 self._ticked_s = self._clock.now_s()
-                self._catalog.refresh()
+                self._keep_up()
+            yield
+
+    def _keep_up(self) -> None:
+        """What needs writing from time to time. A disk that takes nothing is read all the same."""
+        if self._writes.closed:
+            try:
                 self._put_uses()
                 self._room.expire()
                 self._room.yield_to_others()
-            yield
+            except OSError as error:
+                self._write_failed(error)
+
+    def _refresh(self) -> None:
+        """See what other processes did, and what they ask of this one."""
+        self._catalog.refresh()
+        self._room.bury()
 
     def _put_uses(self) -> None:
         for number in self._used_since & self._catalog.placed.keys():

@@ -1,0 +1,167 @@
+"""What storage costs the scheduler: CPU time of the engine's thread per step, with it and without.
+
+Owns the measurement. Once with a small model, and once with a forward that computes nothing, so
+that nothing hides what the cache's own thread does; there the writer's share of memory bandwidth
+and of Python's lock shows as well. Pages, copies, writes and fetches are real. The prompts come
+twice, the second time when neither the device nor the host has most of them any more.
+"""
+
+import time
+from collections import deque
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import numpy as np
+import torch
+
+from stratakv.bench.first_token_shapes import llama_4x128
+from stratakv.bench.shapes import build
+from stratakv.cache.admit import Booking
+from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.core.config import EngineConfig
+from stratakv.core.ids import GroupId, LayerId, RequestId
+from stratakv.core.page_keys import Namespace
+from stratakv.engine.batch import StepBatch
+from stratakv.engine.loop import Engine, EngineLimits
+from stratakv.engine.model import HuggingFaceModel, wrap
+from stratakv.engine.namespaces import Namespaces
+from stratakv.engine.request import Prompt, SamplingParams
+from stratakv.engine.roles import UnifiedRole
+from stratakv.engine.runner import ModelRunner
+from stratakv.engine.scheduler import StepLimits
+from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.block_table import BlockTable
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.policy.load_back import LoadBackPolicy
+from stratakv.serve.wiring_storage import open_store
+from stratakv.spec.derive import spec_of
+from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
+from stratakv.spec.retention import KeepAll, KeepWindow
+from stratakv.transfer.cpu import CpuTransferEngine
+
+TARGET: Final = 1.1
+PAGE_TOKENS: Final = 64
+ROWS: Final = 16
+PROMPT_TOKENS: Final = 1024
+OUTPUT_TOKENS: Final = 192
+REQUESTS: Final = 48
+REPEATS: Final = 5
+DEVICE_PAGES: Final = 512
+HOST_PAGES: Final = 640
+"""Of what the requests leave behind, some 960 pages, the host keeps a part."""
+VOCABULARY: Final = 64
+
+
+class _Still:
+    """A forward that takes no time: token 0, always."""
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        return torch.zeros(int(batch.sampled.sum()), VOCABULARY)
+
+
+def step_time_ratios(directory: Path) -> dict[str, float]:
+    """CPU time per step with a file store in ``directory`` to that without: medians over pairs of
+    runs, in turns. ``step_time_ratio``: with a model; ``scheduler_time_ratio``: without one."""
+    model = wrap(build(llama_4x128()))
+    return {
+        "step_time_ratio": _ratio(directory / "model", model),
+        "scheduler_time_ratio": _ratio(directory / "still", None),
+    }
+
+
+def _ratio(directory: Path, model: HuggingFaceModel | None) -> float:
+    ratios: list[float] = []
+    for turn in range(REPEATS + 1):
+        kinds = (None, directory / str(turn))
+        taken = {kind: _play(kind, model) for kind in kinds[:: 1 if turn % 2 else -1]}
+        if turn:  # the first one pays for what is imported and allocated
+            ratios.append(taken[kinds[1]] / taken[None])
+    return median(ratios)
+
+
+def _play(directory: Path | None, model: HuggingFaceModel | None) -> float:
+    """Seconds of the engine's thread per step."""
+    spec = _spec() if model is None else _spec_of(model)
+    engine, arenas, transfer = _engine(spec, model)
+    if directory is not None:
+        store = open_store(f"file://{directory}?quota=1GiB", spec, [a.pages for a in arenas])
+        engine.attach_storage(store.worker)
+    rng = np.random.default_rng(0)
+    prompts = [
+        rng.integers(0, VOCABULARY, PROMPT_TOKENS, dtype=np.int32) for _ in range(REQUESTS // 2)
+    ]
+    coming = deque(enumerate([*prompts, *prompts]))
+    sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
+    taken_s, open_, steps = 0.0, 0, 0
+    while coming or open_:
+        while coming and open_ < ROWS:
+            number, tokens = coming.popleft()
+            engine.submit(Prompt(id=RequestId(str(number)), tokens=tokens, sampling=sampling))
+            open_ += 1
+        begin_s = time.thread_time()
+        news = engine.step()
+        if news:  # else all waited for a copy or for storage, and time passed
+            taken_s += time.thread_time() - begin_s
+            steps += 1
+            open_ -= sum(output.finish is not None for output in news)
+    engine.close()
+    transfer.close()
+    return taken_s / steps
+
+
+def _spec() -> CacheSpec:
+    def group(index: int, name: str, rule: KeepAll | KeepWindow) -> CacheGroup:
+        rows = [
+            BufferSpec(
+                name=buffer,
+                layers=tuple(LayerId(layer) for layer in range(index, 8, 2)),
+                rows_per_page=PAGE_TOKENS,
+                row_shape=(2, 32),
+                dtype="float32",
+            )
+            for buffer in ("k", "v")
+        ]
+        return CacheGroup(id=GroupId(index), name=name, retention=rule, buffers=tuple(rows))
+
+    groups = (group(0, "full", KeepAll()), group(1, "swa", KeepWindow(128)))
+    return CacheSpec(page_tokens=PAGE_TOKENS, groups=groups)
+
+
+def _spec_of(model: HuggingFaceModel) -> CacheSpec:
+    return spec_of(model.config, page_tokens=PAGE_TOKENS, dtype=model.dtype)
+
+
+def _engine(
+    spec: CacheSpec, model: HuggingFaceModel | None
+) -> tuple[Engine, list[HostArena], CpuTransferEngine]:
+    longest = PROMPT_TOKENS + OUTPUT_TOKENS + 1
+    config = EngineConfig(max_running=ROWS)
+    pools = DevicePools(spec, [DEVICE_PAGES] * len(spec.groups), torch.device("cpu"))
+    arenas = [HostArena(group, HOST_PAGES) for group in spec.groups]
+    transfer = CpuTransferEngine(spec, pools, arenas)
+    tables = BlockTable(len(spec.groups), ROWS, -(-longest // PAGE_TOKENS))
+    booking = Booking(
+        chunk_tokens=config.chunk_tokens,
+        reserve_tokens=config.reserve_tokens,
+        load_back=LoadBackPolicy(
+            threshold_tokens=config.load_back_threshold, budget_tokens=config.load_back_budget
+        ),
+        reuse=True,
+    )
+    tiers = (
+        [PageAllocator(DEVICE_PAGES) for _ in spec.groups],
+        [PageAllocator(HOST_PAGES) for _ in spec.groups],
+    )
+    options = CacheOptions(booking=booking)
+    cache = KVCache(spec, tiers, tables, transfer, options, arenas)
+    limits = EngineLimits(
+        max_model_len=longest,
+        max_running=ROWS,
+        step=StepLimits(step_tokens=config.step_tokens, chunk_tokens=config.chunk_tokens),
+    )
+    base = Namespace(model=b"bench", spec_digest=spec.digest)
+    runner = _Still() if model is None else ModelRunner(model, spec, pools, tables)
+    engine = Engine(cache, runner, UnifiedRole(), Namespaces(base, {}), limits)
+    return engine, arenas, transfer

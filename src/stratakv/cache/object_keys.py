@@ -1,0 +1,35 @@
+"""The names of pages in storage. Owns the step from a page's key to its object's."""
+
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import GroupId, NodeIds, PageIds, PageKey
+from stratakv.storage.backend import ObjectKey
+from stratakv.tree.nodes import NodeTable
+
+
+class HostBytes(Protocol):
+    """The host arena of one group."""
+
+    def views(self, pages: PageIds) -> list[memoryview]:
+        """The bytes of each page, writable, ``page_bytes`` long; no copies."""
+        ...
+
+
+def of_pages(
+    keys: Sequence[PageKey], groups: npt.NDArray[np.int64], pages: npt.NDArray[np.int64]
+) -> list[ObjectKey]:
+    """Object i is page ``pages[i]`` of the prefix ``keys``, in group ``groups[i]``."""
+    return list(map(ObjectKey, map(keys.__getitem__, pages.tolist()), groups.tolist()))
+
+
+def of_rows(nodes: NodeTable, group: GroupId, rows: NodeIds) -> list[ObjectKey]:
+    """Objects of ``rows``, nodes of one path, top first."""
+    depth = nodes.depth[rows]
+    chain = nodes.keys_to(rows.item(-1), int(depth[-1] - depth[0]) + 1)
+    wanted = map(chain.__getitem__, (depth - depth[0]).tolist())
+    return list(map(ObjectKey, wanted, repeat(group)))

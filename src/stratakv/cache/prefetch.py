@@ -1,0 +1,364 @@
+"""Prefetches under way: what each request asks of storage, holds in the tree and has allocated.
+
+Owns the host pages of a fetch until its I/O has ended, also when the request has long left, and the
+holds of requests that wait. ``policy.prefetch`` decides. Must not seat a request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.cache.events import Describe
+from stratakv.cache.fetches import Fetches, FromStorage, arrivals_of
+from stratakv.cache.object_keys import of_pages
+from stratakv.core.clock import Clock
+from stratakv.core.ids import AskId, GroupId, PageIds, PageKey, RequestId, TicketId, TokenIds
+from stratakv.core.page_keys import Namespace, PageHasher
+from stratakv.policy.checkpoints import last_end
+from stratakv.policy.prefetch import (
+    Abandoned,
+    Fetching,
+    Landed,
+    MakeRoom,
+    Prefetch,
+    PrefetchRules,
+    Probing,
+)
+from stratakv.policy.prefetch_book import PrefetchBook
+from stratakv.policy.prefetch_ends import Held, Objects
+from stratakv.policy.prefetch_pace import PrefetchPolicy, Start, allowance_s, stops
+from stratakv.policy.prefetch_reasons import Reason
+from stratakv.spec.groups import CacheSpec
+from stratakv.storage.backend import ReadStatus
+from stratakv.storage.io_jobs import Answer, Ending, Fetch, Fetched, Queried, Query
+from stratakv.storage.io_worker import IoWorker
+from stratakv.tree.lease import Lease
+from stratakv.tree.matching import Match
+from stratakv.tree.prefix_tree import PrefixTree
+
+GRACE_S: Final = 0.5
+"""How long a request whose prefetch was stopped still waits for what is being read right now, to
+use what has arrived. After that it goes without: a store that hangs holds nobody up."""
+
+
+@dataclass(slots=True, eq=False)
+class _Ask:
+    """``keys``: of the prompt's pages; ``limit``: the last end it can use. ``hold``: what it counts
+    on in the tree. ``pages``: by group, what a fetch fills. ``follows``: another request asks for
+    the same pages; ``first`` is the first of those. ``stopped_s``: when it was told to stop.
+    ``left``: the request is admitted or gone, and why its prefetch came to nothing.
+    ``text``: the prompt's namespace and tokens."""
+
+    id: AskId
+    keys: Sequence[PageKey]
+    limit: int
+    started_s: float
+    hold: Lease | None = None
+    objects: Objects | None = None
+    ticket: TicketId | None = None
+    pages: tuple[PageIds, ...] = ()
+    first: PageKey | None = None
+    follows: "_Ask | None" = None
+    stopped_s: float | None = None
+    left: tuple[int, Reason] | None = None
+    landed: FromStorage | None = None
+    text: tuple[Namespace, TokenIds] | None = None
+
+    @property
+    def asking(self) -> bool:
+        """Whether storage works for a request that still waits."""
+        return self.first is not None
+
+
+class Prefetcher:
+    def __init__(
+        self,
+        spec: CacheSpec,
+        tree: PrefixTree,
+        fetches: Fetches,
+        policy: PrefetchPolicy,
+        clock: Clock,
+    ) -> None:
+        self._spec = spec
+        self._tree = tree
+        self._fetches = fetches
+        self._policy = policy
+        self._clock = clock
+        self._rules = PrefetchRules(spec, policy)
+        self._book = PrefetchBook(self._rules, spec.page_tokens)
+        self.counters = self._book.counters
+        self._by_request: dict[RequestId, _Ask] = {}
+        self._by_id: dict[AskId, _Ask] = {}  # of requests that wait
+        self._by_ticket: dict[TicketId, _Ask] = {}  # with an operation under way
+        self._leaders: dict[PageKey, _Ask] = {}  # by the first page that is being asked for
+        self._followers: list[_Ask] = []
+        self.fetched_pages = 0
+        self._asked = 0
+        self._step = 0
+        self.describe: Describe | None = None
+        """Told of pages that are about to enter the tree, where somebody follows the cache."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether storage is being asked for anything."""
+        return bool(self._by_ticket)
+
+    # -- a request waits -------------------------------------------------------------------------
+
+    def start(self, request: RequestId, prefix: PageHasher, tokens: int, worker: IoWorker) -> None:
+        """Ask storage for what the tree lacks of a prompt of ``tokens``."""
+        limit = last_end(tokens, self._spec.page_tokens)
+        ask = _Ask(AskId(self._asked), prefix.keys, limit, self._clock.now_s())
+        ask.text = (prefix.namespace, prefix.tokens)  # the prompt's, which nobody writes to
+        self._asked += 1
+        self._by_request[request] = self._by_id[ask.id] = ask
+        self._try(ask, worker)
+
+    def _try(self, ask: _Ask, worker: IoWorker) -> None:
+        self._book.disarm(ask.id)
+        found = self._tree.match(ask.keys, ask.limit)
+        ahead = (ask.limit - found.end) * self._spec.page_tokens
+        match self._policy.weigh(ahead, self._book.in_flight_tokens):
+            case Start.TOO_SHORT:
+                pass
+            case Start.RATE_LIMITED:
+                self._book.put_off(ask.id, self._step)
+            case Start.PROBE:
+                self._probe(ask, found, worker)
+
+    def _probe(self, ask: _Ask, found: Match, worker: IoWorker) -> None:
+        first = ask.keys[found.end]
+        if first in self._leaders:
+            ask.follows = self._leaders[first]
+            self._followers.append(ask)
+            return
+        end = found.anchor_end
+        hold = self._tree.stored.hold(ask.keys, end, [0] * len(self._spec.groups))
+        held = Held(found.end, self._present(hold, ask.limit))
+        objects = self._rules.ends.question(held)
+        names = of_pages(ask.keys, objects.groups, objects.pages)
+        ticket = worker.submit(Query(names)) if names else None
+        if ticket is None:
+            self._tree.release(hold)
+            if names:
+                self._book.put_off(ask.id, self._step)
+            return
+        ask.hold, ask.objects, ask.first, ask.stopped_s = hold, objects, first, None
+        self._leaders[first] = ask
+        self._move(ask, Probing(held, self._book.before(ask.id)), ticket)
+
+    def _present(self, hold: Lease, limit: int) -> tuple[npt.NDArray[np.bool_], ...]:
+        """What a hold found on the host, as flags over the pages of a prompt, by group."""
+        assert hold.host is not None, "a hold without rows"
+        flags = np.zeros((len(hold.host), limit), np.bool_)
+        for group, rows in enumerate(hold.host):
+            flags[group, self._tree.nodes.depth[rows]] = True
+        return tuple(flags)
+
+    def _move(self, ask: _Ask, state: Prefetch, ticket: TicketId | None) -> None:
+        self._book.move(ask.id, state, self._step)
+        ask.ticket = ticket
+        if ticket is not None:
+            self._by_ticket[ticket] = ask
+
+    # -- storage has answered --------------------------------------------------------------------
+
+    def queried(self, answer: Answer, worker: IoWorker) -> None:
+        assert isinstance(answer, Queried), f"{answer} is no answer to a question"
+        ask = self._by_ticket.pop(answer.ticket)
+        state = self._book.state(ask.id)
+        assert isinstance(state, Probing), "storage answered what it was not asked"
+        assert ask.objects is not None
+        if answer.ending is not Ending.DONE:
+            reason = Reason.IO_ERROR if ask.stopped_s is None else self._why(ask)
+            self._give_up(ask, self._rules.abandon(state, reason))
+            return
+        groups = len(self._spec.groups)
+        stored = ask.objects.flags(answer.present, groups, ask.limit)
+        agreed = self._rules.usable(state, stored)
+        found = self._rules.answered(
+            state, stored, agreed, self._fetches.room(), self._book.in_flight_tokens
+        )
+        if ask.stopped_s is not None and not isinstance(found, Abandoned):
+            found = self._rules.abandon(found, self._why(ask))
+        self._go_on(ask, found, worker)
+
+    def _why(self, ask: _Ask) -> Reason:
+        return ask.left[1] if ask.left is not None else Reason.DEADLINE
+
+    def _go_on(self, ask: _Ask, state: MakeRoom | Fetching | Abandoned, worker: IoWorker) -> None:
+        match state:
+            case MakeRoom(pages=pages):
+                free = self._fetches.make_room(pages)
+                self._go_on(ask, self._rules.made_room(state, free), worker)
+            case Fetching():
+                self._fetch(ask, state, worker)
+            case Abandoned():
+                self._give_up(ask, state)
+            case _:
+                assert_never(state)
+
+    def _fetch(self, ask: _Ask, state: Fetching, worker: IoWorker) -> None:
+        pages = self._fetches.allocate(state.plan)
+        if pages is None:
+            self._give_up(ask, self._rules.abandon(state, Reason.HOST_CAPACITY))
+            return
+        objects = state.plan.objects
+        names = of_pages(ask.keys, objects.groups, objects.pages)
+        ticket = worker.submit(Fetch(names, self._fetches.buffers(state.plan, pages)))
+        if ticket is None:
+            self._fetches.free(pages)
+            self._give_up(ask, self._rules.abandon(state, Reason.RATE_LIMITED))
+            return
+        ask.pages = pages
+        self._move(ask, state, ticket)
+
+    def fetched(self, answer: Answer) -> None:
+        assert isinstance(answer, Fetched), f"{answer} is no answer to a fetch"
+        ask = self._by_ticket.pop(answer.ticket)
+        state = self._book.state(ask.id)
+        assert isinstance(state, Fetching), "storage delivered what it was not asked for"
+        if ask.left is not None:
+            self._give_up(ask, self._rules.abandon(state, ask.left[1]))
+            return
+        self.fetched_pages += answer.statuses.count(ReadStatus.HIT)
+        arrivals = arrivals_of(answer, len(state.plan.objects.pages))
+        agreed = self._rules.landable(state, arrivals)
+        stopped = Reason.IO_ERROR if ask.stopped_s is None else Reason.DEADLINE
+        ended = self._rules.arrived(state, arrivals, agreed, stopped)
+        match ended:
+            case Landed():
+                self._land(ask, ended)
+            case Abandoned():
+                self._give_up(ask, ended)
+            case _:
+                assert_never(ended)
+
+    def _land(self, ask: _Ask, landed: Landed) -> None:
+        if self.describe is not None and ask.text is not None:
+            namespace, tokens = ask.text
+            self.describe(namespace, ask.keys[: landed.end], 0, tokens)
+        ask.landed = self._fetches.land(ask.keys, landed, ask.pages)
+        ask.pages = ()
+        end = landed.end
+        hold = self._tree.stored.hold(ask.keys, end, self._tree.starts(end))
+        self._let_go(ask)
+        ask.hold = hold
+        self._move(ask, landed, None)
+
+    def _give_up(self, ask: _Ask, state: Abandoned) -> None:
+        self._fetches.free(ask.pages)
+        ask.pages = ()
+        self._let_go(ask)
+        self._move(ask, state, None)
+        if ask.left is not None:
+            self._book.settle(ask.id, *ask.left)
+
+    def _let_go(self, ask: _Ask) -> None:
+        if ask.hold is not None:
+            self._tree.release(ask.hold)
+            ask.hold = None
+        if ask.first is not None and self._leaders.get(ask.first) is ask:
+            del self._leaders[ask.first]
+        ask.first = None
+
+    # -- its turn comes, or it leaves ------------------------------------------------------------
+
+    def holds_back(self, request: RequestId, worker: IoWorker) -> bool:
+        """Whether a request whose turn it is must wait for its prefetch. One that must not wait any
+        longer is stopped, and waits for what is being read right now."""
+        ask = self._by_request.get(request)
+        if ask is None:
+            return False
+        if ask.follows is not None and ask.follows.left is not None:
+            # The other request has left, and what is on its way to it will not land.
+            self._followers.remove(ask)
+            ask.follows = None
+            self._try(ask, worker)
+        leader = ask.follows or ask
+        if not leader.asking:
+            return False
+        state = self._book.state(leader.id)
+        assert isinstance(state, Probing | Fetching), "it waits for nothing"
+        assert leader.ticket is not None
+        now_s = self._clock.now_s()
+        allowed_s = allowance_s(self._policy.stop, self._rules.tokens(state))
+        passed = allowed_s is not None and now_s - ask.started_s >= allowed_s
+        if not stops(self._policy.stop, deadline_passed=passed):
+            return True
+        if leader is not ask:
+            return False
+        if ask.stopped_s is None:
+            ask.stopped_s = now_s
+            worker.cancel(leader.ticket)
+        return isinstance(state, Fetching) and now_s - ask.stopped_s < GRACE_S
+
+    def admitted(self, request: RequestId, end: int) -> FromStorage | None:
+        """A request has its lease, at ``end`` pages: what had landed for it is its own business."""
+        ask = self._leave(request)
+        if ask is None or self._outlives(ask, end, Reason.DEADLINE):
+            return None
+        self._book.settle(ask.id, end, Reason.NOT_LOADED)
+        self._let_go(ask)
+        return ask.landed
+
+    def forget(self, request: RequestId, worker: IoWorker | None) -> None:
+        """A request ends before it was admitted. Buffers of I/O under way stay its own."""
+        ask = self._leave(request)
+        if ask is None:
+            return
+        if ask.ticket is not None and worker is not None:
+            worker.cancel(ask.ticket)
+        if not self._outlives(ask, 0, Reason.ABORTED):
+            self._book.settle(ask.id, 0, Reason.ABORTED)
+            self._let_go(ask)
+
+    def cancel(self, worker: IoWorker) -> None:
+        """Begin to fetch no more of what is under way."""
+        for ticket, ask in self._by_ticket.items():
+            ask.stopped_s = ask.stopped_s or self._clock.now_s()
+            worker.cancel(ticket)
+
+    def _leave(self, request: RequestId) -> _Ask | None:
+        ask = self._by_request.pop(request, None)
+        if ask is not None:
+            del self._by_id[ask.id]
+            if ask.follows is not None:
+                self._followers.remove(ask)
+                ask.follows = None
+        return ask
+
+    def _outlives(self, ask: _Ask, end: int, reason: Reason) -> bool:
+        """Whether an operation of ``ask`` is under way, which then ends for nobody."""
+        if ask.ticket is None:
+            return False
+        ask.left = (end, reason)
+        ask.stopped_s = ask.stopped_s or self._clock.now_s()
+        self._let_go(ask)
+        return True
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def tick(self, head: RequestId | None, worker: IoWorker) -> None:
+        """Try again what was put off, or waited for another request's prefetch. ``head``: the
+        request whose turn comes next."""
+        self._step += 1
+        if self._followers:
+            followers, self._followers = self._followers, []
+            for ask in followers:
+                assert ask.follows is not None
+                if ask.follows.asking:
+                    self._followers.append(ask)
+                    continue
+                ask.follows = None
+                self._try(ask, worker)
+        first = self._by_request.get(head) if head is not None else None
+        for due in self._book.due(self._step, first.id if first else None):
+            self._try(self._by_id[due], worker)
+
+    def owned(self, group: GroupId) -> list[PageIds]:
+        """Host pages that fetches are filling, for ``check``."""
+        return [ask.pages[group] for ask in self._by_ticket.values() if ask.pages]

@@ -1,0 +1,199 @@
+"""The third tier as the cache sees it: attached or not, what it is asked, what it answers.
+
+Owns the I/O worker while a store is attached, and the one place where its answers become state.
+What is written is ``persist``'s, what is fetched ``prefetch``'s. Never waits for storage but in
+``close``. Must not open a store.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from stratakv.cache.fetches import Fetches, FromStorage
+from stratakv.cache.object_keys import HostBytes
+from stratakv.cache.persist import Persister
+from stratakv.cache.pools import Pools
+from stratakv.cache.prefetch import Prefetcher
+from stratakv.cache.records import StorageStats
+from stratakv.core.clock import Clock
+from stratakv.core.ids import GroupId, PageIds, RequestId
+from stratakv.core.page_keys import PageHasher
+from stratakv.policy.prefetch_pace import PrefetchPolicy
+from stratakv.policy.prefetch_reasons import Reason
+from stratakv.spec.groups import CacheSpec
+from stratakv.storage.backend import Everything
+from stratakv.storage.io_jobs import Kind, Remove
+from stratakv.storage.io_worker import IoWorker
+from stratakv.tree.effects import Persist
+from stratakv.tree.lease import Lease
+from stratakv.tree.prefix_tree import PrefixTree
+
+
+class StorageTier:
+    """``arenas``: host bytes of every group. Without a store every verb is a no-op."""
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        tree: PrefixTree,
+        pools: Pools,
+        arenas: Sequence[HostBytes],
+        policy: PrefetchPolicy,
+        clock: Clock,
+    ) -> None:
+        self.persister = Persister(tree, arenas)
+        self.prefetcher = Prefetcher(spec, tree, Fetches(tree, pools, arenas), policy, clock)
+        self._tree = tree
+        self._page = spec.page_tokens
+        self._worker: IoWorker | None = None
+        self._leaving = False
+        self._step = 0
+        self._clearing = 0
+        pools.persist = self._want
+
+    # -- attach and detach -----------------------------------------------------------------------
+
+    def attach(self, worker: IoWorker) -> None:
+        """Use an open store from now on. What is cached already is written as it is used."""
+        assert self._worker is None, "a store is attached"
+        self._worker = worker
+        self.keep()
+
+    def detach(self, *, force: bool = False) -> IoWorker | None:
+        """The store, of which nothing is used any more; None: not yet, pages are being written or
+        fetched. From the first call on nothing new is begun, and with ``force`` what is queued is
+        given up too; ``keep`` undoes the first, not the second."""
+        assert self._worker is not None, "no store is attached"
+        self._leaving, self._tree.stored.active = True, False
+        if force:
+            self.persister.cancel(self._worker)
+            self.prefetcher.cancel(self._worker)
+        if self.busy:
+            return None
+        worker, self._worker = self._worker, None
+        return worker
+
+    def keep(self) -> None:
+        """Go on with the store that is attached. What has changed in the tree meanwhile was not
+        noted, so what storage has is learned anew, as it is used."""
+        self._leaving = False
+        self._tree.stored.forget()
+        self._tree.stored.active = self._worker is not None
+
+    def clear(self) -> bool:
+        """Forget every object of the store, behind what is queued; False, and nothing done, where
+        too much is queued already."""
+        assert self._worker is not None, "no store is attached"
+        if self._worker.submit(Remove(Everything.EVERYTHING)) is None:
+            return False
+        self._clearing += 1
+        self._tree.stored.forget()
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Give what is queued ``timeout_s`` to be written, and let go of the store."""
+        if self._worker is None:
+            return
+        self._leaving, self._tree.stored.active = True, False
+        if self._worker.closed:  # whoever opened it was first
+            self.persister.cancel(self._worker)
+        self.persister.submit(self._worker)
+        self._worker.close(timeout_s)
+        self._apply(self._worker)
+        self._worker = None
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def prefetch(self, request: RequestId, prefix: PageHasher, tokens: int) -> None:
+        """A request with a prompt of ``tokens`` waits: fetch what the tree lacks of it."""
+        if self._worker is not None and not self._leaving:
+            self.prefetcher.start(request, prefix, tokens, self._worker)
+
+    def holds_back(self, request: RequestId) -> bool:
+        """Whether a request whose turn it is must wait for its prefetch."""
+        return self._worker is not None and self.prefetcher.holds_back(request, self._worker)
+
+    def admitted(self, request: RequestId, end: int) -> FromStorage | None:
+        """A request has its lease, at ``end`` pages; what storage has contributed to it."""
+        return self.prefetcher.admitted(request, end)
+
+    def forget(self, request: RequestId) -> None:
+        """A request ends before it was admitted."""
+        self.prefetcher.forget(request, self._worker)
+
+    def used(self, lease: Lease) -> None:
+        """A request stands on ``lease``, or did until now."""
+        if self._worker is not None and not self._leaving:
+            self.persister.used(lease, self._step, self._worker)
+
+    def _want(self, effect: Persist) -> None:
+        if self._worker is not None and not self._leaving:
+            self.persister.want(effect)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def tick(self, head: RequestId | None) -> None:
+        """Apply what storage has answered, then submit what the step has found to do."""
+        if self._worker is None:
+            return
+        self._step += 1
+        self._apply(self._worker)
+        if not self._leaving:
+            self.prefetcher.tick(head, self._worker)
+        self.persister.submit(self._worker)
+
+    def _apply(self, worker: IoWorker) -> None:
+        if worker.idle:
+            return
+        for kind in Kind:
+            count = worker.ready(kind)
+            for answer in worker.take(kind, count) if count else ():
+                match kind:
+                    case Kind.QUERY:
+                        self.prefetcher.queried(answer, worker)
+                    case Kind.FETCH:
+                        self.prefetcher.fetched(answer)
+                    case Kind.STORE:
+                        self.persister.answered(answer)
+                    case Kind.REMOVE:
+                        self._clearing -= 1
+                    case Kind.TOUCH:
+                        pass
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``tick`` would find an answer."""
+        worker = self._worker
+        return worker is not None and not worker.idle and any(map(worker.ready, Kind))
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way that somebody waits for, or that pins a page."""
+        return bool(self.persister.busy or self.prefetcher.busy or self._clearing)
+
+    # -- figures ---------------------------------------------------------------------------------
+
+    def stats(self) -> StorageStats | None:
+        """None where no store is attached."""
+        if self._worker is None:
+            return None
+        found, io = self.prefetcher.counters, self._worker.stats
+        return StorageStats(
+            pages={
+                **asdict(self.persister.counters),
+                "fetched": self.prefetcher.fetched_pages,
+                "queued": sum(io.queued.values()),
+            },
+            tokens={"found": found.found, "hits": found.hits},
+            lost_tokens=_by_name(found.lost),
+            abandoned=_by_name(found.abandoned),
+            reading_off=io.reading_off,
+            writing_off=io.writing_off,
+        )
+
+    def owned(self, group: GroupId) -> list[PageIds]:
+        """Host pages that no node of the tree stands for."""
+        return self.prefetcher.owned(group)
+
+
+def _by_name(counts: dict[Reason, int]) -> dict[str, int]:
+    return {reason.name.lower(): count for reason, count in counts.items()}

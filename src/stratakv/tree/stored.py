@@ -1,0 +1,165 @@
+"""Which pages storage has or is being given, and which chains it should hear of as used.
+
+Owns the marks, and the pins of pages that are being written or that a prefetch counts on. A mark is
+what this process knows: the store may have evicted the object since, so it promises nothing and
+only saves writing a page twice. Must not know how a page is stored.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import NONE, GroupId, NodeIds, PageKey
+from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.tree.effects import Persist
+from stratakv.tree.lease import Lease
+from stratakv.tree.nodes import NodeTable, Tier
+from stratakv.tree.pins import Pins
+from stratakv.tree.residency import READABLE_ON_HOST
+
+NEVER: Final = -(2**62)
+TOUCH_STEPS: Final = 256
+"""A chain that is in use all the time is reported this often, and not for every request."""
+
+
+@dataclass(slots=True, eq=False)
+class Writing:
+    """Host pages of one path and group that an I/O operation reads, pinned until it has ended, and
+    with them their nodes' anchor pages."""
+
+    group: GroupId
+    rows: NodeIds
+
+
+def host_prefix(nodes: NodeTable, path: NodeIds) -> int:
+    """How many pages of a path from the root have their anchor on the host without a hole.
+
+    Only these may be pinned on the host for as long as storage, or a request that waits, takes: an
+    anchor page that is on the device alone can only leave with all that is below it, and admission
+    counts on its leaving.
+    """
+    holes = np.flatnonzero(~READABLE_ON_HOST[nodes.state[ANCHOR][path]])
+    return holes.item(0) if len(holes) else len(path)
+
+
+class Stored:
+    """``active``: whether there is a store; without one nothing is marked and nothing asked for."""
+
+    def __init__(self, spec: CacheSpec, nodes: NodeTable, pins: Pins, leases: set[Lease]) -> None:
+        self.active = False
+        self._leases = leases
+        self.writing: set[Writing] = set()
+        self._nodes = nodes
+        self._pins = pins
+        self._groups = [group.id for group in spec.groups]
+        self._has_bytes = [group.page_bytes > 0 for group in spec.groups]
+        self._keeps_all = [group.keeps_all for group in spec.groups]
+        size = len(nodes.parent)
+        self._marks = [np.zeros(size, np.bool_) for _ in spec.groups]
+        self._told = np.full(size, NEVER, np.int64)
+
+    def forget(self) -> None:
+        """The store is empty, or another one: nothing is in it."""
+        for marks in self._marks:
+            marks[:] = False
+        self._told[:] = NEVER
+
+    def grown(self, rows: NodeIds) -> None:
+        """New nodes, whose rows others may have had before: also of a group that has no page there
+        yet nothing is known."""
+        if self.active:
+            for marks in self._marks:
+                marks[rows] = False
+            self._told[rows] = NEVER
+
+    def entered(self, group: GroupId, rows: NodeIds, *, fetched: bool) -> None:
+        """Pages that have just become resident, from storage or not."""
+        if self.active:
+            self._marks[group][rows] = fetched and self._has_bytes[group]
+            if fetched:
+                self._told[rows] = NEVER
+
+    def hold(self, keys: Sequence[PageKey], end: int, starts: Sequence[int]) -> Lease:
+        """Pin what of pages [starts[g], ``end``) can be read on the host, in every group, as far as
+        the anchor's can; ``lease.host`` says what that is. ``end`` pages of ``keys`` are in the
+        tree. ``PrefixTree.release`` ends it."""
+        nodes = self._nodes
+        lease = Lease(parked=True)
+        self._leases.add(lease)
+        if end:
+            path = nodes.path(nodes.index[keys[end - 1]])
+            lease.end = host_prefix(nodes, path)
+            lease.path = path[: lease.end]
+            lease.tip = lease.path.item(-1) if lease.end else NONE
+        lease.starts = [min(start, lease.end) for start in starts]
+        lease.host = []
+        for group, start in enumerate(lease.starts):
+            rows = lease.path[start:]
+            lease.host.append(rows[READABLE_ON_HOST[nodes.state[group][rows]]])
+            self._pins.pin(Tier.HOST, group, lease.host[-1])
+        return lease
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def wanted(self, group: GroupId, rows: NodeIds) -> list[Persist]:
+        """Those of ``rows`` (one path, readable on the host) that are worth an object and have
+        none: of a group that does not keep all, what a checkpoint needs."""
+        if not self.active or not self._has_bytes[group]:
+            return []
+        worth = ~self._marks[group][rows]
+        if not self._keeps_all[group]:
+            worth &= self._nodes.need[group][rows] > 0
+        if not np.count_nonzero(worth):
+            return []
+        rows = rows[worth]
+        whole = host_prefix(self._nodes, self._nodes.path(rows.item(-1)))
+        rows = rows[self._nodes.depth[rows] < whole]
+        return [Persist(group, rows)] if len(rows) else []
+
+    def unstored(self, lease: Lease) -> Iterator[Persist]:
+        """What a leased path has on the host and storage lacks: it was dropped, it failed, or there
+        was no store then."""
+        if not lease.end:
+            return
+        for group in self._groups:
+            readable = READABLE_ON_HOST[self._nodes.state[group][lease.path]]
+            yield from self.wanted(group, lease.path[readable])
+
+    def begin(self, group: GroupId, rows: NodeIds) -> Writing:
+        """Pin and mark ``rows``, one path, top first."""
+        self._marks[group][rows] = True
+        self._told[rows] = NEVER  # of an older parent storage must hear, or it would leave first
+        for held in {ANCHOR, group}:
+            self._pins.pin(Tier.HOST, held, rows)
+        writing = Writing(group, rows)
+        self.writing.add(writing)
+        return writing
+
+    def end(self, writing: Writing, kept: npt.NDArray[np.bool_]) -> None:
+        """The operation is over; ``kept``: which of its pages are stored by now, bool [n]."""
+        self.writing.remove(writing)
+        self._marks[writing.group][writing.rows[~kept]] = False
+        if writing.group != ANCHOR:
+            self._pins.unpin(Tier.HOST, writing.group, writing.rows)
+        self._pins.unpin(Tier.HOST, ANCHOR, writing.rows)
+
+    # -- use -------------------------------------------------------------------------------------
+
+    def to_touch(self, lease: Lease, step: int) -> Iterator[tuple[GroupId, NodeIds]]:
+        """The stored pages, by group and top first, of the part of a leased path that storage has
+        not heard of for a while. With a page all of its ancestors: no parent may look older than
+        its child."""
+        if not self.active or not lease.end:
+            return
+        stale = np.flatnonzero(step - self._told[lease.path] >= TOUCH_STEPS)
+        if not len(stale):
+            return
+        rows = lease.path[: stale.item(-1) + 1]
+        self._told[rows] = step
+        for group in self._groups:  # of one without bytes nothing is marked
+            stored = rows[self._marks[group][rows]]
+            if len(stored):
+                yield group, stored

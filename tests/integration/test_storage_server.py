@@ -1,0 +1,154 @@
+"""``stratakv serve --storage file://``: what a server has stored the next one on the same directory
+serves, whether the first one ended well or was killed; and it is told in ``usage``.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stratakv.storage.file.fsck import fsck
+from tests.fixtures.models import tiny_model
+from tests.serving import train_tokenizer, wait_until
+
+PAGE = 16
+FLAGS = (
+    "--port", "0", "--page-tokens", str(PAGE), "--dtype", "float32", "--device-memory", "640KiB",
+    "--host-memory", "1280KiB", "--max-running", "8", "--step-tokens", "256",
+    "--chunk-tokens", "64", "--threads", "1", "--prefetch-threshold", str(PAGE),
+    "--prefetch-policy", "wait-complete",
+)  # fmt: skip
+PROMPTS = [[(seed * 7919 + i * i * 31 + i) % 400 for i in range(200)] for seed in range(3)]
+END = 192
+ENDS_S = 60
+"""A machine that does other things too is slow to end a process."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = train_tokenizer(tmp_path_factory.mktemp("model"))
+    tiny_model("gemma3").save_pretrained(path)
+    return path
+
+
+@dataclass
+class Serving:
+    process: subprocess.Popen
+    http: httpx.Client
+
+    def ask(self, prompt: list[int]) -> tuple[str, dict]:
+        """What it said, and where the prompt's cached tokens came from."""
+        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        answer = self.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        whole = answer.json()
+        return whole["choices"][0]["text"], whole["usage"]["prompt_tokens_details"]
+
+    def turn(self, messages: list[dict]) -> tuple[dict, dict]:
+        body = {"messages": messages, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        answer = self.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        whole = answer.json()
+        return whole["choices"][0]["message"], whole["usage"]
+
+    def stored(self) -> bool:
+        """Whether nothing waits to be written any more."""
+        found = self.http.get("/cache/storage").json()
+        assert found["attached"]
+        return found["pages"]["stored"] > 0 and not found["pages"]["queued"]
+
+
+@contextmanager
+def serving(model: Path, store: Path, log: Path) -> Iterator[Serving]:
+    command = [Path(sys.executable).with_name("stratakv"), "serve", model, *FLAGS]
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            [*command, "--storage", f"file://{store}?quota=32MiB", "--admin-key", "k"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.fullmatch(r"stratakv: listening on (http://\S+)\n", line):
+                headers = {"Authorization": "Bearer k"}
+                with httpx.Client(base_url=found[1], timeout=60, headers=headers) as http:
+                    yield Serving(process, http)
+                break
+        else:
+            pytest.fail(f"no server: {log.read_text()}")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def nothing_cached(details: dict) -> bool:
+    return details["cached_tokens"] == 0
+
+
+def from_storage(details: dict, tokens: int) -> bool:
+    by_tier = details["cached_tokens_by_tier"]
+    groups = details["cached_tokens_by_group"].values()
+    return by_tier == {"device": 0, "host": 0, "storage": tokens} and all(
+        group["storage"] > 0 == group["device"] == group["host"] for group in groups
+    )
+
+
+def test_a_server_goes_on_from_what_the_last_one_stored(model, tmp_path):
+    store, log = tmp_path / "store", tmp_path / "log"
+    store.mkdir()
+    system = {"role": "system", "content": "Answer in rhymes, and never in prose. " * 6}
+    chat = [system, {"role": "user", "content": "What is a cache?"}]
+
+    with serving(model, store, log) as first:
+        said = [first.ask(prompt) for prompt in PROMPTS]
+        assert all(nothing_cached(details) for _, details in said)
+        reply, _ = first.turn(chat)
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(ENDS_S) == 0, log.read_text()
+    assert fsck(store).clean
+
+    chat += [reply, {"role": "user", "content": "And of what use is it to me?"}]
+    with serving(model, store, log) as second:
+        for prompt, (text, _) in zip(PROMPTS, said, strict=True):
+            again, details = second.ask(prompt)
+            assert again == text
+            assert from_storage(details, END), details
+        _, details = second.ask(PROMPTS[2])
+        assert details["cached_tokens_by_tier"] == {"device": END, "host": 0, "storage": 0}
+        reply, usage = second.turn(chat)
+        tiers = usage["prompt_tokens_details"]["cached_tokens_by_tier"]
+        assert tiers["storage"] >= usage["prompt_tokens"] // 2
+        wait_until(second.stored)
+        second.process.send_signal(signal.SIGKILL)
+        second.process.wait(ENDS_S)
+
+    chat += [reply, {"role": "user", "content": "Thank you."}]
+    with serving(model, store, log) as third:
+        for prompt, (text, _) in zip(PROMPTS, said, strict=True):
+            again, details = third.ask(prompt)
+            assert again == text
+            assert from_storage(details, END), details
+        reply, usage = third.turn(chat)
+        tiers = usage["prompt_tokens_details"]["cached_tokens_by_tier"]
+        assert tiers["storage"] >= usage["prompt_tokens"] // 2
+        figures = third.http.get("/cache/storage").json()
+        found = figures["tokens"]
+        assert found["hits"] + sum(figures["lost_tokens"].values()) == found["found"]
+        metrics = third.http.get("/metrics").text
+        assert re.search(r'stratakv_\w*cached\w*\{[^}]*tier="storage"[^}]*\} [1-9]', metrics)
+        third.process.send_signal(signal.SIGTERM)
+        assert third.process.wait(ENDS_S) == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+    found = fsck(store)
+    assert (found.bad_headers, found.bad_payloads, found.broken) == (0, 0, 0)

@@ -1,0 +1,262 @@
+"""Storage that is slow, hangs, fails or is full: every request is served, exactly, no step of those
+that run waits for it, and the engine ends in bounded time.
+"""
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from stratakv.testing.storage_faults import Faults, FaultyBackend
+from tests.engines import on_device, on_storage
+from tests.hit_cases import lab, last_end, prompt, spec_for
+from tests.storage_cases import (
+    PATIENT,
+    Shelf,
+    attach_backend,
+    check_sums,
+    evict_all,
+    format_of,
+    lost,
+    of_each,
+    settled,
+    shelf_for,
+    shelf_lab,
+)
+
+PAGE = 16
+TOKENS = prompt(PAGE, 1)
+END = last_end(len(TOKENS), PAGE)
+LONGEST_STEP_S = 0.2
+"""A step takes some ms. One that waited for storage would wait as long as storage does."""
+TRIES = 4
+some = of_each(("llama", "gemma3", "qwen3_next"), quick=("gemma3",))
+policies = pytest.mark.parametrize("policy", ["best-effort", "wait-complete", "timeout"])
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    caplog.set_level(logging.CRITICAL, logger="stratakv")
+
+
+class Hanging(Shelf):
+    """Answers until it hangs, and then not before it is let go."""
+
+    def __init__(self, form):
+        super().__init__(form)
+        self.answers = threading.Event()
+        self.answers.set()
+        self.threads = set()
+
+    def _wait(self):
+        self.threads.add(threading.current_thread())
+        self.answers.wait()
+
+    def contains(self, keys):
+        self._wait()
+        return super().contains(keys)
+
+    def read(self, keys, into):
+        self._wait()
+        return super().read(keys, into)
+
+    def write(self, keys, pages):
+        self._wait()
+        return super().write(keys, pages)
+
+    def touch(self, keys):
+        self._wait()
+        super().touch(keys)
+
+
+@contextmanager
+def hanging_lab(family, policy, **settings):
+    """A lab over a store that has ``TOKENS`` and is about to hang; it ends well."""
+    store = Hanging(format_of(spec_for(family, PAGE)))
+    with shelf_lab(family, PAGE, store) as this:
+        this.ask(TOKENS)
+    settings = PATIENT | {"prefetch_policy": policy} | settings
+    with lab(family, PAGE, **settings) as this:
+        attach_backend(this.parts, store)
+        try:
+            yield this, store
+        finally:
+            store.answers.set()
+
+
+def traffic(this) -> None:
+    for at in range(3):
+        this.submit(f"fresh{at}", prompt(PAGE, 40 + at, 60 + 20 * at), count=6)
+    this.submit("known", TOKENS, count=6)
+    this.submit("twin", TOKENS, count=6)
+    this.drain()
+
+
+@some
+@policies
+def test_slow_storage(family, policy):
+    shelf = shelf_for(family, PAGE)
+    with shelf_lab(family, PAGE, shelf) as this:
+        this.ask(TOKENS)
+    slow = FaultyBackend(shelf, Faults(delay_s=0.05))
+    with shelf_lab(family, PAGE, slow, prefetch_policy=policy) as this:
+        traffic(this)
+        if policy == "wait-complete":
+            assert this.answers["known"].cached == on_storage(this.spec, END)
+        settled(this)
+        check_sums(this)
+        this.parts.engine.check()
+
+
+@some
+@pytest.mark.parametrize("policy", ["best-effort", "timeout"])
+def test_storage_that_hangs_delays_nobody_for_long(family, policy):
+    more = {"prefetch_timeout": 0.05, "prefetch_timeout_per_1k": 0.0} if policy == "timeout" else {}
+    with hanging_lab(family, policy, **more) as (this, store):
+        store.answers.clear()
+        for at in range(3):
+            this.submit(f"fresh{at}", prompt(PAGE, 40 + at, 60 + 20 * at), count=6)
+        this.submit("known", TOKENS, count=6)
+        started_s = time.monotonic()
+        while this.parts.engine._requests:
+            this.step()
+            assert time.monotonic() - started_s < 20, "a request waits for storage"
+        assert not store.answers.is_set()
+        assert threading.main_thread() not in store.threads
+        store.answers.set()
+        this.drain()
+        assert this.answers["known"].cached == on_device(this.spec, 0)
+        settled(this)
+        evict_all(this)
+        check_sums(this)
+
+
+@some
+def test_a_request_that_waits_for_ever_can_be_aborted(family):
+    with hanging_lab(family, "wait-complete") as (this, store):
+        store.answers.clear()
+        this.submit("known", TOKENS)
+        for _ in range(20):
+            this.step()
+        assert this.parts.engine.stats().waiting == 1
+        this.parts.engine.abort("known")
+        this.step()
+        this._outputs.pop("known")
+        assert this.parts.engine.stats().waiting == 0
+        this.parts.engine.check()
+        store.answers.set()
+        this.drain()
+        assert this.ask(TOKENS).cached == on_storage(this.spec, END)
+
+
+def slowest_step_s(this, store) -> float:
+    """While two requests decode, one waits for storage, and pages are being written."""
+    for name, seed in (("decodes", 50), ("too", 51)):
+        this.submit(name, prompt(PAGE, seed, 40), count=48)
+    while this.parts.engine.stats().output_tokens < 4:
+        this.step()
+    store.answers.clear()
+    this.submit("known", TOKENS)
+    slowest_s = 0.0
+    for _ in range(34):
+        started_s = time.perf_counter()
+        this.step()
+        slowest_s = max(slowest_s, time.perf_counter() - started_s)
+    assert this.parts.engine.stats().running >= 2, "nothing was decoding any more"
+    return slowest_s
+
+
+@policies
+def test_no_step_waits_for_storage_that_hangs(policy):
+    """The best of some tries: other programs run on this machine too."""
+    found = []
+    for _ in range(TRIES):
+        with hanging_lab("llama", policy) as (this, store):
+            found.append(slowest_step_s(this, store))
+            assert not store.answers.is_set()
+            store.answers.set()
+            this.drain()
+        if found[-1] < LONGEST_STEP_S:
+            return
+    raise AssertionError(f"the slowest steps took {found} s")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_engine_over_storage_that_hangs_ends_in_bounded_time(waits):
+    with hanging_lab("llama", "wait-complete") as (this, store):
+        store.answers.clear()
+        if waits:
+            this.submit("known", TOKENS)
+            this.step()
+            this._outputs.clear()
+        this.submit("fresh", prompt(PAGE, 60), count=4)
+        for _ in range(12):
+            this.step()
+        this._outputs.clear()
+        started_s = time.monotonic()
+        this.parts.engine.close(timeout_s=0.2)
+        assert time.monotonic() - started_s < 3.0
+        assert not store.answers.is_set()
+        assert not this.parts.engine._requests
+
+
+@some
+@policies
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(call_fails=1.0), Faults(call_breaks=0.5, seed=3), Faults(read_fails=1.0)],
+    ids=["every call fails", "calls break", "reads fail"],
+)
+def test_storage_that_fails(family, policy, faults):
+    shelf = shelf_for(family, PAGE)
+    with shelf_lab(family, PAGE, shelf) as this:
+        this.ask(TOKENS)
+    backend = FaultyBackend(shelf, faults)
+    with shelf_lab(family, PAGE, backend, prefetch_policy=policy) as this:
+        traffic(this)
+        if faults.call_breaks == 0.0:
+            assert this.answers["known"].cached.storage == 0
+        assert backend.injected > 0
+        if faults.read_fails and policy == "wait-complete":
+            assert "io_error" in lost(this)
+        backend.faults = Faults()
+        settled(this)
+        check_sums(this)
+
+
+@some
+def test_storage_that_is_full_stores_no_more(family):
+    shelf = shelf_for(family, PAGE)
+    with shelf_lab(family, PAGE, shelf) as this:
+        this.ask(TOKENS)
+    full = FaultyBackend(shelf, Faults(write_refused=1.0))
+    with shelf_lab(family, PAGE, full) as this:
+        traffic(this)
+        assert this.answers["known"].cached == on_storage(this.spec, END)
+        settled(this)
+        stats = this.parts.engine.storage_stats()
+        assert stats.pages["refused"] > 0
+        assert stats.pages["stored"] == 0
+        full.faults = Faults()
+        settled(this)
+        fresh = prompt(PAGE, 40, 60)
+        this.ask(fresh)  # what was refused is stored when it is used again
+        settled(this)
+        evict_all(this)
+        assert this.ask(fresh).cached == on_storage(this.spec, last_end(len(fresh), PAGE))
+
+
+@some
+def test_a_quota_that_holds_less_than_a_prompt(family):
+    """Whatever is left of it is used as far as it goes."""
+    room = sum(group.page_bytes for group in spec_for(family, PAGE).groups) * 5
+    shelf = shelf_for(family, PAGE, quota_bytes=room)
+    with shelf_lab(family, PAGE, shelf) as this:
+        for _ in range(3):
+            for seed in (1, 70, 71):
+                this.ask(prompt(PAGE, seed))
+                settled(this)
+                evict_all(this)
+        check_sums(this)

@@ -1,0 +1,309 @@
+"""A storage tier over a real tree, real pools and the real I/O worker, without an engine.
+
+Owns the parts and the bytes that every page must hold. A host page holds its own name, so that what
+lands in the wrong place is seen.
+"""
+
+import hashlib
+import time
+from collections import Counter
+
+import numpy as np
+
+from stratakv.cache.fetches import Fetches
+from stratakv.cache.pools import Pools
+from stratakv.cache.storage import StorageTier
+from stratakv.core.clock import ManualClock
+from stratakv.core.ids import NONE, GroupId, RequestId
+from stratakv.core.page_keys import Namespace, PageHasher
+from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.block_table import BlockTable
+from stratakv.policy.prefetch_pace import PrefetchPolicy, WaitComplete
+from stratakv.policy.prefetch_reasons import Reason
+from stratakv.spec.retention import needed
+from stratakv.storage.backend import ObjectKey, StoreFormat
+from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
+from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.tree_books import DEVICE, HOST
+from stratakv.tree.check import check
+from stratakv.tree.prefix_tree import PrefixTree
+from tests.io_gate import PATIENCE_S, Gate
+
+NAMESPACE = Namespace(model=b"bench", spec_digest=b"")
+
+
+def form_of(spec):
+    return StoreFormat(
+        spec_digest=spec.digest, page_bytes=tuple(group.page_bytes for group in spec.groups)
+    )
+
+
+class Store(Gate):
+    """A gate for any spec. ``reads`` and ``touches``: what it was asked, in order."""
+
+    def __init__(self, spec, *held, quota_bytes=1 << 20):
+        super().__init__(*held)
+        MemoryBackend.__init__(self, form_of(spec), quota_bytes)
+        self.reads = []
+        self.writes = []
+        self.touches = []
+
+    def read(self, keys, into):
+        self.reads += keys
+        return super().read(keys, into)
+
+    def write(self, keys, pages):
+        self.writes += keys
+        return super().write(keys, pages)
+
+    def touch(self, keys):
+        self.touches += keys
+        return super().touch(keys)
+
+
+class Arena:
+    def __init__(self, pages, page_bytes):
+        self.bytes = np.zeros((pages, page_bytes), np.uint8)
+
+    def views(self, pages):
+        return [memoryview(self.bytes[page]) for page in pages.tolist()]
+
+
+def content(key, group, page_bytes):
+    seed = hashlib.sha256(key + bytes([group])).digest()
+    return (seed * (page_bytes // len(seed) + 1))[:page_bytes]
+
+
+def policy_of(spec, threshold=1, budget=1 << 20, stop=None, **more):
+    page = spec.page_tokens
+    return PrefetchPolicy(
+        threshold_tokens=threshold * page,
+        budget_tokens=budget * page,
+        stop=stop or WaitComplete(),
+        **more,
+    )
+
+
+class Bench:
+    """``prompt`` i is a prefix of its own; ``host``: pages of every group. All lengths in pages."""
+
+    def __init__(self, spec, host=16, device=64, policy=None, **limits):
+        self.spec = spec
+        self.groups = range(len(spec.groups))
+        count = len(spec.groups)
+        self.hosts = list(host) if isinstance(host, (list, tuple)) else [host] * count
+        self.tiers = (
+            [PageAllocator(device) for _ in self.groups],
+            [PageAllocator(pages) for pages in self.hosts],
+        )
+        self.tree = PrefixTree(spec, device + self.hosts[0])
+        self.pools = Pools(spec, self.tree, BlockTable(count, 1, 64), self.tiers)
+        self.arenas = [
+            Arena(pages, group.page_bytes)
+            for group, pages in zip(spec.groups, self.hosts, strict=True)
+        ]
+        self.clock = ManualClock()
+        policy = policy or policy_of(spec)
+        self.tier = StorageTier(spec, self.tree, self.pools, self.arenas, policy, self.clock)
+        self.limits = IoLimits(**limits)
+        self.worker = None
+        self.backend = None
+        self.rooms = 0
+
+    # -- the store -------------------------------------------------------------------------------
+
+    def attach(self, backend, gate=None):
+        """``backend``: what the worker calls; ``gate``: the store in it, if that is another."""
+        self.backend = gate or backend
+        form = form_of(self.spec)
+        self.worker = IoWorker(Backends(backend, backend), form, self.limits, self.clock)
+        self.tier.attach(self.worker)
+        return self
+
+    def close(self):
+        for semaphore in self.backend.open.values():
+            semaphore.release(1000)
+        assert self.worker.close(PATIENCE_S)
+
+    def keys(self, prompt, pages):
+        return self.prefix(prompt, pages).keys
+
+    def prefix(self, prompt, pages):
+        hasher = PageHasher(NAMESPACE, self.spec.page_tokens)
+        hasher.extend(np.full(pages * self.spec.page_tokens, prompt, np.int32))
+        return hasher
+
+    def content(self, key, group):
+        return content(key, group, self.spec.groups[group].page_bytes)
+
+    def fill(self, prompt, pages, groups=None):
+        """Put every page of a prompt into the store, of those of ``groups`` that have bytes."""
+        names = [
+            ObjectKey(key, GroupId(group))
+            for key in self.keys(prompt, pages)
+            for group in (self.groups if groups is None else groups)
+            if self.spec.groups[group].page_bytes
+        ]
+        bytes_of = [memoryview(self.content(name.page, name.group)) for name in names]
+        statuses = MemoryBackend.write(self.backend, names, bytes_of)
+        assert len(statuses) == len(names)
+        return names
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def start(self, request, prompt, pages):
+        """A request with a prompt of ``pages`` and one token more waits."""
+        prefix = self.prefix(prompt, pages)
+        self.tier.prefetch(RequestId(request), prefix, pages * self.spec.page_tokens + 1)
+
+    def answered(self, count=1):
+        """Wait until ``count`` answers are there, and apply them."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.tier.ready:
+            assert time.monotonic() < deadline, "storage says nothing"
+            time.sleep(0.0002)
+        self.tick()
+        if count > 1:
+            self.answered(count - 1)
+
+    def tick(self, head=None):
+        self.tier.tick(None if head is None else RequestId(head))
+        self.check()
+
+    def settle(self):
+        self.tick()
+        while self.tier.busy:
+            self.answered()
+
+    def fetch(self, request, prompt, pages):
+        """From its question to its end, whatever that is."""
+        self.start(request, prompt, pages)
+        self.settle()
+
+    def admitted(self, request, end):
+        return self.tier.admitted(RequestId(request), end)
+
+    def forget(self, request):
+        self.tier.forget(RequestId(request))
+
+    def holds_back(self, request):
+        return self.tier.holds_back(RequestId(request))
+
+    # -- the tiers -------------------------------------------------------------------------------
+
+    def serve(self, prompt, pages, *, save=True):
+        """Compute and cache a prompt, with a checkpoint at its end and a host copy of it all."""
+        keys = self.keys(prompt, pages)
+        columns = []
+        for group in self.spec.groups:
+            first = needed(group.retention, pages * self.spec.page_tokens, self.spec.page_tokens)
+            column = np.full(pages, NONE, np.int32)
+            ids = self.tiers[DEVICE][group.id].alloc(len(first))
+            assert ids is not None, "the bench's device is full"
+            column[first.start : first.stop] = ids
+            columns.append(column)
+        known = self.tree.nodes.reach(keys, 0, pages)
+        assert not known, "it is cached already"
+        self.pools.execute(self.tree.insert(keys, 0, columns), -1)
+        lease = self.tree.lease(keys, pages, load=False)
+        self.pools.execute(self.tree.keep(lease, pages, 0), -1)
+        if save:
+            self.save(lease.path)
+        return lease
+
+    def save(self, path):
+        """Back up what of a path is on the device alone."""
+        nodes = self.tree.nodes
+        for group in self.groups:
+            rows = self.tree.copies.unsaved(GroupId(group), path)
+            ids = self.tiers[HOST][group].alloc(len(rows))
+            assert ids is not None, "the bench's host is full"
+            self.tree.copies.begin_backup(GroupId(group), rows, ids)
+            for row, view in zip(rows.tolist(), self.arenas[group].views(ids), strict=True):
+                view[:] = self.content(nodes.key_of(row), group)
+            self.pools.execute(self.tree.copies.end_backup(GroupId(group), rows, ok=True), -1)
+
+    def match(self, prompt, pages):
+        return self.tree.match(self.keys(prompt, pages), pages)
+
+    def free(self):
+        return [space.available() for space in self.tiers[HOST]]
+
+    def idle(self):
+        """Whether all of the host is free, or could be."""
+        spare = [self.tree.evictable(HOST, GroupId(group)) for group in self.groups]
+        return [free + more for free, more in zip(self.free(), spare, strict=True)] == self.hosts
+
+    def landed(self, prompt, end):
+        """Assert that every page with bytes that ``end`` needs lies on the host as it should."""
+        nodes = self.tree.nodes
+        keys = self.keys(prompt, end)
+        page = self.spec.page_tokens
+        for group in self.spec.groups:
+            for at in needed(group.retention, end * page, page):
+                row = nodes.index[keys[at]]
+                host = nodes.page[HOST][group.id].item(row)
+                assert host != NONE, f"page {at} of {group.name} is not there"
+                there = self.arenas[group.id].bytes[host].tobytes()
+                assert there == self.content(keys[at], group.id), f"page {at} of {group.name}"
+
+    def check(self):
+        """The tree's own check, and every host page has exactly one owner."""
+        check(self.tree)
+        for group in self.groups:
+            owned = [page for part in self.tier.owned(GroupId(group)) for page in part.tolist()]
+            held = self.tree.nodes.page[HOST][group]
+            owned += held[held != NONE].tolist()
+            assert len(set(owned)) == len(owned), "a host page has two owners"
+            free = self.tiers[HOST][group].available()
+            taken = self.hosts[group] - free - self.blocked(group)
+            assert taken == len(owned), f"group {group}: {taken} pages taken, {len(owned)} owned"
+
+    def blocked(self, group):
+        return len(self._blocked[group]) if self._blocked else 0
+
+    _blocked = ()
+
+    def block(self, counts):
+        """Others hold that many host pages of every group."""
+        self._blocked = [
+            space.alloc(count) for space, count in zip(self.tiers[HOST], counts, strict=True)
+        ]
+
+    # -- figures ---------------------------------------------------------------------------------
+
+    @property
+    def written(self):
+        return self.tier.persister.counters
+
+    def lost(self):
+        """By reason, in pages; hits and losses must be what was found."""
+        stats = self.tier.stats()
+        page = self.spec.page_tokens
+        lost = {
+            reason: stats.lost_tokens[reason.name.lower()] // page
+            for reason in Reason
+            if stats.lost_tokens[reason.name.lower()]
+        }
+        assert stats.tokens["hits"] + sum(lost.values()) * page == stats.tokens["found"]
+        return lost
+
+    def hits(self):
+        return self.tier.stats().tokens["hits"] // self.spec.page_tokens
+
+    def abandoned(self):
+        counts = self.tier.stats().abandoned
+        return Counter({reason: counts[reason.name.lower()] for reason in Reason}) + Counter()
+
+
+def count_evictions(monkeypatch):
+    """How often a prefetch made room: a list that grows by one each time."""
+    calls = []
+    make_room = Fetches.make_room
+
+    def counting(self, pages):
+        calls.append(tuple(pages))
+        return make_room(self, pages)
+
+    monkeypatch.setattr(Fetches, "make_room", counting)
+    return calls
