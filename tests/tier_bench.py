@@ -156,15 +156,21 @@ class Bench:
         prefix = self.prefix(prompt, pages)
         self.tier.prefetch(RequestId(request), prefix, pages * self.spec.page_tokens + 1)
 
-    def answered(self, count=1):
-        """Wait until ``count`` answers are there, and apply them."""
+    def answered(self):
+        """Wait until an answer is there, and apply it."""
+        self._wait(lambda: self.tier.ready)
+        self.tick()
+
+    def answered_all(self, kind, count):
+        """Wait until ``count`` answers of a kind are there, and apply them at once."""
+        self._wait(lambda: self.worker.ready(kind) == count)
+        self.tick()
+
+    def _wait(self, done):
         deadline = time.monotonic() + PATIENCE_S
-        while not self.tier.ready:
+        while not done():
             assert time.monotonic() < deadline, "storage says nothing"
             time.sleep(0.0002)
-        self.tick()
-        if count > 1:
-            self.answered(count - 1)
 
     def tick(self, head=None):
         self.tier.tick(None if head is None else RequestId(head))

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         code: int = arguments.run(arguments)
-    except ConfigError as error:
+    except (ConfigError, StorageError) as error:
         print(f"stratakv: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # while a model loads or a bench runs; a server drains instead
@@ -150,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
                 metavar="DIR",
                 help="where the store lies meanwhile; default: the one for temporary files",
             )
+            part.add_argument("--redis", metavar="URL", help="also measure this server")
     _fsck_flags(verbs.add_parser("fsck", help="check a file store", allow_abbrev=False))
     return parser
 
@@ -296,7 +297,7 @@ def _bench(arguments: argparse.Namespace) -> int:
                 raise ConfigError(
                     f"--directory {arguments.directory}: allowed is a directory that exists"
                 )
-            storage.run(arguments.json, arguments.directory)
+            storage.run(arguments.json, arguments.directory, arguments.redis)
         case _:
             from stratakv.bench import serve  # noqa: PLC0415
 

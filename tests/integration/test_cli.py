@@ -306,7 +306,8 @@ def test_bench_storage_is_told_where(tmp_path, monkeypatch):
     report = str(tmp_path / "report.json")
     assert main(["bench", "storage", "--json", report, "--directory", str(tmp_path)]) == 0
     assert main(["bench", "storage"]) == 0
-    assert told == [(report, tmp_path), (None, None)]
+    assert main(["bench", "storage", "--redis", "redis://h"]) == 0
+    assert told == [(report, tmp_path, None), (None, None, None), (None, None, "redis://h")]
 
 
 # -- fsck ------------------------------------------------------------------------------------------

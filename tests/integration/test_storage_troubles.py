@@ -151,6 +151,45 @@ def test_a_request_that_waits_for_ever_can_be_aborted(family):
         assert this.ask(TOKENS).cached == on_storage(this.spec, END)
 
 
+@of_each(("llama", "gemma3"))
+def test_a_flush_while_a_request_waits_for_its_fetch_does_nothing(family):
+    with hanging_lab(family, "wait-complete") as (this, store):
+        this.ask(prompt(PAGE, 60))
+        settled(this)
+        assert this.parts.engine.flush()
+        this.ask(prompt(PAGE, 60)[:40])
+        settled(this)
+        store.answers.clear()
+        this.submit("known", TOKENS)
+        this.step()
+        assert not this.parts.engine.flush()
+        this.parts.engine.check()
+        store.answers.set()
+        while this.parts.cache.storage.busy:  # it has landed, and its turn has not come
+            this.parts.cache.pause()
+        assert not this.parts.engine.flush()
+        this.drain()
+        assert this.answers["known"].cached == on_storage(this.spec, END)
+        settled(this)
+        assert this.parts.engine.flush()
+
+
+def test_a_flush_does_not_wait_for_storage_that_hangs():
+    with hanging_lab("llama", "best-effort") as (this, store):
+        store.answers.clear()
+        this.submit("fresh", prompt(PAGE, 60))
+        while this.parts.engine._requests:
+            this.step()
+        started_s = time.monotonic()
+        assert not this.parts.engine.flush(), "a page that is being written is not to be had"
+        assert time.monotonic() - started_s < 10
+        this.parts.engine.check()
+        store.answers.set()
+        this.drain()
+        settled(this)
+        assert this.parts.engine.flush()
+
+
 def slowest_step_s(this, store) -> float:
     """While two requests decode, one waits for storage, and pages are being written."""
     for name, seed in (("decodes", 50), ("too", 51)):

@@ -136,8 +136,8 @@ BUGS: dict[str, tuple[Edit, ...]] = {
          "self.pins.pin(HOST, group, rows[nodes.state[group][rows] != Residency.SAVING])"),
     ),
     "a hold's end unpins the device": (
-        (PrefixTree, "release", "rows = rows[~np.isin(rows, lease.host[group])]",
-         "rows = rows if lease.parked else rows[~np.isin(rows, lease.host[group])]"),
+        (PrefixTree, "release", "if not lease.parked:\n            pins.unpin(DEVICE,",
+         "if True:\n            pins.unpin(DEVICE,"),
     ),
     "a hold is for ever": (
         (PrefixTree, "release", "pins.unpin(HOST, group, lease.host[group])",

@@ -1,4 +1,5 @@
-"""``stratakv bench storage``: pages into a store and back, against a raw loop over one slab file.
+"""``stratakv bench storage``: pages into a store and back, against a raw loop over one slab file,
+and what a store costs the engine's thread (``storage_steps``).
 
 Owns the measurement. The yardstick writes and reads the same bytes with one pwritev or preadv per
 page, without keys, headers or hashes; it is interleaved with the measured runs, so that a busy
@@ -19,6 +20,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from stratakv.bench.storage_redis import TARGET_RATIO as REDIS_TARGET
+from stratakv.bench.storage_redis import measure_redis
+from stratakv.bench.storage_steps import TARGET as STEP_TARGET
+from stratakv.bench.storage_steps import step_time_ratios
 from stratakv.core.clock import WallClock
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import (
@@ -66,19 +71,40 @@ class Case:
     raw_cold_gb_s: float
 
 
-def run(json_path: str | None, directory: Path | None = None) -> dict[str, object]:
-    """Measure the file store in ``directory`` (default: the one for temporary files), print a
-    table, write the JSON to ``json_path`` if given; about a minute."""
+def run(
+    json_path: str | None, directory: Path | None = None, redis_url: str | None = None
+) -> dict[str, object]:
+    """Measure the file store in ``directory`` (default: the one for temporary files), and the Redis
+    at ``redis_url`` if given; print a table, write the JSON to ``json_path`` if given. Two to three
+    minutes. StorageError where Redis does not answer."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="stratakv-bench-") as name:
         root = Path(name)
         cases = [measure("file", _file_opener(root), root, kib << 10) for kib in PAGE_KIB]
         contains_ms = measure_contains(_file_opener(root))
+        print_table(cases, contains_ms)
+        steps = step_time_ratios(root)
+    print(
+        f"CPU time of a step with a store to that without: {steps['step_time_ratio']:.2f}; "
+        f"where the forward does nothing: {steps['scheduler_time_ratio']:.2f}"
+    )
+    redis = [] if redis_url is None else [measure_redis(redis_url, kib << 10) for kib in PAGE_KIB]
+    for one in redis:
+        print(
+            f"redis    {one.page_bytes >> 10:8d}  {one.write_gb_s:5.2f} {one.write_ratio:5.2f}  "
+            f"{one.read_gb_s:5.2f} {one.read_warm_ratio:5.2f}  (to pipelined redis-py)"
+        )
     report: dict[str, object] = {
-        "targets": {**TARGETS, "contains_10k_ms": CONTAINS_TARGET_MS},
-        "cases": [asdict(case) for case in cases],
+        "targets": {
+            **TARGETS,
+            "contains_10k_ms": CONTAINS_TARGET_MS,
+            "step_time_ratio": STEP_TARGET,
+            "redis_ratio": REDIS_TARGET,
+        },
+        "cases": [asdict(case) for case in cases]
+        + [asdict(one) | {"read_cold_ratio": None} for one in redis],
         "contains_10k_ms": contains_ms,
+        **steps,
     }
-    print_table(cases, contains_ms)
     if json_path is not None:
         Path(json_path).write_text(json.dumps(report, indent=2) + "\n")
     return report

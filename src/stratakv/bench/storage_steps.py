@@ -46,11 +46,13 @@ PAGE_TOKENS: Final = 64
 ROWS: Final = 16
 PROMPT_TOKENS: Final = 1024
 OUTPUT_TOKENS: Final = 192
-REQUESTS: Final = 48
+PAIRS: Final = 24
+"""Requests that come twice; with a model, which takes its time, there are a quarter."""
 REPEATS: Final = 5
-DEVICE_PAGES: Final = 512
-HOST_PAGES: Final = 640
-"""Of what the requests leave behind, some 960 pages, the host keeps a part."""
+DEVICE_PAGES: Final = 320
+HOST_PAGES: Final = 320
+"""Of what the requests leave behind, some 450 pages and as many of their windows' tails, the host
+keeps a part; all running requests together hold up to 304."""
 VOCABULARY: Final = 64
 
 
@@ -89,9 +91,8 @@ def _play(directory: Path | None, model: HuggingFaceModel | None) -> float:
         store = open_store(f"file://{directory}?quota=1GiB", spec, [a.pages for a in arenas])
         engine.attach_storage(store.worker)
     rng = np.random.default_rng(0)
-    prompts = [
-        rng.integers(0, VOCABULARY, PROMPT_TOKENS, dtype=np.int32) for _ in range(REQUESTS // 2)
-    ]
+    pairs = PAIRS if model is None else PAIRS // 4
+    prompts = [rng.integers(0, VOCABULARY, PROMPT_TOKENS, dtype=np.int32) for _ in range(pairs)]
     coming = deque(enumerate([*prompts, *prompts]))
     sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
     taken_s, open_, steps = 0.0, 0, 0

@@ -44,6 +44,8 @@ from stratakv.tree.prefix_tree import PrefixTree
 Int32s = RowIds
 PAUSE_POLLS: Final = 25
 """An engine that has nothing to run looks for new requests every 5 ms or so."""
+FLUSH_PAUSES: Final = 200
+"""A flush gives storage a second or so: one that hangs must not stop the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,11 +301,17 @@ class KVCache:
         self.storage.close(timeout_s)
 
     def flush(self) -> bool:
-        """Drop everything cached; False, and nothing done, while a request runs."""
+        """Drop everything cached; False, and nothing done, while a request runs or waits for what
+        storage fetches, or where storage is not soon done with what it writes."""
         if len(self._seats):
             return False
-        self.settle()
-        if len(self._parking):
+        while self.wait():
+            pass
+        for _ in range(FLUSH_PAUSES):
+            if self.storage.holding or not self.busy:
+                break
+            self.pause()
+        if self.storage.holding or self.busy or len(self._parking):
             return False
         for tier in reversed(TIERS):
             self._pools.execute(self._tree.evict(tier, ANCHOR, len(self._tree.nodes)), -1)

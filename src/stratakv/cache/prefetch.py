@@ -106,6 +106,11 @@ class Prefetcher:
         """Whether storage is being asked for anything."""
         return bool(self._by_ticket)
 
+    @property
+    def holding(self) -> bool:
+        """Whether a request that waits counts on pages of the tree."""
+        return any(ask.hold is not None for ask in self._by_request.values())
+
     # -- a request waits -------------------------------------------------------------------------
 
     def start(self, request: RequestId, prefix: PageHasher, tokens: int, worker: IoWorker) -> None:

@@ -170,6 +170,11 @@ class StorageTier:
         """Whether anything is under way that somebody waits for, or that pins a page."""
         return bool(self.persister.busy or self.prefetcher.busy or self._clearing)
 
+    @property
+    def holding(self) -> bool:
+        """Whether pages of the tree are held for a request that waits."""
+        return self.prefetcher.holding
+
     # -- figures ---------------------------------------------------------------------------------
 
     def stats(self) -> StorageStats | None:
