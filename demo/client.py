@@ -20,7 +20,7 @@ COUNTER: Final = re.compile(r"^stratakv_cache_(\w+)_total (\S+)$", re.MULTILINE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """One streamed answer. ``first_s``: from sending the request to the first token;
-    ``device`` and ``host``: prompt tokens that came from each tier."""
+    ``device``, ``host`` and ``storage``: prompt tokens that came from each tier."""
 
     text: str
     finish: str
@@ -29,6 +29,7 @@ class Reply:
     answer_tokens: int
     device: int
     host: int
+    storage: int
 
     def same_answer(self, other: "Reply") -> bool:
         """Whether both are one answer, to the last token."""
@@ -82,6 +83,7 @@ class Client:
             answer_tokens=usage.completion_tokens,
             device=tiers["device"],
             host=tiers["host"],
+            storage=tiers["storage"],
         )
 
     def forget(self) -> None:

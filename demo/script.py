@@ -48,6 +48,13 @@ PLAY: Final = (
 )
 """Users come back after others have pushed them off the device; Dan and Cleo also ask twice in a
 row, and then find everything where they left it."""
+ENCORE: Final = (
+    Line("Dan", "What does callable do?"),
+    Line("Cleo", "What is the yield statement?"),
+    Line("Ben", "What is the try statement?"),
+    Line("Ada", "Explain the assert statement."),
+)
+"""After the server was restarted: everybody goes on where they were."""
 
 
 def instructions(user: str) -> Message:

@@ -83,12 +83,17 @@ class Servers:
             self.started.append(Server(name, process, log))
         return self.started[-1]
 
+    def end(self, server: Server) -> None:
+        """Stop one, and note how it has ended; nothing where that was done."""
+        with uninterrupted():
+            if server.name not in self.exit_codes:
+                self.exit_codes[server.name] = server.stop()
+
     def stop(self) -> None:
         """Stop what still runs, and note how each has ended."""
         with uninterrupted():
             for server in self.started:
-                if server.name not in self.exit_codes:
-                    self.exit_codes[server.name] = server.stop()
+                self.end(server)
 
     def __enter__(self) -> Self:
         return self

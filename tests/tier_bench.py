@@ -39,7 +39,8 @@ def form_of(spec):
 
 
 class Store(Gate):
-    """A gate for any spec. ``reads`` and ``touches``: what it was asked, in order."""
+    """A gate for any spec. ``reads``, ``writes`` and ``touches``: the objects it was asked for, and
+    ``order``: the latter two in theirs."""
 
     def __init__(self, spec, *held, quota_bytes=1 << 20):
         super().__init__(*held)
@@ -47,6 +48,8 @@ class Store(Gate):
         self.reads = []
         self.writes = []
         self.touches = []
+        self.order = []
+        self.writing = False
 
     def read(self, keys, into):
         self.reads += keys
@@ -54,10 +57,17 @@ class Store(Gate):
 
     def write(self, keys, pages):
         self.writes += keys
-        return super().write(keys, pages)
+        self.order.append(("write", keys))
+        self.writing = True
+        try:
+            return super().write(keys, pages)
+        finally:
+            self.writing = False
 
     def touch(self, keys):
-        self.touches += keys
+        if not self.writing:  # a write touches too
+            self.touches += keys
+            self.order.append(("touch", keys))
         return super().touch(keys)
 
 

@@ -108,13 +108,13 @@ def campaign(family: str, seed: int, lives: int, rounds: int) -> int:
     return came
 
 
-@of_each(quick=("qwen3_next",))
+@of_each(quick=("gemma3",))
 def test_conversations(family):
     assert campaign(family, seed=1, lives=3, rounds=6) > 0
 
 
 @pytest.mark.long
 @of_each()
-@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize("seed", [2, 3])
 def test_many_conversations(family, seed):
     assert campaign(family, seed, lives=6, rounds=15) > 0

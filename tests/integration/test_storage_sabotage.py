@@ -16,6 +16,8 @@ from stratakv.core.ids import NONE
 from stratakv.engine.namespaces import Namespaces
 from stratakv.policy.prefetch_ends import Ends
 from stratakv.storage import memory
+from stratakv.storage.backend import ReadStatus
+from stratakv.storage.file.store import FileStore
 from tests.engines import on_device, on_storage
 from tests.hit_cases import last_end, prompt
 from tests.storage_cases import (
@@ -23,11 +25,15 @@ from tests.storage_cases import (
     Shelf,
     check_sums,
     evict_all,
+    file_url,
     objects_of,
     of_each,
+    settled,
     shelf_for,
     shelf_lab,
+    storage_lab,
 )
+from tests.storage_files import flip, place_of
 
 PAGE = 16
 TOKENS = prompt(PAGE, 1)
@@ -223,6 +229,26 @@ def test_a_flipped_byte_is_seen_when_nobody_checks_it(family, checked):
         pytest.raises(AssertionError, match="differ"),
     ):
         restart(family, shelf)
+
+
+@of_each()
+def test_a_flipped_byte_on_the_disk_is_seen_when_nobody_checks_it(family, tmp_path):
+    url = file_url(tmp_path)
+    with storage_lab(family, PAGE, url) as this:
+        this.ask(TOKENS)
+        settled(this)
+        group = max(group.id for group in this.spec.groups if group.page_bytes)
+        bad = objects_of(this, TOKENS, group)[END // PAGE - 1]
+        floats = this.spec.groups[group].page_bytes // 4
+    path, _, payload = place_of(tmp_path, bad)
+    for at in range(floats):
+        flip(path, payload + 4 * at + 3, bit=7)
+    with (
+        storage_lab(family, PAGE, url) as this,
+        mock.patch.object(FileStore, "_judge", return_value=ReadStatus.HIT),
+        pytest.raises(AssertionError, match="differ"),
+    ):
+        this.ask(TOKENS)
 
 
 @of_each(("llama", "gemma3"))

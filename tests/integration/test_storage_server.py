@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,10 +61,13 @@ class Serving:
         return whole["choices"][0]["message"], whole["usage"]
 
     def stored(self) -> bool:
-        """Whether nothing waits to be written any more."""
-        found = self.http.get("/cache/storage").json()
-        assert found["attached"]
-        return found["pages"]["stored"] > 0 and not found["pages"]["queued"]
+        """Whether nothing is on its way to be written any more, for a whole second."""
+        figures = []
+        for _ in range(6):
+            found = self.http.get("/cache/storage").json()["pages"]
+            figures.append((found["stored"], found["queued"]))
+            time.sleep(0.2)
+        return len(set(figures)) == 1 and figures[0][0] > 0 == figures[0][1]
 
 
 @contextmanager
@@ -104,7 +108,10 @@ def from_storage(details: dict, tokens: int) -> bool:
     )
 
 
-def test_a_server_goes_on_from_what_the_last_one_stored(model, tmp_path):
+@pytest.mark.parametrize(
+    "ended_by", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
+def test_a_server_goes_on_from_what_the_last_one_stored(ended_by, model, tmp_path):
     store, log = tmp_path / "store", tmp_path / "log"
     store.mkdir()
     system = {"role": "system", "content": "Answer in rhymes, and never in prose. " * 6}
@@ -114,8 +121,10 @@ def test_a_server_goes_on_from_what_the_last_one_stored(model, tmp_path):
         said = [first.ask(prompt) for prompt in PROMPTS]
         assert all(nothing_cached(details) for _, details in said)
         reply, _ = first.turn(chat)
-        first.process.send_signal(signal.SIGTERM)
-        assert first.process.wait(ENDS_S) == 0, log.read_text()
+        if ended_by == signal.SIGKILL:  # a server that ends well stores all by itself
+            wait_until(first.stored)
+        first.process.send_signal(ended_by)
+        assert first.process.wait(ENDS_S) == (-ended_by if ended_by == signal.SIGKILL else 0)
     assert fsck(store).clean
 
     chat += [reply, {"role": "user", "content": "And of what use is it to me?"}]
@@ -126,29 +135,15 @@ def test_a_server_goes_on_from_what_the_last_one_stored(model, tmp_path):
             assert from_storage(details, END), details
         _, details = second.ask(PROMPTS[2])
         assert details["cached_tokens_by_tier"] == {"device": END, "host": 0, "storage": 0}
-        reply, usage = second.turn(chat)
+        _, usage = second.turn(chat)
         tiers = usage["prompt_tokens_details"]["cached_tokens_by_tier"]
         assert tiers["storage"] >= usage["prompt_tokens"] // 2
-        wait_until(second.stored)
-        second.process.send_signal(signal.SIGKILL)
-        second.process.wait(ENDS_S)
-
-    chat += [reply, {"role": "user", "content": "Thank you."}]
-    with serving(model, store, log) as third:
-        for prompt, (text, _) in zip(PROMPTS, said, strict=True):
-            again, details = third.ask(prompt)
-            assert again == text
-            assert from_storage(details, END), details
-        reply, usage = third.turn(chat)
-        tiers = usage["prompt_tokens_details"]["cached_tokens_by_tier"]
-        assert tiers["storage"] >= usage["prompt_tokens"] // 2
-        figures = third.http.get("/cache/storage").json()
+        figures = second.http.get("/cache/storage").json()
         found = figures["tokens"]
         assert found["hits"] + sum(figures["lost_tokens"].values()) == found["found"]
-        metrics = third.http.get("/metrics").text
+        metrics = second.http.get("/metrics").text
         assert re.search(r'stratakv_\w*cached\w*\{[^}]*tier="storage"[^}]*\} [1-9]', metrics)
-        third.process.send_signal(signal.SIGTERM)
-        assert third.process.wait(ENDS_S) == 0, log.read_text()
+        second.process.send_signal(signal.SIGTERM)
+        assert second.process.wait(ENDS_S) == 0, log.read_text()
     assert "Traceback" not in log.read_text()
-    found = fsck(store)
-    assert (found.bad_headers, found.bad_payloads, found.broken) == (0, 0, 0)
+    assert fsck(store).clean

@@ -142,3 +142,27 @@ def test_all_of_them_share_one_quota(turns, tmp_path):
                 assert answer.cached.total == answer.cached.storage
             assert physical() <= quota
     assert physical() > quota // 4, "too little to prove anything"
+
+
+@of_each()
+def test_two_engines_share_what_either_has_stored_while_both_run(family, tmp_path):
+    """The other one has opened the store before there was anything in it."""
+    url = file_url(tmp_path)
+    other = prompt(PAGE, 2)
+    with storage_lab(family, PAGE, url) as one, storage_lab(family, PAGE, url) as two:
+        two.ask(prompt(PAGE, 5, 20))
+        settled(two)
+        one.ask(TOKENS)
+        settled(one)
+        assert two.ask(TOKENS).cached == on_storage(two.spec, END)
+        two.ask(other)
+        settled(two)
+        assert one.ask(other).cached == on_storage(one.spec, END)
+        for this in (one, two):
+            evict_all(this)
+        one.submit("a", TOKENS)
+        two.submit("a", TOKENS)
+        for this in (one, two):
+            this.drain()
+            assert this.answers["a"].cached == on_storage(this.spec, END)
+            assert lost(this) == {}

@@ -72,7 +72,8 @@ def test_at_every_fill_level_the_largest_end_that_fits_is_fetched(spec, base, sp
     host, groups = PAGES + CACHED, len(spec.groups)
     levels = [[level] * groups for level in range(host + 1)]
     for group in range(1, groups):  # and each group short alone
-        levels += [[level if g == group else 0 for g in range(groups)] for level in range(host + 1)]
+        some = range(host - 6, host + 1, 2)
+        levels += [[level if g == group else 0 for g in range(groups)] for level in some]
     ends = set()
     for others in levels:
         bench = filled(spec, host, others, base=base, spare=spare)
@@ -116,6 +117,37 @@ def spare_of(bench, keys):
         there[mine] = False
         spare.append(int(np.count_nonzero(there)))
     return spare
+
+
+@pytest.mark.parametrize("gone", range(1, PAGES + 1))
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_what_arrives_in_part_lands_at_the_largest_end_that_is_whole(spec, gone):
+    """From page ``gone`` on storage has nothing any more when it is read."""
+    bench = Bench(spec, policy=policy_of(spec, threshold=THRESHOLD))
+    store = Store(spec, "read")
+    bench.attach(store)
+    names = bench.fill(PROMPT, PAGES)
+    keys = bench.keys(PROMPT, PAGES)
+    bench.start("r", PROMPT, PAGES)
+    bench.answered()
+    store.wait_entered()
+    store.remove([name for name in names if keys.index(name.page) >= gone])
+    store.let("read")
+    bench.settle()
+    path = Path(spec, [set() for _ in spec.groups], PAGES)
+    asked = [set(path.lacking(group, PAGES)) for group in bench.groups]
+    come = [{at for at in pages if at < gone} for pages in asked]
+    ends = [end for end in path.usable(come) if end >= THRESHOLD]
+    end = max(ends, default=0)
+    assert bench.match(PROMPT, PAGES).end == end
+    came = bench.admitted("r", end)
+    if end:
+        assert [p.tolist() for p in came.pages] == [path.lacking(g, end) for g in bench.groups]
+        bench.landed(PROMPT, end)
+    taken = [len(path.lacking(g, end)) for g in bench.groups]
+    assert bench.free() == [host - some for host, some in zip(bench.hosts, taken, strict=True)]
+    assert bench.lost() == ({Reason.EVICTED: PAGES - end} if end < PAGES else {})
+    bench.close()
 
 
 def test_what_an_eviction_brings_short_is_fetched_shorter(monkeypatch):

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from demo.script import NOTES, PLAY, SYSTEM, Chats, Line, instructions
+from demo.script import ENCORE, NOTES, PLAY, SYSTEM, Chats, Line, instructions
 
 
 def test_every_user_has_notes_and_several_turns():
@@ -10,6 +10,10 @@ def test_every_user_has_notes_and_several_turns():
     assert users == set(NOTES)
     for user in users:
         assert sum(line.user == user for line in PLAY) >= 4
+
+
+def test_everybody_goes_on_once_after_the_restart():
+    assert sorted(line.user for line in ENCORE) == sorted(NOTES)
 
 
 def test_users_come_back_after_others_and_sometimes_at_once():

@@ -43,6 +43,18 @@ def test_a_server_that_ends_badly_is_noted(command, tmp_path):
     assert servers.exit_codes == {"a": 3}
 
 
+def test_a_server_that_is_ended_before_the_others(command, tmp_path):
+    command(f"trap 'exit $3' TERM; {READY}; while :; do sleep 0.05; done")
+    with Servers(tmp_path) as servers:
+        first, other = (servers.start(name, tmp_path, name) for name in ("3", "4"))
+        for server in (first, other):
+            server.wait_ready()
+        servers.end(first)
+        assert first.process.poll() == 3
+        assert other.process.poll() is None
+    assert servers.exit_codes == {"3": 3, "4": 4}
+
+
 def test_a_server_that_dies_at_its_start(command, tmp_path):
     command("echo no room >&2; exit 2")
     with Servers(tmp_path) as servers:

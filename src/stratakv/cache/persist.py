@@ -60,6 +60,7 @@ class Persister:
         self._tree = tree
         self._arenas = arenas
         self._fresh: list[Writing] = []  # pinned, not yet submitted
+        self._uses: list[Touch] = []
         self._jobs: dict[TicketId, _Job] = {}
 
     @property
@@ -73,7 +74,7 @@ class Persister:
             rows = effect.nodes[at : at + JOB_PAGES]
             self._fresh.append(self._tree.stored.begin(effect.group, rows))
 
-    def used(self, lease: Lease, step: int, worker: IoWorker) -> None:
+    def used(self, lease: Lease, step: int) -> None:
         """A request stands on ``lease``, or did until now: storage learns of it, and gets what it
         lacks of it."""
         for effect in self._tree.stored.unstored(lease):
@@ -85,11 +86,16 @@ class Persister:
         keys = [key for group, rows in parts for key in of_rows(nodes, group, rows)]
         depth = np.concatenate([nodes.depth[rows] for _, rows in parts])
         deepest_first = np.argsort(-depth, kind="stable").tolist()
-        worker.submit(Touch(list(map(keys.__getitem__, deepest_first))))  # may be dropped
+        self._uses.append(Touch(list(map(keys.__getitem__, deepest_first))))
+
+    def forget_uses(self) -> None:
+        """The store that was to hear of them is gone."""
+        self._uses = []
 
     def submit(self, worker: IoWorker) -> None:
-        """Hand over what the step has found to write, the heads of chains first."""
-        if not self._fresh:
+        """Hand over what the step has found to write, the heads of chains first, and behind it what
+        was used: a page that is written after its parents were touched would look newer."""
+        if not self._fresh and not self._uses:
             return
         fresh, self._fresh = self._fresh, []
         batch: list[Writing] = []
@@ -102,6 +108,9 @@ class Persister:
                 batch, pages = [], 0
         if batch:
             self._send(batch, worker)
+        uses, self._uses = self._uses, []
+        for use in uses:
+            worker.submit(use)  # may be dropped
 
     def _send(self, writings: list[Writing], worker: IoWorker) -> None:
         nodes = self._tree.nodes

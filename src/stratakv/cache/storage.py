@@ -69,6 +69,7 @@ class StorageTier:
             self.prefetcher.cancel(self._worker)
         if self.busy:
             return None
+        self.persister.forget_uses()
         worker, self._worker = self._worker, None
         return worker
 
@@ -123,7 +124,7 @@ class StorageTier:
     def used(self, lease: Lease) -> None:
         """A request stands on ``lease``, or did until now."""
         if self._worker is not None and not self._leaving:
-            self.persister.used(lease, self._step, self._worker)
+            self.persister.used(lease, self._step)
 
     def _want(self, effect: Persist) -> None:
         if self._worker is not None and not self._leaving:

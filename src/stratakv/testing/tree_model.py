@@ -156,6 +156,12 @@ class TreeModel:
             ranks[prefix] = 0 if cold else self.spot(place).used
         return ranks
 
+    def maybe_cold(self, place: Place) -> bool:
+        """Whether only holds and writes on the host keep a page from the cold end. Such a pin is no
+        use of it: one that was there already stays, and one that was used since is warm."""
+        unused = not self._keeps_all[place[1]] and not self.pinned()[DEVICE][place]
+        return unused and place not in self.wanted()
+
     def _anchor_may_leave(self, tier: Tier, prefix: Prefix, busy: set[Prefix]) -> bool:
         below = self.below(prefix)
         # On the host a path may have holes: only a child counts.

@@ -101,6 +101,7 @@ class TierDriver:
             assert prefix in ranks, f"{tier.name} page {page} of {prefix} must not leave"
             rank, least = ranks.pop(prefix), min(ranks.values(), default=1 << 62)
             in_order = rank <= least if self._predicted else not rank or least
+            in_order = in_order or self.model.maybe_cold((prefix, group))
             assert in_order, f"{prefix} of rank {rank} left before rank {least}"
             self.model.take(tier, group, prefix, expected)
         return len(pages)

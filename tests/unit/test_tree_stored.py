@@ -1,0 +1,203 @@
+"""What storage holds in the tree: pins for as long as a write or a waiting request takes, which
+must never keep on the device what admission counts on.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from stratakv.core.ids import GroupId
+from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
+from stratakv.testing.specs import small_spec
+from stratakv.testing.tree_books import DEVICE, HOST, Place, Prefix
+from stratakv.testing.tree_driver import TreeDriver
+from stratakv.testing.tree_storing import StoringDriver
+from stratakv.tree.check import check
+from stratakv.tree.stored import TOUCH_STEPS, Stored, host_prefix
+
+
+def tree(*rules: Retention, pages: int = 16) -> tuple[TreeDriver, StoringDriver]:
+    spec = small_spec(rules, page_tokens=1)
+    it = TreeDriver(spec, [pages] * len(spec.groups), [pages] * len(spec.groups))
+    store = StoringDriver(it)
+    store.start()
+    return it, store
+
+
+def serve(it: TreeDriver, prompt: Prefix) -> None:
+    request = it.arrive(prompt, len(prompt) - 1, load=False)
+    assert it.extend(request, len(prompt), generous=False)
+    it.keep(request, len(prompt), request.continued)
+    it.finish(request)
+
+
+def save(it: TreeDriver, tip: Prefix) -> None:
+    for group in it.model.groups:
+        if it.backup(tip, group, 99):
+            it.end_copy(it.copies[-1], ok=True)
+
+
+def device_page_above_a_host_page(it: TreeDriver) -> None:
+    """(0,) is on the device alone, and what storage landed below it on the host alone."""
+    serve(it, (0,))
+    it.fetch((0, 1), generous=True)
+    it.end_fetch(it.fetches[0], landed=True)
+    assert it.evict(DEVICE, 1, 9)
+
+
+def test_what_counts_as_evictable_can_be_had_under_a_hold() -> None:
+    it, store = tree(KeepWindow(1))
+    device_page_above_a_host_page(it)
+    assert store.prefetch((0, 1, 1))
+    store.squeeze(0)
+    assert it.pools[DEVICE][0].available() == 16
+    it.verify()
+
+
+def test_a_hold_of_more_would_keep_a_device_page_that_counts_as_evictable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bug that ``host_prefix`` is there for, and that ``squeeze`` sees it."""
+    it, store = tree(KeepWindow(1))
+    device_page_above_a_host_page(it)
+    rows = it.tree.nodes.path(it.row((0, 1)))[1:]
+    assert host_prefix(it.tree.nodes, it.tree.nodes.path(it.row((0, 1)))) == 0
+    it.tree.pins.pin(HOST, 0, rows)
+    monkeypatch.setattr(it.model, "pinned", pinned_too(it, (0, 1)))
+    with pytest.raises(AssertionError, match="evictable pages"):
+        store.squeeze(0)
+
+
+Pinned = tuple[Counter[Place], Counter[Place]]
+
+
+def pinned_too(it: TreeDriver, prefix: Prefix) -> Callable[[], Pinned]:
+    pinned = it.model.pinned
+
+    def more() -> Pinned:
+        device, host = pinned()
+        host[prefix, 0] += 1
+        return device, host
+
+    return more
+
+
+@pytest.mark.parametrize("rule", [KeepWindow(2), KeepBoundary()], ids=["window", "state"])
+def test_what_counts_as_evictable_can_be_had_while_pages_are_written(rule: Retention) -> None:
+    it, store = tree(rule)
+    serve(it, (0, 0, 0))
+    save(it, (0, 0, 0))
+    serve(it, (0, 0, 0, 1))  # on the device alone, below
+    assert len(store.writes) == 2
+    for group in (1, 0):
+        store.squeeze(group)
+    assert it.pools[DEVICE][0].available() == 16
+    it.verify()
+    assert it.evict(HOST, 0, 9) == 0, "all of the path is being written"
+    for write in list(store.writes):
+        store.end_write(write, [True] * len(write.writing.rows))
+    it.verify()
+    assert it.evict(HOST, 0, 9) == 3
+
+
+def test_a_page_below_a_hole_is_not_written_until_the_hole_is_filled() -> None:
+    it, store = tree(KeepWindow(1))
+    serve(it, (0, 0))
+    it.backup((0, 0), 1, 9)
+    it.end_copy(it.copies[0], ok=True)
+    assert not store.writes
+    save(it, (0, 0))
+    request = it.arrive((0, 0), 2, load=False)
+    store.use(request)
+    assert {int(write.writing.group) for write in store.writes} == {0, 1}
+    it.verify()
+
+
+def test_nothing_is_wanted_nor_told_without_a_store() -> None:
+    it, store = tree()
+    store.stop()
+    serve(it, (0, 0))
+    save(it, (0, 0))
+    request = it.arrive((0, 0), 2, load=False)
+    assert list(it.tree.stored.unstored(request.lease)) == []
+    assert list(it.tree.stored.to_touch(request.lease, 10_000)) == []
+    assert not store.writes
+
+
+def told(it: TreeDriver, prompt: Prefix, step: int) -> list[int]:
+    """Depths that storage hears of when ``prompt`` is used."""
+    lease = it.tree.lease(it.keys(prompt), len(prompt), load=False)
+    parts = list(it.tree.stored.to_touch(lease, step))
+    it.tree.release(lease)
+    return [int(depth) for _, rows in parts for depth in it.tree.nodes.depth[rows]]
+
+
+def test_storage_hears_of_a_chain_once_in_a_while_and_then_of_all_above_what_is_new() -> None:
+    it, _ = tree()
+    serve(it, (0, 0))
+    save(it, (0, 0))
+    assert told(it, (0, 0), 5) == [0, 1]
+    assert told(it, (0, 0), 5 + TOUCH_STEPS - 1) == []
+    assert told(it, (0,), 5 + TOUCH_STEPS) == [0]
+    serve(it, (0, 0, 1))
+    save(it, (0, 0, 1))
+    assert told(it, (0, 0, 1), 5 + TOUCH_STEPS + 1) == [0, 1, 2], "no parent older than its child"
+    assert told(it, (0, 0), 5 + TOUCH_STEPS + 1) == []
+
+
+def test_pages_of_one_write_end_each_for_itself() -> None:
+    it, store = tree()
+    serve(it, (0, 0, 0))
+    save(it, (0, 0, 0))
+    store.end_write(store.writes[0], [True, False, True])
+    request = it.arrive((0, 0, 0), 3, load=False)
+    (effect,) = it.tree.stored.unstored(request.lease)
+    assert it.tree.nodes.depth[effect.nodes].tolist() == [1]
+
+
+def test_check_sees_a_write_that_was_forgotten() -> None:
+    it, store = tree()
+    serve(it, (0,))
+    save(it, (0,))
+    it.tree.stored.writing.clear()
+    with pytest.raises(AssertionError, match="pins leak"):
+        check(it.tree)
+    assert store.writes
+
+
+def test_two_writes_of_one_page_hold_it_until_both_have_ended() -> None:
+    """A store that was emptied gets the page again while the first write is under way."""
+    it, store = tree()
+    serve(it, (0,))
+    save(it, (0,))
+    store.forget()
+    store.use(it.arrive((0,), 1, load=False))
+    assert len(store.writes) == 2
+    it.verify()
+    store.end_write(store.writes[0], [False])
+    assert it.evict(HOST, 0, 1) == 0
+    it.verify()
+    store.end_write(store.writes[0], [True])
+    it.verify()
+
+
+def test_a_hold_of_nothing_can_be_released() -> None:
+    it, _ = tree(KeepWindow(1))
+    hold = it.tree.stored.hold([], 0, [0, 0])
+    assert (hold.end, hold.starts) == (0, [0, 0])
+    it.tree.release(hold)
+    assert not it.tree.leases
+
+
+def test_a_store_is_told_of_no_page_that_it_lacks() -> None:
+    it, store = tree(KeepWindow(1))
+    serve(it, (0, 0))
+    save(it, (0, 0))
+    for write in list(store.writes):
+        store.end_write(write, [write.writing.group == 1] * len(write.writing.rows))
+    lease = it.tree.lease(it.keys((0, 0)), 2, load=False)
+    stored: Stored = it.tree.stored
+    assert [(g, rows.tolist()) for g, rows in stored.to_touch(lease, 0)] == [
+        (GroupId(1), [it.row((0, 0))])
+    ]
