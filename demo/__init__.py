@@ -1,1 +1,2 @@
-"""`make demo`: a scripted chat, served with the cache and without it, side by side."""
+"""`make demo`: a scripted chat, served with the cache and without it, side by side, and then after a
+restart."""

@@ -320,6 +320,16 @@ def test_a_question_without_an_answer_holds_nobody_behind_the_deadline(benches):
     assert not bench.holds_back("r")
 
 
+def test_a_store_that_is_known_to_hang_holds_nobody_who_comes_later(benches):
+    bench = benches(FULL, held=["contains"], policy=policy_of(FULL, stop=Timeout(base_s=1.0)))
+    bench.start("r", PROMPT, 4)
+    bench.clock.advance(1.0)
+    assert not bench.holds_back("r")
+    bench.clock.advance(GRACE_S + 0.01)
+    bench.start("next", OTHER, 4)
+    assert not bench.holds_back("next")
+
+
 # -- what it says of its work ---------------------------------------------------------------------
 
 

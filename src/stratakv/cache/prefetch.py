@@ -292,6 +292,7 @@ class Prefetcher:
         now_s = self._clock.now_s()
         allowed_s = allowance_s(self._policy.stop, self._rules.tokens(state))
         passed = allowed_s is not None and now_s - ask.started_s >= allowed_s
+        passed |= self._hangs(now_s)
         if not stops(self._policy.stop, deadline_passed=passed):
             return True
         if leader is not ask:
@@ -300,6 +301,12 @@ class Prefetcher:
             ask.stopped_s = now_s
             worker.cancel(leader.ticket)
         return isinstance(state, Fetching) and now_s - ask.stopped_s < GRACE_S
+
+    def _hangs(self, now_s: float) -> bool:
+        """Whether an operation that was told to stop has not come back: nobody who may go without
+        storage waits for it then."""
+        stopped = (ask.stopped_s for ask in self._by_ticket.values())
+        return any(at_s is not None and now_s - at_s > GRACE_S for at_s in stopped)
 
     def admitted(self, request: RequestId, end: int) -> FromStorage | None:
         """A request has its lease, at ``end`` pages: what had landed for it is its own business."""
