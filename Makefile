@@ -28,7 +28,7 @@ $(VENV)/check.stamp: $(VENV)/test.stamp
 	$(PIP) -e '.[check]'
 	touch $@
 
-demo: $(VENV)/demo.stamp ## set up and run the main job: a chat served over device and host
+demo: $(VENV)/demo.stamp ## set up and run the main job: a chat served over device, host and storage
 	$(BIN)/python -m demo.run
 
 serve: $(VENV)/demo.stamp ## keep a server running on the demo model

@@ -1,2 +1,1 @@
-"""`make demo`: a scripted chat, served with the cache and without it, side by side, and then after a
-restart."""
+"""`make demo`: a scripted chat, with the cache and without it, side by side; then a restart."""

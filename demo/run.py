@@ -97,7 +97,7 @@ def _play(servers: Servers, model: Path, store: Path) -> list[str]:
             moved = cached.counters()
         servers.end(with_cache)
         print(table.divider(RESTART), flush=True)
-        again = servers.start("with cache, again", model, *kept)
+        again = servers.start("restarted", model, *kept)
         with closing(Client(again.wait_ready(), ANSWER_TOKENS)) as cached:
             _warm_up(cached)
             after = _shown(chats, ENCORE, cached, plain)

@@ -64,7 +64,7 @@ FAULTS = Faults(
     write_lost=0.01,
     contains_lies=0.01,
 )
-GROWTH_BYTES, GROWTH_BLOCKS = 4 << 20, 5_000
+GROWTH_BYTES, GROWTH_BLOCKS = 4 << 20, 8_000
 """What a size may vary by; a leak of one small object per request would be many times that."""
 
 
