@@ -405,7 +405,7 @@ def token_engine(
         device=torch.device("cpu"),
         fingerprint=b"tokens",
         max_positions=4096,
-        config={},
+        config={"model_type": "tokens"},
         adapters=SimpleNamespace(digests=digests or {}),
     )
 

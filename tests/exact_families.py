@@ -7,13 +7,14 @@ from typing import Final
 import pytest
 
 from scripts.family_table import exact, spec
+from stratakv.spec.retention import KeepBoundary
 
 NAMED: Final = (
-    "bamba", "cohere2", "deepseek_v2", "deepseek_v3", "exaone4", "falcon_h1", "falcon_mamba",
-    "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "granitemoehybrid", "jamba",
-    "kimi_linear", "lfm2", "lfm3", "llama", "llama4_text", "mamba", "mamba2", "mimo_v2_flash",
-    "minimax_m2", "ministral", "mistral", "nemotron_h", "olmo3", "olmo_hybrid", "qwen3",
-    "qwen3_5_text", "qwen3_next",
+    "bamba", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "exaone4",
+    "falcon_h1", "falcon_mamba", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss",
+    "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm3", "llama", "llama4_text", "mamba",
+    "mamba2", "mimo_v2_flash", "minimax_m2", "ministral", "mistral", "nemotron_h", "olmo3",
+    "olmo_hybrid", "qwen3", "qwen3_5_text", "qwen3_next",
 )  # fmt: skip
 
 
@@ -22,7 +23,8 @@ def case(family: str) -> object:
 
 
 def stateful(family: str) -> bool:
-    return any(group.stateful for group in spec(family).groups)
+    """Whether it keeps snapshots; what lives with a request alone is none."""
+    return any(isinstance(group.retention, KeepBoundary) for group in spec(family).groups)
 
 
 every_family = pytest.mark.parametrize("family", [case(family) for family in exact()])

@@ -48,6 +48,8 @@ CASES: Final = [
     ("llama4", 16),
     ("deepseek_v3", 16),
     ("deepseek_v3", 64),
+    ("deepseek_v32", 16),
+    ("deepseek_v32", 64),
 ]
 PROMPT: Final = {1: 75, 16: 150, 64: 270}
 """Tokens of a usual prompt by page size: several windows, several pages, and a part of one."""

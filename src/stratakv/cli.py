@@ -1,4 +1,4 @@
-"""``stratakv serve | bench | fsck``. Owns flags and exit codes; must not decide anything.
+"""``stratakv serve | plan | bench | fsck``. Owns flags and exit codes; must not decide anything.
 
 Exit codes: 0 done, 1 the server's engine died or a store has damage that was not mended, 2 a flag,
 a model or a store that cannot be honoured, 130 interrupted before there was a server to drain.
@@ -8,7 +8,7 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, asdict, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +41,8 @@ METAVAR: Final = {
     "kv_events_replay": "ENDPOINT",
 }
 HELP: Final = {
-    "page_tokens": "tokens of a page: the unit of identity, allocation and transfer",
+    "page_tokens": "tokens of a page: the unit of identity, allocation and transfer; default: 64, "
+    "or 128 where the model compresses that many to one row (DeepSeek-V4)",
     "dtype": "float32, bfloat16, float16, or auto: the checkpoint's own",
     "cache": "off: recompute everything; device: one tier; host: device and host",
     "device_memory": "bytes for the device tier, as 512MiB, 2GiB or 1.5GB",
@@ -89,6 +90,11 @@ HELP: Final = {
     "kv_events_replay": "where subscribers ask for batches that they have missed, as tcp://*:5558",
     "kv_events_topic": "the topic of what is published; some routers want kv@POD@MODEL",
 }
+SIZING: Final = (
+    "page_tokens", "dtype", "cache", "device_memory", "host_memory", "host_ratio", "max_running",
+    "max_model_len", "step_tokens", "chunk_tokens", "chat_tokens", "snapshot_tokens",
+)  # fmt: skip
+"""Settings of a server that decide what its cache takes, or whether that can be."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
         "--threads", type=int, metavar="INT", help="threads of the forward; default: torch's"
     )
     serve.set_defaults(run=_serve)
+    plan = verbs.add_parser("plan", help="what a server would do, without one")
+    plans = plan.add_subparsers(required=True, metavar="PART")
+    _plan_flags(plans.add_parser("bytes", help="what a model's cache takes", allow_abbrev=False))
     bench = verbs.add_parser("bench", help="measure one part on this machine")
     parts = bench.add_subparsers(required=True, metavar="PART")
     for name, text in (
@@ -153,6 +162,24 @@ def _parser() -> argparse.ArgumentParser:
             part.add_argument("--redis", metavar="URL", help="also measure this server")
     _fsck_flags(verbs.add_parser("fsck", help="check a file store", allow_abbrev=False))
     return parser
+
+
+def _plan_flags(part: argparse.ArgumentParser) -> None:
+    part.description = (
+        "Print where every byte of the device and the host tier would go, as a server does at "
+        "start. Weights are not needed, and this machine's memory does not matter."
+    )
+    part.add_argument("model", type=Path, metavar="MODEL", help="directory with config.json")
+    part.add_argument(
+        "--rows",
+        choices=("plain", "fp8"),
+        default="plain",
+        help="fp8: latents and index keys as DeepSeek's kernels pack them, which this engine plans "
+        "for and does not run (default: plain)",
+    )
+    part.add_argument("--json", metavar="FILE", help="also write the figures there")
+    _flags(part, EngineConfig, SIZING)
+    part.set_defaults(run=_plan)
 
 
 def _fsck_flags(parser: argparse.ArgumentParser) -> None:
@@ -196,10 +223,14 @@ def _policy_flags(part: argparse.ArgumentParser) -> None:
         )
 
 
-def _flags(parser: argparse.ArgumentParser, record: type[Any]) -> None:
-    """One flag per field of a config record."""
+def _flags(
+    parser: argparse.ArgumentParser, record: type[Any], only: Collection[str] | None = None
+) -> None:
+    """One flag per field of a config record, or per field that is in ``only``."""
     group = parser.add_argument_group(record.__name__.removesuffix("Config").lower())
     for field in fields(record):
+        if only is not None and field.name not in only:
+            continue
         kind = str(field.type)
         convert = int if "int" in kind else float if "float" in kind else str
         many = kind.startswith("tuple")
@@ -218,7 +249,7 @@ def _flags(parser: argparse.ArgumentParser, record: type[Any]) -> None:
 def _picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
     values = vars(arguments)
     names = [field.name for field in fields(record)]  # pyright: ignore[reportArgumentType]
-    found = {name: values[name] for name in names if values[name] is not None}
+    found = {name: values[name] for name in names if values.get(name) is not None}
     return record(**{n: tuple(v) if isinstance(v, list) else v for n, v in found.items()})
 
 
@@ -227,10 +258,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     server = _picked(arguments, ServerConfig)
     if arguments.threads is not None and arguments.threads < 1:
         raise ConfigError(f"--threads {arguments.threads}: allowed is 1 and more")
-    if not (arguments.model / "config.json").is_file():
-        raise ConfigError(
-            f"MODEL {arguments.model}: allowed is a directory with a Hugging Face config.json"
-        )
+    _check_model(arguments.model)
     import torch  # noqa: PLC0415 - --help and bad flags answer without loading torch
 
     from stratakv.serve.server import bound_socket, serve_forever  # noqa: PLC0415
@@ -246,6 +274,24 @@ def _serve(arguments: argparse.Namespace) -> int:
         return serve_forever(service, host=server.host, port=server.port, drain_s=server.drain_s)
     finally:
         parts.transfer.close()
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    engine = _picked(arguments, EngineConfig)
+    _check_json(arguments.json)
+    _check_model(arguments.model)
+    from stratakv.serve.plan import plan_bytes  # noqa: PLC0415
+
+    plan = plan_bytes(arguments.model, engine, arguments.rows)
+    if arguments.json is not None:
+        Path(arguments.json).write_text(json.dumps(plan.figures(), indent=2) + "\n")
+    print(plan.render())
+    return 0
+
+
+def _check_model(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"MODEL {path}: allowed is a directory with a Hugging Face config.json")
 
 
 def _check_json(path: str | None) -> None:

@@ -290,7 +290,6 @@ def test_a_directory_that_is_no_model(directory, tmp_path, no_memory, name, data
     ("config", "said"),
     [
         (CONFIG | {"sliding_window": None}, "sliding_window"),
-        (tiny_config("deepseek_v32").to_dict(), "sparse and compressed buffers"),
         (tiny_config("recurrent_gemma").to_dict(), "keeps its states in the modules"),
     ],
 )

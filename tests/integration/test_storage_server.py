@@ -64,8 +64,8 @@ class Serving:
         """Whether nothing is on its way to be written any more, for a whole second."""
         figures = []
         for _ in range(6):
-            found = self.http.get("/cache/storage").json()["pages"]
-            figures.append((found["stored"], found["queued"]))
+            found = self.http.get("/cache/storage").json()
+            figures.append((found["pages"]["stored"], found["queue"]["queued"]["store"]))
             time.sleep(0.2)
         return len(set(figures)) == 1 and figures[0][0] > 0 == figures[0][1]
 

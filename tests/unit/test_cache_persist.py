@@ -151,10 +151,10 @@ def test_a_write_that_ends_half_way_keeps_what_was_done(benches):
     assert bench.tier.persister.cancel(bench.worker) in {2, 3}
     bench.backend.let("write", 9)
     bench.settle()
-    assert figures(bench) == {"stored": 4, "failed": 2}
+    assert figures(bench) == {"stored": 4, "dropped": 2}
     bench.tier.used(lease)
     bench.settle()
-    assert figures(bench) == {"stored": 6, "failed": 2}
+    assert figures(bench) == {"stored": 6, "dropped": 2}
     assert depths(bench, bench.backend.writes)[4:] == [(3, 0), (3, 1)]
 
 

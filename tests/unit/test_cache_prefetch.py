@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from stratakv.cache.prefetch import GRACE_S
+from stratakv.cache.prefetch import GRACE_S, HUNG_S
 from stratakv.core.ids import GroupId
 from stratakv.policy.prefetch_pace import BestEffort, Timeout
 from stratakv.policy.prefetch_reasons import Reason
@@ -21,7 +21,7 @@ from tests.tier_bench import Bench, Store, policy_of
 FULL = small_spec([], page_tokens=2)
 WINDOW = small_spec([KeepWindow(4)], page_tokens=2)
 STATE = small_spec([KeepBoundary()], page_tokens=2)
-PROMPT, OTHER = 1, 2
+PROMPT, OTHER, THIRD = 1, 2, 3
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +325,10 @@ def test_a_store_that_is_known_to_hang_holds_nobody_who_comes_later(benches):
     bench.start("r", PROMPT, 4)
     bench.clock.advance(1.0)
     assert not bench.holds_back("r")
-    bench.clock.advance(GRACE_S + 0.01)
+    bench.clock.advance(GRACE_S + 0.01)  # one batch may take that long
+    bench.start("soon", THIRD, 4)
+    assert bench.holds_back("soon")
+    bench.clock.advance(HUNG_S)
     bench.start("next", OTHER, 4)
     assert not bench.holds_back("next")
 

@@ -238,3 +238,37 @@ def test_requests_outlive_the_store(benches):
     bench.forget("other")
     assert not bench.tree.leases
     assert bench.free() == bench.hosts
+
+
+def test_who_follows_the_cache_hears_of_a_store_that_is_emptied_or_leaves(benches):
+    gone = []
+    bench = benches()
+    bench.tier.on_gone = lambda group, keys: gone.append((group, set(keys)))
+    lease = bench.serve(PROMPT, 3)
+    bench.settle()
+    keys = bench.keys(PROMPT, 3)
+    expected = [(0, set(keys)), (1, set(keys[1:]))]
+    assert bench.tier.clear()
+    assert gone == expected
+    bench.settle()
+    bench.tier.used(lease)
+    bench.settle()
+    gone.clear()
+    assert bench.tier.detach() is bench.worker
+    assert gone == expected
+
+
+def test_what_was_on_its_way_while_the_store_was_emptied_is_written_again(benches):
+    bench = benches(held=["read"])
+    bench.fill(PROMPT, 4)
+    bench.start("r", PROMPT, 4)
+    bench.answered()
+    bench.backend.wait_entered()
+    assert bench.tier.clear()
+    bench.backend.let("read", 9)
+    bench.settle()
+    assert bench.admitted("r", 4).end == 4
+    before = len(bench.backend.writes)
+    bench.tier.used(bench.tree.stored.hold(bench.keys(PROMPT, 4), 4, [0, 0]))
+    bench.settle()
+    assert len(bench.backend.writes) > before, "a mark stood for what is gone"

@@ -281,17 +281,43 @@ def test_the_table_is_what_the_pools_allocate() -> None:
 
 TABLE = """\
 pages of 16 tokens, 100 bytes per token kept
-group  keeps                      page  padding      device                    host
-g0     every token                1600        0  1024 pages    1.56 MiB  2048 pages  3.12 MiB
-  b    1 layer, 16 x [100] uint8  1600
-g1     last 64 tokens              480       32   600 pages  281.25 KiB  1200 pages   600 KiB
-  b    1 layer, 16 x [30] uint8    480
-total                                                          1.84 MiB              3.71 MiB"""
+group  keeps                      token  page  padding      device                    host
+g0     every token                  100  1600        0  1024 pages    1.56 MiB  2048 pages    3.12 MiB
+  b    1 layer, 16 x [100] uint8    100  1600                         1.56 MiB                3.12 MiB
+g1     last 64 tokens                30   480       32   600 pages  281.25 KiB  1200 pages     600 KiB
+  b    1 layer, 16 x [30] uint8      30   480                       281.25 KiB              562.50 KiB
+total                                                                 1.84 MiB                3.71 MiB"""  # noqa: E501
 
 
 def test_the_table_reads_as_one_line_per_group_and_buffer() -> None:
     text = BudgetTable.of(PAIR, (1024, 600), (2048, 1200)).render()
     assert text == TABLE
+
+
+def test_the_figures_are_the_tables_and_add_up() -> None:
+    figures = BudgetTable.of(PAIR, (1024, 600), (2048, 1200)).figures()
+    assert (figures["device_bytes"], figures["host_bytes"]) == (1926400, 3891200)
+    groups = figures["groups"]
+    assert isinstance(groups, list)
+    assert groups[1] == {
+        "name": "g1", "rule": "last 64 tokens", "page_bytes": 480, "padding_bytes": 32,
+        "token_bytes": 30, "device_pages": 600, "host_pages": 1200, "device_bytes": 288000,
+        "host_bytes": 614400,
+        "buffers": ({
+            "name": "b", "layers": 1, "rows_per_page": 16, "row_shape": (30,), "dtype": "uint8",
+            "row_bytes": 30, "page_bytes": 480, "token_bytes": 30, "device_bytes": 288000,
+            "host_bytes": 576000,
+        },),
+    }  # fmt: skip
+
+
+def test_a_state_has_no_bytes_per_token() -> None:
+    spec = CacheSpec(
+        page_tokens=16, groups=(group(0, KeepAll(), 9, 16), group(1, KeepBoundary(), 9, 16))
+    )
+    table = BudgetTable.of(spec, (5, 5), (10, 10))
+    assert [row.token_bytes for row in table.groups] == [9, None]
+    assert [row.buffers[0].token_bytes for row in table.groups] == [9, None]
 
 
 def test_a_group_without_bytes_says_so() -> None:

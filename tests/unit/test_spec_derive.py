@@ -4,7 +4,7 @@ import pytest
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
-from stratakv.spec.derive import shared_layers, spec_of
+from stratakv.spec.derive import default_page_tokens, shared_layers, spec_of
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.spec.support import key_value_places, refusal
@@ -181,7 +181,12 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "state in a family without one": (
         {**GEMMA, "layer_types": [FULL, FULL, FULL, "linear_attention"]}, "'linear_attention'",
     ),
-    "v4 layer type": ({**V4, "layer_types": [FULL] * 3}, "'deepseek_v4'.*'full_attention'"),
+    "v4 layer type": (
+        {**V4, "compress_rates": {}, "layer_types": [FULL] * 3}, "'deepseek_v4'.*'full_attention'",
+    ),
+    "no block": (
+        {**V4, "compress_rates": {"compressed_sparse_attention": 0}}, "compress_rates must be a",
+    ),
     "types left out": (
         {k: v for k, v in GEMMA.items() if k != "layer_types"}, "layer_types must be a list",
     ),
@@ -194,6 +199,10 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "encoder": ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "no cache": ({**MAMBA, "num_hidden_layers": 0}, "no layer caches anything"),
     "compressed page": (V4, r"--page-tokens 16: .* allowed are multiples of 128"),
+    "page of its smaller blocks": (
+        {**V4, "layer_types": [SLIDING, *["compressed_sparse_attention"] * 2]},
+        r"--page-tokens 16: .* a page ends where no row is half filled.* multiples of 128",
+    ),
 }  # fmt: skip
 
 
@@ -202,6 +211,15 @@ def test_what_is_not_known_is_refused_by_name(case: str) -> None:
     config, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
         derive(config)
+
+
+def test_a_page_has_64_tokens_or_what_the_models_blocks_ask_for() -> None:
+    assert [default_page_tokens(config) for config in (LLAMA, GEMMA, MAMBA)] == [64] * 3
+    assert default_page_tokens(V4) == 128
+    small = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 48}
+    assert default_page_tokens({**V4, "compress_rates": small}) == 96
+    for page_tokens in (128, 256, 1280):
+        assert derive(V4, page_tokens).page_tokens == page_tokens
 
 
 def test_flags_are_named() -> None:

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +78,7 @@ def test_keys_with_one_fingerprint_are_never_taken_for_each_other(
 ):
     monkeypatch.setattr(index, "_fingerprints", lambda table: np.zeros(len(table), np.uint64))
     one, two = keys_of("fingerprint", 2)
-    others = [replace(one, shard=1), two]
+    others = [one._replace(shard=1), two]
     with closing(place.open()) as backend:
         store(backend, [one])
         assert backend.contains([one, *others]).tolist() == [True, False, False]

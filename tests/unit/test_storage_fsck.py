@@ -7,6 +7,7 @@ from stratakv.core.clock import ManualClock
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.file.fsck import fsck
+from stratakv.storage.file.fsck_report import lines_of
 from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
@@ -82,3 +83,34 @@ def test_what_is_no_store_is_refused(tmp_path: Path):
     with pytest.raises(StorageError, match="no ledger"):
         fsck(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def said_of(path: Path, *, repair: bool) -> list[str]:
+    return lines_of(path, fsck(path, repair=repair), repair=repair)[1:]
+
+
+def test_what_is_said_of_a_damaged_ledger(tmp_path: Path):
+    with closing(open_at(tmp_path)) as backend:
+        store(backend, keys_of("a", 2))
+    flip(tmp_path / "ledger", 6)
+    report = ["damaged ledger: 1", "  the ledger is damaged"]
+    assert said_of(tmp_path, repair=False) == [*report, "damaged; --repair rebuilds the ledger"]
+    assert said_of(tmp_path, repair=True) == [*report, "mended: the ledger rebuilt"]
+    assert said_of(tmp_path, repair=True) == ["clean"]
+
+
+def test_what_is_said_of_a_damaged_ledger_and_pages(tmp_path: Path):
+    keys = keys_of("a", 2)
+    with closing(open_at(tmp_path)) as backend:
+        store(backend, keys)
+        flip_payload(tmp_path, keys[0], 0)
+        flip(tmp_path / "ledger", 6)
+        assert said_of(tmp_path, repair=False)[-1] == (
+            "damaged; --repair removes what is and rebuilds the ledger"
+        )
+        assert said_of(tmp_path, repair=True)[-1] == (
+            "0 removed, the ledger rebuilt, 1 left, which a running process writes"
+        )
+        flip(tmp_path / "ledger", 6)
+    assert said_of(tmp_path, repair=True)[-1] == "mended: 1 removed, the ledger rebuilt"
+    assert said_of(tmp_path, repair=False) == ["clean"]

@@ -1,18 +1,22 @@
 """From a URL's record to a backend, with real entry points of a package made for the test."""
 
+import re
 import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from stratakv.core.errors import ConfigError, StorageError
-from stratakv.storage.backend import StoreFormat
+from stratakv.storage.backend import StoreFormat, WriteStatus
 from stratakv.storage.memory import MemoryBackend
 from stratakv.storage.registry import open_storage, plugin_schemes
 from stratakv.storage.urls import PluginUrl, parse_storage_url
+from stratakv.testing import storage_conformance
+from stratakv.testing.storage_conformance import keys_of, store
 
 FORM = StoreFormat(spec_digest=bytes(16), page_bytes=(4096,))
 STORE = """
@@ -112,3 +116,22 @@ def test_the_time_out_of_a_url_reaches_the_client():
     with silent, pytest.raises(StorageError):
         open_storage(parse_storage_url(f"redis://127.0.0.1:{port}/0?timeout=0.3s"), FORM)
     assert time.monotonic() - begin_s < 5
+
+
+@pytest.mark.parametrize("url", ["memory://?quota=1KiB", "file://{}/store?quota=1KiB"])
+def test_a_quota_that_can_never_hold_anything_is_refused_with_what_is_needed(url, tmp_path):
+    text, form = url.format(tmp_path), storage_conformance.FORM
+    with pytest.raises(
+        ConfigError, match=r"--storage quota of 1024 bytes.* allowed is \d+"
+    ) as caught:
+        open_storage(parse_storage_url(text), form)
+    assert not list(tmp_path.iterdir())
+    found = re.search(r"allowed is (\d+)", str(caught.value))
+    assert found is not None
+    enough = text.replace("1KiB", found[1])
+    with closing(open_storage(parse_storage_url(enough), form)) as backend:
+        for group in range(len(form.page_bytes)):
+            keys = keys_of("a", 1, group=group)
+            assert store(backend, keys) == [WriteStatus.STORED]
+    with pytest.raises(ConfigError, match=f"allowed is {found[1]} "):
+        open_storage(parse_storage_url(text.replace("1KiB", str(int(found[1]) - 1))), form)

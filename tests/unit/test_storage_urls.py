@@ -61,6 +61,9 @@ def test_urls_are_read(text: str, record: StorageUrl):
         ("file:/x", "file://"),
         ("file://host/x", "three slashes"),
         ("file:///", "three slashes"),
+        ("file:///a%00b", "no NUL"),
+        ("file:///a\udc00\ud800", "file system"),
+        ("redis+unix:///run/a%00b", "no NUL"),
         ("file:///x?quota=lots", "quota.*GiB"),
         ("file:///x?quota=0", "more than 0"),
         ("file:///x?ttl=0", "ttl.*above 0"),
@@ -104,3 +107,16 @@ def test_a_password_never_shows():
     assert hidden("redis://u:sec@ret/@h:1/0") == "redis://u:***@h:1/0"
     assert hidden("s3://b/p?endpoint=http://u:secret@h") == "s3://b/p?endpoint=http://u:***@h"
     assert hidden("redis://h:6379/0?ttl=7d") == "redis://h:6379/0?ttl=7d"
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["pa/ss", "pa?ss", "pa#ss", "pa[ss", "pa]ss", "12?pass=1", "12?pa=1&pa=2", "pa\u2100ss"],
+)
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+unix", "mooncake", "file", "tape"])
+def test_no_piece_of_a_password_is_echoed(scheme: str, secret: str):
+    with pytest.raises(ConfigError) as caught:
+        parse_storage_url(f"{scheme}://user:{secret}@host/")
+    said = str(caught.value)
+    assert f"{scheme}://user:***@host/" in said
+    assert "pa" not in said.replace("PATH", "").replace("path", "").replace("password", "")

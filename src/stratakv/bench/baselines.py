@@ -22,7 +22,7 @@ from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, wrap
 from stratakv.serve.wiring import EngineParts, build_engine
 from stratakv.spec.budget import ExpectedLoad, device_bytes, pages_beside
-from stratakv.spec.derive import spec_of
+from stratakv.spec.derive import default_page_tokens, spec_of
 
 PROMPTS: Final = 16
 PROMPT_TOKENS: Final = 256
@@ -140,14 +140,15 @@ def _engine(
         max_model_len=RAGGED[0] + RAGGED_NEW,
         chat_tokens=PROMPT_TOKENS + NEW_TOKENS,
     )
-    spec = spec_of(model.config, page_tokens=usual.page_tokens, dtype=model.dtype)
+    page = default_page_tokens(model.config)
+    spec = spec_of(model.config, page_tokens=page, dtype=model.dtype)
     load = ExpectedLoad(
         max_running=PROMPTS,
         max_model_len=RAGGED[0] + RAGGED_NEW,
         chunk_tokens=usual.chunk_tokens,
         chat_tokens=usual.chat_tokens,
     )
-    size = device_bytes(spec, pages_beside(spec, DEVICE_TOKENS // usual.page_tokens, load))
+    size = device_bytes(spec, pages_beside(spec, DEVICE_TOKENS // page, load))
     return build_engine(model, replace(usual, device_memory=f"{size}B"))
 
 

@@ -26,7 +26,7 @@ from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.checkpoints import last_end
 from stratakv.serve.wiring import EngineParts, assemble
 from stratakv.serve.wiring_storage import open_store
-from stratakv.spec.derive import spec_of
+from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.retention import peak_pages
 
 PROMPT_TOKENS: Final = 4096
@@ -97,10 +97,10 @@ def _engine(module: PreTrainedModel) -> EngineParts:
     """Room for one prompt on the device, and for a few on the host."""
     model, longest = wrap(module), PROMPT_TOKENS + 1
     config = EngineConfig(max_running=1, max_model_len=longest)
-    spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
+    page = default_page_tokens(model.config)
+    spec = spec_of(model.config, page_tokens=page, dtype=model.dtype)
     device = [
-        peak_pages(group.retention, longest, config.chunk_tokens, config.page_tokens)
-        for group in spec.groups
+        peak_pages(group.retention, longest, config.chunk_tokens, page) for group in spec.groups
     ]
     host = [HOST_PROMPTS * device[0]] * len(device)
     return assemble(model, spec, config, (device, host), longest)

@@ -1,22 +1,24 @@
 """``stratakv bench transfer``: pages between device pools and host arena against a plain copy.
 
-Owns the measurement. Everything goes through ``CpuTransferEngine``: queue, worker threads, loads
-layer by layer. The yardstick is single-threaded ``torch.Tensor.copy_`` of 512 MiB, interleaved with
-the measured runs so that a busy machine slows both. Takes about 2 GiB.
+Owns the measurement with uniform layers; a model with several groups is ``transfer_v4``'s.
+Everything goes through ``CpuTransferEngine``: queue, worker threads, loads layer by layer. The
+yardstick is single-threaded ``torch.Tensor.copy_`` of 512 MiB, interleaved with the measured runs
+so that a busy machine slows both. Takes about 2 GiB.
 """
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 import numpy as np
 import torch
 
+from stratakv.bench.transfer_case import Case, Yardstick, seconds_of
+from stratakv.bench.transfer_v4 import PREFILL_TARGET, measure_v4, prefill_host_on_ratio
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
@@ -41,36 +43,27 @@ _SHAPES: Final = tuple(
 """(tokens, bytes) of a page, bytes of one layer of one buffer in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Medians; a ratio is that of the medians. GB are 10^9 bytes."""
-
-    spec: str
-    page_tokens: int
-    page_bytes: int
-    segment_bytes: int
-    d2h_ratio: float
-    h2d_ratio: float
-    d2h_gb_s: float
-    h2d_gb_s: float
-    copy_gb_s: float
-
-
 def run(json_path: str | None) -> dict[str, object]:
-    """Measure every shape, print a table, write the JSON to ``json_path`` if given; ~20 s."""
+    """Measure every shape, print a table, write the JSON to ``json_path`` if given; ~40 s."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        source, target = _touched(_COPY_BYTES), _touched(_COPY_BYTES)
-        cases = [_measure(*shape, lambda: target.copy_(source)) for shape in _SHAPES]
+        yardstick = Yardstick.of(_COPY_BYTES)
+        cases = [_measure(*shape, yardstick) for shape in _SHAPES]
+        cases.append(measure_v4(yardstick))
+        del yardstick
+        prefill_ratio = prefill_host_on_ratio()
     finally:
         torch.set_num_threads(threads)
     copier = type(DEFAULT_COPIER).__name__
     _print_table(cases, copier)
+    _print_prefix(cases[-1], prefill_ratio)
     report: dict[str, object] = {
         "copier": copier,
         "target_ratio": TARGET_RATIO,
         "cases": [asdict(case) for case in cases],
+        "prefill_target_ratio": PREFILL_TARGET,
+        "prefill_host_on_ratio": prefill_ratio,
     }
     if json_path is not None:
         Path(json_path).write_text(json.dumps(report, indent=2) + "\n")
@@ -88,9 +81,17 @@ def _print_table(cases: Sequence[Case], copier: str) -> None:
         )
 
 
-def _measure(
-    page_tokens: int, page_bytes: int, segment_bytes: int, copy: Callable[[], object]
-) -> Case:
+def _print_prefix(case: Case, prefill_ratio: float) -> None:
+    mib = 1 << 20
+    print(f"last row: {case.spec}")
+    print(
+        f"  loaded {case.bytes_moved / mib:.1f} MiB, needed {case.bytes_needed / mib:.1f} MiB, "
+        f"all pages of every pool {case.bytes_whole / mib:.1f} MiB"
+    )
+    print(f"  prefill without reuse, host tier on to off: {prefill_ratio:.3f} of its speed")
+
+
+def _measure(page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: Yardstick) -> Case:
     spec = _spec(page_tokens, page_bytes, segment_bytes)
     pages = _TIER_BYTES // page_bytes
     pools = DevicePools(spec, [pages], torch.device("cpu"))
@@ -105,31 +106,30 @@ def _measure(
     for _ in range(_REPEATS + 1):
         count = _PLAN_BYTES // page_bytes
         device, host = (rng.permutation(pages)[:count].astype(np.int32) for _ in range(2))
-        seconds["copy"].append(_seconds(copy))
+        seconds["copy"].append(yardstick.seconds())
         pair = GroupCopy(GroupId(0), device, host)
-        seconds["d2h"].append(_seconds(partial(_move, engine, Direction.BACKUP, pair)))
-        seconds["h2d"].append(_seconds(partial(_move, engine, Direction.LOAD, pair)))
+        seconds["d2h"].append(
+            seconds_of(partial(_move, engine, Direction.BACKUP, pair, page_bytes))
+        )
+        seconds["h2d"].append(seconds_of(partial(_move, engine, Direction.LOAD, pair, page_bytes)))
     engine.close()
-    # The first round warms the caches, the clock and the branch predictors.
-    copy_s, d2h_s, h2d_s = (median(seconds[name][1:]) for name in ("copy", "d2h", "h2d"))
-    copy_gb_s, d2h_gb_s, h2d_gb_s = (
-        size / taken_s / 1e9
-        for size, taken_s in ((_COPY_BYTES, copy_s), (_PLAN_BYTES, d2h_s), (_PLAN_BYTES, h2d_s))
-    )
+    moved_bytes = _PLAN_BYTES // page_bytes * page_bytes
     return Case(
         spec=f"{layers} layers x (k, v), bfloat16",
         page_tokens=page_tokens,
         page_bytes=page_bytes,
         segment_bytes=segment_bytes,
-        d2h_ratio=d2h_gb_s / copy_gb_s,
-        h2d_ratio=h2d_gb_s / copy_gb_s,
-        d2h_gb_s=d2h_gb_s,
-        h2d_gb_s=h2d_gb_s,
-        copy_gb_s=copy_gb_s,
+        **yardstick.rates(seconds, moved_bytes),
+        # One group that keeps all: what is moved is what is needed, and is everything.
+        bytes_moved=moved_bytes,
+        bytes_needed=moved_bytes,
+        bytes_whole=moved_bytes,
     )
 
 
-def _move(engine: CpuTransferEngine, direction: Direction, copy: GroupCopy) -> None:
+def _move(
+    engine: CpuTransferEngine, direction: Direction, copy: GroupCopy, page_bytes: int
+) -> None:
     """One plan, submitted and taken. Nobody stands at the gates, which open all the same: waking a
     reader for each of 256 layers would measure how busy the machine's cores are."""
     engine.submit(CopyPlan(direction, (copy,)))
@@ -137,6 +137,7 @@ def _move(engine: CpuTransferEngine, direction: Direction, copy: GroupCopy) -> N
         time.sleep(_POLL_S)
     (done,) = engine.take(direction, 1)
     assert done.ok
+    assert done.bytes_moved == len(copy.device) * page_bytes
 
 
 def _spec(page_tokens: int, page_bytes: int, segment_bytes: int) -> CacheSpec:
@@ -154,13 +155,3 @@ def _spec(page_tokens: int, page_bytes: int, segment_bytes: int) -> CacheSpec:
     )
     group = CacheGroup(id=GroupId(0), name="full", retention=KeepAll(), buffers=buffers)
     return CacheSpec(page_tokens=page_tokens, groups=(group,))
-
-
-def _touched(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8).fill_(1)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begin_s = time.perf_counter()
-    work()
-    return time.perf_counter() - begin_s

@@ -122,6 +122,11 @@ class CacheEvents:
         told: a router must take a page in storage for likely, not for certain."""
         self._news += self._stored(Medium.STORAGE, group, keys)
 
+    def gone_from_storage(self, group: GroupId, keys: Sequence[PageKey]) -> None:
+        """Storage was emptied or taken away: it has ``keys`` no more. Nor has it those that the
+        tree does not know any more, which are not told."""
+        self._news.append(PagesRemoved(Medium.STORAGE, group, keys))
+
     def cleared(self) -> None:
         """The tree was emptied on purpose: whatever was noted before is void."""
         self.journal.take()

@@ -102,6 +102,7 @@ class KVCache:
         self.storage = StorageTier(spec, self._tree, self._pools, arenas, prefetch, options.clock)
         if self._events is not None:
             self.storage.persister.on_stored = self._events.stored_in_storage
+            self.storage.on_gone = self._events.gone_from_storage
             self.storage.prefetcher.describe = self._events.describe
 
     @property

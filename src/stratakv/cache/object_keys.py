@@ -1,8 +1,9 @@
 """The names of pages in storage. Owns the step from a page's key to its object's."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import repeat
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ import numpy.typing as npt
 from stratakv.core.ids import GroupId, NodeIds, PageIds, PageKey
 from stratakv.storage.backend import ObjectKey
 from stratakv.tree.nodes import NodeTable
+
+_NAMED: Final = partial(tuple.__new__, ObjectKey)
 
 
 class HostBytes(Protocol):
@@ -24,12 +27,16 @@ def of_pages(
     keys: Sequence[PageKey], groups: npt.NDArray[np.int64], pages: npt.NDArray[np.int64]
 ) -> list[ObjectKey]:
     """Object i is page ``pages[i]`` of the prefix ``keys``, in group ``groups[i]``."""
-    return list(map(ObjectKey, map(keys.__getitem__, pages.tolist()), groups.tolist()))
+    return _named(map(keys.__getitem__, pages.tolist()), groups.tolist())
 
 
 def of_rows(nodes: NodeTable, group: GroupId, rows: NodeIds) -> list[ObjectKey]:
     """Objects of ``rows``, nodes of one path, top first."""
     depth = nodes.depth[rows]
     chain = nodes.keys_to(rows.item(-1), int(depth[-1] - depth[0]) + 1)
-    wanted = map(chain.__getitem__, (depth - depth[0]).tolist())
-    return list(map(ObjectKey, wanted, repeat(group)))
+    return _named(map(chain.__getitem__, (depth - depth[0]).tolist()), repeat(group))
+
+
+def _named(pages: Iterable[PageKey], groups: Iterable[int]) -> list[ObjectKey]:
+    """One name per page; a loop in C, for a long prompt has thousands."""
+    return list(map(_NAMED, zip(pages, groups, repeat(0), strict=False)))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stratakv.cache.object_keys import HostBytes, of_rows
 from stratakv.core.ids import GroupId, PageKey, TicketId
 from stratakv.storage.backend import ObjectKey, WriteStatus
-from stratakv.storage.io_jobs import Answer, Store, Stored, Touch
+from stratakv.storage.io_jobs import Answer, Ending, Store, Stored, Touch
 from stratakv.storage.io_worker import IoWorker
 from stratakv.tree.effects import Persist
 from stratakv.tree.lease import Lease
@@ -142,7 +142,11 @@ class Persister:
         counters.stored += stored
         counters.present += present
         counters.refused += refused
-        counters.failed += total - stored - present - refused
+        rest = total - stored - present - refused
+        if answer.ending is Ending.CANCELLED:  # given up on purpose
+            counters.dropped += total - len(said)
+            rest -= total - len(said)
+        counters.failed += rest
         in_order = np.ones(total, np.bool_)
         if stored + present < total:
             in_order[:] = False

@@ -42,6 +42,9 @@ from stratakv.tree.prefix_tree import PrefixTree
 GRACE_S: Final = 0.5
 """How long a request whose prefetch was stopped still waits for what is being read right now, to
 use what has arrived. After that it goes without: a store that hangs holds nobody up."""
+HUNG_S: Final = 5.0
+"""An operation that was told to stop ends with its batch. One that has not come back for this long
+will not soon, and nobody who may go without storage waits for it any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +53,7 @@ class _Ask:
     on in the tree. ``pages``: by group, what a fetch fills. ``follows``: another request asks for
     the same pages; ``first`` is the first of those. ``stopped_s``: when it was told to stop.
     ``left``: the request is admitted or gone, and why its prefetch came to nothing.
-    ``text``: the prompt's namespace and tokens."""
+    ``text``: the prompt's namespace and tokens. ``epoch``: of the store, when it was asked."""
 
     id: AskId
     keys: Sequence[PageKey]
@@ -66,6 +69,7 @@ class _Ask:
     left: tuple[int, Reason] | None = None
     landed: FromStorage | None = None
     text: tuple[Namespace, TokenIds] | None = None
+    epoch: int = 0
 
     @property
     def asking(self) -> bool:
@@ -152,6 +156,7 @@ class Prefetcher:
                 self._book.put_off(ask.id, self._step)
             return
         ask.hold, ask.objects, ask.first, ask.stopped_s = hold, objects, first, None
+        ask.epoch = self._tree.stored.epoch
         self._leaders[first] = ask
         self._move(ask, Probing(held, self._book.before(ask.id)), ticket)
 
@@ -250,6 +255,8 @@ class Prefetcher:
         ask.pages = ()
         end = landed.end
         hold = self._tree.stored.hold(ask.keys, end, self._tree.starts(end))
+        if ask.epoch != self._tree.stored.epoch:  # it was emptied meanwhile
+            self._tree.stored.unmark(hold)
         self._let_go(ask)
         ask.hold = hold
         self._move(ask, landed, None)
@@ -303,10 +310,8 @@ class Prefetcher:
         return isinstance(state, Fetching) and now_s - ask.stopped_s < GRACE_S
 
     def _hangs(self, now_s: float) -> bool:
-        """Whether an operation that was told to stop has not come back: nobody who may go without
-        storage waits for it then."""
         stopped = (ask.stopped_s for ask in self._by_ticket.values())
-        return any(at_s is not None and now_s - at_s > GRACE_S for at_s in stopped)
+        return any(at_s is not None and now_s - at_s > HUNG_S for at_s in stopped)
 
     def admitted(self, request: RequestId, end: int) -> FromStorage | None:
         """A request has its lease, at ``end`` pages: what had landed for it is its own business."""

@@ -5,7 +5,7 @@ What is written is ``persist``'s, what is fetched ``prefetch``'s. Never waits fo
 ``close``. Must not open a store.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from stratakv.cache.fetches import Fetches, FromStorage
@@ -15,7 +15,7 @@ from stratakv.cache.pools import Pools
 from stratakv.cache.prefetch import Prefetcher
 from stratakv.cache.records import StorageStats
 from stratakv.core.clock import Clock
-from stratakv.core.ids import GroupId, PageIds, RequestId
+from stratakv.core.ids import GroupId, PageIds, PageKey, RequestId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch_pace import PrefetchPolicy
 from stratakv.policy.prefetch_reasons import Reason
@@ -48,6 +48,8 @@ class StorageTier:
         self._leaving = False
         self._step = 0
         self._clearing = 0
+        self.on_gone: Callable[[GroupId, Sequence[PageKey]], None] | None = None
+        """Told of pages, by group, that storage has no more, where somebody follows the cache."""
         pools.persist = self._want
 
     # -- attach and detach -----------------------------------------------------------------------
@@ -70,6 +72,7 @@ class StorageTier:
         if self.busy:
             return None
         self.persister.forget_uses()
+        self._tell_gone()
         worker, self._worker = self._worker, None
         return worker
 
@@ -87,6 +90,7 @@ class StorageTier:
         if self._worker.submit(Remove(Everything.EVERYTHING)) is None:
             return False
         self._clearing += 1
+        self._tell_gone()
         self._tree.stored.forget()
         return True
 
@@ -101,6 +105,11 @@ class StorageTier:
         self._worker.close(timeout_s)
         self._apply(self._worker)
         self._worker = None
+
+    def _tell_gone(self) -> None:
+        if (tell := self.on_gone) is not None:
+            for group, keys in self._tree.stored.marked():
+                tell(group, keys)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -187,7 +196,6 @@ class StorageTier:
             pages={
                 **asdict(self.persister.counters),
                 "fetched": self.prefetcher.fetched_pages,
-                "queued": sum(io.queued.values()),
             },
             tokens={"found": found.found, "hits": found.hits},
             lost_tokens=_by_name(found.lost),

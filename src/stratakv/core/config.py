@@ -26,11 +26,12 @@ MAX_NAME_CHARS: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """``cache``: off (recompute everything), device, or host (device and host). ``lora``: adapters
-    as NAME=DIR. ``storage``: a URL, read where the server is put together; the prefetch fields also
-    hold for a storage that is attached later."""
+    """``page_tokens``: None is the model's own default. ``cache``: off (recompute everything),
+    device, or host (device and host). ``lora``: adapters as NAME=DIR. ``storage``: a URL, read
+    where the server is put together; the prefetch fields also hold for a storage that is attached
+    later."""
 
-    page_tokens: int = 64
+    page_tokens: int | None = None
     dtype: str = "auto"
     cache: str = "host"
     device_memory: str = "2GiB"
@@ -59,21 +60,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         least_one = (
-            "page_tokens", "max_running", "step_tokens", "chunk_tokens", "chat_tokens",
+            "max_running", "step_tokens", "chunk_tokens", "chat_tokens",
             "load_back_budget", "reserve_tokens", "write_hits",
         )  # fmt: skip
         for name in least_one:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} {getattr(self, name)}: allowed is 1 and more")
+        if self.page_tokens is not None and self.page_tokens < 1:
+            raise ConfigError(f"--page-tokens {self.page_tokens}: allowed is 1 and more")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"--max-model-len {self.max_model_len}: allowed is 2 and more")
-        if self.snapshot_tokens is not None and (
-            self.snapshot_tokens < 1 or self.snapshot_tokens % self.page_tokens
-        ):
-            raise ConfigError(
-                f"--snapshot-tokens {self.snapshot_tokens}: allowed are multiples of --page-tokens "
-                f"{self.page_tokens}"
-            )
+        if self.page_tokens is not None:
+            self.snapshot_pages(self.page_tokens)
         if self.load_back_threshold < 0:
             raise ConfigError(
                 f"--load-back-threshold {self.load_back_threshold}: allowed is 0 and more"
@@ -179,11 +177,16 @@ class EngineConfig:
             found[name] = Path(directory)
         return found
 
-    @property
-    def snapshot_pages(self) -> int:
+    def snapshot_pages(self, page_tokens: int) -> int:
         """Pages between two snapshots of a state while decoding; 256 tokens, or whole pages that
-        hold as many, where nothing else is said."""
-        return -(-(self.snapshot_tokens or SNAPSHOT_TOKENS) // self.page_tokens)
+        hold as many, where nothing else is said. ConfigError where what is said is no number of
+        whole pages."""
+        wanted = self.snapshot_tokens
+        if wanted is not None and (wanted < 1 or wanted % page_tokens):
+            raise ConfigError(
+                f"--snapshot-tokens {wanted}: allowed are multiples of --page-tokens {page_tokens}"
+            )
+        return -(-(SNAPSHOT_TOKENS if wanted is None else wanted) // page_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,12 +40,30 @@ def read_facts(path: Path, dtype: str = "auto") -> ModelFacts:
     """Of a model directory; ConfigError where there is none, or for a dtype. Where ``dtype`` is
     "auto" and the configuration names none, the weights may turn out to have another than the one
     given here."""
+    config, dtype = _read(path, dtype)
+    if not sorted(path.glob("*.safetensors")):
+        raise ConfigError(f"--model {path}: no *.safetensors; other weight formats are not read")
+    return facts_of(config, dtype)
+
+
+def read_planned(path: Path, dtype: str = "auto") -> tuple[ModelFacts, str | None]:
+    """Of a directory that need not have weights, and why the checkpoint could not be served with
+    what surrounds its text part; None where that is no reason. ConfigError as in ``read_facts``."""
+    config, dtype = _read(path, dtype)
+    facts = _text_facts(config, dtype)
+    try:
+        check_composite(config.model_type, config.get_text_config(decoder=True).model_type)
+    except ConfigError as error:
+        return facts, str(error)
+    return facts, None
+
+
+def _read(path: Path, dtype: str) -> tuple[PretrainedConfig, str]:
+    """The configuration, and the dtype where it is "auto"."""
     if dtype not in (*DTYPES, "auto"):
         raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}, auto")
     if not (path / "config.json").is_file():
         raise ConfigError(f"--model {path}: not a directory with a Hugging Face config.json")
-    if not sorted(path.glob("*.safetensors")):
-        raise ConfigError(f"--model {path}: no *.safetensors; other weight formats are not read")
     try:
         config = cast("PretrainedConfig", AutoConfig.from_pretrained(path, local_files_only=True))
     except (ValueError, OSError, KeyError, RuntimeError) as error:
@@ -53,7 +71,7 @@ def read_facts(path: Path, dtype: str = "auto") -> ModelFacts:
     if dtype == "auto":
         named = [name for name, known in DTYPES.items() if known == config.dtype]
         dtype = named[0] if named else "float32"
-    return facts_of(config, dtype)
+    return config, dtype
 
 
 def facts_of(config: PretrainedConfig, dtype: str) -> ModelFacts:
@@ -61,7 +79,11 @@ def facts_of(config: PretrainedConfig, dtype: str) -> ModelFacts:
     with more than text that is not proven as a whole."""
     part = config.get_text_config(decoder=True)
     check_composite(config.model_type, part.model_type)
-    text = plain_config(part)
+    return _text_facts(config, dtype)
+
+
+def _text_facts(config: PretrainedConfig, dtype: str) -> ModelFacts:
+    text = plain_config(config.get_text_config(decoder=True))
     positions = text.get("max_position_embeddings", ENDLESS_POSITIONS)
     vocab = text.get("vocab_size")
     if not isinstance(positions, int) or not isinstance(vocab, int):

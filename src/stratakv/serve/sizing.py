@@ -1,12 +1,14 @@
 """How large everything becomes: page counts of both tiers, and the longest request.
 
 Owns the order of the questions: can this cache be served, does one request fit, is the memory
-there. Takes no memory and reads no weights, so that every refusal comes before either.
+there. Takes no memory and reads no weights, so that every refusal comes before either. A plan asks
+the same, but for what only the machine at hand could answer.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
@@ -19,11 +21,13 @@ from stratakv.spec.budget import (
     host_budget,
     host_pages,
 )
-from stratakv.spec.derive import spec_of
+from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.support import refusal
 
 Pages = Sequence[int]
+ANY_AMOUNT: Final = 1 << 70
+"""Bytes free where nobody looks: more than all page ids could hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +43,30 @@ class Sizes:
 def size(facts: ModelFacts, config: EngineConfig, *, on_cpu: bool) -> Sizes:
     """ConfigError for what cannot be served, or does not fit. ``on_cpu``: the device tier takes
     host memory."""
-    spec = spec_of(facts.config, page_tokens=config.page_tokens, dtype=facts.dtype)
+    spec = spec_for(facts, config)
     if reason := refusal(spec):
         raise ConfigError(f"the model cannot be served: {reason}")
+    return _sizes(spec, facts, config, free_bytes=free_host_bytes(), on_cpu=on_cpu)
+
+
+def planned(spec: CacheSpec, facts: ModelFacts, config: EngineConfig) -> Sizes:
+    """The same for another machine, and for a cache that waits for its place in the engine: this
+    machine's free memory bounds nothing, and the host tier's default is its ratio."""
+    return _sizes(spec, facts, config, free_bytes=ANY_AMOUNT, on_cpu=False)
+
+
+def spec_for(facts: ModelFacts, config: EngineConfig) -> CacheSpec:
+    """With the model's own page size where no flag says. ConfigError as in ``spec_of``."""
+    page_tokens = config.page_tokens
+    if page_tokens is None:
+        page_tokens = default_page_tokens(facts.config)
+    config.snapshot_pages(page_tokens)  # refuses before memory is taken
+    return spec_of(facts.config, page_tokens=page_tokens, dtype=facts.dtype)
+
+
+def _sizes(
+    spec: CacheSpec, facts: ModelFacts, config: EngineConfig, *, free_bytes: int, on_cpu: bool
+) -> Sizes:
     max_model_len = _max_model_len(facts.max_positions, config)
     load = ExpectedLoad(
         max_running=config.max_running,
@@ -50,7 +75,6 @@ def size(facts: ModelFacts, config: EngineConfig, *, on_cpu: bool) -> Sizes:
         chat_tokens=config.chat_tokens,
     )
     device = device_pages(spec, parse_bytes(config.device_memory, "--device-memory"), load)
-    free_bytes = free_host_bytes()
     if on_cpu:
         # The kernel would promise more than it has, and kill the server once pages are written.
         taken = device_bytes(spec, device)

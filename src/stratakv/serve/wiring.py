@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -21,7 +22,9 @@ from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.adapters import check_directories
-from stratakv.engine.loop import Engine, EngineLimits
+from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
+from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
+from stratakv.engine.loop import Engine, EngineLimits, Runner
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.namespaces import Namespaces
@@ -54,6 +57,13 @@ from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.tree.policies import EVICTION_POLICIES
 
 Pages = Sequence[int]
+MakeRunner = Callable[[HuggingFaceModel, CacheSpec, DevicePools, BlockTable], Runner]
+OWN_RUNNERS: Final[Mapping[str, MakeRunner]] = {
+    "deepseek_v32": DeepSeekV32Runner,
+    "glm_moe_dsa": DeepSeekV32Runner,
+    "deepseek_v4": DeepSeekV4Runner,
+}
+"""Model types whose Hugging Face module takes no ragged batch: our own runs in its place."""
 Follow = Callable[[CacheSpec, Mapping[str, bytes]], CacheEvents]
 
 
@@ -82,6 +92,9 @@ def build_engine(
     """Everything below the server. ConfigError before any memory is taken. ``follow``: makes what
     is told of the cache to those outside, from its spec and its adapters' digests."""
     sizes = size(model.facts, config, on_cpu=model.device.type == "cpu")
+    if config.adapters() and str(model.config["model_type"]) in OWN_RUNNERS:
+        name = model.config["model_type"]
+        raise ConfigError(f"--lora: model type {name!r} takes no adapters")
     model = with_adapters(model, config.adapters())
     pages = (sizes.device, sizes.host)
     return assemble(model, sizes.spec, config, pages, sizes.max_model_len, follow)
@@ -111,7 +124,7 @@ def assemble(
             ),
             reuse=config.cache != "off",
         ),
-        snapshot_pages=config.snapshot_pages,
+        snapshot_pages=config.snapshot_pages(spec.page_tokens),
         eviction=EVICTION_POLICIES[config.eviction](),
         write=_write_policy(config),
         prefetch=prefetch_policy_of(config, spec, host),
@@ -120,7 +133,7 @@ def assemble(
     cache = KVCache(spec, tiers, tables, transfer, options, arenas)
     engine = Engine(
         cache,
-        ModelRunner(model, spec, pools, tables),
+        runner_of(model, spec, pools, tables),
         UnifiedRole(),
         Namespaces(
             Namespace(model=model.fingerprint, spec_digest=spec.digest), model.adapters.digests
@@ -201,6 +214,14 @@ def _storage_admin(
     return StorageAdmin(driver, parts.engine, MonotonicClock(), allowed, store)
 
 
+def runner_of(
+    model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
+) -> Runner:
+    """What runs the model: Hugging Face's module unmodified, or our own in its place."""
+    own = OWN_RUNNERS.get(str(model.config["model_type"]), ModelRunner)
+    return own(model, spec, pools, tables)
+
+
 def _write_policy(config: EngineConfig) -> WritePolicy:
     match config.write_policy:
         case "write-through-selective":
@@ -219,6 +240,7 @@ def _info(config: EngineConfig, server: ServerConfig, parts: EngineParts) -> Map
         "engine": asdict(config)
         | {
             "storage": None if config.storage is None else hidden(config.storage),
+            "page_tokens": parts.spec.page_tokens,
             "max_model_len": parts.max_model_len,
             "lora": {name: digest.hex() for name, digest in parts.model.adapters.digests.items()},
         },

@@ -159,7 +159,7 @@ def host_pages(
             pages = tuple(min(n * size // mirror_bytes, MAX_PAGES) for n in device)
         case HostAuto():
             size = min(AUTO_RATIO * mirror_bytes, free_bytes * 4 // 5)
-            pages = tuple(n * size // mirror_bytes for n in device)
+            pages = tuple(min(n * size // mirror_bytes, MAX_PAGES) for n in device)
             return pages if all(pages) else (0,) * len(pages)
         case _:
             assert_never(budget)

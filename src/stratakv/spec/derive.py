@@ -7,7 +7,7 @@ transformers.
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import assert_never
+from typing import Final, assert_never
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId, LayerId
@@ -25,6 +25,17 @@ from stratakv.spec.retention import (
     Retention,
 )
 
+DEFAULT_PAGE_TOKENS: Final = 64
+
+
+def default_page_tokens(config: Mapping[str, object]) -> int:
+    """Tokens of a page where nobody says: 64, or the least that is more and that the model can
+    have. 128 for DeepSeek-V4, which compresses up to 128 tokens to one row; larger pages would
+    only make its checkpoints larger. config: as for ``spec_of``."""
+    model = ModelConfig(config)
+    unit = family_of(model).page_unit(model)
+    return -(-DEFAULT_PAGE_TOKENS // unit) * unit
+
 
 def spec_of(config: Mapping[str, object], *, page_tokens: int, dtype: str) -> CacheSpec:
     """The cache of a causal language model.
@@ -40,6 +51,12 @@ def spec_of(config: Mapping[str, object], *, page_tokens: int, dtype: str) -> Ca
         raise ConfigError(f"--dtype {dtype}: allowed are {', '.join(sorted(DTYPE_BYTES))}")
     model = ModelConfig(config)
     family = family_of(model)
+    unit = family.page_unit(model)
+    if page_tokens % unit:
+        raise ConfigError(
+            f"--page-tokens {page_tokens}: this model compresses up to {unit} tokens to one row, "
+            f"and a page ends where no row is half filled: allowed are multiples of {unit}"
+        )
     page = PageFormat(page_tokens, dtype)
     kept: dict[Retention, list[tuple[LayerId, LayerBuffer]]] = {KeepAll(): []}
     for layer in layers_of(model, family):

@@ -20,6 +20,7 @@ from stratakv.spec.layers import (
     Layer,
     State,
     bigcode_heads,
+    block_tokens,
     chunk_of,
     dbrx_heads,
     deepseek_v4,
@@ -44,15 +45,20 @@ from stratakv.spec.retention import KeepAll
 LayerTypes: TypeAlias = Callable[[ModelConfig], tuple[str, ...]]
 
 
+def _any_page(_: ModelConfig) -> int:
+    return 1
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """``layer_types`` names every layer's type; ``keep`` says what one layer caches. ``steps``:
     Hugging Face's code forgets a state that several tokens meet at once, so it is continued one
-    token at a time."""
+    token at a time. ``page_unit``: what a page's tokens must be a multiple of."""
 
     layer_types: LayerTypes
     keep: Callable[[Layer, PageFormat], Buffers]
     steps: bool = False
+    page_unit: Callable[[ModelConfig], int] = _any_page
 
 
 LEGACY_LAYER_TYPES: Final = {
@@ -221,7 +227,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "falcon_mamba": _MAMBA,
     "zamba": replace(standard(declared("layers_block_type"), zamba_heads, zamba_state), steps=True),
     "jamba": replace(standard(periodic, heads, jamba_state), steps=True),
-    "deepseek_v4": Family(declared(), deepseek_v4),
+    "deepseek_v4": Family(declared(), deepseek_v4, page_unit=block_tokens),
 }
 """By ``model_type`` of the text configuration."""
 

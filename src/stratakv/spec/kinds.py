@@ -14,6 +14,7 @@ from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, KeepWindow,
 KEY: Final = "k"
 VALUE: Final = "v"
 LATENT: Final = "latent"
+INDEX_KEY: Final = "index_k"
 CONV: Final = "conv"
 RECURRENT: Final = "recurrent"
 
@@ -74,7 +75,7 @@ def latent(rule: Retention, page: PageFormat, *, rank: int, rope_dim: int) -> La
 
 def index_keys(page: PageFormat, *, dim: int) -> LayerBuffer:
     """Sparse attention's indexer scores every token of the prefix against these keys."""
-    return LayerBuffer(KeepAll(), "index_k", page.tokens, (dim,), page.dtype)
+    return LayerBuffer(KeepAll(), INDEX_KEY, page.tokens, (dim,), page.dtype)
 
 
 def state(

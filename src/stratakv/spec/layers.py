@@ -6,6 +6,7 @@ not know which family a layer is of (``families``), nor put layers together (``d
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import lcm
 from typing import TypeAlias
 
 from stratakv.core.errors import ConfigError
@@ -185,6 +186,15 @@ def window_of(layer: Layer) -> KeepWindow:
 
 def chunk_of(layer: Layer) -> KeepChunk:
     return KeepChunk(positive(layer, "attention_chunk_size"))
+
+
+def block_tokens(config: ModelConfig) -> int:
+    """DeepSeek-V4: tokens after which no compressed block of any layer is open."""
+    rates = config.section("compress_rates")
+    sizes = [rates.integer(name) for name in rates.fields]
+    if min(sizes, default=1) < 1:
+        raise config.fault("compress_rates", "a dict of numbers from 1 up")
+    return lcm(*sizes)
 
 
 def deepseek_v4(layer: Layer, page: PageFormat) -> Buffers:

@@ -4,6 +4,7 @@ Owns the refusal, said once and with its reason. Deriving and planning know more
 than the engine runs; must not derive anything itself.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
@@ -11,10 +12,14 @@ from typing import Final, assert_never
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.spec.derive import family_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
-from stratakv.spec.kinds import CONV, KEY, LATENT, RECURRENT, VALUE
+from stratakv.spec.kinds import CONV, INDEX_KEY, KEY, LATENT, RECURRENT, VALUE
 from stratakv.spec.model_config import ModelConfig
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 
+ENTRIES: Final = r"c\d+(_index_k)?"
+OVERLAP: Final = r"c\d+(_index)?_overlap"
+OPEN_BLOCK: Final = r"c\d+(_index)?_open"
+"""Names of compressed buffers, which only DeepSeek-V4 has: its own runner reads them."""
 _NOT_YET: Final = "derived and planned for, but the engine does not run them yet"
 
 
@@ -110,16 +115,19 @@ def _by_layer(group: CacheGroup, kind: str) -> dict[LayerId, BufferSpec]:
 def _group_refusal(group: CacheGroup) -> str | None:
     match group.retention:
         case KeepLive():
-            return f"request-scoped groups ({group.name}) are {_NOT_YET}"
+            known = OPEN_BLOCK
         case KeepBoundary():
-            known = {CONV, RECURRENT}
+            known = f"{CONV}|{RECURRENT}"
         case KeepAll():
-            known = {KEY, VALUE, LATENT}
-        case KeepWindow() | KeepChunk():
-            known = {KEY, VALUE}
+            known = f"{KEY}|{VALUE}|{LATENT}|{INDEX_KEY}|{ENTRIES}"
+        case KeepWindow():
+            known = f"{KEY}|{VALUE}|{LATENT}|{OVERLAP}"
+        case KeepChunk():
+            known = f"{KEY}|{VALUE}"
         case _:
             assert_never(group.retention)
-    others = {kind_of(buffer) for buffer in group.buffers} - known
+    kinds = {kind_of(buffer) for buffer in group.buffers}
+    others = sorted(kind for kind in kinds if not re.fullmatch(known, kind))
     if others:
-        return f"sparse and compressed buffers ({', '.join(sorted(others))}) are {_NOT_YET}"
+        return f"buffers {', '.join(others)} of group {group.name} are {_NOT_YET}"
     return None

@@ -7,7 +7,7 @@ retries are the I/O worker's. Must not know trees or requests.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,7 @@ import numpy.typing as npt
 from stratakv.core.ids import GroupId, PageKey
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectKey:
+class ObjectKey(NamedTuple):  # thousands are made for one long prompt
     """One host page of one group on one shard. ``page`` is 32 bytes and has the namespace in it: a
     page of another model, layout, adapter or tenant has another key."""
 

@@ -15,8 +15,10 @@ from typing import Final, assert_never
 
 from stratakv.core.clock import WallClock
 from stratakv.core.errors import ConfigError
+from stratakv.core.units import format_bytes
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.segment import Geometry
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.memory import MemoryBackend
 from stratakv.storage.mooncake import MooncakeBackend, MooncakeOptions
@@ -48,13 +50,15 @@ def plugin_schemes() -> tuple[str, ...]:
 def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
     """An open backend for objects of ``form``.
 
-    ConfigError where its client library is missing or a setting is not allowed; StorageError where
-    its server does not answer or does not let us in.
+    ConfigError where its client library is missing, a setting is not allowed or a quota can never
+    hold anything; StorageError where its server does not answer or does not let us in.
     """
     match url:
         case MemoryUrl():
+            _check_quota(url.quota_bytes, sum(form.page_bytes))
             return MemoryBackend(form, url.quota_bytes)
         case FileUrl():
+            _check_quota(url.quota_bytes, _least_file_bytes(form))
             keeping = Keeping(
                 quota_bytes=url.quota_bytes, ttl_s=url.ttl_s, power_safe=url.power_safe
             )
@@ -69,6 +73,24 @@ def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
             return _factory(url.scheme)(url, form)
         case _:
             assert_never(url)
+
+
+def _check_quota(quota_bytes: int, least_bytes: int) -> None:
+    """With less than ``least_bytes`` some group never stores anything, and no prefix is whole."""
+    if quota_bytes < least_bytes:
+        raise ConfigError(
+            f"{FLAG} quota of {quota_bytes} bytes: this model needs room for a page of each cache "
+            f"group; allowed is {least_bytes} bytes ({format_bytes(least_bytes)}) and more"
+        )
+
+
+def _least_file_bytes(form: StoreFormat) -> int:
+    """Of one segment of one slot for each group."""
+    digest, sizes = form.spec_digest, form.page_bytes
+    return sum(
+        Geometry(spec_digest=digest, group=group, slots=1, page_bytes=size).physical_bytes
+        for group, size in enumerate(sizes)
+    )
 
 
 def _redis(url: RedisUrl) -> RedisOptions:

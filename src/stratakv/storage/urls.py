@@ -8,6 +8,7 @@ anything.
     mooncake://master:50051?metadata=http://host:8080/metadata&protocol=tcp&segment=4GiB&timeout=10s
 """
 
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -97,8 +98,12 @@ def parse_storage_url(text: str, plugins: Collection[str] = ()) -> StorageUrl:
     try:
         parts = urlsplit(text)
         port_is_fine = parts.port is None or parts.port > 0
-    except ValueError as error:
-        raise _refused(text, f"that is no URL ({error})") from None
+    except ValueError:  # what it says may have a piece of the password
+        raise _refused(
+            text,
+            "that is no URL; allowed is SCHEME://USER:PASSWORD@HOST:PORT/PATH, with / ? # @ [ ] "
+            "in a password written as %2F %3F %23 %40 %5B %5D",
+        ) from None
     if not port_is_fine:
         raise _refused(text, "allowed ports are 1 to 65535")
     if parts.scheme in plugins:
@@ -136,6 +141,7 @@ def _file(text: str, parts: SplitResult) -> FileUrl:
     directory = unquote(parts.path)
     if parts.netloc not in {"", "localhost"} or not directory.strip("/"):
         raise _refused(text, "allowed is file:///DIRECTORY, an absolute path, three slashes")
+    _check_path(text, directory)
     sync = options.get("sync", SYNCS[0])
     if sync not in SYNCS:
         raise _refused(text, f"allowed for sync are {', '.join(SYNCS)}")
@@ -152,6 +158,7 @@ def _redis(text: str, parts: SplitResult) -> RedisUrl:
     if parts.scheme == "redis+unix":
         if parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
             raise _refused(text, "allowed is redis+unix:///PATH of a socket")
+        _check_path(text, unquote(parts.path))
         url = f"unix://{parts.netloc}{parts.path}"
     elif not parts.hostname or not re.fullmatch(r"/?\d*", parts.path):
         raise _refused(text, f"allowed is {parts.scheme}://HOST:PORT/NUMBER")
@@ -204,9 +211,20 @@ def _options(text: str, parts: SplitResult, allowed: Collection[str]) -> dict[st
     options = dict(pairs)
     unknown = sorted(options.keys() - allowed)
     if unknown or len(options) != len(pairs):
-        problem = f"{', '.join(unknown)} is no option" if unknown else "an option is given twice"
+        # After a ? in a password, the rest of it is read as an option.
+        shown = ", ".join(name for name in unknown if name in hidden(text)) or "one of them"
+        problem = f"{shown} is no option" if unknown else "an option is given twice"
         raise _refused(text, f"{problem}; allowed are {', '.join(allowed)}")
     return options
+
+
+def _check_path(text: str, path: str) -> None:
+    try:
+        sound = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        sound = False
+    if not sound:
+        raise _refused(text, "allowed is a path that the file system can have, with no NUL in it")
 
 
 def _quota(text: str) -> int:

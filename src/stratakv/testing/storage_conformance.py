@@ -130,7 +130,7 @@ class StorageConformance:
     def test_an_object_is_page_group_and_shard(self, backend: StorageBackend) -> None:
         (key,) = keys_of("identity", 1, group=1)
         store(backend, [key])
-        others = [replace(key, group=GroupId(0)), replace(key, shard=1), *keys_of("other", 1, 1)]
+        others = [key._replace(group=GroupId(0)), key._replace(shard=1), *keys_of("other", 1, 1)]
         assert not backend.contains(others).any()
         assert fetch(backend, others) == [ReadStatus.MISS] * 3
         assert store(backend, others) == [WriteStatus.STORED] * 3

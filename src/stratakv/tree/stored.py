@@ -46,10 +46,12 @@ def host_prefix(nodes: NodeTable, path: NodeIds) -> int:
 
 
 class Stored:
-    """``active``: whether there is a store; without one nothing is marked and nothing asked for."""
+    """``active``: whether there is a store; without one nothing is marked and nothing asked for.
+    ``epoch`` counts how often all was forgotten."""
 
     def __init__(self, spec: CacheSpec, nodes: NodeTable, pins: Pins, leases: set[Lease]) -> None:
         self.active = False
+        self.epoch = 0
         self._leases = leases
         self.writing: set[Writing] = set()
         self._nodes = nodes
@@ -63,6 +65,7 @@ class Stored:
 
     def forget(self) -> None:
         """The store is empty, or another one: nothing is in it."""
+        self.epoch += 1
         for marks in self._marks:
             marks[:] = False
         self._told[:] = NEVER
@@ -74,6 +77,19 @@ class Stored:
             for marks in self._marks:
                 marks[rows] = False
             self._told[rows] = NEVER
+
+    def unmark(self, lease: Lease) -> None:
+        """What a lease holds on the host is in the store no more."""
+        for group, rows in enumerate(lease.host or ()):
+            self._marks[group][rows] = False
+
+    def marked(self) -> Iterator[tuple[GroupId, list[PageKey]]]:
+        """The pages of the tree that the store has, by group."""
+        nodes = self._nodes
+        for group in self._groups:
+            rows = filter(nodes.holds, np.flatnonzero(self._marks[group]).tolist())
+            if keys := list(map(nodes.key_of, rows)):
+                yield group, keys
 
     def entered(self, group: GroupId, rows: NodeIds, *, fetched: bool) -> None:
         """Pages that have just become resident, from storage or not."""

@@ -42,12 +42,14 @@ class Placed:
 
 class Catalog:
     """``placed`` by number, which is what ``Index.segment`` has. ``strangers`` are names of
-    segments of another format: of another model, or made with other settings."""
+    segments of another format: of another model, or made with other settings. ``marked``: numbers
+    of our segments in which others found damage."""
 
     def __init__(self, ledger: Ledger, form: StoreFormat, clock: Clock) -> None:
         self.index = Index()
         self.placed: dict[int, Placed] = {}
         self.strangers: set[str] = set()
+        self.marked: set[int] = set()
         self.damaged_headers = 0
         self._ledger = ledger
         self._form = form
@@ -85,6 +87,11 @@ class Catalog:
                     self.strangers.add(placed.segment.name)
                     self.forget(number)
 
+    def tell(self) -> None:
+        """Have every process look at the directory when next it is called."""
+        with self._ledger.locked():
+            self._ledger.changed()
+
     def add(self, segment: Segment) -> int:
         """Take in a segment that was just made; returns its number."""
         number = max(self.placed, default=-1) + 1
@@ -106,8 +113,15 @@ class Catalog:
         self.index.writable[rows] = placed.segment.geometry.group
         return True
 
+    def disown(self, number: int) -> None:
+        """Let another become the writer."""
+        placed = self.placed[number]
+        self.index.writable[placed.base : placed.base + placed.slots] = FOREIGN
+        placed.segment.disown()
+
     def forget(self, number: int) -> None:
         placed = self.placed.pop(number)
+        self.marked.discard(number)
         self.index.detach(placed.base, placed.slots)
         placed.segment.close()
 
@@ -153,11 +167,23 @@ class Catalog:
         placed.changes = segment.changes()
         bad = self.index.load(placed.base, segment.headers(), self._uses(placed), segment.geometry)
         if bad:
-            self.damaged_headers += bad
-            _logger.warning("%s: %d damaged headers are not served", segment.name, bad)
+            self.damaged_headers += len(bad)
+            _logger.warning("%s: %d damaged headers are not served", segment.name, len(bad))
+            if not segment.owned:
+                self._report(segment, bad)
         if not segment.owned:
             rows = slice(placed.base, placed.base + placed.slots)
             self.index.writable[rows] = FOREIGN
+
+    def _report(self, segment: Segment, slots: list[int]) -> None:
+        """Tell the writer, which has these headers in memory and takes their pages for stored. Also
+        said of one that was being written: the writer looks for itself."""
+        try:
+            for slot in slots:
+                segment.mark(slot)
+            self.tell()
+        except OSError as error:  # on a disk that is full or read-only they stay what they are
+            _logger.warning("%s: damage is not reported: %s", segment.name, error)
 
     def _list(self) -> None:
         names = set(self._ledger.names())
@@ -166,10 +192,12 @@ class Catalog:
             # Our own is only gone if an operator deleted it: its bytes are there until we close it.
             if not self.placed[known[name]].segment.owned:
                 self.forget(known[name])
-        for placed in self.placed.values():
+        for number, placed in self.placed.items():
             placed.doomed = placed.segment.is_doomed()
             if placed.doomed:
                 self.hide(placed)
+            elif placed.segment.owned and placed.segment.marks():
+                self.marked.add(number)
         self.strangers &= names
         for name in sorted(names - known.keys() - self.strangers):
             with suppress(FileNotFoundError):  # a peer deleted it since

@@ -1,7 +1,7 @@
 """``stratakv fsck DIR [--repair]``: is everything in a store's directory what it should be?
 
 Owns the scan of segments of every format, and the mending: a damaged object leaves, its slot is
-free again. Must not touch a segment that a live process writes.
+free again; a damaged ledger is rebuilt. Must not touch a segment that a live process writes.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ _NAMED: Final = 100
 class Findings:
     """``in_use``: segments with a live writer, which were only looked at. ``unfinished``: files
     whose making was cut short; ``broken``: segments that no longer say what they are, or are
-    truncated. The rest are objects. ``mended``: objects and files that ``repair`` removed.
-    ``problems``: the first 100, for people."""
+    truncated. ``bad_ledger``: 0 or 1. The rest are objects. ``mended``: objects and files that
+    ``repair`` removed, and the ledger that it rebuilt. ``problems``: the first 100, for people."""
 
     segments: int
     in_use: int
@@ -38,12 +38,18 @@ class Findings:
     quarantined: int
     mended: int
     problems: list[str]
+    bad_ledger: int = 0
+
+    @property
+    def damage(self) -> int:
+        """How many things were found wrong, mended or not."""
+        objects = self.bad_headers + self.bad_payloads + self.quarantined
+        return objects + self.unfinished + self.broken + self.bad_ledger
 
     @property
     def clean(self) -> bool:
         """Whether nothing is wrong that was not mended."""
-        objects = self.bad_headers + self.bad_payloads + self.quarantined
-        return self.mended == objects + self.unfinished + self.broken
+        return self.mended == self.damage
 
 
 def fsck(directory: Path, *, repair: bool = False) -> Findings:
@@ -58,6 +64,7 @@ def fsck(directory: Path, *, repair: bool = False) -> Findings:
     ledger = Ledger(directory, quota_bytes=0)
     try:
         found = Findings(0, 0, 0, 0, 0, ledger.physical_bytes(), 0, 0, 0, 0, [])
+        _look_at(ledger, found, repair=repair)
         for name in ledger.names():
             try:
                 segment = Segment.open(directory / name)
@@ -74,6 +81,16 @@ def fsck(directory: Path, *, repair: bool = False) -> Findings:
     finally:
         ledger.close()
     return found
+
+
+def _look_at(ledger: Ledger, found: Findings, *, repair: bool) -> None:
+    with ledger.locked():
+        if ledger.is_damaged():
+            found.bad_ledger = 1
+            _note(found, "the ledger is damaged")
+            if repair:
+                ledger.rebuild()
+                found.mended += 1
 
 
 def _is_whole(path: Path, segment: Segment) -> bool:

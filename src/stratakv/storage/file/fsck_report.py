@@ -15,8 +15,9 @@ def lines_of(directory: Path, found: Findings, *, repair: bool) -> list[str]:
         "objects in quarantine": found.quarantined,
         "segments that were never finished": found.unfinished,
         "segments that are broken": found.broken,
+        "damaged ledger": found.bad_ledger,
     }
-    total = sum(damage.values())
+    total = found.damage
     size = format_bytes(found.physical_bytes)
     lines = [f"{directory}: {found.pages} sound pages in {found.segments} segments, {size}"]
     if found.in_use:
@@ -25,14 +26,19 @@ def lines_of(directory: Path, found: Findings, *, repair: bool) -> list[str]:
     lines += [f"  {problem}" for problem in found.problems]
     if total > len(found.problems):
         lines.append(f"  and {total - len(found.problems)} more")
-    return [*lines, _verdict(found, total, repair=repair)]
+    return [*lines, _verdict(found, repair=repair)]
 
 
-def _verdict(found: Findings, total: int, *, repair: bool) -> str:
-    if not total:
+def _verdict(found: Findings, *, repair: bool) -> str:
+    """``repair`` always rebuilds a ledger; objects may have a live writer."""
+    if not found.damage:
         return "clean"
-    if found.clean:
-        return f"mended: {found.mended} removed"
+    objects = found.damage - found.bad_ledger
     if not repair:
-        return "damaged; --repair removes what is"
-    return f"{found.mended} removed, {total - found.mended} left, which a running process writes"
+        verbs = ["removes what is"] * (objects > 0) + ["rebuilds the ledger"] * found.bad_ledger
+        return f"damaged; --repair {' and '.join(verbs)}"
+    removed, left = found.mended - found.bad_ledger, found.damage - found.mended
+    done = [f"{removed} removed"] * (objects > 0) + ["the ledger rebuilt"] * found.bad_ledger
+    if found.clean:
+        return f"mended: {', '.join(done)}"
+    return f"{', '.join(done)}, {left} left, which a running process writes"

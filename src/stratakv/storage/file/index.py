@@ -71,9 +71,9 @@ class Index:
         self.segment[rows], self.writable[rows] = NOWHERE, FOREIGN
         self._spare.setdefault(slots, []).append(base)
 
-    def load(self, base: int, table: Headers, uses: Uses, geometry: Geometry) -> int:
-        """Take the headers and uses of a segment as they are on disk now; returns how many slots
-        hold a header that is no good. What did not change stays as it is."""
+    def load(self, base: int, table: Headers, uses: Uses, geometry: Geometry) -> list[int]:
+        """Take the headers and uses of a segment as they are on disk now; returns the slots that
+        hold a header that is no good and was not there before. What did not change stays."""
         rows = np.arange(base, base + len(table))
         changed = ~same_headers(table, self.headers[rows])
         at, rows_changed = np.flatnonzero(changed), rows[changed]
@@ -84,7 +84,7 @@ class Index:
         self.merge_uses(rows, uses)
         good = servable(fresh, geometry)
         self.add(rows_changed[good])
-        return int((~good & ~is_blank(fresh)).sum())
+        return at[~good & ~is_blank(fresh)].tolist()
 
     def merge_uses(self, rows: Rows, uses: Uses) -> None:
         """Take in uses that other processes wrote."""

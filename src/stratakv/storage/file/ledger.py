@@ -3,12 +3,16 @@
 Owns the directory: its one lock, its generation, names, creation and deletion of segment files.
 Every process that shares the directory counts the same files, so there is no sum to get wrong.
 
-    ledger    u64 generation, counts up with every segment made or deleted |
+    ledger    u64 generation, counts up with every segment made or deleted | u64 xxh3-64 of it |
               u64 who wants room | u64 bytes of segments it has | u64 since when, ns
     *.seg     segments (``segment``)
+
+A ledger whose checksum is wrong, or that is cut short, says nothing: whoever sees it rebuilds it
+from the names of the segments.
 """
 
 import fcntl
+import logging
 import os
 import re
 import struct
@@ -18,10 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from xxhash import xxh3_64_intdigest
+
+from stratakv.storage.file.disk import give_back
+
+_logger = logging.getLogger(__name__)
+
 SUFFIX: Final = ".seg"
-_NAME: Final = re.compile(r"[0-9a-f]{12}\.seg")
+_NAME: Final = re.compile(r"[0-9a-f]{12,16}\.seg")
 _LEDGER: Final = "ledger"
-_GENERATION: Final = struct.Struct("<Q")
+_GENERATION: Final = struct.Struct("<QQ")
+_COUNT: Final = struct.Struct("<Q")
+_COUNT_LIMIT: Final = 1 << 63
+"""Of a generation. Nobody counts that far: a number above is damage, and never overflows a u64."""
+_NAME_LIMIT: Final = 1 << 60
+"""From here on a name is a stranger's: counting goes on below it, and so never reaches the limit of
+a generation."""
 _WANT: Final = struct.Struct("<QQQ")
 _BLOCK: Final = 512
 
@@ -43,6 +59,7 @@ class Ledger:
         self.quota_bytes = quota_bytes
         self.writer = int.from_bytes(os.urandom(7), "little") + 1
         self._fd = os.open(directory / _LEDGER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._holds = False
 
     def is_there(self) -> bool:
         """False once somebody deleted the ledger, or the directory with it: the lock is then not
@@ -50,17 +67,50 @@ class Ledger:
         return os.fstat(self._fd).st_nlink > 0
 
     def generation(self) -> int:
-        """Changes whenever a segment was made or deleted."""
-        data = os.pread(self._fd, _GENERATION.size, 0)
-        return _GENERATION.unpack(data)[0] if len(data) == _GENERATION.size else 0
+        """Changes whenever a segment was made or deleted. A damaged ledger is rebuilt first."""
+        found = self._count()
+        if found is not None:
+            return found
+        if self._holds:
+            return self._rebuilt()
+        with self.locked():  # it may have been read while it was written
+            found = self._count()
+            return self._rebuilt() if found is None else found
+
+    def is_damaged(self) -> bool:
+        """With the lock held. An empty ledger of a directory without segments is only new."""
+        return self._count() is None and not self._is_new()
+
+    def rebuild(self) -> int:
+        """Write a generation above every segment's number, and nobody's want; with the lock held.
+        Returns the new generation."""
+        count = max(self._numbers(), default=0)
+        damaged = not self._is_new()
+        if damaged:
+            # Others may know segments that are deleted since: neither a name nor a generation that
+            # they saw comes again.
+            count += 1 + int.from_bytes(os.urandom(4), "little")
+        os.pwrite(self._fd, _pack(count) + bytes(_WANT.size), 0)
+        if damaged:
+            _logger.warning("%s: the ledger was damaged and is rebuilt", self.directory)
+        return count
+
+    def _rebuilt(self) -> int:
+        """A disk that takes nothing is read all the same."""
+        try:
+            return self.rebuild()
+        except OSError:
+            return max(self._numbers(), default=0)
 
     @contextmanager
     def locked(self) -> Generator[None, None, None]:
         """Hold the lock of the directory; nobody else makes, deletes or counts segments."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._holds = True
         try:
             yield
         finally:
+            self._holds = False
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def names(self) -> list[str]:
@@ -86,7 +136,7 @@ class Ledger:
 
     def changed(self) -> None:
         """A segment was made or deleted; with the lock held, after the fact."""
-        os.pwrite(self._fd, _GENERATION.pack(self._next_number()), 0)
+        os.pwrite(self._fd, _pack(self._next_number()), 0)
 
     def oldest_first(self, names: set[str]) -> list[str]:
         """By when they were last written; uses are written too, so this is about the last use."""
@@ -97,15 +147,27 @@ class Ledger:
         return sorted(written, key=written.__getitem__)
 
     def delete(self, name: str) -> None:
-        """With the lock held. Openers still read it until they see the new generation."""
+        """With the lock held. Its blocks are free at once: who has it open reads zeros, which are
+        misses, until it sees the new generation."""
+        path = self.directory / name
         with suppress(FileNotFoundError):
-            (self.directory / name).unlink()
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                path.unlink()
+                if not os.fstat(fd).st_nlink:  # else an operator has a second name for it
+                    with suppress(OSError):  # the blocks are then free once all have closed it
+                        give_back(fd)
+            finally:
+                os.close(fd)
         self.changed()
 
     def delete_idle(self, name: str) -> bool:
         """With the lock held: delete a segment unless some process writes it."""
         with suppress(FileNotFoundError):
-            fd = os.open(self.directory / name, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fd = os.open(self.directory / name, os.O_RDWR | os.O_CLOEXEC)
+            except PermissionError:  # another user's
+                return False
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self.delete(name)
@@ -116,8 +178,27 @@ class Ledger:
         return True
 
     def _next_number(self) -> int:
-        used = [int(name.removesuffix(SUFFIX), 16) for name in self.names()]
-        return max([self.generation(), *used]) + 1
+        names = set(self.names())
+        number = max(self.generation(), *self._numbers(), 0) + 1
+        while f"{number:012x}{SUFFIX}" in names:
+            number += 1
+        return number
+
+    def _numbers(self) -> list[int]:
+        numbers = [int(name.removesuffix(SUFFIX), 16) for name in self.names()]
+        return [number for number in numbers if number < _NAME_LIMIT]
+
+    def _count(self) -> int | None:
+        """The generation; None where the ledger does not vouch for it."""
+        data = os.pread(self._fd, _GENERATION.size, 0)
+        if len(data) < _GENERATION.size:
+            return None
+        count, checksum = _GENERATION.unpack(data)
+        sound = checksum == xxh3_64_intdigest(data[: _COUNT.size]) and count < _COUNT_LIMIT
+        return count if sound else None
+
+    def _is_new(self) -> bool:
+        return os.fstat(self._fd).st_size == 0 and not self.names()
 
     def want(self) -> Want | None:
         data = os.pread(self._fd, _WANT.size, _GENERATION.size)
@@ -138,6 +219,12 @@ class Ledger:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _pack(generation: int) -> bytes:
+    """One write of 16 bytes: no kill leaves half of it."""
+    count = _COUNT.pack(generation)
+    return count + _COUNT.pack(xxh3_64_intdigest(count))
 
 
 def _is_segment(name: str) -> bool:

@@ -15,7 +15,8 @@ from stratakv.storage.backend import StoreFormat
 from stratakv.storage.breaker import Breaker
 from stratakv.storage.file.catalog import Catalog
 from stratakv.storage.file.counters import Counters
-from stratakv.storage.file.index import FOREIGN, NOWHERE, Rows
+from stratakv.storage.file.disk import free_bytes
+from stratakv.storage.file.index import FOREIGN, Rows
 from stratakv.storage.file.ledger import Ledger, Want
 from stratakv.storage.file.segment import Geometry, Segment
 from stratakv.storage.file.slots import Slots
@@ -34,6 +35,8 @@ LOOK_S: Final = 1.0
 _DRAINS: Final = 4
 WANT_NS: Final = 30 * 10**9
 """How long a writer without room is remembered."""
+AHEAD_NS: Final = 10**9
+"""A want from further ahead is none: its clock was wrong, or its bytes are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +59,10 @@ class Room:
         self.counters = Counters()
         self._ledger, self._catalog, self._index = ledger, catalog, catalog.index
         self._form, self._keeping, self._clock = form, keeping, clock
-        self._full_at = NOWHERE
+        self.drains = Breaker(clock)
+        self._full_at: dict[int, int] = {}
         self._wanting = False
+        self._yielded_to: Want | None = None
         self._asked_s = clock.now_s()
         self._alive: set[int] = set()
 
@@ -71,7 +76,7 @@ class Room:
         except OSError:
             self.slots.give_back(group, rows)
             raise
-        if len(rows) < count:
+        if len(rows) < count and self._may_fit(group):
             self._say(Want(self._ledger.writer, self._held_bytes(), self._now_ns()))
         elif self._wanting:
             self._say(None)
@@ -85,6 +90,12 @@ class Room:
         else:
             self._wanting = want is not None
 
+    def close(self) -> None:
+        """Want nothing any more."""
+        want = self._ledger.want() if self._wanting else None
+        if want is not None and want.writer == self._ledger.writer:
+            self._say(None)
+
     def expire(self) -> None:
         """Free what nobody used for the time to live, in segments without a writer too, and give
         empty segments back to the disk."""
@@ -93,9 +104,12 @@ class Room:
         limit = max(0, self._now_ns() - int(self._keeping.ttl_s * 1e9))
         index = self._index
         old = index.present & (index.used < limit)
-        for number in np.unique(index.segment[old]).tolist():
-            if not self._catalog.placed[number].segment.owned:
-                self.slots.adopt(number)
+        with self.slots.lent(set(index.segment[old].tolist())):
+            self._expire_ours(limit)
+
+    def _expire_ours(self, limit: int) -> None:
+        index = self._index
+        old = index.present & (index.used < limit)
         for group in np.unique(index.writable[old]).tolist():
             if group != FOREIGN:
                 self._catalog.merge_uses(group)
@@ -112,6 +126,7 @@ class Room:
         count = len(self._index)
         for placed in self._catalog.placed.values():
             placed.segment.doom()
+            self._catalog.hide(placed)  # where another user's may not be written, it is all we can
         with self._ledger.locked():
             self._ledger.changed()
         self._catalog.refresh()
@@ -128,9 +143,18 @@ class Room:
                 placed[number].segment.put_headers(0, blank)
                 self._delete(number)
 
+    def heed(self) -> None:
+        """Look where others found damage in what this process writes: a page that is no good is
+        absent, so that it is stored again."""
+        for number in list(self._catalog.marked):
+            self.counters.quarantined += self.slots.heed(number)
+
     def yield_to_others(self) -> None:
         """Give a segment to a writer that wants room and has clearly less than this one."""
-        if self._owes():
+        want = self._ledger.want()
+        if want != self._yielded_to and self._owes():
+            # One for each time that it says so: who is dead says nothing more.
+            self._yielded_to = want
             placed = self._catalog.placed.values()
             groups = [p.segment.geometry.group for p in placed if p.segment.owned]
             self._drain(max(set(groups), key=groups.count))
@@ -142,7 +166,7 @@ class Room:
             return False
         placed = self._catalog.placed.values()
         sizes = [p.segment.geometry.physical_bytes for p in placed if p.segment.owned]
-        fresh = want.since_ns + WANT_NS >= self._now_ns()
+        fresh = 0 <= self._now_ns() + AHEAD_NS - want.since_ns <= AHEAD_NS + WANT_NS
         return fresh and bool(sizes) and sum(sizes) >= want.held_bytes + 2 * max(sizes)
 
     def _now_ns(self) -> int:
@@ -155,13 +179,30 @@ class Room:
         self._adopt_oldest(need, before_ns)
         # Segments differ in size: one may not make room enough for another.
         for _ in range(_DRAINS):
-            other = self._older_group(group, before_ns)
-            if other is None or self._owes():
+            if not self._may_fit(group) or self._owes() or not self.drains.closed:
                 break
-            self._drain(other)
-            if self._try_create(group):
+            other = self._older_group(group, before_ns)
+            if other is None:
+                break
+            if self._drain_for(other, group):
                 return True
         return self._evict(group, need, before_ns) > 0
+
+    def _drain_for(self, other: int, group: int) -> bool:
+        """Whether a segment of ``other`` that is given back to the disk made room for one of
+        ``group``. Where the disk is full all the same, no second one is tried for a while: a file
+        system with snapshots gets nothing back, and the store would empty itself."""
+        before = free_bytes(self._ledger.directory)
+        self._drain(other)
+        if self._try_create(group):
+            self.drains.worked()
+            return True
+        if not self.growth.closed and free_bytes(self._ledger.directory) <= before:
+            self.drains.failed()
+        return False
+
+    def _may_fit(self, group: int) -> bool:
+        return self._geometry(group).physical_bytes <= self._keeping.quota_bytes
 
     def _orphans(self) -> list[int]:
         """Segments that may have lost their writer; one that was alive is asked again later."""
@@ -204,23 +245,27 @@ class Room:
             self._adopt(number)
 
     def _create(self, group: int) -> bool:
-        if self._full_at == self._ledger.generation() or not self.growth.closed:
+        if self._full_at.get(group) == self._ledger.generation() or not self.growth.closed:
             return False
-        return not self._owes() and self._try_create(group)
+        return self._may_fit(group) and not self._owes() and self._try_create(group)
 
-    def _try_create(self, group: int) -> bool:
+    def _geometry(self, group: int) -> Geometry:
+        """Of a new segment."""
         page_bytes, quota = self._form.page_bytes[group], self._keeping.quota_bytes
         size = max(min(quota // SEGMENTS_PER_QUOTA, LARGEST_SEGMENT_BYTES), quota // MOST_SEGMENTS)
-        geometry = Geometry(
+        return Geometry(
             spec_digest=self._form.spec_digest,
             group=group,
             slots=Geometry.slots_in(size, page_bytes),
             page_bytes=page_bytes,
         )
+
+    def _try_create(self, group: int) -> bool:
+        geometry = self._geometry(group)
         with self._ledger.locked():
             while not self._ledger.fits(geometry.physical_bytes):
                 if not self._delete_stranger():
-                    self._full_at = self._ledger.generation()
+                    self._full_at[group] = self._ledger.generation()
                     return False
             try:
                 segment = Segment.create(self._ledger.new_path(), geometry)

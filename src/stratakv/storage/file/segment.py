@@ -4,7 +4,8 @@ Owns the bytes of a segment and where they lie. Must not know keys' places (``in
 (``ledger``) or what to evict (``room``).
 
     block 0      what the segment is, sealed | u64 changes, counts up after each batch of headers |
-                 8 bytes by which any process asks for all of it to be forgotten
+                 8 bytes by which any process asks for all of it to be forgotten |
+                 u64 marks: slots, counted from 1, that a process found damaged and may not mend
     headers      ``HEADER`` per slot: zeros while the slot is free
     uses         u64 ns per slot: when the object was last used; any process may write there
     payloads     ``stride_bytes`` per slot, a multiple of a block
@@ -37,6 +38,8 @@ _CHECKSUM: Final = struct.Struct("<Q")
 _CHANGES_AT: Final = BLOCK_BYTES // 2
 _DOOM_AT: Final = _CHANGES_AT + 8
 _DOOM: Final = b"forget:!"
+_MARKS_AT: Final = _DOOM_AT + 8
+_MARKS: Final = (BLOCK_BYTES - _MARKS_AT) // 8
 _USE_BYTES: Final = 8
 _ZEROS: Final = memoryview(bytes(BLOCK_BYTES))
 SHORT: Final = -1
@@ -104,13 +107,15 @@ class Geometry:
 
 
 class Segment:
-    """An open segment file. Only who ``own``s it writes headers and payloads. OSError as it comes
-    from the system."""
+    """An open segment file. Only who ``own``s it writes headers and payloads; it is not
+    ``writable`` where another user made it, and the system lets this one only read. OSError as it
+    comes from the system."""
 
     def __init__(self, path: Path, fd: int, geometry: Geometry, *, owned: bool) -> None:
         self.name = path.name
         self.geometry = geometry
         self.owned = owned
+        self.writable = True
         self._fd = fd
         self._data_at = geometry.data_at
         self._stride = geometry.stride_bytes
@@ -139,22 +144,35 @@ class Segment:
     @classmethod
     def open(cls, path: Path) -> "Segment | None":
         """For reading; None where block 0 does not say what the file is, or the file is short."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        geometry = Geometry.unpack(os.pread(fd, BLOCK_BYTES, 0))
-        if geometry is None or os.fstat(fd).st_size < geometry.data_at:
+        fd, writable = _open(path)
+        try:
+            geometry = Geometry.unpack(os.pread(fd, BLOCK_BYTES, 0))
+            if geometry is None or os.fstat(fd).st_size < geometry.data_at:
+                os.close(fd)
+                return None
+            segment = cls(path, fd, geometry, owned=False)
+        except OSError:
             os.close(fd)
-            return None
-        return cls(path, fd, geometry, owned=False)
+            raise
+        segment.writable = writable
+        return segment
 
     def own(self) -> bool:
-        """Become the one writer, unless somebody is."""
-        if not self.owned:
+        """Become the one writer, unless somebody is, or deleted it since it was opened."""
+        if not self.owned and self.writable:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
             self.owned = True
-        return True
+            if not os.fstat(self._fd).st_nlink:
+                self.disown()
+        return self.owned
+
+    def disown(self) -> None:
+        """Let another become its writer."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.owned = False
 
     def changes(self) -> int:
         """Counts up after each batch of headers."""
@@ -167,10 +185,25 @@ class Segment:
 
     def doom(self) -> None:
         """Ask whoever writes it to delete it; from now on nobody serves what it holds."""
-        os.pwrite(self._fd, _DOOM, _DOOM_AT)
+        if self.writable:
+            os.pwrite(self._fd, _DOOM, _DOOM_AT)
 
     def is_doomed(self) -> bool:
         return os.pread(self._fd, len(_DOOM), _DOOM_AT) == _DOOM
+
+    def mark(self, slot: int) -> None:
+        """Tell its writer that a page is damaged. A second mark may take the place of this one."""
+        if self.writable:
+            os.pwrite(self._fd, (slot + 1).to_bytes(8, "little"), _MARKS_AT + slot % _MARKS * 8)
+
+    def marks(self) -> list[int]:
+        """Slots that others marked."""
+        table = np.frombuffer(os.pread(self._fd, _MARKS * 8, _MARKS_AT), np.uint64)
+        slots = table[(table > 0) & (table <= self.geometry.slots)]
+        return [slot - 1 for slot in slots.tolist()]
+
+    def unmark(self, slot: int) -> None:
+        os.pwrite(self._fd, bytes(8), _MARKS_AT + slot % _MARKS * 8)
 
     def headers(self, first: int = 0, count: int | None = None) -> Headers:
         """Headers of ``count`` slots from ``first`` on; all of them where nothing is said."""
@@ -190,17 +223,19 @@ class Segment:
         return np.frombuffer(_read_all(self._fd, size, self.geometry.uses_at), np.uint64)
 
     def put_uses(self, uses: Uses) -> None:
-        _write_all(self._fd, [memoryview(uses.tobytes())], self.geometry.uses_at)
+        """Another user's segment does not learn of ours."""
+        if self.writable:
+            _write_all(self._fd, [memoryview(uses.tobytes())], self.geometry.uses_at)
 
     def read_page(self, slot: int, into: memoryview) -> int:
         """Fill ``into``; returns the hash of what is there now, or ``SHORT``."""
         fd, at, size = self._fd, self._at(slot), len(into)
         if size <= PIECE_BYTES:
-            return xxh3_64_intdigest(into) if os.preadv(fd, [into], at) == size else SHORT
+            return xxh3_64_intdigest(into) if _fill(fd, into, at) else SHORT
         state = xxh3_64()
         for start in range(0, size, PIECE_BYTES):
             piece = into[start : start + PIECE_BYTES]
-            if os.preadv(fd, [piece], at + start) != len(piece):
+            if not _fill(fd, piece, at + start):
                 return SHORT
             state.update(piece)
         return state.intdigest()
@@ -273,6 +308,25 @@ def _read_all(fd: int, size: int, at: int) -> bytes:
     if len(data) != size:
         raise StorageError(f"a segment ends at {at + len(data)}, inside its tables")
     return data
+
+
+def _fill(fd: int, into: memoryview, at: int) -> bool:
+    """Read until ``into`` is full; False where the file ends before. A signal cuts reads short."""
+    done = os.preadv(fd, [into], at)
+    while done < len(into):
+        more = os.preadv(fd, [into[done:]], at + done)
+        if not more:
+            return False
+        done += more
+    return True
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """A file, and whether it is open for writing too."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC), True
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
 
 
 def _write_all(fd: int, parts: Sequence[memoryview], at: int) -> None:

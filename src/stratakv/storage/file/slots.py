@@ -4,11 +4,15 @@ Owns the free lists and the order of writes to the disk: a header is zeroed befo
 and written after the payload. Must not choose what to evict (``room``).
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import numpy as np
 
 from stratakv.storage.file.catalog import Catalog
-from stratakv.storage.file.index import FOREIGN, Rows, servable
-from stratakv.storage.header import HEADER, MAGIC, QUARANTINED, Headers, is_blank, seal
+from stratakv.storage.file.index import Rows, same_headers, servable
+from stratakv.storage.file.segment import Segment
+from stratakv.storage.header import HEADER, MAGIC, QUARANTINED, Headers, is_blank, is_sound, seal
 
 
 class Slots:
@@ -71,20 +75,45 @@ class Slots:
 
     def quarantine(self, row: int) -> None:
         """Never serve this object, nor use its slot, until ``fsck`` was there. One that a live peer
-        wrote is only hidden here: the peer sees for itself."""
+        wrote is hidden here, and marked for the peer. Who may only read does not stay the writer of
+        a segment for it: it would have its room, and never use it."""
         index = self._catalog.index
-        if index.writable[row] == FOREIGN:
-            self.adopt(int(index.segment[row]))
         rows = np.array([row])
+        placed = self._catalog.placed[int(index.segment[row])]
+        segment, slot, lent = placed.segment, row - placed.base, not placed.segment.owned
         table = index.headers[rows]
-        table["magic"] = QUARANTINED
         if index.present[row]:
             index.drop(rows)
-        if index.writable[row] != FOREIGN:
-            index.headers[rows] = seal(table)
-            placed = self._catalog.placed[int(index.segment[row])]
-            placed.segment.put_headers(row - placed.base, table)
-            self._count_change([row])
+        if not segment.own():
+            segment.mark(slot)
+            self._catalog.tell()
+            return
+        try:
+            held = segment.headers(slot, 1)
+            theirs = is_blank(held)[0] or (is_sound(held)[0] and not same_headers(held, table)[0])
+            if not (lent and theirs):  # else another had the segment since, and put a page there
+                table["magic"] = QUARANTINED
+                index.headers[rows] = seal(table)
+                segment.put_headers(slot, table)
+                changes = segment.count_change()
+                placed.changes = placed.changes if lent else changes
+        finally:
+            if lent:
+                segment.disown()
+
+    def heed(self, number: int) -> int:
+        """Put in quarantine what others marked in a segment that this process writes, where it is
+        damaged indeed; how many pages."""
+        index, placed = self._catalog.index, self._catalog.placed[number]
+        page, bad = memoryview(bytearray(placed.segment.geometry.page_bytes)), 0
+        for slot in placed.segment.marks():
+            table = index.headers[[placed.base + slot]]
+            if table["magic"][0] == MAGIC and not _is_whole(placed.segment, slot, table, page):
+                self.quarantine(placed.base + slot)
+                bad += 1
+            placed.segment.unmark(slot)
+        self._catalog.marked.discard(number)
+        return bad
 
     def adopt(self, number: int) -> bool:
         """Become the writer of a segment that has none, and gather its free slots; a second copy of
@@ -92,6 +121,7 @@ class Slots:
         catalog, index = self._catalog, self._catalog.index
         if not catalog.own(number):
             return False
+        self.heed(number)
         placed = catalog.placed[number]
         rows = np.arange(placed.base, placed.base + placed.slots)
         absent = rows[~index.present[rows]]
@@ -103,13 +133,39 @@ class Slots:
 
     def forget(self, number: int) -> None:
         """The segment is gone, and its free slots with it."""
+        self._lose(number)
+        self._catalog.forget(number)
+
+    @contextmanager
+    def lent(self, numbers: set[int]) -> Generator[None, None, None]:
+        """Be the writer of these segments, of those that have none, for a while. Who only reads
+        must not keep them: nobody would use their free slots."""
+        placed = self._catalog.placed
+        foreign = [number for number in numbers if not placed[number].segment.owned]
+        adopted = [number for number in foreign if self.adopt(number)]
+        try:
+            yield
+        finally:
+            for number in adopted:
+                if number in placed:  # else it was deleted meanwhile
+                    self._lose(number)
+                    self._catalog.disown(number)
+
+    def _lose(self, number: int) -> None:
         placed = self._catalog.placed[number]
         group = placed.segment.geometry.group
         gone = range(placed.base, placed.base + placed.slots)
         self.free[group] = [row for row in self.free.get(group, []) if row not in gone]
-        self._catalog.forget(number)
 
     def _count_change(self, rows: list[int]) -> None:
         for number in set(self._catalog.index.segment[rows].tolist()):
             placed = self._catalog.placed[number]
             placed.changes = placed.segment.count_change()
+
+
+def _is_whole(segment: Segment, slot: int, table: Headers, page: memoryview) -> bool:
+    try:
+        same = segment.header_bytes(slot, 1) == table.tobytes()
+        return same and segment.read_page(slot, page) == table["payload_hash"][0]
+    except OSError:
+        return False

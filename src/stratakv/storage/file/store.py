@@ -119,12 +119,11 @@ class FileStore:
                 return self._room.doom_all()
             rows = self._find(headers_of(keys, self._form.spec_digest))
             rows = np.unique(rows[rows != NOWHERE])
-            for number in set(self._index.segment[rows].tolist()):
-                if not self._catalog.placed[number].segment.owned:
-                    self._room.slots.adopt(number)
-            ours = self._index.writable[rows] >= 0
-            self._room.slots.clear(rows[ours])
-            self._index.drop(rows[~ours])
+            with self._room.slots.lent(set(self._index.segment[rows].tolist())):
+                rows = rows[self._index.present[rows]]
+                ours = self._index.writable[rows] >= 0
+                self._room.slots.clear(rows[ours])
+                self._index.drop(rows[~ours])
             return len(rows)
 
     def close(self) -> None:
@@ -132,6 +131,7 @@ class FileStore:
             self._closed = True
             try:
                 self._put_uses()
+                self._room.close()
             except (OSError, StorageError) as error:
                 _logger.warning("uses were not written: %s", error)
             self._catalog.close()
@@ -361,6 +361,11 @@ class FileStore:
         """See what other processes did, and what they ask of this one."""
         self._catalog.refresh()
         self._room.bury()
+        if self._writes.closed:
+            try:
+                self._room.heed()
+            except OSError as error:
+                self._write_failed(error)
 
     def _put_uses(self) -> None:
         for number in self._used_since & self._catalog.placed.keys():

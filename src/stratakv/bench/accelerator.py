@@ -1,0 +1,133 @@
+"""An engine whose forward computes nothing and takes the time of one that does.
+
+Owns the simulated device. Pages, copies, gates and every decision are the production's; only the
+layers' arithmetic is not there. The thread sleeps while the device would compute, as it does beside
+a real one.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from stratakv.cache.admit import Booking
+from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.core.config import EngineConfig
+from stratakv.core.ids import LayerId
+from stratakv.core.page_keys import Namespace
+from stratakv.engine.batch import Gate, StepBatch
+from stratakv.engine.loop import Engine, EngineLimits
+from stratakv.engine.namespaces import Namespaces
+from stratakv.engine.roles import UnifiedRole
+from stratakv.engine.scheduler import StepLimits
+from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.block_table import BlockTable
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.policy.load_back import LoadBackPolicy
+from stratakv.spec.groups import CacheSpec
+from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.transfer.engine import Completion
+from stratakv.transfer.plan import Direction
+
+VOCABULARY: Final = 64
+
+
+class Accelerator:
+    """A forward of ``layers`` layers, each of which waits for its gate and then takes ``layer_s``
+    for ``chunk_tokens`` tokens, in proportion for more or fewer. Token 0, always."""
+
+    def __init__(self, layers: Sequence[LayerId], layer_s: float, chunk_tokens: int) -> None:
+        self._layers = layers
+        self._token_s = layer_s / chunk_tokens
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        self.run(batch.gate, len(batch.tokens))
+        return torch.zeros(int(batch.sampled.sum()), VOCABULARY)
+
+    def run(self, gate: Gate | None, tokens: int) -> None:
+        """The device is at work until ``done_s``, whenever this thread wakes up: what a thread
+        oversleeps is not added layer by layer."""
+        done_s = time.perf_counter()
+        for layer in self._layers:
+            if gate is not None:
+                gate.wait(layer)
+                done_s = max(done_s, time.perf_counter())
+            done_s += tokens * self._token_s
+            if gate is not None:
+                _sleep_until(done_s)
+        _sleep_until(done_s)
+
+
+class CountingTransfer(CpuTransferEngine):
+    """Knows how many bytes it has moved in each direction."""
+
+    def __init__(
+        self, spec: CacheSpec, device_pools: DevicePools, arenas: Sequence[HostArena]
+    ) -> None:
+        super().__init__(spec, device_pools, arenas)
+        self.bytes_moved = dict.fromkeys(Direction, 0)
+
+    def take(self, direction: Direction, count: int) -> list[Completion]:
+        taken = super().take(direction, count)
+        self.bytes_moved[direction] += sum(done.bytes_moved for done in taken)
+        return taken
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulated:
+    """An engine beside an ``Accelerator``."""
+
+    engine: Engine
+    transfer: CountingTransfer
+
+    @classmethod
+    def of(
+        cls,
+        spec: CacheSpec,
+        pages: tuple[Sequence[int], Sequence[int]],
+        accelerator: Accelerator,
+        longest_tokens: int,
+    ) -> "Simulated":
+        """For one request at a time of at most ``longest_tokens``. ``pages``: per group, on the
+        device and on the host, which is off where it has none."""
+        config = EngineConfig(max_running=1)
+        pools = DevicePools(spec, pages[0], torch.device("cpu"))
+        for group in spec.groups:
+            for buffer in group.buffers:
+                pools.raw(group.id, buffer.name).fill_(1)  # memory is there before the clock runs
+        arenas = [HostArena(group, pages[1][group.id]) for group in spec.groups]
+        for arena in arenas:
+            arena.bytes.fill_(2)
+        transfer = CountingTransfer(spec, pools, arenas)
+        tables = BlockTable(len(spec.groups), 1, -(-longest_tokens // spec.page_tokens))
+        booking = Booking(
+            chunk_tokens=config.chunk_tokens,
+            reserve_tokens=1,
+            load_back=LoadBackPolicy(
+                threshold_tokens=config.load_back_threshold, budget_tokens=config.load_back_budget
+            ),
+            reuse=True,
+        )
+        device, host = ([PageAllocator(count) for count in tier] for tier in pages)
+        options = CacheOptions(booking=booking)
+        cache = KVCache(spec, (device, host), tables, transfer, options, arenas)
+        limits = EngineLimits(
+            max_model_len=longest_tokens,
+            max_running=1,
+            step=StepLimits(step_tokens=config.step_tokens, chunk_tokens=config.chunk_tokens),
+        )
+        names = Namespaces(Namespace(model=b"bench", spec_digest=spec.digest), {})
+        return cls(Engine(cache, accelerator, UnifiedRole(), names, limits), transfer)
+
+    def close(self) -> None:
+        self.engine.close()
+        self.transfer.close()
+
+
+def _sleep_until(moment_s: float) -> None:
+    left_s = moment_s - time.perf_counter()
+    if left_s > 0:
+        time.sleep(left_s)

@@ -1,0 +1,72 @@
+"""What every case of ``stratakv bench transfer`` reports, and how its rates come about.
+
+Owns the record and the arithmetic from seconds to ratios. Must not move a byte.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Medians; a ratio is that of the medians. GB are 10^9 bytes.
+
+    ``page_bytes``: of a page of the anchor. ``segment_bytes``: what lies together on the device,
+    one layer of one buffer of a page; the mean where these differ. ``bytes_moved``: by one copy;
+    ``bytes_needed``: what the retention rules ask for; ``bytes_whole``: all pages of the prefix in
+    every pool.
+    """
+
+    spec: str
+    page_tokens: int
+    page_bytes: int
+    segment_bytes: int
+    d2h_ratio: float
+    h2d_ratio: float
+    d2h_gb_s: float
+    h2d_gb_s: float
+    copy_gb_s: float
+    bytes_moved: int
+    bytes_needed: int
+    bytes_whole: int
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """Single-threaded ``torch.Tensor.copy_`` between two tensors whose memory has been touched."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+
+    @classmethod
+    def of(cls, size_bytes: int) -> "Yardstick":
+        source, target = (torch.empty(size_bytes, dtype=torch.uint8).fill_(1) for _ in range(2))
+        return cls(source, target)
+
+    def seconds(self) -> float:
+        return seconds_of(lambda: self.target.copy_(self.source))
+
+    def rates(self, seconds: Mapping[str, Sequence[float]], size_bytes: int) -> dict[str, float]:
+        """The five rates of a case, from the seconds of each round of "copy", "d2h" and "h2d"; both
+        ways move ``size_bytes``. The first round warms the caches, the clock and the branch
+        predictors."""
+        copy_s, d2h_s, h2d_s = (median(seconds[name][1:]) for name in ("copy", "d2h", "h2d"))
+        copy_gb_s = self.source.nbytes / copy_s / 1e9
+        d2h_gb_s, h2d_gb_s = (size_bytes / taken_s / 1e9 for taken_s in (d2h_s, h2d_s))
+        return {
+            "d2h_ratio": d2h_gb_s / copy_gb_s,
+            "h2d_ratio": h2d_gb_s / copy_gb_s,
+            "d2h_gb_s": d2h_gb_s,
+            "h2d_gb_s": h2d_gb_s,
+            "copy_gb_s": copy_gb_s,
+        }
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    begin_s = time.perf_counter()
+    work()
+    return time.perf_counter() - begin_s

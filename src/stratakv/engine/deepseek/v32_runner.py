@@ -1,0 +1,80 @@
+"""Runs a step's batch through our own DeepSeek-V3.2 on the paged pools.
+
+Owns the way from ``StepBatch`` to logits, as ``engine.runner`` does for Hugging Face's modules.
+Must not allocate pages or choose tokens.
+"""
+
+import numpy as np
+import torch
+
+from stratakv.core.ids import LayerId
+from stratakv.engine.batch import StepBatch
+from stratakv.engine.deepseek.v32_model import take_over
+from stratakv.engine.deepseek.v32_step import LayerPlace, PagedRows, V32Step
+from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.paged_layer import Scratch
+from stratakv.engine.step_meta import StepShape
+from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
+from stratakv.memory.block_table import BlockTable
+from stratakv.memory.device_pools import DevicePools
+from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.kinds import INDEX_KEY, LATENT
+from stratakv.spec.support import kind_of
+
+
+class DeepSeekV32Runner:
+    """One model on one device. Decoding rows are computed side by side, in buckets of like length;
+    chunks of prompts share everything but attention."""
+
+    def __init__(
+        self, model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
+    ) -> None:
+        anchor = spec.groups[ANCHOR]
+        self._model, self._rope = take_over(model.module)
+        self._dtype = model.module.dtype
+        self._device = model.device
+        self._tables = tables
+        self._page_tokens = spec.page_tokens
+        self._layers = layer_places(spec, pools)
+        self._scratch = Scratch()
+        self._planner = GroupPlanner(
+            rule=anchor.retention,
+            page_tokens=spec.page_tokens,
+            slack_pages=BUCKET_BYTES // sum(buffer.layer_bytes for buffer in anchor.buffers),
+            device=model.device,
+            dtype=self._dtype,
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Compute every token of ``batch``; what is to be kept of them goes to their rows' pages.
+
+        Returns float32 logits [S, vocab] after the last token of each sampled request, in order.
+        """
+        assert batch.adapters is None, "this model has no adapters"
+        shape = StepShape.of(batch)
+        positions = self._ship(shape.positions)
+        step = V32Step.of(
+            self._layers,
+            self._planner.plan(shape, self._tables.pages(ANCHOR)),
+            self._page_tokens,
+            self._rope.at(positions, self._dtype),
+            batch.gate,
+            self._scratch,
+        )
+        lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
+        return self._model(self._ship(batch.tokens).long(), step, self._ship(lasts))
+
+    def _ship(self, array: np.ndarray[tuple[int], np.dtype[np.integer]]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def layer_places(spec: CacheSpec, pools: DevicePools) -> dict[LayerId, LayerPlace]:
+    """Where every layer keeps its latents and index keys: both beside each other in the anchor."""
+    found: dict[str, dict[LayerId, PagedRows]] = {LATENT: {}, INDEX_KEY: {}}
+    for buffer in spec.groups[ANCHOR].buffers:
+        for layer in buffer.layers:
+            rows = PagedRows.of(pools.layer(ANCHOR, buffer.name, layer))
+            found[kind_of(buffer)][layer] = rows
+    keys = found[INDEX_KEY]
+    return {layer: LayerPlace(rows, keys.get(layer)) for layer, rows in found[LATENT].items()}

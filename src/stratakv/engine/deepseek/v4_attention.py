@@ -1,0 +1,186 @@
+"""DeepSeek-V4 attention: a window of latents, compressed entries beside it, sinks.
+
+Owns scoring, selection and the projections around them. A latent is key and value at once, so its
+rotation is undone on the way out. Must not know requests (``v4_queries``) nor how entries are made
+(``v4_compress``). Source: transformers 5.23, ``DeepseekV4Attention`` and ``DeepseekV4Indexer``.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from stratakv.engine.deepseek.common_topk import highest, highest_indices
+from stratakv.engine.deepseek.v4_compress import BlockPages, Compressor
+from stratakv.engine.deepseek.v4_config import V4Config
+from stratakv.engine.deepseek.v4_norm import WideRMSNorm, unit_rms
+from stratakv.engine.deepseek.v4_step import Keys, Queries, V4Step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class V4Pages:
+    """One layer's memory. local: latents by row, [rows, d]."""
+
+    local: torch.Tensor
+    blocks: BlockPages | None
+    index: BlockPages | None
+
+
+class Scorer(nn.Module):
+    """Index heads vote on entries: a weighted sum of what is positive of their dot products."""
+
+    def __init__(self, config: V4Config) -> None:
+        super().__init__()
+        self.weights_proj = nn.Linear(config.hidden, config.index_heads, bias=False)
+        self.scale = config.index_dim**-0.5 * config.index_heads**-0.5
+
+    def forward(self, query: torch.Tensor, keys: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """query [n, H, d], keys [m, d] or [n, m, d], x [n, hidden] -> float32 [n, m]."""
+        votes = (query.float() @ keys.float().mT).relu_()
+        weights = self.weights_proj(x).float() * self.scale
+        return (weights[:, None] @ votes).squeeze(1)
+
+
+class Indexer(Compressor):
+    """Which entries a query sees, where there are more than ``top_k``. Its keys are compressed
+    like the entries, from the same tokens."""
+
+    def __init__(self, config: V4Config, ratio: int) -> None:
+        super().__init__(config, ratio, config.index_dim, 2 * config.index_dim)
+        self.q_b_proj = nn.Linear(
+            config.query_rank, config.index_heads * config.index_dim, bias=False
+        )
+        self.scorer = Scorer(config)
+        self.top_k = config.index_topk
+
+    def select(
+        self, x: torch.Tensor, query: torch.Tensor, keys: Keys, index_keys: torch.Tensor
+    ) -> Keys:
+        """x [n, hidden], query [n, H, d], index_keys [rows, d] -> those of ``keys`` to attend."""
+        width = keys.rows.shape[-1]
+        if width <= self.top_k:
+            return keys
+        scores = self.scorer(query, gathered(index_keys, keys.rows), x)
+        if keys.hidden is not None:
+            scores.masked_fill_(keys.hidden, -torch.inf)
+        if keys.rows.dim() == 1:
+            dropped = ~highest(scores, self.top_k)
+            return Keys(keys.rows, dropped if keys.hidden is None else dropped | keys.hidden)
+        best = highest_indices(scores, self.top_k)
+        hidden = None if keys.hidden is None else keys.hidden.gather(1, best)
+        return Keys(keys.rows.gather(1, best), hidden)
+
+
+class IndexedCompressor(Compressor):
+    def __init__(self, config: V4Config, ratio: int) -> None:
+        super().__init__(config, ratio, config.head_dim, 2 * config.head_dim)
+        self.indexer = Indexer(config, ratio)
+
+
+class GroupedLinear(nn.Module):
+    """A matrix per group of heads, [groups * rank, group's width] in all."""
+
+    def __init__(self, config: V4Config) -> None:
+        super().__init__()
+        self.groups = config.out_groups
+        width = config.heads * config.head_dim // self.groups
+        self.weight = nn.Parameter(torch.empty(self.groups * config.out_rank, width))
+
+    def forward(self, heads: torch.Tensor) -> torch.Tensor:
+        """heads [T, H, d] -> [T, groups * rank]."""
+        grouped = heads.reshape(len(heads), self.groups, -1).transpose(0, 1)
+        out = grouped @ self.weight.view(self.groups, -1, grouped.shape[-1]).mT
+        return out.transpose(0, 1).flatten(1)
+
+
+class V4Attention(nn.Module):
+    """One layer's. ``rope``: which rotation it takes; one with entries takes theirs."""
+
+    def __init__(self, config: V4Config, layer: int) -> None:
+        super().__init__()
+        dim, eps, ratio = config.head_dim, config.norm_eps, config.rates[layer]
+        self.q_a_proj = nn.Linear(config.hidden, config.query_rank, bias=False)
+        self.q_a_norm = WideRMSNorm(config.query_rank, eps)
+        self.q_b_proj = nn.Linear(config.query_rank, config.heads * dim, bias=False)
+        self.kv_proj = nn.Linear(config.hidden, dim, bias=False)
+        self.kv_norm = WideRMSNorm(dim, eps)
+        self.o_a_proj = GroupedLinear(config)
+        self.o_b_proj = nn.Linear(config.out_groups * config.out_rank, config.hidden, bias=False)
+        self.sinks = nn.Parameter(torch.empty(config.heads))
+        self.compressor: Compressor | None = None
+        if ratio is not None and config.indexed[layer]:
+            self.compressor = IndexedCompressor(config, ratio)
+        elif ratio is not None:
+            self.compressor = Compressor(config, ratio, dim, dim)
+        self.rope = "main" if ratio is None else "compress"
+        self.heads, self.eps, self.scale = config.heads, eps, dim**-0.5
+
+    def forward(self, x: torch.Tensor, pages: V4Pages, step: V4Step) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]; writes the step's rows to ``pages`` first."""
+        rotation = step.rotations[self.rope]
+        low = self.q_a_norm(self.q_a_proj(x))
+        query = unit_rms(self.q_b_proj(low).view(len(x), self.heads, -1), self.eps)
+        query = rotation.tail(query)
+        latents = rotation.tail(self.kv_norm(self.kv_proj(x)))
+        pages.local[step.slots] = latents.to(pages.local.dtype)
+        index_query = self._compress(x, low, pages, step)
+        out = torch.empty_like(query)
+        for queries in step.queries:
+            at = queries.tokens
+            found = self._entries(x, index_query, pages, queries)
+            parts = [(gathered(pages.local, queries.local.rows), queries.local.hidden)]
+            if found is not None and pages.blocks is not None:
+                parts.append((gathered(pages.blocks.entries, found.rows), found.hidden))
+            out[at] = self._attend(query[at], parts)
+        return self.o_b_proj(self.o_a_proj(rotation.inverse.tail(out)))
+
+    def _compress(
+        self, x: torch.Tensor, low: torch.Tensor, pages: V4Pages, step: V4Step
+    ) -> torch.Tensor | None:
+        """Write entries and index keys; returns index queries [T, H, d] where there are any."""
+        if self.compressor is None or pages.blocks is None:
+            return None
+        blocks = step.blocks[self.compressor.ratio]
+        self.compressor.compress(x, pages.blocks, blocks)
+        if not isinstance(self.compressor, IndexedCompressor) or pages.index is None:
+            return None
+        indexer = self.compressor.indexer
+        indexer.compress(x, pages.index, blocks)
+        query = indexer.q_b_proj(low).view(len(x), -1, indexer.dim)
+        return step.rotations[self.rope].tail(query)
+
+    def _entries(
+        self, x: torch.Tensor, index_query: torch.Tensor | None, pages: V4Pages, queries: Queries
+    ) -> Keys | None:
+        """The entries that each query attends to; None where no query has any."""
+        if self.compressor is None:
+            return None
+        keys = queries.entries.get(self.compressor.ratio)
+        if keys is None or index_query is None or pages.index is None:
+            return keys
+        assert isinstance(self.compressor, IndexedCompressor)
+        at = queries.tokens
+        return self.compressor.indexer.select(x[at], index_query[at], keys, pages.index.entries)
+
+    def _attend(
+        self, query: torch.Tensor, parts: list[tuple[torch.Tensor, torch.Tensor | None]]
+    ) -> torch.Tensor:
+        """query [n, H, d]; parts: keys [m, d] or [n, m, d], hidden [n, m]. Returns [n, H, d]."""
+        logits: list[torch.Tensor] = []
+        scaled = query * self.scale
+        for keys, hidden in parts:
+            scores = scaled @ keys.to(query.dtype).mT
+            if hidden is not None:
+                scores.masked_fill_(hidden[:, None], -torch.inf)
+            logits.append(scores)
+        logits.append(self.sinks.view(1, -1, 1).expand(len(query), -1, 1))
+        weights = torch.cat(logits, -1).softmax(-1, dtype=torch.float32).to(query.dtype)
+        # A sink takes weight and gives nothing: the last share has no keys.
+        shares = weights.split([part.shape[-1] for part in logits], -1)
+        found = [share @ keys.to(query.dtype) for share, (keys, _) in zip(shares, parts)]  # noqa: B905
+        return sum(found[1:], found[0])
+
+
+def gathered(pool: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """pool [rows, d], rows int64 [...] -> [..., d]."""
+    return pool.index_select(0, rows.flatten()).view(*rows.shape, -1)

@@ -1,0 +1,106 @@
+"""Which blocks a step closes, which tokens stay open, and where each row of them lies.
+
+Owns the index arithmetic of compressed blocks, vectorised over requests. Must not compute entries
+(``v4_compress``).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stratakv.core.ids import NONE
+from stratakv.engine.deepseek.common_rope import Rope
+from stratakv.engine.deepseek.v4_step import BlockStep, ClosingBlocks
+from stratakv.engine.step_meta import Ints, StepShape
+
+Table = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
+    """Pages of every row: of the anchor and the window group int32 [rows, pages]; the live page
+    that a row's open blocks are on before and after the step, int32 [rows]."""
+
+    anchor: Table
+    local: Table
+    source: Table
+    own: Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPlanner:
+    """``ratio`` r tokens make a block; ``overlaps``: an entry also takes from the block before."""
+
+    ratio: int
+    overlaps: bool
+    page_tokens: int
+    rope: Rope
+    device: torch.device
+    dtype: torch.dtype
+
+    def plan(self, shape: StepShape, tables: Tables) -> BlockStep:
+        starts, ends, ratio = shape.starts, shape.ends, self.ratio
+        # An open block is gone on with where it lies: no page of it was ever shared.
+        begun = shape.rows[starts % ratio > 0]
+        assert (tables.source[begun] == tables.own[begun]).all(), "an open block has moved"
+        counts = ends // ratio - starts // ratio
+        open_from = np.repeat(ends // ratio * ratio, ends - starts)
+        kept = np.flatnonzero(shape.positions >= open_from)
+        return BlockStep(
+            closing=self._closing(shape, counts, tables) if counts.any() else None,
+            kept_tokens=self._ship(kept),
+            kept_pages=self._ship(present(tables.own[shape.token_rows[kept]])),
+            kept_rows=self._ship(shape.positions[kept] % ratio),
+        )
+
+    def _closing(self, shape: StepShape, counts: Ints, tables: Tables) -> ClosingBlocks:
+        ratio, size = self.ratio, self.page_tokens
+        request = np.repeat(np.arange(len(counts)), counts)
+        begins = np.cumsum(counts) - counts
+        block = np.arange(len(request)) + (shape.starts // ratio - begins)[request]
+        row, at = shape.rows[request], block * ratio
+        inside = np.arange(ratio)
+        positions = at[:, None] + inside
+        early = positions < shape.starts[request][:, None]
+        tokens = positions + (shape.offsets - shape.starts)[request][:, None]
+        carried = np.flatnonzero(early)
+        first, none, last = self._neighbours(block, begins[counts > 0])
+        entry_rows = present(tables.anchor[row, at // size]) * (size // ratio) + at % size // ratio
+        return ClosingBlocks(
+            tokens=self._ship(np.where(early, 0, tokens)),
+            carried=(
+                self._ship(carried),
+                self._ship(present(tables.own[row[carried // ratio]])),
+                self._ship(carried % ratio),
+            ),
+            first=self._ship(first),
+            first_pages=self._ship(present(tables.local[row[first], (at[first] - 1) // size])),
+            none=self._ship(none),
+            rows=self._ship(entry_rows),
+            rotation=self.rope.at(self._ship(at), self.dtype),
+            last=self._ship(last),
+            last_pages=self._ship(present(tables.local[row[last], at[last] // size])),
+        )
+
+    def _neighbours(self, block: Ints, begins: Ints) -> tuple[Ints, Ints, Ints]:
+        """Blocks whose predecessor lies on a page, those that have none, and those that are the
+        last ones closed on their page. begins: the first block of each request."""
+        if not self.overlaps:
+            nothing = np.empty(0, np.int64)
+            return nothing, nothing, nothing
+        ends_page = (block + 1) * self.ratio % self.page_tokens == 0
+        ends_page[begins[1:] - 1] = True
+        ends_page[-1] = True
+        inner = block[begins] > 0
+        return begins[inner], begins[~inner], np.flatnonzero(ends_page)
+
+    def _ship(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+def present(pages: Table) -> Ints:
+    """AssertionError for a page that is not there."""
+    assert pages.size == 0 or pages.min() > NONE, "a token that is needed has no page"
+    return pages.astype(np.int64)

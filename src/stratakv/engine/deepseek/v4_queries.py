@@ -1,0 +1,127 @@
+"""Which keys each query of a step may see, as rows of the pools.
+
+Owns padding and splitting: every choice here changes speed and memory, none a result. Decoding rows
+are planned together, prefill chunks one by one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from stratakv.engine.deepseek.v4_blocks import Table, Tables, present
+from stratakv.engine.deepseek.v4_step import Keys, Queries
+from stratakv.engine.step_meta import Ints, StepShape
+from stratakv.engine.step_plan import split_widths
+from stratakv.spec.retention import Retention, first_key
+
+BLOCK_SCORES: Final = 2**22
+"""Most scores, one per query, head and key, of a block of a chunk's queries."""
+MIN_QUERIES: Final = 16
+MOST_QUERIES: Final = 128
+"""More share more entries, but score more latents that lie outside of their windows."""
+SLACK_KEYS: Final = 2048
+"""Padding among decoding rows that costs about as much as one more round of calls."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueryPlanner:
+    """``rule``: of the window group. ``ratios``: of compressed entries, the finest first."""
+
+    rule: Retention
+    ratios: tuple[int, ...]
+    page_tokens: int
+    heads: int
+    device: torch.device
+
+    def plan(self, shape: StepShape, tables: Tables) -> Iterator[Queries]:
+        if shape.decodes:
+            yield from self._decodes(shape, tables)
+        for request in range(shape.decodes, len(shape.rows)):
+            yield from self._chunk(shape, request, tables)
+
+    def _decodes(self, shape: StepShape, tables: Tables) -> Iterator[Queries]:
+        """Rows of about one length together, the longest first."""
+        positions = shape.starts[: shape.decodes]
+        seen = {ratio: (positions + 1) // ratio for ratio in self.ratios}
+        widths = sum(seen.values(), np.ones_like(positions))
+        order = np.argsort(-widths, kind="stable")
+        for part in split_widths(widths[order], SLACK_KEYS):
+            some = order[part]
+            rows = shape.rows[some]
+            yield Queries(
+                tokens=self._ship(some),
+                local=self._local_of_rows(rows, positions[some], tables.local),
+                entries={
+                    ratio: self._entries_of_rows(rows, counts[some], ratio, tables.anchor)
+                    for ratio, counts in seen.items()
+                    if counts[some].any()
+                },
+            )
+
+    def _local_of_rows(self, rows: Ints, positions: Ints, table: Table) -> Keys:
+        """Keys [n, m] of one query per row; padding repeats the query's own key."""
+        first = first_key(self.rule, positions)
+        columns = np.arange(int((positions - first).max()) + 1)
+        keys = np.minimum(first[:, None] + columns, positions[:, None])
+        found = self._slots(rows[:, None], keys, table)
+        return self._keys(found, columns > (positions - first)[:, None])
+
+    def _entries_of_rows(self, rows: Ints, counts: Ints, ratio: int, table: Table) -> Keys:
+        """Entries [n, m] of one query per row; padding reads the first entry of the row that has
+        the most, since that one is written."""
+        width, per_page = int(counts.max()), self.page_tokens // ratio
+        pages = table[rows, : -(-width // per_page)].astype(np.int64)
+        found = (pages[:, :, None] * per_page + np.arange(per_page)).reshape(len(rows), -1)
+        hidden = np.arange(width) >= counts[:, None]
+        found = np.where(hidden, found[counts.argmax(), 0], found[:, :width])
+        assert found.min() >= 0, "an entry that is needed has no page"
+        return self._keys(found, hidden)
+
+    def _chunk(self, shape: StepShape, request: int, tables: Tables) -> Iterator[Queries]:
+        start, end = int(shape.starts[request]), int(shape.ends[request])
+        offset, row = int(shape.offsets[request]) - start, shape.rows[request]
+        at = start
+        while at < end:
+            stop = min(end, at + self._affordable(at))
+            positions = np.arange(at, stop)
+            first = first_key(self.rule, positions)
+            keys = np.arange(int(first[0]), stop)
+            hidden = (keys > positions[:, None]) | (keys < first[:, None])
+            yield Queries(
+                tokens=slice(offset + at, offset + stop),
+                local=self._keys(self._slots(row, keys, tables.local), hidden),
+                entries={
+                    ratio: self._entries_of_chunk(row, positions, ratio, tables.anchor)
+                    for ratio in self.ratios
+                    if stop >= ratio
+                },
+            )
+            at = stop
+
+    def _affordable(self, at: int) -> int:
+        """How many queries from position ``at`` on are scored together."""
+        keys = at - int(first_key(self.rule, np.array([at]))[0]) + sum(at // r for r in self.ratios)
+        affordable = BLOCK_SCORES // (self.heads * (keys + MOST_QUERIES))
+        return min(MOST_QUERIES, max(MIN_QUERIES, affordable))
+
+    def _entries_of_chunk(self, row: int, positions: Ints, ratio: int, table: Table) -> Keys:
+        """Entries [m] that any of one row's queries sees."""
+        counts = (positions + 1) // ratio
+        block = np.arange(int(counts[-1]))
+        per_page = self.page_tokens // ratio
+        found = present(table[row, block // per_page]) * per_page + block % per_page
+        return self._keys(found, block >= counts[:, None])
+
+    def _slots(self, rows: Ints | int, positions: Ints, table: Table) -> Ints:
+        index, inside = np.divmod(positions, self.page_tokens)
+        return present(table[rows, index]) * self.page_tokens + inside
+
+    def _keys(self, rows: Ints, hidden: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Keys:
+        mask = torch.from_numpy(hidden).to(self.device) if hidden.any() else None
+        return Keys(self._ship(rows), mask)
+
+    def _ship(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)

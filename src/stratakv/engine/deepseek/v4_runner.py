@@ -1,0 +1,119 @@
+"""Runs a step's batch through our own DeepSeek-V4 on the paged pools.
+
+Owns the way from ``StepBatch`` to logits. Must not allocate pages or choose tokens.
+"""
+
+import numpy as np
+import torch
+
+from stratakv.core.errors import ConfigError
+from stratakv.core.ids import GroupId, LayerId
+from stratakv.engine.batch import StepBatch
+from stratakv.engine.deepseek.common_rope import Rope
+from stratakv.engine.deepseek.v4_attention import V4Pages
+from stratakv.engine.deepseek.v4_blocks import BlockPlanner, Tables, present
+from stratakv.engine.deepseek.v4_compress import BlockPages
+from stratakv.engine.deepseek.v4_config import V4Config
+from stratakv.engine.deepseek.v4_model import V4Model
+from stratakv.engine.deepseek.v4_queries import QueryPlanner
+from stratakv.engine.deepseek.v4_step import V4Step
+from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.step_meta import StepShape
+from stratakv.memory.block_table import BlockTable
+from stratakv.memory.device_pools import DevicePools
+from stratakv.spec.compressed import BlockPlace, CompressedPlaces, compressed_places
+from stratakv.spec.groups import ANCHOR, CacheSpec
+
+
+class DeepSeekV4Runner:
+    """One model on one device; it shares its weights with the Hugging Face module. Raises
+    ConfigError for a configuration or a cache that it cannot run, and for adapters."""
+
+    def __init__(
+        self, model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
+    ) -> None:
+        if model.adapters.digests:
+            raise ConfigError("--lora: DeepSeek-V4 runs without adapters")
+        config = V4Config.of(model.config)
+        places = compressed_places(spec)
+        if sorted(places) != list(range(len(config.rates))):
+            raise ConfigError(f"the model cannot be run: {len(places)} of its layers are cached")
+        self._model = V4Model.of(config, model.module.state_dict())
+        self._pages = [
+            _pages_of(places[LayerId(i)], pools, LayerId(i)) for i in range(len(config.rates))
+        ]
+        self._ropes = {kind: Rope.of(model.module.config, kind) for kind in ("main", "compress")}
+        self._dtype, self._device = model.module.dtype, model.device
+        self._tables, self._page_tokens = tables, spec.page_tokens
+        blocks = {p.blocks.ratio: p.blocks for p in places.values() if p.blocks is not None}
+        self._local = places[LayerId(0)].local.group
+        self._open = _open_group(blocks)
+        self._blocks = {ratio: self._block_planner(place) for ratio, place in blocks.items()}
+        self._queries = QueryPlanner(
+            rule=spec.groups[self._local].retention,
+            ratios=tuple(sorted(blocks)),
+            page_tokens=spec.page_tokens,
+            heads=max(config.heads, config.index_heads),
+            device=model.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Compute every token of ``batch``; what is to be kept of them goes to their rows' pages.
+
+        Returns float32 logits [S, vocab] after the last token of each sampled request, in order.
+        """
+        shape = StepShape.of(batch)
+        streams = self._model(self._pages, self._plan(batch, shape))
+        lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
+        return self._model.logits(streams[self._ship(lasts)])
+
+    def _plan(self, batch: StepBatch, shape: StepShape) -> V4Step:
+        tables = self._tables_now()
+        positions = self._ship(shape.positions)
+        index, inside = np.divmod(shape.positions, self._page_tokens)
+        slots = present(tables.local[shape.token_rows, index]) * self._page_tokens + inside
+        return V4Step(
+            token_ids=self._ship(batch.tokens).long(),
+            slots=self._ship(slots),
+            rotations={kind: rope.at(positions, self._dtype) for kind, rope in self._ropes.items()},
+            blocks={ratio: plan.plan(shape, tables) for ratio, plan in self._blocks.items()},
+            queries=tuple(self._queries.plan(shape, tables)),
+            gate=batch.gate,
+        )
+
+    def _tables_now(self) -> Tables:
+        slots = self._tables.slots
+        return Tables(
+            anchor=self._tables.pages(ANCHOR),
+            local=self._tables.pages(self._local),
+            source=slots.source(self._open),
+            own=slots.own(self._open),
+        )
+
+    def _block_planner(self, place: BlockPlace) -> BlockPlanner:
+        return BlockPlanner(
+            ratio=place.ratio,
+            overlaps=place.overlap is not None,
+            page_tokens=self._page_tokens,
+            rope=self._ropes["compress"],
+            device=self._device,
+            dtype=self._dtype,
+        )
+
+    def _ship(self, array: np.ndarray[tuple[int], np.dtype[np.integer]]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _open_group(blocks: dict[int, BlockPlace]) -> GroupId:
+    """Of the open blocks; where no layer has any it does not matter which."""
+    return next((place.open.group for place in blocks.values()), ANCHOR)
+
+
+def _pages_of(places: CompressedPlaces, pools: DevicePools, layer: LayerId) -> V4Pages:
+    local = pools.layer(places.local.group, places.local.buffer.name, layer).flatten(0, 1)
+    found = [
+        None if place is None else BlockPages.of(place, pools, layer)
+        for place in (places.blocks, places.index)
+    ]
+    return V4Pages(local, *found)

@@ -1,0 +1,79 @@
+"""One step of a DeepSeek-V4 model, as tensors: what all its layers share.
+
+Owns the records between planner, compressor and attention. Must not compute.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from stratakv.engine.batch import Gate
+from stratakv.engine.deepseek.common_rope import Rotation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClosingBlocks:
+    """The B blocks of one ratio r that become whole in this step, request by request, in order.
+
+    tokens: int64 [B, r], places of their tokens in the packed batch, 0 where an earlier step
+    computed them. ``carried`` of those [c]: places in the flat [B * r], the live page and the row
+    in its open block. first: int64 [f], blocks whose predecessor is not the block before them here
+    but on a window page, ``first_pages`` [f]. none: int64, blocks that begin at token 0. rows:
+    int64 [B], where entries go. rotation: at the blocks' first tokens. last: int64 [k], blocks
+    whose part in the next entry is kept, on window pages ``last_pages`` [k].
+    """
+
+    tokens: torch.Tensor
+    carried: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    first: torch.Tensor
+    first_pages: torch.Tensor
+    none: torch.Tensor
+    rows: torch.Tensor
+    rotation: Rotation
+    last: torch.Tensor
+    last_pages: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockStep:
+    """Of one ratio. closing: None where no block becomes whole. ``kept_tokens`` int64 [k], packed
+    places of tokens in blocks that stay open; they go to ``kept_pages`` and ``kept_rows`` there."""
+
+    closing: ClosingBlocks | None
+    kept_tokens: torch.Tensor
+    kept_pages: torch.Tensor
+    kept_rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """What n queries may see: pool rows int64 [m] that they share, or [n, m] of their own.
+    hidden: bool [n, m], those they may not; None where all m are seen. Rows of hidden keys are
+    written nonetheless: a weight of zero does not undo a NaN."""
+
+    rows: torch.Tensor
+    hidden: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queries:
+    """n queries that are scored together. tokens: their places in the packed batch. entries: by
+    ratio; none where no query sees an entry."""
+
+    tokens: slice | torch.Tensor
+    local: Keys
+    entries: Mapping[int, Keys]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class V4Step:
+    """slots: int64 [T], the row of each token's latent. rotations: by kind of layer, of all
+    tokens."""
+
+    token_ids: torch.Tensor
+    slots: torch.Tensor
+    rotations: Mapping[str, Rotation]
+    blocks: Mapping[int, BlockStep]
+    queries: tuple[Queries, ...]
+    gate: Gate | None

@@ -1,0 +1,197 @@
+"""A plan's figures are the bytes that a server would take, to the last one, whatever this machine
+has; and it comes without weights, also for what the engine does not run yet."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from stratakv.core.config import EngineConfig
+from stratakv.core.errors import ConfigError
+from stratakv.engine.model import wrap
+from stratakv.engine.model_facts import read_planned
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.serve import sizing
+from stratakv.serve.plan import BytePlan, plan_bytes
+from stratakv.serve.wiring import build_engine
+from tests.fixtures.models import tiny_model
+from tests.fixtures.tiny_configs import tiny_config
+
+SERVED = ("llama", "gemma3", "qwen3_next", "deepseek_v3")
+FAMILIES = (*SERVED, "deepseek_v32", "deepseek_v4")
+BLOCKS = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch):
+    """A plan is for another machine: it must not ask what is free on this one."""
+
+    def asked() -> int:
+        raise AssertionError("this machine's memory was asked for")
+
+    monkeypatch.setattr(sizing, "free_host_bytes", asked)
+
+
+def directory(path: Path, family: str, **fields: object) -> Path:
+    """A model directory without weights."""
+    tiny_config(family, **fields).save_pretrained(path)
+    return path
+
+
+def plan(path: Path, family: str, **settings: object) -> BytePlan:
+    settings = {"device_memory": "8MiB", "max_running": 4, **settings}
+    return plan_bytes(directory(path, family), EngineConfig(**settings))
+
+
+@pytest.mark.parametrize("page_tokens", [None, 48])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_figures_are_the_bytes_that_the_pools_allocate(tmp_path, family, page_tokens):
+    found = plan(tmp_path, family, page_tokens=page_tokens, host_ratio=1.5)
+    spec, sizes, figures = found.sizes.spec, found.sizes, found.figures()
+    assert figures["page_tokens"] == spec.page_tokens == (page_tokens or 64)
+    pools = DevicePools(spec, sizes.device, torch.device("cpu"))
+    arenas = [HostArena(g, n) for g, n in zip(spec.groups, sizes.host, strict=True)]
+    device_bytes = 0
+    for group, row, arena in zip(spec.groups, figures["groups"], arenas, strict=True):
+        names = [buffer["name"] for buffer in row["buffers"]]
+        assert names == [buffer.name for buffer in group.buffers]
+        for buffer in row["buffers"]:
+            raw = pools.raw(group.id, buffer["name"])
+            assert tuple(raw.shape) == (
+                buffer["layers"], row["device_pages"], buffer["rows_per_page"], buffer["row_bytes"],
+            )  # fmt: skip
+            assert buffer["device_bytes"] == raw.untyped_storage().nbytes()
+            device_bytes += buffer["device_bytes"]
+        assert row["host_bytes"] == arena.bytes.untyped_storage().nbytes()
+        assert row["host_bytes"] == row["host_pages"] * arena.layout.stride_bytes
+        assert row["padding_bytes"] == arena.layout.stride_bytes - arena.layout.page_bytes
+        assert row["page_bytes"] == arena.layout.page_bytes
+        assert sum(buffer["page_bytes"] for buffer in row["buffers"]) == row["page_bytes"]
+    assert figures["device_bytes"] == device_bytes == pools.bytes_total
+    assert figures["host_bytes"] == sum(arena.size_bytes for arena in arenas)
+    slack = sum(group.page_bytes for group in spec.groups)
+    assert 0 <= figures["device_budget_bytes"] - device_bytes < slack
+    assert json.loads(json.dumps(figures)) == json.loads(json.dumps(found.figures()))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next"])
+def test_the_servers_own_table_is_the_plans(tmp_path, monkeypatch, family):
+    settings = {"device_memory": "2MiB", "max_running": 4, "host_ratio": 1.5}
+    model = tiny_model(family)
+    model.config.save_pretrained(tmp_path)
+    planned = plan_bytes(tmp_path, EngineConfig(**settings, dtype="float32"))
+    monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 40)
+    parts = build_engine(wrap(model), EngineConfig(**settings))
+    try:
+        assert parts.table == planned.table
+        assert parts.max_model_len == planned.sizes.max_model_len
+        assert parts.table.render() in planned.render()
+        assert parts.pools.bytes_total == planned.table.device_bytes
+    finally:
+        parts.close()
+
+
+def test_a_machine_with_any_memory_can_be_planned_for(tmp_path):
+    found = plan(tmp_path, "gemma3", device_memory="20TiB", host_memory="40TiB")
+    assert 19 << 40 < found.table.device_bytes <= 20 << 40
+    assert 39 << 40 < found.table.host_bytes <= 40 << 40
+
+
+def test_no_tier_has_more_pages_than_there_are_ids(tmp_path):
+    found = plan(tmp_path, "gemma3", device_memory="1000TiB")
+    assert max(*found.sizes.device, *found.sizes.host) == 2**31 - 1
+
+
+def test_without_a_flag_the_host_has_two_pages_per_device_page_and_it_is_said(tmp_path):
+    found = plan(tmp_path, "gemma3", device_memory="20TiB")
+    assert tuple(found.sizes.host) == tuple(2 * n for n in found.sizes.device)
+    assert "host: 2.0 pages per device page" in found.render()
+    for settings in ({"host_ratio": 2.0}, {"host_memory": "1MiB"}, {"cache": "device"}):
+        assert "\nhost: " not in plan(tmp_path, "gemma3", **settings).render()
+
+
+def test_without_a_host_tier_there_are_no_host_bytes(tmp_path):
+    assert plan(tmp_path, "gemma3", cache="device").table.host_bytes == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whether_it_can_be_served_is_said_in_one_line(tmp_path, family):
+    found = plan(tmp_path, family)
+    lines = [line for line in found.render().splitlines() if line.startswith("cannot be served")]
+    reason = sizing.refusal(found.sizes.spec)
+    assert lines == ([] if reason is None else [f"cannot be served yet: {reason}"])
+    assert found.figures()["cannot_be_served_yet"] == reason
+    assert family not in SERVED or reason is None
+
+
+def test_what_surrounds_the_text_part_is_a_reason_too(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gemma3n", "text_config": tiny_config("gemma3n").to_dict()})
+    )
+    found = plan_bytes(tmp_path, EngineConfig(device_memory="8MiB", max_running=4))
+    assert "cannot be served yet: model type 'gemma3n' cannot be served as a whole" in (
+        found.render()
+    )
+    assert found.table.device_bytes > 0
+
+
+def test_deepseek_v4_has_pages_of_128_unless_somebody_says(tmp_path, monkeypatch):
+    directory(tmp_path, "deepseek_v4", compress_rates=BLOCKS)
+    given = {"device_memory": "64MiB", "max_running": 4}
+    assert plan_bytes(tmp_path, EngineConfig(**given)).table.page_tokens == 128
+    for page_tokens in (128, 256):
+        config = EngineConfig(**given, page_tokens=page_tokens)
+        assert plan_bytes(tmp_path, config).table.page_tokens == page_tokens
+    for page_tokens in (64, 4, 192):
+        with pytest.raises(ConfigError, match=f"--page-tokens {page_tokens}: .*multiples of 128"):
+            plan_bytes(tmp_path, EngineConfig(**given, page_tokens=page_tokens))
+    # A server has the same default, once the engine runs the model.
+    monkeypatch.setattr(sizing, "refusal", lambda _: None)
+    monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 40)
+    facts, _ = read_planned(tmp_path)
+    assert sizing.size(facts, EngineConfig(**given), on_cpu=True).spec.page_tokens == 128
+    with pytest.raises(ConfigError, match="--page-tokens 64"):
+        sizing.size(facts, EngineConfig(**given, page_tokens=64), on_cpu=True)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v4"])
+def test_rows_in_fp8_are_planned_and_described(tmp_path, family):
+    directory(tmp_path, family)
+    config = EngineConfig(device_memory="8MiB", max_running=4)
+    plain, packed = (plan_bytes(tmp_path, config, rows) for rows in ("plain", "fp8"))
+    assert "cannot be served yet: " in packed.render()
+    assert packed.sizes.device[0] > plain.sizes.device[0]
+    latent = packed.figures()["row_formats"]["latent"]
+    assert latent["row_bytes"] == sum(field["bytes"] for field in latent["fields"])
+    (line,) = [line for line in packed.render().splitlines() if line.startswith("latent: rows of")]
+    assert line.endswith(f": {latent['row_bytes']} bytes")
+    (row,) = [b for g in packed.table.groups for b in g.buffers if b.name == "latent"]
+    assert (row.row_bytes, row.dtype) == (latent["row_bytes"], "uint8")
+    pools = DevicePools(packed.sizes.spec, packed.sizes.device, torch.device("cpu"))
+    assert pools.bytes_total == packed.table.device_bytes
+    assert plain.figures()["row_formats"] == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device_memory": "1KiB"}, "--device-memory 1 KiB: one request of 512 tokens"),
+        ({"device_memory": "much"}, "--device-memory 'much': allowed is"),
+        ({"host_memory": "1"}, "--host-memory 1 B: too little for one page of group"),
+        ({"host_memory": "1MiB", "host_ratio": 2.0}, "--host-memory 1MiB and --host-ratio 2 both"),
+        ({"max_model_len": 5000}, "--max-model-len 5000: the model's positions end at 4096"),
+        ({"max_model_len": 4096, "device_memory": "1MiB"}, "--max-model-len 4096: --device-memory"),
+        ({"dtype": "int4"}, "--dtype int4: must be one of float32"),
+        ({"snapshot_tokens": 100}, "--snapshot-tokens 100: .* of --page-tokens 64"),
+    ],
+)
+def test_flags_that_the_model_rules_out_are_named(tmp_path, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        plan(tmp_path, "gemma3", **settings)
+
+
+def test_a_model_that_nobody_knows_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="keeps its states in the modules"):
+        plan(tmp_path, "recurrent_gemma")

@@ -1,0 +1,264 @@
+"""Whatever becomes of the 40 bytes of a ledger: the store opens, serves and keeps its quota."""
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from stratakv.core.errors import StorageError
+from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
+from stratakv.storage.file.fsck import fsck
+from stratakv.storage.file.ledger import Ledger, Want
+from stratakv.testing.storage_conformance import fetch, keys_of, store
+from tests.storage_files import Place, flip
+
+HIT, MISS = ReadStatus.HIT, ReadStatus.MISS
+VOUCHED_BYTES, WANT_BYTES = 16, 24
+LEDGER_BYTES = VOUCHED_BYTES + WANT_BYTES
+QUOTA_BYTES = 3 << 20
+KEYS = keys_of("kept", 4)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A store of four pages, and somebody who wanted room long ago."""
+    made = Place(tmp_path / "store")
+    with closing(made.open(quota_bytes=QUOTA_BYTES)) as backend:
+        store(backend, KEYS)
+    with closing(Ledger(made.path, QUOTA_BYTES)) as ledger:
+        ledger.set_want(Want(7, 1 << 20, 1))
+    assert (made.path / "ledger").stat().st_size == LEDGER_BYTES
+    return made
+
+
+def serves(place: Place) -> None:
+    with closing(place.open(quota_bytes=QUOTA_BYTES)) as backend:
+        assert fetch(backend, KEYS) == [HIT] * len(KEYS)
+
+
+def serves_and_keeps_its_quota(place: Place) -> None:
+    """Twice the quota is written; what is on the disk is what the store knows, then and later."""
+    held = KEYS + keys_of("new", 400)
+    with closing(place.open(quota_bytes=QUOTA_BYTES)) as backend:
+        assert fetch(backend, KEYS) == [HIT] * len(KEYS)
+        assert set(store(backend, held[len(KEYS) :])) <= {WriteStatus.STORED, WriteStatus.REFUSED}
+        known = int(backend.contains(held).sum())
+        assert known > 100
+    assert place.physical_bytes() <= QUOTA_BYTES
+    with closing(place.open(quota_bytes=QUOTA_BYTES)) as backend:
+        assert int(backend.contains(held).sum()) == known
+        assert backend.stats().segments == len(list(place.path.iterdir())) - 1
+
+
+def cut(size: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:size]
+
+
+def vouched(count: int) -> bytes:
+    data = struct.pack("<Q", count)
+    return data + struct.pack("<Q", xxh3_64_intdigest(data))
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": cut(0),
+    "cut inside the count": cut(5),
+    "cut inside the checksum": cut(12),
+    "zeros": lambda data: bytes(len(data)),
+    "ones": lambda data: b"\xff" * len(data),
+    "more ones": lambda data: b"\xff" * 4096,
+    "bit 48 of the count": lambda data: bytes([*data[:6], data[6] ^ 1, *data[7:]]),
+    "no checksum, as it was": lambda data: data[:8] + data[VOUCHED_BYTES:],
+    "a count without end, vouched for": lambda data: vouched(2**64 - 1),
+}
+
+
+@pytest.fixture(params=DAMAGES)
+def damaged(request: pytest.FixtureRequest, place: Place) -> Place:
+    ledger = place.path / "ledger"
+    ledger.write_bytes(DAMAGES[request.param](ledger.read_bytes()))
+    return place
+
+
+def test_a_damaged_ledger_costs_no_page_and_no_quota(damaged: Place):
+    serves_and_keeps_its_quota(damaged)
+    assert fsck(damaged.path).clean
+
+
+def test_fsck_reports_a_damaged_ledger_and_mends_it(damaged: Place):
+    before = (damaged.path / "ledger").read_bytes()
+    found = fsck(damaged.path)
+    assert (found.bad_ledger, found.mended, found.clean) == (1, 0, False)
+    assert found.problems == ["the ledger is damaged"]
+    assert (damaged.path / "ledger").read_bytes() == before
+    mended = fsck(damaged.path, repair=True)
+    assert (mended.bad_ledger, mended.mended, mended.clean) == (1, 1, True)
+    assert fsck(damaged.path).bad_ledger == 0
+    serves_and_keeps_its_quota(damaged)
+
+
+def test_fsck_mends_a_ledger_and_segments_at_once(damaged: Place):
+    (damaged.path / "00000000aaaa.seg").write_bytes(b"no segment")
+    mended = fsck(damaged.path, repair=True)
+    assert (mended.bad_ledger, mended.broken, mended.mended, mended.clean) == (1, 1, 2, True)
+    assert fsck(damaged.path).clean
+
+
+@pytest.mark.parametrize("at", range(LEDGER_BYTES))
+def test_a_flipped_bit_of_any_byte_is_seen_or_harmless(place: Place, at: int):
+    for bit in range(8):
+        flip(place.path / "ledger", at, bit)
+        assert fsck(place.path).bad_ledger == (at < VOUCHED_BYTES)
+        serves(place)
+    flip(place.path / "ledger", at, bit=at % 8)
+    serves_and_keeps_its_quota(place)
+
+
+@pytest.mark.parametrize("size", range(LEDGER_BYTES))
+def test_a_ledger_that_is_cut_anywhere_is_seen_or_harmless(place: Place, size: int):
+    os.truncate(place.path / "ledger", size)
+    assert fsck(place.path).bad_ledger == (size < VOUCHED_BYTES)
+    serves(place)
+    assert fsck(place.path).clean
+
+
+@pytest.mark.parametrize("name", ["ffffffffffff", "1000000000003", "f" * 16, "0" + "f" * 15])
+def test_a_strangers_name_is_counted_and_stops_nobody(place: Place, name: str):
+    segment = min(place.path.glob("*.seg"))
+    segment.rename(segment.with_stem(name))
+    (place.path / "ledger").write_bytes(b"")
+    serves_and_keeps_its_quota(place)
+    with closing(Ledger(place.path, QUOTA_BYTES)) as ledger, ledger.locked():
+        names = set(ledger.names())
+        assert names == {path.name for path in place.path.glob("*.seg")}
+        assert ledger.new_path().name not in names
+
+
+def test_a_new_directory_is_clean_and_counts_from_zero(tmp_path: Path):
+    (tmp_path / "ledger").touch()
+    assert fsck(tmp_path).clean
+    with closing(Ledger(tmp_path, QUOTA_BYTES)) as ledger:
+        assert ledger.generation() == 0
+        with ledger.locked():
+            assert ledger.new_path().name == "000000000001.seg"
+            ledger.changed()
+        assert ledger.generation() == 1
+
+
+def test_neither_a_generation_nor_a_name_comes_again_after_damage(place: Place):
+    """Else a peer would take a new segment for one it knew, or not see that all was forgotten."""
+    seen: set[int] = set()
+    with closing(Ledger(place.path, QUOTA_BYTES)) as ledger:
+        for _ in range(20):
+            seen.add(ledger.generation())
+            with ledger.locked():
+                ledger.changed()
+            seen.add(ledger.generation())
+            flip(place.path / "ledger", 0)
+    assert len(seen) == 40
+
+
+def test_a_peer_sees_what_was_forgotten_while_the_ledger_was_damaged(place: Place):
+    with (
+        closing(place.open(quota_bytes=QUOTA_BYTES)) as one,
+        closing(place.open(quota_bytes=QUOTA_BYTES)) as two,
+    ):
+        assert fetch(one, KEYS) == fetch(two, KEYS) == [HIT] * len(KEYS)
+        flip(place.path / "ledger", 3)
+        one.remove(Everything.EVERYTHING)
+        flip(place.path / "ledger", 9)
+        assert fetch(two, KEYS) == [MISS] * len(KEYS)
+
+
+def test_a_ledger_that_cannot_be_mended_is_read_past(place: Place, monkeypatch: pytest.MonkeyPatch):
+    def full(_fd: int, _data: bytes, _at: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    flip(place.path / "ledger", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        serves(place)
+        with pytest.raises(StorageError, match="No space left"):
+            fsck(place.path, repair=True)
+    assert fsck(place.path).bad_ledger == 1
+
+
+def test_a_half_written_ledger_is_no_damage_while_its_writer_has_the_lock(
+    place: Place, caplog: pytest.LogCaptureFixture
+):
+    """A reader waits for the lock, and then sees what was written."""
+    answers: list[int] = []
+    with (
+        closing(Ledger(place.path, QUOTA_BYTES)) as writer,
+        closing(Ledger(place.path, QUOTA_BYTES)) as reader,
+    ):
+        with writer.locked():
+            flip(place.path / "ledger", 8)
+            thread = threading.Thread(target=lambda: answers.append(reader.generation()))
+            thread.start()
+            thread.join(0.2)
+            assert not answers
+            flip(place.path / "ledger", 8)
+            expected = writer.generation()
+        thread.join(10)
+    assert answers == [expected]
+    assert not caplog.records
+
+
+def test_who_mends_the_ledger_inside_the_lock_keeps_the_lock(place: Place):
+    flip(place.path / "ledger", 0)
+    with closing(Ledger(place.path, QUOTA_BYTES)) as ledger, ledger.locked():
+        assert ledger.generation() > 0
+        with (place.path / "ledger").open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+COUNT = """
+import sys
+from pathlib import Path
+from stratakv.storage.file.ledger import Ledger
+ledger = Ledger(Path(sys.argv[1]), 0)
+last = -1
+for _ in range(int(sys.argv[2])):
+    with ledger.locked():
+        ledger.changed()
+        number = ledger.generation()
+    assert number > last
+    last = number
+    ledger.generation()
+"""
+
+
+def test_two_processes_count_every_change_and_see_no_damage(place: Place):
+    with closing(Ledger(place.path, QUOTA_BYTES)) as ledger:
+        first, turns = ledger.generation(), 2000
+        command = [sys.executable, "-c", COUNT, str(place.path), str(turns)]
+        counting = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+        seen = [first]
+        while any(process.poll() is None for process in counting):
+            seen.append(ledger.generation())
+        said = [process.communicate()[1] for process in counting]
+        assert said == [b"", b""]
+        assert seen == sorted(seen)
+        assert ledger.generation() == first + 2 * turns
+
+
+def test_a_process_that_is_killed_while_it_counts_leaves_a_sound_ledger(place: Place):
+    for turn in range(5):
+        command = [sys.executable, "-c", COUNT, str(place.path), "1000000"]
+        process = subprocess.Popen(command)
+        with closing(Ledger(place.path, QUOTA_BYTES)) as ledger:
+            before = ledger.generation()
+            while ledger.generation() < before + 50 + 17 * turn:
+                assert process.poll() is None
+        process.kill()
+        process.wait()
+        assert fsck(place.path).clean
+    serves_and_keeps_its_quota(place)
