@@ -299,6 +299,27 @@ def test_a_model_that_cannot_be_served(directory, tmp_path, no_weights, config, 
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("family", "more", "flags", "said"),
+    [
+        ("deepseek_v32", {}, ["--lora", "a=LORA"], "'deepseek_v32' takes no adapters"),
+        ("deepseek_v4", {"quantization_config": {"quant_method": "fp8"}}, [], "are quantized"),
+    ],
+)
+def test_what_our_own_modules_do_not_do(
+    directory, tmp_path, no_weights, family, more, flags, said, capsys
+):
+    fields = tiny_config(family).to_dict() | more
+    path = damaged(directory, tmp_path, "config.json", json.dumps(fields, default=str).encode())
+    lora = tmp_path / "lora"
+    lora.mkdir()
+    (lora / "adapter_config.json").write_text("{}")
+    (lora / "adapter_model.safetensors").write_bytes(b"")
+    given = [flag.replace("LORA", str(lora)) for flag in flags]
+    assert main(["serve", str(path), "--port", "0", "--page-tokens", "16", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_bench_storage_is_told_where(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(bench_storage, "run", lambda *given: told.append(given))

@@ -26,7 +26,7 @@ from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
 from stratakv.engine.loop import Engine, EngineLimits, Runner
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
-from stratakv.engine.model_facts import read_facts
+from stratakv.engine.model_facts import ModelFacts, read_facts
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.runner import ModelRunner
@@ -92,12 +92,23 @@ def build_engine(
     """Everything below the server. ConfigError before any memory is taken. ``follow``: makes what
     is told of the cache to those outside, from its spec and its adapters' digests."""
     sizes = size(model.facts, config, on_cpu=model.device.type == "cpu")
-    if config.adapters() and str(model.config["model_type"]) in OWN_RUNNERS:
-        name = model.config["model_type"]
-        raise ConfigError(f"--lora: model type {name!r} takes no adapters")
+    _check_own(model.facts, config)
     model = with_adapters(model, config.adapters())
     pages = (sizes.device, sizes.host)
     return assemble(model, sizes.spec, config, pages, sizes.max_model_len, follow)
+
+
+def _check_own(facts: ModelFacts, config: EngineConfig) -> None:
+    """ConfigError for what our own modules do not do."""
+    name = str(facts.config["model_type"])
+    if name not in OWN_RUNNERS:
+        return
+    if config.adapters():
+        raise ConfigError(f"--lora: model type {name!r} takes no adapters")
+    if facts.config.get("quantization_config") is not None:
+        raise ConfigError(
+            f"MODEL: its weights are quantized; of type {name!r} allowed are plain ones"
+        )
 
 
 def assemble(
@@ -155,9 +166,11 @@ def build_service(
     name = server.served_model_name or path.resolve().name
     if name in config.adapters():
         raise ConfigError(f"--lora {name}={config.adapters()[name]}: the model has this name")
-    check_directories(config.adapters())
     # What can be refused is refused before weights that may take minutes to load.
-    sizes = size(read_facts(path, config.dtype), config, on_cpu=True)
+    facts = read_facts(path, config.dtype)
+    _check_own(facts, config)
+    check_directories(config.adapters())
+    sizes = size(facts, config, on_cpu=True)
     check_storage(config, sizes.host)
     tokenizer = Tokenizer(path)
     with ExitStack() as undo:

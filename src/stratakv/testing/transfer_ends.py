@@ -166,9 +166,9 @@ def buffer_specs(draw: st.DrawFn, name: str) -> BufferSpec:
 
 @st.composite
 def cache_specs(draw: st.DrawFn) -> CacheSpec:
-    """One to three groups of up to four sidecars; some without bytes."""
+    """One to five groups of up to four sidecars; some without bytes."""
     groups: list[CacheGroup] = []
-    for index in range(draw(st.integers(1, 3))):
+    for index in range(draw(st.integers(1, 5))):
         count = draw(st.integers(0, 4))
         buffers = tuple(draw(buffer_specs(f"buffer{i}")) for i in range(count))
         rule = KeepWindow(4) if index else KeepAll()
