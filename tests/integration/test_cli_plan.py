@@ -12,7 +12,7 @@ from tests.fixtures.tiny_configs import tiny_config
 
 @pytest.fixture
 def directory(tmp_path):
-    """A checkpoint whose weights have not been fetched, of a kind that cannot be served."""
+    """A checkpoint whose weights have not been fetched."""
     tiny_config("deepseek_v32").save_pretrained(tmp_path)
     return tmp_path
 
@@ -33,6 +33,14 @@ def test_a_plan_is_printed_and_written(directory, capsys):
     assert f"{anchor['device_pages']}" in cells
     assert [b["name"] for b in anchor["buffers"]] == ["latent", "index_k"]
     assert figures["host_bytes"] >= 2 * figures["device_bytes"]
+
+
+def test_a_plan_says_what_a_server_would_refuse(directory, capsys):
+    config = directory / "config.json"
+    fields = json.loads(config.read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    config.write_text(json.dumps(fields))
+    assert main(["plan", "bytes", str(directory), "--device-memory", "8MiB"]) == 0
+    assert "cannot be served yet: its weights are quantized" in capsys.readouterr().out
 
 
 def test_rows_of_another_format_are_planned_for(directory, capsys):

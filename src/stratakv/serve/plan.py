@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.units import parse_bytes
+from stratakv.engine.deepseek.refused import own_refusal
 from stratakv.engine.model_facts import read_planned
 from stratakv.serve.sizing import Sizes, planned, spec_for
 from stratakv.spec.budget import AUTO_RATIO
@@ -70,7 +71,7 @@ def plan_bytes(path: Path, config: EngineConfig, rows: str = "plain") -> BytePla
     rules out."""
     facts, surroundings = read_planned(path, config.dtype)
     spec = spec_for(facts, config)
-    not_yet = surroundings or refusal(spec)
+    not_yet = surroundings or refusal(spec) or own_refusal(facts)
     formats: Mapping[str, RowFormat] = {}
     if rows == "fp8":
         formats = fp8_rows(spec, facts.config)

@@ -22,6 +22,7 @@ from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.adapters import check_directories
+from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
 from stratakv.engine.loop import Engine, EngineLimits, Runner
@@ -64,6 +65,7 @@ OWN_RUNNERS: Final[Mapping[str, MakeRunner]] = {
     "deepseek_v4": DeepSeekV4Runner,
 }
 """Model types whose Hugging Face module takes no ragged batch: our own runs in its place."""
+assert OWN_RUNNERS.keys() == OWN_TYPES
 Follow = Callable[[CacheSpec, Mapping[str, bytes]], CacheEvents]
 
 
@@ -100,15 +102,11 @@ def build_engine(
 
 def _check_own(facts: ModelFacts, config: EngineConfig) -> None:
     """ConfigError for what our own modules do not do."""
+    if reason := own_refusal(facts):
+        raise ConfigError(f"MODEL: {reason}")
     name = str(facts.config["model_type"])
-    if name not in OWN_RUNNERS:
-        return
-    if config.adapters():
+    if config.adapters() and name in OWN_RUNNERS:
         raise ConfigError(f"--lora: model type {name!r} takes no adapters")
-    if facts.config.get("quantization_config") is not None:
-        raise ConfigError(
-            f"MODEL: its weights are quantized; of type {name!r} allowed are plain ones"
-        )
 
 
 def assemble(

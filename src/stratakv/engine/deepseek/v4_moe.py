@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import nn
 
 from stratakv.engine.deepseek.common_layers import Activation, Experts
+from stratakv.engine.deepseek.common_topk import highest_indices
 from stratakv.engine.deepseek.v4_config import V4Config
 
 
@@ -45,7 +46,7 @@ class TopKRouter(Router):
     def forward(self, x: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, hidden] -> experts int64 [T, k], shares [T, k]."""
         scores = self.scores(x)
-        chosen = (scores + self.e_score_correction_bias).topk(self.top_k, -1).indices
+        chosen = highest_indices(scores + self.e_score_correction_bias, self.top_k)
         return chosen, self.shares(scores, chosen)
 
 

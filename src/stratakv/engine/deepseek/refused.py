@@ -1,0 +1,24 @@
+"""What our own DeepSeek modules do not run, told from a configuration alone.
+
+Owns the reasons. Must not load anything: it is asked before weights are read.
+"""
+
+from typing import Final
+
+from stratakv.engine.model_facts import ModelFacts
+
+OWN_TYPES: Final = frozenset({"deepseek_v32", "glm_moe_dsa", "deepseek_v4"})
+"""Model types that run on a module of our own in place of Hugging Face's."""
+_MIXED: Final = "deepseek_v4"
+
+
+def own_refusal(facts: ModelFacts) -> str | None:
+    """Why a model of one of these types cannot run; None where it can, and for any other type."""
+    name = str(facts.config["model_type"])
+    if name not in OWN_TYPES:
+        return None
+    if facts.config.get("quantization_config") is not None:
+        return f"its weights are quantized; of type {name!r} allowed are plain ones"
+    if name == _MIXED and facts.dtype == "float16":  # Hugging Face keeps some of it in float32
+        return f"type {name!r} runs in float32 or bfloat16, not in float16"
+    return None
