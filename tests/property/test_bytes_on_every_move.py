@@ -1,6 +1,8 @@
 """Bytes without a model: pages of any mixture of groups and sidecars, checked row by row after
 every move, from the device over host and storage and back to other pages of each."""
 
+from contextlib import closing
+
 import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -73,33 +75,32 @@ def places(data, keys):
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cache_specs(), st.data())
 def test_every_row_of_every_sidecar_arrives(spec, data):
-    bench = Bench(spec)
-    keys = {
-        group.id: [
-            PageKey(bytes([group.id, n]) * 16) for n in range(data.draw(st.integers(0, PAGES)))
-        ]
-        for group in spec.groups
-    }
-    device, host, back, other = (
-        {group: places(data, named) for group, named in keys.items()} for _ in range(4)
-    )
-    for group, named in keys.items():
-        bench.pattern.write(bench.pools, group, device[group], named)
-    bench.copy(Direction.BACKUP, device, host)
-    for group, named in keys.items():
-        bench.pattern.verify_host(bench.arenas[group], group, host[group], named)
-    stored = [g for g in keys if spec.groups[g].page_bytes]
-    names = [ObjectKey(key, GroupId(g)) for g in stored for key in keys[g]]
-    views = [view for g in stored for view in bench.arenas[g].views(host[g])]
-    assert bench.io(Kind.STORE, Store(names, views)) == [WriteStatus.STORED] * len(names)
-    for group in keys:
-        bench.arenas[group].poison(np.arange(PAGES, dtype=np.int32))
-        bench.pools.poison(group, np.arange(PAGES, dtype=np.int32))
-    into = [view for g in stored for view in bench.arenas[g].views(back[g])]
-    assert bench.io(Kind.FETCH, Fetch(names, into)) == [ReadStatus.HIT] * len(names)
-    for group, named in keys.items():
-        bench.pattern.verify_host(bench.arenas[group], group, back[group], named)
-    bench.copy(Direction.LOAD, other, back)
-    for group, named in keys.items():
-        bench.pattern.verify_device(bench.pools, group, other[group], named)
-    bench.close()
+    with closing(Bench(spec)) as bench:  # an example may be given up at any draw
+        keys = {
+            group.id: [
+                PageKey(bytes([group.id, n]) * 16) for n in range(data.draw(st.integers(0, PAGES)))
+            ]
+            for group in spec.groups
+        }
+        device, host, back, other = (
+            {group: places(data, named) for group, named in keys.items()} for _ in range(4)
+        )
+        for group, named in keys.items():
+            bench.pattern.write(bench.pools, group, device[group], named)
+        bench.copy(Direction.BACKUP, device, host)
+        for group, named in keys.items():
+            bench.pattern.verify_host(bench.arenas[group], group, host[group], named)
+        stored = [g for g in keys if spec.groups[g].page_bytes]
+        names = [ObjectKey(key, GroupId(g)) for g in stored for key in keys[g]]
+        views = [view for g in stored for view in bench.arenas[g].views(host[g])]
+        assert bench.io(Kind.STORE, Store(names, views)) == [WriteStatus.STORED] * len(names)
+        for group in keys:
+            bench.arenas[group].poison(np.arange(PAGES, dtype=np.int32))
+            bench.pools.poison(group, np.arange(PAGES, dtype=np.int32))
+        into = [view for g in stored for view in bench.arenas[g].views(back[g])]
+        assert bench.io(Kind.FETCH, Fetch(names, into)) == [ReadStatus.HIT] * len(names)
+        for group, named in keys.items():
+            bench.pattern.verify_host(bench.arenas[group], group, back[group], named)
+        bench.copy(Direction.LOAD, other, back)
+        for group, named in keys.items():
+            bench.pattern.verify_device(bench.pools, group, other[group], named)
