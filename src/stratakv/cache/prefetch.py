@@ -15,8 +15,8 @@ from stratakv.cache.events import Describe
 from stratakv.cache.fetches import Fetches, FromStorage, arrivals_of
 from stratakv.cache.object_keys import of_pages
 from stratakv.core.clock import Clock
-from stratakv.core.ids import AskId, GroupId, PageIds, PageKey, RequestId, TicketId, TokenIds
-from stratakv.core.page_keys import Namespace, PageHasher
+from stratakv.core.ids import AskId, GroupId, PageIds, PageKey, RequestId, TicketId
+from stratakv.core.page_keys import PageHasher
 from stratakv.policy.checkpoints import last_end
 from stratakv.policy.prefetch import (
     Abandoned,
@@ -49,14 +49,14 @@ will not soon, and nobody who may go without storage waits for it any more."""
 
 @dataclass(slots=True, eq=False)
 class _Ask:
-    """``keys``: of the prompt's pages; ``limit``: the last end it can use. ``hold``: what it counts
-    on in the tree. ``pages``: by group, what a fetch fills. ``follows``: another request asks for
+    """``prefix``: of the prompt; ``limit``: the last end it can use. ``hold``: what it counts on in
+    the tree. ``pages``: by group, what a fetch fills. ``follows``: another request asks for
     the same pages; ``first`` is the first of those. ``stopped_s``: when it was told to stop.
-    ``left``: the request is admitted or gone, and why its prefetch came to nothing.
-    ``text``: the prompt's namespace and tokens. ``epoch``: of the store, when it was asked."""
+    ``left``: the request is admitted or gone, and why its prefetch came to nothing. ``epoch``: of
+    the store, when it was asked."""
 
     id: AskId
-    keys: Sequence[PageKey]
+    prefix: PageHasher
     limit: int
     started_s: float
     hold: Lease | None = None
@@ -68,8 +68,11 @@ class _Ask:
     stopped_s: float | None = None
     left: tuple[int, Reason] | None = None
     landed: FromStorage | None = None
-    text: tuple[Namespace, TokenIds] | None = None
     epoch: int = 0
+
+    @property
+    def keys(self) -> Sequence[PageKey]:
+        return self.prefix.keys
 
     @property
     def asking(self) -> bool:
@@ -98,7 +101,9 @@ class Prefetcher:
         self._by_id: dict[AskId, _Ask] = {}  # of requests that wait
         self._by_ticket: dict[TicketId, _Ask] = {}  # with an operation under way
         self._leaders: dict[PageKey, _Ask] = {}  # by the first page that is being asked for
-        self._followers: list[_Ask] = []
+        self._followers: dict[AskId, _Ask] = {}
+        self._leader_ended = False
+        self._stopped: dict[TicketId, float] = {}  # when each was told to stop, oldest first
         self.fetched_pages = 0
         self._asked = 0
         self._step = 0
@@ -120,8 +125,7 @@ class Prefetcher:
     def start(self, request: RequestId, prefix: PageHasher, tokens: int, worker: IoWorker) -> None:
         """Ask storage for what the tree lacks of a prompt of ``tokens``."""
         limit = last_end(tokens, self._spec.page_tokens)
-        ask = _Ask(AskId(self._asked), prefix.keys, limit, self._clock.now_s())
-        ask.text = (prefix.namespace, prefix.tokens)  # the prompt's, which nobody writes to
+        ask = _Ask(AskId(self._asked), prefix, limit, self._clock.now_s())
         self._asked += 1
         self._by_request[request] = self._by_id[ask.id] = ask
         self._try(ask, worker)
@@ -142,7 +146,7 @@ class Prefetcher:
         first = ask.keys[found.end]
         if first in self._leaders:
             ask.follows = self._leaders[first]
-            self._followers.append(ask)
+            self._followers[ask.id] = ask
             return
         end = found.anchor_end
         hold = self._tree.stored.hold(ask.keys, end, [0] * len(self._spec.groups))
@@ -178,7 +182,7 @@ class Prefetcher:
 
     def queried(self, answer: Answer, worker: IoWorker) -> None:
         assert isinstance(answer, Queried), f"{answer} is no answer to a question"
-        ask = self._by_ticket.pop(answer.ticket)
+        ask = self._ended(answer.ticket)
         state = self._book.state(ask.id)
         assert isinstance(state, Probing), "storage answered what it was not asked"
         assert ask.objects is not None
@@ -195,6 +199,10 @@ class Prefetcher:
         if ask.stopped_s is not None and not isinstance(found, Abandoned):
             found = self._rules.abandon(found, self._why(ask))
         self._go_on(ask, found, worker)
+
+    def _ended(self, ticket: TicketId) -> _Ask:
+        self._stopped.pop(ticket, None)
+        return self._by_ticket.pop(ticket)
 
     def _why(self, ask: _Ask) -> Reason:
         return ask.left[1] if ask.left is not None else Reason.DEADLINE
@@ -228,7 +236,7 @@ class Prefetcher:
 
     def fetched(self, answer: Answer) -> None:
         assert isinstance(answer, Fetched), f"{answer} is no answer to a fetch"
-        ask = self._by_ticket.pop(answer.ticket)
+        ask = self._ended(answer.ticket)
         state = self._book.state(ask.id)
         assert isinstance(state, Fetching), "storage delivered what it was not asked for"
         if ask.left is not None:
@@ -248,9 +256,9 @@ class Prefetcher:
                 assert_never(ended)
 
     def _land(self, ask: _Ask, landed: Landed) -> None:
-        if self.describe is not None and ask.text is not None:
-            namespace, tokens = ask.text
-            self.describe(namespace, ask.keys[: landed.end], 0, tokens)
+        if self.describe is not None:
+            prefix = ask.prefix
+            self.describe(prefix.namespace, prefix.keys[: landed.end], 0, prefix.tokens)
         ask.landed = self._fetches.land(ask.keys, landed, ask.pages)
         ask.pages = ()
         end = landed.end
@@ -275,6 +283,7 @@ class Prefetcher:
             ask.hold = None
         if ask.first is not None and self._leaders.get(ask.first) is ask:
             del self._leaders[ask.first]
+            self._leader_ended = True
         ask.first = None
 
     # -- its turn comes, or it leaves ------------------------------------------------------------
@@ -285,11 +294,8 @@ class Prefetcher:
         ask = self._by_request.get(request)
         if ask is None:
             return False
-        if ask.follows is not None and ask.follows.left is not None:
-            # The other request has left, and what is on its way to it will not land.
-            self._followers.remove(ask)
-            ask.follows = None
-            self._try(ask, worker)
+        if ask.follows is not None and not ask.follows.asking:
+            self._go_alone(ask, worker)
         leader = ask.follows or ask
         if not leader.asking:
             return False
@@ -304,14 +310,27 @@ class Prefetcher:
             return True
         if leader is not ask:
             return False
-        if ask.stopped_s is None:
-            ask.stopped_s = now_s
-            worker.cancel(leader.ticket)
-        return isinstance(state, Fetching) and now_s - ask.stopped_s < GRACE_S
+        stopped_s = self._stop(ask, worker)
+        return isinstance(state, Fetching) and now_s - stopped_s < GRACE_S
 
     def _hangs(self, now_s: float) -> bool:
-        stopped = (ask.stopped_s for ask in self._by_ticket.values())
-        return any(at_s is not None and now_s - at_s > HUNG_S for at_s in stopped)
+        oldest_s = next(iter(self._stopped.values()), now_s)
+        return now_s - oldest_s > HUNG_S
+
+    def _stop(self, ask: _Ask, worker: IoWorker | None) -> float:
+        """Begin no more of the operation under way; when that was said first."""
+        assert ask.ticket is not None, "there is nothing to stop"
+        if ask.stopped_s is None:
+            ask.stopped_s = self._stopped[ask.ticket] = self._clock.now_s()
+            if worker is not None:
+                worker.cancel(ask.ticket)
+        return ask.stopped_s
+
+    def _go_alone(self, ask: _Ask, worker: IoWorker) -> None:
+        """The request that ``ask`` followed has its pages, or will not get them."""
+        del self._followers[ask.id]
+        ask.follows = None
+        self._try(ask, worker)
 
     def admitted(self, request: RequestId, end: int) -> FromStorage | None:
         """A request has its lease, at ``end`` pages: what had landed for it is its own business."""
@@ -327,24 +346,23 @@ class Prefetcher:
         ask = self._leave(request)
         if ask is None:
             return
-        if ask.ticket is not None and worker is not None:
-            worker.cancel(ask.ticket)
+        if ask.ticket is not None:
+            self._stop(ask, worker)
         if not self._outlives(ask, 0, Reason.ABORTED):
             self._book.settle(ask.id, 0, Reason.ABORTED)
             self._let_go(ask)
 
     def cancel(self, worker: IoWorker) -> None:
         """Begin to fetch no more of what is under way."""
-        for ticket, ask in self._by_ticket.items():
-            ask.stopped_s = ask.stopped_s or self._clock.now_s()
-            worker.cancel(ticket)
+        for ask in self._by_ticket.values():
+            self._stop(ask, worker)
 
     def _leave(self, request: RequestId) -> _Ask | None:
         ask = self._by_request.pop(request, None)
         if ask is not None:
             del self._by_id[ask.id]
             if ask.follows is not None:
-                self._followers.remove(ask)
+                del self._followers[ask.id]
                 ask.follows = None
         return ask
 
@@ -353,7 +371,7 @@ class Prefetcher:
         if ask.ticket is None:
             return False
         ask.left = (end, reason)
-        ask.stopped_s = ask.stopped_s or self._clock.now_s()
+        self._stop(ask, None)
         self._let_go(ask)
         return True
 
@@ -363,15 +381,11 @@ class Prefetcher:
         """Try again what was put off, or waited for another request's prefetch. ``head``: the
         request whose turn comes next."""
         self._step += 1
-        if self._followers:
-            followers, self._followers = self._followers, []
-            for ask in followers:
-                assert ask.follows is not None
-                if ask.follows.asking:
-                    self._followers.append(ask)
-                    continue
-                ask.follows = None
-                self._try(ask, worker)
+        if self._leader_ended:
+            self._leader_ended = False
+            for ask in list(self._followers.values()):
+                if ask.follows is not None and not ask.follows.asking:
+                    self._go_alone(ask, worker)
         first = self._by_request.get(head) if head is not None else None
         for due in self._book.due(self._step, first.id if first else None):
             self._try(self._by_id[due], worker)

@@ -43,7 +43,6 @@ class StorageTier:
         self.persister = Persister(tree, arenas)
         self.prefetcher = Prefetcher(spec, tree, Fetches(tree, pools, arenas), policy, clock)
         self._tree = tree
-        self._page = spec.page_tokens
         self._worker: IoWorker | None = None
         self._leaving = False
         self._step = 0
