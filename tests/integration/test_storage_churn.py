@@ -51,19 +51,28 @@ class LastingBackend(MemoryBackend):
 
 
 class Operator:
-    """Attaches, detaches and clears storage while traffic runs, and adds up its figures."""
+    """Attaches, detaches and clears storage while traffic runs, and adds up its figures.
 
-    def __init__(self, spec, seed, faults, quota_bytes):
+    ``prompt``: every turn waits until the store, which answers from a thread of its own, has
+    answered; otherwise requests go without it when half a second has passed, of a clock that each
+    turn advances.
+    """
+
+    def __init__(self, spec, seed, faults, quota_bytes, *, prompt=False):
         self.random = np.random.default_rng(seed)
         self.store = LastingBackend(format_of(spec), quota_bytes)
         self.faults = faults
         self.attached = self.leaving = False
         self.clock = ManualClock()
         self.turns = 0
+        self.prompt = prompt
 
     def __call__(self, parts):
         self.turns += 1
-        self.clock.advance(0.5)
+        if self.prompt:
+            parts.cache.settle()
+        else:
+            self.clock.advance(0.5)
         if not self.attached:
             if self.random.random() < 0.05 or self.turns == 1:
                 self.attach(parts)
@@ -136,7 +145,7 @@ def test_traffic_over_a_store_with_faults(spec, policy):
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_traffic_over_a_good_store_hits_it(spec):
     traffic = Traffic(seed=3, requests=60, check_every=3)
-    operator = Operator(spec, 3, Faults(), quota_bytes=1 << 20)
+    operator = Operator(spec, 3, Faults(), quota_bytes=1 << 20, prompt=True)
     found, cached = churn(spec, 14, traffic, operator, prefetch_policy="wait-complete")
     assert found.hits > 0
     assert cached > 0

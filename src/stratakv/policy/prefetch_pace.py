@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, TypeAlias, assert_never
 
+from stratakv.core.config import (
+    PREFETCH_SHARE,
+    PREFETCH_TIMEOUT_PER_1K_S,
+    PREFETCH_TIMEOUT_S,
+)
 from stratakv.core.errors import ConfigError
 
 THRESHOLD_TOKENS: Final = 256
-IN_FLIGHT_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,8 @@ class Timeout:
     """A request waits for ``base_s``, and ``per_1k_tokens_s`` longer for each 1,024 tokens that it
     fetches, but never longer than ``most_s``."""
 
-    base_s: float = 1.0
-    per_1k_tokens_s: float = 0.25
+    base_s: float = PREFETCH_TIMEOUT_S
+    per_1k_tokens_s: float = PREFETCH_TIMEOUT_PER_1K_S
     most_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -122,7 +126,7 @@ class PrefetchPolicy:
 
 
 def prefetch_policy(
-    page_tokens: int, host_pages: int, stop: StopPolicy, share: float = IN_FLIGHT_SHARE
+    page_tokens: int, host_pages: int, stop: StopPolicy, share: float = PREFETCH_SHARE
 ) -> PrefetchPolicy:
     """The usual thresholds. ``host_pages``: the anchor's host pages, of which ``share`` may be
     in flight."""
