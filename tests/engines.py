@@ -5,7 +5,7 @@ recorded, and ``TokenRunner``, which computes nothing but checks every page it w
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from stratakv.cache.records import CachedTokens
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.loop import Runner
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
 from stratakv.memory.allocator import PageAllocator
@@ -390,6 +391,10 @@ class StateRunner(TokenRunner):
         return digests.pop()
 
 
+def token_runner(spec: CacheSpec, pools: DevicePools, tables: BlockTable) -> TokenRunner:
+    return (TokenRunner if spec.groups[0].buffers else StateRunner)(spec, pools, tables)
+
+
 @contextmanager
 def token_engine(
     spec: CacheSpec,
@@ -398,6 +403,7 @@ def token_engine(
     host: Sequence[int],
     copier: Copier = DEFAULT_COPIER,
     digests: Mapping[str, bytes] | None = None,
+    make_runner: Callable[[CacheSpec, DevicePools, BlockTable], Runner] = token_runner,
 ) -> Iterator[wiring.EngineParts]:
     """An engine over ``TokenRunner``: real pages, tree, copies and scheduling, no arithmetic.
     ``digests``: of adapters that it says it has, by name."""
@@ -409,8 +415,8 @@ def token_engine(
         adapters=SimpleNamespace(digests=digests or {}),
     )
 
-    def runner(_model, spec, pools, tables) -> TokenRunner:
-        return (TokenRunner if spec.groups[0].buffers else StateRunner)(spec, pools, tables)
+    def runner(_model, *pages) -> Runner:
+        return make_runner(*pages)
 
     patch = mock.patch.object(wiring, "ModelRunner", runner)
     with patch, _assembled(model, spec, config, (device, host), copier) as parts:

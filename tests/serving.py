@@ -48,7 +48,7 @@ EOS = "<|eos|>"
 FOX = "The quick brown fox, Grüße 👍🏽 东京! "
 MAX_MODEL_LEN = 512
 POOL_TOKENS = 400  # prompts above this are refused by the engine, not by the server
-GROUPS = ("full", "swa")
+GROUPS = {GroupId(0): "full", GroupId(1): "swa"}
 
 
 def train_tokenizer(path: Path, vocab: int = 400) -> Path:
@@ -235,7 +235,9 @@ class EchoEngine:
 
     def stats(self) -> FakeStats:
         running = min(self.batch, len(self.requests))
-        pools = tuple(FakePool(group, tier) for group in GROUPS for tier in ("device", "host"))
+        pools = tuple(
+            FakePool(group, tier) for group in GROUPS.values() for tier in ("device", "host")
+        )
         counters = {"backup_pages": 7}
         return FakeStats(
             len(self.requests) - running,
@@ -310,7 +312,7 @@ def make_service(
     max_waiting: int = 64,
     api_key: str | None = None,
     admin_key: str | None = None,
-    opener: Opener | None = None,
+    opener: Opener | str = "there is no host tier",
     body_bytes: int = 1 << 16,
 ) -> Service:
     vocab = 400
@@ -327,7 +329,7 @@ def make_service(
         limits=Limits(max_model_len=MAX_MODEL_LEN, vocab=vocab, body_bytes=body_bytes),
         groups=GROUPS,
         stop_tokens=(int(tokenizer.encode(EOS)[0]),),
-        info={"spec": {"groups": list(GROUPS)}},
+        info={"spec": {"groups": list(GROUPS.values())}},
         api_key=api_key,
         admin_key=admin_key,
     )

@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 
+from stratakv.agreement.ballot import Ballot
 from stratakv.cache.fetches import Fetches
 from stratakv.cache.pools import Pools
 from stratakv.cache.storage import StorageTier
@@ -183,7 +184,10 @@ class Bench:
             time.sleep(0.0002)
 
     def tick(self, head=None):
-        self.tier.tick(None if head is None else RequestId(head))
+        ballot = Ballot()
+        self.tier.vote(ballot)
+        alone = ballot.result(ballot.lanes)
+        self.tier.tick(None if head is None else RequestId(head), alone)
         self.check()
 
     def settle(self):

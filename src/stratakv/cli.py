@@ -36,6 +36,7 @@ METAVAR: Final = {
     "prefetch_share": "SHARE",
     "prefetch_timeout": "SECONDS",
     "prefetch_timeout_per_1k": "SECONDS",
+    "tp_timeout": "SECONDS",
     "admin_key": "KEY",
     "kv_events": "ENDPOINT",
     "kv_events_replay": "ENDPOINT",
@@ -76,6 +77,10 @@ HELP: Final = {
     "prefetch_timeout": "seconds that a request waits for storage under --prefetch-policy timeout",
     "prefetch_timeout_per_1k": "and for each 1,024 tokens of its fetch; 30 seconds at most in all, "
     "or --prefetch-timeout if that is more",
+    "tp": "tensor-parallel ranks, started on this machine or by torchrun; memory sizes are of each",
+    "tp_timeout": "seconds after which a rank that does not answer is lost, and all end",
+    "storage_cut": "slices by key heads that stored pages are cut into, a multiple of --tp: "
+    "servers with the same cut share a store; default: none, or 8 with --tp",
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one, printed",
     "served_model_name": "the name clients use; default: the directory's",
@@ -92,7 +97,7 @@ HELP: Final = {
 }
 SIZING: Final = (
     "page_tokens", "dtype", "cache", "device_memory", "host_memory", "host_ratio", "max_running",
-    "max_model_len", "step_tokens", "chunk_tokens", "chat_tokens", "snapshot_tokens",
+    "max_model_len", "step_tokens", "chunk_tokens", "chat_tokens", "snapshot_tokens", "tp",
 )  # fmt: skip
 """Settings of a server that decide what its cache takes, or whether that can be."""
 
@@ -100,6 +105,7 @@ SIZING: Final = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``stratakv`` command; returns the exit code."""
     arguments = _parser().parse_args(argv)
+    arguments.line = sys.argv[1:] if argv is None else list(argv)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         code: int = arguments.run(arguments)
@@ -261,19 +267,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     _check_model(arguments.model)
     import torch  # noqa: PLC0415 - --help and bad flags answer without loading torch
 
-    from stratakv.serve.server import bound_socket, serve_forever  # noqa: PLC0415
-    from stratakv.serve.wiring import build_service  # noqa: PLC0415
+    from stratakv.serve import launch  # noqa: PLC0415
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    # A port that is taken shows now, not after a large model was loaded.
-    bound_socket(server.host, server.port).close()
-    service, parts = build_service(arguments.model, engine, server)
-    print(parts.table.render(), flush=True)
-    try:
-        return serve_forever(service, host=server.host, port=server.port, drain_s=server.drain_s)
-    finally:
-        parts.transfer.close()
+    if engine.tp > 1:
+        return launch.serve_ranks(arguments.model, engine, server, arguments.line)
+    return launch.serve_alone(arguments.model, engine, server)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from stratakv.core.ids import LayerId
 from stratakv.engine import step_plan
-from stratakv.engine.deepseek import common_topk, v32_indexer, v32_runner
+from stratakv.engine.deepseek import common_pieces, common_topk, v32_runner
 from stratakv.engine.model import load_model, wrap
 from tests.fixtures.deepseek_v32 import (
     CONFIGS,
@@ -117,6 +117,23 @@ def test_blocks_of_queries_change_nothing(name, monkeypatch):
     wanted = all_logits(v32_model(name), tokens)[-1]
     assert_same(prefilled(name, 16, tokens)[2], wanted)
     assert_same(prefilled(name, 16, tokens, 20, 49)[2], wanted)
+
+
+@NAMES
+@pytest.mark.parametrize("scratch_bytes", [1, 40_000])
+def test_pieces_change_nothing(name, scratch_bytes, monkeypatch):
+    """One query over as many keys as are selected, and a few of either."""
+    monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", scratch_bytes)
+    texts = [prompt(name, length, seed) for seed, length in enumerate(LENGTHS)]
+    wanted = [all_logits(v32_model(name), text) for text in texts]
+    host = Host(wrapped(name), 16)
+    rows = [host.open() for _ in texts]
+    for row, text in zip(rows, texts, strict=True):
+        host.run((row, text[:-2]))
+    for back in (2, 1):
+        logits = host.run(*((row, [text[-back]]) for row, text in zip(rows, texts, strict=True)))
+        for found, text, all_wanted in zip(logits, texts, wanted, strict=True):
+            assert_same(found, all_wanted[len(text) - back])
 
 
 def ragged(host, texts):
@@ -275,12 +292,15 @@ def test_of_equal_scores_the_lowest_positions_are_selected(cuts):
     assert influence("groups", cuts) == [0, 3, 6, 9, 12, 15]
 
 
+lowest_first = common_topk.highest_indices
+
+
 def last_first(scores, k):
-    return scores.shape[-1] - 1 - common_topk.highest_indices(scores.flip(-1), k)
+    return scores.shape[-1] - 1 - lowest_first(scores.flip(-1), k)
 
 
 def test_another_tie_rule_would_show(monkeypatch):
-    monkeypatch.setattr(v32_indexer, "highest_indices", last_first)
+    monkeypatch.setattr(common_topk, "highest_indices", last_first)
     assert influence("groups", ()) != [0, 3, 6, 9, 12, 15]
 
 

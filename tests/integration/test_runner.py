@@ -125,11 +125,11 @@ def test_stop_tokens_come_from_the_generation_config(saved_model):
 def test_what_cannot_be_served_is_refused_by_name(saved_model, tmp_path):
     with pytest.raises(ConfigError, match=r"--dtype int8.*float32"):
         load_model(saved_model, "int8")
-    with pytest.raises(ConfigError, match=r"--model .*nowhere"):
+    with pytest.raises(ConfigError, match=r"MODEL .*nowhere"):
         load_model(tmp_path / "nowhere")
     encoder = BertModel(BertConfig(hidden_size=8, num_attention_heads=1, num_hidden_layers=1))
     encoder.save_pretrained(tmp_path / "encoder")
-    with pytest.raises(ConfigError, match=r"--model .*encoder"):
+    with pytest.raises(ConfigError, match=r"MODEL .*encoder"):
         load_model(tmp_path / "encoder")
     headless = tmp_path / "headless"
     tiny_model("llama").model.save_pretrained(headless)

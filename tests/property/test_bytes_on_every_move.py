@@ -1,36 +1,40 @@
-"""Bytes without a model: pages of any mixture of groups and sidecars, checked row by row after
-every move, from the device over host and storage and back to other pages of each."""
+"""Bytes without a model: what any mixture of groups and sidecars needs at any end, checked row by
+row after every move, from the device over host and storage and back to other pages of each."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
+from stratakv.spec.retention import needed
 from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.io_jobs import Fetch, Kind, Store
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.fake_engine import PatternWriter
 from stratakv.testing.transfer_ends import cache_specs
-from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.torch_copy import TorchCopier
 
 PAGES = 6
 
 
 class Bench:
-    def __init__(self, spec):
+    def __init__(self, spec, copier):
         self.spec = spec
         counts = [PAGES] * len(spec.groups)
         self.pools = DevicePools(spec, counts, torch.device("cpu"))
         self.arenas = [HostArena(group, PAGES) for group in spec.groups]
-        self.transfer = CpuTransferEngine(spec, self.pools, self.arenas)
+        self.transfer = CpuTransferEngine(spec, self.pools, self.arenas, copier)
         self.pattern = PatternWriter(spec)
         form = StoreFormat(
             spec_digest=spec.digest, page_bytes=tuple(group.page_bytes for group in spec.groups)
@@ -72,13 +76,16 @@ def places(data, keys):
     return np.array(data.draw(st.permutations(range(PAGES)))[: len(keys)], np.int32)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(cache_specs(), st.data())
-def test_every_row_of_every_sidecar_arrives(spec, data):
-    with closing(Bench(spec)) as bench:  # an example may be given up at any draw
+def there_and_back(spec, data, copier):
+    """A move takes what some of the groups need at one end: of each group other pages, or none."""
+    with closing(Bench(spec, copier)) as bench:  # an example may be given up at any draw
+        end = data.draw(st.integers(0, PAGES * spec.page_tokens))
+        moved = data.draw(st.sets(st.sampled_from(spec.groups), min_size=1))
         keys = {
             group.id: [
-                PageKey(bytes([group.id, n]) * 16) for n in range(data.draw(st.integers(0, PAGES)))
+                PageKey(bytes([group.id, n]) * 16)
+                for n in needed(group.retention, end, spec.page_tokens)
+                if group in moved
             ]
             for group in spec.groups
         }
@@ -104,3 +111,64 @@ def test_every_row_of_every_sidecar_arrives(spec, data):
         bench.copy(Direction.LOAD, other, back)
         for group, named in keys.items():
             bench.pattern.verify_device(bench.pools, group, other[group], named)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cache_specs(), st.data())
+def test_every_row_of_every_sidecar_arrives(spec, data):
+    there_and_back(spec, data, DEFAULT_COPIER)
+
+
+# -- the test has teeth --------------------------------------------------------------------------
+
+
+class OneRowTooFew(TorchCopier):
+    """The last row of a page's last sidecar stays what it was."""
+
+    def scatter(self, route, device, host):
+        buffer = route.group.buffers[route.segments[-1].buffer]
+        row = route.device[-1][int(device[-1]), -buffer.row_bytes :]
+        before = row.clone()
+        super().scatter(route, device, host)
+        row.copy_(before)
+
+
+class SwapsTwoOffsets(TorchCopier):
+    """Two sidecars of one size lie in each other's place on the host."""
+
+    def gather(self, route, device, host):
+        for at, other in enumerate(route.segments):
+            first = route.segments[0]
+            if at and other.bytes == first.bytes:
+                swapped = list(route.segments)
+                swapped[0] = replace(first, offset_bytes=other.offset_bytes)
+                swapped[at] = replace(other, offset_bytes=first.offset_bytes)
+                route = replace(route, segments=tuple(swapped))
+                break
+        super().gather(route, device, host)
+
+
+class OneGroupStaysBehind(TorchCopier):
+    """Of a plan over several groups the last one is forgotten."""
+
+    def gather(self, route, device, host):
+        if route.group.id == 0:
+            super().gather(route, device, host)
+
+
+@pytest.mark.parametrize("bug", [OneRowTooFew, SwapsTwoOffsets, OneGroupStaysBehind])
+def test_a_seeded_bug_is_seen(bug):
+    @settings(
+        max_examples=100,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cache_specs(), st.data())
+    def broken(spec, data):
+        there_and_back(spec, data, bug())
+
+    with pytest.raises(AssertionError, match="does not hold its prefix"):
+        broken()

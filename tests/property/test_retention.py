@@ -91,6 +91,19 @@ def test_what_is_needed_next_was_needed_or_is_new(rule: Retention, end: int, pag
 
 
 @settings(deadline=None)
+@given(st.integers(1, 16), st.integers(1, 8), END)
+@example(4, 4, 19)  # three tokens of the next block are on a page of their own
+def test_a_window_of_one_block_keeps_where_the_last_closed_block_ends(
+    block: int, blocks: int, end: int
+) -> None:
+    """DeepSeek-V4 keeps there what the next block takes from it."""
+    page = block * blocks
+    if end >= block:
+        last = end // block * block - 1
+        assert last // page in needed(KeepWindow(block), end, page)
+
+
+@settings(deadline=None)
 @given(SIZE, END, PAGE)
 def test_a_window_as_large_as_the_prefix_is_full_attention(size: int, end: int, page: int) -> None:
     assert needed(KeepWindow(end + size), end, page) == needed(KeepAll(), end, page)

@@ -108,7 +108,7 @@ def test_an_allocation_waits_for_the_copy_that_holds_its_page_back(monkeypatch):
 
         parts.engine.submit(greedy("a", PROMPTS[0], 1))
         parts.engine.step()
-        while not copies.ready(Direction.BACKUP):  # the first plan, on its own thread
+        while not copies.ready:  # the first plan, on its own thread
             threading.Event().wait(0.001)
         out = parts.engine.step() + parts.engine.step()
         assert not parts.engine._requests

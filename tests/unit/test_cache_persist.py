@@ -221,7 +221,7 @@ def test_a_use_touches_the_deepest_page_first_and_not_every_time(benches):
     whole = [(2, 0), (2, 1), (1, 0), (1, 1), (0, 0)]
     assert depths(bench, bench.backend.touches) == whole
     for _ in range(TOUCH_STEPS - 3):
-        bench.tier.tick(None)
+        bench.tick()
     bench.tier.used(lease)
     bench.tick()
     assert bench.worker.stats.queued[Kind.TOUCH] == 0, "it was told a moment ago"

@@ -1,7 +1,5 @@
 """The parts of our own DeepSeek-V3.2, each against Hugging Face's or against its definition."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from transformers import DeepseekV32Config
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as theirs
 
-from stratakv.core.errors import ConfigError
 from stratakv.engine.deepseek.common_rope import Rope
 from stratakv.engine.deepseek.common_topk import highest, highest_indices
 from stratakv.engine.deepseek.v32_indexer import scores
@@ -84,12 +81,6 @@ def test_rotations_are_hugging_faces(kind):
     assert near(rotation.pairs(x[:, 0]), pairs[0, :, 0])
 
 
-def test_a_rotation_that_depends_on_the_length_is_refused():
-    config = config_with({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
-    with pytest.raises(ConfigError, match=r"deepseek_v32.*'dynamic'"):
-        Rope.of(config)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_scores_are_scaled_as_hugging_face_does(name):
     model = v32_model(name)
@@ -140,13 +131,6 @@ def test_weights_are_shared_and_not_copied():
 def test_another_models_module_is_not_taken():
     with pytest.raises(AssertionError, match="LlamaConfig"):
         take_over(tiny_model("llama"))
-
-
-def test_quantized_weights_are_refused():
-    model = copy.deepcopy(v32_model("small"))
-    model.config.quantization_config = {"quant_method": "fp8"}
-    with pytest.raises(ConfigError, match=r"--model: deepseek_v32 .*quantized"):
-        take_over(model)
 
 
 # --- indexer -------------------------------------------------------------------------------------

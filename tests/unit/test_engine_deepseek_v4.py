@@ -1,17 +1,15 @@
-"""Parts of DeepSeek-V4 by themselves: the tie rule, mHC, what is refused."""
-
-import copy
+"""Parts of DeepSeek-V4 by themselves: the tie rule, mHC, the taking over of weights."""
 
 import pytest
 import torch
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
 
-from stratakv.core.errors import ConfigError
+from stratakv.engine.deepseek import common_pieces
 from stratakv.engine.deepseek.v4_attention import Indexer
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_mhc import HyperConnection, HyperHead
 from stratakv.engine.deepseek.v4_model import V4Model
-from stratakv.engine.deepseek.v4_step import Keys
+from stratakv.engine.deepseek.v4_step import Entries
 from tests.fixtures.deepseek_v4 import config_of, hugging_face
 
 
@@ -22,35 +20,47 @@ class FirstElement(torch.nn.Module):
         return keys[..., 0].expand(len(query), -1).clone()
 
 
-def select(keys, scores):
-    """The two best of ``keys``; ``scores`` by pool row."""
+def select(entries, scores):
+    """The two best of ``entries``; ``scores`` by pool row."""
     indexer = Indexer(V4Config.of(config_of(0).to_dict()), ratio=4)
     indexer.top_k, indexer.scorer = 2, FirstElement()
     pool = torch.tensor(scores)[:, None]
-    n = 1 if keys.hidden is None else len(keys.hidden)
-    return indexer.select(torch.zeros(n, 1), torch.zeros(n, 1, 1), keys, pool)
+    n = 1 if entries.counts is None else len(entries.counts)
+    return indexer.select(torch.zeros(n, 1), torch.zeros(n, 1, 1), entries, pool)
 
 
-def test_among_equal_scores_the_lowest_positions_win():
-    shared = Keys(torch.tensor([5, 4, 3, 2, 1]), torch.zeros(2, 5, dtype=torch.bool))
+PIECES = pytest.mark.parametrize("scratch_bytes", [1, common_pieces.SCRATCH_BYTES])
+
+
+@PIECES
+def test_among_equal_scores_the_lowest_positions_win(scratch_bytes, monkeypatch):
+    monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", scratch_bytes)
     scores = [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
-    assert select(shared, scores).hidden.tolist() == [[False, True, False, True, True]] * 2
-    own = Keys(torch.tensor([[5, 4, 3, 2, 1], [1, 2, 4, 5, 0]]), torch.zeros(2, 5).bool())
+    shared = Entries(torch.tensor([5, 4, 3, 2, 1]), torch.tensor([5, 5]))
+    assert select(shared, scores).rows.tolist() == [[5, 3]] * 2
+    own = Entries(torch.tensor([[5, 4, 3, 2, 1], [1, 2, 4, 5, 0]]), torch.tensor([5, 5]))
     assert select(own, scores).rows.tolist() == [[5, 3], [1, 2]]
 
 
-def test_a_query_with_few_entries_sees_those_alone():
-    hidden = torch.tensor([[False, True, True], [False, False, False]])
-    found = select(Keys(torch.tensor([[0, 0, 0], [3, 4, 5]]), hidden), [1.0, 0, 0, 7, 8, 9])
+@PIECES
+def test_a_query_with_few_entries_sees_those_alone(scratch_bytes, monkeypatch):
+    monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", scratch_bytes)
+    scores, counts = [1.0, 0, 0, 7, 8, 9], torch.tensor([1, 3])
+    found = select(Entries(torch.tensor([[0, 0, 0], [3, 4, 5]]), counts), scores)
     assert found.rows.tolist() == [[0, 0], [4, 5]]
     assert found.hidden.tolist() == [[False, True], [False, False]]
-    shared = select(Keys(torch.tensor([3, 4, 5]), hidden), [1.0, 0, 0, 7, 8, 9])
-    assert shared.hidden.tolist() == [[False, True, True], [True, False, False]]
+    shared = select(Entries(torch.tensor([3, 4, 5]), counts), scores)
+    assert shared.rows.tolist() == [[3, 4], [4, 5]]
+    assert shared.hidden.tolist() == [[False, True], [False, False]]
 
 
 def test_few_entries_are_not_scored():
-    keys = Keys(torch.tensor([[3, 1]]), None)
-    assert select(keys, [0.0] * 4) is keys
+    found = select(Entries(torch.tensor([[3, 1]]), None), [0.0] * 4)
+    assert found.rows.tolist() == [[3, 1]]
+    assert found.hidden is None
+    found = select(Entries(torch.tensor([3, 1]), torch.tensor([0, 1, 2])), [0.0] * 4)
+    assert found.rows.tolist() == [3, 1]
+    assert found.hidden.tolist() == [[True, True], [False, True], [False, False]]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -81,16 +91,3 @@ def test_a_missing_or_foreign_weight_is_named():
         V4Model.of(config, fewer)
     with pytest.raises(RuntimeError, match="surplus"):
         V4Model.of(config, {**weights, "surplus": torch.zeros(1)})
-
-
-REFUSED = {
-    "hidden_act": "gelu", "mlp_bias": True, "scoring_func": "softmax", "num_key_value_heads": 2,
-    "rms_norm_eps": "small", "sliding_window": 3,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("field", REFUSED)
-def test_what_is_not_run_as_hugging_face_runs_it_is_refused(field):
-    fields = copy.deepcopy(config_of(0).to_dict())
-    with pytest.raises(ConfigError, match=field):
-        V4Config.of({**fields, field: REFUSED[field]})

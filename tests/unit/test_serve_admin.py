@@ -71,12 +71,13 @@ def administering(engine, stores, *, start=True):
     try:
         yield admin, driver
     finally:
-        for backend in stores.backends if stores else []:
+        opened = [] if isinstance(stores, str) else stores.backends
+        for backend in opened:
             backend.gate.set()
         admin.settle(5)
         assert driver.stop(10)
         admin.close()
-        assert all(backend.closed for backend in (stores.backends if stores else []))
+        assert all(backend.closed for backend in opened)
         wait_until(lambda: not storage_threads())
 
 
@@ -163,9 +164,10 @@ def test_a_failed_attach_does_not_touch_the_store_that_is_there(admin, stores):
     assert admin.inspect()["url"] == "shown a"
 
 
-def test_without_a_host_tier_nothing_is_attached():
-    with administering(EchoEngine(), None) as (admin, _):
-        assert refused(409, admin.attach, "a").code == "no_host_tier"
+def test_where_nothing_can_be_attached_the_reason_is_told():
+    with administering(EchoEngine(), "there is no host tier") as (admin, _):
+        error = refused(409, admin.attach, "a")
+    assert (error.code, error.message) == ("cannot_attach", "there is no host tier")
 
 
 def test_without_storage_there_is_nothing_to_detach_or_clear(admin):

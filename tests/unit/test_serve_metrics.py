@@ -3,8 +3,10 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from stratakv.core.ids import GroupId
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.metrics import ServerMetrics
+from stratakv.serve.replies import cached_details
 from tests.serving import GROUPS, STORAGE_STATS, EchoEngine
 
 UNITS = (
@@ -62,6 +64,25 @@ def test_counts_add_up_by_tier_and_group():
     assert found["stratakv_cached_group_tokens_total", "storage", "swa"] == 3
     assert found["stratakv_requests_total", "stop"] == 1
     assert found["stratakv_time_to_first_token_seconds_count",] == 1
+
+
+def test_a_group_that_nothing_is_cached_of_is_left_out_wherever_it_stands():
+    groups = {GroupId(0): "full", GroupId(2): "state"}
+    metrics = ServerMetrics(groups)
+    tokens = (3, 0, 2)
+    cached = CachedTokens(
+        device=3, host=0, storage=0, groups_device=tokens, groups_host=tokens, groups_storage=tokens
+    )
+    metrics.prompted(9, cached)
+    found = values(metrics.render(None).decode())
+    shown = {key[1:]: n for key, n in found.items() if key[0].endswith("group_tokens_total")}
+    tiers = ("device", "host", "storage")
+    counts = {"full": 3, "state": 2}
+    assert shown == {tuple(sorted((t, g))): n for g, n in counts.items() for t in tiers}
+    assert cached_details([cached], groups)["cached_tokens_by_group"] == {
+        "full": dict.fromkeys(tiers, 3),
+        "state": dict.fromkeys(tiers, 2),
+    }
 
 
 def test_the_engines_figures_are_there_when_it_gives_them():

@@ -1,7 +1,9 @@
 """A plan's figures are the bytes that a server would take, to the last one, whatever this machine
-has; and it comes without weights, also for what the engine does not run yet."""
+has; and it comes without weights, also for what cannot be served."""
 
+import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,14 +15,14 @@ from stratakv.engine.model import wrap
 from stratakv.engine.model_facts import read_planned
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
+from stratakv.serve import plan as serve_plan
 from stratakv.serve import sizing
 from stratakv.serve.plan import BytePlan, plan_bytes
 from stratakv.serve.wiring import build_engine
 from tests.fixtures.models import tiny_model
 from tests.fixtures.tiny_configs import tiny_config
 
-SERVED = ("llama", "gemma3", "qwen3_next", "deepseek_v3")
-FAMILIES = (*SERVED, "deepseek_v32", "deepseek_v4")
+FAMILIES = ("llama", "gemma3", "qwen3_next", "deepseek_v3", "deepseek_v32", "deepseek_v4")
 BLOCKS = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
 
@@ -83,7 +85,7 @@ def test_the_servers_own_table_is_the_plans(tmp_path, monkeypatch, family):
     model.config.save_pretrained(tmp_path)
     planned = plan_bytes(tmp_path, EngineConfig(**settings, dtype="float32"))
     monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 40)
-    parts = build_engine(wrap(model), EngineConfig(**settings))
+    parts = build_engine(wrap(copy.deepcopy(model)), EngineConfig(**settings))
     try:
         assert parts.table == planned.table
         assert parts.max_model_len == planned.sizes.max_model_len
@@ -117,13 +119,18 @@ def test_without_a_host_tier_there_are_no_host_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whether_it_can_be_served_is_said_in_one_line(tmp_path, family):
+def test_what_can_be_served_is_planned_without_a_word(tmp_path, family):
     found = plan(tmp_path, family)
-    lines = [line for line in found.render().splitlines() if line.startswith("cannot be served")]
-    reason = sizing.refusal(found.sizes.spec)
-    assert lines == ([] if reason is None else [f"cannot be served yet: {reason}"])
-    assert found.figures()["cannot_be_served_yet"] == reason
-    assert family not in SERVED or reason is None
+    assert found.not_yet is None
+    assert "cannot be served" not in found.render()
+    assert found.figures()["cannot_be_served_yet"] is None
+
+
+def test_what_the_engine_does_not_run_is_said_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve_plan, "refusal", lambda _: "buffers x are not run")
+    found = plan(tmp_path, "llama")
+    assert "cannot be served yet: buffers x are not run" in found.render().splitlines()
+    assert found.figures()["cannot_be_served_yet"] == "buffers x are not run"
 
 
 def test_what_surrounds_the_text_part_is_a_reason_too(tmp_path):
@@ -147,13 +154,50 @@ def test_deepseek_v4_has_pages_of_128_unless_somebody_says(tmp_path, monkeypatch
     for page_tokens in (64, 4, 192):
         with pytest.raises(ConfigError, match=f"--page-tokens {page_tokens}: .*multiples of 128"):
             plan_bytes(tmp_path, EngineConfig(**given, page_tokens=page_tokens))
-    # A server has the same default, once the engine runs the model.
-    monkeypatch.setattr(sizing, "refusal", lambda _: None)
+    # A server has the same default.
     monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 40)
     facts, _ = read_planned(tmp_path)
     assert sizing.size(facts, EngineConfig(**given), on_cpu=True).spec.page_tokens == 128
     with pytest.raises(ConfigError, match="--page-tokens 64"):
         sizing.size(facts, EngineConfig(**given, page_tokens=64), on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "device_memory", "group"),
+    [("qwen3_next", "1MiB", "state"), ("deepseek_v4", "1MiB", "open")],
+)
+def test_fewer_requests_than_asked_for_are_announced(tmp_path, family, device_memory, group):
+    settings = {"max_running": 48, "device_memory": device_memory}
+    found = plan(tmp_path, family, **settings)
+    (line,) = [line for line in found.render().splitlines() if line.startswith("--max-running")]
+    said = re.fullmatch(
+        rf"--max-running 48: at most (\d+) requests run at once, since group '{group}' has (\d+) "
+        r"pages on the device and each request takes ([12]); --device-memory (\d+) \(.*\) is "
+        "enough for 48",
+        line,
+    )
+    assert said is not None, line
+    running, pages, live, enough = map(int, said.groups())
+    assert running == pages // live < 48
+    (row,) = [row for row in found.table.groups if row.name == group]
+    assert row.device_pages == pages
+    assert plan(tmp_path, family, **settings | {"device_memory": f"{enough}"}).sizes.notice is None
+
+
+def test_a_server_announces_it_in_its_log(monkeypatch, caplog):
+    monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 40)
+    config = EngineConfig(device_memory="1MiB", max_running=48, host_ratio=1.0)
+    build_engine(wrap(tiny_model("qwen3_next")), config).close()
+    assert [line for line in caplog.messages if line.startswith("--max-running 48: at most ")]
+
+
+def test_the_host_has_no_more_scratch_than_the_device(tmp_path):
+    for settings in ({"host_ratio": 5.0}, {"host_memory": "100MiB"}, {}):
+        found = plan(tmp_path, "deepseek_v4", **settings)
+        anchor, window, live = found.table.groups
+        assert live.host_pages == live.device_pages == 4
+        assert anchor.host_pages / anchor.device_pages >= 2
+        assert window.host_pages / window.device_pages >= 2
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v4"])

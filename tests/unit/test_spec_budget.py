@@ -1,6 +1,7 @@
 """Bytes to pages: exact, never over, used up, monotone; and flags that are refused by name."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from stratakv.spec.budget import (
     HostAuto,
     HostMemory,
     HostRatio,
+    Shortage,
+    checkpoint_parts,
     device_bytes,
     device_pages,
     host_budget,
@@ -24,6 +27,7 @@ from stratakv.spec.budget import (
     host_pages,
     host_stride_bytes,
     pages_beside,
+    shortage,
 )
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
@@ -155,6 +159,73 @@ def test_state_and_live_groups_are_sized_by_requests_and_snapshots() -> None:
     assert pages_beside(spec, 8, LOAD) == (8, 2, 1)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "eighths"), [(0, 8), (1, 8), (2, 11), (4, 16), (9, 24), (16, 32), (99, 32)]
+)
+def test_the_dearer_a_checkpoint_the_fewer_per_chat(ratio: int, eighths: int) -> None:
+    """A conversation takes ``ratio`` times the bytes of a checkpoint: four pages of the window and
+    one state, 1 KiB each."""
+    page = 16
+    groups = (
+        group(0, KeepAll(), ratio, page),
+        group(1, KeepWindow(4 * page), 16, page),
+        group(2, KeepBoundary(), 1024, page),
+        group(3, KeepLive(), 10**6, page),
+    )
+    spec = CacheSpec(page_tokens=page, groups=groups)
+    assert checkpoint_parts(spec, 2048) == eighths
+    load = ExpectedLoad(max_running=4, max_model_len=10**6, chunk_tokens=128, chat_tokens=2048)
+    _, window, states, _ = pages_beside(spec, 128 * 80, load)
+    assert window == 4 * (4 + 9) + 4 * 10 * eighths
+    assert states == 4 * 2 + 10 * eighths
+
+
+def test_a_window_reaches_no_further_back_than_its_conversation() -> None:
+    groups = (group(0, KeepAll(), 80, 16), group(1, KeepWindow(10**6), 20, 16))
+    spec = CacheSpec(page_tokens=16, groups=groups)
+    assert checkpoint_parts(spec, 2048) == 16
+
+
+def states_and_scratch(row: int = 8) -> CacheSpec:
+    rules = (KeepAll(), KeepWindow(64), KeepBoundary(), KeepLive())
+    return CacheSpec(
+        page_tokens=16, groups=tuple(group(i, r, row, 16) for i, r in enumerate(rules))
+    )
+
+
+def test_who_keeps_requests_from_running_is_named_with_what_would_do() -> None:
+    load = ExpectedLoad(max_running=8, max_model_len=4096, chunk_tokens=256)
+    spec = states_and_scratch()
+    pages = pages_beside(spec, 384, load)
+    assert pages[2:] == (2 * 3 + 3 * 4, 3)
+    found = shortage(spec, pages, load)
+    # 8 chats of 128 pages are where 8 requests are counted on.
+    enough = device_bytes(spec, pages_beside(spec, 1024, load))
+    assert found == Shortage(running=3, group="g3", pages=3, live=1, device_bytes=enough)
+    assert shortage(spec, device_pages(spec, enough, load), load) is None
+    assert shortage(spec, device_pages(spec, enough - 1, load), load) is not None
+    no_scratch = CacheSpec(page_tokens=16, groups=spec.groups[:3])
+    few = shortage(no_scratch, (20, 20, 11), load)
+    assert few is not None
+    assert (few.running, few.group, few.pages, few.live) == (5, "g2", 11, 2)
+
+
+@settings(deadline=None)
+@given(specs(), LOADS, st.integers(0, 10**6))
+def test_the_memory_that_is_named_lets_all_of_them_run(
+    spec: CacheSpec, load: ExpectedLoad, spare: int
+) -> None:
+    pages = device_pages(spec, least_bytes(spec, load) + spare, load)
+    found = shortage(spec, pages, load)
+    stateful = [g.id for g in spec.groups if g.stateful]
+    if found is None:
+        assert all(pages[g] >= load.max_running for g in stateful)
+        return
+    assert 1 <= found.running < load.max_running
+    assert found.running == found.pages // found.live
+    assert shortage(spec, device_pages(spec, found.device_bytes, load), load) is None
+
+
 def test_a_group_without_bytes_costs_nothing_and_has_pages() -> None:
     page = 16
     spec = CacheSpec(
@@ -163,10 +234,45 @@ def test_a_group_without_bytes_costs_nothing_and_has_pages() -> None:
     )
     anchor, state = device_pages(spec, 100_000, LOAD)
     assert state == 100
-    # 92 snapshots of 23 chats beside 4 x 2 live slots; what is free never refuses a request.
-    assert anchor == 23 * 2048 // page + 31
+    # 92 chats of a snapshot beside 4 x 2 live slots; what is free never refuses a request.
+    assert anchor == 92 * 2048 // page + 127
     longer = ExpectedLoad(max_running=4, max_model_len=10**6, chunk_tokens=256)
     assert device_pages(spec, 100_000, longer) == (4 * 10**6 // page, 100)
+
+
+def live_only(spec: CacheSpec, pages: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n if g.scratch else 0 for n, g in zip(pages, spec.groups, strict=True))
+
+
+@settings(deadline=None)
+@given(specs(), LOADS, st.integers(0, 10**6), st.floats(0.5, 50))
+def test_scratch_is_never_more_than_requests_can_hold(
+    spec: CacheSpec, load: ExpectedLoad, spare: int, ratio: float
+) -> None:
+    device = device_pages(spec, least_bytes(spec, load) + spare, load)
+    size = int(host_bytes(spec, device) * ratio)
+    budgets = (HostRatio(ratio), HostMemory(size), HostAuto())
+    for budget in budgets if ratio >= 1 else (HostAuto(),):
+        host = host_pages(spec, device, budget, GENEROUS)
+        for g, here, there in zip(spec.groups, host, device, strict=True):
+            assert not g.scratch or here <= there <= load.max_running
+    for g, there in zip(spec.groups, device, strict=True):
+        if isinstance(g.retention, KeepBoundary):  # two per request, and the tree's
+            assert there <= 2 * load.max_running + device[0]
+
+
+def test_bytes_that_scratch_cannot_use_go_to_the_others() -> None:
+    page, rules = 16, (KeepAll(), KeepLive())
+    groups = tuple(
+        group(i, r, row, page) for i, (r, row) in enumerate(zip(rules, (8, 1280), strict=True))
+    )
+    spec = CacheSpec(page_tokens=page, groups=groups)
+    device = (90, 1)  # 11,520 bytes and 1,280
+    assert host_pages(spec, device, HostMemory(12_800), GENEROUS) == (90, 1)
+    assert host_pages(spec, device, HostMemory(128_000), GENEROUS) == (990, 1)
+    assert host_pages(spec, device, HostRatio(10), GENEROUS) == (900, 1)
+    assert host_pages(spec, device, HostAuto(), GENEROUS) == (180, 1)
+    assert host_pages(spec, device, HostAuto(), 20_000) == (115, 1)  # 16,000 bytes
 
 
 @settings(deadline=None)
@@ -180,8 +286,10 @@ def test_host_memory_is_split_as_the_device_is_and_never_exceeded(
     host = host_pages(spec, device, HostMemory(size), GENEROUS)
     slack = sum(host_stride_bytes(g) for g in spec.groups)
     assert size - slack < host_bytes(spec, host) <= size
-    for here, there in zip(host, device, strict=True):
-        assert here == there * size // mirror
+    scratch = host_bytes(spec, live_only(spec, device))
+    for g, here, there in zip(spec.groups, host, device, strict=True):
+        shared = there if g.scratch else there * (size - scratch) // (mirror - scratch)
+        assert here == shared
     again = host_pages(spec, device, HostMemory(size + 1000), GENEROUS)
     assert all(a <= b for a, b in zip(host, again, strict=True))
 
@@ -191,7 +299,9 @@ def test_host_memory_is_split_as_the_device_is_and_never_exceeded(
 def test_a_host_ratio_is_int_of_device_pages_times_ratio(spec: CacheSpec, ratio: float) -> None:
     device = device_pages(spec, least_bytes(spec, LOAD), LOAD)
     host = host_pages(spec, device, HostRatio(ratio), GENEROUS)
-    assert host == tuple(int(n * ratio) for n in device)
+    assert host == tuple(
+        n if g.scratch else int(n * ratio) for n, g in zip(device, spec.groups, strict=True)
+    )
 
 
 @settings(deadline=None)
@@ -201,10 +311,10 @@ def test_by_default_twice_the_device_or_what_fits_four_fifths_of_free_memory(
 ) -> None:
     device = device_pages(spec, least_bytes(spec, LOAD), LOAD)
     host = host_pages(spec, device, HostAuto(), free)
-    mirror = host_bytes(spec, device)
+    twice = tuple(n if g.scratch else 2 * n for n, g in zip(device, spec.groups, strict=True))
     assert host_bytes(spec, host) <= free * 4 // 5
-    if 2 * mirror <= free * 4 // 5:
-        assert host == tuple(2 * n for n in device)
+    if host_bytes(spec, twice) <= free * 4 // 5:
+        assert host == twice
     assert all(host) or not any(host)
 
 

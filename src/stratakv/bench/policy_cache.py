@@ -8,6 +8,7 @@ Must not know traces.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from stratakv.cache.admit import Booking
@@ -56,7 +57,8 @@ def spec_named(name: str) -> CacheSpec:
                     name="rows",
                     layers=(LayerId(at),),
                     rows_per_page=1,  # there are no bytes to lay out
-                    row_shape=(1,),
+                    # Beside a conversation a checkpoint is cheap, so there is room for four.
+                    row_shape=(1 if at else 1 << 20,),
                     dtype="uint8",
                 ),
             ),
@@ -140,9 +142,15 @@ class InstantTransfer:
     def ready(self, direction: Direction) -> int:
         return len(self._done[direction])
 
+    def peek(self, direction: Direction, count: int) -> list[Completion]:
+        done = islice(self._done[direction], count)
+        return [Completion(ticket, ok=True, bytes_moved=0) for ticket in done]
+
     def take(self, direction: Direction, count: int) -> list[Completion]:
-        done = self._done[direction]
-        return [Completion(done.popleft(), ok=True, bytes_moved=0) for _ in range(count)]
+        taken = self.peek(direction, count)
+        for _ in taken:
+            self._done[direction].popleft()
+        return taken
 
     def close(self) -> None:
         """There is nothing to finish."""

@@ -1,7 +1,7 @@
 """Copies under way between device and host: what they hold in the tree, and how they end.
 
-Owns the merging of a step's backups into one plan and the order of completions. Must not choose
-what to copy (``policy``), nor touch bytes (``transfer``).
+Owns the merging of a step's backups into one plan and the order of completions, which come when
+every rank has its own. Must not choose what to copy (``policy``), nor touch bytes (``transfer``).
 """
 
 import time
@@ -12,10 +12,12 @@ from typing import Final
 
 import numpy as np
 
+from stratakv.agreement.agreement import Agreement
+from stratakv.agreement.ballot import Ballot, Result, Work
 from stratakv.cache.pools import Pools
 from stratakv.core.ids import GroupId, NodeIds, PageIds, TicketId
 from stratakv.policy.write import WritePolicy, safe_wanted, to_clean, weighs_uses, worth_backup
-from stratakv.transfer.engine import LayerGate, TransferEngine
+from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 from stratakv.tree.effects import Backup
 from stratakv.tree.lease import Lease
@@ -39,8 +41,16 @@ class _Part:
 
 class CopyDesk:
     def __init__(
-        self, tree: PrefixTree, pools: Pools, transfer: TransferEngine, write: WritePolicy
+        self,
+        tree: PrefixTree,
+        pools: Pools,
+        transfer: TransferEngine,
+        write: WritePolicy,
+        agreement: Agreement,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._agreement = agreement
+        self._sleep = sleep
         self._tree = tree
         self._pools = pools
         self._transfer = transfer
@@ -86,6 +96,12 @@ class CopyDesk:
     @property
     def busy(self) -> bool:
         return bool(self._wanted or self._pending) or any(self._in_flight.values())
+
+    def figures(self) -> tuple[int, ...]:
+        """What is under way, for ranks to compare."""
+        plans = (self._in_flight[direction] for direction in Direction)
+        newest = [queue[-1][0] if queue else -1 for queue in self._in_flight.values()]
+        return (*map(len, plans), *newest, len(self._wanted), len(self._pending), len(self._failed))
 
     # -- backup --------------------------------------------------------------------------------
 
@@ -237,32 +253,64 @@ class CopyDesk:
 
     # -- completion ----------------------------------------------------------------------------
 
-    def ready(self, direction: Direction) -> int:
-        return self._transfer.ready(direction)
+    @property
+    def ready(self) -> bool:
+        """Whether a copy has ended here that is not state yet."""
+        return any(map(self._transfer.ready, Direction))
 
-    def apply(self, direction: Direction, count: int) -> None:
-        """Turn the oldest ``count`` finished copies into state. Called from ``KVCache.tick`` and,
-        where an allocation cannot go on without it, from ``wait``."""
-        counters = self._pools.counters
+    def vote(self, ballot: Ballot) -> None:
+        """Say which copies have ended here, and which backups with success."""
+        for direction in Direction:
+            count = self._transfer.ready(direction)
+            if not count:
+                continue
+            match direction:
+                case Direction.BACKUP:
+                    ended = self._transfer.peek(direction, count)
+                    ballot.cast(Work.BACKUP, (np.array([done.ok]) for done in ended))
+                case Direction.LOAD:
+                    ballot.count(Work.LOAD, count)
+
+    def apply(self, agreed: Result) -> bool:
+        """Turn the copies that have ended on every rank into state; whether any has. A backup that
+        has failed on one of them has failed. Called from ``KVCache.tick`` and, where an allocation
+        cannot go on without it, from ``wait``."""
+        loads, saved = agreed.ended(Work.LOAD), agreed.flags(Work.BACKUP)
+        for done, flags in zip(self._taken(Direction.BACKUP, len(saved)), saved, strict=True):
+            self._backed_up(done, ok=flags.item(0))
+        for done in self._taken(Direction.LOAD, loads):
+            self._loaded(done)
+        return bool(loads or saved)
+
+    def _taken(self, direction: Direction, count: int) -> list[tuple[Completion, list[_Part]]]:
+        if not count:
+            return []
+        found: list[tuple[Completion, list[_Part]]] = []
         for done in self._transfer.take(direction, count):
             ticket, parts = self._in_flight[direction].popleft()
             assert ticket == done.ticket, "completions out of order"
-            pages = sum(len(part.device) for part in parts)
-            if direction is Direction.LOAD:
-                counters.load_pages += pages
-                counters.load_bytes += done.bytes_moved
-                self._saves.pop(ticket, None)
-                for part in parts:
-                    if len(part.rows):
-                        self._tree.copies.end_load(part.group, part.rows)
-                continue
-            if done.ok:
-                counters.backup_pages += pages
-                counters.backup_bytes += done.bytes_moved
-            else:
-                counters.backup_failed_pages += pages
-            for part in parts:
-                self._end_backup(ticket, part, ok=done.ok)
+            found.append((done, parts))
+        return found
+
+    def _loaded(self, ended: tuple[Completion, list[_Part]]) -> None:
+        done, parts = ended
+        self._pools.counters.load_pages += sum(len(part.device) for part in parts)
+        self._pools.counters.load_bytes += done.bytes_moved
+        self._saves.pop(done.ticket, None)
+        for part in parts:
+            if len(part.rows):
+                self._tree.copies.end_load(part.group, part.rows)
+
+    def _backed_up(self, ended: tuple[Completion, list[_Part]], *, ok: bool) -> None:
+        done, parts = ended
+        counters, pages = self._pools.counters, sum(len(part.device) for part in parts)
+        if ok:
+            counters.backup_pages += pages
+            counters.backup_bytes += done.bytes_moved
+        else:
+            counters.backup_failed_pages += pages
+        for part in parts:
+            self._end_backup(done.ticket, part, ok=ok)
 
     def _end_backup(self, ticket: TicketId, part: _Part, *, ok: bool) -> None:
         if not len(part.rows):
@@ -274,14 +322,15 @@ class CopyDesk:
         self._pools.execute(self._tree.copies.end_backup(part.group, part.rows, ok=ok), -1)
 
     def wait(self) -> bool:
-        """Block until one more copy has ended; False when none is under way."""
+        """Block until one more copy has ended everywhere; False when none is under way. All ranks
+        wait at the same point, so they vote as often as each other."""
         self.submit()
         while any(self._in_flight.values()):
-            for direction in Direction:
-                if count := self._transfer.ready(direction):
-                    self.apply(direction, count)
-                    return True
-            time.sleep(POLL_S)
+            ballot = Ballot()
+            self.vote(ballot)
+            if self.apply(self._agreement.agree(ballot)):
+                return True
+            self._sleep(POLL_S)
         return False
 
 

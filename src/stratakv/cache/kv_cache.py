@@ -8,12 +8,15 @@ engine say it is: no byte passes here.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
+from stratakv.agreement.agreement import Agreement
+from stratakv.agreement.ballot import Ballot
+from stratakv.agreement.ranks import Alone
 from stratakv.cache.admit import Admitter, Booking, Wish
 from stratakv.cache.audit import audit
 from stratakv.cache.commits import Committer
@@ -25,6 +28,7 @@ from stratakv.cache.pools import Allocators, Pools
 from stratakv.cache.records import Admission, Counters, PoolStats, Refusal
 from stratakv.cache.seats import Seats
 from stratakv.cache.storage import StorageTier
+from stratakv.cache.witness import testify
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import NONE, GroupId, PageIds, RequestId, RowIds, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
@@ -34,7 +38,6 @@ from stratakv.policy.prefetch_pace import PrefetchPolicy, Timeout, prefetch_poli
 from stratakv.policy.write import NoBackup, WritePolicy, WriteThrough
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.transfer.engine import LayerGate, TransferEngine
-from stratakv.transfer.plan import Direction
 from stratakv.tree.lease import Lease
 from stratakv.tree.matching import Match
 from stratakv.tree.nodes import TIERS, Tier
@@ -52,7 +55,8 @@ FLUSH_PAUSES: Final = 200
 class CacheOptions:
     """``booking.reuse`` False computes everything and keeps nothing. ``snapshot_pages``: how often
     a request that decodes keeps its state. ``prefetch``: None: the usual thresholds. ``clock``: of
-    its deadlines alone."""
+    its deadlines alone; the same on every rank, as is all else here. ``agreement``: where ranks
+    meet. ``sleep``: how a moment is waited for, in seconds."""
 
     booking: Booking
     snapshot_pages: int = 4
@@ -61,6 +65,8 @@ class CacheOptions:
     prefetch: PrefetchPolicy | None = None
     clock: Clock = field(default_factory=MonotonicClock)
     events: CacheEvents | None = None
+    agreement: Agreement = field(default_factory=lambda: Agreement(Alone()))
+    sleep: Callable[[float], None] = time.sleep
 
 
 class KVCache:
@@ -87,7 +93,11 @@ class KVCache:
         self._tree = PrefixTree(spec, capacity, options.eviction, journal)
         self._pools = Pools(spec, self._tree, tables, tiers)
         write = options.write if host[ANCHOR].capacity else NoBackup()
-        self._copies = CopyDesk(self._tree, self._pools, transfer, write)
+        self._agreement = options.agreement
+        self._sleep = options.sleep
+        self._copies = CopyDesk(
+            self._tree, self._pools, transfer, write, self._agreement, self._sleep
+        )
         self._seats = Seats(spec, tables, [space.capacity for space in device])
         shared = (spec, self._tree, self._pools, tables, self._copies)
         self._commits = Committer(*shared, options.snapshot_pages)
@@ -100,6 +110,7 @@ class KVCache:
             spec.page_tokens, host[ANCHOR].capacity, Timeout()
         )
         self.storage = StorageTier(spec, self._tree, self._pools, arenas, prefetch, options.clock)
+        testify(self._agreement, spec, self._tree, self._pools, self._copies, self.storage)
         if self._events is not None:
             self.storage.persister.on_stored = self._events.stored_in_storage
             self.storage.on_gone = self._events.gone_from_storage
@@ -255,18 +266,19 @@ class KVCache:
     # -- time ------------------------------------------------------------------------------------
 
     def tick(self, head: RequestId | None = None) -> None:
-        """Apply the copies that have ended, in submission order, then submit this step's
-        backups, and those of pages that must soon make room; then the same with storage. ``head``:
-        the request whose turn comes next."""
-        for direction in Direction:
-            loaded = self._copies.ready(direction)
-            self._copies.apply(direction, loaded)
-            if loaded and direction is Direction.LOAD:
-                self._commits.free_strays(self._seats)
+        """Vote on what has ended, apply what has ended on every rank, in submission order, then
+        submit this step's backups, and those of pages that must soon make room; then the same with
+        storage. ``head``: the request whose turn comes next."""
+        ballot = Ballot()
+        self._copies.vote(ballot)
+        self.storage.vote(ballot)
+        agreed = self._agreement.agree(ballot)
+        if self._copies.apply(agreed):
+            self._commits.free_strays(self._seats)
         self._parking.poll()
         self._copies.clean()
         self._copies.submit()
-        self.storage.tick(head)
+        self.storage.tick(head, agreed)
 
     @property
     def busy(self) -> bool:
@@ -276,9 +288,9 @@ class KVCache:
     def pause(self, head: RequestId | None = None) -> None:
         """Let a little time pass, less where a copy or storage has something to say, and tick."""
         for _ in range(PAUSE_POLLS):
-            if any(map(self._copies.ready, Direction)) or self.storage.ready:
+            if self._copies.ready or self.storage.ready:
                 break
-            time.sleep(POLL_S)
+            self._sleep(POLL_S)
         self.tick(head)
 
     def wait(self) -> bool:

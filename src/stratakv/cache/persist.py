@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from stratakv.agreement.ballot import Flags
 from stratakv.cache.object_keys import HostBytes, of_rows
 from stratakv.core.ids import GroupId, PageKey, TicketId
 from stratakv.storage.backend import ObjectKey, WriteStatus
@@ -66,6 +67,10 @@ class Persister:
     @property
     def busy(self) -> bool:
         return bool(self._fresh or self._jobs)
+
+    def figures(self) -> tuple[int, ...]:
+        """What is under way, for ranks to compare."""
+        return len(self._fresh), len(self._jobs), next(reversed(self._jobs), -1), len(self._uses)
 
     def want(self, effect: Persist) -> None:
         """Write the pages of ``effect``; they are pinned from now on, and submitted with the rest
@@ -131,8 +136,19 @@ class Persister:
             return
         self._jobs[ticket] = _Job(writings, order, keys)
 
-    def answered(self, answer: Answer) -> None:
-        """One job has ended: its buffers are the host's again."""
+    def kept_here(self, answer: Answer) -> Flags:
+        """This rank's vote on a job that has ended: which of its objects are stored."""
+        assert isinstance(answer, Stored), f"{answer} is no answer to a write"
+        kept = np.zeros(len(self._jobs[answer.ticket].keys), np.bool_)
+        said = list(answer.statuses)
+        if said.count(WriteStatus.STORED) == len(kept):  # as a rule; an Enum's hash is slow
+            return ~kept
+        kept[: len(said)] = [status in KEPT for status in said]
+        return kept
+
+    def answered(self, answer: Answer, agreed: Flags) -> None:
+        """One job has ended, and its buffers are the host's again. ``agreed``: what every rank has
+        stored."""
         assert isinstance(answer, Stored), f"{answer} is no answer to a write"
         job = self._jobs.pop(answer.ticket)
         said = list(answer.statuses)
@@ -147,19 +163,15 @@ class Persister:
             counters.dropped += total - len(said)
             rest -= total - len(said)
         counters.failed += rest
-        in_order = np.ones(total, np.bool_)
-        if stored + present < total:
-            in_order[:] = False
-            in_order[: len(said)] = [status in KEPT for status in said]
         if self.on_stored is not None:
-            kept = list(compress(job.keys, in_order.tolist()))
+            kept = list(compress(job.keys, agreed.tolist()))
             for group in sorted({key.group for key in kept}):
                 self.on_stored(group, [key.page for key in kept if key.group == group])
-        by_writing = np.empty(len(job.keys), np.bool_)
-        by_writing[job.order] = in_order
+        by_writing = np.empty(total, np.bool_)
+        by_writing[job.order] = agreed
         self._end(job.writings, by_writing)
 
-    def _end(self, writings: Sequence[Writing], kept: npt.NDArray[np.bool_]) -> None:
+    def _end(self, writings: Sequence[Writing], kept: Flags) -> None:
         at = 0
         for writing in writings:
             self._tree.stored.end(writing, kept[at : at + len(writing.rows)])

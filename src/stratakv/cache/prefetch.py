@@ -4,13 +4,13 @@ Owns the host pages of a fetch until its I/O has ended, also when the request ha
 holds of requests that wait. ``policy.prefetch`` decides. Must not seat a request.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
+from stratakv.agreement.ballot import WIDEST, Flags
+from stratakv.cache.asks import Ask, ballot_of, ends_of
 from stratakv.cache.events import Describe
 from stratakv.cache.fetches import Fetches, FromStorage, arrivals_of
 from stratakv.cache.object_keys import of_pages
@@ -28,9 +28,9 @@ from stratakv.policy.prefetch import (
     Probing,
 )
 from stratakv.policy.prefetch_book import PrefetchBook
-from stratakv.policy.prefetch_ends import Held, Objects
+from stratakv.policy.prefetch_ends import Held
 from stratakv.policy.prefetch_pace import PrefetchPolicy, Start, allowance_s, stops
-from stratakv.policy.prefetch_reasons import Reason
+from stratakv.policy.prefetch_reasons import Arrivals, Reason
 from stratakv.spec.groups import CacheSpec
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Answer, Ending, Fetch, Fetched, Queried, Query
@@ -45,39 +45,8 @@ use what has arrived. After that it goes without: a store that hangs holds nobod
 HUNG_S: Final = 5.0
 """An operation that was told to stop ends with its batch. One that has not come back for this long
 will not soon, and nobody who may go without storage waits for it any more."""
-
-
-@dataclass(slots=True, eq=False)
-class _Ask:
-    """``prefix``: of the prompt; ``limit``: the last end it can use. ``hold``: what it counts on in
-    the tree. ``pages``: by group, what a fetch fills. ``follows``: another request asks for
-    the same pages; ``first`` is the first of those. ``stopped_s``: when it was told to stop.
-    ``left``: the request is admitted or gone, and why its prefetch came to nothing. ``epoch``: of
-    the store, when it was asked."""
-
-    id: AskId
-    prefix: PageHasher
-    limit: int
-    started_s: float
-    hold: Lease | None = None
-    objects: Objects | None = None
-    ticket: TicketId | None = None
-    pages: tuple[PageIds, ...] = ()
-    first: PageKey | None = None
-    follows: "_Ask | None" = None
-    stopped_s: float | None = None
-    left: tuple[int, Reason] | None = None
-    landed: FromStorage | None = None
-    epoch: int = 0
-
-    @property
-    def keys(self) -> Sequence[PageKey]:
-        return self.prefix.keys
-
-    @property
-    def asking(self) -> bool:
-        """Whether storage works for a request that still waits."""
-        return self.first is not None
+MOST_ENDS: Final = WIDEST - 1
+"""An attempt looks this many pages ahead: ranks vote on each end, and on the answer itself."""
 
 
 class Prefetcher:
@@ -97,11 +66,11 @@ class Prefetcher:
         self._rules = PrefetchRules(spec, policy)
         self._book = PrefetchBook(self._rules, spec.page_tokens)
         self.counters = self._book.counters
-        self._by_request: dict[RequestId, _Ask] = {}
-        self._by_id: dict[AskId, _Ask] = {}  # of requests that wait
-        self._by_ticket: dict[TicketId, _Ask] = {}  # with an operation under way
-        self._leaders: dict[PageKey, _Ask] = {}  # by the first page that is being asked for
-        self._followers: dict[AskId, _Ask] = {}
+        self._by_request: dict[RequestId, Ask] = {}
+        self._by_id: dict[AskId, Ask] = {}  # of requests that wait
+        self._by_ticket: dict[TicketId, Ask] = {}  # with an operation under way
+        self._leaders: dict[PageKey, Ask] = {}  # by the first page that is being asked for
+        self._followers: dict[AskId, Ask] = {}
         self._leader_ended = False
         self._stopped: dict[TicketId, float] = {}  # when each was told to stop, oldest first
         self.fetched_pages = 0
@@ -120,20 +89,25 @@ class Prefetcher:
         """Whether a request that waits counts on pages of the tree."""
         return any(ask.hold is not None for ask in self._by_request.values())
 
+    def figures(self) -> tuple[int, ...]:
+        """What is under way, for ranks to compare."""
+        asks = (self._asked, len(self._by_request), len(self._by_ticket), len(self._stopped))
+        return (*asks, next(reversed(self._by_ticket), -1), self._book.in_flight_tokens)
+
     # -- a request waits -------------------------------------------------------------------------
 
     def start(self, request: RequestId, prefix: PageHasher, tokens: int, worker: IoWorker) -> None:
         """Ask storage for what the tree lacks of a prompt of ``tokens``."""
-        limit = last_end(tokens, self._spec.page_tokens)
-        ask = _Ask(AskId(self._asked), prefix, limit, self._clock.now_s())
+        whole = last_end(tokens, self._spec.page_tokens)
+        ask = Ask(AskId(self._asked), prefix, whole, self._clock.now_s())
         self._asked += 1
         self._by_request[request] = self._by_id[ask.id] = ask
         self._try(ask, worker)
 
-    def _try(self, ask: _Ask, worker: IoWorker) -> None:
+    def _try(self, ask: Ask, worker: IoWorker) -> None:
         self._book.disarm(ask.id)
-        found = self._tree.match(ask.keys, ask.limit)
-        ahead = (ask.limit - found.end) * self._spec.page_tokens
+        found = self._tree.match(ask.keys, ask.whole)
+        ahead = (ask.whole - found.end) * self._spec.page_tokens
         match self._policy.weigh(ahead, self._book.in_flight_tokens):
             case Start.TOO_SHORT:
                 pass
@@ -142,13 +116,14 @@ class Prefetcher:
             case Start.PROBE:
                 self._probe(ask, found, worker)
 
-    def _probe(self, ask: _Ask, found: Match, worker: IoWorker) -> None:
+    def _probe(self, ask: Ask, found: Match, worker: IoWorker) -> None:
         first = ask.keys[found.end]
         if first in self._leaders:
             ask.follows = self._leaders[first]
             self._followers[ask.id] = ask
             return
-        end = found.anchor_end
+        ask.limit = min(ask.whole, found.end + MOST_ENDS)
+        end = min(found.anchor_end, ask.limit)
         hold = self._tree.stored.hold(ask.keys, end, [0] * len(self._spec.groups))
         held = Held(found.end, self._present(hold, ask.limit))
         objects = self._rules.ends.question(held)
@@ -172,7 +147,7 @@ class Prefetcher:
             flags[group, self._tree.nodes.depth[rows]] = True
         return tuple(flags)
 
-    def _move(self, ask: _Ask, state: Prefetch, ticket: TicketId | None) -> None:
+    def _move(self, ask: Ask, state: Prefetch, ticket: TicketId | None) -> None:
         self._book.move(ask.id, state, self._step)
         ask.ticket = ticket
         if ticket is not None:
@@ -180,34 +155,46 @@ class Prefetcher:
 
     # -- storage has answered --------------------------------------------------------------------
 
-    def queried(self, answer: Answer, worker: IoWorker) -> None:
+    def stored_here(self, answer: Answer) -> Flags:
+        """This rank's vote on a question that storage has answered."""
         assert isinstance(answer, Queried), f"{answer} is no answer to a question"
-        ask = self._ended(answer.ticket)
+        _, state, stored = self._question(answer)
+        ends = self._rules.usable(state, stored)
+        return ballot_of(state.held, ends, done=answer.ending is Ending.DONE)
+
+    def _question(self, answer: Queried) -> tuple[Ask, Probing, tuple[Flags, ...]]:
+        """Who asked, and what of it is stored here, as flags over pages by group."""
+        ask = self._by_ticket[answer.ticket]
         state = self._book.state(ask.id)
         assert isinstance(state, Probing), "storage answered what it was not asked"
         assert ask.objects is not None
-        if answer.ending is not Ending.DONE:
+        return ask, state, ask.objects.flags(answer.present, len(self._spec.groups), ask.limit)
+
+    def queried(self, answer: Answer, agreed: Flags, worker: IoWorker) -> None:
+        """``agreed``: what every rank has voted for."""
+        assert isinstance(answer, Queried), f"{answer} is no answer to a question"
+        ask, state, stored = self._question(answer)
+        self._ended(answer.ticket)
+        if not agreed[0]:
             reason = Reason.IO_ERROR if ask.stopped_s is None else self._why(ask)
             self._give_up(ask, self._rules.abandon(state, reason))
             return
-        groups = len(self._spec.groups)
-        stored = ask.objects.flags(answer.present, groups, ask.limit)
-        agreed = self._rules.usable(state, stored)
+        ends = ends_of(state.held, agreed)
         found = self._rules.answered(
-            state, stored, agreed, self._fetches.room(), self._book.in_flight_tokens
+            state, stored, ends, self._fetches.room(), self._book.in_flight_tokens
         )
         if ask.stopped_s is not None and not isinstance(found, Abandoned):
             found = self._rules.abandon(found, self._why(ask))
         self._go_on(ask, found, worker)
 
-    def _ended(self, ticket: TicketId) -> _Ask:
+    def _ended(self, ticket: TicketId) -> None:
         self._stopped.pop(ticket, None)
-        return self._by_ticket.pop(ticket)
+        del self._by_ticket[ticket]
 
-    def _why(self, ask: _Ask) -> Reason:
+    def _why(self, ask: Ask) -> Reason:
         return ask.left[1] if ask.left is not None else Reason.DEADLINE
 
-    def _go_on(self, ask: _Ask, state: MakeRoom | Fetching | Abandoned, worker: IoWorker) -> None:
+    def _go_on(self, ask: Ask, state: MakeRoom | Fetching | Abandoned, worker: IoWorker) -> None:
         match state:
             case MakeRoom(pages=pages):
                 free = self._fetches.make_room(pages)
@@ -219,7 +206,7 @@ class Prefetcher:
             case _:
                 assert_never(state)
 
-    def _fetch(self, ask: _Ask, state: Fetching, worker: IoWorker) -> None:
+    def _fetch(self, ask: Ask, state: Fetching, worker: IoWorker) -> None:
         pages = self._fetches.allocate(state.plan)
         if pages is None:
             self._give_up(ask, self._rules.abandon(state, Reason.HOST_CAPACITY))
@@ -234,19 +221,29 @@ class Prefetcher:
         ask.pages = pages
         self._move(ask, state, ticket)
 
-    def fetched(self, answer: Answer) -> None:
+    def arrived_here(self, answer: Answer) -> Flags:
+        """This rank's vote on a fetch that has ended."""
         assert isinstance(answer, Fetched), f"{answer} is no answer to a fetch"
-        ask = self._ended(answer.ticket)
+        _, state, arrivals = self._delivery(answer)
+        return ballot_of(state.held, self._rules.landable(state, arrivals), done=True)
+
+    def _delivery(self, answer: Fetched) -> tuple[Ask, Fetching, Arrivals]:
+        ask = self._by_ticket[answer.ticket]
         state = self._book.state(ask.id)
         assert isinstance(state, Fetching), "storage delivered what it was not asked for"
+        return ask, state, arrivals_of(answer, len(state.plan.objects.pages))
+
+    def fetched(self, answer: Answer, agreed: Flags) -> None:
+        """``agreed``: what every rank has voted for."""
+        assert isinstance(answer, Fetched), f"{answer} is no answer to a fetch"
+        ask, state, arrivals = self._delivery(answer)
+        self._ended(answer.ticket)
         if ask.left is not None:
             self._give_up(ask, self._rules.abandon(state, ask.left[1]))
             return
         self.fetched_pages += answer.statuses.count(ReadStatus.HIT)
-        arrivals = arrivals_of(answer, len(state.plan.objects.pages))
-        agreed = self._rules.landable(state, arrivals)
         stopped = Reason.IO_ERROR if ask.stopped_s is None else Reason.DEADLINE
-        ended = self._rules.arrived(state, arrivals, agreed, stopped)
+        ended = self._rules.arrived(state, arrivals, ends_of(state.held, agreed), stopped)
         match ended:
             case Landed():
                 self._land(ask, ended)
@@ -255,7 +252,7 @@ class Prefetcher:
             case _:
                 assert_never(ended)
 
-    def _land(self, ask: _Ask, landed: Landed) -> None:
+    def _land(self, ask: Ask, landed: Landed) -> None:
         if self.describe is not None:
             prefix = ask.prefix
             self.describe(prefix.namespace, prefix.keys[: landed.end], 0, prefix.tokens)
@@ -269,7 +266,7 @@ class Prefetcher:
         ask.hold = hold
         self._move(ask, landed, None)
 
-    def _give_up(self, ask: _Ask, state: Abandoned) -> None:
+    def _give_up(self, ask: Ask, state: Abandoned) -> None:
         self._fetches.free(ask.pages)
         ask.pages = ()
         self._let_go(ask)
@@ -277,7 +274,7 @@ class Prefetcher:
         if ask.left is not None:
             self._book.settle(ask.id, *ask.left)
 
-    def _let_go(self, ask: _Ask) -> None:
+    def _let_go(self, ask: Ask) -> None:
         if ask.hold is not None:
             self._tree.release(ask.hold)
             ask.hold = None
@@ -317,7 +314,7 @@ class Prefetcher:
         oldest_s = next(iter(self._stopped.values()), now_s)
         return now_s - oldest_s > HUNG_S
 
-    def _stop(self, ask: _Ask, worker: IoWorker | None) -> float:
+    def _stop(self, ask: Ask, worker: IoWorker | None) -> float:
         """Begin no more of the operation under way; when that was said first."""
         assert ask.ticket is not None, "there is nothing to stop"
         if ask.stopped_s is None:
@@ -326,7 +323,7 @@ class Prefetcher:
                 worker.cancel(ask.ticket)
         return ask.stopped_s
 
-    def _go_alone(self, ask: _Ask, worker: IoWorker) -> None:
+    def _go_alone(self, ask: Ask, worker: IoWorker) -> None:
         """The request that ``ask`` followed has its pages, or will not get them."""
         del self._followers[ask.id]
         ask.follows = None
@@ -357,7 +354,7 @@ class Prefetcher:
         for ask in self._by_ticket.values():
             self._stop(ask, worker)
 
-    def _leave(self, request: RequestId) -> _Ask | None:
+    def _leave(self, request: RequestId) -> Ask | None:
         ask = self._by_request.pop(request, None)
         if ask is not None:
             del self._by_id[ask.id]
@@ -366,7 +363,7 @@ class Prefetcher:
                 ask.follows = None
         return ask
 
-    def _outlives(self, ask: _Ask, end: int, reason: Reason) -> bool:
+    def _outlives(self, ask: Ask, end: int, reason: Reason) -> bool:
         """Whether an operation of ``ask`` is under way, which then ends for nobody."""
         if ask.ticket is None:
             return False

@@ -5,9 +5,10 @@ What is written is ``persist``'s, what is fetched ``prefetch``'s. Never waits fo
 ``close``. Must not open a store.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
+from stratakv.agreement.ballot import Ballot, Flags, Result, Work
 from stratakv.cache.fetches import Fetches, FromStorage
 from stratakv.cache.object_keys import HostBytes
 from stratakv.cache.persist import Persister
@@ -21,7 +22,7 @@ from stratakv.policy.prefetch_pace import PrefetchPolicy
 from stratakv.policy.prefetch_reasons import Reason
 from stratakv.spec.groups import CacheSpec
 from stratakv.storage.backend import Everything
-from stratakv.storage.io_jobs import Kind, Remove
+from stratakv.storage.io_jobs import Answer, Kind, Remove
 from stratakv.storage.io_worker import IoWorker
 from stratakv.tree.effects import Persist
 from stratakv.tree.lease import Lease
@@ -102,7 +103,10 @@ class StorageTier:
             self.persister.cancel(self._worker)
         self.persister.submit(self._worker)
         self._worker.close(timeout_s)
-        self._apply(self._worker)
+        while any(map(self._worker.ready, Kind)):  # nobody is left to agree with
+            alone = Ballot()
+            self.vote(alone)
+            self._apply(self._worker, alone.result(alone.lanes))
         self._worker = None
 
     def _tell_gone(self) -> None:
@@ -140,33 +144,53 @@ class StorageTier:
 
     # -- time ------------------------------------------------------------------------------------
 
-    def tick(self, head: RequestId | None) -> None:
-        """Apply what storage has answered, then submit what the step has found to do."""
+    def vote(self, ballot: Ballot) -> None:
+        """Say what storage has answered here."""
+        worker = self._worker
+        if worker is None or worker.idle:
+            return
+        for kind in Kind:
+            count = worker.ready(kind)
+            if not count:
+                continue
+            match kind:
+                case Kind.QUERY:
+                    found = map(self.prefetcher.stored_here, worker.peek(kind, count))
+                    ballot.cast(Work.QUERY, found)
+                case Kind.FETCH:
+                    found = map(self.prefetcher.arrived_here, worker.peek(kind, count))
+                    ballot.cast(Work.FETCH, found)
+                case Kind.STORE:
+                    ballot.cast(Work.STORE, map(self.persister.kept_here, worker.peek(kind, count)))
+                case Kind.TOUCH:
+                    ballot.count(Work.TOUCH, count)
+                case Kind.REMOVE:
+                    ballot.count(Work.REMOVE, count)
+
+    def tick(self, head: RequestId | None, agreed: Result) -> None:
+        """Apply what storage has answered everywhere, then submit what the step has found to
+        do."""
         if self._worker is None:
             return
         self._step += 1
-        self._apply(self._worker)
+        self._apply(self._worker, agreed)
         if not self._leaving:
             self.prefetcher.tick(head, self._worker)
         self.persister.submit(self._worker)
 
-    def _apply(self, worker: IoWorker) -> None:
+    def _apply(self, worker: IoWorker, agreed: Result) -> None:
         if worker.idle:
             return
-        for kind in Kind:
-            count = worker.ready(kind)
-            for answer in worker.take(kind, count) if count else ():
-                match kind:
-                    case Kind.QUERY:
-                        self.prefetcher.queried(answer, worker)
-                    case Kind.FETCH:
-                        self.prefetcher.fetched(answer)
-                    case Kind.STORE:
-                        self.persister.answered(answer)
-                    case Kind.REMOVE:
-                        self._clearing -= 1
-                    case Kind.TOUCH:
-                        pass
+        for answer, flags in _taken(worker, Kind.QUERY, agreed, Work.QUERY):
+            self.prefetcher.queried(answer, flags, worker)
+        for answer, flags in _taken(worker, Kind.FETCH, agreed, Work.FETCH):
+            self.prefetcher.fetched(answer, flags)
+        for answer, flags in _taken(worker, Kind.STORE, agreed, Work.STORE):
+            self.persister.answered(answer, flags)
+        if count := agreed.ended(Work.TOUCH):
+            worker.take(Kind.TOUCH, count)
+        if count := agreed.ended(Work.REMOVE):
+            self._clearing -= len(worker.take(Kind.REMOVE, count))
 
     @property
     def ready(self) -> bool:
@@ -203,9 +227,23 @@ class StorageTier:
             writing_off=io.writing_off,
         )
 
+    def figures(self) -> tuple[int, ...]:
+        """What is under way, for ranks to compare."""
+        attached = self._worker is not None
+        working = (self._step, attached, self._leaving, self._clearing, self._tree.stored.epoch)
+        return (*working, *self.prefetcher.figures(), *self.persister.figures())
+
     def owned(self, group: GroupId) -> list[PageIds]:
         """Host pages that no node of the tree stands for."""
         return self.prefetcher.owned(group)
+
+
+def _taken(
+    worker: IoWorker, kind: Kind, agreed: Result, work: Work
+) -> Iterator[tuple[Answer, Flags]]:
+    """The answers that have come on every rank, each with what all have found."""
+    count = agreed.ended(work)
+    return zip(worker.take(kind, count), agreed.flags(work), strict=True) if count else iter(())
 
 
 def _by_name(counts: dict[Reason, int]) -> dict[str, int]:

@@ -32,6 +32,19 @@ class ManualClock:
         self._now_s += by_s
 
 
+class ToldClock:
+    """The time that somebody else has told: the same for a whole step, on every rank."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def set(self, now_s: float) -> None:
+        self._now_s = now_s
+
+
 class WallClock:
     """The machine's date: for what outlives the process. May be set back."""
 

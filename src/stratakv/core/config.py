@@ -20,6 +20,7 @@ PREFETCH_POLICIES: Final = ("best-effort", "wait-complete", "timeout")
 PREFETCH_SHARE: Final = 0.5
 PREFETCH_TIMEOUT_S: Final = 1.0
 PREFETCH_TIMEOUT_PER_1K_S: Final = 0.25
+TP_TIMEOUT_S: Final = 120.0
 MAX_NAME_CHARS: Final = 512
 """Of a model's or an adapter's name."""
 
@@ -29,7 +30,7 @@ class EngineConfig:
     """``page_tokens``: None is the model's own default. ``cache``: off (recompute everything),
     device, or host (device and host). ``lora``: adapters as NAME=DIR. ``storage``: a URL, read
     where the server is put together; the prefetch fields also hold for a storage that is attached
-    later."""
+    later. ``tp``: tensor-parallel ranks; sizes are of each."""
 
     page_tokens: int | None = None
     dtype: str = "auto"
@@ -57,11 +58,14 @@ class EngineConfig:
     prefetch_share: float = PREFETCH_SHARE
     prefetch_timeout: float = PREFETCH_TIMEOUT_S
     prefetch_timeout_per_1k: float = PREFETCH_TIMEOUT_PER_1K_S
+    tp: int = 1
+    tp_timeout: float = TP_TIMEOUT_S
+    storage_cut: int | None = None
 
     def __post_init__(self) -> None:
         least_one = (
             "max_running", "step_tokens", "chunk_tokens", "chat_tokens",
-            "load_back_budget", "reserve_tokens", "write_hits",
+            "load_back_budget", "reserve_tokens", "write_hits", "tp",
         )  # fmt: skip
         for name in least_one:
             if getattr(self, name) < 1:
@@ -80,6 +84,7 @@ class EngineConfig:
             raise ConfigError(f"--cache {self.cache}: allowed are {', '.join(TIERS)}")
         self._check_policies()
         self._check_storage()
+        self._check_ranks()
         if self.step_tokens <= self.max_running:
             raise ConfigError(
                 f"--step-tokens {self.step_tokens}: more than --max-running {self.max_running} is "
@@ -151,6 +156,7 @@ class EngineConfig:
             return
         for flag, used in (
             ("--storage", self.storage is not None),
+            ("--storage-cut", self.storage_cut is not None),
             ("--prefetch-policy", self.prefetch_policy != "timeout"),
             ("--prefetch-threshold", self.prefetch_threshold is not None),
             ("--prefetch-share", self.prefetch_share != PREFETCH_SHARE),
@@ -161,6 +167,20 @@ class EngineConfig:
                     f"{flag}: with --cache {self.cache} there is no host tier between storage and "
                     "the device; allowed with --cache host"
                 )
+
+    def _check_ranks(self) -> None:
+        if not 1 <= self.tp_timeout < float("inf"):
+            raise ConfigError(
+                f"--tp-timeout {self.tp_timeout}: allowed are finite seconds from 1 up"
+            )
+        if self.tp_timeout != TP_TIMEOUT_S and self.tp == 1:
+            raise ConfigError("--tp-timeout: allowed with --tp 2 and more")
+        if self.storage_cut is not None and (self.storage_cut < 1 or self.storage_cut % self.tp):
+            raise ConfigError(
+                f"--storage-cut {self.storage_cut}: allowed are multiples of --tp {self.tp}"
+            )
+        if self.tp > 1 and self.lora:
+            raise ConfigError(f"--tp {self.tp}: adapters are not sharded; --lora is allowed alone")
 
     def adapters(self) -> dict[str, Path]:
         """Directories of the LoRA adapters by name, in the order of the flags."""

@@ -5,6 +5,7 @@
     ├── RequestError     the client's: the request can never be served (also a ValueError)
     ├── StorageError     the environment's: the request falls back to recompute, a counter says why
     ├── TransportError   the environment's: as above, for a hand-off
+    ├── RankLostError    the environment's: a rank is gone, the others must stop
     └── DivergenceError  ours: ranks disagree, the process must stop
 
 A failed ``assert`` is ours too. Pool exhaustion is a normal answer (``None``), never an exception.
@@ -29,6 +30,10 @@ class StorageError(StrataError):
 
 class TransportError(StrataError):
     """A peer or the wire to it failed."""
+
+
+class RankLostError(StrataError):
+    """A tensor-parallel rank has ended or does not answer."""
 
 
 class DivergenceError(StrataError):

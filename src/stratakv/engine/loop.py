@@ -19,12 +19,13 @@ from stratakv.core.ids import PageKey, RequestId, RowIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.meeting import Meeting, NoMeeting
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import FinishReason, Output, Phase, Prompt, Request, Signal
 from stratakv.engine.roles import Role
 from stratakv.engine.rows import Rows
 from stratakv.engine.running import Running, Work
-from stratakv.engine.sampling import Sampled, sample
+from stratakv.engine.sampling import Sampled
 from stratakv.engine.scheduler import StepLimits, worth_waiting
 from stratakv.policy.checkpoints import last_end
 from stratakv.storage.io_worker import IoWorker
@@ -85,8 +86,10 @@ class Engine:
         role: Role,
         namespaces: Namespaces,
         limits: EngineLimits,
+        meeting: Meeting | None = None,
     ) -> None:
         self._cache = cache
+        self._meeting = meeting or NoMeeting()
         self._runner = runner
         self._role = role
         self._namespaces = namespaces
@@ -103,8 +106,9 @@ class Engine:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt) -> None:
-        """Queue a prompt. RequestError if it could never be served, however long it waits."""
+    def checked(self, prompt: Prompt) -> int:
+        """How many tokens it may come to. RequestError if it could never be served, however long
+        it waits."""
         length, most = len(prompt.tokens), self._limits.max_model_len
         if not length:
             raise RequestError("the prompt is empty")
@@ -119,6 +123,12 @@ class Engine:
             raise RequestError(
                 f"{length} tokens of prompt and {total - length} to generate need {reason}"
             )
+        self._namespaces.of(prompt.adapter, prompt.salt)
+        return total
+
+    def submit(self, prompt: Prompt) -> None:
+        """Queue a prompt; RequestError as in ``checked``."""
+        total = self.checked(prompt)
         prefix = PageHasher(self._namespaces.of(prompt.adapter, prompt.salt), self._page)
         prefix.extend(prompt.tokens)
         adapter = self._namespaces.place(prompt.adapter)
@@ -132,7 +142,7 @@ class Engine:
         )
         self._requests[request.id] = request
         self._backlog.submit(request)
-        self._cache.storage.prefetch(request.id, prefix, length)
+        self._cache.storage.prefetch(request.id, prefix, request.prompt_tokens)
 
     def abort(self, request: RequestId) -> None:
         """Forget a request, whatever its phase; unknown ones are no error. Its last ``Output``
@@ -173,6 +183,12 @@ class Engine:
             storage=self._cache.storage.stats(),
         )
 
+    def figures(self) -> tuple[int, ...]:
+        """Who waits and runs, and what has just run, for ranks to compare."""
+        head = self._backlog.head
+        counts = (self._submitted, len(self._backlog), len(self._running), self._totals.steps)
+        return (*counts, -1 if head is None else head.serial, *self._running.figures())
+
     def check(self) -> None:
         """Verify the tree and that every pool accounts for every page; AssertionError if not."""
         self._cache.check()
@@ -208,6 +224,7 @@ class Engine:
         news, self._news = self._news, []
         work = self._plan()
         if work is None:
+            self._meeting.idle()
             self._wait()
             return news
         self._totals.steps += 1
@@ -215,9 +232,9 @@ class Engine:
         batch = self._running.batch(work, self._cache.gate(work.take_tickets()))
         logits = self._runner.forward(batch)
         rows = batch.rows[batch.sampled]
-        sampled = sample(logits, self._running.rows.sampling(rows)) if len(rows) else None
+        sampled = self._meeting.choose(logits, self._running.rows.sampling(rows))
         self._commit(work)
-        if sampled is not None:
+        if len(rows):
             news += self._answer(rows, sampled)
         self._cache.tick(self._head())
         return news
@@ -229,8 +246,11 @@ class Engine:
     def _wait(self) -> None:
         """Nothing can run: what is queued waits for a copy or for storage, and without requests
         both only have to end."""
-        assert not self._requests or self._cache.busy, "requests wait, but for nothing"
-        self._cache.pause(self._head())
+        if self._cache.busy:
+            self._cache.pause(self._head())
+            return
+        assert not self._requests, "requests wait, but for nothing"
+        self._cache.tick(self._head())
 
     def _admit(self) -> None:
         """Seat requests whose turn it is, until one does not fit."""

@@ -22,6 +22,7 @@ from stratakv.engine.fingerprint import directory_fingerprint, module_fingerprin
 from stratakv.engine.lora_hooks import Adapters
 from stratakv.engine.lora_probe import unfit
 from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
+from stratakv.engine.parallel import loading, tp_refusal
 
 CPU: Final = torch.device("cpu")
 _CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
@@ -31,7 +32,8 @@ _CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
 class HuggingFaceModel:
     """``eos_ids``: may be empty. ``cache_keyword``: under which its forward takes a cache.
     ``fingerprint``: 32 bytes; other weights, another config or another dtype give others.
-    ``adapters``: loaded beside it, not in the fingerprint."""
+    ``adapters``: loaded beside it, not in the fingerprint. ``ranks``: how many share it; each has
+    its part of the weights, and the same of all else."""
 
     module: PreTrainedModel
     facts: ModelFacts
@@ -40,6 +42,7 @@ class HuggingFaceModel:
     cache_keyword: str
     fingerprint: bytes
     adapters: Adapters
+    ranks: int
 
     @property
     def config(self) -> Mapping[str, object]:
@@ -58,13 +61,19 @@ class HuggingFaceModel:
         return self.facts.max_positions
 
 
-def load_model(path: Path, dtype: str = "auto", device: torch.device = CPU) -> HuggingFaceModel:
-    """Load safetensors weights from a local directory; never asks a network.
+def load_model(
+    path: Path, dtype: str = "auto", device: torch.device = CPU, ranks: int = 1
+) -> HuggingFaceModel:
+    """Load safetensors weights from a local directory; never asks a network. One of several
+    ``ranks`` gets its share, once all are in one process group and load it too.
 
     dtype: a key of ``DTYPES`` or "auto", the config's own. Hugging Face shows a progress bar.
-    Raises ConfigError for a directory that is not there or holds no causal LM, and for a dtype.
+    Raises ConfigError for a directory that is not there or holds no causal LM, for a dtype, and
+    for a model that ranks cannot share.
     """
-    read_facts(path, dtype)
+    facts = read_facts(path, dtype)
+    if reason := tp_refusal(facts, ranks):
+        raise ConfigError(f"--tp {ranks}: {reason}")
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         loaded = AutoModelForCausalLM.from_pretrained(
@@ -74,26 +83,29 @@ def load_model(path: Path, dtype: str = "auto", device: torch.device = CPU) -> H
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            **loading(config, facts, ranks, device),
         )
     except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"--model {path}: not a causal LM that loads: {error}") from error
+        raise ConfigError(f"MODEL {path}: not a causal LM that loads: {error}") from error
     module, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
-        raise ConfigError(f"--model {path}: not a whole causal LM; its weights lack {missing}")
+        raise ConfigError(f"MODEL {path}: not a whole causal LM; its weights lack {missing}")
     module.to(device)  # pyright: ignore[reportArgumentType]
-    return _adopt(module, directory_fingerprint(path, _dtype_name(module)))
+    return _adopt(module, directory_fingerprint(path, _dtype_name(module)), ranks)
 
 
 def wrap(module: PreTrainedModel) -> HuggingFaceModel:
     """Take over a model in memory: from here on it runs only under a ``ModelRunner``."""
-    return _adopt(module, module_fingerprint(module, _dtype_name(module)))
+    return _adopt(module, module_fingerprint(module, _dtype_name(module)), ranks=1)
 
 
 def with_adapters(model: HuggingFaceModel, directories: Mapping[str, Path]) -> HuggingFaceModel:
     """``model`` with LoRA adapters, by name; ConfigError for one that does not fit."""
     if not directories:
         return model
+    if model.ranks > 1:
+        raise ConfigError("--lora: adapters are not split among ranks; allowed with --tp 1")
     output = model.module.get_output_embeddings()
     adapters = load_adapters(model.module, output, directories)
     paths = {path for adapter in adapters for path in adapter.weights}
@@ -107,17 +119,17 @@ def with_adapters(model: HuggingFaceModel, directories: Mapping[str, Path]) -> H
     return replace(model, adapters=Adapters(model.module, adapters))
 
 
-def _adopt(module: PreTrainedModel, fingerprint: bytes) -> HuggingFaceModel:
+def _adopt(module: PreTrainedModel, fingerprint: bytes, ranks: int) -> HuggingFaceModel:
     name = type(module).__name__
     takes = inspect.signature(module.forward).parameters
     keywords = [keyword for keyword in _CACHE_KEYWORDS if keyword in takes]
     if "logits_to_keep" not in takes or not keywords:
-        raise ConfigError(f"--model: {name} is not a causal LM that takes logits_to_keep, a cache")
+        raise ConfigError(f"MODEL: {name} is not a causal LM that takes logits_to_keep, a cache")
     _own_config(module)
     module.set_attn_implementation(ATTENTION)
     text = module.config.get_text_config(decoder=True)
     if text._attn_implementation != ATTENTION:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        raise ConfigError(f"--model: {name} has attention of its own that cannot be replaced")
+        raise ConfigError(f"MODEL: {name} has attention of its own that cannot be replaced")
     facts = facts_of(module.config, _dtype_name(module))
     return HuggingFaceModel(
         module=module.eval(),
@@ -127,6 +139,7 @@ def _adopt(module: PreTrainedModel, fingerprint: bytes) -> HuggingFaceModel:
         cache_keyword=keywords[0],
         fingerprint=fingerprint,
         adapters=Adapters(module, ()),
+        ranks=ranks,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
 from stratakv.core.errors import ConfigError
@@ -42,7 +43,7 @@ def read_facts(path: Path, dtype: str = "auto") -> ModelFacts:
     given here."""
     config, dtype = _read(path, dtype)
     if not sorted(path.glob("*.safetensors")):
-        raise ConfigError(f"--model {path}: no *.safetensors; other weight formats are not read")
+        raise ConfigError(f"MODEL {path}: no *.safetensors; other weight formats are not read")
     return facts_of(config, dtype)
 
 
@@ -63,11 +64,11 @@ def _read(path: Path, dtype: str) -> tuple[PretrainedConfig, str]:
     if dtype not in (*DTYPES, "auto"):
         raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}, auto")
     if not (path / "config.json").is_file():
-        raise ConfigError(f"--model {path}: not a directory with a Hugging Face config.json")
+        raise ConfigError(f"MODEL {path}: not a directory with a Hugging Face config.json")
     try:
         config = cast("PretrainedConfig", AutoConfig.from_pretrained(path, local_files_only=True))
-    except (ValueError, OSError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"--model {path}: not a causal LM that loads: {error}") from error
+    except (ValueError, OSError, KeyError, RuntimeError, StrictDataclassError) as error:
+        raise ConfigError(f"MODEL {path}: not a causal LM that loads: {error}") from error
     if dtype == "auto":
         named = [name for name, known in DTYPES.items() if known == config.dtype]
         dtype = named[0] if named else "float32"
@@ -88,7 +89,7 @@ def _text_facts(config: PretrainedConfig, dtype: str) -> ModelFacts:
     vocab = text.get("vocab_size")
     if not isinstance(positions, int) or not isinstance(vocab, int):
         kind = config.model_type
-        raise ConfigError(f"--model: {kind} names no max_position_embeddings or vocab_size")
+        raise ConfigError(f"MODEL: {kind} names no max_position_embeddings or vocab_size")
     return ModelFacts(
         config=text,
         max_positions=min(positions, stable_positions(text) or positions),

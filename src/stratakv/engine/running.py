@@ -6,6 +6,7 @@ decide who comes in.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from zlib import crc32
 
 import numpy as np
 
@@ -67,6 +68,12 @@ class Running:
 
     def youngest(self) -> Request:
         return max(self.by_row.values(), key=lambda request: request.serial)
+
+    def figures(self) -> tuple[int, ...]:
+        """Lengths and newest tokens of all rows, whoever sits there, for ranks to compare."""
+        rows = self.rows
+        newest = rows.tokens[np.arange(len(rows.length)), np.maximum(rows.length - 1, 0)]
+        return tuple(map(crc32, (rows.length.data, rows.computed.data, newest.data)))
 
     # -- what is left to do ----------------------------------------------------------------------
 

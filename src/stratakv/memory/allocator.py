@@ -25,6 +25,11 @@ class PageAllocator:
     def available(self) -> int:
         return self._depth
 
+    def next(self, n: int) -> PageIds:
+        """The ``n`` free ids that are given out next, or as many as there are, the very next one
+        last; int32, a view that the next verb changes."""
+        return self._stack[max(0, self._depth - n) : self._depth]
+
     def alloc(self, n: int) -> PageIds | None:
         """``n`` distinct ids as an int32 [n] array that the caller owns, or None if fewer are free.
 

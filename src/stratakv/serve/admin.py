@@ -60,15 +60,14 @@ class Detached:
 
 
 class StorageAdmin:
-    """``opener`` None: there is no host tier that storage could work for. ``attached``: what the
-    engine has already."""
+    """``opener``: or why none can be attached. ``attached``: what the engine has already."""
 
     def __init__(
         self,
         driver: EngineDriver,
         engine: StoragePort,
         clock: Clock,
-        opener: Opener | None,
+        opener: Opener | str,
         attached: OpenStore | None = None,
     ) -> None:
         self._driver = driver
@@ -82,9 +81,8 @@ class StorageAdmin:
         """Use the store at ``url`` from now on; the URL as it may be shown. ApiError: nothing has
         changed, and nothing is left open."""
         with self._changing():
-            if self._opener is None:
-                message = "there is no host tier between storage and the device; --cache host has"
-                raise conflict(message, "no_host_tier")
+            if isinstance(self._opener, str):
+                raise conflict(self._opener, "cannot_attach")
             if self._open is not None:
                 message = f"{self._open.shown} is attached; detach it first"
                 raise conflict(message, "storage_attached")

@@ -77,7 +77,8 @@ class EngineDriver:
     """Runs ``engine`` on a thread of its own, from ``start`` to ``stop``.
 
     ``max_waiting`` bounds the requests that are queued for their first token. ``follower`` is told
-    of every turn, and of the end.
+    of every turn, and of the end. ``heartbeat_s``: an engine without work is stepped that often,
+    so that ranks that wait for it know that it lives, and it that they do.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class EngineDriver:
         max_waiting: int,
         clock: Clock,
         follower: FollowerPort | None = None,
+        heartbeat_s: float | None = None,
     ) -> None:
         self._engine = engine
+        self._heartbeat_s = heartbeat_s
         self._follower = follower
         self._clock = clock
         self.max_waiting: Final = max_waiting
@@ -205,10 +208,7 @@ class EngineDriver:
 
     def _turn(self) -> bool:
         with self._wake:
-            while self._health is not Health.STOPPED and not (
-                self._inbox or self._engine.has_work()
-            ):
-                self._wake.wait()
+            due = self._wake.wait_for(self._called, self._heartbeat_s)
             if self._health is Health.STOPPED:
                 return False
             self._taken.extend(self._inbox)
@@ -217,12 +217,18 @@ class EngineDriver:
             self._apply(self._taken[0])
             self._taken.popleft()  # only now: who asked is told, should the engine die of it
         self._send_mail()
-        if self._engine.has_work():
+        if self._engine.has_work() or not due:
             self._fan_out(self._engine.step())
             self._send_mail()
         if self._follower is not None:
             self._follower.step_done()
         return True
+
+    def _called(self) -> bool:
+        """Whether there is anything to do."""
+        if self._health is Health.STOPPED:
+            return True
+        return bool(self._inbox) or self._engine.has_work()
 
     def _apply(self, command: _Command) -> None:
         match command:

@@ -4,7 +4,7 @@ Owns names and labels. Names carry units, counters end in ``_total``; no label e
 a client chose (request ids, salts, unknown paths).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from stratakv.cache.records import StorageStats
+from stratakv.core.ids import GroupId
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.ports import StatsView
 
@@ -22,11 +23,11 @@ WHOLE_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 
 
 class ServerMetrics:
-    """One server's registry. ``groups``: the spec's cache groups, in its order."""
+    """One server's registry. ``groups``: names of the cache groups that a prompt can hit."""
 
-    def __init__(self, groups: Sequence[str]) -> None:
+    def __init__(self, groups: Mapping[GroupId, str]) -> None:
         self.registry: Final = CollectorRegistry()
-        self._groups = tuple(groups)
+        self._groups = dict(groups)
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
         self._responses = self._counter("http_responses", "HTTP responses", "path", "status")
@@ -63,7 +64,7 @@ class ServerMetrics:
         self._cached.labels("device").inc(cached.device)
         self._cached.labels("host").inc(cached.host)
         self._cached.labels("storage").inc(cached.storage)
-        for i, group in enumerate(self._groups):
+        for i, group in self._groups.items():
             self._by_group.labels(group, "device").inc(cached.groups_device[i])
             self._by_group.labels(group, "host").inc(cached.groups_host[i])
             self._by_group.labels(group, "storage").inc(cached.groups_storage[i])

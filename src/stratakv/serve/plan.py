@@ -11,7 +11,8 @@ from pathlib import Path
 from stratakv.core.config import EngineConfig
 from stratakv.core.units import parse_bytes
 from stratakv.engine.deepseek.refused import own_refusal
-from stratakv.engine.model_facts import read_planned
+from stratakv.engine.model_facts import ModelFacts, read_planned
+from stratakv.engine.parallel import tp_refusal
 from stratakv.serve.sizing import Sizes, planned, spec_for
 from stratakv.spec.budget import AUTO_RATIO
 from stratakv.spec.budget_table import BudgetTable
@@ -41,12 +42,14 @@ class BytePlan:
         if self.not_yet is not None:
             lines.append(f"cannot be served yet: {self.not_yet}")
         lines.append(self.table.render())
+        if self.sizes.notice is not None:
+            lines.append(self.sizes.notice)
         lines += [f"{name}: {_text(row)}" for name, row in self.formats.items()]
         if self.auto_host:
             lines.append(
-                f"host: {AUTO_RATIO:.1f} pages per device page, since neither --host-memory nor "
-                "--host-ratio is given; a server takes less where that exceeds 0.8 of its free "
-                "memory"
+                f"host: {AUTO_RATIO:.1f} pages per device page of what is cached, since neither "
+                "--host-memory nor --host-ratio is given; a server takes less where that exceeds "
+                "0.8 of its free memory"
             )
         return "\n".join(lines)
 
@@ -71,7 +74,7 @@ def plan_bytes(path: Path, config: EngineConfig, rows: str = "plain") -> BytePla
     rules out."""
     facts, surroundings = read_planned(path, config.dtype)
     spec = spec_for(facts, config)
-    not_yet = surroundings or refusal(spec) or own_refusal(facts)
+    not_yet = surroundings or refusal(spec) or own_refusal(facts) or _unshared(facts, config)
     formats: Mapping[str, RowFormat] = {}
     if rows == "fp8":
         formats = fp8_rows(spec, facts.config)
@@ -87,9 +90,14 @@ def plan_bytes(path: Path, config: EngineConfig, rows: str = "plain") -> BytePla
         auto_host=config.cache == "host" and no_flag,
         device_budget_bytes=parse_bytes(config.device_memory, "--device-memory"),
         sizes=sizes,
-        table=BudgetTable.of(spec, sizes.device, sizes.host),
+        table=BudgetTable.of(sizes.spec, sizes.device, sizes.host),
         formats=formats,
     )
+
+
+def _unshared(facts: ModelFacts, config: EngineConfig) -> str | None:
+    reason = tp_refusal(facts, config.tp)
+    return None if reason is None else f"--tp {config.tp}: {reason}"
 
 
 def _text(row: RowFormat) -> str:

@@ -4,10 +4,11 @@ Owns the JSON shapes. Plain dictionaries and one encoding a chunk: this is the p
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from stratakv.core.ids import GroupId
 from stratakv.engine.request import CachedTokens, FinishReason
 from stratakv.serve.errors import ApiError
 from stratakv.serve.streams import Choice, Delta, ShownToken
@@ -147,7 +148,9 @@ def merged(deltas: Sequence[Delta]) -> Delta:
     )
 
 
-def usage(prompt_tokens: int, choices: Sequence[Choice], n: int, groups: Sequence[str]) -> Json:
+def usage(
+    prompt_tokens: int, choices: Sequence[Choice], n: int, groups: Mapping[GroupId, str]
+) -> Json:
     """Token counts of one client request. ``choices`` of one prompt stand together, n of each; a
     prompt counts once, with the cache hits of its first choice (the others may hit the first)."""
     completion = sum(choice.generated for choice in choices)
@@ -160,7 +163,7 @@ def usage(prompt_tokens: int, choices: Sequence[Choice], n: int, groups: Sequenc
     }
 
 
-def cached_details(found: Sequence[CachedTokens], groups: Sequence[str]) -> Json:
+def cached_details(found: Sequence[CachedTokens], groups: Mapping[GroupId, str]) -> Json:
     """Where prompts came from: by tier, and by cache group and tier."""
     return {
         "cached_tokens": sum(cached.total for cached in found),
@@ -175,7 +178,7 @@ def cached_details(found: Sequence[CachedTokens], groups: Sequence[str]) -> Json
                 "host": sum(cached.groups_host[i] for cached in found),
                 "storage": sum(cached.groups_storage[i] for cached in found),
             }
-            for i, group in enumerate(groups)
+            for i, group in groups.items()
         },
     }
 

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
@@ -29,12 +30,20 @@ STORE_S: Final = 10.0
 KEEP_ALIVE_S: Final = 75
 
 
-def serve_forever(service: Service, *, host: str, port: int, drain_s: float) -> int:
+def serve_forever(
+    service: Service,
+    *,
+    host: str,
+    port: int,
+    drain_s: float,
+    stopped: Callable[[], None] = lambda: None,
+) -> int:
     """Start the engine and answer until SIGTERM or SIGINT; returns the process's exit code: 0 after
     a drain, 1 after the engine's death.
 
     ``port`` 0 takes a free one. Prints ``stratakv: listening on http://HOST:PORT`` once requests
-    are taken. Raises ConfigError when the address cannot be had.
+    are taken. ``stopped``: called when the engine's thread has ended. Raises ConfigError when the
+    address cannot be had.
     """
     listener = bound_socket(host, port)
     server = Server(service, drain_s=drain_s)
@@ -43,12 +52,13 @@ def serve_forever(service: Service, *, host: str, port: int, drain_s: float) -> 
         server.run([listener])
     finally:
         service.storage.settle(STORE_S)
-        stopped = service.driver.stop(STOP_S)
-        if stopped:  # the engine's thread was the store's owner
+        ended = service.driver.stop(STOP_S)
+        if ended:  # the engine's thread was the store's owner
+            stopped()
             service.storage.close()
-    if not stopped:
+    if not ended:
         log.error("the engine's step did not end within %s s", STOP_S)
-    return 0 if stopped and service.driver.health is Health.STOPPED else 1
+    return 0 if ended and service.driver.health is Health.STOPPED else 1
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

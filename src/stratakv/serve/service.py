@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError
+from stratakv.core.ids import GroupId
 from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
@@ -31,7 +32,7 @@ class Limits:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Service:
     """``version``: of this package. ``model``: the name clients use; ``adapters``: names that they
-    may use in its place. ``groups``: names of the spec's groups, in its order.
+    may use in its place. ``groups``: names of those that a prompt can hit.
     ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``: what ``/server_info`` shows
     (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask;
     ``admin_key``: the same for what changes the server, None: nobody may."""
@@ -44,7 +45,7 @@ class Service:
     version: str
     model: str
     limits: Limits
-    groups: tuple[str, ...]
+    groups: Mapping[GroupId, str]
     stop_tokens: tuple[int, ...]
     info: Mapping[str, object]
     api_key: str | None = None

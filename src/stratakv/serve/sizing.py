@@ -20,9 +20,11 @@ from stratakv.spec.budget import (
     device_pages,
     host_budget,
     host_pages,
+    shortage,
 )
 from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.sharding import Sharding, sharding_of
 from stratakv.spec.support import refusal
 
 Pages = Sequence[int]
@@ -32,12 +34,15 @@ ANY_AMOUNT: Final = 1 << 70
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """``device`` and ``host``: pages of every group."""
+    """``device`` and ``host``: pages of every group. ``notice``: one line for the operator, where
+    a flag will not be reached. ``spec``: of every rank; ``sharding``: how ranks share the whole."""
 
     spec: CacheSpec
+    sharding: Sharding
     device: Pages
     host: Pages
     max_model_len: int
+    notice: str | None
 
 
 def size(facts: ModelFacts, config: EngineConfig, *, on_cpu: bool) -> Sizes:
@@ -46,13 +51,15 @@ def size(facts: ModelFacts, config: EngineConfig, *, on_cpu: bool) -> Sizes:
     spec = spec_for(facts, config)
     if reason := refusal(spec):
         raise ConfigError(f"the model cannot be served: {reason}")
-    return _sizes(spec, facts, config, free_bytes=free_host_bytes(), on_cpu=on_cpu)
+    sharding = sharding_of(facts.config, spec, config.tp)
+    return _sizes(sharding, facts, config, free_bytes=free_host_bytes(), on_cpu=on_cpu)
 
 
 def planned(spec: CacheSpec, facts: ModelFacts, config: EngineConfig) -> Sizes:
     """The same for another machine, and for a cache that waits for its place in the engine: this
     machine's free memory bounds nothing, and the host tier's default is its ratio."""
-    return _sizes(spec, facts, config, free_bytes=ANY_AMOUNT, on_cpu=False)
+    sharding = sharding_of(facts.config, spec, config.tp)
+    return _sizes(sharding, facts, config, free_bytes=ANY_AMOUNT, on_cpu=False)
 
 
 def spec_for(facts: ModelFacts, config: EngineConfig) -> CacheSpec:
@@ -65,8 +72,9 @@ def spec_for(facts: ModelFacts, config: EngineConfig) -> CacheSpec:
 
 
 def _sizes(
-    spec: CacheSpec, facts: ModelFacts, config: EngineConfig, *, free_bytes: int, on_cpu: bool
+    sharding: Sharding, facts: ModelFacts, config: EngineConfig, *, free_bytes: int, on_cpu: bool
 ) -> Sizes:
+    spec = sharding.spec
     max_model_len = _max_model_len(facts.max_positions, config)
     load = ExpectedLoad(
         max_running=config.max_running,
@@ -92,7 +100,27 @@ def _sizes(
             f"--max-model-len {max_model_len}: --device-memory {config.device_memory} holds "
             f"{held} tokens; allowed is that or less"
         )
-    return Sizes(spec=spec, device=device, host=host, max_model_len=max_model_len)
+    return Sizes(
+        spec=spec,
+        sharding=sharding,
+        device=device,
+        host=host,
+        max_model_len=max_model_len,
+        notice=_notice(spec, device, load),
+    )
+
+
+def _notice(spec: CacheSpec, device: Pages, load: ExpectedLoad) -> str | None:
+    """Fewer requests than asked for is no fault, but nobody should have to find it out."""
+    found = shortage(spec, device, load)
+    if found is None:
+        return None
+    return (
+        f"--max-running {load.max_running}: at most {found.running} requests run at once, since "
+        f"group {found.group!r} has {found.pages} pages on the device and each request takes "
+        f"{found.live}; --device-memory {found.device_bytes} "
+        f"({format_bytes(found.device_bytes)}) is enough for {load.max_running}"
+    )
 
 
 def _max_model_len(max_positions: int, config: EngineConfig) -> int:

@@ -4,9 +4,10 @@ Owns the order of a start: derive the spec, refuse what cannot run, split the bu
 take memory.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Final
 
 import torch
 
+from stratakv.agreement.agreement import Agreement
+from stratakv.agreement.ranks import Alone
 from stratakv.cache.admit import Booking
 from stratakv.cache.events import CacheEvents
 from stratakv.cache.kv_cache import CacheOptions, KVCache
@@ -29,6 +32,8 @@ from stratakv.engine.loop import Engine, EngineLimits, Runner
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import ModelFacts, read_facts
 from stratakv.engine.namespaces import Namespaces
+from stratakv.engine.parallel import tp_refusal
+from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.runner import ModelRunner
 from stratakv.engine.scheduler import StepLimits
@@ -38,13 +43,14 @@ from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.policy.write import WriteBack, WritePolicy, WriteThrough, WriteThroughSelective
-from stratakv.serve.admin import OpenStore, StorageAdmin
+from stratakv.serve.admin import Opener, OpenStore, StorageAdmin
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Limits, Service
-from stratakv.serve.sizing import size
+from stratakv.serve.sizing import Sizes, size
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.serve.wiring_events import open_publisher
+from stratakv.serve.wiring_ranks import HEARTBEAT_S, Seat, Sharing, check_alike
 from stratakv.serve.wiring_storage import (
     check_storage,
     open_at_start,
@@ -53,9 +59,12 @@ from stratakv.serve.wiring_storage import (
 )
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.sharding import default_cut, sharding_of
 from stratakv.storage.urls import hidden
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.tree.policies import EVICTION_POLICIES
+
+log = logging.getLogger(__name__)
 
 Pages = Sequence[int]
 MakeRunner = Callable[[HuggingFaceModel, CacheSpec, DevicePools, BlockTable], Runner]
@@ -71,9 +80,11 @@ Follow = Callable[[CacheSpec, Mapping[str, bytes]], CacheEvents]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineParts:
-    """A running engine and what it was built from, for the server, the benches and the tests."""
+    """A running engine and what it was built from, for the server, the benches and the tests.
+    ``port``: who steps it; with ranks, all of them."""
 
     engine: Engine
+    port: Engine | RankedEngine
     model: HuggingFaceModel
     cache: KVCache
     pools: DevicePools
@@ -84,26 +95,44 @@ class EngineParts:
     max_model_len: int
 
     def close(self) -> None:
-        self.engine.close()
+        self.port.close()
         self.transfer.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What an engine has around it. ``follow``: makes what is told of the cache to those outside,
+    from its spec and its adapters' digests. ``seat``: among the ranks that do the same; None:
+    alone. ``digest``: of the cache of all ranks together, which names pages; None: the spec's."""
+
+    follow: Follow | None = None
+    seat: Seat | None = None
+    digest: bytes | None = None
+
+
 def build_engine(
-    model: HuggingFaceModel, config: EngineConfig, follow: Follow | None = None
+    model: HuggingFaceModel, config: EngineConfig, outside: Outside = Outside()
 ) -> EngineParts:
-    """Everything below the server. ConfigError before any memory is taken. ``follow``: makes what
-    is told of the cache to those outside, from its spec and its adapters' digests."""
+    """Everything below the server. ConfigError before any memory is taken."""
     sizes = size(model.facts, config, on_cpu=model.device.type == "cpu")
-    _check_own(model.facts, config)
+    if sizes.notice is not None:
+        log.warning(sizes.notice)
+    check_model(model.facts, config)
     model = with_adapters(model, config.adapters())
+    if (seat := outside.seat) is not None:
+        check_alike(seat, config, model.fingerprint, sizes.spec.digest)
+        sizes = seat.least(sizes)
+    outside = replace(outside, digest=sizes.sharding.whole.digest)
     pages = (sizes.device, sizes.host)
-    return assemble(model, sizes.spec, config, pages, sizes.max_model_len, follow)
+    return assemble(model, sizes.spec, config, pages, sizes.max_model_len, outside)
 
 
-def _check_own(facts: ModelFacts, config: EngineConfig) -> None:
-    """ConfigError for what our own modules do not do."""
+def check_model(facts: ModelFacts, config: EngineConfig) -> None:
+    """ConfigError for what our own modules do not do, and for what ranks cannot share."""
     if reason := own_refusal(facts):
         raise ConfigError(f"MODEL: {reason}")
+    if reason := tp_refusal(facts, config.tp):
+        raise ConfigError(f"--tp {config.tp}: {reason}")
     name = str(facts.config["model_type"])
     if config.adapters() and name in OWN_RUNNERS:
         raise ConfigError(f"--lora: model type {name!r} takes no adapters")
@@ -115,7 +144,7 @@ def assemble(
     config: EngineConfig,
     pages: tuple[Pages, Pages],
     max_model_len: int,
-    follow: Follow | None = None,
+    outside: Outside = Outside(),
 ) -> EngineParts:
     """Take the memory: ``pages`` per group on the device and on the host."""
     device, host = pages
@@ -124,6 +153,7 @@ def assemble(
     transfer = CpuTransferEngine(spec, pools, arenas)
     tables = BlockTable(len(spec.groups), config.max_running, -(-max_model_len // spec.page_tokens))
     tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
+    seat, follow = outside.seat, outside.follow
     options = CacheOptions(
         booking=Booking(
             chunk_tokens=config.chunk_tokens,
@@ -138,6 +168,8 @@ def assemble(
         write=_write_policy(config),
         prefetch=prefetch_policy_of(config, spec, host),
         events=None if follow is None else follow(spec, model.adapters.digests),
+        clock=MonotonicClock() if seat is None else seat.clock,
+        agreement=Agreement(Alone()) if seat is None else seat.agreement,
     )
     cache = KVCache(spec, tiers, tables, transfer, options, arenas)
     engine = Engine(
@@ -145,56 +177,56 @@ def assemble(
         runner_of(model, spec, pools, tables),
         UnifiedRole(),
         Namespaces(
-            Namespace(model=model.fingerprint, spec_digest=spec.digest), model.adapters.digests
+            Namespace(model=model.fingerprint, spec_digest=outside.digest or spec.digest),
+            model.adapters.digests,
         ),
         EngineLimits(
             max_model_len=max_model_len,
             max_running=config.max_running,
             step=StepLimits(step_tokens=config.step_tokens, chunk_tokens=config.chunk_tokens),
         ),
+        None if seat is None else seat.desk,
     )
+    port = engine if seat is None else RankedEngine(engine, seat.desk)
     table = BudgetTable.of(spec, device, host)
-    return EngineParts(engine, model, cache, pools, arenas, transfer, spec, table, max_model_len)
+    return EngineParts(
+        engine, port, model, cache, pools, arenas, transfer, spec, table, max_model_len
+    )
 
 
 def build_service(
-    path: Path, config: EngineConfig, server: ServerConfig
+    path: Path, config: EngineConfig, server: ServerConfig, seat: Seat | None = None
 ) -> tuple[Service, EngineParts]:
-    """A server over the model directory ``path``; nothing runs yet."""
+    """A server over the model directory ``path``; nothing runs yet. ``seat``: rank 0's."""
     name = server.served_model_name or path.resolve().name
-    if name in config.adapters():
-        raise ConfigError(f"--lora {name}={config.adapters()[name]}: the model has this name")
-    # What can be refused is refused before weights that may take minutes to load.
-    facts = read_facts(path, config.dtype)
-    _check_own(facts, config)
-    check_directories(config.adapters())
-    sizes = size(facts, config, on_cpu=True)
-    check_storage(config, sizes.host)
+    sizes = check_service(path, config, server)
     tokenizer = Tokenizer(path)
     with ExitStack() as undo:
         publisher = open_publisher(config, server)
         if publisher is not None:
             undo.callback(publisher.close)
-        store = open_at_start(config, sizes.spec, sizes.host)
+        store = open_at_start(config, sizes.spec, sizes.host, sharing_of(sizes, config, 0))
         if store is not None:
             undo.callback(store.worker.close, 0)
-        follow = None if publisher is None else publisher.follow
-        parts = build_engine(load_model(path, config.dtype), config, follow)
+        outside = Outside(follow=None if publisher is None else publisher.follow, seat=seat)
+        parts = build_engine(load_model(path, config.dtype, ranks=config.tp), config, outside)
         undo.pop_all()
-    if store is not None:
-        assert parts.spec.digest == sizes.spec.digest, "the weights are not what config.json says"
-        parts.engine.attach_storage(store.worker)
-    groups = tuple(group.name for group in parts.spec.groups)
+    _attach(parts, store, sizes)
+    groups = {group.id: group.name for group in parts.spec.groups if not group.scratch}
     clock = MonotonicClock()
     metrics = ServerMetrics(groups)
     if publisher is not None:
         publisher.on_dropped = metrics.lost_kv_events
     driver = EngineDriver(
-        parts.engine, max_waiting=server.max_waiting, clock=clock, follower=publisher
+        parts.port,
+        max_waiting=server.max_waiting,
+        clock=clock,
+        follower=publisher,
+        heartbeat_s=None if seat is None else HEARTBEAT_S,
     )
     service = Service(
         driver=driver,
-        storage=_storage_admin(driver, parts, config, store),
+        storage=StorageAdmin(driver, parts.port, MonotonicClock(), _opener(parts, config), store),
         tokenizer=tokenizer,
         metrics=metrics,
         clock=clock,
@@ -215,14 +247,55 @@ def build_service(
     return service, parts
 
 
-def _storage_admin(
-    driver: EngineDriver, parts: EngineParts, config: EngineConfig, store: OpenStore | None
-) -> StorageAdmin:
-    """``store``: what the engine has already."""
+def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Sizes:
+    """ConfigError for what can be refused before weights that may take minutes to load."""
+    name = server.served_model_name or path.resolve().name
+    if name in config.adapters():
+        raise ConfigError(f"--lora {name}={config.adapters()[name]}: the model has this name")
+    facts = read_facts(path, config.dtype)
+    check_model(facts, config)
+    check_directories(config.adapters())
+    sizes = size(facts, config, on_cpu=True)
+    check_storage(config, sizes.host)
+    return sizes
+
+
+def build_follower(path: Path, config: EngineConfig, seat: Seat) -> EngineParts:
+    """What a rank has that no client talks to; nothing runs yet."""
+    sizes = check_service(path, config, ServerConfig())
+    sharing = sharing_of(sizes, config, seat.ranks.rank)
+    with ExitStack() as undo:
+        store = open_at_start(config, sizes.spec, sizes.host, sharing)
+        if store is not None:
+            undo.callback(store.worker.close, 0)
+        model = load_model(path, config.dtype, ranks=config.tp)
+        parts = build_engine(model, config, Outside(seat=seat))
+        undo.pop_all()
+    _attach(parts, store, sizes)
+    return parts
+
+
+def _attach(parts: EngineParts, store: OpenStore | None, sizes: Sizes) -> None:
+    if store is not None:
+        assert parts.spec.digest == sizes.spec.digest, "the weights are not what config.json says"
+        parts.engine.attach_storage(store.worker)
+
+
+def sharing_of(sizes: Sizes, config: EngineConfig, rank: int) -> Sharing:
+    cut = default_cut(config.tp) if config.storage_cut is None else config.storage_cut
+    return Sharing(sizes.sharding, rank, cut)
+
+
+def _opener(parts: EngineParts, config: EngineConfig) -> Opener | str:
+    """What opens a store for a server that runs, or why none can be attached to it."""
     host_pages = [arena.pages for arena in parts.arenas]
-    opener = partial(open_store, spec=parts.spec, host_pages=host_pages)
-    allowed = opener if config.cache == "host" and host_pages[ANCHOR] > 0 else None
-    return StorageAdmin(driver, parts.engine, MonotonicClock(), allowed, store)
+    if config.cache != "host" or not host_pages[ANCHOR]:
+        return "there is no host tier between storage and the device; --cache host has"
+    if config.tp > 1:
+        return f"--tp {config.tp}: every rank opens the store of --storage at its start"
+    whole = sharding_of(parts.model.config, parts.spec, 1)
+    sharing = Sharing(whole, 0, config.storage_cut or default_cut(1))
+    return partial(open_store, spec=parts.spec, host_pages=host_pages, sharing=sharing)
 
 
 def runner_of(

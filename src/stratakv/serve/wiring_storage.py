@@ -21,6 +21,7 @@ from stratakv.policy.prefetch_pace import (
     prefetch_policy,
 )
 from stratakv.serve.admin import OpenStore
+from stratakv.serve.wiring_ranks import Sharing
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.file.store import FileStore
@@ -28,6 +29,7 @@ from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.registry import open_storage, plugin_schemes
 from stratakv.storage.urls import (
     FileUrl,
+    MemoryUrl,
     RedisUrl,
     S3Url,
     StorageUrl,
@@ -45,19 +47,27 @@ LONGEST_WAIT_S: Final = 30.0
 def check_storage(config: EngineConfig, host_pages: Sequence[int]) -> None:
     """ConfigError for a ``--storage`` that cannot be had with these pages by group; opens
     nothing."""
-    if config.storage is not None:
-        _checked(config.storage, host_pages)
+    if config.storage is None:
+        return
+    if config.tp > 1 and isinstance(_checked(config.storage, host_pages), MemoryUrl):
+        raise ConfigError(
+            f"--storage {hidden(config.storage)}: it is one process's own, and --tp {config.tp} "
+            "has several; allowed are stores that all of them reach"
+        )
+    _checked(config.storage, host_pages)
 
 
-def open_store(url: str, spec: CacheSpec, host_pages: Sequence[int]) -> OpenStore:
-    """An open store for pages of ``spec``, and the worker in front of it.
+def open_store(
+    url: str, spec: CacheSpec, host_pages: Sequence[int], sharing: Sharing | None = None
+) -> OpenStore:
+    """An open store for pages of ``spec``, and the worker in front of it. ``sharing``: what of a
+    page a rank has, and how it is cut; None: all of it, and not at all.
 
     ConfigError for a URL that is not allowed, StorageError where the store cannot be reached;
     nothing is left open then.
     """
     parsed = _checked(url, host_pages)
-    page_bytes = tuple(group.page_bytes for group in spec.groups)
-    form = StoreFormat(spec_digest=spec.digest, page_bytes=page_bytes)
+    form = _form(spec if sharing is None else sharing.sharding.stored(sharing.cut))
     reading = _opened(parsed, form, url)
     writing = reading
     # These are made for several clients; a second one of another store may be another store.
@@ -67,11 +77,12 @@ def open_store(url: str, spec: CacheSpec, host_pages: Sequence[int]) -> OpenStor
         except BaseException:
             reading.close()
             raise
+    backends = Backends(reading, writing)
+    if sharing is not None:
+        backends = Backends(sharing.between(reading), sharing.between(writing))
     # What waits to be written is pinned on the host; half of it must stay free to come and go.
     queued = min(max(sum(host_pages) // 2, LEAST_QUEUED_PAGES), MOST_QUEUED_PAGES)
-    worker = IoWorker(
-        Backends(reading, writing), form, IoLimits(queue_pages=queued), MonotonicClock()
-    )
+    worker = IoWorker(backends, _form(spec), IoLimits(queue_pages=queued), MonotonicClock())
 
     def figures() -> Mapping[str, object]:
         return _figures(reading, writing)
@@ -79,14 +90,22 @@ def open_store(url: str, spec: CacheSpec, host_pages: Sequence[int]) -> OpenStor
     return OpenStore(worker=worker, shown=hidden(url), figures=figures)
 
 
+def _form(spec: CacheSpec) -> StoreFormat:
+    page_bytes = tuple(group.page_bytes for group in spec.groups)
+    return StoreFormat(spec_digest=spec.digest, page_bytes=page_bytes)
+
+
 def open_at_start(
-    config: EngineConfig, spec: CacheSpec, host_pages: Sequence[int]
+    config: EngineConfig,
+    spec: CacheSpec,
+    host_pages: Sequence[int],
+    sharing: Sharing | None = None,
 ) -> OpenStore | None:
     """The store that ``--storage`` names; one that cannot be reached is the operator's business."""
     if config.storage is None:
         return None
     try:
-        return open_store(config.storage, spec, host_pages)
+        return open_store(config.storage, spec, host_pages, sharing)
     except StorageError as error:
         raise ConfigError(f"--storage {hidden(config.storage)}: {error}") from error
 

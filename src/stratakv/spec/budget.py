@@ -4,8 +4,10 @@ Owns the split of one byte budget over a model's groups. Pure arithmetic on inte
 rank and the planner reach the same page counts. Must not allocate, nor ask a device what is free.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Final, TypeAlias, assert_never
 
 from stratakv.core.errors import ConfigError
@@ -22,9 +24,11 @@ from stratakv.spec.retention import (
 
 HOST_ALIGNMENT_BYTES: Final = 64
 """A host page starts at a multiple of this; what it does not fill is padding."""
-WINDOWS_PER_CHAT: Final = 4
-"""Checkpoints worth keeping per conversation: 4 windows give gpt-oss a token hit rate of 0.85
-where the best possible policy reaches 0.90."""
+MOST_CHECKPOINTS: Final = 4
+"""Per conversation: 4 windows give gpt-oss a token hit rate of 0.85 where the best possible policy
+reaches 0.90, and more serve no more."""
+PARTS: Final = 8
+"""Checkpoints per conversation are counted in parts of this size: a quotient of integers."""
 AUTO_RATIO: Final = 2
 MAX_PAGES: Final = 2**31 - 1
 """Page ids are int32."""
@@ -60,7 +64,8 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class HostRatio:
-    """``--host-ratio``: host pages = int(device pages x ratio), per group. 0 turns the tier off."""
+    """``--host-ratio``: host pages = int(device pages x ratio), per group, but at most as many as
+    the device has where only requests hold any. 0 turns the tier off."""
 
     ratio: float
 
@@ -133,10 +138,73 @@ def device_pages(spec: CacheSpec, budget_bytes: int, load: ExpectedLoad) -> tupl
     return (anchor_pages, *others)
 
 
+def checkpoint_parts(spec: CacheSpec, chat_tokens: int) -> int:
+    """Checkpoints to make room for per conversation that the anchor holds, times ``PARTS``.
+
+    A conversation has two that are not superseded, at the ends of its last prompt and answer, and
+    eviction by age lets both go before a younger one's first. With room for k each, about
+    k / (k + 1) of what the anchor holds can be continued; per byte that is most where k is the
+    square root of (bytes of a conversation in the anchor) / (bytes of a checkpoint). Between 1,
+    or the anchor would hold what nobody can continue, and ``MOST_CHECKPOINTS``.
+    """
+    kept = sum(group.page_bytes for group in spec.groups if group.keeps_all)
+    checkpoint = sum(
+        group.page_bytes * _checkpoint_pages(spec, group, chat_tokens) for group in spec.groups
+    )
+    if not checkpoint:
+        return PARTS * MOST_CHECKPOINTS
+    ratio = PARTS * PARTS * chat_tokens * kept // (spec.page_tokens * checkpoint)
+    return min(PARTS * MOST_CHECKPOINTS, max(PARTS, isqrt(ratio)))
+
+
 def pages_beside(spec: CacheSpec, anchor_pages: int, load: ExpectedLoad) -> tuple[int, ...]:
     """Pages of every group where the anchor has ``anchor_pages``."""
-    others = (_other_pages(spec, group, anchor_pages, load) for group in spec.groups[1:])
+    parts = checkpoint_parts(spec, load.chat_tokens)
+    others = (_other_pages(spec, group, anchor_pages, load, parts) for group in spec.groups[1:])
     return (anchor_pages, *others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Why fewer than ``--max-running`` requests can run at once: ``group`` has ``pages``, of which
+    each holds ``live``. ``device_bytes`` are enough for all."""
+
+    running: int
+    group: str
+    pages: int
+    live: int
+    device_bytes: int
+
+
+def shortage(spec: CacheSpec, device: Sequence[int], load: ExpectedLoad) -> Shortage | None:
+    """The group whose states bound the running requests most, where one does. Keys and values are
+    left out: how many a request holds depends on its length.
+
+    device: pages of every group, of ``device_pages``.
+    """
+
+    def running(pages: Sequence[int]) -> list[int]:
+        return [n // _live_pages(spec, g, load) for n, g in zip(pages, spec.groups, strict=True)]
+
+    def enough(anchor_pages: int) -> bool:
+        there = running(pages_beside(spec, anchor_pages, load))
+        return all(there[group.id] >= load.max_running for group in states)
+
+    states = [group for group in spec.groups if group.stateful]
+    there = running(device)
+    short = min(states, key=lambda group: there[group.id], default=None)
+    if short is None or there[short.id] >= load.max_running:
+        return None
+    # As many conversations as may run, or two states of each: then no group is short.
+    most = load.max_running * max(2, -(-load.chat_tokens // spec.page_tokens))
+    anchor_pages = bisect_left(range(most), 1, key=enough)
+    return Shortage(
+        running=there[short.id],
+        group=short.name,
+        pages=device[short.id],
+        live=_live_pages(spec, short, load),
+        device_bytes=device_bytes(spec, pages_beside(spec, anchor_pages, load)),
+    )
 
 
 def host_pages(
@@ -148,18 +216,22 @@ def host_pages(
     where what was asked for is not there, or is too little for one page of every group; with
     neither flag given the tier is then off.
     """
-    mirror_bytes = host_bytes(spec, device)
-    assert mirror_bytes > 0, "a model that caches nothing has no budget"
+    scratch_bytes = _scratch_bytes(spec, device)
+    cached_bytes = host_bytes(spec, device) - scratch_bytes
+    assert cached_bytes > 0, "a model that caches nothing has no budget"
     match budget:
         case HostRatio(ratio):
             flag = f"--host-ratio {ratio:g}"
-            pages = tuple(min(int(n * ratio), MAX_PAGES) for n in device)
+            pages = tuple(
+                min(int(n * ratio), n if group.scratch else MAX_PAGES)
+                for n, group in zip(device, spec.groups, strict=True)
+            )
         case HostMemory(size):
             flag = f"--host-memory {format_bytes(size)}"
-            pages = tuple(min(n * size // mirror_bytes, MAX_PAGES) for n in device)
+            pages = _host_split(spec, device, size)
         case HostAuto():
-            size = min(AUTO_RATIO * mirror_bytes, free_bytes * 4 // 5)
-            pages = tuple(min(n * size // mirror_bytes, MAX_PAGES) for n in device)
+            size = min(AUTO_RATIO * cached_bytes + scratch_bytes, free_bytes * 4 // 5)
+            pages = _host_split(spec, device, size)
             return pages if all(pages) else (0,) * len(pages)
         case _:
             assert_never(budget)
@@ -176,27 +248,64 @@ def host_pages(
     return pages
 
 
-def _other_pages(spec: CacheSpec, group: CacheGroup, anchor_pages: int, load: ExpectedLoad) -> int:
+def _host_split(spec: CacheSpec, device: Sequence[int], size: int) -> tuple[int, ...]:
+    """``size`` bytes as the device's are split, but no more of a group's scratch than the device
+    has: the rest is for groups that can use it.
+
+    Only a retracted request has scratch on the host, nothing new starts before it is back, and so
+    those that run and those that were retracted never hold more than the device's pages together.
+    """
+    mirror_bytes, scratch_bytes = host_bytes(spec, device), _scratch_bytes(spec, device)
+    if size <= mirror_bytes:
+        return tuple(min(n * size // mirror_bytes, MAX_PAGES) for n in device)
+    rest, cached_bytes = size - scratch_bytes, mirror_bytes - scratch_bytes
+    return tuple(
+        n if group.scratch else min(n * rest // cached_bytes, MAX_PAGES)
+        for n, group in zip(device, spec.groups, strict=True)
+    )
+
+
+def _scratch_bytes(spec: CacheSpec, pages: Sequence[int]) -> int:
+    """Of ``host_bytes``, those of groups that cache nothing."""
+    of = zip(pages, spec.groups, strict=True)
+    return sum(n * host_stride_bytes(group) for n, group in of if group.scratch)
+
+
+def _live_pages(spec: CacheSpec, group: CacheGroup, load: ExpectedLoad) -> int:
+    """What one request of any length may hold."""
+    return peak_pages(group.retention, load.max_model_len, load.chunk_tokens, spec.page_tokens)
+
+
+def _checkpoint_pages(spec: CacheSpec, group: CacheGroup, chat_tokens: int) -> int:
+    """Pages that a group keeps for one checkpoint, beyond those of the whole prefix; a window does
+    not reach further back than its conversation."""
+    match group.retention:
+        case KeepAll() | KeepLive():
+            return 0
+        case KeepWindow(tokens) | KeepChunk(tokens):
+            return -(-min(tokens, chat_tokens) // spec.page_tokens)
+        case KeepBoundary():
+            return 1
+        case _:
+            assert_never(group.retention)
+
+
+def _other_pages(
+    spec: CacheSpec, group: CacheGroup, anchor_pages: int, load: ExpectedLoad, parts: int
+) -> int:
     """Live pages of the running requests, and checkpoints of the chats that the anchor can hold.
 
     Never more than the anchor has: a page of another group stands at an anchor page's position.
+    Scratch is never more than ``--max-running`` requests have, and there is nothing else of it.
     """
-    live = peak_pages(group.retention, load.max_model_len, load.chunk_tokens, spec.page_tokens)
-    match group.retention:
-        case KeepAll():
-            return anchor_pages
-        case KeepWindow(tokens) | KeepChunk(tokens):
-            checkpoint = -(-tokens // spec.page_tokens)
-        case KeepBoundary():
-            checkpoint = 1
-        case KeepLive():
-            checkpoint = 0
-        case _:
-            assert_never(group.retention)
+    if group.keeps_all:
+        return anchor_pages
+    live = _live_pages(spec, group, load)
+    checkpoint = _checkpoint_pages(spec, group, load.chat_tokens)
     # Where the anchor holds fewer chats than may run, fewer will: a small device must not spend
     # everything on states of requests that have no room to run. All in proportion to the anchor,
     # not by whole chats, so that one anchor page more never costs more than one page here.
     held = anchor_pages * spec.page_tokens
     running = min(held, load.max_running * load.chat_tokens)
-    pages = (live * running + WINDOWS_PER_CHAT * checkpoint * held) // load.chat_tokens
+    pages = (PARTS * live * running + parts * checkpoint * held) // (PARTS * load.chat_tokens)
     return min(anchor_pages, max(live, pages))

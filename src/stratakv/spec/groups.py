@@ -85,6 +85,11 @@ class CacheGroup:
         of a row per token."""
         return isinstance(self.retention, KeepBoundary | KeepLive)
 
+    @property
+    def scratch(self) -> bool:
+        """Whether every page of it is a request's own and goes with it: none is ever cached."""
+        return isinstance(self.retention, KeepLive)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:

@@ -68,6 +68,10 @@ def needed(rule: Retention, end_tokens: int, page_tokens: int) -> range:
         case KeepAll():
             first = 0
         case KeepWindow(tokens):
+            # One token before the next query's first key (``first_key``). What lies beside a
+            # window's keys may be read a token longer: DeepSeek-V4 keeps a closed block's share in
+            # the next entry where the block ends, and reads it when the next block closes. With a
+            # window of one block, of 4 tokens, three of which are open, that is 4 tokens back.
             first = max(0, end_tokens - tokens) // page_tokens
         case KeepChunk(tokens):
             first = end_tokens // tokens * tokens // page_tokens

@@ -53,8 +53,9 @@ class StatePlace:
 def refusal(spec: CacheSpec) -> str | None:
     """Why the engine cannot serve this cache, or None where it can.
 
-    It runs groups of full, sliding and chunked attention whose bytes are keys and values, latents
-    of full attention, and states.
+    It runs full, sliding and chunked attention over keys and values; latents in full and sliding
+    attention, with index keys and compressed entries beside them; states; and blocks that are still
+    open. A model's own module may refuse more (``engine.deepseek.refused``).
     """
     for group in spec.groups:
         reason = _group_refusal(group)

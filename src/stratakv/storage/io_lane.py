@@ -83,13 +83,26 @@ class Lane:
         """Work until the lane is closed and drained. Raises nothing: ``check`` does."""
         try:
             while (task := self._next()) is not None:
-                ending = self._work(task)
-                if ending is not None:
-                    self._finish(task, ending)
+                self._do(task)
                 del task  # an idle thread must not keep buffers alive
         except BaseException as error:  # kept for the owner, whose next call raises it
             _logger.exception("a thread of the storage tier has died")
             self._fatal = error
+
+    def once(self) -> bool:
+        """Do one batch, for an owner that works without a thread; False, and nothing done, where
+        there is none."""
+        if not any(self._queues):
+            return False
+        task = self._next()
+        assert task is not None
+        self._do(task)
+        return True
+
+    def _do(self, task: Task) -> None:
+        ending = self._work(task)
+        if ending is not None:
+            self._finish(task, ending)
 
     def _next(self) -> Task | None:
         """The task whose batch comes next, still in its queue; None when closed and drained."""

@@ -11,9 +11,10 @@ tries it again.
 """
 
 import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Thread
-from typing import Final
+from typing import Final, Protocol
 
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import StorageError
@@ -59,6 +60,21 @@ class Backends:
     writing: StorageBackend
 
 
+class Hand(Protocol):
+    """What works a lane until it is closed and drained: a thread, or a simulation's schedule."""
+
+    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool: ...
+
+
+def thread_for(lane: Lane, name: str) -> Hand:
+    """A thread that has begun."""
+    # A daemon: a process that dies without close() must not hang in its last moment.
+    thread = Thread(target=lane.run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 class IoWorker:
     """All methods belong to one owner thread, and none waits for storage but ``close``.
 
@@ -66,7 +82,12 @@ class IoWorker:
     """
 
     def __init__(
-        self, backends: Backends, form: StoreFormat, limits: IoLimits, clock: Clock
+        self,
+        backends: Backends,
+        form: StoreFormat,
+        limits: IoLimits,
+        clock: Clock,
+        hand_for: Callable[[Lane, str], Hand] = thread_for,
     ) -> None:
         batching = Batching(form, limits.batch_pages, limits.batch_bytes)
         self._limits = limits
@@ -82,13 +103,7 @@ class IoWorker:
         if len(self._backends) == 1:
             names = ("stratakv-storage",)
         self._lanes = [Lane(backend, batching, clock) for backend in self._backends]
-        # Daemons: a process that dies without close() must not hang in its last moment.
-        self._threads = [
-            Thread(target=lane.run, name=name, daemon=True)
-            for lane, name in zip(self._lanes, names, strict=True)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._hands = [hand_for(lane, name) for lane, name in zip(self._lanes, names, strict=True)]
 
     def submit(self, job: Job) -> TicketId | None:
         """Queue ``job``, whose sequences must not change any more. None, and counted, where the
@@ -134,6 +149,12 @@ class IoWorker:
         self._check()
         return len(self._lane(kind).finished[kind])
 
+    def peek(self, kind: Kind, count: int) -> Iterator[Answer]:
+        """The oldest ``count`` answers, which stay where they are, and their buffers the jobs';
+        ``count`` <= ``ready(kind)``."""
+        finished = self._lane(kind).finished[kind]
+        return (finished[at] for at in range(count))  # the lane's thread may add behind them
+
     def take(self, kind: Kind, count: int) -> list[Answer]:
         """Remove the oldest ``count`` answers; ``count`` <= ``ready(kind)``. The buffers of their
         jobs are the caller's again."""
@@ -155,8 +176,8 @@ class IoWorker:
         self._closed = True
         self._end(timeout_s, READS)
         ended = self._end(timeout_s, frozenset(Kind))
-        for thread, backend in zip(self._threads, self._backends, strict=True):
-            if not thread.is_alive():
+        for hand, backend in zip(self._hands, self._backends, strict=True):
+            if not hand.is_alive():
                 _close(backend)  # twice is once
         self._check()
         return ended
@@ -178,9 +199,9 @@ class IoWorker:
         deadline_s = clock.now_s() + timeout_s
         for lane in self._lanes:
             lane.close(cancelled)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - clock.now_s()))
-        return not any(thread.is_alive() for thread in self._threads)
+        for hand in self._hands:
+            hand.join(max(0.0, deadline_s - clock.now_s()))
+        return not any(hand.is_alive() for hand in self._hands)
 
     def _lane(self, kind: Kind) -> Lane:
         return self._lanes[0] if kind in READS else self._lanes[-1]

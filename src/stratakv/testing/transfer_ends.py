@@ -20,6 +20,7 @@ from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepWindow
 from stratakv.testing.fake_engine import PatternWriter
+from stratakv.testing.specs import MAX_GROUPS, MAX_PAGE_TOKENS, retentions
 from stratakv.transfer.copier import Copier, Route
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
@@ -149,8 +150,9 @@ def plan_of(direction: Direction, device: Sequence[PageIds], host: Sequence[Page
 
 
 @st.composite
-def buffer_specs(draw: st.DrawFn, name: str) -> BufferSpec:
-    """Odd row sizes, layers that differ from buffer to buffer, in any order."""
+def buffer_specs(draw: st.DrawFn, name: str, widest: int) -> BufferSpec:
+    """Odd row sizes of at most ``widest`` elements in each of one or two dimensions, layers that
+    differ from buffer to buffer, in any order."""
     dtype = draw(st.sampled_from(["float32", "bfloat16", "uint8"]))
     return BufferSpec(
         name=name,
@@ -159,23 +161,25 @@ def buffer_specs(draw: st.DrawFn, name: str) -> BufferSpec:
             for layer in draw(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True))
         ),
         rows_per_page=draw(st.integers(1, 5)),
-        row_shape=tuple(draw(st.lists(st.integers(1, 40), min_size=1, max_size=2))),
+        row_shape=tuple(draw(st.lists(st.integers(1, widest), min_size=1, max_size=2))),
         dtype=dtype,
     )
 
 
 @st.composite
-def cache_specs(draw: st.DrawFn) -> CacheSpec:
-    """One to five groups of up to four sidecars; some without bytes."""
+def cache_specs(draw: st.DrawFn, *, widest: int = 40, fewest: int = 0) -> CacheSpec:
+    """One to five groups under any rules, each with ``fewest`` to four sidecars: an anchor, or
+    another group, may have no bytes. The same names come back in every group."""
+    page_tokens = draw(st.integers(1, MAX_PAGE_TOKENS))
     groups: list[CacheGroup] = []
-    for index in range(draw(st.integers(1, 5))):
-        count = draw(st.integers(0, 4))
-        buffers = tuple(draw(buffer_specs(f"buffer{i}")) for i in range(count))
-        rule = KeepWindow(4) if index else KeepAll()
+    for index in range(draw(st.integers(1, MAX_GROUPS))):
+        count = draw(st.integers(fewest, 4))
+        buffers = tuple(draw(buffer_specs(f"buffer{i}", widest)) for i in range(count))
+        rule = draw(retentions(page_tokens)) if index else KeepAll()
         groups.append(
             CacheGroup(id=GroupId(index), name=f"group{index}", retention=rule, buffers=buffers)
         )
-    return CacheSpec(page_tokens=4, groups=tuple(groups))
+    return CacheSpec(page_tokens=page_tokens, groups=tuple(groups))
 
 
 def hybrid_spec(row_elements: int = 8) -> CacheSpec:

@@ -72,6 +72,9 @@ class _Lane:
     def finished(self) -> int:
         return len(self._finished)
 
+    def first(self, count: int) -> list[Completion]:
+        return [self._finished[at] for at in range(count)]  # the thread may add behind them
+
     def pop(self, count: int) -> list[Completion]:
         return [self._finished.popleft() for _ in range(count)]
 
@@ -180,15 +183,20 @@ class CpuTransferEngine:
         self._check()
         return self._lanes[direction].finished()
 
+    def peek(self, direction: Direction, count: int) -> list[Completion]:
+        return self._ended(direction, count).first(count)
+
     def take(self, direction: Direction, count: int) -> list[Completion]:
-        self._check()
-        lane = self._lanes[direction]
-        ready = lane.finished()
-        assert 0 <= count <= ready, f"take({count}) with {ready} plans finished"
-        taken = lane.pop(count)
+        taken = self._ended(direction, count).pop(count)
         for completion in taken:
             self._loads.pop(completion.ticket, None)
         return taken
+
+    def _ended(self, direction: Direction, count: int) -> _Lane:
+        self._check()
+        ready = self._lanes[direction].finished()
+        assert 0 <= count <= ready, f"{count} of {ready} finished plans"
+        return self._lanes[direction]
 
     def close(self) -> None:
         """Finish what is queued and end the threads; may be called again. What has finished can

@@ -45,6 +45,10 @@ class TransferEngine(Protocol):
         """How many submitted plans of this direction, oldest first, have finished here."""
         ...
 
+    def peek(self, direction: Direction, count: int) -> Sequence[Completion]:
+        """The oldest ``count`` finished plans, which are not removed; ``count`` <= ``ready``."""
+        ...
+
     def take(self, direction: Direction, count: int) -> list[Completion]:
         """Remove the oldest ``count`` finished plans; ``count`` <= ``ready(direction)``."""
         ...

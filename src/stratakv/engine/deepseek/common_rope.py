@@ -1,7 +1,7 @@
 """Rotary positions over a part of a head.
 
-Owns the rotation, in both conventions for which elements form a pair. Must not compute a scaling of
-its own: the frequencies are Hugging Face's.
+Owns the rotation, in both conventions for which elements form a pair, and which scalings there are.
+Must not compute a scaling of its own: the frequencies are Hugging Face's.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,28 @@ import torch
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from stratakv.core.errors import ConfigError
+from stratakv.engine.deepseek.common_config import number
+from stratakv.spec.model_config import ModelConfig
 
-_STATIC: Final = ("linear", "yarn", "llama3")
+_STATIC: Final = ("default", "linear", "yarn", "llama3")
 """Scalings whose frequencies do not depend on how long a sequence has become. With the others a
 cached key would change its meaning as its request grows."""
+
+
+def rotated_dim(config: ModelConfig, rope: ModelConfig) -> int:
+    """How many elements of a head turn by ``rope``, a part of ``config``'s ``rope_parameters``.
+    ConfigError for a scaling that changes with the length of the sequence, and for a part of a head
+    that is not made of pairs. That no number of a scaling is missing, Hugging Face has checked."""
+    named = ModelConfig({"rope_type": "default", **rope.fields, "model_type": config.model_type})
+    kind = named.text("rope_type")
+    if kind not in _STATIC:
+        raise named.fault("rope_type", f"one of {', '.join(_STATIC)}")
+    share = number(named, "partial_rotary_factor") if named.has("partial_rotary_factor") else 1.0
+    head_dim = config.integer("head_dim")
+    dim = int(head_dim * share)
+    if not 0 < dim <= head_dim or dim % 2:
+        raise config.fault("head_dim", f"of an even number of rotated elements, not of {dim}")
+    return dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +84,8 @@ class Rope:
     @classmethod
     def of(cls, config: PretrainedConfig, layer_type: str | None = None) -> "Rope":
         """``layer_type``: which of ``rope_parameters``, where they differ by it. The rotated part
-        is ``config.head_dim`` elements times ``partial_rotary_factor``. ConfigError for a scaling
-        that changes with the length of the sequence."""
+        is ``config.head_dim`` elements times ``partial_rotary_factor``. ``rotated_dim`` says which
+        configurations there are."""
         fields = config.to_dict()
         rope = fields["rope_parameters"]
         rope = rope if layer_type is None else rope[layer_type]
@@ -77,11 +94,7 @@ class Rope:
             dim = int(fields["head_dim"] * rope.get("partial_rotary_factor", 1.0))
             exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
             return cls(1.0 / rope["rope_theta"] ** exponents, 1.0)
-        if kind not in _STATIC:
-            raise ConfigError(
-                f"model type {config.model_type!r}: rope_type must be default or one of "
-                f"{', '.join(_STATIC)}, got {kind!r}"
-            )
+        assert kind in _STATIC, f"rope_type {kind!r} was not refused"
         inverse, scale = ROPE_INIT_FUNCTIONS[kind](config, layer_type=layer_type)
         return cls(inverse, float(scale))
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.common_layers import RMSNorm
+from stratakv.engine.deepseek.common_pieces import ATTENDED_BYTES, pieces
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.deepseek.v32_config import V32Config, has_indexer
 from stratakv.engine.deepseek.v32_indexer import Indexer
@@ -113,11 +114,14 @@ class SparseLatentAttention(nn.Module):
     ) -> torch.Tensor:
         """All queries over the same rows. query: [m, H, rank + rope]. Returns [m, H, rank]."""
         keys = latents.read(block.rows, step.scratch, "latents").to(query.dtype)
-        # One large product instead of m small ones.
-        scores = (query.flatten(0, 1) @ keys.mT).view(*query.shape[:2], -1)
-        scores.masked_fill_(block.hidden[:, None], -torch.inf)
-        found = softmax(scores).flatten(0, 1) @ keys[:, : self.rank]
-        return found.view(*query.shape[:2], -1)
+        out = query.new_empty(*query.shape[:2], self.rank)
+        for some in pieces(len(query), ATTENDED_BYTES * self.heads * len(keys)):
+            # One large product instead of m small ones.
+            scores = (query[some].flatten(0, 1) @ keys.mT).view(-1, self.heads, len(keys))
+            scores.masked_fill_(block.hidden[some, None], -torch.inf)
+            found = softmax(scores).flatten(0, 1) @ keys[:, : self.rank]
+            out[some] = found.view(-1, self.heads, self.rank)
+        return out
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:

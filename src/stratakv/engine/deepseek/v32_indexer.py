@@ -6,13 +6,20 @@ Hugging Face's arithmetic: the reference's Hadamard transform leaves dot product
 FP8 is a matter of speed, so both are left out.
 """
 
+from dataclasses import dataclass
+from typing import Final
+
 import torch
 from torch import nn
 
+from stratakv.engine.deepseek.common_pieces import PairCost
 from stratakv.engine.deepseek.common_rope import Rotation
-from stratakv.engine.deepseek.common_topk import highest_indices
+from stratakv.engine.deepseek.common_topk import best_places
 from stratakv.engine.deepseek.v32_config import V32Config, index_rotation
-from stratakv.engine.deepseek.v32_step import Block, PagedRows, Seen, Selection, V32Step
+from stratakv.engine.deepseek.v32_step import Block, Bucket, PagedRows, Seen, Selection, V32Step
+from stratakv.engine.paged_layer import Scratch
+
+FLOAT_BYTES: Final = 4
 
 
 class Indexer(nn.Module):
@@ -42,52 +49,68 @@ class Indexer(nn.Module):
         query = self._rotated(query, step.rotation).float()
         weights = self.weights_proj(x.to(self.weights_proj.weight.dtype)).float()
         weights = weights * self.heads**-0.5
-        buckets = tuple(
-            self._bucket(query[bucket.tokens], weights[bucket.tokens], keys, bucket.seen, step)
-            for bucket in step.buckets
+        asked = Asked(query, weights, keys, step.scratch)
+        return Selection(
+            tuple(self._bucket(asked, bucket) for bucket in step.buckets),
+            tuple(
+                tuple(self._block(asked, block) for block in chunk.blocks) for chunk in step.chunks
+            ),
         )
-        chunks: list[tuple[Seen | None, ...]] = []
-        for chunk in step.chunks:
-            context = keys.read(chunk.rows, step.scratch, "index keys").float()
-            chunks.append(
-                tuple(
-                    self._block(query[block.tokens], weights[block.tokens], context, block)
-                    for block in chunk.blocks
-                )
-            )
-        return Selection(buckets, tuple(chunks))
 
-    def _bucket(
-        self,
-        query: torch.Tensor,
-        weights: torch.Tensor,
-        keys: PagedRows,
-        seen: Seen,
-        step: V32Step,
-    ) -> Seen:
-        """query: [b, H, dim]. weights: [b, H]."""
+    def _bucket(self, asked: "Asked", bucket: Bucket) -> Seen:
+        seen = bucket.seen
         if seen.rows.shape[1] <= self.topk:
             return seen
-        context = keys.read(seen.rows, step.scratch, "index keys").float()
-        found = scores(query, context, weights)
-        if seen.hidden is not None:
-            found = found.masked_fill(seen.hidden, -torch.inf)
-        return seen.only(highest_indices(found, self.topk))
+        return seen.only(asked.best(bucket.tokens, seen.rows, seen.hidden, self.topk))
 
-    def _block(
-        self, query: torch.Tensor, weights: torch.Tensor, context: torch.Tensor, block: Block
-    ) -> Seen | None:
-        """query: [m, H, dim]. weights: [m, H]. context: [n >= keys, dim]."""
+    def _block(self, asked: "Asked", block: Block) -> Seen | None:
         if len(block.rows) <= self.topk:
             return None
-        found = scores(query, context[: len(block.rows)], weights)
-        found = found.masked_fill(block.hidden, -torch.inf)
-        return block.only(highest_indices(found, self.topk))
+        return block.only(asked.best(block.tokens, block.rows, block.hidden, self.topk))
 
     def _rotated(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[T, ..., dim]; the first ``rope_dim`` elements turn."""
         turned = self.rotate(rotation, x[..., : self.rope_dim])
         return torch.cat((turned, x[..., self.rope_dim :]), -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What a step's tokens ask of one layer's index keys. query: float32 [T, H, dim]. weights:
+    float32 [T, H]."""
+
+    query: torch.Tensor
+    weights: torch.Tensor
+    keys: PagedRows
+    scratch: Scratch
+
+    def best(
+        self,
+        tokens: torch.Tensor | slice,
+        rows: torch.Tensor,
+        hidden: torch.Tensor | None,
+        k: int,
+    ) -> torch.Tensor:
+        """Places of the k best keys of each of m ``tokens``, int64 [m, k]. rows: int64 [n], or
+        [m, n], each token's own. hidden: bool [m, n]."""
+        query, weights = self.query[tokens], self.weights[tokens]
+        shared = rows.dim() == 1
+
+        def score(some: slice, part: slice) -> torch.Tensor:
+            index = rows[part] if shared else rows[some, part]
+            keys = self.keys.read(index, self.scratch, "index keys").float()
+            found = scores(query[some], keys, weights[some])
+            return found if hidden is None else found.masked_fill_(hidden[some, part], -torch.inf)
+
+        key_bytes, head_bytes = self._key_bytes, FLOAT_BYTES * query.shape[1]
+        cost = PairCost(key_bytes, head_bytes) if shared else PairCost(0, key_bytes + head_bytes)
+        return best_places(score, (len(query), rows.shape[-1]), k, cost)
+
+    @property
+    def _key_bytes(self) -> int:
+        """A key that is read: its place, itself and its copy in float32."""
+        pool = self.keys.rows
+        return 8 + pool.shape[1] * (pool.element_size() + FLOAT_BYTES)
 
 
 def scores(query: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

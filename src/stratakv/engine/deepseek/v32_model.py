@@ -4,16 +4,18 @@ Owns the order of the layers and the taking over of weights. Parameters are name
 Face's module, so that its state dict fits as it is. Must not allocate, batch or sample.
 """
 
+import copy
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 from transformers import DeepseekV32Config, GlmMoeDsaConfig, PreTrainedModel
 
-from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.common_layers import GatedMlp, RMSNorm, activation
 from stratakv.engine.deepseek.common_rope import Rope
+from stratakv.engine.deepseek.common_shard import heads_split, rank_weights, sum_over_ranks
 from stratakv.engine.deepseek.v32_attention import SparseLatentAttention
 from stratakv.engine.deepseek.v32_config import V32Config
 from stratakv.engine.deepseek.v32_moe import Moe
@@ -81,22 +83,39 @@ class DeepSeekV32(nn.Module):
         return self.lm_head(self.model.norm(x[kept])).float()
 
 
-def take_over(module: PreTrainedModel) -> tuple[DeepSeekV32, Rope]:
+def take_over(module: PreTrainedModel, ranks: int = 1) -> tuple[DeepSeekV32, Rope]:
     """The same model on the same tensors: weights are shared, not copied, whatever their dtypes.
+    Of several ranks each gets its share, as ``load_model`` has split it.
 
-    ConfigError for quantized weights, AssertionError for another model's module.
+    AssertionError for another model's module. ``check_v32`` says which configurations run.
     """
     config = module.config
     assert isinstance(config, DeepseekV32Config | GlmMoeDsaConfig), type(config).__name__
-    if "quantization_config" in config.to_dict():
-        raise ConfigError(
-            f"--model: {config.model_type} is run from float32, bfloat16 or float16 weights; these "
-            "are quantized"
-        )
+    heads = heads_split(config.to_dict(), ranks)
     with torch.device("meta"):
-        model = DeepSeekV32(config)
-    model.load_state_dict(module.state_dict(), assign=True)
+        model = DeepSeekV32(_rank_config(config, ranks, heads=heads))
+    model.load_state_dict(rank_weights(module), assign=True)
+    if ranks > 1:
+        sum_over_ranks(_summed_parts(model, heads=heads))
     return model.eval().requires_grad_(requires_grad=False), Rope.of(config)
+
+
+def _rank_config(config: V32Config, ranks: int, *, heads: bool) -> V32Config:
+    """The configuration of a model that is one rank's share; the indexer is nobody's share."""
+    share = copy.deepcopy(config)
+    share.intermediate_size //= ranks
+    share.moe_intermediate_size //= ranks
+    if heads:
+        share.num_attention_heads //= ranks
+    return share
+
+
+def _summed_parts(model: DeepSeekV32, *, heads: bool) -> Iterator[nn.Module]:
+    for layer in model.model.layers:
+        assert isinstance(layer, Layer)
+        yield layer.mlp
+        if heads:
+            yield layer.self_attn.o_proj
 
 
 def score_scale(config: V32Config) -> float:

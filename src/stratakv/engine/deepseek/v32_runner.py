@@ -30,7 +30,7 @@ class DeepSeekV32Runner:
         self, model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
     ) -> None:
         anchor = spec.groups[ANCHOR]
-        self._model, self._rope = take_over(model.module)
+        self._model, self._rope = take_over(model.module, model.ranks)
         self._dtype = model.module.dtype
         self._device = model.device
         self._tables = tables

@@ -34,7 +34,7 @@ class PagedRows:
 
     def read(self, index: torch.Tensor, scratch: Scratch, name: str) -> torch.Tensor:
         """index: int64 [...]. Returns [..., dim], valid until ``name`` is read again."""
-        return scratch.gather(name, self.rows, index.view(-1)).view(*index.shape, -1)
+        return scratch.gather(name, self.rows, index.reshape(-1)).view(*index.shape, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,15 +6,19 @@ rotation is undone on the way out. Must not know requests (``v4_queries``) nor h
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
 
-from stratakv.engine.deepseek.common_topk import highest, highest_indices
+from stratakv.engine.deepseek.common_pieces import ATTENDED_BYTES, PairCost, pieces
+from stratakv.engine.deepseek.common_topk import best_places
 from stratakv.engine.deepseek.v4_compress import BlockPages, Compressor
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_norm import WideRMSNorm, unit_rms
-from stratakv.engine.deepseek.v4_step import Keys, Queries, V4Step
+from stratakv.engine.deepseek.v4_step import Entries, Keys, Queries, V4Step
+
+FLOAT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,21 +58,27 @@ class Indexer(Compressor):
         self.top_k = config.index_topk
 
     def select(
-        self, x: torch.Tensor, query: torch.Tensor, keys: Keys, index_keys: torch.Tensor
+        self, x: torch.Tensor, query: torch.Tensor, entries: Entries, index_keys: torch.Tensor
     ) -> Keys:
-        """x [n, hidden], query [n, H, d], index_keys [rows, d] -> those of ``keys`` to attend."""
-        width = keys.rows.shape[-1]
+        """x [n, hidden], query [n, H, d], index_keys [rows, d] -> those entries to attend."""
+        width = entries.rows.shape[-1]
         if width <= self.top_k:
-            return keys
-        scores = self.scorer(query, gathered(index_keys, keys.rows), x)
-        if keys.hidden is not None:
-            scores.masked_fill_(keys.hidden, -torch.inf)
-        if keys.rows.dim() == 1:
-            dropped = ~highest(scores, self.top_k)
-            return Keys(keys.rows, dropped if keys.hidden is None else dropped | keys.hidden)
-        best = highest_indices(scores, self.top_k)
-        hidden = None if keys.hidden is None else keys.hidden.gather(1, best)
-        return Keys(keys.rows.gather(1, best), hidden)
+            return entries.all
+
+        def score(some: slice, part: slice) -> torch.Tensor:
+            keys = gathered(index_keys, entries.read(some, part))
+            found = self.scorer(query[some], keys, x[some])
+            hidden = entries.hidden(some, part)
+            return found if hidden is None else found.masked_fill_(hidden, -torch.inf)
+
+        # A key that is read: its place, itself and its copy in float32.
+        key_bytes = 8 + index_keys.shape[1] * (index_keys.element_size() + FLOAT_BYTES)
+        head_bytes = FLOAT_BYTES * query.shape[1]
+        if entries.rows.dim() == 1:
+            cost = PairCost(key_bytes, head_bytes)
+        else:
+            cost = PairCost(0, key_bytes + head_bytes)
+        return entries.only(best_places(score, (len(query), width), self.top_k, cost))
 
 
 class IndexedCompressor(Compressor):
@@ -91,6 +101,34 @@ class GroupedLinear(nn.Module):
         grouped = heads.reshape(len(heads), self.groups, -1).transpose(0, 1)
         out = grouped @ self.weight.view(self.groups, -1, grouped.shape[-1]).mT
         return out.transpose(0, 1).flatten(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Keys that n queries attend to. pool: [rows, d]. read: [m, d] of ``dtype`` where the queries
+    share them."""
+
+    pool: torch.Tensor
+    keys: Keys
+    dtype: torch.dtype
+    read: torch.Tensor | None
+
+    @classmethod
+    def of(cls, pool: torch.Tensor, keys: Keys, dtype: torch.dtype) -> "Part":
+        shared = gathered(pool, keys.rows).to(dtype) if keys.rows.dim() == 1 else None
+        return cls(pool, keys, dtype, shared)
+
+    def some(self, queries: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Keys [m, d] or [r, m, d] of r queries, and which are hidden, [r, m]."""
+        hidden = None if self.keys.hidden is None else self.keys.hidden[queries]
+        if self.read is not None:
+            return self.read, hidden
+        return gathered(self.pool, self.keys.rows[queries]).to(self.dtype), hidden
+
+    def query_bytes(self, heads: int) -> int:
+        """Scratch of attending with one query."""
+        own = 0 if self.read is not None else self.pool.shape[1] * 2 * self.pool.element_size()
+        return self.keys.rows.shape[-1] * (ATTENDED_BYTES * heads + own)
 
 
 class V4Attention(nn.Module):
@@ -128,9 +166,9 @@ class V4Attention(nn.Module):
         for queries in step.queries:
             at = queries.tokens
             found = self._entries(x, index_query, pages, queries)
-            parts = [(gathered(pages.local, queries.local.rows), queries.local.hidden)]
+            parts = [Part.of(pages.local, queries.local, query.dtype)]
             if found is not None and pages.blocks is not None:
-                parts.append((gathered(pages.blocks.entries, found.rows), found.hidden))
+                parts.append(Part.of(pages.blocks.entries, found, query.dtype))
             out[at] = self._attend(query[at], parts)
         return self.o_b_proj(self.o_a_proj(rotation.inverse.tail(out)))
 
@@ -155,21 +193,29 @@ class V4Attention(nn.Module):
         """The entries that each query attends to; None where no query has any."""
         if self.compressor is None:
             return None
-        keys = queries.entries.get(self.compressor.ratio)
-        if keys is None or index_query is None or pages.index is None:
-            return keys
+        entries = queries.entries.get(self.compressor.ratio)
+        if entries is None or index_query is None or pages.index is None:
+            return None if entries is None else entries.all
         assert isinstance(self.compressor, IndexedCompressor)
         at = queries.tokens
-        return self.compressor.indexer.select(x[at], index_query[at], keys, pages.index.entries)
+        return self.compressor.indexer.select(x[at], index_query[at], entries, pages.index.entries)
 
-    def _attend(
+    def _attend(self, query: torch.Tensor, parts: list[Part]) -> torch.Tensor:
+        """query [n, H, d] -> [n, H, d]."""
+        out = torch.empty_like(query)
+        each_bytes = sum(part.query_bytes(self.heads) for part in parts)
+        for some in pieces(len(query), each_bytes):
+            out[some] = self._attend_piece(query[some], [part.some(some) for part in parts])
+        return out
+
+    def _attend_piece(
         self, query: torch.Tensor, parts: list[tuple[torch.Tensor, torch.Tensor | None]]
     ) -> torch.Tensor:
         """query [n, H, d]; parts: keys [m, d] or [n, m, d], hidden [n, m]. Returns [n, H, d]."""
         logits: list[torch.Tensor] = []
         scaled = query * self.scale
         for keys, hidden in parts:
-            scores = scaled @ keys.to(query.dtype).mT
+            scores = scaled @ keys.mT
             if hidden is not None:
                 scores.masked_fill_(hidden[:, None], -torch.inf)
             logits.append(scores)
@@ -177,7 +223,7 @@ class V4Attention(nn.Module):
         weights = torch.cat(logits, -1).softmax(-1, dtype=torch.float32).to(query.dtype)
         # A sink takes weight and gives nothing: the last share has no keys.
         shares = weights.split([part.shape[-1] for part in logits], -1)
-        found = [share @ keys.to(query.dtype) for share, (keys, _) in zip(shares, parts)]  # noqa: B905
+        found = [share @ keys for share, (keys, _) in zip(shares, parts)]  # noqa: B905
         return sum(found[1:], found[0])
 
 

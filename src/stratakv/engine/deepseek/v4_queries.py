@@ -1,7 +1,8 @@
 """Which keys each query of a step may see, as rows of the pools.
 
-Owns padding and splitting: every choice here changes speed and memory, none a result. Decoding rows
-are planned together, prefill chunks one by one.
+Owns padding and grouping: every choice here changes speed and memory, none a result. Decoding rows
+are planned together, prefill chunks one by one. Must not bound what scoring takes
+(``common_pieces``).
 """
 
 from collections.abc import Iterator
@@ -12,16 +13,14 @@ import numpy as np
 import torch
 
 from stratakv.engine.deepseek.v4_blocks import Table, Tables, present
-from stratakv.engine.deepseek.v4_step import Keys, Queries
+from stratakv.engine.deepseek.v4_step import Entries, Keys, Queries
 from stratakv.engine.step_meta import Ints, StepShape
 from stratakv.engine.step_plan import split_widths
 from stratakv.spec.retention import Retention, first_key
 
-BLOCK_SCORES: Final = 2**22
-"""Most scores, one per query, head and key, of a block of a chunk's queries."""
-MIN_QUERIES: Final = 16
 MOST_QUERIES: Final = 128
-"""More share more entries, but score more latents that lie outside of their windows."""
+"""Of a chunk, planned together. More share more entries, but score more latents that lie outside of
+their windows."""
 SLACK_KEYS: Final = 2048
 """Padding among decoding rows that costs about as much as one more round of calls."""
 
@@ -33,7 +32,6 @@ class QueryPlanner:
     rule: Retention
     ratios: tuple[int, ...]
     page_tokens: int
-    heads: int
     device: torch.device
 
     def plan(self, shape: StepShape, tables: Tables) -> Iterator[Queries]:
@@ -69,7 +67,7 @@ class QueryPlanner:
         found = self._slots(rows[:, None], keys, table)
         return self._keys(found, columns > (positions - first)[:, None])
 
-    def _entries_of_rows(self, rows: Ints, counts: Ints, ratio: int, table: Table) -> Keys:
+    def _entries_of_rows(self, rows: Ints, counts: Ints, ratio: int, table: Table) -> Entries:
         """Entries [n, m] of one query per row; padding reads the first entry of the row that has
         the most, since that one is written."""
         width, per_page = int(counts.max()), self.page_tokens // ratio
@@ -78,14 +76,14 @@ class QueryPlanner:
         hidden = np.arange(width) >= counts[:, None]
         found = np.where(hidden, found[counts.argmax(), 0], found[:, :width])
         assert found.min() >= 0, "an entry that is needed has no page"
-        return self._keys(found, hidden)
+        return self._entries(found, counts)
 
     def _chunk(self, shape: StepShape, request: int, tables: Tables) -> Iterator[Queries]:
         start, end = int(shape.starts[request]), int(shape.ends[request])
         offset, row = int(shape.offsets[request]) - start, shape.rows[request]
         at = start
         while at < end:
-            stop = min(end, at + self._affordable(at))
+            stop = min(end, at + MOST_QUERIES)
             positions = np.arange(at, stop)
             first = first_key(self.rule, positions)
             keys = np.arange(int(first[0]), stop)
@@ -101,19 +99,13 @@ class QueryPlanner:
             )
             at = stop
 
-    def _affordable(self, at: int) -> int:
-        """How many queries from position ``at`` on are scored together."""
-        keys = at - int(first_key(self.rule, np.array([at]))[0]) + sum(at // r for r in self.ratios)
-        affordable = BLOCK_SCORES // (self.heads * (keys + MOST_QUERIES))
-        return min(MOST_QUERIES, max(MIN_QUERIES, affordable))
-
-    def _entries_of_chunk(self, row: int, positions: Ints, ratio: int, table: Table) -> Keys:
+    def _entries_of_chunk(self, row: int, positions: Ints, ratio: int, table: Table) -> Entries:
         """Entries [m] that any of one row's queries sees."""
         counts = (positions + 1) // ratio
         block = np.arange(int(counts[-1]))
         per_page = self.page_tokens // ratio
         found = present(table[row, block // per_page]) * per_page + block % per_page
-        return self._keys(found, block >= counts[:, None])
+        return self._entries(found, counts)
 
     def _slots(self, rows: Ints | int, positions: Ints, table: Table) -> Ints:
         index, inside = np.divmod(positions, self.page_tokens)
@@ -122,6 +114,10 @@ class QueryPlanner:
     def _keys(self, rows: Ints, hidden: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Keys:
         mask = torch.from_numpy(hidden).to(self.device) if hidden.any() else None
         return Keys(self._ship(rows), mask)
+
+    def _entries(self, rows: Ints, counts: Ints) -> Entries:
+        some_hidden = int(counts.min()) < rows.shape[-1]
+        return Entries(self._ship(rows), self._ship(counts) if some_hidden else None)
 
     def _ship(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

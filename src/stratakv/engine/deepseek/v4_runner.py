@@ -6,16 +6,15 @@ Owns the way from ``StepBatch`` to logits. Must not allocate pages or choose tok
 import numpy as np
 import torch
 
-from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.deepseek.common_rope import Rope
 from stratakv.engine.deepseek.v4_attention import V4Pages
 from stratakv.engine.deepseek.v4_blocks import BlockPlanner, Tables, present
 from stratakv.engine.deepseek.v4_compress import BlockPages
-from stratakv.engine.deepseek.v4_config import V4Config
-from stratakv.engine.deepseek.v4_model import V4Model
+from stratakv.engine.deepseek.v4_config import ROPES, V4Config
 from stratakv.engine.deepseek.v4_queries import QueryPlanner
+from stratakv.engine.deepseek.v4_shard import rank_model
 from stratakv.engine.deepseek.v4_step import V4Step
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.step_meta import StepShape
@@ -26,23 +25,20 @@ from stratakv.spec.groups import ANCHOR, CacheSpec
 
 
 class DeepSeekV4Runner:
-    """One model on one device; it shares its weights with the Hugging Face module. Raises
-    ConfigError for a configuration or a cache that it cannot run, and for adapters."""
+    """One model on one device; it shares its weights with the Hugging Face module."""
 
     def __init__(
         self, model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
     ) -> None:
-        if model.adapters.digests:
-            raise ConfigError("--lora: DeepSeek-V4 runs without adapters")
+        assert not model.adapters.digests, "adapters were not refused"
         config = V4Config.of(model.config)
         places = compressed_places(spec)
-        if sorted(places) != list(range(len(config.rates))):
-            raise ConfigError(f"the model cannot be run: {len(places)} of its layers are cached")
-        self._model = V4Model.of(config, model.module.state_dict())
+        assert sorted(places) == list(range(len(config.rates))), "a layer without a cache"
+        self._model = rank_model(model, config)
         self._pages = [
             _pages_of(places[LayerId(i)], pools, LayerId(i)) for i in range(len(config.rates))
         ]
-        self._ropes = {kind: Rope.of(model.module.config, kind) for kind in ("main", "compress")}
+        self._ropes = {kind: Rope.of(model.module.config, kind) for kind in ROPES}
         self._dtype, self._device = model.module.dtype, model.device
         self._tables, self._page_tokens = tables, spec.page_tokens
         blocks = {p.blocks.ratio: p.blocks for p in places.values() if p.blocks is not None}
@@ -53,7 +49,6 @@ class DeepSeekV4Runner:
             rule=spec.groups[self._local].retention,
             ratios=tuple(sorted(blocks)),
             page_tokens=spec.page_tokens,
-            heads=max(config.heads, config.index_heads),
             device=model.device,
         )
 

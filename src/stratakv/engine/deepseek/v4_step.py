@@ -57,13 +57,43 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """Compressed entries that n queries may choose from, oldest first: pool rows int64 [m] that
+    they share, or [n, m] of their own. counts: int64 [n], how many of them each query sees; None
+    where it is all m. The others are written nonetheless."""
+
+    rows: torch.Tensor
+    counts: torch.Tensor | None
+
+    def read(self, queries: slice, part: slice) -> torch.Tensor:
+        """Some rows of some queries."""
+        return self.rows[part] if self.rows.dim() == 1 else self.rows[queries, part]
+
+    def hidden(self, queries: slice, part: slice) -> torch.Tensor | None:
+        """Which of those they may not see; bool."""
+        if self.counts is None:
+            return None
+        places = torch.arange(part.start, part.stop, device=self.rows.device)
+        return places >= self.counts[queries, None]
+
+    def only(self, places: torch.Tensor) -> Keys:
+        """places: int64 [n, k] into the m."""
+        rows = self.rows[places] if self.rows.dim() == 1 else self.rows.gather(1, places)
+        return Keys(rows, None if self.counts is None else places >= self.counts[:, None])
+
+    @property
+    def all(self) -> Keys:
+        return Keys(self.rows, self.hidden(slice(None), slice(0, self.rows.shape[-1])))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Queries:
-    """n queries that are scored together. tokens: their places in the packed batch. entries: by
+    """n queries that are planned together. tokens: their places in the packed batch. entries: by
     ratio; none where no query sees an entry."""
 
     tokens: slice | torch.Tensor
     local: Keys
-    entries: Mapping[int, Keys]
+    entries: Mapping[int, Entries]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

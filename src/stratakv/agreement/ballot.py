@@ -1,0 +1,117 @@
+"""What ranks vote on each step, as lanes of one vector whose element-wise minimum is the result.
+
+Owns the layout, which depends on nothing that may differ between ranks. Pure: must not know what
+the work is, nor how ranks reach each other.
+
+Work of one kind ends in the order of its submission on every rank, so a count says which operations
+have ended, and MIN of counts says which have ended everywhere. What an operation *found* (which
+ends of a prefix are usable, which pages were stored) may differ, and travels as one 0/1 flag per
+lane: MIN is AND only lane by lane, so flags are never packed and lengths never sent as numbers
+(rank A may be able to use 5 pages, rank B 2 or 3).
+"""
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Lanes: TypeAlias = npt.NDArray[np.int64]
+
+
+class Work(IntEnum):
+    """Kinds of asynchronous work."""
+
+    BACKUP = 0
+    LOAD = 1
+    QUERY = 2
+    FETCH = 3
+    STORE = 4
+    TOUCH = 5
+    REMOVE = 6
+
+
+FLAGS: Final = (64, 0, 4096, 4096, 1024, 0, 0)
+"""Lanes for the flags of each kind. What does not fit waits for the next ballot."""
+WIDEST: Final = 4096
+"""The most flags that one operation of a kind that has flags for ends may have."""
+MOST: Final = 1 << 20
+"""The most operations of a kind without flags that one ballot ends."""
+FIELDS: Final = 8
+"""Digests that are compared, each in two lanes: d and -d. All ranks have the same d iff the minimum
+of the one is minus the minimum of the other."""
+DIGEST_BITS: Final = 62
+
+_COUNTS: Final = 2 * FIELDS
+_STARTS: Final = tuple(_COUNTS + len(Work) + sum(FLAGS[:kind]) for kind in range(len(FLAGS)))
+LANES: Final = _COUNTS + len(Work) + sum(FLAGS)
+
+
+class Ballot:
+    """One rank's votes; an operation that it says nothing of counts as not ended."""
+
+    def __init__(self) -> None:
+        self.lanes: Lanes = np.zeros(LANES, np.int64)
+        self._widths: dict[Work, list[int]] = {}
+
+    def cast(self, work: Work, found: Iterable[Flags]) -> None:
+        """The oldest operations of a kind have ended here, with these flags, as far as they fit.
+
+        An operation has the same number of flags on every rank. AssertionError for one that could
+        never fit.
+        """
+        start, room = _STARTS[work], FLAGS[work]
+        widths: list[int] = []
+        for flags in found:
+            width = len(flags)
+            assert width <= FLAGS[work], f"{width} flags of one {work.name}"
+            if width > room:
+                break
+            self.lanes[start : start + width] = flags
+            start, room = start + width, room - width
+            widths.append(width)
+        self._widths[work] = widths
+        self.lanes[_COUNTS + work] = len(widths)
+
+    def count(self, work: Work, ended: int) -> None:
+        """The same for work without flags."""
+        assert not FLAGS[work], f"{work.name} has flags"
+        self.lanes[_COUNTS + work] = min(ended, MOST)
+
+    def digest(self, field: int, value: int) -> None:
+        """``value``: of ``DIGEST_BITS`` bits."""
+        self.lanes[2 * field] = value
+        self.lanes[2 * field + 1] = -value
+
+    def result(self, least: Lanes) -> "Result":
+        """``least``: the minimum over all ranks' lanes."""
+        return Result(least, self._widths)
+
+
+class Result:
+    """What all ranks know after a ballot, alike on each."""
+
+    def __init__(self, least: Lanes, widths: dict[Work, list[int]]) -> None:
+        self._least = least
+        self._widths = widths
+
+    def ended(self, work: Work) -> int:
+        """How many operations, the oldest ones, have ended on every rank."""
+        return self._least.item(_COUNTS + work)
+
+    def flags(self, work: Work) -> list[Flags]:
+        """Of each operation that has ended on every rank, what was found on every rank."""
+        at = _STARTS[work]
+        found: list[Flags] = []
+        for width in self._widths.get(work, ())[: self.ended(work)]:
+            found.append(self._least[at : at + width] > 0)
+            at += width
+        return found
+
+    def differing(self, fields: int) -> int | None:
+        """The first of ``fields`` digests that is not the same on all ranks; None: all are."""
+        pairs = self._least[: 2 * fields].reshape(-1, 2)
+        apart = np.flatnonzero(pairs[:, 0] != -pairs[:, 1])
+        return apart.item(0) if len(apart) else None

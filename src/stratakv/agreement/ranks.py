@@ -1,0 +1,52 @@
+"""What ranks need of each other: two collectives a step, and one for when they differ.
+
+Owns the protocol and the group of one. Must not know what is said.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stratakv.agreement.ballot import Lanes
+
+
+class Ranks(Protocol):
+    """The tensor-parallel ranks of one engine. Every verb is called by all of them, in the same
+    order; RankLostError where one of them does not come within the group's time limit."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def least(self, lanes: Lanes) -> Lanes:
+        """The element-wise minimum over all ranks; ``lanes`` may be used for it."""
+        ...
+
+    def tell(self, letter: bytes) -> bytes:
+        """What rank 0 passes; the others pass anything."""
+        ...
+
+    def gather(self, text: str) -> Sequence[str]:
+        """Every rank's text, in order."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Alone:
+    """A group of one."""
+
+    rank = 0
+    size = 1
+
+    def least(self, lanes: Lanes) -> Lanes:
+        return lanes
+
+    def tell(self, letter: bytes) -> bytes:
+        return letter
+
+    def gather(self, text: str) -> Sequence[str]:
+        return [text]
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,32 @@
+"""Where a step's tokens come from: chosen here, or by rank 0 for all ranks.
+
+Owns the protocol and the engine that is alone. One call a step, whatever the step does: ranks that
+count calls differently hang.
+"""
+
+from typing import Protocol
+
+import torch
+
+from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.sampling import Sampled, sample
+
+
+class Meeting(Protocol):
+    def choose(self, logits: torch.Tensor, params: SamplingBatch) -> Sampled:
+        """The next token of every sampled row; logits: float32 [S, vocab], S may be 0."""
+        ...
+
+    def idle(self) -> None:
+        """Nothing ran in this step."""
+        ...
+
+
+class NoMeeting:
+    """A single rank asks nobody."""
+
+    def choose(self, logits: torch.Tensor, params: SamplingBatch) -> Sampled:
+        return sample(logits, params)
+
+    def idle(self) -> None:
+        pass

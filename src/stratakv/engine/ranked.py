@@ -1,0 +1,248 @@
+"""One engine on several ranks: rank 0 says what happens, and every rank does it at the same point.
+
+Owns the letter: the tokens of a step, the time, and what clients and operators want, in one
+broadcast inside each step; what it says is done when the step is over. Must not decide anything
+that ``loop`` decides, nor look at a follower.
+
+Letters are pickled: ranks are processes of one deployment and trust each other, as
+``torch.distributed`` itself does.
+"""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias, assert_never
+
+import numpy as np
+import torch
+
+from stratakv.agreement.agreement import Agreement, Figures
+from stratakv.cache.records import StorageStats
+from stratakv.core.clock import Clock, ToldClock
+from stratakv.core.errors import RequestError
+from stratakv.core.ids import RequestId, TokenIds
+from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.loop import Engine, EngineStats
+from stratakv.engine.request import Output, Prompt
+from stratakv.engine.sampling import Sampled, sample
+from stratakv.storage.io_worker import IoWorker
+
+CLOSE_S: Final = 10.0
+_NO_TOKENS: Final = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Command: TypeAlias = Submit | Abort | Flush | Detach | Keep | Clear | Stop
+Done: TypeAlias = bool | IoWorker | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Letter:
+    now_s: float
+    tokens: TokenIds
+    commands: tuple[Command, ...]
+
+
+class Desk:
+    """A rank's end of the broadcast: a ``Meeting`` for the engine's step. ``clock``: rank 0's own
+    time; ``told``: what all ranks take for the time."""
+
+    def __init__(self, agreement: Agreement, clock: Clock, told: ToldClock) -> None:
+        self._agreement = agreement
+        self._clock = clock
+        self._told = told
+        self.outbox: list[Command] = []
+        self._came: tuple[Command, ...] = ()
+
+    def choose(self, logits: torch.Tensor, params: SamplingBatch) -> Sampled:
+        """Rank 0 chooses for all, so that rounding on another rank says nothing."""
+        if self._agreement.leads:
+            sampled = sample(logits, params)
+            self._meet(sampled.tokens)
+            return sampled
+        tokens = self._meet(_NO_TOKENS)
+        assert len(tokens) == len(params.seeds), "rank 0 has another batch"
+        return Sampled(tokens, [None] * len(tokens))
+
+    def idle(self) -> None:
+        self._meet(_NO_TOKENS)
+
+    def _meet(self, tokens: TokenIds) -> TokenIds:
+        mine = b""
+        if self._agreement.leads:
+            mine = pickle.dumps(Letter(self._clock.now_s(), tokens, tuple(self.outbox)))
+            self.outbox.clear()
+        letter: Letter = pickle.loads(self._agreement.tell(mine))
+        self._told.set(letter.now_s)
+        self._came = letter.commands
+        return letter.tokens
+
+    def watch(self, name: str, figures: Callable[[], Figures]) -> None:
+        self._agreement.watch(name, figures)
+
+    def part(self) -> None:
+        """Meet nobody any more."""
+        self._agreement.part()
+
+    def take(self) -> tuple[Command, ...]:
+        """What the last letter asks for; told once."""
+        came, self._came = self._came, ()
+        return came
+
+
+class RankedEngine:
+    """An engine whose twins on other ranks do as it does. Rank 0 has the clients and calls all
+    verbs; the others call ``follow``."""
+
+    def __init__(self, engine: Engine, desk: Desk) -> None:
+        desk.watch("requests", engine.figures)
+        self._engine = engine
+        self._desk = desk
+        self._queued: set[RequestId] = set()
+        self._news: list[Output] = []
+        self._done: Done = None
+        self._stopped = False
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt) -> None:
+        """RequestError if it could never be served, which every rank would find."""
+        if prompt.id in self._queued:
+            raise RequestError(f"request {prompt.id} exists already")
+        self._engine.checked(prompt)
+        self._queued.add(prompt.id)
+        self._desk.outbox.append(Submit(prompt))
+
+    def abort(self, request: RequestId) -> None:
+        self._desk.outbox.append(Abort(request))
+
+    def has_work(self) -> bool:
+        return bool(self._desk.outbox or self._news) or self._engine.has_work()
+
+    def step(self) -> list[Output]:
+        """A step of all ranks, and then what the letter in it asks for. Whatever it raises, this
+        rank meets the others no more, and may still be closed."""
+        try:
+            news = self._news + self._engine.step()
+            self._news = []
+            for command in self._desk.take():
+                self._apply(command)
+        except BaseException:
+            self._stop()
+            raise
+        return news
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def check(self) -> None:
+        self._engine.check()
+
+    # -- what is asked between two steps ---------------------------------------------------------
+
+    def flush(self) -> bool:
+        """Drop every cached page; False, and nothing done, while a request runs."""
+        return bool(self._now(Flush()))
+
+    def attach_storage(self, worker: IoWorker) -> None:
+        """Before the first step, on every rank: each has its own worker."""
+        self._engine.attach_storage(worker)
+
+    def detach_storage(self, *, force: bool = False) -> IoWorker | None:
+        worker = self._now(Detach(force))
+        assert worker is None or isinstance(worker, IoWorker)
+        return worker
+
+    def keep_storage(self) -> None:
+        self._now(Keep())
+
+    def clear_storage(self) -> bool:
+        return bool(self._now(Clear()))
+
+    def storage_stats(self) -> StorageStats | None:
+        return self._engine.storage_stats()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """End all ranks, if they have not ended of themselves."""
+        if not self._stopped:
+            self._now(Stop())
+        self._engine.close(timeout_s)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._desk.part()
+
+    def _now(self, command: Command) -> Done:
+        """Have all ranks do it in a step of its own; what came of it here."""
+        self._desk.outbox.append(command)
+        self._news = self.step()
+        return self._done
+
+    # -- every rank ------------------------------------------------------------------------------
+
+    def follow(self, detached: Callable[[IoWorker], None], timeout_s: float = CLOSE_S) -> None:
+        """Do as rank 0 does, until it stops; ``detached`` gets a store that is used no more.
+        RankLostError where a rank does not come; what is queued for storage has its time either
+        way."""
+        try:
+            while not self._stopped:
+                self.step()
+                if isinstance(self._done, IoWorker):
+                    detached(self._done)
+                    self._done = None
+        finally:
+            self._engine.close(timeout_s)
+
+    def _apply(self, command: Command) -> None:
+        match command:
+            case Submit(prompt):
+                self._queued.discard(prompt.id)
+                self._engine.submit(prompt)
+            case Abort(request):
+                self._engine.abort(request)
+            case Flush():
+                self._done = self._engine.flush()
+            case Detach(force):
+                self._done = self._engine.detach_storage(force=force)
+            case Keep():
+                self._engine.keep_storage()
+            case Clear():
+                self._done = self._engine.clear_storage()
+            case Stop():
+                self._stop()
+            case _:
+                assert_never(command)

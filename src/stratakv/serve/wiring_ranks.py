@@ -1,0 +1,103 @@
+"""The composition root's ranks: how those of one server meet, and start alike.
+
+Owns the group, the clock that rank 0 tells, and the check that all ranks were started with the same
+settings and take the same memory. Must not start processes (``launch``) or know requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from stratakv.agreement.agreement import Agreement
+from stratakv.agreement.ranks import Ranks
+from stratakv.core.clock import MonotonicClock, ToldClock
+from stratakv.core.config import EngineConfig
+from stratakv.core.errors import ConfigError
+from stratakv.engine.ranked import Desk
+from stratakv.serve.sizing import Sizes
+from stratakv.spec.sharding import Sharding
+from stratakv.storage.backend import StorageBackend
+from stratakv.storage.sharded import GroupShards, ShardedBackend
+
+HEARTBEAT_S: Final = 5.0
+"""Ranks without work meet that often."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """One rank's end of everything that ranks share."""
+
+    ranks: Ranks
+    agreement: Agreement = field(init=False)
+    clock: ToldClock = field(init=False)
+    desk: Desk = field(init=False)
+
+    def __post_init__(self) -> None:
+        agreement, clock = Agreement(self.ranks), ToldClock()
+        object.__setattr__(self, "agreement", agreement)
+        object.__setattr__(self, "clock", clock)
+        object.__setattr__(self, "desk", Desk(agreement, MonotonicClock(), clock))
+
+    @property
+    def leads(self) -> bool:
+        return self.agreement.leads
+
+    def same(self, what: Sequence[tuple[str, object]]) -> None:
+        """ConfigError, on every rank, where one of these is not the same on all of them."""
+        told = [f"{name}: {value}" for name, value in what]
+        everyone = [text.split("\0") for text in self.ranks.gather("\0".join(told))]
+        for rank, theirs in enumerate(everyone):
+            for ours, other in zip(everyone[0], theirs, strict=True):
+                if ours != other:
+                    raise ConfigError(f"rank 0 has {ours}, rank {rank} has {other}; all must agree")
+
+    def least(self, sizes: Sizes) -> Sizes:
+        """What every rank can have: the smallest count of each pool."""
+        counts = (sizes.max_model_len, *sizes.device, *sizes.host)
+        lanes = self.ranks.least(np.array(counts, np.int64)).tolist()
+        groups = len(sizes.device)
+        return replace(
+            sizes,
+            max_model_len=lanes[0],
+            device=tuple(lanes[1 : 1 + groups]),
+            host=tuple(lanes[1 + groups :]),
+        )
+
+
+def check_alike(seat: Seat, config: EngineConfig, fingerprint: bytes, digest: bytes) -> None:
+    """ConfigError where ranks were started with other settings, weights or caches."""
+    settings = {name: getattr(config, name) for name in EngineConfig.__dataclass_fields__}
+    settings.pop("storage")  # its URL may have a password, and ranks may reach it by other names
+    flags = [(f"--{name.replace('_', '-')}", value) for name, value in settings.items()]
+    weights = [("weights", fingerprint.hex()), ("a cache of", digest.hex())]
+    stored = [("--storage", config.storage is not None)]
+    seat.same([*flags, *stored, *weights])
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Which objects a rank's pages are stored as. ``cut``: slices of each group's heads."""
+
+    sharding: Sharding
+    rank: int
+    cut: int
+
+    @property
+    def whole_pages(self) -> bool:
+        """Whether an object is a page, as it is where nobody shares."""
+        return self.sharding.ranks == 1 and self.cut == 1
+
+    def between(self, inner: StorageBackend) -> StorageBackend:
+        """A backend of this rank's pages over one of slices."""
+        if self.whole_pages:
+            return inner
+        groups = [
+            GroupShards(
+                self.sharding.objects(group.id, self.rank, self.cut),
+                self.sharding.writes(group.id, self.rank),
+            )
+            for group in self.sharding.whole.groups
+        ]
+        return ShardedBackend(inner, groups)
