@@ -23,27 +23,17 @@ _LENGTH: Final = 8
 
 
 class TorchRanks:
-    """``timeout_s``: how long a rank may let the others wait, in a collective."""
+    """The ranks of a process group that ``join`` has started. ``timeout_s``: how long one may let
+    the others wait in a collective, as ``join`` was told."""
 
-    def __init__(self, rank: int, size: int, address: str, timeout_s: float) -> None:
-        """Blocks until all ranks are there. ``address``: where rank 0 listens, as in
-        ``tcp://host:port``, or ``env://``. RankLostError where they do not come in time."""
-        self.rank = rank
-        self.size = size
-        self._limit = f"{timeout_s:g} s"
-
-        with self._watched():
-            dist.init_process_group(
-                "gloo",
-                init_method=address,
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-            )
+    def __init__(self, timeout_s: float) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._limit_s = timeout_s
         self._page = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
 
     def least(self, lanes: Lanes) -> Lanes:
-        with self._watched():
+        with _watched(self.rank, self._limit_s):
             dist.all_reduce(torch.from_numpy(lanes), op=dist.ReduceOp.MIN)
         return lanes
 
@@ -52,7 +42,7 @@ class TorchRanks:
         if self.rank == 0:
             head = len(letter).to_bytes(_LENGTH, "little") + letter[:room]
             page[: len(head)] = _bytes(head)
-        with self._watched():
+        with _watched(self.rank, self._limit_s):
             dist.broadcast(page, 0)
         length = int.from_bytes(page[:_LENGTH].numpy().tobytes(), "little")
         if length <= room:
@@ -60,28 +50,43 @@ class TorchRanks:
         whole = torch.empty(length, dtype=torch.uint8)
         if self.rank == 0:
             whole[:] = _bytes(letter)
-        with self._watched():
+        with _watched(self.rank, self._limit_s):
             dist.broadcast(whole, 0)
         return whole.numpy().tobytes()
 
     def gather(self, text: str) -> Sequence[str]:
         texts: list[str] = [""] * self.size
-        with self._watched():
+        with _watched(self.rank, self._limit_s):
             dist.all_gather_object(texts, text)
         return texts
 
     def close(self) -> None:
         dist.destroy_process_group()
 
-    @contextmanager
-    def _watched(self) -> Generator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise RankLostError(
-                f"rank {self.rank} of {self.size} waits for another rank, which has ended or has "
-                f"not answered within {self._limit}: {error}"
-            ) from error
+
+def join(rank: int, size: int, address: str, timeout_s: float) -> TorchRanks:
+    """Block until all ranks are there. ``address``: where rank 0 listens, as in
+    ``tcp://host:port``, or ``env://``. RankLostError where they do not come in time."""
+    with _watched(rank, timeout_s):
+        dist.init_process_group(
+            "gloo",
+            init_method=address,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    return TorchRanks(timeout_s)
+
+
+@contextmanager
+def _watched(rank: int, limit_s: float) -> Generator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(
+            f"rank {rank} waits for another rank, which has ended or has not answered within "
+            f"{limit_s:g} s: {error}"
+        ) from error
 
 
 def _bytes(text: bytes) -> torch.Tensor:

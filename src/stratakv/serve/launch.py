@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from stratakv.agreement.torch_ranks import TorchRanks
+from stratakv.agreement.torch_ranks import join
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, StrataError
 from stratakv.engine.ranked import RankedEngine
@@ -89,8 +89,7 @@ def launched(size: int) -> Place | None:
 
 def _serve(path: Path, config: EngineConfig, server: ServerConfig, place: Place) -> int:
     try:
-        ranks = TorchRanks(place.rank, place.size, place.address, config.tp_timeout)
-        seat = Seat(ranks)
+        seat = Seat(join(place.rank, place.size, place.address, config.tp_timeout))
         if place.rank > 0:
             return _follow(path, config, seat)
         return _lead(path, config, server, seat)

@@ -1,0 +1,177 @@
+"""What one rank does in the tests of ranked engines: build the server's engine, take part, tell.
+
+Owns the acts of the play; runs in processes that ``tests.ranks`` starts. Rank 0 has the clients,
+the others follow.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from transformers.utils import logging
+
+from stratakv.agreement.torch_ranks import TorchRanks
+from stratakv.core.config import EngineConfig
+from stratakv.engine.model import load_model
+from stratakv.engine.ranked import RankedEngine
+from stratakv.serve import wiring, wiring_storage
+from stratakv.serve.wiring_ranks import Seat
+from stratakv.storage.backend import ObjectKey, WriteStatus
+from stratakv.testing.storage_faults import Faults, FaultyBackend
+from tests.engines import greedy, tokens_of
+
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Play:
+    """``prompts``: run one after the other, so that each finds what those before it have left."""
+
+    path: Path
+    store: Path
+    config: EngineConfig
+    prompts: list[list[int]]
+    count: int
+
+
+@dataclass
+class Told:
+    """``tokens``: of each prompt, by act; ``cached``: the most from each tier, by act."""
+
+    tokens: dict[str, list[list[int]]] = field(default_factory=dict)
+    cached: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    steps: int = 0
+    ballots: int = 0
+    letters: int = 0
+
+
+class Written:
+    """A backend that remembers what was stored through it, for an act that takes some away."""
+
+    def __init__(self, inner) -> None:
+        self._inner = inner
+        self.keys: list[ObjectKey] = []
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def write(self, keys, pages):
+        statuses = self._inner.write(keys, pages)
+        kept = {WriteStatus.STORED, WriteStatus.PRESENT}
+        self.keys += [key for key, status in zip(keys, statuses, strict=True) if status in kept]
+        return statuses
+
+
+def perform(play: Play) -> Told:
+    """All acts. The same process group carries several engines, one after the other."""
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    told = Told()
+    model = load_model(play.path, "float32", ranks=dist.get_world_size())
+    first: list[ObjectKey] = []
+
+    def caches(serve) -> None:
+        serve("recomputed")
+        serve("again")
+        assert serve.engine.flush()
+        serve("stored")
+
+    def restarted(serve) -> None:
+        serve("restarted")
+
+    def unwell(serve) -> None:
+        serve("unwell")
+
+    _engine(play, model, told, caches, written=first)
+    _engine(play, model, told, restarted)
+    _remove_some(play, first)
+    _engine(play, model, told, restarted_with_gaps)
+    faults = Faults(seed=3, read_fails=0.2, read_misses=0.1, read_corrupt=0.1, delay_s=0.003)
+    _engine(play, model, told, unwell, faults=faults if dist.get_rank() == 1 else Faults())
+    return told
+
+
+def restarted_with_gaps(serve) -> None:
+    serve("gaps")
+
+
+class _Serve:
+    """Rank 0's clients."""
+
+    def __init__(self, engine: RankedEngine, play: Play, told: Told) -> None:
+        self.engine = engine
+        self._play = play
+        self._told = told
+        self._turn = 0
+
+    def __call__(self, act: str) -> None:
+        tokens, most = [], (0, 0, 0)
+        for prompt in self._play.prompts:
+            self._turn += 1
+            self.engine.submit(greedy(f"r{self._turn}", prompt, self._play.count))
+            news = []
+            while self.engine.has_work():
+                news += self.engine.step()
+            tokens.append(tokens_of(news))
+            for output in news:
+                if output.cached is not None:
+                    cached = output.cached
+                    found = (cached.device, cached.host, cached.storage)
+                    most = tuple(map(max, most, found))
+        self.engine.check()
+        self._told.tokens[act] = tokens
+        self._told.cached[act] = most
+
+
+def _engine(
+    play: Play,
+    model,
+    told: Told,
+    act: Callable[[_Serve], None],
+    written: list[ObjectKey] | None = None,
+    faults: Faults | None = None,
+) -> None:
+    seat = Seat(TorchRanks(PATIENCE_S))
+    rank = seat.ranks.rank
+    config = replace(play.config, tp=seat.ranks.size)
+    sizes = wiring.size(model.facts, config, on_cpu=True)
+    sharing = wiring.sharing_of(sizes, config, rank)
+    store = wiring_storage.open_store(f"file://{play.store}", sizes.spec, sizes.host, sharing)
+    lanes = store.worker._lanes
+    kept = Written(lanes[-1]._backend)
+    lanes[-1]._backend = kept
+    if faults is not None:
+        lanes[0]._backend = FaultyBackend(lanes[0]._backend, faults)
+    parts = wiring.build_engine(model, config, wiring.Outside(seat=seat))
+    parts.engine.attach_storage(store.worker)
+    try:
+        if rank == 0:
+            act(_Serve(parts.port, play, told))
+            parts.port.close()
+        else:
+            parts.port.follow(lambda worker: worker.close(1.0))
+    finally:
+        parts.transfer.close()
+    told.steps += parts.engine.stats().steps
+    told.ballots, told.letters = seat.agreement.ballots, seat.agreement.letters
+    if written is not None:
+        written += kept.keys
+    dist.barrier()
+
+
+def _remove_some(play: Play, keys: list[ObjectKey]) -> None:
+    """Delete a random third of what the last rank has written."""
+    ranks = dist.get_world_size()
+    if dist.get_rank() == ranks - 1:
+        config = replace(play.config, tp=ranks)
+        sizes = wiring.size(wiring.read_facts(play.path, "float32"), config, on_cpu=True)
+        sharing = wiring.sharing_of(sizes, config, ranks - 1)
+        url = f"file://{play.store}"
+        worker = wiring_storage.open_store(url, sizes.spec, sizes.host, sharing).worker
+        chosen = np.random.default_rng(5).random(len(keys)) < 1 / 3
+        worker._lanes[-1]._backend.remove([k for k, gone in zip(keys, chosen, strict=True) if gone])
+        assert worker.close(10.0)
+    dist.barrier()
