@@ -20,6 +20,7 @@ from stratakv.engine.model_facts import plain_config
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES, FAMILIES, NOT_CACHED
 from stratakv.spec.groups import CacheSpec
+from stratakv.spec.sharding import NOT_SPLIT, SPLIT_HEADS
 from stratakv.spec.support import refusal
 from tests.fixtures.tiny_configs import tiny_config
 from tests.hit_cases import prove_composite, prove_reuse
@@ -34,9 +35,11 @@ Each `model_type` that the engine knows was tried with a tiny random model in fp
 engine: a prompt was computed, hit on the device and loaded back from the host. "exact" says that
 tokens were the same as with Hugging Face's own cache at batch 1 every time, and logits within
 1e-5 of the largest. Groups are those of the tiny model; a checkpoint without windows has no `swa`.
+"With `--tp`" says what several ranks do: each keeps the keys and values of its heads, or all of
+them keep the whole cache and split only weights; where nothing is said it runs on one rank only.
 
-| model type | cache groups | result |
-|---|---|---|
+| model type | cache groups | result | with `--tp` |
+|---|---|---|---|
 """
 WHOLE: Final = """
 ## With images or sound beside text
@@ -87,9 +90,19 @@ def groups(family: str) -> str:
     return ", ".join(f"{group.name} `{group.retention}`" for group in spec(family).groups)
 
 
+def shared(family: str) -> str:
+    """What ranks do with a type that is served."""
+    if refused(family) is not None or family in NOT_SPLIT:
+        return ""
+    return "heads" if family in SPLIT_HEADS else "whole cache"
+
+
 def document(results: Iterable[tuple[str, str]]) -> str:
     """The page; ``results``: model type and what came out."""
-    tried = "".join(f"| {family} | {groups(family)} | {result} |\n" for family, result in results)
+    tried = "".join(
+        f"| {family} | {groups(family)} | {result} | {shared(family)} |\n"
+        for family, result in results
+    )
     whole = "".join(f"| {model} | {text} | exact |\n" for model, text in COMPOSITES.items())
     others = "".join(f"| {model} | {why} |\n" for model, why in NOT_SERVED.items())
     return HEAD + tried + WHOLE + whole + TAIL + others

@@ -53,8 +53,8 @@ def test_traffic_under_pressure(spec, cache, host):
     traffic = Traffic(seed=host, requests=24, aborts=0.05, check_every=3)
     copier = UnevenCopier(host, 5) if host == 12 else DEFAULT_COPIER
     counters = churn(spec, config(cache), *pools(spec, 40, host), traffic, copier)
-    assert counters.retracted > 0
-    if host != 12:  # a small host may save some of it, or nothing
+    if host != 12:  # of slow copies it depends who must leave, and a small host may save nothing
+        assert counters.retracted > 0
         assert (counters.load_pages > 0) == (cache == "host")
         assert (counters.retracted_unsaved < counters.retracted) == (cache == "host")
 

@@ -175,7 +175,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
 
 
 def test_a_start_that_fails_gives_its_endpoints_back(directory, monkeypatch):
-    def fails(*_arguments):
+    def fails(*_arguments, **_options):
         raise ConfigError("the weights are gone")
 
     monkeypatch.setattr(wiring, "load_model", fails)

@@ -39,7 +39,7 @@ MAX_MODEL_LEN = 512
 CONFIG = EngineConfig(
     page_tokens=PAGE,
     dtype="float32",
-    device_memory="640KiB",
+    device_memory="584KiB",
     host_memory="1280KiB",
     max_running=16,
     step_tokens=256,
@@ -47,7 +47,7 @@ CONFIG = EngineConfig(
     chat_tokens=256,
 )
 FLAGS = (
-    "--page-tokens", "16", "--dtype", "float32", "--device-memory", "640KiB",
+    "--page-tokens", "16", "--dtype", "float32", "--device-memory", "584KiB",
     "--host-memory", "1280KiB", "--max-running", "16",
     "--step-tokens", "256", "--chunk-tokens", "64", "--chat-tokens", "256", "--threads", "1",
 )  # fmt: skip

@@ -125,6 +125,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "storage/io_worker.py": "one worker per open backend",
         "serve/driver.py": "the engine's own thread",
         "serve/kv_events.py": "who publishes must not hold a step up",
+        "sim/run.py": "ranks that take turns: one thread each, one of them at a time",
         "serve/launch.py": "who watches the processes of other ranks",
         "serve/http_api.py": "long texts are tokenized in asyncio's pool",
         "serve/admin_api.py": "opening, closing and waiting for storage, in asyncio's pool",

@@ -83,7 +83,8 @@ def followed(rules, device, host, copier=None, config=CONFIG):
         follower = Follower(of, adapters)
         return follower.events
 
-    with mock.patch.object(wiring, "assemble", partial(wiring.assemble, follow=follow)):
+    told = partial(wiring.assemble, outside=wiring.Outside(follow=follow))
+    with mock.patch.object(wiring, "assemble", told):
         made = token_engine(spec, config, device, host, *([copier] if copier else []))
         with made as parts:
             step = parts.engine.step

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from stratakv.cache import prefetch
 from stratakv.cache.prefetch import GRACE_S, HUNG_S
 from stratakv.core.ids import GroupId
 from stratakv.policy.prefetch_pace import BestEffort, Timeout
@@ -62,6 +63,18 @@ def test_a_whole_prompt_lands_and_is_a_hit(benches):
     over(bench)
     assert bench.lost() == {}
     assert bench.hits() == 4
+
+
+@pytest.mark.parametrize("spec", [FULL, WINDOW, STATE], ids=["full", "window", "state"])
+def test_an_attempt_looks_no_further_than_ranks_can_vote(benches, monkeypatch, spec):
+    monkeypatch.setattr(prefetch, "MOST_ENDS", 3)
+    bench = benches(spec)
+    bench.fill(PROMPT, 8)
+    bench.fetch("r", PROMPT, 8)
+    assert bench.match(PROMPT, 8).end == 3
+    bench.landed(PROMPT, 3)
+    bench.fetch("again", PROMPT, 8)
+    assert bench.match(PROMPT, 8).end == 6, "the next one goes on from there"
 
 
 # -- the reasons ---------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_a_dead_thread_is_loud(made, clock):
 
     worker = IoWorker(Backends(gate := Fatal(), gate), FORM, IoLimits(), clock)
     worker.submit(Query(keys_of(1)))
-    worker._threads[0].join(PATIENCE_S)
+    worker._hands[0].join(PATIENCE_S)
     for call in (lambda: worker.ready(Kind.QUERY), lambda: worker.submit(Query(()))):
         with pytest.raises(AssertionError, match="storage tier failed"):
             call()

@@ -69,7 +69,7 @@ def join(rank: int, size: int, address: str, timeout_s: float) -> TorchRanks:
     ``tcp://host:port``, or ``env://``. RankLostError where they do not come in time."""
     with _watched(rank, timeout_s):
         dist.init_process_group(
-            "gloo",
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             init_method=address,
             rank=rank,
             world_size=size,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, wrap
 from stratakv.serve.wiring import EngineParts, build_engine
+from stratakv.serve.wiring_storage import open_store
 from stratakv.spec.budget import ExpectedLoad, device_bytes, pages_beside
 from stratakv.spec.derive import default_page_tokens, spec_of
 
@@ -36,6 +38,7 @@ DEVICE_TOKENS: Final = PROMPTS * (PROMPT_TOKENS + NEW_TOKENS) * 3 // 2
 ALONE: Final = 24
 """Requests of the workload without reuse: half as many again as run at once."""
 ALONE_NEW: Final = 64
+STORE_QUOTA: Final = "1GiB"
 ROUNDS: Final = {
     "llama 8x256": 3,
     "gpt_oss 4x64": 7,
@@ -48,8 +51,9 @@ ROUNDS: Final = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """Output tokens per second, prefill included; ``ragged_ratio``: decode speed over that of the
-    per-request loop; ``no_reuse_ratio``: speed with both tiers over that with the cache off. None
-    where ``TARGETS`` has none."""
+    per-request loop; ``no_reuse_ratio``: speed with both tiers over that with the cache off, where
+    nothing is reused; ``no_reuse_storage_ratio``: the same with a file store too, to which all of
+    it is written. None where ``TARGETS`` has none."""
 
     model: str
     ours_tok_s: float
@@ -57,6 +61,7 @@ class Baseline:
     generate_batch_tok_s: float | None
     ragged_ratio: float | None
     no_reuse_ratio: float | None
+    no_reuse_storage_ratio: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,7 @@ def compare(name: str, model: PreTrainedModel) -> Baseline:
         generate_batch_tok_s=None if batching_s is None else output / batching_s,
         ragged_ratio=None if target.ragged is None else _ragged(model, rounds),
         no_reuse_ratio=None if target.no_reuse is None else _no_reuse(model, rounds),
+        no_reuse_storage_ratio=None if target.no_reuse is None else _stored(model, rounds),
     )
 
 
@@ -113,8 +119,22 @@ def _ragged(model: PreTrainedModel, rounds: int) -> float:
     return median(loop_s / ours_s for ours_s, loop_s in pairs[1:])
 
 
+def _stored(model: PreTrainedModel, rounds: int) -> float:
+    parts = _engine(twin(model), "host")
+    with TemporaryDirectory(prefix="stratakv-bench-") as directory:
+        url = f"file://{directory}?quota={STORE_QUOTA}"
+        store = open_store(url, parts.spec, [arena.pages for arena in parts.arenas])
+        parts.engine.attach_storage(store.worker)
+        return _without_reuse(parts, model, rounds)
+
+
 def _no_reuse(model: PreTrainedModel, rounds: int) -> float:
-    with _engines(_engine(twin(model), "host"), _engine(twin(model), "off")) as both:
+    return _without_reuse(_engine(twin(model), "host"), model, rounds)
+
+
+def _without_reuse(parts: EngineParts, model: PreTrainedModel, rounds: int) -> float:
+    """Speed of ``parts``, which are closed, over that of a cache that is off."""
+    with _engines(parts, _engine(twin(model), "off")) as both:
         pairs = [race(both, _equal(ALONE), ALONE_NEW) for _ in range(rounds + 1)]
     return median(off_s / ours_s for ours_s, off_s in pairs[1:])
 

@@ -20,6 +20,7 @@ from stratakv.bench.shapes import (
     VOCABULARY,
     endless,
     hybrid,
+    llama_8x256,
     nemotron_h_6x256,
     qwen3_next_4x256,
 )
@@ -122,6 +123,7 @@ def lfm2_4x128() -> PretrainedConfig:
 
 FIRST_TOKENS: Final[Mapping[str, Callable[[], PretrainedConfig]]] = {
     "llama": llama_4x128,
+    "llama 8x256": llama_8x256,
     "gemma3": hybrid,
     "llama4": llama4_4x128,
     "deepseek_v3": deepseek_v3_4x128,
@@ -130,5 +132,5 @@ FIRST_TOKENS: Final[Mapping[str, Callable[[], PretrainedConfig]]] = {
     "mamba2": mamba2_4x128,
     "lfm2": lfm2_4x128,
 }
-"""By model type: full attention, sliding window, chunks, latents, gated delta net, a Mamba-2
-hybrid, Mamba-2 alone, short convolutions."""
+"""By model type: full attention, small and larger, sliding window, chunks, latents, gated delta
+net, a Mamba-2 hybrid, Mamba-2 alone, short convolutions."""

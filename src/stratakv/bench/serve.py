@@ -151,6 +151,7 @@ def _ratios(one: Baseline) -> list[str]:
         ("to generate_batch", batching and ours / batching, goal.ours_to_generate_batch),
         ("ragged", one.ragged_ratio, goal.ragged),
         ("without reuse", one.no_reuse_ratio, goal.no_reuse),
+        ("and with a store", one.no_reuse_storage_ratio, goal.no_reuse),
     )
     return [f"{name} {ratio:.2f} ({aim})" for name, ratio, aim in ratios if ratio is not None]
 

@@ -33,7 +33,7 @@ def llama_8x256() -> PretrainedConfig:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=4096,
+        max_position_embeddings=8192,
     )
     return endless(config)
 
