@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 
-from stratakv.agreement.ballot import Ballot
+from stratakv.agreement.ballot import Ballot, Work
 from stratakv.cache import prefetch
 from stratakv.cache.copies import CopyDesk
 from stratakv.cache.kv_cache import KVCache
@@ -78,8 +78,6 @@ def a_backup_that_is_good_here() -> Patch:
     """Whether a backup has failed is what this rank saw of it."""
 
     def apply(self, agreed):
-        from stratakv.agreement.ballot import Work
-
         loads, saved = agreed.ended(Work.LOAD), agreed.ended(Work.BACKUP)
         for done in self._taken(Direction.BACKUP, saved):
             self._backed_up(done, ok=done[0].ok)

@@ -1,0 +1,134 @@
+"""What clients and operators do to rank 0 in a run, and whether they get what they were promised.
+
+Owns the script's execution and the check of every answer. Must not look inside the engine.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from stratakv.core.errors import RequestError
+from stratakv.core.ids import RequestId
+from stratakv.engine.ranked import (
+    Abort,
+    Clear,
+    Command,
+    Detach,
+    Flush,
+    Keep,
+    RankedEngine,
+    Stop,
+    Submit,
+)
+from stratakv.engine.request import FinishReason, Output, Prompt
+from stratakv.sim.plan import Plan
+from stratakv.sim.runner import expected_tokens
+
+MOST_STEPS: Final = 4000
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a run came to, in tokens but for ``steps``; ``cached`` by tier."""
+
+    steps: int = 0
+    said: int = 0
+    cached: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+
+
+class Client:
+    def __init__(self, plan: Plan, engine: RankedEngine) -> None:
+        self.trace = Trace()
+        self._plan = plan
+        self._engine = engine
+        self._prompts: dict[RequestId, Prompt] = {}
+        self._said: dict[RequestId, list[int]] = {}
+        self._ended: dict[RequestId, FinishReason] = {}
+        self._aborted: set[RequestId] = set()
+        self._detaching = False
+
+    def run(self) -> None:
+        """The whole script, and then the end of the fleet."""
+        for event in self._plan.events:
+            while event.settled and len(self._ended) < len(self._prompts):
+                self._step()
+            for _ in range(event.after):
+                self._step()
+            self._do(event.command)
+        while self._engine.has_work():
+            self._step()
+        assert self._ended.keys() == self._prompts.keys(), "requests were lost"
+        self._engine.close()
+
+    def _step(self) -> None:
+        self.trace.steps += 1
+        assert self.trace.steps < MOST_STEPS, f"no end after {MOST_STEPS} steps"
+        for output in self._engine.step():
+            self._heard(output)
+        if self._detaching:
+            self._detach(force=False)
+
+    def _do(self, command: Command) -> None:
+        attached = self._engine.storage_stats() is not None
+        match command:
+            case Submit(prompt):
+                self._submit(prompt)
+            case Abort(request):
+                self._aborted.add(request)
+                self._engine.abort(request)
+            case Flush():
+                self._engine.flush()
+            case Clear():
+                if attached:
+                    self._engine.clear_storage()
+            case Detach(force):
+                self._detach(force=force)
+            case Keep():
+                self._detaching = False
+                if attached:
+                    self._engine.keep_storage()
+            case Stop():
+                raise AssertionError("the script ends by itself")
+            case _:
+                assert_never(command)
+
+    def _submit(self, prompt: Prompt) -> None:
+        try:
+            self._engine.submit(prompt)
+        except RequestError:  # it could never fit these pools
+            return
+        self._prompts[prompt.id] = prompt
+        self._said[prompt.id] = []
+
+    def _detach(self, *, force: bool) -> None:
+        """Ask until the store is free, as an operator does."""
+        self._detaching = False
+        if self._engine.storage_stats() is None:
+            return
+        worker = self._engine.detach_storage(force=force)
+        self._detaching = worker is None
+        if worker is not None:
+            worker.close(0.0)
+
+    def _heard(self, output: Output) -> None:
+        prompt, said = self._prompts[output.request], self._said[output.request]
+        assert output.request not in self._ended, f"{output.request}: news after the end"
+        if output.token is not None:
+            self.trace.said += 1
+            said.append(output.token)
+            right = expected_tokens(prompt.tokens, len(said))
+            assert said == right, f"{output.request} says {said}, not {right}"
+        if output.cached is not None:
+            for tier in ("device", "host", "storage"):
+                self.trace.cached[tier] += {
+                    "device": output.cached.device,
+                    "host": output.cached.host,
+                    "storage": output.cached.storage,
+                }[tier]
+        if output.finish is not None:
+            self._ended[output.request] = output.finish
+            whole = len(said) == prompt.sampling.max_tokens
+            aborted = output.finish is FinishReason.ABORT
+            assert whole or (aborted and output.request in self._aborted), (
+                f"{output.request} ended as {output.finish} after {len(said)} tokens"
+            )

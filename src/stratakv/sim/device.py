@@ -1,0 +1,146 @@
+"""A device and a host of a few pages each, and copies between them that end when a schedule says.
+
+Owns the bytes and every copy in flight. A copy moves its bytes when it ends and not before, so that
+pages which are freed or written too early show. Must not choose what to copy.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import LayerId, PageIds, TicketId
+from stratakv.memory.allocator import PageAllocator
+from stratakv.sim.adversary import Adversary
+from stratakv.spec.groups import CacheGroup, CacheSpec
+from stratakv.transfer.engine import Completion
+from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+
+
+class PageBytes:
+    """Pages of one group on one tier: ``rows`` is float32 [pages, rows_per_page, row]. A group
+    without buffers has none."""
+
+    def __init__(self, group: CacheGroup, pages: int) -> None:
+        assert len(group.buffers) <= 1, "the simulation has one buffer a group"
+        shape = (
+            (group.buffers[0].rows_per_page, *group.buffers[0].row_shape) if group.buffers else (0,)
+        )
+        self.rows: npt.NDArray[np.float32] = np.full((pages, *shape), np.nan, np.float32)
+        self._size = self.rows[0].nbytes if pages else 0
+        self._whole = self.rows.reshape(-1).view(np.uint8).data if self._size else memoryview(b"")
+
+    def views(self, pages: PageIds) -> list[memoryview]:
+        """The bytes of each page, writable; no copies."""
+        size = self._size
+        return [self._whole[at * size : (at + 1) * size] for at in pages.tolist()]
+
+
+class PoisoningAllocator(PageAllocator):
+    """Fills what is freed with NaN, so that a read of a page nobody owns cannot go unseen."""
+
+    def __init__(self, of: PageBytes) -> None:
+        super().__init__(len(of.rows))
+        self._bytes = of
+
+    def free(self, pages: PageIds) -> None:
+        super().free(pages)
+        self._bytes.rows[pages] = np.nan
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    ticket: TicketId
+    copies: tuple[GroupCopy, ...]
+    ok: bool = True
+    moved: bool = False
+
+
+class SimTransfer:
+    """A ``TransferEngine`` whose plans end as the adversary says, each direction in order."""
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        device: Sequence[PageBytes],
+        host: Sequence[PageBytes],
+        adversary: Adversary,
+    ) -> None:
+        self._sizes = [group.page_bytes for group in spec.groups]
+        self._device, self._host = device, host
+        self._adversary = adversary
+        self._tickets = 0
+        self._queues: dict[Direction, deque[_Job]] = {d: deque() for d in Direction}
+        self._ended: dict[Direction, deque[Completion]] = {d: deque() for d in Direction}
+
+    def submit(self, plan: CopyPlan) -> TicketId:
+        copies = tuple(
+            GroupCopy(copy.group, copy.device.copy(), copy.host.copy()) for copy in plan.copies
+        )
+        job = _Job(TicketId(self._tickets), copies)
+        self._tickets += 1
+        if plan.direction is Direction.BACKUP:
+            job.ok = not self._adversary.strikes(self._adversary.hazards.backup_fails)
+        self._queues[plan.direction].append(job)
+        return job.ticket
+
+    def gate(self, tickets: Sequence[TicketId]) -> "SimGate":
+        return SimGate(self, frozenset(tickets))
+
+    def land(self, tickets: frozenset[TicketId]) -> None:
+        """A forward has waited for these loads: their bytes are there, and perhaps nobody knows
+        yet."""
+        queue = self._queues[Direction.LOAD]
+        last = max((at for at, job in enumerate(queue) if job.ticket in tickets), default=-1)
+        for at in range(last + 1):
+            self._move(Direction.LOAD, queue[at])
+
+    def ready(self, direction: Direction) -> int:
+        """Each look may be the one that finds another plan ended."""
+        if self._queues[direction] and self._adversary.moves(direction.value):
+            self._end(direction)
+        return len(self._ended[direction])
+
+    def peek(self, direction: Direction, count: int) -> list[Completion]:
+        assert 0 <= count <= len(self._ended[direction]), f"{count} plans have not ended"
+        return [self._ended[direction][at] for at in range(count)]
+
+    def take(self, direction: Direction, count: int) -> list[Completion]:
+        assert 0 <= count <= len(self._ended[direction]), f"{count} plans have not ended"
+        return [self._ended[direction].popleft() for _ in range(count)]
+
+    def close(self) -> None:
+        for direction in Direction:
+            while self._queues[direction]:
+                self._end(direction)
+
+    def _end(self, direction: Direction) -> None:
+        job = self._queues[direction].popleft()
+        self._move(direction, job)
+        size = sum(len(copy.device) * self._sizes[copy.group] for copy in job.copies)
+        self._ended[direction].append(Completion(job.ticket, job.ok, size if job.ok else 0))
+
+    def _move(self, direction: Direction, job: _Job) -> None:
+        if job.moved:
+            return
+        job.moved = True
+        for copy in job.copies:
+            device, host = self._device[copy.group].rows, self._host[copy.group].rows
+            if direction is Direction.LOAD:
+                device[copy.device] = host[copy.host]
+            else:
+                host[copy.host] = device[copy.device] if job.ok else np.nan
+
+
+class SimGate:
+    """A ``LayerGate``: all layers land at once."""
+
+    def __init__(self, transfer: SimTransfer, tickets: frozenset[TicketId]) -> None:
+        self._transfer = transfer
+        self._tickets = tickets
+
+    def wait(self, layer: LayerId) -> None:
+        del layer
+        self._transfer.land(self._tickets)

@@ -1,0 +1,105 @@
+"""Fleets of simulated ranks: all are alike after every step, what they say is right, and they meet
+exactly as often as they should.
+"""
+
+import logging
+
+import pytest
+
+from stratakv.cache.copies import CopyDesk
+from stratakv.engine.ranked import Flush, Stop
+from stratakv.sim.plan import plan_of
+from stratakv.sim.run import Fleet, run
+
+RUNS, CHUNK = 500, 25
+LONG_RUNS, LONG_CHUNK = 10_000, 250
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Stores that fail say so, thousands of times."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
+def test_ranks_are_alike_after_every_step(first):
+    for seed in range(first, first + CHUNK):
+        run(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(RUNS, RUNS + LONG_RUNS, LONG_CHUNK))
+def test_ranks_are_alike_after_every_step_of_many_runs(first):
+    for seed in range(first, first + LONG_CHUNK):
+        run(seed)
+
+
+def test_runs_come_by_everything_that_may_happen():
+    """A campaign in which no page moves proves nothing."""
+    moved: dict[str, int] = {}
+    for seed in range(40):
+        fleet = Fleet(plan_of(seed))
+        cached = fleet.run().cached
+        storage = fleet.ranks[0].cache.storage
+        prefetched = storage.prefetcher.counters
+        counts = fleet.ranks[0].cache.counters.snapshot() | {
+            "from the device": cached["device"],
+            "from storage": cached["storage"],
+            "lost to another rank": sum(prefetched.lost.values()),
+            "stored": storage.persister.counters.stored,
+        }
+        for name, count in counts.items():
+            moved[name] = moved.get(name, 0) + count
+    wanted = ("from the device", "from storage", "lost to another rank", "stored", "retracted",
+              "retracted_pages", "load_pages", "backup_pages", "backup_failed_pages", "copy_waits",
+              "evicted_device_pages", "evicted_host_pages", "snapshots")  # fmt: skip
+    assert not [name for name in wanted if not moved[name]]
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 4))
+def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
+    """But where it must wait for a copy, and then one more ballot for each look at it."""
+    fleet, extra = Fleet(plan_of(seed)), []
+    rank = fleet.ranks[-1]
+    wait, tick = CopyDesk.wait, type(rank.cache).tick
+
+    def waited(desk):
+        before = rank.agreement.ballots
+        found = wait(desk)
+        if desk is rank.cache._copies:
+            extra.append(rank.agreement.ballots - before)
+        return found
+
+    ticks = []
+
+    def ticked(cache, head=None):
+        ticks.append(cache)
+        tick(cache, head)
+
+    monkeypatch.setattr(CopyDesk, "wait", waited)
+    monkeypatch.setattr(type(rank.cache), "tick", ticked)
+    plain = []
+    step = rank.engine.step
+
+    def stepped():
+        extra.clear()
+        ticks.clear()
+        ballots, letters = rank.agreement.ballots, rank.agreement.letters
+        news = step()
+        assert rank.agreement.letters - letters == 1
+        mine = sum(cache is rank.cache for cache in ticks)
+        assert rank.agreement.ballots - ballots == mine + sum(extra)
+        if not any(isinstance(command, Flush | Stop) for command in done):
+            assert mine == 1
+        plain.append(mine + sum(extra) == 1)
+        done.clear()
+        return news
+
+    done = []
+    apply = rank.engine._apply
+    rank.engine._apply = lambda command: (done.append(command), apply(command))
+    rank.engine.step = stepped
+    fleet.run()
+    assert sum(plain) > len(plain) / 2

@@ -1,0 +1,104 @@
+"""The rendezvous of simulated ranks: what it answers, and whom it names when ranks do not meet."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from stratakv.core.errors import RankLostError
+from stratakv.sim.thread_ranks import Rendezvous, ThreadRanks
+
+
+def together(*bodies):
+    """Each body is a rank; what each returned or raised."""
+    meeting = Rendezvous(len(bodies))
+    said = [None] * len(bodies)
+
+    def live(rank):
+        meeting.begin(rank)
+        try:
+            said[rank] = bodies[rank](ThreadRanks(rank, meeting))
+        except (AssertionError, RankLostError) as error:
+            said[rank] = error
+        meeting.leave(rank, "has ended")
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    meeting.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive(), "a rank hangs"
+    return said
+
+
+def test_the_least_of_each_lane_comes_back_to_all():
+    lanes = [np.array([3, 1, 2]), np.array([1, 5, 2]), np.array([2, 2, 9])]
+    said = together(*[lambda ranks: ranks.least(lanes[ranks.rank].copy()).tolist()] * 3)
+    assert said == [[1, 1, 2]] * 3
+
+
+def test_rank_0_tells_and_texts_are_in_order():
+    def body(ranks):
+        return ranks.tell(b"%d" % ranks.rank), list(ranks.gather(str(ranks.rank)))
+
+    assert together(*[body] * 4) == [(b"0", ["0", "1", "2", "3"])] * 4
+
+
+def test_only_one_rank_runs_at_a_time():
+    inside = []
+
+    def body(ranks):
+        for _ in range(50):
+            inside.append(ranks.rank)
+            assert len(inside) == 1
+            inside.pop()
+            ranks.tell(b"")
+
+    assert together(*[body] * 3) == [None] * 3
+
+
+def test_other_calls_and_other_shapes_do_not_meet():
+    def tells(ranks):
+        ranks.tell(b"")
+
+    def votes(count):
+        return lambda ranks: ranks.least(np.zeros(count, np.int64))
+
+    for bodies in ((tells, votes(3), votes(3)), (votes(3), votes(4), votes(3))):
+        said = together(*bodies)
+        assert all(isinstance(error, AssertionError | RankLostError) for error in said)
+        assert "rank 1 in least" in str(said[0])
+
+
+def test_who_does_not_come_is_named_and_nobody_hangs():
+    def votes(ranks):
+        ranks.tell(b"")
+        ranks.tell(b"")
+
+    def ends(ranks):
+        ranks.tell(b"")
+
+    for bodies in ((votes, votes, ends), (ends, votes, votes)):
+        lost = [error for error in together(*bodies) if error is not None]
+        assert len(lost) == 2
+        assert all(isinstance(error, RankLostError) for error in lost)
+        assert all("has ended, while others wait" in str(error) for error in lost)
+
+
+def test_ranks_that_meet_for_ever_are_stopped(monkeypatch):
+    monkeypatch.setattr("stratakv.sim.thread_ranks.MOST_MEETINGS", 20)
+
+    def body(ranks):
+        while True:
+            ranks.tell(b"")
+
+    assert all("no end" in str(error) for error in together(body, body))
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_who_leaves_early_leaves_in_peace(ranks):
+    def body(own):
+        return own.tell(b"x")
+
+    assert together(*[body] * ranks) == [b"x"] * ranks
