@@ -1,6 +1,6 @@
 """``stratakv serve | plan | bench | fsck``. Owns flags and exit codes; must not decide anything.
 
-Exit codes: 0 done, 1 the server's engine died or a store has damage that was not mended, 2 a flag,
+Exit codes: 0 done, 1 an engine or a rank died or a store has damage that was not mended, 2 a flag,
 a model or a store that cannot be honoured, 130 interrupted before there was a server to drain.
 """
 
@@ -22,7 +22,7 @@ from stratakv.core.config import (
     EngineConfig,
     ServerConfig,
 )
-from stratakv.core.errors import ConfigError, StorageError
+from stratakv.core.errors import ConfigError, RankLostError, StorageError
 
 Record = TypeVar("Record")
 METAVAR: Final = {
@@ -149,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         ("serve", "the engine by cache tier, beside Hugging Face's, and to the first token"),
         ("policy", "token hit rates of the eviction policies on a trace"),
         ("storage", "pages into a file store and back, beside a raw loop"),
+        ("ranks", "what ranks say to each other in a step, beside bare collectives"),
     ):
         part = parts.add_parser(name, help=text, allow_abbrev=False)
         part.add_argument("--json", metavar="FILE", help="also write the figures there")
@@ -166,6 +167,8 @@ def _parser() -> argparse.ArgumentParser:
                 help="where the store lies meanwhile; default: the one for temporary files",
             )
             part.add_argument("--redis", metavar="URL", help="also measure this server")
+        if name == "ranks":
+            part.add_argument("--tp", type=int, default=2, metavar="INT", help="ranks (default: 2)")
     _fsck_flags(verbs.add_parser("fsck", help="check a file store", allow_abbrev=False))
     return parser
 
@@ -295,7 +298,7 @@ def _check_model(path: Path) -> None:
 
 
 def _check_json(path: str | None) -> None:
-    if path is not None and not Path(path).parent.is_dir():
+    if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
         raise ConfigError(f"--json {path}: allowed is a file in a directory that exists")
 
 
@@ -344,6 +347,14 @@ def _bench(arguments: argparse.Namespace) -> int:
                     f"--directory {arguments.directory}: allowed is a directory that exists"
                 )
             storage.run(arguments.json, arguments.directory, arguments.redis)
+        case "ranks":
+            from stratakv.bench import ranks  # noqa: PLC0415
+
+            try:
+                ranks.run(arguments.json, ranks=arguments.tp)
+            except RankLostError as error:
+                print(f"stratakv: {error}", file=sys.stderr)
+                return 1
         case _:
             from stratakv.bench import serve  # noqa: PLC0415
 

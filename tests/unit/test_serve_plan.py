@@ -78,7 +78,7 @@ def test_figures_are_the_bytes_that_the_pools_allocate(tmp_path, family, page_to
     assert json.loads(json.dumps(figures)) == json.loads(json.dumps(found.figures()))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next", "deepseek_v32", "deepseek_v4"])
 def test_the_servers_own_table_is_the_plans(tmp_path, monkeypatch, family):
     settings = {"device_memory": "2MiB", "max_running": 4, "host_ratio": 1.5}
     model = tiny_model(family)

@@ -275,6 +275,33 @@ def test_bytes_that_scratch_cannot_use_go_to_the_others() -> None:
     assert host_pages(spec, device, HostAuto(), 20_000) == (115, 1)  # 16,000 bytes
 
 
+def test_a_host_smaller_than_the_device_keeps_a_page_of_scratch() -> None:
+    page = 16
+    spec = CacheSpec(
+        page_tokens=page, groups=(group(0, KeepAll(), 8, page), group(1, KeepLive(), 1280, page))
+    )
+    device = (90, 1)
+    assert host_pages(spec, device, HostMemory(6_400), GENEROUS) == (40, 1)
+    assert host_pages(spec, device, HostRatio(0.5), GENEROUS) == (45, 1)
+    assert host_pages(spec, device, HostAuto(), 8_000) == (40, 1)
+    assert host_pages(spec, (90, 3), HostRatio(0.5), GENEROUS) == (45, 2)
+    with pytest.raises(ConfigError, match="too little for one page of group 'g0'"):
+        host_pages(spec, device, HostMemory(1_300), GENEROUS)
+
+
+@settings(deadline=None)
+@given(specs(), LOADS, st.floats(0.01, 1))
+def test_a_small_host_is_never_exceeded(spec: CacheSpec, load: ExpectedLoad, share: float) -> None:
+    device = device_pages(spec, least_bytes(spec, load) * 2, load)
+    size = int(host_bytes(spec, device) * share)
+    try:
+        host = host_pages(spec, device, HostMemory(size), GENEROUS)
+    except ConfigError:
+        return
+    assert host_bytes(spec, host) <= size
+    assert all(here <= there for here, there in zip(host, device, strict=True))
+
+
 @settings(deadline=None)
 @given(specs(), LOADS, st.integers(0, 10**6), st.integers(0, 10**8))
 def test_host_memory_is_split_as_the_device_is_and_never_exceeded(

@@ -112,6 +112,6 @@ class Result:
 
     def differing(self, fields: int) -> int | None:
         """The first of ``fields`` digests that is not the same on all ranks; None: all are."""
-        pairs = self._least[: 2 * fields].reshape(-1, 2)
-        apart = np.flatnonzero(pairs[:, 0] != -pairs[:, 1])
-        return apart.item(0) if len(apart) else None
+        lanes = self._least[: 2 * fields].tolist()
+        pairs = zip(lanes[::2], lanes[1::2], strict=True)
+        return next((at for at, (least, most) in enumerate(pairs) if least != -most), None)

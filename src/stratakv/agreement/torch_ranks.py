@@ -4,6 +4,7 @@ Owns the process group and what its failures are called. Votes and letters trave
 whatever the model uses, so that no ballot waits for a stream.
 """
 
+import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +21,9 @@ LETTER_BYTES: Final = 16384
 """What one broadcast carries, with eight bytes that say how long the letter is. The rest of a
 longer one, a long prompt's, takes another."""
 _LENGTH: Final = 8
+START_S: Final = 600.0
+"""How long ranks may wait for each other while they import, load weights and take memory: they are
+not started at once, and not all disks are as fast."""
 
 
 class TorchRanks:
@@ -60,22 +64,44 @@ class TorchRanks:
             dist.all_gather_object(texts, text)
         return texts
 
+    def ready(self) -> None:
+        """Wait until every rank has loaded what it needs, for which it may take ``START_S``; from
+        here on the group's own limit holds."""
+        self.gather("")
+        limit = timedelta(seconds=self._limit_s)
+        group = dist.distributed_c10d  # there is no public way
+        group._set_pg_timeout(limit)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+
     def close(self) -> None:
         dist.destroy_process_group()
 
 
 def join(rank: int, size: int, address: str, timeout_s: float) -> TorchRanks:
     """Block until all ranks are there. ``address``: where rank 0 listens, as in
-    ``tcp://host:port``, or ``env://``. RankLostError where they do not come in time."""
-    with _watched(rank, timeout_s):
+    ``tcp://host:port``, or ``env://``. RankLostError where they do not come within ``START_S``,
+    which is also the limit of every meeting until ``ready``."""
+    with _watched(rank, START_S):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             init_method=address,
             rank=rank,
             world_size=size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timedelta(seconds=max(START_S, timeout_s)),
         )
     return TorchRanks(timeout_s)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error, of the model's own collectives too, says that a rank is gone or silent."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo/" in str(error)
+    )
+
+
+def loss_told(error: BaseException) -> str:
+    """One line of what torch says of a collective that failed."""
+    first = (str(error).splitlines() or [""])[0]
+    return re.sub(r"^\[[^]]*\] ", "", first).partition(". This is typically")[0]
 
 
 @contextmanager
@@ -85,7 +111,7 @@ def _watched(rank: int, limit_s: float) -> Generator[None]:
     except RuntimeError as error:
         raise RankLostError(
             f"rank {rank} waits for another rank, which has ended or has not answered within "
-            f"{limit_s:g} s: {error}"
+            f"{limit_s:g} s: {loss_told(error)}"
         ) from error
 
 

@@ -17,6 +17,10 @@ from stratakv.core.errors import ConfigError
 from stratakv.spec.derive import check_composite
 from stratakv.spec.positions import stable_positions
 
+_UNREADABLE: Final = (
+    ValueError, OSError, KeyError, RuntimeError, AttributeError, TypeError, StrictDataclassError,
+)  # fmt: skip
+"""What Hugging Face raises for fields of a config.json that mean nothing to it."""
 DTYPES: Final[dict[str, torch.dtype]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -67,7 +71,7 @@ def _read(path: Path, dtype: str) -> tuple[PretrainedConfig, str]:
         raise ConfigError(f"MODEL {path}: not a directory with a Hugging Face config.json")
     try:
         config = cast("PretrainedConfig", AutoConfig.from_pretrained(path, local_files_only=True))
-    except (ValueError, OSError, KeyError, RuntimeError, StrictDataclassError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"MODEL {path}: not a causal LM that loads: {error}") from error
     if dtype == "auto":
         named = [name for name, known in DTYPES.items() if known == config.dtype]
@@ -90,6 +94,10 @@ def _text_facts(config: PretrainedConfig, dtype: str) -> ModelFacts:
     if not isinstance(positions, int) or not isinstance(vocab, int):
         kind = config.model_type
         raise ConfigError(f"MODEL: {kind} names no max_position_embeddings or vocab_size")
+    if positions < 1 or vocab < 1:
+        raise ConfigError(
+            f"MODEL: max_position_embeddings {positions}, vocab_size {vocab}: allowed is 1 and more"
+        )
     return ModelFacts(
         config=text,
         max_positions=min(positions, stable_positions(text) or positions),

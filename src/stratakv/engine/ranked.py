@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from stratakv.agreement.agreement import Agreement, Figures
+from stratakv.agreement.torch_ranks import is_loss, loss_told
 from stratakv.cache.records import StorageStats
 from stratakv.core.clock import Clock, ToldClock
-from stratakv.core.errors import RequestError
+from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.batch import SamplingBatch
 from stratakv.engine.loop import Engine, EngineStats
@@ -161,8 +162,11 @@ class RankedEngine:
             self._news = []
             for command in self._desk.take():
                 self._apply(command)
-        except BaseException:
+        except BaseException as error:
             self._stop()
+            if is_loss(error):
+                told = loss_told(error)
+                raise RankLostError(f"a rank was lost in a step of the model: {told}") from error
             raise
         return news
 

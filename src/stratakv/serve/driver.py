@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
 
 from stratakv.core.clock import Clock
-from stratakv.core.errors import RequestError
+from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import FinishReason, Output, Prompt
 from stratakv.serve.errors import (
@@ -198,6 +198,9 @@ class EngineDriver:
         try:
             while self._turn():
                 pass
+        except RankLostError as error:  # the environment's: a traceback would say nothing more
+            log.error("the engine has ended: %s", error)
+            self._end(Health.FAILED, engine_failed())
         except BaseException:  # whatever it was: no client may wait for a dead thread
             log.exception("the engine failed")
             self._end(Health.FAILED, engine_failed())

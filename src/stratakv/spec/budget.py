@@ -7,7 +7,7 @@ rank and the planner reach the same page counts. Must not allocate, nor ask a de
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isqrt
+from math import ceil, isqrt
 from typing import Final, TypeAlias, assert_never
 
 from stratakv.core.errors import ConfigError
@@ -223,7 +223,7 @@ def host_pages(
         case HostRatio(ratio):
             flag = f"--host-ratio {ratio:g}"
             pages = tuple(
-                min(int(n * ratio), n if group.scratch else MAX_PAGES)
+                min(ceil(n * ratio), n) if group.scratch else min(int(n * ratio), MAX_PAGES)
                 for n, group in zip(device, spec.groups, strict=True)
             )
         case HostMemory(size):
@@ -256,11 +256,15 @@ def _host_split(spec: CacheSpec, device: Sequence[int], size: int) -> tuple[int,
     those that run and those that were retracted never hold more than the device's pages together.
     """
     mirror_bytes, scratch_bytes = host_bytes(spec, device), _scratch_bytes(spec, device)
-    if size <= mirror_bytes:
-        return tuple(min(n * size // mirror_bytes, MAX_PAGES) for n in device)
-    rest, cached_bytes = size - scratch_bytes, mirror_bytes - scratch_bytes
+    # Rounded up: the one page of a server of one request must not round to none.
+    scratch = [
+        min(n, -(-n * size // mirror_bytes)) if group.scratch else 0
+        for n, group in zip(device, spec.groups, strict=True)
+    ]
+    rest = max(0, size - _scratch_bytes(spec, scratch))
+    cached_bytes = mirror_bytes - scratch_bytes
     return tuple(
-        n if group.scratch else min(n * rest // cached_bytes, MAX_PAGES)
+        scratch[group.id] if group.scratch else min(n * rest // cached_bytes, MAX_PAGES)
         for n, group in zip(device, spec.groups, strict=True)
     )
 

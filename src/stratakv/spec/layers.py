@@ -206,6 +206,8 @@ def deepseek_v4(layer: Layer, page: PageFormat) -> Buffers:
         return (local,)
     if layer.type not in ("heavily_compressed_attention", "compressed_sparse_attention"):
         raise unknown_layer_type(layer)
+    if layer.type not in config.section("compress_rates").fields:
+        raise config.fault("compress_rates", f"a dict with a number for {layer.type}")
     ratio = config.section("compress_rates").integer(layer.type)
     name = f"c{ratio}"
     entries = compressed(page, name=name, ratio=ratio, dim=dim)

@@ -1,0 +1,190 @@
+"""What one rank of ``stratakv bench ranks`` does: chat traffic on an engine without a model.
+
+Owns that engine and its clients. Everything but the model's forward is the production's, the host
+tier too: what the model says to its own shards is not the question.
+"""
+
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from stratakv.agreement.agreement import Agreement
+from stratakv.agreement.ballot import Ballot, Result
+from stratakv.agreement.torch_ranks import TorchRanks
+from stratakv.bench.accelerator import VOCABULARY, Accelerator
+from stratakv.bench.ranks_meter import Heard, Meter
+from stratakv.bench.workload import Ask, Chat
+from stratakv.cache.admit import Booking
+from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.core.clock import MonotonicClock, ToldClock
+from stratakv.core.ids import LayerId, RequestId
+from stratakv.core.page_keys import Namespace
+from stratakv.engine.loop import Engine, EngineLimits
+from stratakv.engine.namespaces import Namespaces
+from stratakv.engine.ranked import Desk, RankedEngine
+from stratakv.engine.request import Output, Prompt, SamplingParams
+from stratakv.engine.roles import UnifiedRole
+from stratakv.engine.scheduler import StepLimits
+from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.block_table import BlockTable
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.policy.load_back import LoadBackPolicy
+from stratakv.spec.budget import ExpectedLoad, pages_beside
+from stratakv.spec.derive import spec_of
+from stratakv.storage.io_worker import IoWorker
+from stratakv.transfer.cpu import CpuTransferEngine
+
+MODEL: Final[dict[str, object]] = {
+    "model_type": "gemma3_text",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 256,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+}
+PAGE_TOKENS: Final = 16
+MAX_RUNNING: Final = 8
+CHUNK_TOKENS: Final = 512
+DEVICE_LONGEST: Final = 10
+"""The device holds this many of the longest requests: the running ones and little beside them, so
+that the pages of a chat that pauses come back from the host."""
+HOST_RATIO: Final = 8
+LIVE: Final = 10
+"""Requests at once; some wait."""
+PAUSE: Final = 20
+"""Requests of others between two of one user."""
+STEPS_PER_USER: Final = 8
+"""More users than that would not be heard within a run."""
+
+
+class MeteredAgreement(Agreement):
+    """An agreement that is timed, digests and all."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__(meter)
+        self._meter = meter
+
+    def agree(self, ballot: Ballot) -> Result:
+        begin_s = time.perf_counter()
+        result = super().agree(ballot)
+        self._meter.agreed(time.perf_counter() - begin_s)
+        return result
+
+
+class MeteredCache(KVCache):
+    """A cache whose ticks are timed."""
+
+    meter: Meter
+
+    def tick(self, head: RequestId | None = None) -> None:
+        self.meter.tick(lambda: super(MeteredCache, self).tick(head))
+
+    def wait(self) -> bool:
+        self.meter.waits()
+        return super().wait()
+
+
+def chat_of(steps: int) -> Chat:
+    """Users for that many steps."""
+    return Chat(users=LIVE + PAUSE + steps // STEPS_PER_USER, vocabulary=VOCABULARY)
+
+
+def take_part(ranks: TorchRanks, steps: int) -> Heard:
+    """Serve chats for ``steps`` steps; what this rank has heard."""
+    meter = Meter(ranks)
+    port, engine, transfer = _engine(meter, chat_of(steps))
+    try:
+        if ranks.rank == 0:
+            _serve(port, chat_of(steps), steps)
+            assert meter.heard.steps == steps, "a step that did not end with one tick"
+            port.close()
+        else:
+            port.follow(_nothing_is_detached)
+    finally:
+        transfer.close()
+    stats = engine.stats()
+    ranks.close()
+    return replace(meter.heard, cached_host_tokens=stats.cached_host_tokens)
+
+
+def _nothing_is_detached(worker: IoWorker) -> None:
+    del worker
+
+
+def _serve(port: RankedEngine, chat: Chat, steps: int) -> None:
+    """One request comes a step, if at all: users do not ask in chorus. Who has been answered asks
+    again when others have."""
+    coming: deque[Ask] = deque(chat.opening())
+    live: dict[RequestId, tuple[Ask, list[int]]] = {}
+    for _ in range(steps):
+        if coming and len(live) < LIVE:
+            ask = coming.popleft()
+            live[ask.id] = (ask, [])
+            port.submit(_prompt(ask))
+        for output in port.step():
+            _note(output, live, coming, chat)
+
+
+def _note(
+    output: Output, live: dict[RequestId, tuple[Ask, list[int]]], coming: deque[Ask], chat: Chat
+) -> None:
+    ask, answer = live[output.request]
+    assert output.token is not None, "nobody aborts"
+    answer.append(output.token)
+    if output.finish is None:
+        return
+    del live[output.request]
+    more = chat.follow(ask, torch.tensor(answer, dtype=torch.int32).numpy(), 0.0)
+    if more is not None:
+        coming.insert(PAUSE, more)
+
+
+def _prompt(ask: Ask) -> Prompt:
+    sampling = SamplingParams(max_tokens=ask.new_tokens, temperature=0.0)
+    return Prompt(id=ask.id, tokens=ask.tokens, sampling=sampling)
+
+
+def _engine(meter: Meter, chat: Chat) -> tuple[RankedEngine, Engine, CpuTransferEngine]:
+    spec = spec_of(MODEL, page_tokens=PAGE_TOKENS, dtype="float32")
+    longest = chat.longest + 1
+    load = ExpectedLoad(
+        max_running=MAX_RUNNING,
+        max_model_len=longest,
+        chunk_tokens=CHUNK_TOKENS,
+        chat_tokens=longest,
+    )
+    device = pages_beside(spec, DEVICE_LONGEST * -(-longest // PAGE_TOKENS), load)
+    host = [HOST_RATIO * pages for pages in device]
+    pools = DevicePools(spec, device, torch.device("cpu"))
+    arenas = [HostArena(group, host[group.id]) for group in spec.groups]
+    transfer = CpuTransferEngine(spec, pools, arenas)
+    tables = BlockTable(len(spec.groups), MAX_RUNNING, -(-longest // PAGE_TOKENS))
+    agreement, told = MeteredAgreement(meter), ToldClock()
+    desk = Desk(agreement, MonotonicClock(), told)
+    booking = Booking(
+        chunk_tokens=CHUNK_TOKENS,
+        reserve_tokens=chat.answer_tokens,
+        load_back=LoadBackPolicy(threshold_tokens=PAGE_TOKENS, budget_tokens=8 * longest),
+        reuse=True,
+    )
+    options = CacheOptions(booking=booking, clock=told, agreement=agreement)
+    tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
+    cache = MeteredCache(spec, tiers, tables, transfer, options, arenas)
+    cache.meter = meter
+    limits = EngineLimits(
+        max_model_len=longest,
+        max_running=MAX_RUNNING,
+        step=StepLimits(step_tokens=CHUNK_TOKENS + MAX_RUNNING, chunk_tokens=CHUNK_TOKENS),
+    )
+    layers = {layer for group in spec.groups for buffer in group.buffers for layer in buffer.layers}
+    runner = Accelerator([LayerId(layer) for layer in sorted(layers)], 0.0, CHUNK_TOKENS)
+    names = Namespaces(Namespace(model=b"bench", spec_digest=spec.digest), {})
+    engine = Engine(cache, runner, UnifiedRole(), names, limits, desk)
+    return RankedEngine(engine, desk), engine, transfer

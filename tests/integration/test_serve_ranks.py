@@ -1,0 +1,255 @@
+"""``stratakv serve --tp N`` as processes: what it answers, what it leaves in a store, and how all
+ranks end when one does.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stratakv.cli import main
+from stratakv.serve import launch, wiring
+from stratakv.storage.file.fsck import Findings, fsck
+from tests.fixtures.models import random_prompt, tiny_model
+from tests.fixtures.servers import free_port
+from tests.parallel_models import build
+from tests.rank_processes import FLAGS, LIMIT_S, Ranked, started, streaming
+from tests.serving import train_tokenizer, wait_until
+
+PROMPTS = [random_prompt(seed, 100) for seed in range(3)]
+LONG = random_prompt(9, 30)
+END = 96
+SOON_S = 30.0
+"""A loaded machine is slow to end a process; an idle one takes two seconds."""
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = train_tokenizer(tmp_path_factory.mktemp("model"))
+    build("llama", num_attention_heads=8, num_key_value_heads=8).save_pretrained(path)
+    return path
+
+
+def serve(model: Path, ranks: int, *more: object) -> list[object]:
+    return ["serve", model, *FLAGS, *(("--tp", ranks) if ranks > 1 else ()), *more]
+
+
+def in_store(store: Path) -> tuple[object, ...]:
+    return "--storage", f"file://{store}?quota=32MiB", "--admin-key", "k"
+
+
+@dataclass
+class Story:
+    """Two ranks with a store, beside one without; then rank 0 of the two is killed."""
+
+    store: Path
+    alone: list[str]
+    ranked: list[str]
+    table: str
+    code: int
+    log: str
+    found: Findings
+
+
+@pytest.fixture(scope="module")
+def story(model, tmp_path_factory) -> Story:
+    folder = tmp_path_factory.mktemp("story")
+    store = folder / "store"
+    store.mkdir()
+    with ExitStack() as both:
+        two = both.enter_context(started(serve(model, 2, *in_store(store)), folder / "two"))
+        one = both.enter_context(started(serve(model, 1), folder / "one"))
+        two.listen()
+        one.listen()
+        alone = [one.ask(prompt)[0] for prompt in PROMPTS]
+        ranked = [two.ask(prompt)[0] for prompt in PROMPTS]
+        wait_until(two.stored)
+        with streaming(two, LONG, 900) as lines:
+            two.process.kill()
+            with pytest.raises(httpx.HTTPError):
+                list(lines)
+        code = two.ends(SOON_S)
+        log = two.said()
+    return Story(store, alone, ranked, "".join(two.before), code, log, fsck(store))
+
+
+def test_two_ranks_say_what_one_says(story):
+    assert story.ranked == story.alone
+
+
+def test_a_plan_shows_the_table_of_a_rank(story, model, capsys):
+    sizing = FLAGS[2 : FLAGS.index("--threads")]
+    assert main(["plan", "bytes", str(model), *sizing, "--tp", "2"]) == 0
+    assert story.table
+    assert story.table in capsys.readouterr().out
+
+
+def test_a_follower_ends_when_rank_0_is_killed(story):
+    """``story`` has seen it end."""
+    assert story.code == -signal.SIGKILL
+    assert "rank 1 waits for another rank, which has ended" in story.log or (
+        "a rank was lost in a step of the model" in story.log
+    )
+    assert "Traceback" not in story.log
+
+
+def test_a_kill_leaves_no_damage_in_the_store(story):
+    assert story.found.clean, story.found
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 1])
+def test_the_next_server_finds_what_two_ranks_have_stored(ranks, story, model, tmp_path):
+    """And then ends well, or is robbed of a rank."""
+    more = in_store(story.store) + (() if ranks > 1 else ("--storage-cut", 8))
+    with started(serve(model, ranks, *more), tmp_path / "log") as server:
+        server.listen()
+        for prompt, wanted in zip(PROMPTS, story.alone, strict=True):
+            assert server.ask(prompt) == (wanted, END)
+        if ranks == 4:
+            _rob(server)
+        else:
+            _drain(server)
+    assert fsck(story.store).clean
+
+
+def _drain(server: Ranked) -> None:
+    with streaming(server, LONG, 300) as lines:
+        server.process.send_signal(signal.SIGTERM)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert server.ends(SOON_S) == 0, server.said()
+    assert not (set(server.said().split()) & {"ERROR", "WARNING", "Traceback"}), server.said()
+
+
+def _rob(server: Ranked) -> None:
+    with streaming(server, LONG, 900) as lines:
+        os.kill(server.followers()[-1], signal.SIGKILL)
+        assert "engine_failed" in "".join(lines)
+    assert server.ends(SOON_S) == 1, server.said()
+    said = server.said()
+    assert "has ended: killed by SIGKILL" in said
+    assert said.count("the engine has ended: ") == 1
+    assert "Traceback" not in said
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_is_lost_after_the_time_limit(model, tmp_path):
+    with started(serve(model, 2, "--tp-timeout", 3), tmp_path / "log") as server:
+        server.listen()
+        with streaming(server, LONG, 900) as lines:
+            (follower,) = server.followers()
+            os.kill(follower, signal.SIGSTOP)
+            assert "engine_failed" in "".join(lines)
+        assert server.ends(SOON_S) == 1
+        said = server.said()
+    assert "did not end within 10 s and is killed" in said
+    assert "Traceback" not in said
+
+
+def test_a_follower_that_dies_before_it_is_ready_ends_the_start(model, tmp_path):
+    with started(serve(model, 2), tmp_path / "log") as server:
+        os.kill(server.first_follower(), signal.SIGKILL)
+        assert server.ends(SOON_S) == 1
+        said = server.said()
+    assert "rank 1 of 2 has ended: killed by SIGKILL" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.long
+def test_a_follower_does_not_wait_for_a_rank_0_that_died_before_it_was_ready(model, tmp_path):
+    with started(serve(model, 2), tmp_path / "log") as server:
+        server.first_follower()
+        server.process.kill()
+        assert server.ends(SOON_S) == -signal.SIGKILL
+        assert "Traceback" not in server.said()
+
+
+def test_torchrun_starts_the_ranks(model, story, tmp_path):
+    command = (*TORCHRUN, "--master-port", free_port(), "-m", "stratakv")
+    with started(serve(model, 2), tmp_path / "log", command) as server:
+        server.listen()
+        assert server.ask(PROMPTS[0])[0] == story.alone[0]
+        assert "".join(server.before) == story.table
+        mine = {pid for pid in server.alive() if pid != server.process.pid}
+        (leader,) = mine - set(server.followers())
+        os.kill(leader, signal.SIGTERM)
+        assert server.ends(SOON_S) == 0, server.said()
+
+
+@pytest.mark.long
+def test_ranks_with_other_settings_are_refused_on_each(model, tmp_path):
+    port = str(free_port())
+    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with ExitStack() as both:
+        servers = [
+            both.enter_context(
+                started(
+                    serve(model, 2, "--load-back-threshold", 100 + rank),
+                    tmp_path / f"log{rank}",
+                    RANK=str(rank),
+                    **meet,
+                )
+            )
+            for rank in range(2)
+        ]
+        for server in servers:
+            assert server.ends(LIMIT_S) == 2, server.said()
+            last = server.said().splitlines()[-1]
+            assert last == (
+                "stratakv: rank 0 has --load-back-threshold: 100, "
+                "rank 1 has --load-back-threshold: 101; all must agree"
+            )
+
+
+# -- refusals: nothing is started ------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    def begun(*_arguments, **_options):
+        raise AssertionError("something was begun")
+
+    monkeypatch.setattr(subprocess, "Popen", begun)
+    monkeypatch.setattr(launch, "join", begun)
+    monkeypatch.setattr(wiring, "load_model", begun)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--tp 0", "--tp 0: allowed is 1 and more"),
+        ("--tp 2 --storage memory://", "--storage memory://: it is one process's own, and --tp 2"),
+        ("--tp 2 --lora a=b", "--tp 2: adapters are not sharded"),
+        ("--tp 2 --storage-cut 3", "--storage-cut 3: allowed are multiples of --tp 2"),
+        ("--tp 2 --tp-timeout 0", "--tp-timeout 0.0: allowed are finite seconds from 1 up"),
+        ("--tp 2 --tp-timeout nan", "--tp-timeout nan: allowed are finite seconds from 1 up"),
+        ("--tp-timeout 5", "--tp-timeout: allowed with --tp 2 and more"),
+    ],
+)
+def test_flags_are_refused_before_a_rank_is_started(model, nothing_starts, flags, said, capsys):
+    assert main(["serve", str(model), *FLAGS, *flags.split()]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"stratakv: {said}"), error
+
+
+def test_a_family_that_cannot_be_split_is_refused_with_the_reason(tmp_path, nothing_starts, capsys):
+    tiny_model("gpt2").save_pretrained(train_tokenizer(tmp_path))
+    assert main(["serve", str(tmp_path), *FLAGS, "--tp", "2"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        "stratakv: --tp 2: Hugging Face has no plan that splits the layers of model type 'gpt2'"
+    )
+
+
+def test_another_number_of_launched_ranks_is_refused(model, nothing_starts, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["serve", str(model), *FLAGS, "--tp", "3"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "stratakv: --tp 3: the launcher has started 2 ranks; allowed is --tp 2"

@@ -1,0 +1,163 @@
+"""Servers of several ranks as an operator starts them: real processes, each with a time limit.
+
+Owns their start, who is who among them, and that none outlives a test: what a server has started
+is killed with it, whatever happened.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+LIMIT_S = 150.0
+"""Of a server's whole life, on a machine that does other things too."""
+FLAGS = (
+    "--port", "0", "--page-tokens", "16", "--dtype", "float32", "--device-memory", "3MiB",
+    "--host-memory", "4MiB", "--max-running", "8", "--step-tokens", "256", "--threads", "1",
+    "--prefetch-policy", "wait-complete", "--prefetch-threshold", "16",
+)  # fmt: skip
+STRATAKV = (sys.executable, "-m", "stratakv")
+MARK = "STRATAKV_TEST_SERVER"
+"""In the environment of a server and of all that it starts, whatever groups they make."""
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass
+class Ranked:
+    """``before``: what it printed until it listened. ``url``: None before that."""
+
+    process: subprocess.Popen
+    log: Path
+    mark: str
+    before: list[str] = field(default_factory=list)
+    url: str | None = None
+
+    def listen(self) -> "Ranked":
+        """Wait until requests are taken."""
+        for line in self.process.stdout:
+            if found := re.fullmatch(r"stratakv: listening on (http://\S+)\n", line):
+                self.url = found[1]
+                return self
+            self.before.append(line)
+        raise AssertionError(f"no server: {self.said()}")
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def ask(self, prompt: list[int], count: int = 8) -> tuple[str, int]:
+        """The answer, and how many tokens of the prompt came from storage."""
+        answer = httpx.post(self.url + COMPLETIONS, json=body(prompt, count), timeout=60)
+        assert answer.status_code == 200, answer.text
+        whole = answer.json()
+        tiers = whole["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
+        return whole["choices"][0]["text"], tiers["storage"]
+
+    def stored(self) -> bool:
+        """Whether nothing has been on its way to be written for a second."""
+        figures = []
+        for _ in range(6):
+            headers = {"Authorization": "Bearer k"}
+            found = httpx.get(self.url + "/cache/storage", headers=headers, timeout=60).json()
+            figures.append((found["pages"]["stored"], found["queue"]["queued"]["store"]))
+            time.sleep(0.2)
+        return len(set(figures)) == 1 and figures[0][0] > 0 == figures[0][1]
+
+    def ends(self, within_s: float) -> int:
+        """Its exit code. Also everyone whom it has started must have ended by then."""
+        deadline_s = time.monotonic() + within_s
+        code = self.process.wait(within_s)
+        while left := self.alive():
+            assert time.monotonic() < deadline_s, f"{left} are left: {self.said()}"
+            time.sleep(0.05)
+        return code
+
+    def first_follower(self) -> int:
+        """Wait until there is one; imports come before it."""
+        while not (found := self.followers()):
+            assert self.process.poll() is None, self.said()
+            time.sleep(0.01)
+        return found[0]
+
+    def alive(self) -> list[int]:
+        """It, and everyone whom it has started, by age."""
+        return marked(self.mark)
+
+    def followers(self) -> list[int]:
+        return [pid for pid in self.alive() if environment(pid).get("RANK", "0") != "0"]
+
+
+def body(prompt: list[int], count: int, **more: object) -> dict[str, object]:
+    return {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, **more}
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that run, not those that only wait for somebody to ask for their exit code."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return sorted(pid for pid in pids if environment(pid).get(MARK) == mark)
+
+
+def end_all(mark: str) -> None:
+    while left := marked(mark):
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def environment(pid: int) -> dict[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode()
+    except OSError:
+        return {}
+    return dict(part.split("=", 1) for part in text.split("\0") if "=" in part)
+
+
+@contextmanager
+def started(
+    words: list[object],
+    log: Path,
+    command: tuple[object, ...] = STRATAKV,
+    **more: str,
+) -> Iterator[Ranked]:
+    """``command`` with ``words``, in an environment with ``more``; nobody has waited for it."""
+    mark = uuid.uuid4().hex
+    # A test run that is killed takes its servers with it.
+    leash = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            [*leash, *map(str, command), *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", MARK: mark} | more,
+        )
+    limit = threading.Timer(LIMIT_S, end_all, [mark])
+    limit.start()
+    try:
+        yield Ranked(process, log, mark)
+    finally:
+        limit.cancel()
+        end_all(mark)
+        process.communicate(timeout=LIMIT_S)
+
+
+@contextmanager
+def streaming(server: Ranked, prompt: list[int], count: int) -> Iterator[Iterator[str]]:
+    """The lines of an answer of which the first has come."""
+    with httpx.Client(timeout=60) as http:
+        asked = body(prompt, count, stream=True)
+        with http.stream("POST", server.url + COMPLETIONS, json=asked) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            yield lines

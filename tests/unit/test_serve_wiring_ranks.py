@@ -1,0 +1,84 @@
+"""Ranks that were not started alike find out, on each of them, and take what all of them have."""
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from stratakv.core.config import EngineConfig
+from stratakv.core.errors import ConfigError
+from stratakv.serve.wiring_ranks import Seat, check_alike
+
+CONFIG = EngineConfig(tp=2, storage="redis://:secret@here/0")
+
+
+class TwoRanks:
+    """Ranks as threads; both meet in ``gather`` alone."""
+
+    size = 2
+
+    def __init__(self, rank, texts, barrier):
+        self.rank = rank
+        self._texts = texts
+        self._barrier = barrier
+
+    def gather(self, text):
+        self._texts[self.rank] = text
+        self._barrier.wait(10)
+        return list(self._texts)
+
+
+def said(*started) -> list[str | None]:
+    """Of each rank, what it refuses; ``started``: its config, fingerprint and digest."""
+    texts, barrier = ["", ""], threading.Barrier(2)
+
+    def one(rank):
+        try:
+            check_alike(Seat(TwoRanks(rank, texts, barrier)), *started[rank])
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
+
+
+def test_ranks_that_are_alike_go_on():
+    other = replace(CONFIG, storage="redis://:another@there/0")
+    assert said((CONFIG, b"w", b"d"), (other, b"w", b"d")) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("load_back_threshold", 7),
+        ("eviction", "lfu"),
+        ("host_memory", "1GiB"),
+        ("max_running", 3),
+        ("page_tokens", 32),
+        ("prefetch_policy", "best-effort"),
+        ("tp_timeout", 3.0),
+        ("storage_cut", 8),
+    ],
+)
+def test_another_setting_is_refused_on_both_with_its_flag(name, value):
+    flag, ours = f"--{name.replace('_', '-')}", getattr(CONFIG, name)
+    wanted = f"rank 0 has {flag}: {ours}, rank 1 has {flag}: {value}; all must agree"
+    other = replace(CONFIG, **{name: value})
+    assert said((CONFIG, b"w", b"d"), (other, b"w", b"d")) == [wanted, wanted]
+
+
+def test_a_rank_without_storage_is_refused_and_no_url_is_told():
+    found = said((CONFIG, b"w", b"d"), (replace(CONFIG, storage=None), b"w", b"d"))
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert re.match("rank 0 has --storage: True, rank 1 has --storage: False", found[0])
+
+
+@pytest.mark.parametrize("other", [(b"x", b"d"), (b"w", b"x")])
+def test_other_weights_or_caches_are_refused(other):
+    first, second = said((CONFIG, b"w", b"d"), (CONFIG, *other))
+    assert first == second
+    assert first is not None
