@@ -137,7 +137,7 @@ def _engine(
     seat = Seat(TorchRanks(PATIENCE_S))
     rank = seat.ranks.rank
     config = replace(play.config, tp=seat.ranks.size)
-    sizes = wiring.size(model.facts, config, on_cpu=True)
+    sizes = seat.least(wiring.size(model.facts, config, on_cpu=True))
     sharing = wiring.sharing_of(sizes, config, rank)
     store = wiring_storage.open_store(f"file://{play.store}", sizes.spec, sizes.host, sharing)
     lanes = store.worker._lanes
@@ -145,7 +145,7 @@ def _engine(
     lanes[-1]._backend = kept
     if faults is not None:
         lanes[0]._backend = FaultyBackend(lanes[0]._backend, faults)
-    parts = wiring.build_engine(model, config, wiring.Outside(seat=seat))
+    parts = wiring.build_engine(model, config, wiring.Outside(seat=seat, sizes=sizes))
     parts.engine.attach_storage(store.worker)
     try:
         if rank == 0:

@@ -274,6 +274,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    elif engine.tp > 1:
+        launch.share_threads(engine)
     if engine.tp > 1:
         return launch.serve_ranks(arguments.model, engine, server, arguments.line)
     return launch.serve_alone(arguments.model, engine, server)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from stratakv.core.config import EVICTIONS, WRITE_POLICIES, EngineConfig
+from stratakv.core.errors import RankLostError
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from tests.churn import Traffic, UnevenCopier, churn
-from tests.engines import token_spec, without_anchor_bytes
+from tests.engines import token_engine, token_spec, without_anchor_bytes
 
 PAGE = 4
 MOST = 100
@@ -184,3 +185,17 @@ def test_many_caches(block):
             raise AssertionError(f"seed {seed}") from error
     unseen = {name for name, count in totals.items() if not count} - {"load_waited"}
     assert not unseen, f"never happened: {unseen}"
+
+
+def test_an_engine_whose_ranks_are_lost_in_a_retraction_still_ends(monkeypatch):
+    spec = SPECS["window"]
+    with token_engine(spec, config("device"), *pools(spec, 40, 0)) as parts:
+
+        def lost(*_arguments):
+            raise RankLostError("in the wait of a retraction")
+
+        monkeypatch.setattr(parts.cache, "retract", lost)
+        with pytest.raises(RankLostError):
+            Traffic(seed=1, requests=24).run(parts, MOST)
+        parts.engine.close()
+        assert parts.cache.flush()

@@ -272,3 +272,17 @@ def test_what_was_on_its_way_while_the_store_was_emptied_is_written_again(benche
     bench.tier.used(bench.tree.stored.hold(bench.keys(PROMPT, 4), 4, [0, 0]))
     bench.settle()
     assert len(bench.backend.writes) > before, "a mark stood for what is gone"
+
+
+def test_nothing_is_written_until_a_clear_has_ended(benches):
+    """Of several ranks another one's may come later, and would take the page away again."""
+    bench = benches(held=["remove"])
+    assert bench.tier.clear()
+    bench.serve(PROMPT, 3)
+    for _ in range(3):
+        bench.tick()
+    assert bench.worker.stats.queued[Kind.STORE] == 0
+    assert bench.backend.writes == []
+    bench.backend.let("remove")
+    bench.settle()
+    assert stored(bench) == 5

@@ -9,7 +9,8 @@ import pytest
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.serve.wiring_ranks import Seat, check_alike
+from stratakv.serve.sizing import ranks_here
+from stratakv.serve.wiring_ranks import Seat, check_alike, heartbeat_s
 
 CONFIG = EngineConfig(tp=2, storage="redis://:secret@here/0")
 
@@ -82,3 +83,14 @@ def test_other_weights_or_caches_are_refused(other):
     first, second = said((CONFIG, b"w", b"d"), (CONFIG, *other))
     assert first == second
     assert first is not None
+
+
+@pytest.mark.parametrize("timeout_s", [1.0, 3.0, 5.0, 120.0, 1e6])
+def test_ranks_without_work_meet_well_before_they_count_as_lost(timeout_s):
+    assert heartbeat_s(replace(CONFIG, tp_timeout=timeout_s)) <= timeout_s / 4
+
+
+def test_ranks_of_one_machine_share_what_is_free(monkeypatch):
+    assert ranks_here(CONFIG) == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert ranks_here(CONFIG) == 1

@@ -82,7 +82,7 @@ def join(rank: int, size: int, address: str, timeout_s: float) -> TorchRanks:
     which is also the limit of every meeting until ``ready``."""
     with _watched(rank, START_S):
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            "gloo",
             init_method=address,
             rank=rank,
             world_size=size,

@@ -176,7 +176,8 @@ class StorageTier:
         self._apply(self._worker, agreed)
         if not self._leaving:
             self.prefetcher.tick(head, self._worker)
-        self.persister.submit(self._worker)
+        if not self._clearing:  # another rank's clear may come later, and would take it away
+            self.persister.submit(self._worker)
 
     def _apply(self, worker: IoWorker, agreed: Result) -> None:
         if worker.idle:

@@ -64,7 +64,7 @@ class Running:
         if request in self.prefilling:
             self.prefilling.remove(request)
         self.decoding = self.decoding[self.decoding != request.row]
-        del self.by_row[request.row]
+        self.by_row.pop(request.row, None)  # a retraction that failed has stopped it already
 
     def youngest(self) -> Request:
         return max(self.by_row.values(), key=lambda request: request.serial)

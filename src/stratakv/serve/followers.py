@@ -51,6 +51,11 @@ def launched(size: int) -> Place | None:
         raise ConfigError(
             f"--tp {size}: the launcher has started {started} ranks; allowed is --tp {started}"
         )
+    if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        raise ConfigError(
+            "RANK and WORLD_SIZE are set, MASTER_ADDR and MASTER_PORT are not: allowed are all of "
+            "them, as torchrun sets them, or none"
+        )
     return Place(rank, size, "env://")
 
 

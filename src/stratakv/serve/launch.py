@@ -21,6 +21,7 @@ from stratakv.core.errors import ConfigError, StrataError
 from stratakv.engine.ranked import RankedEngine
 from stratakv.serve.followers import Followers, Place, hold_leash, launched
 from stratakv.serve.server import bound_socket, serve_forever
+from stratakv.serve.sizing import ranks_here
 from stratakv.serve.wiring import build_follower, build_service, check_service
 from stratakv.serve.wiring_ranks import Seat
 from stratakv.spec.budget_table import BudgetTable
@@ -43,6 +44,11 @@ def serve_alone(path: Path, config: EngineConfig, server: ServerConfig) -> int:
         parts.transfer.close()
 
 
+def share_threads(config: EngineConfig) -> None:
+    """The ranks of one machine have its cores together."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // ranks_here(config)))
+
+
 def serve_ranks(path: Path, config: EngineConfig, server: ServerConfig, line: Sequence[str]) -> int:
     """The same as one of ``--tp`` ranks. ``line``: the arguments with which the others are started
     on this machine, where no launcher has."""
@@ -53,8 +59,6 @@ def serve_ranks(path: Path, config: EngineConfig, server: ServerConfig, line: Se
     if place is not None:
         hold_leash(place)
         return _serve(path, config, server, place)
-    if torch.get_num_threads() > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // config.tp))
     with Followers(line, config.tp) as followers:
         code = _serve(path, config, server, followers.place)
         followers.well = code == 0
@@ -105,15 +109,19 @@ def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, place: Place) -
         signal.signal(ignored, signal.SIG_IGN)
     parts = build_follower(path, config, Seat(ranks))
     assert isinstance(parts.port, RankedEngine), "a follower without a rank 0"
+    closing: list[threading.Thread] = []
+
+    def close_beside(worker: IoWorker) -> None:
+        """Close a store that was detached, without a step having to wait for it."""
+        closing.append(threading.Thread(target=worker.close, args=(CLOSE_S,), daemon=True))
+        closing[-1].start()
+
     try:
         ranks.ready()
         place.up.set()
-        parts.port.follow(_close_beside)
+        parts.port.follow(close_beside)
     finally:
+        for thread in closing:
+            thread.join(CLOSE_S)
         parts.transfer.close()
     return 0
-
-
-def _close_beside(worker: IoWorker) -> None:
-    """Close a store that was detached, without a step having to wait for it."""
-    threading.Thread(target=worker.close, args=(CLOSE_S,), daemon=True).start()

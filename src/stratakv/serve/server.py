@@ -54,8 +54,10 @@ def serve_forever(
         service.storage.settle(STORE_S)
         ended = service.driver.stop(STOP_S)
         if ended:  # the engine's thread was the store's owner
-            stopped()
-            service.storage.close()
+            try:
+                stopped()
+            finally:
+                service.storage.close()
     if not ended:
         log.error("the engine's step did not end within %s s", STOP_S)
     return 0 if ended and service.driver.health is Health.STOPPED else 1

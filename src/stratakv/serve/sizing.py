@@ -5,6 +5,7 @@ there. Takes no memory and reads no weights, so that every refusal comes before 
 the same, but for what only the machine at hand could answer.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,8 @@ def size(facts: ModelFacts, config: EngineConfig, *, on_cpu: bool) -> Sizes:
     if reason := refusal(spec):
         raise ConfigError(f"the model cannot be served: {reason}")
     sharding = sharding_of(facts.config, spec, config.tp)
-    return _sizes(sharding, facts, config, free_bytes=free_host_bytes(), on_cpu=on_cpu)
+    free_bytes = free_host_bytes() // ranks_here(config)
+    return _sizes(sharding, facts, config, free_bytes=free_bytes, on_cpu=on_cpu)
 
 
 def planned(spec: CacheSpec, facts: ModelFacts, config: EngineConfig) -> Sizes:
@@ -139,6 +141,11 @@ def _host_pages(
         return (0,) * len(spec.groups)
     budget = host_budget(config.host_memory, config.host_ratio)
     return host_pages(spec, device, budget, free_bytes)
+
+
+def ranks_here(config: EngineConfig) -> int:
+    """How many ranks share this machine's memory and cores: all, where no launcher says less."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", config.tp))
 
 
 def free_host_bytes() -> int:

@@ -50,7 +50,7 @@ from stratakv.serve.service import Limits, Service
 from stratakv.serve.sizing import Sizes, size
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.serve.wiring_events import open_publisher
-from stratakv.serve.wiring_ranks import HEARTBEAT_S, Seat, Sharing, check_alike
+from stratakv.serve.wiring_ranks import Seat, Sharing, check_alike, heartbeat_s
 from stratakv.serve.wiring_storage import (
     check_storage,
     open_at_start,
@@ -103,10 +103,12 @@ class EngineParts:
 class Outside:
     """What an engine has around it. ``follow``: makes what is told of the cache to those outside,
     from its spec and its adapters' digests. ``seat``: among the ranks that do the same; None:
-    alone. ``digest``: of the cache of all ranks together, which names pages; None: the spec's."""
+    alone. ``sizes``: what all of them can have. ``digest``: of the cache of all ranks together,
+    which names pages; None: the spec's."""
 
     follow: Follow | None = None
     seat: Seat | None = None
+    sizes: Sizes | None = None
     digest: bytes | None = None
 
 
@@ -114,14 +116,14 @@ def build_engine(
     model: HuggingFaceModel, config: EngineConfig, outside: Outside = Outside()
 ) -> EngineParts:
     """Everything below the server. ConfigError before any memory is taken."""
-    sizes = size(model.facts, config, on_cpu=model.device.type == "cpu")
+    sizes = outside.sizes or size(model.facts, config, on_cpu=model.device.type == "cpu")
     if sizes.notice is not None:
         log.warning(sizes.notice)
     check_model(model.facts, config)
     model = with_adapters(model, config.adapters())
     if (seat := outside.seat) is not None:
         check_alike(seat, config, model.fingerprint, sizes.spec.digest)
-        sizes = seat.least(sizes)
+        sizes = outside.sizes or seat.least(sizes)
     outside = replace(outside, digest=sizes.sharding.whole.digest)
     pages = (sizes.device, sizes.host)
     return assemble(model, sizes.spec, config, pages, sizes.max_model_len, outside)
@@ -200,6 +202,8 @@ def build_service(
     """A server over the model directory ``path``; nothing runs yet. ``seat``: rank 0's."""
     name = server.served_model_name or path.resolve().name
     sizes = check_service(path, config, server)
+    if seat is not None:
+        sizes = seat.least(sizes)  # before anything is made as long as they are
     tokenizer = Tokenizer(path)
     with ExitStack() as undo:
         publisher = open_publisher(config, server)
@@ -208,7 +212,11 @@ def build_service(
         store = open_at_start(config, sizes.spec, sizes.host, sharing_of(sizes, config, 0))
         if store is not None:
             undo.callback(store.worker.close, 0)
-        outside = Outside(follow=None if publisher is None else publisher.follow, seat=seat)
+        outside = Outside(
+            follow=None if publisher is None else publisher.follow,
+            seat=seat,
+            sizes=None if seat is None else sizes,
+        )
         parts = build_engine(load_model(path, config.dtype, ranks=config.tp), config, outside)
         undo.pop_all()
     _attach(parts, store, sizes)
@@ -222,7 +230,7 @@ def build_service(
         max_waiting=server.max_waiting,
         clock=clock,
         follower=publisher,
-        heartbeat_s=None if seat is None else HEARTBEAT_S,
+        heartbeat_s=None if seat is None else heartbeat_s(config),
     )
     service = Service(
         driver=driver,
@@ -262,14 +270,14 @@ def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Siz
 
 def build_follower(path: Path, config: EngineConfig, seat: Seat) -> EngineParts:
     """What a rank has that no client talks to; nothing runs yet."""
-    sizes = check_service(path, config, ServerConfig())
+    sizes = seat.least(check_service(path, config, ServerConfig()))
     sharing = sharing_of(sizes, config, seat.ranks.rank)
     with ExitStack() as undo:
         store = open_at_start(config, sizes.spec, sizes.host, sharing)
         if store is not None:
             undo.callback(store.worker.close, 0)
         model = load_model(path, config.dtype, ranks=config.tp)
-        parts = build_engine(model, config, Outside(seat=seat))
+        parts = build_engine(model, config, Outside(seat=seat, sizes=sizes))
         undo.pop_all()
     _attach(parts, store, sizes)
     return parts

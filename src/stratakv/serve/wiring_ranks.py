@@ -22,7 +22,11 @@ from stratakv.storage.backend import StorageBackend
 from stratakv.storage.sharded import GroupShards, ShardedBackend
 
 HEARTBEAT_S: Final = 5.0
-"""Ranks without work meet that often."""
+
+
+def heartbeat_s(config: EngineConfig) -> float:
+    """How often ranks without work meet: well within the time after which one counts as lost."""
+    return min(HEARTBEAT_S, config.tp_timeout / 4)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
