@@ -4,10 +4,12 @@ import pytest
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
+from stratakv.engine.model_facts import plain_config
 from stratakv.spec.derive import default_page_tokens, shared_layers, spec_of
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.spec.support import key_value_places, refusal
+from tests.fixtures.tiny_configs import tiny_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SIZES = {
@@ -231,3 +233,10 @@ def test_flags_are_named() -> None:
 
 def test_bidirectional_attention_over_images_alone_is_served() -> None:
     assert derive({**GEMMA, "use_bidirectional_attention": "vision"}).groups
+
+
+def test_roles_of_fewer_layers_than_there_are_are_refused() -> None:
+    config = plain_config(tiny_config("glm_moe_dsa"))
+    config["indexer_types"] = list(config["indexer_types"])[:1]
+    with pytest.raises(ConfigError, match="indexer_types must be a list with an entry for each"):
+        spec_of(config, page_tokens=16, dtype="float32")

@@ -100,6 +100,8 @@ def indexed_mla(layer: Layer, rule: Retention, page: PageFormat) -> Buffers:
     """MLA with an indexer; a "shared" layer reuses the selection of the layer before it."""
     roles = layer.config.items("indexer_types") if layer.config.has("indexer_types") else ()
     kept = mla(layer, rule, page)
+    if roles and layer.id >= len(roles):
+        raise layer.config.fault("indexer_types", "a list with an entry for each layer")
     if roles and roles[layer.id] == "shared":
         return kept
     return (*kept, index_keys(page, dim=layer.config.integer("index_head_dim")))
