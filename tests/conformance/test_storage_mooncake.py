@@ -191,7 +191,7 @@ def test_a_master_that_is_silent_ends_within_the_time_out_and_is_heard_again():
         store = MooncakeBackend(FORM, given)
         keys, pages = fill(store, 4)
         assert mute.process is not None
-        mute.process.send_signal(signal.SIGSTOP)
+        mute.freeze()
         begin_s = time.monotonic()
         with pytest.raises(StorageError):
             store.contains(keys)
