@@ -43,9 +43,6 @@ class Told:
 
     tokens: dict[str, list[list[int]]] = field(default_factory=dict)
     cached: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    steps: int = 0
-    ballots: int = 0
-    letters: int = 0
 
 
 class Written:
@@ -143,8 +140,7 @@ def _engine(
     lanes = store.worker._lanes
     kept = Written(lanes[-1]._backend)
     lanes[-1]._backend = kept
-    if faults is not None:
-        lanes[0]._backend = FaultyBackend(lanes[0]._backend, faults)
+    lanes[0]._backend = unwell = FaultyBackend(lanes[0]._backend, faults or Faults())
     parts = wiring.build_engine(model, config, wiring.Outside(seat=seat, sizes=sizes))
     parts.engine.attach_storage(store.worker)
     try:
@@ -155,8 +151,7 @@ def _engine(
             parts.port.follow(lambda worker: worker.close(1.0))
     finally:
         parts.transfer.close()
-    told.steps += parts.engine.stats().steps
-    told.ballots, told.letters = seat.agreement.ballots, seat.agreement.letters
+    assert (unwell.injected > 0) == (faults is not None and faults != Faults())
     if written is not None:
         written += kept.keys
     dist.barrier()
@@ -172,6 +167,7 @@ def _remove_some(play: Play, keys: list[ObjectKey]) -> None:
         url = f"file://{play.store}"
         worker = wiring_storage.open_store(url, sizes.spec, sizes.host, sharing).worker
         chosen = np.random.default_rng(5).random(len(keys)) < 1 / 3
-        worker._lanes[-1]._backend.remove([k for k, gone in zip(keys, chosen, strict=True) if gone])
+        gone = [key for key, taken in zip(keys, chosen, strict=True) if taken]
+        assert worker._lanes[-1]._backend.remove(gone) > 0
         assert worker.close(10.0)
     dist.barrier()

@@ -46,10 +46,6 @@ class Agreement:
         """Whether this is rank 0, the one that clients talk to."""
         return self._ranks.rank == 0
 
-    @property
-    def alone(self) -> bool:
-        return self._ranks.size == 1
-
     def watch(self, name: str, figures: Callable[[], Figures]) -> None:
         """Compare ``figures()`` in every ballot from now on. Every rank watches the same names in
         the same order."""

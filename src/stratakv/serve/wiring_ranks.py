@@ -5,7 +5,7 @@ settings and take the same memory. Must not start processes (``launch``) or know
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -72,7 +72,7 @@ class Seat:
 
 def check_alike(seat: Seat, config: EngineConfig, fingerprint: bytes, digest: bytes) -> None:
     """ConfigError where ranks were started with other settings, weights or caches."""
-    settings = {name: getattr(config, name) for name in EngineConfig.__dataclass_fields__}
+    settings = asdict(config)
     settings.pop("storage")  # its URL may have a password, and ranks may reach it by other names
     flags = [(f"--{name.replace('_', '-')}", value) for name, value in settings.items()]
     weights = [("weights", fingerprint.hex()), ("a cache of", digest.hex())]

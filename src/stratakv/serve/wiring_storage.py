@@ -49,12 +49,12 @@ def check_storage(config: EngineConfig, host_pages: Sequence[int]) -> None:
     nothing."""
     if config.storage is None:
         return
-    if config.tp > 1 and isinstance(_checked(config.storage, host_pages), MemoryUrl):
+    parsed = _checked(config.storage, host_pages)
+    if config.tp > 1 and isinstance(parsed, MemoryUrl):
         raise ConfigError(
             f"--storage {hidden(config.storage)}: it is one process's own, and --tp {config.tp} "
             "has several; allowed are stores that all of them reach"
         )
-    _checked(config.storage, host_pages)
 
 
 def open_store(
