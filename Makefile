@@ -34,8 +34,10 @@ demo: $(VENV)/demo.stamp ## set up and run the main job: a chat served over devi
 serve: $(VENV)/demo.stamp ## keep a server running on the demo model
 	$(BIN)/stratakv serve models/demo --port 8000
 
+# By file: xdist would hand out hundreds of tests at a time, and one core wait for the other's last.
+# A file's servers, ranks and models are then also made once. In order: the files at the end are short.
 test: $(VENV)/test.stamp ## set up and pass the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs -m 'not long'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs -m 'not long'
 
 test-long: $(VENV)/test.stamp ## the long campaigns
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs -m long

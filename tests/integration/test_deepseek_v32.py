@@ -167,17 +167,21 @@ def test_decoding_side_by_side_is_decoding_alone(name, bucket_bytes, lengths, mo
     monkeypatch.setattr(v32_runner, "BUCKET_BYTES", bucket_bytes)
     texts = [prompt(name, length, seed) for seed, length in enumerate(lengths)]
     wanted = [all_logits(v32_model(name), text) for text in texts]
-    host = Host(wrapped(name), 16)
-    rows = [host.open() for _ in texts]
-    for row, text in zip(rows, texts, strict=True):
-        host.run((row, text[:-3]))
+    host, other = Host(wrapped(name), 16), Host(wrapped(name), 16)
+    rows, alone = [[some.open() for _ in texts] for some in (host, other)]
+    for some, opened in ((host, rows), (other, alone)):
+        for row, text in zip(opened, texts, strict=True):
+            some.run((row, text[:-3]))
     for back in (3, 2, 1):
-        pairs = [(row, [text[-back]]) for row, text in zip(rows, texts, strict=True)]
-        logits = host.run(*pairs)
-        for found, text, all_wanted in zip(logits, texts, wanted, strict=True):
-            assert_same(found, all_wanted[len(text) - back])
-            alone = prefilled(name, 16, text[: len(text) - back + 1], len(text) - back)[2]
-            assert_same(found, alone)
+        lasts = [[text[-back]] for text in texts]
+        logits = host.run(*zip(rows, lasts, strict=True))
+        one_by_one = [other.run(pair)[0] for pair in zip(alone, lasts, strict=True)]
+        wants = [
+            all_wanted[len(text) - back] for text, all_wanted in zip(texts, wanted, strict=True)
+        ]
+        for found, single, want in zip(logits, one_by_one, wants, strict=True):
+            assert_same(found, want)
+            assert_same(found, single)
 
 
 def test_a_row_that_is_not_sampled_gives_no_logits():

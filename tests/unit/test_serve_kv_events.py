@@ -276,7 +276,7 @@ def test_a_full_queue_loses_batches_counts_them_and_leaves_a_gap(monkeypatch):
         began = time.monotonic()
         for _ in range(10):
             publish(made, AllCleared())
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 5  # who waited for the queue would wait for 20
         assert len(lost) == 7
         Held.last.go.set()
         with Subscriber(*ends(made)) as follower:

@@ -9,6 +9,7 @@ from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
 from stratakv.storage.io_jobs import Ending, Fetch, Kind, Query, Remove, Store, Touch
 from tests.io_gate import (
     PAGE,
+    PATIENCE_S,
     Gate,
     Workers,
     answer,
@@ -288,8 +289,15 @@ def test_the_worker_lets_go_of_buffers_when_the_answer_is_taken(made):
     memory = bytearray(PAGE)
     worker.submit(Fetch(keys_of(1), (memoryview(memory),)))
     answer(worker, Kind.FETCH)
-    time.sleep(0.01)
-    memory += b"x"  # BufferError while anybody holds a view of it
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            memory += b"x"  # BufferError while anybody holds a view of it
+        except BufferError:
+            assert time.monotonic() < deadline, "a view is held"
+            time.sleep(0.001)
+        else:
+            break
 
 
 def test_more_than_is_ready_cannot_be_taken(made):
