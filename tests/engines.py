@@ -1,7 +1,7 @@
 """Engines over tiny models for tests: small pools, poisoned where nobody owns a page.
 
 Two kinds of model run in them: the random transformers of ``fixtures.models``, whose logits are
-recorded, and ``TokenRunner``, which computes nothing but checks every page it would have read.
+recorded, and ``HeldTokens``, which computes nothing but checks every page it would have read.
 """
 
 from collections import defaultdict
@@ -25,6 +25,7 @@ from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
 from stratakv.serve import wiring
+from stratakv.sim import runner
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, Retention, needed
@@ -237,7 +238,9 @@ class RecordingRunner:
 
 # -- a model that only checks its pages ----------------------------------------------------------
 
-VOCABULARY = 97
+VOCABULARY = runner.VOCABULARY
+next_token = runner.next_token
+expected_tokens = runner.expected_tokens
 
 
 def token_spec(page_tokens: int, *rules: Retention) -> CacheSpec:
@@ -272,127 +275,28 @@ def _buffer(index: int, rule: Retention, page_tokens: int) -> BufferSpec:
     )
 
 
-def state_of(rule: Retention, tokens: np.ndarray, page_tokens: int) -> list[float]:
-    """What a state group holds after ``tokens``: how many it has seen, and a digest of them. The
-    scratch of ``KeepLive`` is empty at every page boundary."""
-    if isinstance(rule, KeepLive):
-        tokens = tokens[len(tokens) // page_tokens * page_tokens :]
-    return [float(len(tokens)), float(next_token(tokens))]
-
-
-def next_token(tokens: np.ndarray, start: int = 0) -> int:
-    """What ``TokenRunner`` says after ``tokens``: depends on every one and on its place. A sum over
-    the tokens: of those from ``start`` on it is their share."""
-    places = np.arange(start + 1, start + len(tokens) + 1, dtype=np.int64)
-    return int((tokens.astype(np.int64) * (places * 31 % 89 + 1)).sum() % VOCABULARY)
-
-
-def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(np.array(tokens)))
-    return tokens[len(prompt) :]
-
-
-class TokenRunner:
-    """Keeps token ids where keys and values would lie, and reads them back as attention would.
-
-    The next token is a function of the whole prefix as the anchor's pages hold it; AssertionError
-    where another group's pages disagree with them. ``pages_held`` is the most pages that any one
-    row of the block table ever named, per group.
-    """
+class HeldTokens(runner.TokenRunner):
+    """The simulation's model over real pages: the next token is a function of the whole prefix as
+    the anchor's pages hold it; AssertionError where another group's pages disagree with them.
+    ``pages_held`` is the most pages that any one row of the block table ever named, per group."""
 
     def __init__(self, spec: CacheSpec, pools: DevicePools, tables: BlockTable) -> None:
+        super().__init__(spec, [_rows(group, pools) for group in spec.groups], tables)
         self._spec = spec
-        self._tables = tables
-        self._pages: dict[int, np.ndarray] = {}
-        for group in spec.groups:
-            if group.buffers:
-                view = pools.layer(group.id, "tokens", LayerId(group.id)).numpy()
-                self._pages[group.id] = view[:, 0] if group.stateful else view[..., 0]
         self.pages_held = [0] * len(spec.groups)
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        answers: list[int] = []
-        for group in self._pages if batch.gate else ():
-            batch.gate.wait(LayerId(group))
         for group, held in enumerate(self.pages_held):
             most = int((self._tables.pages(GroupId(group)) >= 0).sum(axis=1).max())
             most += int((self._tables.slots.own(GroupId(group)) >= 0).any())
             self.pages_held[group] = max(held, most)
-        offsets = np.cumsum(batch.counts) - batch.counts
-        for at, row in enumerate(batch.rows.tolist()):
-            start, count = int(batch.starts[at]), int(batch.counts[at])
-            answer = self._continue(row, start, batch.tokens[offsets[at] :][:count])
-            if batch.sampled[at]:
-                answers.append(answer)
-        return torch.nn.functional.one_hot(
-            torch.tensor(answers, dtype=torch.int64), VOCABULARY
-        ).float()
-
-    def _continue(self, row: int, start: int, tokens: np.ndarray) -> int:
-        self._write(row, start, tokens)
-        return next_token(self._read(row, start, start + len(tokens)))
-
-    def _slots(self, row: int, group: int, span: range) -> tuple[np.ndarray, np.ndarray]:
-        index, offset = np.divmod(np.array(span), self._spec.page_tokens)
-        pages = self._tables.pages(GroupId(group))[row, index]
-        assert pages.min(initial=0) >= 0, f"row {row} lacks pages of group {group}"
-        return pages, offset
-
-    def _write(self, row: int, start: int, tokens: np.ndarray) -> None:
-        for group, pages in self._pages.items():
-            if not self._spec.groups[group].stateful:
-                pages[self._slots(row, group, range(start, start + len(tokens)))] = tokens
-
-    def _read(self, row: int, start: int, end: int) -> np.ndarray:
-        prefix = self._pages[0][self._slots(row, 0, range(end))]
-        assert not np.isnan(prefix).any(), f"row {row} reads pages nobody owns"
-        page = self._spec.page_tokens
-        for group in self._spec.groups[1:]:
-            if group.stateful:
-                self._advance(row, group, prefix, start)
-                continue
-            first = needed(group.retention, start, page).start * page
-            seen = self._pages[group.id][self._slots(row, group.id, range(first, end))]
-            assert (seen == prefix[first:]).all(), f"group {group.name} holds another prefix"
-        return prefix
-
-    def _advance(self, row: int, group: CacheGroup, prefix: np.ndarray, start: int) -> None:
-        """Check the state before ``start`` and write the one after ``prefix``."""
-        page = self._spec.page_tokens
-        before, found = state_of(group.retention, prefix[:start], page), self._state(row, group)
-        assert found == before, f"group {group.name}: state {found} at {start}, not {before}"
-        self._keep_state(row, group, state_of(group.retention, prefix, page))
-
-    def _state(self, row: int, group: CacheGroup) -> list[float]:
-        source = self._tables.slots.source(group.id).item(row)
-        return [0.0, 0.0] if source < 0 else self._pages[group.id][source].tolist()
-
-    def _keep_state(self, row: int, group: CacheGroup, state: list[float]) -> None:
-        own = self._tables.slots.own(group.id).item(row)
-        assert own >= 0, "nowhere to write the state"
-        self._pages[group.id][own] = state
+        return super().forward(replace(batch, adapters=None))  # it says the same under all of them
 
 
-class StateRunner(TokenRunner):
-    """For an anchor without bytes and groups of states: what is known of a prefix is what they say
-    of it."""
-
-    def _continue(self, row: int, start: int, tokens: np.ndarray) -> int:
-        digests: set[int] = set()
-        for group in self._spec.groups[1:]:
-            seen, digest = self._state(row, group)
-            assert seen == start, f"group {group.name}: a state of {seen} tokens at {start}"
-            after = (int(digest) + next_token(tokens, start)) % VOCABULARY
-            self._keep_state(row, group, [float(start + len(tokens)), float(after)])
-            digests.add(after)
-        assert len(digests) == 1, f"row {row}: its states disagree"
-        return digests.pop()
-
-
-def token_runner(spec: CacheSpec, pools: DevicePools, tables: BlockTable) -> TokenRunner:
-    return (TokenRunner if spec.groups[0].buffers else StateRunner)(spec, pools, tables)
+def _rows(group: CacheGroup, pools: DevicePools) -> np.ndarray:
+    if not group.buffers:
+        return np.empty((0, 0, 0), np.float32)
+    return pools.layer(group.id, "tokens", LayerId(group.id)).numpy()
 
 
 @contextmanager
@@ -403,9 +307,9 @@ def token_engine(
     host: Sequence[int],
     copier: Copier = DEFAULT_COPIER,
     digests: Mapping[str, bytes] | None = None,
-    make_runner: Callable[[CacheSpec, DevicePools, BlockTable], Runner] = token_runner,
+    make_runner: Callable[[CacheSpec, DevicePools, BlockTable], Runner] = HeldTokens,
 ) -> Iterator[wiring.EngineParts]:
-    """An engine over ``TokenRunner``: real pages, tree, copies and scheduling, no arithmetic.
+    """An engine over ``HeldTokens``: real pages, tree, copies and scheduling, no arithmetic.
     ``digests``: of adapters that it says it has, by name."""
     model = SimpleNamespace(
         device=torch.device("cpu"),
@@ -415,10 +319,10 @@ def token_engine(
         adapters=SimpleNamespace(digests=digests or {}),
     )
 
-    def runner(_model, *pages) -> Runner:
+    def made(_model, *pages) -> Runner:
         return make_runner(*pages)
 
-    patch = mock.patch.object(wiring, "ModelRunner", runner)
+    patch = mock.patch.object(wiring, "ModelRunner", made)
     with patch, _assembled(model, spec, config, (device, host), copier) as parts:
         yield parts
 

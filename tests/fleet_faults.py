@@ -1,40 +1,66 @@
 """Faults seeded into the code that keeps ranks alike, each as a patch that a fleet must catch.
 
-Owns the patches; a function here is entered as a context. Each breaks one rule of the ballot.
+Owns the patches; a function here is entered as a context. Each breaks one rule: of the ballot, of
+what ranks store together, of the end of a rank, or of a cache without a tier.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from itertools import compress
 from unittest import mock
 
 import numpy as np
 
-from stratakv.agreement.ballot import Ballot, Work
+from stratakv.agreement.agreement import Agreement
+from stratakv.agreement.ballot import Work
 from stratakv.cache import prefetch
 from stratakv.cache.copies import CopyDesk
 from stratakv.cache.kv_cache import KVCache
+from stratakv.cache.parking import Parking
 from stratakv.cache.persist import Persister
+from stratakv.core.errors import RankLostError
+from stratakv.core.ids import NONE
+from stratakv.core.page_keys import Namespace
 from stratakv.engine.ranked import Desk
 from stratakv.policy.prefetch_ends import Ends, last_of
+from stratakv.sim.loss import RankDied
+from stratakv.sim.rank import SimRank
+from stratakv.sim.store import UnkindStore
+from stratakv.spec.sharding import Sharding, Strip
+from stratakv.storage import sharded
+from stratakv.storage.io_jobs import Kind
+from stratakv.storage.io_worker import IoWorker
 from stratakv.transfer.plan import Direction
+from stratakv.tree.nodes import Tier
 
 Patch = AbstractContextManager[object]
+
+
+@contextmanager
+def both(one: Patch, other: Patch) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 def a_collective_inside_a_condition() -> Patch:
     """A rank to which nothing has happened does not vote."""
 
     def tick(self, head=None):
-        ballot = Ballot()
+        ballot = self._agreement.ballot()
         self._copies.vote(ballot)
         self.storage.vote(ballot)
         met = self._copies.ready or self.storage.ready
-        agreed = self._agreement.agree(ballot) if met else ballot.result(ballot.lanes)
+        submit = self._copies.submit
+        if met:
+            agreed = self._agreement.agree(ballot, submit)
+        else:
+            submit()
+            agreed = ballot.result(ballot.lanes)
         if self._copies.apply(agreed):
             self._commits.free_strays(self._seats)
         self._parking.poll()
         self._copies.clean()
-        self._copies.submit()
         self.storage.tick(head, agreed)
 
     return mock.patch.object(KVCache, "tick", tick)
@@ -98,11 +124,143 @@ def pages_that_are_stored_here() -> Patch:
     return mock.patch.object(Persister, "answered", answered)
 
 
-FAULTS: tuple[Callable[[], Patch], ...] = (
-    a_collective_inside_a_condition,
-    lengths_instead_of_flags,
-    a_sidecar_missing_in_the_vote,
-    a_clock_of_its_own,
-    a_backup_that_is_good_here,
-    pages_that_are_stored_here,
-)
+# -- what ranks store together -------------------------------------------------------------------
+
+
+def a_slice_of_another_rank() -> Patch:
+    """Every rank names its slices as rank 0 does."""
+    real = Sharding.objects
+    return mock.patch.object(
+        Sharding, "objects", lambda self, group, rank, cut: real(self, group, 0, cut)
+    )
+
+
+def whole_groups_written_by_all_and_cut_wrongly() -> Patch:
+    """What all have alike every rank writes, and all but one from its middle on."""
+    real = Sharding.objects
+
+    def turned(shard):
+        half = shard.payload_bytes // 2
+        strips = (Strip(half, 1, half, half), Strip(0, 1, half, half))
+        return replace(shard, strips=strips)
+
+    def objects(self, group, rank, cut):
+        shards = real(self, group, rank, cut)
+        return shards if rank == 0 or self.splits(group) else tuple(map(turned, shards))
+
+    return both(
+        mock.patch.object(Sharding, "objects", objects),
+        mock.patch.object(Sharding, "writes", return_value=True),
+    )
+
+
+def slices_that_know_how_many_ranks_there_are() -> Patch:
+    def slices(self, group, cut):
+        return self.ranks if self.splits(group) else 1
+
+    return mock.patch.object(Sharding, "slices", slices)
+
+
+def a_page_as_well_as_its_best_slice() -> Patch:
+    return mock.patch.object(sharded, "max", min, create=True)
+
+
+# -- the end of a rank ---------------------------------------------------------------------------
+
+
+def a_lost_rank_ignored() -> Patch:
+    """A ballot to which not all come is what this rank says."""
+    real = Agreement.agree
+
+    def agree(self, ballot, *more):
+        try:
+            return real(self, ballot, *more)
+        except RankLostError:
+            return ballot.result(ballot.lanes)
+
+    return mock.patch.object(Agreement, "agree", agree)
+
+
+def half_an_object_after_a_loss() -> Patch:
+    """What a rank was writing when it died is there, as far as it had come."""
+    real = UnkindStore.write
+
+    def write(self, keys, pages):
+        try:
+            return real(self, keys, pages)
+        except RankDied:
+            there = self._inner.contains(keys)
+            at = int(np.argmin(there))
+            half = bytearray(pages[at])
+            half[len(half) // 2 :] = bytes(len(half) - len(half) // 2)
+            self._inner.write([keys[at]], [memoryview(half)])
+            raise
+
+    return mock.patch.object(UnkindStore, "write", write)
+
+
+def a_dead_rank_that_still_writes() -> Patch:
+    """What was queued on a rank is written although it has died, and not as it was: its pages are
+    somebody else's by then."""
+    real = SimRank.died
+
+    def died(self):
+        for of in self.cache.storage.persister._arenas:
+            of.rows[:] = -1
+        self.fate.dead = False
+        for hand in self._hands:
+            hand.join()
+        self.fate.dead = True
+        real(self)
+
+    return mock.patch.object(SimRank, "died", died)
+
+
+# -- tenants, followers, and what is not there ---------------------------------------------------
+
+
+def adapters_that_share_pages() -> Patch:
+    return mock.patch.object(Namespace, "adapted", lambda self, digest: self)
+
+
+def events_of_what_is_stored_here() -> Patch:
+    """Followers are told what this rank's store has taken."""
+    real = Persister.answered
+
+    def answered(self, answer, agreed):
+        tell, self.on_stored = self.on_stored, None
+        mine, job = self.kept_here(answer), self._jobs[answer.ticket]
+        real(self, answer, agreed)
+        self.on_stored = tell
+        kept = list(compress(job.keys, mine.tolist()))
+        for group in sorted({key.group for key in kept}) if tell else ():
+            tell(group, [key.page for key in kept if key.group == group])
+
+    return mock.patch.object(Persister, "answered", answered)
+
+
+def pages_dropped_twice() -> Patch:
+    """Without reuse, what is behind a window is freed, and freed again with the rest."""
+
+    def drop(self, row, computed):
+        starts = self._tree.starts(computed // self._page)
+        for group in self.spec.groups:
+            behind = self._tables.pages(group.id)[row, : starts[group.id]]
+            self._pools.tiers[Tier.DEVICE][group.id].free(behind[behind != NONE])
+
+    return mock.patch.object(KVCache, "_drop_behind", drop)
+
+
+def room_on_a_host_that_is_not_there() -> Patch:
+    """Who is retracted is saved, whether or not there is room."""
+    return mock.patch.object(Parking, "_room", return_value=True)
+
+
+def answers_of_the_other_lane() -> Patch:
+    """With two lanes, what was written is looked for among what was read."""
+    real = IoWorker._lane
+
+    def lane(self, kind):
+        return self._lanes[0] if len(self._lanes[-1].finished[Kind.STORE]) else real(self, kind)
+
+    return mock.patch.object(IoWorker, "_lane", lane)

@@ -11,8 +11,19 @@ from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.prefetch_pace import PrefetchPolicy, StopPolicy, WaitComplete
 from stratakv.policy.write import WriteThrough
 from stratakv.sim.adversary import Hazards
-from stratakv.sim.plan import LANES, LONGEST, PAGE, Event, Plan, plan_of, spec_named
+from stratakv.sim.plan import (
+    LANES,
+    LONGEST,
+    PAGE,
+    Event,
+    OneStore,
+    Plan,
+    plain_plan,
+    spec_named,
+)
 from stratakv.sim.runner import VOCABULARY
+from stratakv.sim.variety import with_heads
+from stratakv.spec.sharding import Sharding
 
 PACE = dict.fromkeys(LANES, 0.9)
 CALM = Hazards(pace=PACE)
@@ -45,7 +56,7 @@ def storage_plan(
     first = [asked(f"r{at}", tokens[: n * PAGE + 1]) for at, n in enumerate(pages)]
     again = asked("again", tokens[: max(pages) * PAGE + 1])
     return replace(
-        plan_of(seed),
+        plain_plan(seed),
         ranks=ranks,
         spec=spec,
         device=(60,) * len(spec.groups),
@@ -63,3 +74,14 @@ def storage_plan(
         skew=(1.0,) * ranks,
         events=(*first, Event(after=0, command=Flush(), settled=True), again),
     )
+
+
+def over_one_store(plan: Plan, heads: int, cut: int) -> Plan:
+    """The same, all ranks over one store. Groups with a row per token have so many heads, which
+    ranks share; of what else there is all have the same."""
+    counts = tuple(
+        1 if group.stateful or not group.buffers else heads for group in plan.spec.groups
+    )
+    whole = with_heads(plan.spec, counts)
+    sharding = Sharding(whole=whole, ranks=plan.ranks, heads=counts, split=plan.ranks > 1)
+    return replace(plan, spec=whole, one_store=OneStore(sharding=sharding, cut=cut))

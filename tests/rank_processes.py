@@ -1,9 +1,11 @@
 """Servers of several ranks as an operator starts them: real processes, each with a time limit.
 
 Owns their start, who is who among them, and that none outlives a test: what a server has started
-is killed with it, whatever happened.
+is killed with it, whatever happened. ``launched`` ranks are what a launcher on several machines has
+started, without the launcher, and without the seconds that imports take.
 """
 
+import multiprocessing
 import os
 import re
 import shutil
@@ -16,9 +18,15 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
+import torch
+
+from stratakv.cli import main
+from tests.fixtures.servers import free_port
+from tests.ranks import PRELOADED
 
 LIMIT_S = 150.0
 """Of a server's whole life, on a machine that does other things too."""
@@ -31,6 +39,7 @@ STRATAKV = (sys.executable, "-m", "stratakv")
 MARK = "STRATAKV_TEST_SERVER"
 """In the environment of a server and of all that it starts, whatever groups they make."""
 COMPLETIONS = "/v1/completions"
+LISTENS = re.compile(r"^stratakv: listening on (http://\S+)$", re.MULTILINE)
 
 
 @dataclass
@@ -46,7 +55,7 @@ class Ranked:
     def listen(self) -> "Ranked":
         """Wait until requests are taken."""
         for line in self.process.stdout:
-            if found := re.fullmatch(r"stratakv: listening on (http://\S+)\n", line):
+            if found := LISTENS.match(line):
                 self.url = found[1]
                 return self
             self.before.append(line)
@@ -128,9 +137,12 @@ def started(
     words: list[object],
     log: Path,
     command: tuple[object, ...] = STRATAKV,
+    *,
+    in_terminal: bool = False,
     **more: str,
 ) -> Iterator[Ranked]:
-    """``command`` with ``words``, in an environment with ``more``; nobody has waited for it."""
+    """``command`` with ``words``, in an environment with ``more``; nobody has waited for it.
+    ``in_terminal``: all it starts can be sent Ctrl-C together."""
     mark = uuid.uuid4().hex
     # A test run that is killed takes its servers with it.
     leash = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
@@ -140,6 +152,7 @@ def started(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            process_group=0 if in_terminal else None,
             env=os.environ | {"OMP_NUM_THREADS": "1", MARK: mark} | more,
         )
     limit = threading.Timer(LIMIT_S, end_all, [mark])
@@ -152,8 +165,68 @@ def started(
         process.communicate(timeout=LIMIT_S)
 
 
+@dataclass
+class Launched:
+    """By rank: its process, and the file of what it says. ``url``: None before rank 0 listens."""
+
+    processes: list[BaseProcess] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
+    url: str | None = None
+
+    def listen(self) -> "Launched":
+        while not (found := LISTENS.search(self.said(0))):
+            assert all(process.is_alive() for process in self.processes), self.told()
+            time.sleep(0.02)
+        self.url = found[1]
+        return self
+
+    def said(self, rank: int) -> str:
+        return self.logs[rank].read_text()
+
+    def told(self) -> str:
+        return "\n".join(f"rank {rank}: {self.said(rank)}" for rank in range(len(self.logs)))
+
+    def ends(self, rank: int, within_s: float) -> int:
+        """Its exit code."""
+        process = self.processes[rank]
+        process.join(within_s)
+        assert process.exitcode is not None, f"rank {rank} is left: {self.told()}"
+        return process.exitcode
+
+
 @contextmanager
-def streaming(server: Ranked, prompt: list[int], count: int) -> Iterator[Iterator[str]]:
+def launched(words: list[list[object]], folder: Path) -> Iterator[Launched]:
+    """Every rank's own ``words``, as on machines of their own; nobody has waited for them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, "stratakv.serve.launch"])
+    ranks, meet = Launched(), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    try:
+        for rank, mine in enumerate(words):
+            log = folder / f"rank{rank}"
+            log.touch()
+            place = meet | {"RANK": str(rank), "WORLD_SIZE": str(len(words))}
+            process = context.Process(target=_launched, args=([*map(str, mine)], log, place))
+            process.start()
+            ranks.processes.append(process)
+            ranks.logs.append(log)
+        yield ranks
+    finally:
+        for process in ranks.processes:
+            process.kill()
+            process.join()
+
+
+def _launched(words: list[str], log: Path, place: dict[str, str]) -> None:
+    with log.open("ab") as mine:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(mine.fileno(), stream.fileno())
+    os.environ.update(place)
+    torch.set_num_threads(1)
+    sys.exit(main(words))
+
+
+@contextmanager
+def streaming(server: Ranked | Launched, prompt: list[int], count: int) -> Iterator[Iterator[str]]:
     """The lines of an answer of which the first has come."""
     with httpx.Client(timeout=60) as http:
         asked = body(prompt, count, stream=True)

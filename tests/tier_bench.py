@@ -10,7 +10,8 @@ from collections import Counter
 
 import numpy as np
 
-from stratakv.agreement.ballot import Ballot
+from stratakv.agreement.agreement import Agreement
+from stratakv.agreement.ranks import Alone
 from stratakv.cache.fetches import Fetches
 from stratakv.cache.pools import Pools
 from stratakv.cache.storage import StorageTier
@@ -114,6 +115,7 @@ class Bench:
             for group, pages in zip(spec.groups, self.hosts, strict=True)
         ]
         self.clock = ManualClock()
+        self.agreement = Agreement(Alone())
         policy = policy or policy_of(spec)
         self.tier = StorageTier(spec, self.tree, self.pools, self.arenas, policy, self.clock)
         self.limits = IoLimits(**limits)
@@ -184,10 +186,10 @@ class Bench:
             time.sleep(0.0002)
 
     def tick(self, head=None):
-        ballot = Ballot()
+        ballot = self.agreement.ballot()
         self.tier.vote(ballot)
-        alone = ballot.result(ballot.lanes)
-        self.tier.tick(None if head is None else RequestId(head), alone)
+        agreed = self.agreement.agree(ballot)
+        self.tier.tick(None if head is None else RequestId(head), agreed)
         self.check()
 
     def settle(self):

@@ -80,7 +80,7 @@ HELP: Final = {
     "tp": "tensor-parallel ranks, started on this machine or by torchrun; memory sizes are of each",
     "tp_timeout": "seconds after which a rank that does not answer is lost, and all end",
     "storage_cut": "slices by key heads that stored pages are cut into, a multiple of --tp: "
-    "servers with the same cut share a store; default: none, or 8 with --tp",
+    "servers with the same cut share a store, others are refused it; default: none, or 8 with --tp",
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one, printed",
     "served_model_name": "the name clients use; default: the directory's",
@@ -267,7 +267,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     server = _picked(arguments, ServerConfig)
     if arguments.threads is not None and arguments.threads < 1:
         raise ConfigError(f"--threads {arguments.threads}: allowed is 1 and more")
-    _check_model(arguments.model)
+    if engine.tp == 1:  # a rank that is refused has to tell the others
+        _check_model(arguments.model)
     import torch  # noqa: PLC0415 - --help and bad flags answer without loading torch
 
     from stratakv.serve import launch  # noqa: PLC0415

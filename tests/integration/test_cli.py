@@ -455,7 +455,7 @@ def test_storage_is_changed_while_a_server_runs(directory, tmp_path):
             assert http.put("/cache/storage", json=body).status_code == 200
             assert by_tier(http)["storage"] == 0
             assert http.delete("/cache/storage").json()["dropped_pages"] == 0
-            kept = fsck_module.fsck(tmp_path / "store").pages
+            kept = fsck_module.fsck(tmp_path / "store").pages - 1  # beside the mark of the cut
             assert kept > 0
             assert http.put("/cache/storage", json=body).status_code == 200
             assert http.post("/flush_cache").status_code == 200

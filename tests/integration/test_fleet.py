@@ -6,10 +6,14 @@ import logging
 
 import pytest
 
+from stratakv.agreement import ballot
 from stratakv.cache.copies import CopyDesk
-from stratakv.engine.ranked import Flush, Stop
-from stratakv.sim.plan import plan_of
+from stratakv.engine.ranked import Flush, Stop, Submit
+from stratakv.sim.loss import Point
+from stratakv.sim.plan import plain_plan
 from stratakv.sim.run import Fleet, run
+from stratakv.sim.stores import Stores
+from stratakv.sim.variety import plan_of
 
 RUNS, CHUNK = 500, 25
 LONG_RUNS, LONG_CHUNK = 10_000, 250
@@ -40,7 +44,7 @@ def test_runs_come_by_everything_that_may_happen():
     """A campaign in which no page moves proves nothing."""
     moved: dict[str, int] = {}
     for seed in range(40):
-        fleet = Fleet(plan_of(seed))
+        fleet = Fleet(plain_plan(seed))
         cached = fleet.run().cached
         storage = fleet.ranks[0].cache.storage
         prefetched = storage.prefetcher.counters
@@ -58,10 +62,57 @@ def test_runs_come_by_everything_that_may_happen():
     assert not [name for name in wanted if not moved[name]]
 
 
+def test_plans_draw_everything_that_a_fleet_can_be():
+    plans = [plan_of(seed) for seed in range(RUNS)]
+    kinds = {
+        "one store, split": [p.one_store and p.one_store.sharding.split for p in plans],
+        "one store, not split": [p.one_store and not p.one_store.sharding.split for p in plans],
+        "slices finer than ranks": [p.one_store and p.one_store.cut > p.ranks for p in plans],
+        "adapters": [any(of.command.prompt.adapter for of in asked(p)) for p in plans],
+        "followed": [p.follow for p in plans],
+        "without a host": [p.reuse and not any(p.host) for p in plans],
+        "without reuse": [not p.reuse for p in plans],
+        "two lanes": [p.io_lanes == 2 and p.stores for p in plans],
+        "another number of ranks": [p.then and p.then.ranks != p.ranks for p in plans],
+        "lost, and then again": [p.then and p.loss for p in plans],
+        **{point.name: [p.loss and p.loss.point is point for p in plans] for point in Point},
+    }
+    assert [name for name, found in kinds.items() if sum(map(bool, found)) < 5] == []
+
+
+def asked(plan):
+    return [of for of in plan.events if isinstance(of.command, Submit)]
+
+
+def test_ranks_are_lost_and_who_comes_back_finds_what_was_stored():
+    lost, found = set(), 0
+    for plan in [plan for plan in map(plan_of, range(150)) if plan.then][:12]:
+        stores = Stores(plan)
+        first = Fleet(plan, stores)
+        first.run()
+        if first.lost:
+            lost.add(plan.loss.point)
+        found += Fleet(plan.then, stores).run().cached["storage"] > 0
+    assert len(lost) >= 3
+    assert found >= 3
+
+
+@pytest.mark.parametrize("first", range(0, 12, 4))
+def test_ballots_that_are_too_narrow_for_what_they_tell_only_take_longer(first, monkeypatch):
+    flags = (2, 0, 8, 8, 8, 0, 0)
+    counts = 2 * ballot.FIELDS
+    starts = tuple(counts + len(flags) + sum(flags[:kind]) for kind in range(len(flags)))
+    monkeypatch.setattr(ballot, "FLAGS", flags)
+    monkeypatch.setattr(ballot, "_STARTS", starts)
+    monkeypatch.setattr(ballot, "LANES", counts + len(flags) + sum(flags))
+    for seed in range(first, first + 4):
+        run(seed)
+
+
 @pytest.mark.parametrize("seed", range(0, 60, 4))
 def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
     """But where it must wait for a copy, and then one more ballot for each look at it."""
-    fleet, extra = Fleet(plan_of(seed)), []
+    fleet, extra = Fleet(plain_plan(seed)), []
     rank = fleet.ranks[-1]
     wait, tick = CopyDesk.wait, type(rank.cache).tick
 

@@ -106,17 +106,41 @@ def test_a_kill_leaves_no_damage_in_the_store(story):
 
 @pytest.mark.parametrize("ranks", [2, 4, 1])
 def test_the_next_server_finds_what_two_ranks_have_stored(ranks, story, model, tmp_path):
-    """And then ends well, or is robbed of a rank."""
+    """And then changes it while it runs, ends well, or is robbed of a rank."""
     more = in_store(story.store) + (() if ranks > 1 else ("--storage-cut", 8))
     with started(serve(model, ranks, *more), tmp_path / "log") as server:
         server.listen()
         for prompt, wanted in zip(PROMPTS, story.alone, strict=True):
             assert server.ask(prompt) == (wanted, END)
+        if ranks == 2:
+            _attach_again(server, more[1])
+            assert server.ask(PROMPTS[0]) == (story.alone[0], END)
         if ranks == 4:
             _rob(server)
         else:
             _drain(server)
     assert fsck(story.store).clean
+
+
+def _attach_again(server: Ranked, url: str) -> None:
+    """All ranks let go of a store, refuse others, and attach it again, with nothing in the tree."""
+    dead = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    with httpx.Client(headers={"Authorization": "Bearer k"}, timeout=60) as http:
+        storage = server.url + "/cache/storage"
+        assert http.delete(storage).json()["url"] == url
+        for other, status, code in (
+            (dead, 502, "storage_unreachable"),
+            ("memory://", 400, "invalid_value"),
+            ("file://relative", 400, "invalid_value"),
+        ):
+            refused = http.put(storage, json={"url": other})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+            assert "secret" not in refused.text
+            assert http.get(storage).json() == {"attached": False}
+        assert http.post(server.url + "/flush_cache").status_code == 200
+        assert http.put(storage, json={"url": url}).json() == {"attached": True, "url": url}
+        again = http.put(storage, json={"url": url})
+        assert again.json()["error"]["code"] == "storage_attached"
 
 
 def _drain(server: Ranked) -> None:
@@ -218,6 +242,18 @@ def nothing_starts(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", begun)
     monkeypatch.setattr(launch, "join", begun)
     monkeypatch.setattr(wiring, "load_model", begun)
+
+
+def test_pages_of_ranks_are_not_missed_by_one_that_cuts_otherwise(
+    model, story, nothing_starts, capsys
+):
+    assert main([*map(str, serve(model, 1, *in_store(story.store)))]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        f"stratakv: --storage {in_store(story.store)[1]}: pages of this model are there in slices "
+        "of --storage-cut 8, which a server with --storage-cut 1 would never find; allowed is "
+        "--storage-cut 8"
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ import pytest
 import torch
 
 from stratakv.core.config import EngineConfig, ServerConfig
-from stratakv.engine.loop import Engine, EngineStats
+from stratakv.engine.loop import Engine
+from stratakv.engine.stats import EngineStats
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.server import Server, bound_socket
 from stratakv.serve.wiring import build_service

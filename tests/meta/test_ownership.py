@@ -123,6 +123,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
     makes_threads: {
         "transfer/cpu.py": "one worker per direction",
         "storage/io_worker.py": "one worker per open backend",
+        "storage/opening.py": "no rank's step may wait for a store that opens",
         "serve/driver.py": "the engine's own thread",
         "serve/kv_events.py": "who publishes must not hold a step up",
         "sim/run.py": "ranks that take turns: one thread each, one of them at a time",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stratakv.agreement.agreement import Agreement, digest_of
+from stratakv.agreement.agreement import SHOWN, Agreement, digest_of
 from stratakv.agreement.ballot import FIELDS, FLAGS, LANES, Ballot, Work
 from stratakv.agreement.ranks import Alone
 from stratakv.core.errors import DivergenceError
@@ -74,9 +74,63 @@ def test_what_does_not_fit_waits():
     assert all(bits.all() for bits in result.flags(Work.STORE))
 
 
-def test_an_operation_that_could_never_fit_is_a_fault():
-    with pytest.raises(AssertionError, match="flags of one STORE"):
-        voted(Work.STORE, np.ones(FLAGS[Work.STORE] + 1, np.bool_))
+def stream(rank_found, most=1000):
+    """What each rank reads of QUERY, where each tells what has ended there, until all is agreed.
+    ``rank_found``: by rank, the flags of each operation. Also: how many ballots it took."""
+    begun, read = {}, [[] for _ in rank_found]
+    ops = len(rank_found[0])
+    for ballots in range(1, most):
+        votes = []
+        for rank, found in enumerate(rank_found):
+            ballot = Ballot(begun)
+            ballot.cast(Work.QUERY, found[len(read[rank]) :])
+            votes.append(ballot)
+        results = held(*votes)
+        for rank, result in enumerate(results):
+            read[rank] += result.flags(Work.QUERY)
+            assert result.ended(Work.QUERY) == len(result.flags(Work.QUERY))
+        begun = results[0].begun
+        if len(read[0]) == ops:
+            assert not begun
+            return read, ballots
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_operation_of_any_width_is_read_whole_after_some_ballots(seed):
+    random = np.random.default_rng(seed)
+    room = FLAGS[Work.QUERY]
+    widths = random.choice([1, 2, 300, room - 1, room, room + 1, 3 * room + 7], 12)
+    ranks = [[random.random(width) < 0.7 for width in widths] for _ in range(3)]
+    read, ballots = stream(ranks)
+    for said in read:
+        for at, flags in enumerate(said):
+            assert (flags == np.logical_and.reduce([rank[at] for rank in ranks])).all()
+    assert ballots == -(-sum(widths) // room)
+
+
+def test_a_rank_that_comes_later_holds_up_only_what_it_has_not_ended():
+    room = FLAGS[Work.QUERY]
+    wide, ours = np.ones(room + 10, np.bool_), Ballot()
+    ours.cast(Work.QUERY, [flags(1), wide])
+    theirs = Ballot()
+    theirs.cast(Work.QUERY, [flags(1)])
+    (mine, its) = held(ours, theirs)
+    assert mine.ended(Work.QUERY) == its.ended(Work.QUERY) == 1
+    assert not mine.begun
+    assert not its.begun
+    again = voted(Work.QUERY, wide)
+    (begun,) = held(again)
+    assert begun.ended(Work.QUERY) == 0
+    assert len(begun.begun[Work.QUERY]) == room
+    (silent,) = held(Ballot(begun.begun))
+    assert len(silent.begun[Work.QUERY]) == room, "a ballot about something else forgets nothing"
+
+
+def test_an_operation_without_flags_of_a_kind_that_has_them_is_a_fault():
+    """It would end everywhere as soon as it ends anywhere."""
+    with pytest.raises(AssertionError, match="no flags of one STORE"):
+        voted(Work.STORE, flags())
 
 
 def test_the_shape_does_not_depend_on_what_is_said():
@@ -95,44 +149,75 @@ def test_equal_digests_agree_and_others_are_named():
 
 
 class _Twin:
-    """A second rank whose figures are told beforehand."""
+    """A second rank whose figures are told beforehand, by field, and what it says of the last."""
 
     rank, size = 0, 2
 
-    def __init__(self, there):
+    def __init__(self, there, told=""):
         self.there = there
+        self.told = told
+        self.order = []
 
-    def least(self, lanes):
+    def least(self, lanes, meanwhile):
+        self.order.append("said")
+        meanwhile()
+        self.order.append("heard")
         other = Ballot()
         for field, figures in enumerate(self.there):
             other.digest(field, digest_of(figures))
         return np.minimum(lanes, other.lanes)
 
     def gather(self, text):
-        return [text, repr(self.there[-1])]
+        return [text, self.told]
+
+
+def nodes(count, idle):
+    return {"nodes": count, "to evict": idle}
 
 
 def test_a_difference_names_the_field_and_shows_both_sides():
-    agreement = Agreement(_Twin([(1, 2), (7, (3, 4))]))
-    agreement.watch("the tree", lambda: (1, 2))
-    agreement.watch("free pages", lambda: (7, (3, 5)))
+    there = [nodes(1, 2), {"on device": 3, "on host": 4, "on disk": 6}]
+    agreement = Agreement(_Twin(there, "on device 3\non host 4\non disk 6"))
+    agreement.watch("the tree", lambda: nodes(1, 2))
+    agreement.watch("free pages", lambda: {"on device": 3, "on host": 5, "on disk": 6})
+    with pytest.raises(DivergenceError) as found:
+        agreement.agree(Ballot())
+    assert str(found.value) == (
+        "after 1 ballots ranks differ in free pages: rank 0 has on host 5; rank 1 has on host 4"
+    )
+
+
+def test_a_difference_in_sums_is_told_in_the_words_of_what_was_summed_and_not_at_length():
+    theirs = "\n".join(f"cell {at} is {at}" for at in range(100))
+    agreement = Agreement(_Twin([{"sum": 8}], theirs))
+    told = (f"cell {at} is {at + (at > 50)}" for at in range(99))
+    agreement.watch("cells", lambda: {"sum": 7}, lambda: told)
     with pytest.raises(DivergenceError) as found:
         agreement.agree(Ballot())
     said = str(found.value)
-    assert "free pages" in said
-    assert "(7, (3, 5))" in said
-    assert "(7, (3, 4))" in said
+    assert "rank 0 has cell 51 is 52, cell 52 is 53, " in said
+    assert "rank 1 has cell 51 is 51, cell 52 is 52, " in said
+    assert said.count(f" and {100 - 51 - SHOWN} more") == 2
 
 
 def test_ranks_that_are_alike_agree():
-    agreement = Agreement(_Twin([(1, 2)]))
-    agreement.watch("the tree", lambda: (1, 2))
+    agreement = Agreement(_Twin([nodes(1, 2)]))
+    agreement.watch("the tree", lambda: nodes(1, 2))
     assert agreement.agree(Ballot()).ended(Work.LOAD) == 0
     assert agreement.ballots == 1
 
 
+def test_what_is_to_be_done_in_any_case_is_done_while_others_vote():
+    twin = _Twin([])
+    Agreement(twin).agree(Ballot(), lambda: twin.order.append("done"))
+    assert twin.order == ["said", "done", "heard"]
+    done = []
+    Agreement(Alone()).agree(Ballot(), lambda: done.append(1))
+    assert done == [1]
+
+
 def test_a_rank_alone_agrees_with_itself():
     agreement = Agreement(Alone())
-    agreement.watch("the tree", lambda: (1 / 0,))
+    agreement.watch("the tree", lambda: {"nodes": 1 // 0})
     assert agreement.agree(voted(Work.BACKUP, flags(1))).ended(Work.BACKUP) == 1
     assert agreement.tell(b"letter") == b"letter"

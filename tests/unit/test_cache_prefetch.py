@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from stratakv.cache import prefetch
+from stratakv.agreement import ballot
 from stratakv.cache.prefetch import GRACE_S, HUNG_S
 from stratakv.core.ids import GroupId
 from stratakv.policy.prefetch_pace import BestEffort, Timeout
@@ -66,15 +66,16 @@ def test_a_whole_prompt_lands_and_is_a_hit(benches):
 
 
 @pytest.mark.parametrize("spec", [FULL, WINDOW, STATE], ids=["full", "window", "state"])
-def test_an_attempt_looks_no_further_than_ranks_can_vote(benches, monkeypatch, spec):
-    monkeypatch.setattr(prefetch, "MOST_ENDS", 3)
+def test_a_prompt_of_more_ends_than_a_ballot_carries_lands_whole(benches, monkeypatch, spec):
+    """Also where only its last end can be used, as of a state."""
+    monkeypatch.setattr(ballot, "FLAGS", (64, 0, 3, 3, 1024, 0, 0))
     bench = benches(spec)
     bench.fill(PROMPT, 8)
     bench.fetch("r", PROMPT, 8)
-    assert bench.match(PROMPT, 8).end == 3
-    bench.landed(PROMPT, 3)
-    bench.fetch("again", PROMPT, 8)
-    assert bench.match(PROMPT, 8).end == 6, "the next one goes on from there"
+    assert bench.match(PROMPT, 8).end == 8
+    bench.landed(PROMPT, 8)
+    assert bench.admitted("r", 8)
+    assert bench.hits() == 8
 
 
 # -- the reasons ---------------------------------------------------------------------------------

@@ -4,26 +4,32 @@ import threading
 
 import pytest
 
-from stratakv.core.config import EngineConfig
+from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.policy.prefetch_pace import BestEffort, Timeout, WaitComplete
-from stratakv.serve import wiring_storage
+from stratakv.serve import wiring, wiring_storage
+from stratakv.serve.wiring_ranks import Sharing
 from stratakv.serve.wiring_storage import (
     check_storage,
+    check_url,
     open_at_start,
     open_store,
     prefetch_policy_of,
 )
 from stratakv.spec.derive import spec_of
-from stratakv.storage.backend import ObjectKey, ReadStatus
-from stratakv.storage.io_jobs import Fetch, Kind, Store
+from stratakv.spec.sharding import default_cut, sharding_of
+from stratakv.storage.backend import Everything, ObjectKey, ReadStatus
+from stratakv.storage.file.fsck import fsck
+from stratakv.storage.io_jobs import Fetch, Kind, Remove, Store, Touch
 from stratakv.storage.memory import MemoryBackend
+from tests.fixtures.models import tiny_model
 from tests.fixtures.servers import free_port
 from tests.fixtures.tiny_configs import tiny_config
-from tests.serving import wait_until
+from tests.serving import train_tokenizer, wait_until
 
-SPEC = spec_of(tiny_config("gemma3").to_dict(), page_tokens=16, dtype="float32")
+CONFIG = tiny_config("gemma3").to_dict() | {"num_attention_heads": 8, "num_key_value_heads": 8}
+SPEC = spec_of(CONFIG, page_tokens=16, dtype="float32")
 HOST = tuple(40 for _ in SPEC.groups)
 KEYS = [
     ObjectKey(PageKey(bytes([name]) * 32), GroupId(group))
@@ -180,3 +186,144 @@ def test_the_prefetch_policy_of_the_flags():
     for name, stop in (("best-effort", BestEffort()), ("wait-complete", WaitComplete())):
         config = EngineConfig(prefetch_policy=name)
         assert prefetch_policy_of(config, SPEC, HOST).stop == stop
+
+
+# -- pages that are cut otherwise ------------------------------------------------------------------
+
+
+def shared(url, ranks=1, rank=0, cut=None, model=b"a model", config=CONFIG):
+    spec = spec_of(config, page_tokens=16, dtype="float32")
+    sharding = sharding_of(config, spec, ranks)
+    sharing = Sharing(sharding, rank, cut or default_cut(ranks), model)
+    return open_store(url, sharding.spec, HOST, sharing)
+
+
+def use(*args, **kwargs):
+    """Open a store, find a page in it, and close it."""
+    store = shared(*args, **kwargs)
+    done(store.worker, Kind.TOUCH, Touch(KEYS[:1]))
+    assert store.worker.close(10)
+
+
+def refused(*args, **kwargs):
+    with pytest.raises(ConfigError) as caught:
+        shared(*args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"file://{tmp_path}/store?quota=64MiB"
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (2, 1), (4, 3)])
+def test_ranks_are_told_of_a_store_of_whole_pages(url, ranks, rank):
+    use(url)
+    found = refused(url, ranks, rank)
+    assert found == (
+        f"--storage {url}: pages of this model are there in slices of --storage-cut 1, which a "
+        f"server with --storage-cut 8 would never find, and no cut of --tp {ranks} would; allowed "
+        "is another directory, database or prefix, or this one once it is cleared, by a server "
+        "with --storage-cut 1, and --storage-cut 8 for every server that shares it"
+    )
+
+
+def test_a_single_rank_is_told_what_finds_the_pages_of_several(url):
+    use(url, 4)
+    assert refused(url).endswith("would never find; allowed is --storage-cut 8")
+    assert shared(url, cut=8).worker.close(10)
+    assert shared(url, cut=16).worker.close(10)  # it has no more heads than 8
+    for ranks in (1, 2, 4, 8):
+        assert shared(url, ranks, ranks - 1, cut=8).worker.close(10)
+
+
+def test_ranks_are_told_of_a_cut_that_they_could_have(url):
+    use(url, cut=4)
+    assert refused(url, 2).endswith("allowed is --storage-cut 4")
+    assert "no cut of --tp 8 would" in refused(url, 8)
+
+
+def test_another_model_or_cache_is_nobodys_business(url):
+    use(url, cut=1, model=b"one")
+    use(url, cut=8, model=b"another")
+    other = CONFIG | {"num_key_value_heads": 4}
+    assert shared(url, cut=4, model=b"one", config=other).worker.close(10)
+
+
+def test_what_no_cut_divides_is_never_refused_and_never_marked(tmp_path, url):
+    config = CONFIG | {"num_key_value_heads": 1}
+    for ranks, cut in ((1, 1), (1, 8), (2, 8), (1, 1)):
+        use(url, ranks, cut=cut, config=config)
+    assert fsck(tmp_path / "store").pages == 0
+
+
+def test_a_rank_that_follows_keeps_no_marks(tmp_path, url):
+    use(url, 2, 1)
+    assert fsck(tmp_path / "store").pages == 0
+    use(url, 2, 0)
+    assert fsck(tmp_path / "store").pages == 1
+
+
+def test_a_store_that_was_opened_by_mistake_is_free_for_any_cut(url):
+    for cut in (1, 8, 1):
+        assert shared(url, cut=cut).worker.close(10)
+
+
+def test_a_store_that_was_cleared_is_free_for_any_cut(url):
+    first = shared(url, cut=1)
+    done(first.worker, Kind.STORE, Store(KEYS, pages(7)))
+    assert "--storage-cut 1" in refused(url, cut=8)
+    done(first.worker, Kind.REMOVE, Remove(Everything.EVERYTHING))
+    assert first.worker.close(10)
+    second = shared(url, cut=8)
+    assert "--storage-cut 8" in refused(url, cut=1)
+    assert second.worker.close(10)
+
+
+def test_an_old_store_without_a_mark_is_anybodys(url):
+    old = open_store(url, SPEC, HOST)
+    done(old.worker, Kind.STORE, Store(KEYS, pages(7)))
+    assert old.worker.close(10)
+    new = shared(url, cut=1)
+    assert done(new.worker, Kind.FETCH, Fetch(KEYS, pages(0))).statuses[0] is ReadStatus.HIT
+    assert new.worker.close(10)
+
+
+def test_a_refusal_leaves_nothing_open(url, monkeypatch):
+    use(url)
+    opened = []
+    for name in ("open_storage", "open_marks"):
+        real = getattr(wiring_storage, name)
+        monkeypatch.setattr(
+            wiring_storage, name, lambda *a, real=real: opened.append(real(*a)) or opened[-1]
+        )
+    refused(url, cut=8)
+    assert len(opened) == 3
+    for store in opened:
+        with pytest.raises(StorageError):
+            store.contains(KEYS)
+
+
+@pytest.mark.parametrize("weights", [b"", b"\x08" + bytes(7) + b"no JSON.", b"\xff" * 9])
+def test_weights_that_cannot_be_named_open_no_store(tmp_path, weights):
+    path = train_tokenizer(tmp_path / "model")
+    tiny_model("llama").save_pretrained(path)
+    (path / "model.safetensors").write_bytes(weights)
+    config = EngineConfig(
+        storage=f"file://{tmp_path}/store", device_memory="3MiB", host_memory="4MiB"
+    )
+    with pytest.raises(ConfigError, match=r"MODEL .*/model: not a causal LM that loads: "):
+        wiring.build_service(path, config, ServerConfig())
+    assert not (tmp_path / "store").exists()
+
+
+def test_one_backend_for_both_has_one_thread_for_slices_too():
+    store = shared("memory://", cut=8)
+    assert storage_threads() == ["stratakv-storage"]
+    assert store.worker.close(10)
+
+
+def test_memory_is_one_processs_own():
+    check_url("memory://", 1, HOST)
+    with pytest.raises(ConfigError, match=r"--storage memory://: it is one process's own, and --"):
+        check_url("memory://", 2, HOST)

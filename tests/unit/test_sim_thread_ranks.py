@@ -9,9 +9,9 @@ from stratakv.core.errors import RankLostError
 from stratakv.sim.thread_ranks import Rendezvous, ThreadRanks
 
 
-def together(*bodies):
+def together(*bodies, seed=0):
     """Each body is a rank; what each returned or raised."""
-    meeting = Rendezvous(len(bodies))
+    meeting = Rendezvous(len(bodies), seed)
     said = [None] * len(bodies)
 
     def live(rank):
@@ -102,3 +102,20 @@ def test_who_leaves_early_leaves_in_peace(ranks):
         return own.tell(b"x")
 
     assert together(*[body] * ranks) == [b"x"] * ranks
+
+
+def test_the_order_of_turns_is_drawn_from_the_seed():
+    def turns(seed):
+        came = []
+
+        def body(ranks):
+            for _ in range(20):
+                came.append(ranks.rank)
+                ranks.tell(b"")
+
+        assert together(*[body] * 4, seed=seed) == [None] * 4
+        return came
+
+    assert turns(1) == turns(1) != turns(2)
+    rounds = {tuple(turns(1)[at : at + 4]) for at in range(0, 80, 4)}
+    assert len(rounds) > 6

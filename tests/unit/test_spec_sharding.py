@@ -252,3 +252,42 @@ def test_numbers_of_different_cuts_never_meet() -> None:
 def test_a_group_without_bytes_has_no_object() -> None:
     config = {**LLAMA, "model_type": "mistral", "sliding_window": 40}
     assert share(config, 2).objects(ANCHOR, 0, 8) == ()
+
+
+# --- who finds whose objects ---------------------------------------------------------------------
+
+
+def test_cuts_that_cut_alike_are_one() -> None:
+    alone = share(LLAMA, 1)  # 8 heads
+    assert alone.cuts == (1, 2, 4, 8)
+    assert [alone.alike(cut) for cut in (1, 2, 3, 8, 16, 24, 12)] == [1, 2, 1, 8, 8, 8, 4]
+    for cut in range(1, 40):
+        assert alone.stored(cut).digest == alone.stored(alone.alike(cut)).digest
+    kinds = {alone.stored(cut).digest for cut in range(1, 100)}
+    assert kinds == {alone.stored(cut).digest for cut in alone.cuts}
+    assert len(kinds) == len(alone.cuts)
+
+
+def test_groups_with_different_heads_have_cuts_of_their_own() -> None:
+    alone = share({**MIMO, "num_key_value_heads": 6}, 1)
+    assert len({alone.stored(cut).digest for cut in alone.cuts}) == len(alone.cuts)
+    assert {alone.stored(cut).digest for cut in range(1, 100)} == {
+        alone.stored(cut).digest for cut in alone.cuts
+    }
+
+
+def test_what_is_never_cut_has_one_cut() -> None:
+    config = plain_config(tiny_config("deepseek_v3"))
+    for ranks in (1, 4):
+        assert share(config, ranks).cuts == (1,)
+        assert share(config, ranks).joining(1) == ranks
+
+
+def test_ranks_join_the_cuts_that_they_divide() -> None:
+    assert [share(LLAMA, 4).joining(cut) for cut in (1, 2, 4, 8)] == [None, None, 4, 8]
+    assert [share(LLAMA, 1).joining(cut) for cut in (1, 2, 4, 8)] == [1, 2, 4, 8]
+    for ranks, cut in ((1, 8), (2, 4), (4, 8), (16, 8)):
+        found = share(LLAMA, ranks).joining(cut)
+        assert found is not None
+        assert found % ranks == 0
+        assert share(LLAMA, ranks).stored(found).digest == share(LLAMA, 1).stored(cut).digest

@@ -5,31 +5,32 @@ two ranks that disagree on what is cached would answer with each other's tokens.
 anything by what one rank knows.
 """
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final, TypeAlias
 
-from stratakv.agreement.ballot import DIGEST_BITS, FIELDS, Ballot, Result
-from stratakv.agreement.ranks import Alone, Ranks
+from stratakv.agreement.ballot import DIGEST_BITS, FIELDS, NOTHING, Ballot, Begun, Result
+from stratakv.agreement.ranks import Alone, Ranks, nothing
 from stratakv.core.errors import DivergenceError
 
-log = logging.getLogger(__name__)
-
 _MASK: Final = (1 << DIGEST_BITS) - 1
-Figures: TypeAlias = tuple["int | Figures", ...]
-"""Numbers, and tuples of them."""
+SHOWN: Final = 8
+"""Lines of each side that an error tells."""
+Figures: TypeAlias = Mapping[str, int]
+"""By what they are called, in an order that is the same on every rank."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Field:
     name: str
     figures: Callable[[], Figures]
+    told: Callable[[], Iterable[str]]
 
 
 def digest_of(figures: Figures) -> int:
     """62 bits. Python hashes numbers and tuples alike in every process; bytes and text it salts."""
-    return hash(figures) & _MASK
+    return hash(tuple(figures.values())) & _MASK
 
 
 class Agreement:
@@ -38,6 +39,7 @@ class Agreement:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks: Ranks = ranks
         self._fields: list[_Field] = []
+        self._begun: Begun = NOTHING
         self.ballots = 0
         self.letters = 0
 
@@ -46,23 +48,39 @@ class Agreement:
         """Whether this is rank 0, the one that clients talk to."""
         return self._ranks.rank == 0
 
-    def watch(self, name: str, figures: Callable[[], Figures]) -> None:
-        """Compare ``figures()`` in every ballot from now on. Every rank watches the same names in
-        the same order."""
+    def watch(
+        self,
+        name: str,
+        figures: Callable[[], Figures],
+        told: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
+        """Compare ``figures()`` in every ballot from now on; it is called once for each. ``told``:
+        what they stand for, a line for each thing, where they are no more than sums themselves.
+        Every rank watches the same names in the same order."""
         assert len(self._fields) < FIELDS, f"no lane for {name}"
-        self._fields.append(_Field(name, figures))
+        self._fields.append(_Field(name, figures, told or (lambda: _lines(figures()))))
 
-    def agree(self, ballot: Ballot) -> Result:
-        """What every rank has voted for. DivergenceError where a digest differs."""
+    def ballot(self) -> Ballot:
+        """For this rank's next votes."""
+        return Ballot(self._begun)
+
+    def agree(self, ballot: Ballot, meanwhile: Callable[[], None] = nothing) -> Result:
+        """What every rank has voted for. ``meanwhile``: what is to be done in any case, while the
+        others vote. DivergenceError where a digest differs."""
         self.ballots += 1
         if self._ranks.size == 1:  # nobody to differ from
-            return ballot.result(ballot.lanes)
+            meanwhile()
+            return self._read(ballot.result(ballot.lanes))
         for at, field in enumerate(self._fields):
             ballot.digest(at, digest_of(field.figures()))
-        result = ballot.result(self._ranks.least(ballot.lanes))
+        result = ballot.result(self._ranks.least(ballot.lanes, meanwhile))
         apart = result.differing(len(self._fields))
         if apart is not None:
             self._diverged(self._fields[apart])
+        return self._read(result)
+
+    def _read(self, result: Result) -> Result:
+        self._begun = result.begun
         return result
 
     def tell(self, letter: bytes) -> bytes:
@@ -70,17 +88,33 @@ class Agreement:
         self.letters += 1
         return self._ranks.tell(letter)
 
+    def gather(self, text: str) -> Sequence[str]:
+        """What every rank says, in order, where all of them have come to ask; no part of a step."""
+        return self._ranks.gather(text)
+
     def part(self) -> None:
         """The other ranks are gone, or done: from now on this one agrees with itself."""
         self._ranks = Alone()
 
     def _diverged(self, field: _Field) -> None:
         """Every rank has seen the same minimum, so every rank comes here."""
-        dumps = self._ranks.gather(repr(field.figures()))
-        here = dumps[self._ranks.rank]
-        there = next((at for at, dump in enumerate(dumps) if dump != here), None)
-        told = "all dumps are alike" if there is None else f"rank {there} has {dumps[there]}"
-        raise DivergenceError(
-            f"after {self.ballots} ballots ranks differ in {field.name}: rank {self._ranks.rank} "
-            f"has {here}; {told}"
-        )
+        rank = self._ranks.rank
+        dumps = [text.split("\n") for text in self._ranks.gather("\n".join(field.told()))]
+        said = f"after {self.ballots} ballots ranks differ in {field.name}"
+        other = next((at for at, dump in enumerate(dumps) if dump != dumps[rank]), None)
+        if other is None:
+            raise DivergenceError(f"{said}; when they told it, they had the same")
+        mine, theirs = _apart(dumps[rank], dumps[other])
+        raise DivergenceError(f"{said}: rank {rank} has {mine}; rank {other} has {theirs}")
+
+
+def _lines(figures: Figures) -> list[str]:
+    return [f"{name} {value}" for name, value in figures.items()]
+
+
+def _apart(mine: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
+    """The first lines in which two dumps differ, of either."""
+    pairs = [pair for pair in zip_longest(mine, theirs, fillvalue="nothing") if pair[0] != pair[1]]
+    more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+    here, there = (", ".join(side) + more for side in zip(*pairs[:SHOWN], strict=True))
+    return here, there

@@ -8,9 +8,12 @@ have ended, and MIN of counts says which have ended everywhere. What an operatio
 ends of a prefix are usable, which pages were stored) may differ, and travels as one 0/1 flag per
 lane: MIN is AND only lane by lane, so flags are never packed and lengths never sent as numbers
 (rank A may be able to use 5 pages, rank B 2 or 3).
+
+The flags of a kind are one stream, operation after operation, of which a ballot carries as much as
+fits: a very long prefix takes several ballots, and an operation has ended with its last flag.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final, TypeAlias
 
@@ -19,6 +22,9 @@ import numpy.typing as npt
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Lanes: TypeAlias = npt.NDArray[np.int64]
+Begun: TypeAlias = "Mapping[Work, Flags]"
+"""By kind, what earlier ballots have said of the oldest operation, which has more flags; alike on
+all ranks."""
 
 
 class Work(IntEnum):
@@ -34,9 +40,7 @@ class Work(IntEnum):
 
 
 FLAGS: Final = (64, 0, 4096, 4096, 1024, 0, 0)
-"""Lanes for the flags of each kind. What does not fit waits for the next ballot."""
-WIDEST: Final = 4096
-"""The most flags that one operation of a kind that has flags for ends may have."""
+"""Lanes for the flags of each kind. What does not fit goes on in the next ballot."""
 MOST: Final = 1 << 20
 """The most operations of a kind without flags that one ballot ends."""
 FIELDS: Final = 8
@@ -47,33 +51,38 @@ DIGEST_BITS: Final = 62
 _COUNTS: Final = 2 * FIELDS
 _STARTS: Final = tuple(_COUNTS + len(Work) + sum(FLAGS[:kind]) for kind in range(len(FLAGS)))
 LANES: Final = _COUNTS + len(Work) + sum(FLAGS)
+NOTHING: Final[Begun] = {}
 
 
 class Ballot:
-    """One rank's votes; an operation that it says nothing of counts as not ended."""
+    """One rank's votes; an operation that it says nothing of counts as not ended. ``begun``: as the
+    last ballot has left it."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Begun = NOTHING) -> None:
         self.lanes: Lanes = np.zeros(LANES, np.int64)
+        self._begun = begun
         self._widths: dict[Work, list[int]] = {}
 
     def cast(self, work: Work, found: Iterable[Flags]) -> None:
         """The oldest operations of a kind have ended here, with these flags, as far as they fit.
 
-        An operation has the same number of flags on every rank. AssertionError for one that could
-        never fit.
+        An operation has the same number of flags on every rank, and at least one.
         """
         start, room = _STARTS[work], FLAGS[work]
-        widths: list[int] = []
+        assert room, f"{work.name} has no flags"
+        first = len(self._begun.get(work, ()))
+        at, widths = 0, list[int]()
         for flags in found:
-            width = len(flags)
-            assert width <= FLAGS[work], f"{width} flags of one {work.name}"
-            if width > room:
+            assert len(flags), f"no flags of one {work.name}"
+            widths.append(len(flags))
+            said = flags[first : first + room - at]
+            self.lanes[start + at : start + at + len(said)] = said
+            at += len(said)
+            if at == room:
                 break
-            self.lanes[start : start + width] = flags
-            start, room = start + width, room - width
-            widths.append(width)
+            first = 0
         self._widths[work] = widths
-        self.lanes[_COUNTS + work] = len(widths)
+        self.lanes[_COUNTS + work] = at
 
     def count(self, work: Work, ended: int) -> None:
         """The same for work without flags."""
@@ -87,28 +96,42 @@ class Ballot:
 
     def result(self, least: Lanes) -> "Result":
         """``least``: the minimum over all ranks' lanes."""
-        return Result(least, self._widths)
+        return Result(least, self._begun, self._widths)
 
 
 class Result:
-    """What all ranks know after a ballot, alike on each."""
+    """What all ranks know after a ballot, alike on each. ``begun``: for the next one."""
 
-    def __init__(self, least: Lanes, widths: dict[Work, list[int]]) -> None:
+    def __init__(self, least: Lanes, begun: Begun, widths: Mapping[Work, list[int]]) -> None:
         self._least = least
-        self._widths = widths
+        self._found: dict[Work, list[Flags]] = {}
+        self.begun = dict(begun)
+        for work, cast in widths.items():
+            count = least.item(_COUNTS + work)
+            if count:
+                self._read(work, least[_STARTS[work] : _STARTS[work] + count] > 0, cast)
+
+    def _read(self, work: Work, said: Flags, widths: list[int]) -> None:
+        """``said``: the part of a kind's stream that every rank has voted on."""
+        if work in self.begun:
+            said = np.concatenate((self.begun.pop(work), said))
+        found = self._found[work] = list[Flags]()
+        at = 0
+        for width in widths:
+            if at + width > len(said):
+                break
+            found.append(said[at : at + width])
+            at += width
+        if at < len(said):
+            self.begun[work] = said[at:]
 
     def ended(self, work: Work) -> int:
         """How many operations, the oldest ones, have ended on every rank."""
-        return self._least.item(_COUNTS + work)
+        return len(self.flags(work)) if FLAGS[work] else self._least.item(_COUNTS + work)
 
     def flags(self, work: Work) -> list[Flags]:
         """Of each operation that has ended on every rank, what was found on every rank."""
-        at = _STARTS[work]
-        found: list[Flags] = []
-        for width in self._widths.get(work, ())[: self.ended(work)]:
-            found.append(self._least[at : at + width] > 0)
-            at += width
-        return found
+        return self._found.get(work, [])
 
     def differing(self, fields: int) -> int | None:
         """The first of ``fields`` digests that is not the same on all ranks; None: all are."""

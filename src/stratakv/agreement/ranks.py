@@ -3,10 +3,14 @@
 Owns the protocol and the group of one. Must not know what is said.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from stratakv.agreement.ballot import Lanes
+
+
+def nothing() -> None:
+    pass
 
 
 class Ranks(Protocol):
@@ -18,8 +22,9 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def least(self, lanes: Lanes) -> Lanes:
-        """The element-wise minimum over all ranks; ``lanes`` may be used for it."""
+    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+        """The element-wise minimum over all ranks; ``lanes`` may be used for it. ``meanwhile`` is
+        done between saying what is here and waiting for the others."""
         ...
 
     def tell(self, letter: bytes) -> bytes:
@@ -39,7 +44,8 @@ class Alone:
     rank = 0
     size = 1
 
-    def least(self, lanes: Lanes) -> Lanes:
+    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+        meanwhile()
         return lanes
 
     def tell(self, letter: bytes) -> bytes:

@@ -5,7 +5,7 @@ whatever the model uses, so that no ballot waits for a stream.
 """
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from stratakv.agreement.ballot import Lanes
+from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import RankLostError
 
 LETTER_BYTES: Final = 16384
@@ -33,12 +34,18 @@ class TorchRanks:
     def __init__(self, timeout_s: float) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._limit_s = timeout_s
+        self._timeout_s = timeout_s
+        self._limit_s = max(START_S, timeout_s)  # until all are ready
         self._page = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
 
-    def least(self, lanes: Lanes) -> Lanes:
+    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+        votes = torch.from_numpy(lanes)
         with _watched(self.rank, self._limit_s):
-            dist.all_reduce(torch.from_numpy(lanes), op=dist.ReduceOp.MIN)
+            under_way = dist.all_reduce(votes, op=dist.ReduceOp.MIN, async_op=True)
+        assert under_way is not None, "a rank outside the group"
+        meanwhile()
+        with _watched(self.rank, self._limit_s):
+            under_way.wait()
         return lanes
 
     def tell(self, letter: bytes) -> bytes:
@@ -68,6 +75,7 @@ class TorchRanks:
         """Wait until every rank has loaded what it needs, for which it may take ``START_S``; from
         here on the group's own limit holds."""
         self.gather("")
+        self._limit_s = self._timeout_s
         limit = timedelta(seconds=self._limit_s)
         group = dist.distributed_c10d  # there is no public way
         group._set_pg_timeout(limit)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001

@@ -6,6 +6,7 @@ tier too: what the model says to its own shards is not the question.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -13,6 +14,7 @@ import torch
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Ballot, Result
+from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import TorchRanks
 from stratakv.bench.accelerator import VOCABULARY, Accelerator
 from stratakv.bench.ranks_meter import Heard, Meter
@@ -71,9 +73,9 @@ class MeteredAgreement(Agreement):
         super().__init__(meter)
         self._meter = meter
 
-    def agree(self, ballot: Ballot) -> Result:
+    def agree(self, ballot: Ballot, meanwhile: Callable[[], None] = nothing) -> Result:
         begin_s = time.perf_counter()
-        result = super().agree(ballot)
+        result = super().agree(ballot, meanwhile)
         self._meter.agreed(time.perf_counter() - begin_s)
         return result
 

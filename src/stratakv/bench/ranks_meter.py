@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from stratakv.agreement.ballot import Lanes
+from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import LETTER_BYTES, TorchRanks
 
 Told = TypeVar("Told")
@@ -89,16 +90,17 @@ class Meter:
 
     # -- ranks -----------------------------------------------------------------------------------
 
-    def least(self, lanes: Lanes) -> Lanes:
+    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
         if not self._ticking:  # a wait inside the step
-            return self._ranks.least(lanes)
+            return self._ranks.least(lanes, meanwhile)
         if self._turn is Turn.BARE_ALLREDUCE:
             bare = torch.from_numpy(lanes.copy())
             self._timed(lambda: _all_reduce(bare, op=dist.ReduceOp.MIN))
         if self._turn is Turn.BALLOT:
+            meanwhile()
             return self._timed(lambda: self._ranks.least(lanes))
         begin_s = time.perf_counter()
-        least = self._ranks.least(lanes)
+        least = self._ranks.least(lanes, meanwhile)
         self._last_s = time.perf_counter() - begin_s
         return least
 

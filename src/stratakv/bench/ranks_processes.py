@@ -1,10 +1,12 @@
-"""The ranks of a bench as processes of this machine: started here, and ended whatever happens.
+"""Ranks as processes of this machine, for a bench and for tests: started here, and ended whatever
+happens.
 
 Owns starting them, what they bring back, and what a rank that dies or hangs is called. Must not
-know what they measure.
+know what they do.
 """
 
 import multiprocessing
+import pickle
 import signal
 import tempfile
 import time
@@ -24,9 +26,11 @@ from stratakv.core.errors import RankLostError
 COLLECTIVE_S: Final = 20.0
 """How long one rank may let the others wait, where all have less to do than that."""
 GRIEF_S: Final = 2.0
-"""What the others get to say why they end, when one has raised."""
-_PRELOADED: Final = ["stratakv.bench.ranks_engine"]
+"""What the others get to say why they end, when one has raised; and all to end, when they have said
+what they bring back."""
+_PRELOADED: Final = ("stratakv.bench.ranks_engine",)
 
+Given = TypeVar("Given")
 Said = TypeVar("Said")
 
 
@@ -36,28 +40,41 @@ class _Fault:
 
 
 def on_ranks(
-    size: int, act: Callable[[TorchRanks, int], Said], count: int, limit_s: float
+    size: int,
+    act: Callable[[TorchRanks, Given], Said],
+    given: Given,
+    limit_s: float,
+    *,
+    collective_s: float = COLLECTIVE_S,
+    preloaded: Sequence[str] = _PRELOADED,
 ) -> list[Said]:
-    """What ``act(ranks, count)`` returns on each of ``size`` ranks. ``act`` is a module's function,
-    and what it returns can be pickled.
+    """What ``act(ranks, given)`` returns on each of ``size`` ranks. ``act`` is a module's function;
+    what it is given and what it returns can be pickled. ``collective_s``: how long one rank may let
+    the others wait, once all are there. ``preloaded``: modules that all need and that take long to
+    import.
 
     RankLostError with what went wrong on each rank, where one raises, dies, or has not returned
     within ``limit_s``. No process is left behind.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)  # torch is imported once, not once a rank
+    context.set_forkserver_preload(list(preloaded))  # torch is imported once, not once a rank
+    # Plain bytes, both ways: what torch shares between processes outlives one that is killed.
+    job = pickle.dumps((act, given))
     started: list[tuple[BaseProcess, Connection]] = []
-    with tempfile.TemporaryDirectory(prefix="stratakv-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="stratakv-ranks-") as folder:
         address = (Path(folder) / "ranks").as_uri()
         try:
             for rank in range(size):
                 mine, theirs = context.Pipe(duplex=False)
-                given = (rank, size, address, theirs, act, count)
-                process = context.Process(target=_rank, args=given, daemon=True)
+                arguments = (rank, size, address, theirs, job, collective_s)
+                process = context.Process(target=_rank, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
                 started.append((process, mine))
-            return _gather([pipe for _, pipe in started], limit_s)
+            said = _gather([pipe for _, pipe in started], limit_s)
+            for process, _ in started:
+                process.join(GRIEF_S)
+            return said
         finally:
             for process, pipe in started:
                 process.kill()
@@ -66,46 +83,47 @@ def on_ranks(
 
 
 def _rank(
-    rank: int,
-    size: int,
-    address: str,
-    pipe: Connection,
-    act: Callable[[TorchRanks, int], object],
-    count: int,
+    rank: int, size: int, address: str, pipe: Connection, job: bytes, collective_s: float
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench answers it, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who has started it answers, and ends it
     torch.set_num_threads(1)
     try:
-        ranks = join(rank, size, address, COLLECTIVE_S)
-        said = act(ranks, count)
-    except BaseException:  # noqa: BLE001 - whatever it is, the bench must hear of it
-        said = _Fault(traceback.format_exc())
-    pipe.send(said)
+        act, given = pickle.loads(job)
+        ranks = join(rank, size, address, collective_s)
+        ranks.ready()
+        said = pickle.dumps(act(ranks, given))
+    except BaseException:  # noqa: BLE001 - whatever it is, who waits must hear of it
+        said = pickle.dumps(_Fault(traceback.format_exc()))
+    pipe.send_bytes(said)
     pipe.close()
 
 
 def _gather(pipes: Sequence[Connection], limit_s: float) -> list[Any]:
-    """By rank. The first fault leaves the others a moment to tell theirs."""
+    """By rank. The first fault leaves the others a moment to tell theirs, which shows who was
+    first."""
     said: dict[int, object] = {}
-    faults: dict[int, str] = {}
     end_s = time.monotonic() + limit_s
-    while left := [rank for rank in range(len(pipes)) if rank not in said and rank not in faults]:
+    while left := [rank for rank in range(len(pipes)) if rank not in said]:
         ready = wait([pipes[rank] for rank in left], max(0.0, end_s - time.monotonic()))
         if not ready:
-            faults |= {rank: f"nothing within {limit_s:g} s" for rank in left if not faults}
             break
         for rank in left:
-            if pipes[rank] not in ready:
-                continue
-            try:
-                heard: object = pipes[rank].recv()
-            except EOFError:
-                heard = _Fault("ended without a word")
-            if isinstance(heard, _Fault):
-                faults[rank] = heard.why
-                end_s = min(end_s, time.monotonic() + GRIEF_S)
-            else:
-                said[rank] = heard
+            if pipes[rank] in ready:
+                said[rank] = _heard(pipes[rank])
+                if isinstance(said[rank], _Fault):
+                    end_s = min(end_s, time.monotonic() + GRIEF_S)
+    hung = _Fault(f"nothing within {limit_s:g} s")
+    whole = [said.get(rank, hung) for rank in range(len(pipes))]
+    faults = [
+        f"rank {rank}: {one.why}" for rank, one in enumerate(whole) if isinstance(one, _Fault)
+    ]
     if faults:
-        raise RankLostError("\n".join(f"rank {rank}: {why}" for rank, why in faults.items()))
-    return [said[rank] for rank in range(len(pipes))]
+        raise RankLostError("\n".join(faults))
+    return whole
+
+
+def _heard(pipe: Connection) -> object:
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        return _Fault("ended without a word")

@@ -19,17 +19,16 @@ from stratakv.tree.lease import Lease
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """``prefix``: of the prompt, ``whole`` the last end it can use, ``limit`` the last one that the
-    attempt under way looks at. ``hold``: what it counts on in the tree. ``pages``: by group, what a
-    fetch fills. ``follows``: another request asks for the same pages; ``first`` is the first of
-    those. ``stopped_s``: when it was told to stop. ``left``: the request is admitted or gone, and
-    why its prefetch came to nothing. ``epoch``: of the store, when it was asked."""
+    """``prefix``: of the prompt, ``whole`` the last end it can use. ``hold``: what it counts on in
+    the tree. ``pages``: by group, what a fetch fills. ``follows``: another request asks for the
+    same pages; ``first`` is the first of those. ``stopped_s``: when it was told to stop. ``left``:
+    the request is admitted or gone, and why its prefetch came to nothing. ``epoch``: of the store,
+    when it was asked."""
 
     id: AskId
     prefix: PageHasher
     whole: int
     started_s: float
-    limit: int = 0
     hold: Lease | None = None
     objects: Objects | None = None
     ticket: TicketId | None = None

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from stratakv.agreement.agreement import Agreement
+from stratakv.agreement.agreement import Agreement, Figures
 from stratakv.agreement.ballot import Ballot, Result, Work
 from stratakv.cache.pools import Pools
-from stratakv.core.ids import GroupId, NodeIds, PageIds, TicketId
+from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.policy.write import WritePolicy, safe_wanted, to_clean, weighs_uses, worth_backup
 from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
@@ -97,11 +97,18 @@ class CopyDesk:
     def busy(self) -> bool:
         return bool(self._wanted or self._pending) or any(self._in_flight.values())
 
-    def figures(self) -> tuple[int, ...]:
+    def figures(self) -> Figures:
         """What is under way, for ranks to compare."""
-        plans = (self._in_flight[direction] for direction in Direction)
-        newest = [queue[-1][0] if queue else -1 for queue in self._in_flight.values()]
-        return (*map(len, plans), *newest, len(self._wanted), len(self._pending), len(self._failed))
+        backups, loads = self._in_flight[Direction.BACKUP], self._in_flight[Direction.LOAD]
+        return {
+            "backups": len(backups),
+            "newest backup": backups[-1][0] if backups else NONE,
+            "loads": len(loads),
+            "newest load": loads[-1][0] if loads else NONE,
+            "backups wanted": len(self._wanted),
+            "backups begun": len(self._pending),
+            "saves failed": len(self._failed),
+        }
 
     # -- backup --------------------------------------------------------------------------------
 
@@ -116,7 +123,7 @@ class CopyDesk:
             self.back_up(self._tree.kept_unsaved(lease))
 
     def clean(self) -> None:
-        """Begin to back up the coldest pages, where too few of a group are free or saved."""
+        """Back up the coldest pages, where too few of a group are free or saved."""
         for group, wanted in enumerate(self._safe_wanted):
             free = self._pools.tiers[Tier.DEVICE][group].available()
             if free >= wanted:
@@ -133,6 +140,8 @@ class CopyDesk:
                 self._pools.make_room(Tier.HOST, id_, sum(map(len, paths)))
             for rows in paths:
                 self._begin_backup(id_, self._tree.copies.unsaved(id_, rows))
+        if self._pending:
+            self.submit()
 
     def begin_backups(self) -> None:
         """Begin the backups that the write policy wants, as many pages of each, from the root
@@ -140,16 +149,21 @@ class CopyDesk:
         than a page of it."""
         if not self._wanted:
             return
-        tree, hits = self._tree, self._tree.nodes.hits
+        unsaved, hits = self._tree.copies.unsaved, self._tree.nodes.hits
         backups, self._wanted = self._wanted, []
-        parts = [(b.group, b.nodes[worth_backup(self._write, hits[b.nodes])]) for b in backups]
-        for group in sorted({group for group, _ in parts}):
-            rows = np.unique(np.concatenate([rows for of, rows in parts if of == group]))
-            wanted = tree.copies.unsaved(group, rows)
-            if len(wanted):
-                self._pools.make_room(Tier.HOST, group, len(wanted))
-        for group, rows in parts:
-            self._begin_backup(group, tree.copies.unsaved(group, rows))
+        by_group: dict[GroupId, list[NodeIds]] = {}
+        for backup in backups:
+            worth = backup.nodes[worth_backup(self._write, hits[backup.nodes])]
+            rows = unsaved(backup.group, worth)
+            if len(rows):
+                by_group.setdefault(backup.group, []).append(rows)
+        for group in sorted(by_group):
+            paths = by_group[group]
+            wanted = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
+            self._pools.make_room(Tier.HOST, group, len(wanted))
+        for group, paths in by_group.items():
+            for rows in paths:  # one may be here twice, or have gone with what made room
+                self._begin_backup(group, unsaved(group, rows))
 
     def _begin_backup(self, group: GroupId, rows: NodeIds) -> None:
         space = self._pools.tiers[Tier.HOST][group]
@@ -326,7 +340,7 @@ class CopyDesk:
         wait at the same point, so they vote as often as each other."""
         self.submit()
         while any(self._in_flight.values()):
-            ballot = Ballot()
+            ballot = self._agreement.ballot()
             self.vote(ballot)
             if self.apply(self._agreement.agree(ballot)):
                 return True

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 
 from stratakv.agreement.agreement import Agreement
-from stratakv.agreement.ballot import Ballot
 from stratakv.agreement.ranks import Alone
 from stratakv.cache.admit import Admitter, Booking, Wish
 from stratakv.cache.audit import audit
@@ -110,7 +109,8 @@ class KVCache:
             spec.page_tokens, host[ANCHOR].capacity, Timeout()
         )
         self.storage = StorageTier(spec, self._tree, self._pools, arenas, prefetch, options.clock)
-        testify(self._agreement, spec, self._tree, self._pools, self._copies, self.storage)
+        parts = (self._tree, self._pools, (tables, self._seats), self._copies, self.storage)
+        testify(self._agreement, spec, *parts)
         if self._events is not None:
             self.storage.persister.on_stored = self._events.stored_in_storage
             self.storage.on_gone = self._events.gone_from_storage
@@ -266,18 +266,17 @@ class KVCache:
     # -- time ------------------------------------------------------------------------------------
 
     def tick(self, head: RequestId | None = None) -> None:
-        """Vote on what has ended, apply what has ended on every rank, in submission order, then
-        submit this step's backups, and those of pages that must soon make room; then the same with
-        storage. ``head``: the request whose turn comes next."""
-        ballot = Ballot()
+        """Vote on what has ended, and submit this step's backups while the others vote; apply what
+        has ended on every rank, in submission order, and back up pages that must soon make room;
+        then the same with storage. ``head``: the request whose turn comes next."""
+        ballot = self._agreement.ballot()
         self._copies.vote(ballot)
         self.storage.vote(ballot)
-        agreed = self._agreement.agree(ballot)
+        agreed = self._agreement.agree(ballot, self._copies.submit)
         if self._copies.apply(agreed):
             self._commits.free_strays(self._seats)
         self._parking.poll()
         self._copies.clean()
-        self._copies.submit()
         self.storage.tick(head, agreed)
 
     @property

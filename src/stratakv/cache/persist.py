@@ -12,9 +12,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import Flags
 from stratakv.cache.object_keys import HostBytes, of_rows
-from stratakv.core.ids import GroupId, PageKey, TicketId
+from stratakv.core.ids import NONE, GroupId, PageKey, TicketId
 from stratakv.storage.backend import ObjectKey, WriteStatus
 from stratakv.storage.io_jobs import Answer, Ending, Store, Stored, Touch
 from stratakv.storage.io_worker import IoWorker
@@ -68,9 +69,14 @@ class Persister:
     def busy(self) -> bool:
         return bool(self._fresh or self._jobs)
 
-    def figures(self) -> tuple[int, ...]:
+    def figures(self) -> Figures:
         """What is under way, for ranks to compare."""
-        return len(self._fresh), len(self._jobs), next(reversed(self._jobs), -1), len(self._uses)
+        return {
+            "writes begun": len(self._fresh),
+            "writes": len(self._jobs),
+            "newest write": next(reversed(self._jobs), NONE),
+            "uses to tell": len(self._uses),
+        }
 
     def want(self, effect: Persist) -> None:
         """Write the pages of ``effect``; they are pinned from now on, and submitted with the rest

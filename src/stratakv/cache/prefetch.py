@@ -9,13 +9,14 @@ from typing import Final, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.agreement.ballot import WIDEST, Flags
+from stratakv.agreement.agreement import Figures
+from stratakv.agreement.ballot import Flags
 from stratakv.cache.asks import Ask, ballot_of, ends_of
 from stratakv.cache.events import Describe
 from stratakv.cache.fetches import Fetches, FromStorage, arrivals_of
 from stratakv.cache.object_keys import of_pages
 from stratakv.core.clock import Clock
-from stratakv.core.ids import AskId, GroupId, PageIds, PageKey, RequestId, TicketId
+from stratakv.core.ids import NONE, AskId, GroupId, PageIds, PageKey, RequestId, TicketId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.checkpoints import last_end
 from stratakv.policy.prefetch import (
@@ -45,8 +46,6 @@ use what has arrived. After that it goes without: a store that hangs holds nobod
 HUNG_S: Final = 5.0
 """An operation that was told to stop ends with its batch. One that has not come back for this long
 will not soon, and nobody who may go without storage waits for it any more."""
-MOST_ENDS: Final = WIDEST - 1
-"""An attempt looks this many pages ahead: ranks vote on each end, and on the answer itself."""
 
 
 class Prefetcher:
@@ -89,10 +88,16 @@ class Prefetcher:
         """Whether a request that waits counts on pages of the tree."""
         return any(ask.hold is not None for ask in self._by_request.values())
 
-    def figures(self) -> tuple[int, ...]:
+    def figures(self) -> Figures:
         """What is under way, for ranks to compare."""
-        asks = (self._asked, len(self._by_request), len(self._by_ticket), len(self._stopped))
-        return (*asks, next(reversed(self._by_ticket), -1), self._book.in_flight_tokens)
+        return {
+            "asked": self._asked,
+            "requests": len(self._by_request),
+            "reads": len(self._by_ticket),
+            "newest read": next(reversed(self._by_ticket), NONE),
+            "stopped": len(self._stopped),
+            "tokens in flight": self._book.in_flight_tokens,
+        }
 
     # -- a request waits -------------------------------------------------------------------------
 
@@ -122,10 +127,9 @@ class Prefetcher:
             ask.follows = self._leaders[first]
             self._followers[ask.id] = ask
             return
-        ask.limit = min(ask.whole, found.end + MOST_ENDS)
-        end = min(found.anchor_end, ask.limit)
+        end = found.anchor_end
         hold = self._tree.stored.hold(ask.keys, end, [0] * len(self._spec.groups))
-        held = Held(found.end, self._present(hold, ask.limit))
+        held = Held(found.end, self._present(hold, ask.whole))
         objects = self._rules.ends.question(held)
         names = of_pages(ask.keys, objects.groups, objects.pages)
         ticket = worker.submit(Query(names)) if names else None
@@ -168,7 +172,7 @@ class Prefetcher:
         state = self._book.state(ask.id)
         assert isinstance(state, Probing), "storage answered what it was not asked"
         assert ask.objects is not None
-        return ask, state, ask.objects.flags(answer.present, len(self._spec.groups), ask.limit)
+        return ask, state, ask.objects.flags(answer.present, len(self._spec.groups), ask.whole)
 
     def queried(self, answer: Answer, agreed: Flags, worker: IoWorker) -> None:
         """``agreed``: what every rank has voted for."""

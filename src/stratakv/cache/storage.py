@@ -8,7 +8,8 @@ What is written is ``persist``'s, what is fetched ``prefetch``'s. Never waits fo
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from stratakv.agreement.ballot import Ballot, Flags, Result, Work
+from stratakv.agreement.agreement import Figures
+from stratakv.agreement.ballot import NOTHING, Ballot, Flags, Result, Work
 from stratakv.cache.fetches import Fetches, FromStorage
 from stratakv.cache.object_keys import HostBytes
 from stratakv.cache.persist import Persister
@@ -103,10 +104,13 @@ class StorageTier:
             self.persister.cancel(self._worker)
         self.persister.submit(self._worker)
         self._worker.close(timeout_s)
+        begun = NOTHING
         while any(map(self._worker.ready, Kind)):  # nobody is left to agree with
-            alone = Ballot()
+            alone = Ballot(begun)
             self.vote(alone)
-            self._apply(self._worker, alone.result(alone.lanes))
+            agreed = alone.result(alone.lanes)
+            begun = agreed.begun
+            self._apply(self._worker, agreed)
         self._worker = None
 
     def _tell_gone(self) -> None:
@@ -228,11 +232,17 @@ class StorageTier:
             writing_off=io.writing_off,
         )
 
-    def figures(self) -> tuple[int, ...]:
+    def figures(self) -> Figures:
         """What is under way, for ranks to compare."""
-        attached = self._worker is not None
-        working = (self._step, attached, self._leaving, self._clearing, self._tree.stored.epoch)
-        return (*working, *self.prefetcher.figures(), *self.persister.figures())
+        return {
+            "step": self._step,
+            "attached": self._worker is not None,
+            "leaving": self._leaving,
+            "clearing": self._clearing,
+            "epoch": self._tree.stored.epoch,
+            **self.prefetcher.figures(),
+            **self.persister.figures(),
+        }
 
     def owned(self, group: GroupId) -> list[PageIds]:
         """Host pages that no node of the tree stands for."""

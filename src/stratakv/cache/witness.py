@@ -1,23 +1,59 @@
 """What ranks compare of their caches in every ballot, and how it is told where they differ.
 
-Owns the choice: figures that are there anyway, and the page ids that move next. A page that one
-rank has freed, taken or evicted, and another has not, shows in the same step. Must not walk the
-tree: it runs each step.
+Owns the choice: figures that are there anyway, the page ids that move next, and a patrol through
+everything else. A page that one rank has freed, taken or evicted, and another has not, shows in the
+same step; a pin or a rank within a round of the patrol. Must not walk the tree: it runs each step.
 """
 
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
 from zlib import crc32
 
+import numpy.typing as npt
+
 from stratakv.agreement.agreement import Agreement, Figures
+from stratakv.agreement.patrol import Patrol, Table
 from stratakv.cache.copies import CopyDesk
 from stratakv.cache.pools import Pools
 from stratakv.cache.storage import StorageTier
+from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheSpec
 from stratakv.tree.nodes import TIERS
 from stratakv.tree.prefix_tree import PrefixTree
 
-SEEN: Final = 1024
-"""Free page ids of each pool that are compared, those that are given out next."""
+SEEN: Final = 64
+"""Free page ids of each pool that are compared in every ballot, those that are given out next."""
+
+
+def _spaces(spec: CacheSpec, pools: Pools) -> dict[str, PageAllocator]:
+    return {
+        f"{group.name} on {tier.name.lower()}": pools.tiers[tier][group.id]
+        for tier in TIERS
+        for group in spec.groups
+    }
+
+
+class _FreePages:
+    def __init__(self, spaces: dict[str, PageAllocator]) -> None:
+        self._spaces = spaces
+
+    def figures(self) -> Figures:
+        found: dict[str, int] = {}
+        for name, space in self._spaces.items():
+            found[name] = space.available() << 32 | crc32(space.next(SEEN).data)
+        return found
+
+    def told(self) -> Sequence[str]:
+        return [
+            f"{name} {space.available()} free, of which next {space.next(SEEN)[::-1].tolist()}"
+            for name, space in self._spaces.items()
+        ]
+
+
+class HasColumns(Protocol):
+    def columns(self) -> Iterable[tuple[str, npt.NDArray[Any]]]:
+        """Arrays that stay where they are, by name."""
+        ...
 
 
 def testify(
@@ -25,20 +61,32 @@ def testify(
     spec: CacheSpec,
     tree: PrefixTree,
     pools: Pools,
+    beside: Sequence[HasColumns],
     copies: CopyDesk,
     storage: StorageTier,
 ) -> None:
-    """Watch the cache that these make up."""
-
-    def pages() -> Figures:
-        spaces = [space for tier in TIERS for space in pools.tiers[tier]]
-        return tuple((space.available(), crc32(space.next(SEEN).data)) for space in spaces)
+    """Watch the cache that these make up. ``beside``: what else of it is arrays."""
+    names = [
+        f"{group.name} to evict on {tier.name.lower()}" for tier in TIERS for group in spec.groups
+    ]
+    evictable, nodes, free = tree.pins.evictable, tree.nodes, _FreePages(_spaces(spec, pools))
 
     def residency() -> Figures:
-        evictable = (tree.evictable(tier, group.id) for tier in TIERS for group in spec.groups)
-        return len(tree.nodes), *evictable
+        counts = [count for tier in evictable for count in tier]
+        key = int.from_bytes((nodes.newest_key() or b"")[:8])
+        return {"nodes": len(nodes), "newest key": key, **dict(zip(names, counts, strict=True))}
 
+    patrol = Patrol(tables_of(tree, pools, beside))
     agreement.watch("the tree", residency)
-    agreement.watch("free pages", pages)
+    agreement.watch("free pages", free.figures, free.told)
     agreement.watch("copies", copies.figures)
     agreement.watch("storage", storage.figures)
+    agreement.watch("the tables", patrol.figures, patrol.told)
+
+
+def tables_of(tree: PrefixTree, pools: Pools, beside: Sequence[HasColumns]) -> Iterator[Table]:
+    """Every array of which all ranks must have the same."""
+    for of in (tree.nodes, tree.stored, *beside):
+        yield from (Table(name, column) for name, column in of.columns())
+    for name, space in _spaces(tree.spec, pools).items():
+        yield Table(f"free place of {name}", space.stack)

@@ -4,18 +4,18 @@ Owns the queue of requests and the order of a step. Decisions are the scheduler'
 tensors the runner's. One thread calls it; must not know HTTP.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
 import torch
 
+from stratakv.agreement.agreement import Figures
 from stratakv.cache.admit import Wish
 from stratakv.cache.kv_cache import KVCache
-from stratakv.cache.records import Admission, PoolStats, Refusal, StorageStats
+from stratakv.cache.records import Admission, Refusal, StorageStats
 from stratakv.core.errors import RequestError
-from stratakv.core.ids import PageKey, RequestId, RowIds
+from stratakv.core.ids import NONE, PageKey, RequestId, RowIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.batch import StepBatch
@@ -27,6 +27,7 @@ from stratakv.engine.rows import Rows
 from stratakv.engine.running import Running, Work
 from stratakv.engine.sampling import Sampled
 from stratakv.engine.scheduler import StepLimits, worth_waiting
+from stratakv.engine.stats import EngineStats, Totals
 from stratakv.policy.checkpoints import last_end
 from stratakv.storage.io_worker import IoWorker
 
@@ -45,35 +46,6 @@ class EngineLimits:
     max_model_len: int
     max_running: int
     step: StepLimits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """``waiting`` counts the ``retracted`` requests too. ``cached_*_tokens`` count what admitted
-    prompts did not have to compute."""
-
-    waiting: int
-    retracted: int
-    running: int
-    steps: int
-    prompt_tokens: int
-    output_tokens: int
-    cached_device_tokens: int
-    cached_host_tokens: int
-    cached_storage_tokens: int
-    pages: tuple[PoolStats, ...]
-    counters: Mapping[str, int]
-    storage: StorageStats | None
-
-
-@dataclass(slots=True)
-class _Totals:
-    steps: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_device_tokens: int = 0
-    cached_host_tokens: int = 0
-    cached_storage_tokens: int = 0
 
 
 class Engine:
@@ -102,7 +74,8 @@ class Engine:
         self._requests: dict[RequestId, Request] = {}
         self._computing: set[PageKey] = set()
         self._news: list[Output] = []
-        self._totals = _Totals()
+        self._totals = Totals()
+        self._torn = False  # in a step, or after one that failed: states are ahead of their tokens
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -183,11 +156,23 @@ class Engine:
             storage=self._cache.storage.stats(),
         )
 
-    def figures(self) -> tuple[int, ...]:
+    def figures(self) -> Figures:
         """Who waits and runs, and what has just run, for ranks to compare."""
+        return {**self._counts(), **self._running.figures()}
+
+    def told(self) -> list[str]:
+        """The same, to be read."""
+        return [f"{name} {n}" for name, n in self._counts().items()] + self._running.told()
+
+    def _counts(self) -> dict[str, int]:
         head = self._backlog.head
-        counts = (self._submitted, len(self._backlog), len(self._running), self._totals.steps)
-        return (*counts, -1 if head is None else head.serial, *self._running.figures())
+        return {
+            "submitted": self._submitted,
+            "waiting": len(self._backlog),
+            "running": len(self._running),
+            "steps": self._totals.steps,
+            "next to run": NONE if head is None else head.serial,
+        }
 
     def check(self) -> None:
         """Verify the tree and that every pool accounts for every page; AssertionError if not."""
@@ -230,10 +215,12 @@ class Engine:
         self._totals.steps += 1
         self._cache.extend(work.rows, work.starts, work.ends)
         batch = self._running.batch(work, self._cache.gate(work.take_tickets()))
+        self._torn = True
         logits = self._runner.forward(batch)
         rows = batch.rows[batch.sampled]
         sampled = self._meeting.choose(logits, self._running.rows.sampling(rows))
         self._commit(work)
+        self._torn = False
         if len(rows):
             news += self._answer(rows, sampled)
         self._cache.tick(self._head())
@@ -370,7 +357,8 @@ class Engine:
         if request.row < 0:
             return
         self._stop(request)
-        self._cache.release(request.row, self._running.rows.computed_tokens(request.row))
+        computed = self._running.rows.computed_tokens(request.row)
+        self._cache.release(request.row, computed[:0] if self._torn else computed)
 
     def _stop(self, request: Request) -> None:
         if request in self._running.prefilling:

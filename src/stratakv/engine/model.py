@@ -22,7 +22,7 @@ from stratakv.engine.fingerprint import directory_fingerprint, module_fingerprin
 from stratakv.engine.lora_hooks import Adapters
 from stratakv.engine.lora_probe import unfit
 from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
-from stratakv.engine.parallel import loading, tp_refusal
+from stratakv.engine.parallel import device_refusal, loading, tp_refusal
 
 CPU: Final = torch.device("cpu")
 _CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
@@ -72,7 +72,7 @@ def load_model(
     for a model that ranks cannot share.
     """
     facts = read_facts(path, dtype)
-    if reason := tp_refusal(facts, ranks):
+    if reason := tp_refusal(facts, ranks) or device_refusal(ranks, device):
         raise ConfigError(f"--tp {ranks}: {reason}")
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
@@ -83,7 +83,7 @@ def load_model(
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
-            **loading(config, facts, ranks, device),
+            **loading(config, facts, ranks),
         )
     except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"MODEL {path}: not a causal LM that loads: {error}") from error

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.distributed import DistributedConfig
 
-from stratakv.core.errors import ConfigError
 from stratakv.engine.deepseek.common_shard import own_rules, own_shard_refusal
 from stratakv.engine.deepseek.refused import OWN_TYPES
 from stratakv.engine.model_facts import DTYPES, ModelFacts
@@ -60,21 +59,27 @@ def _expert_refusal(facts: ModelFacts, ranks: int) -> str | None:
     return None
 
 
-def loading(
-    config: PretrainedConfig, facts: ModelFacts, ranks: int, device: torch.device
-) -> dict[str, object]:
-    """What ``from_pretrained`` must be told beside the usual, so that it reads one rank's share.
-    ConfigError where it would put that on another kind of device: it takes an accelerator wherever
-    it sees one, that of the number in ``LOCAL_RANK``."""
+def device_refusal(ranks: int, device: torch.device) -> str | None:
+    """Why ``ranks`` of this machine cannot run on ``device``; None where they can. Asked before
+    they meet. Hugging Face's loader puts a share on an accelerator wherever it sees one, that of
+    the number in ``LOCAL_RANK``."""
     if ranks == 1:
-        return {}
+        return None
     seen = torch.accelerator.current_accelerator(check_available=True)
     found = "cpu" if seen is None else seen.type
-    if found != device.type:
-        raise ConfigError(
-            f"--tp {ranks}: ranks would use {found} in place of {device.type}; hide it from them "
-            "(CUDA_VISIBLE_DEVICES=)"
-        )
+    if found == device.type:
+        return None
+    return (
+        f"ranks would load their weights to {found}, and run on {device.type}; allowed is --tp 1, "
+        f"or to hide the accelerator from them (CUDA_VISIBLE_DEVICES= where it is cuda)"
+    )
+
+
+def loading(config: PretrainedConfig, facts: ModelFacts, ranks: int) -> dict[str, object]:
+    """What ``from_pretrained`` must be told beside the usual, so that it reads one rank's share.
+    ``device_refusal`` must have been asked."""
+    if ranks == 1:
+        return {}
     assert dist.get_world_size() == ranks, f"{dist.get_world_size()} processes, not {ranks}"
     # An empty plan would split nothing; none is the model's own.
     rules = _rules(config, facts, ranks) or None

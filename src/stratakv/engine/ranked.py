@@ -9,8 +9,8 @@ Letters are pickled: ranks are processes of one deployment and trust each other,
 """
 
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never
 
 import numpy as np
@@ -22,10 +22,12 @@ from stratakv.cache.records import StorageStats
 from stratakv.core.clock import Clock, ToldClock
 from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId, TokenIds
+from stratakv.engine.attaching import Attaching, Openable, Opener, Report, no_store
 from stratakv.engine.batch import SamplingBatch
-from stratakv.engine.loop import Engine, EngineStats
+from stratakv.engine.loop import Engine
 from stratakv.engine.request import Output, Prompt
 from stratakv.engine.sampling import Sampled, sample
+from stratakv.engine.stats import EngineStats
 from stratakv.storage.io_worker import IoWorker
 
 CLOSE_S: Final = 10.0
@@ -48,6 +50,28 @@ class Flush:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """Begin to open a store. ``url`` may have a password."""
+
+    url: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Inquire:
+    """Say how far that is; every rank hears what all say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Use what has opened, as it has on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOff:
+    """Close what has opened, or will."""
+
+
+@dataclass(frozen=True, slots=True)
 class Detach:
     force: bool
 
@@ -67,7 +91,8 @@ class Stop:
     pass
 
 
-Command: TypeAlias = Submit | Abort | Flush | Detach | Keep | Clear | Stop
+Attachment: TypeAlias = Prepare | Inquire | Attach | CallOff
+Command: TypeAlias = Submit | Abort | Flush | Attachment | Detach | Keep | Clear | Stop
 Done: TypeAlias = bool | IoWorker | None
 
 
@@ -112,8 +137,14 @@ class Desk:
         self._came = letter.commands
         return letter.tokens
 
-    def watch(self, name: str, figures: Callable[[], Figures]) -> None:
-        self._agreement.watch(name, figures)
+    def watch(
+        self, name: str, figures: Callable[[], Figures], told: Callable[[], Iterable[str]]
+    ) -> None:
+        self._agreement.watch(name, figures, told)
+
+    def gather(self, text: str) -> Sequence[str]:
+        """What every rank says; between two steps, where a letter has asked all of them."""
+        return self._agreement.gather(text)
 
     def part(self) -> None:
         """Meet nobody any more."""
@@ -127,15 +158,18 @@ class Desk:
 
 class RankedEngine:
     """An engine whose twins on other ranks do as it does. Rank 0 has the clients and calls all
-    verbs; the others call ``follow``."""
+    verbs; the others call ``follow``. ``opener``: opens this rank's end of a store."""
 
-    def __init__(self, engine: Engine, desk: Desk) -> None:
-        desk.watch("requests", engine.figures)
+    def __init__(self, engine: Engine, desk: Desk, opener: Opener = no_store) -> None:
+        desk.watch("requests", engine.figures, engine.told)
         self._engine = engine
         self._desk = desk
         self._queued: set[RequestId] = set()
         self._news: list[Output] = []
         self._done: Done = None
+        self._attaching = Attaching(opener)
+        self._reports: tuple[Report, ...] = ()
+        self._taken: IoWorker | None = None
         self._stopped = False
 
     # -- requests --------------------------------------------------------------------------------
@@ -182,9 +216,29 @@ class RankedEngine:
         """Drop every cached page; False, and nothing done, while a request runs."""
         return bool(self._now(Flush()))
 
+    def prepare_storage(self, url: str) -> None:
+        """Have every rank begin to open a store; none waits for it."""
+        self._now(Prepare(url))
+
+    def storage_reports(self) -> Sequence[Report]:
+        """How far that is, by rank."""
+        self._now(Inquire())
+        return self._reports
+
+    def take_storage(self) -> Openable:
+        """What rank 0 has opened, to be attached or closed. Only where all have reported OPEN."""
+        store = self._attaching.take()
+        self._taken = store.worker
+        return store
+
     def attach_storage(self, worker: IoWorker) -> None:
-        """Before the first step, on every rank: each has its own worker."""
-        self._engine.attach_storage(worker)
+        """Use the store from now on, on every rank. ``worker``: of what was taken."""
+        assert worker is self._taken, "a store that other ranks have not opened"
+        self._now(Attach())
+
+    def call_off_storage(self) -> None:
+        """Have every rank close what it has opened or will, but for what was taken."""
+        self._now(CallOff())
 
     def detach_storage(self, *, force: bool = False) -> IoWorker | None:
         worker = self._now(Detach(force))
@@ -204,6 +258,7 @@ class RankedEngine:
         """End all ranks, if they have not ended of themselves."""
         if not self._stopped:
             self._now(Stop())
+        self._attaching.call_off()
         self._engine.close(timeout_s)
 
     def _stop(self) -> None:
@@ -229,6 +284,7 @@ class RankedEngine:
                     detached(self._done)
                     self._done = None
         finally:
+            self._attaching.call_off()
             self._engine.close(timeout_s)
 
     def _apply(self, command: Command) -> None:
@@ -240,6 +296,8 @@ class RankedEngine:
                 self._engine.abort(request)
             case Flush():
                 self._done = self._engine.flush()
+            case Prepare() | Inquire() | Attach() | CallOff():
+                self._attach(command)
             case Detach(force):
                 self._done = self._engine.detach_storage(force=force)
             case Keep():
@@ -248,5 +306,21 @@ class RankedEngine:
                 self._done = self._engine.clear_storage()
             case Stop():
                 self._stop()
+            case _:
+                assert_never(command)
+
+    def _attach(self, command: Attachment) -> None:
+        match command:
+            case Prepare(url):
+                self._attaching.prepare(url)
+            case Inquire():
+                said = self._desk.gather(self._attaching.report().pack())
+                self._reports = tuple(map(Report.unpack, said))
+            case Attach():
+                taken, self._taken = self._taken, None
+                worker = self._attaching.take().worker if taken is None else taken
+                self._engine.attach_storage(worker)
+            case CallOff():
+                self._attaching.call_off()
             case _:
                 assert_never(command)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
+from stratakv.agreement.agreement import Figures
 from stratakv.core.ids import RowIds, TicketId
 from stratakv.engine.batch import Gate, StepBatch
 from stratakv.engine.request import Request
@@ -69,11 +71,19 @@ class Running:
     def youngest(self) -> Request:
         return max(self.by_row.values(), key=lambda request: request.serial)
 
-    def figures(self) -> tuple[int, ...]:
+    def figures(self) -> Figures:
         """Lengths and newest tokens of all rows, whoever sits there, for ranks to compare."""
+        columns = self._compared()
+        return {name: crc32(column.data) for name, column in columns.items()}
+
+    def told(self) -> list[str]:
+        """The same, to be read."""
+        return [f"{name} {column.tolist()}" for name, column in self._compared().items()]
+
+    def _compared(self) -> dict[str, npt.NDArray[np.int32]]:
         rows = self.rows
         newest = rows.tokens[np.arange(len(rows.length)), np.maximum(rows.length - 1, 0)]
-        return tuple(map(crc32, (rows.length.data, rows.computed.data, newest.data)))
+        return {"lengths": rows.length, "computed": rows.computed, "newest tokens": newest}
 
     # -- what is left to do ----------------------------------------------------------------------
 

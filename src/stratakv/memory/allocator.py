@@ -30,6 +30,12 @@ class PageAllocator:
         last; int32, a view that the next verb changes."""
         return self._stack[max(0, self._depth - n) : self._depth]
 
+    @property
+    def stack(self) -> PageIds:
+        """Every place of the stack of free ids, int32 [capacity], what is stale included; for those
+        who compare two allocators."""
+        return self._stack
+
     def alloc(self, n: int) -> PageIds | None:
         """``n`` distinct ids as an int32 [n] array that the caller owns, or None if fewer are free.
 

@@ -4,6 +4,8 @@ Owns which page a request reads and writes at each page index. Must not decide w
 (``tree``) or whether one is free (``allocator``).
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -25,6 +27,13 @@ class BlockTable:
     def pages(self, group: GroupId) -> npt.NDArray[np.int32]:
         """int32 [rows, max_pages]; NONE where the request holds no page."""
         return self._pages[group]
+
+    def columns(self) -> Iterator[tuple[str, npt.NDArray[np.int32]]]:
+        """Every array by name, for those who compare two tables."""
+        for group, table in enumerate(self._pages):
+            yield f"table of group {group}", table
+            yield f"live page of group {group}", self.slots.own(GroupId(group))
+            yield f"live page before, of group {group}", self.slots.source(GroupId(group))
 
     def open_row(self) -> int | None:
         """A row with no pages, or None when every row is taken."""

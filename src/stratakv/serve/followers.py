@@ -2,8 +2,8 @@
 
 Owns their start, their end, and who tells whom of an end that nobody asked for: rank 0 sees its
 children end, and a child sees the end of a pipe that only rank 0 holds. While ranks start, either
-ends the other at once; later the lost collective does, and this only where it does not. Must not
-know what ranks do.
+ends the other at once; later the lost collective does, and this only where it does not. Ctrl-C in a
+terminal is for rank 0, which tells the others. Must not know what ranks do.
 """
 
 import logging
@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -29,16 +30,23 @@ GRACE_S: Final = 3.0
 """A rank that cannot start gets that long to say why itself."""
 LEASH: Final = "STRATAKV_LEASH"
 """Set for a process whose standard input ends with rank 0."""
+INTERRUPTED: Final = 130
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """``address``: where the ranks meet. ``up``: set once all of them have all they need."""
+    """``address``: where the ranks meet. ``up``: set once all of them have all they need.
+    ``abandon``: end whom this process has started, at once and without a word."""
 
     rank: int
     size: int
     address: str
     up: threading.Event = field(default_factory=threading.Event)
+    abandon: Callable[[], None] = _nothing
 
 
 def launched(size: int) -> Place | None:
@@ -46,12 +54,18 @@ def launched(size: int) -> Place | None:
     has started another number of ranks than ``--tp`` says."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
-    rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    told = f"RANK={os.environ['RANK']} WORLD_SIZE={os.environ['WORLD_SIZE']}"
+    try:
+        rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except ValueError:
+        rank, started = -1, 0
+    if not 0 <= rank < started:
+        raise ConfigError(f"{told}: allowed are numbers as a launcher sets them, or none at all")
     if started != size:
         raise ConfigError(
             f"--tp {size}: the launcher has started {started} ranks; allowed is --tp {started}"
         )
-    if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+    if size > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise ConfigError(
             "RANK and WORLD_SIZE are set, MASTER_ADDR and MASTER_PORT are not: allowed are all of "
             "them, as torchrun sets them, or none"
@@ -76,6 +90,32 @@ def hold_leash(place: Place) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+@contextmanager
+def ended_by_interrupt(place: Place) -> Generator[None]:
+    """Ctrl-C ends this process at once while it starts, and those that it has started. Python's own
+    handler would have to wait for the collective that the main thread is in, which waits for ranks
+    that may not come. A child of rank 0 hears no Ctrl-C."""
+    heard, told = socket.socketpair()
+
+    def wait() -> None:
+        with heard:
+            if heard.recv(1):
+                sys.stderr.write("stratakv: interrupted\n")
+                place.abandon()
+                os._exit(INTERRUPTED)
+
+    threading.Thread(target=wait, daemon=True).start()
+    told.settimeout(0)  # as the wakeup descriptor must be
+    answer = signal.signal(signal.SIGINT, _nothing)  # but the byte
+    before = signal.set_wakeup_fd(told.fileno())
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGINT, answer)
+        told.close()  # which ends the thread
+
+
 @dataclass(slots=True, eq=False)
 class Followers:
     """Ranks 1 and up, as children of this process; a context manager. Each runs the same command
@@ -93,17 +133,27 @@ class Followers:
 
     def __enter__(self) -> Self:
         port = str(_free_port())
-        self.place = Place(0, self.size, f"tcp://127.0.0.1:{port}")
+        self.place = Place(0, self.size, f"tcp://127.0.0.1:{port}", abandon=self.abandon)
         command = [sys.executable, "-m", "stratakv", *self.line]
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LEASH: "stdin"}
-        for rank in range(1, self.size):
-            named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.size)}
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | named | meet)
-            self._running.append(child)
-            threading.Thread(target=self._watch, args=(rank, child), daemon=True).start()
+        # They inherit it: a terminal sends Ctrl-C to all, from before they could say so themselves.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            for rank in range(1, self.size):
+                named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.size)}
+                env = os.environ | named | meet
+                child = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
+                self._running.append(child)
+                threading.Thread(target=self._watch, args=(rank, child), daemon=True).start()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except BaseException:
+            self.abandon()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self.place.up.is_set():  # nothing was served or stored
+            self.abandon()
         self._ending = True
         for child in self._running:
             assert child.stdin is not None
@@ -117,6 +167,13 @@ class Followers:
                 child.kill()
                 child.wait()
 
+    def abandon(self) -> None:
+        self._ending = True
+        for child in self._running:
+            child.kill()
+        for child in self._running:
+            child.wait()
+
     def _watch(self, rank: int, child: "subprocess.Popen[bytes]") -> None:
         code = child.wait()
         if self._ending or (code == 0 and self.place.up.is_set()):
@@ -127,6 +184,7 @@ class Followers:
         threading.Event().wait(GRACE_S)
         if not self._ending:
             log.error("the ranks could not start without it")
+            self.abandon()
             os._exit(1)  # the main thread waits in a collective; nothing was served or stored
 
 

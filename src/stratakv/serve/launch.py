@@ -9,17 +9,21 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from stratakv.agreement.torch_ranks import TorchRanks, join
 from stratakv.core.config import EngineConfig, ServerConfig
-from stratakv.core.errors import ConfigError, StrataError
+from stratakv.core.errors import ConfigError, StorageError, StrataError
+from stratakv.engine.model import CPU
+from stratakv.engine.parallel import device_refusal
 from stratakv.engine.ranked import RankedEngine
-from stratakv.serve.followers import Followers, Place, hold_leash, launched
+from stratakv.serve.followers import Followers, Place, ended_by_interrupt, hold_leash, launched
 from stratakv.serve.server import bound_socket, serve_forever
 from stratakv.serve.sizing import ranks_here
 from stratakv.serve.wiring import build_follower, build_service, check_service
@@ -34,6 +38,7 @@ CLOSE_S: Final = 10.0
 
 def serve_alone(path: Path, config: EngineConfig, server: ServerConfig) -> int:
     """Serve until a signal ends it; the exit code."""
+    launched(config.tp)  # refuses a launcher of several, which would each be a server of its own
     # A port that is taken shows now, not after a large model was loaded.
     bound_socket(server.host, server.port).close()
     service, parts = build_service(path, config, server)
@@ -53,16 +58,29 @@ def serve_ranks(path: Path, config: EngineConfig, server: ServerConfig, line: Se
     """The same as one of ``--tp`` ranks. ``line``: the arguments with which the others are started
     on this machine, where no launcher has."""
     place = launched(config.tp)
-    if place is None or place.rank == 0:
-        bound_socket(server.host, server.port).close()
-    check_service(path, config, server)  # before anyone waits for anyone
     if place is not None:
         hold_leash(place)
         return _serve(path, config, server, place)
+    if reason := _refusal(path, config, server):
+        raise ConfigError(reason)
     with Followers(line, config.tp) as followers:
         code = _serve(path, config, server, followers.place)
         followers.well = code == 0
         return code
+
+
+def _refusal(path: Path, config: EngineConfig, server: ServerConfig | None) -> str:
+    """Why this rank cannot start, as far as it shows before weights; empty where it can.
+    ``server``: rank 0's."""
+    if reason := device_refusal(config.tp, CPU):
+        return f"--tp {config.tp}: {reason}"
+    try:
+        if server is not None:
+            bound_socket(server.host, server.port).close()
+        check_service(path, config, server or ServerConfig())
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _show(table: BudgetTable) -> None:
@@ -71,25 +89,52 @@ def _show(table: BudgetTable) -> None:
 
 
 def _serve(path: Path, config: EngineConfig, server: ServerConfig, place: Place) -> int:
-    try:
-        ranks = join(place.rank, place.size, place.address, config.tp_timeout)
-        if place.rank > 0:
-            return _follow(path, config, ranks, place)
-        return _lead(path, config, server, ranks, place)
-    except ConfigError:
-        raise
-    except StrataError as error:
-        log.error("%s", error)
-        return 1
+    with ExitStack() as start:
+        start.enter_context(ended_by_interrupt(place))
+
+        def up() -> None:
+            """All ranks have what they need, and answer signals in their own ways."""
+            start.close()
+            place.up.set()
+
+        try:
+            if place.rank > 0:
+                return _follow(path, config, _met(place, config, _refusal(path, config, None)), up)
+            ranks = _met(place, config, _refusal(path, config, server))
+            return _lead(path, config, server, ranks, up)
+        except (ConfigError, StorageError):
+            log.error("rank %d of %d cannot start", place.rank, place.size)
+            raise
+        except StrataError as error:
+            log.error("%s", error)
+            return 1
+
+
+def _met(place: Place, config: EngineConfig, refusal: str) -> TorchRanks:
+    """The group of all ranks. ConfigError, on every rank, where one is refused: the others, on
+    other machines perhaps, would wait long for it."""
+    if refusal:
+        log.error("rank %d of %d is refused: %s", place.rank, place.size, refusal)
+    ranks = join(place.rank, place.size, place.address, config.tp_timeout)
+    for rank, theirs in enumerate(ranks.gather(refusal)):
+        if theirs:
+            raise ConfigError(f"rank {rank}: {theirs}")
+    return ranks
 
 
 def _lead(
-    path: Path, config: EngineConfig, server: ServerConfig, ranks: TorchRanks, place: Place
+    path: Path,
+    config: EngineConfig,
+    server: ServerConfig,
+    ranks: TorchRanks,
+    up: Callable[[], None],
 ) -> int:
     service, parts = build_service(path, config, server, Seat(ranks))
     try:
+        # Loading takes long enough for somebody else to take the port; followers do not wait yet.
+        bound_socket(server.host, server.port).close()
         ranks.ready()
-        place.up.set()
+        up()
         _show(parts.table)
         return serve_forever(
             service,
@@ -102,11 +147,10 @@ def _lead(
         parts.transfer.close()
 
 
-def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, place: Place) -> int:
-    """A follower ends when rank 0 says so, or is lost: a signal to the whole process group, as from
-    a terminal, is rank 0's to answer."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)
+def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, up: Callable[[], None]) -> int:
+    """A follower that is up ends when rank 0 says so, or is lost: a signal to the whole process
+    group, as from a terminal, is rank 0's to answer."""
+    disable_progress_bar()  # of its weights; rank 0 shows one
     parts = build_follower(path, config, Seat(ranks))
     assert isinstance(parts.port, RankedEngine), "a follower without a rank 0"
     closing: list[threading.Thread] = []
@@ -118,7 +162,9 @@ def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, place: Place) -
 
     try:
         ranks.ready()
-        place.up.set()
+        up()
+        for ignored in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ignored, signal.SIG_IGN)
         parts.port.follow(close_beside)
     finally:
         for thread in closing:

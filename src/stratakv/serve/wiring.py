@@ -25,9 +25,12 @@ from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.adapters import check_directories
+from stratakv.engine.attaching import Opener as RankOpener
+from stratakv.engine.attaching import no_store
 from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
+from stratakv.engine.fingerprint import directory_fingerprint
 from stratakv.engine.loop import Engine, EngineLimits, Runner
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import ModelFacts, read_facts
@@ -44,6 +47,7 @@ from stratakv.memory.host_arena import HostArena
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.policy.write import WriteBack, WritePolicy, WriteThrough, WriteThroughSelective
 from stratakv.serve.admin import Opener, OpenStore, StorageAdmin
+from stratakv.serve.attach_ranks import RankedOpener
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Limits, Service
@@ -53,6 +57,7 @@ from stratakv.serve.wiring_events import open_publisher
 from stratakv.serve.wiring_ranks import Seat, Sharing, check_alike, heartbeat_s
 from stratakv.serve.wiring_storage import (
     check_storage,
+    check_url,
     open_at_start,
     open_store,
     prefetch_policy_of,
@@ -104,12 +109,13 @@ class Outside:
     """What an engine has around it. ``follow``: makes what is told of the cache to those outside,
     from its spec and its adapters' digests. ``seat``: among the ranks that do the same; None:
     alone. ``sizes``: what all of them can have. ``digest``: of the cache of all ranks together,
-    which names pages; None: the spec's."""
+    which names pages; None: the spec's. ``opener``: of a rank's end of a store, once it runs."""
 
     follow: Follow | None = None
     seat: Seat | None = None
     sizes: Sizes | None = None
     digest: bytes | None = None
+    opener: RankOpener = no_store
 
 
 def build_engine(
@@ -124,6 +130,9 @@ def build_engine(
     if (seat := outside.seat) is not None:
         check_alike(seat, config, model.fingerprint, sizes.spec.digest)
         sizes = outside.sizes or seat.least(sizes)
+        sharing = sharing_of(sizes, config, seat.ranks.rank, model.fingerprint)
+        opener = partial(open_store, spec=sizes.spec, host_pages=sizes.host, sharing=sharing)
+        outside = replace(outside, opener=opener)
     outside = replace(outside, digest=sizes.sharding.whole.digest)
     pages = (sizes.device, sizes.host)
     return assemble(model, sizes.spec, config, pages, sizes.max_model_len, outside)
@@ -189,7 +198,7 @@ def assemble(
         ),
         None if seat is None else seat.desk,
     )
-    port = engine if seat is None else RankedEngine(engine, seat.desk)
+    port = engine if seat is None else RankedEngine(engine, seat.desk, outside.opener)
     table = BudgetTable.of(spec, device, host)
     return EngineParts(
         engine, port, model, cache, pools, arenas, transfer, spec, table, max_model_len
@@ -209,7 +218,7 @@ def build_service(
         publisher = open_publisher(config, server)
         if publisher is not None:
             undo.callback(publisher.close)
-        store = open_at_start(config, sizes.spec, sizes.host, sharing_of(sizes, config, 0))
+        store = _open_at_start(path, config, sizes, 0)
         if store is not None:
             undo.callback(store.worker.close, 0)
         outside = Outside(
@@ -234,7 +243,7 @@ def build_service(
     )
     service = Service(
         driver=driver,
-        storage=StorageAdmin(driver, parts.port, MonotonicClock(), _opener(parts, config), store),
+        storage=StorageAdmin(driver, parts.port, clock, _opener(parts, config, driver), store),
         tokenizer=tokenizer,
         metrics=metrics,
         clock=clock,
@@ -271,9 +280,8 @@ def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Siz
 def build_follower(path: Path, config: EngineConfig, seat: Seat) -> EngineParts:
     """What a rank has that no client talks to; nothing runs yet."""
     sizes = seat.least(check_service(path, config, ServerConfig()))
-    sharing = sharing_of(sizes, config, seat.ranks.rank)
     with ExitStack() as undo:
-        store = open_at_start(config, sizes.spec, sizes.host, sharing)
+        store = _open_at_start(path, config, sizes, seat.ranks.rank)
         if store is not None:
             undo.callback(store.worker.close, 0)
         model = load_model(path, config.dtype, ranks=config.tp)
@@ -289,20 +297,35 @@ def _attach(parts: EngineParts, store: OpenStore | None, sizes: Sizes) -> None:
         parts.engine.attach_storage(store.worker)
 
 
-def sharing_of(sizes: Sizes, config: EngineConfig, rank: int) -> Sharing:
+def sharing_of(sizes: Sizes, config: EngineConfig, rank: int, model: bytes = b"") -> Sharing:
+    """``model``: its fingerprint."""
     cut = default_cut(config.tp) if config.storage_cut is None else config.storage_cut
-    return Sharing(sizes.sharding, rank, cut)
+    return Sharing(sizes.sharding, rank, cut, model)
 
 
-def _opener(parts: EngineParts, config: EngineConfig) -> Opener | str:
+def _open_at_start(path: Path, config: EngineConfig, sizes: Sizes, rank: int) -> OpenStore | None:
+    """The store of ``--storage``, before weights that may take minutes to load."""
+    if config.storage is None:
+        return None
+    try:
+        model = directory_fingerprint(path, read_facts(path, config.dtype).dtype)
+    except (OSError, LookupError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise ConfigError(f"MODEL {path}: not a causal LM that loads: {error}") from error
+    sharing = sharing_of(sizes, config, rank, model)
+    return open_at_start(config, sizes.spec, sizes.host, sharing)
+
+
+def _opener(parts: EngineParts, config: EngineConfig, driver: EngineDriver) -> Opener | str:
     """What opens a store for a server that runs, or why none can be attached to it."""
     host_pages = [arena.pages for arena in parts.arenas]
     if config.cache != "host" or not host_pages[ANCHOR]:
         return "there is no host tier between storage and the device; --cache host has"
-    if config.tp > 1:
-        return f"--tp {config.tp}: every rank opens the store of --storage at its start"
+    if isinstance(parts.port, RankedEngine):
+        check = partial(check_url, ranks=config.tp, host_pages=host_pages)
+        return RankedOpener(driver, parts.port, MonotonicClock(), check)
     whole = sharding_of(parts.model.config, parts.spec, 1)
-    sharing = Sharing(whole, 0, config.storage_cut or default_cut(1))
+    cut = config.storage_cut or default_cut(1)
+    sharing = Sharing(whole, 0, cut, parts.model.fingerprint)
     return partial(open_store, spec=parts.spec, host_pages=host_pages, sharing=sharing)
 
 

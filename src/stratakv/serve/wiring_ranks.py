@@ -82,11 +82,34 @@ def check_alike(seat: Seat, config: EngineConfig, fingerprint: bytes, digest: by
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Which objects a rank's pages are stored as. ``cut``: slices of each group's heads."""
+    """Which objects a rank's pages are stored as. ``cut``: slices of each group's heads. ``model``:
+    its fingerprint, by which pages of models with the same cache are told apart."""
 
     sharding: Sharding
     rank: int
     cut: int
+    model: bytes = b""
+
+    @property
+    def other_cuts(self) -> tuple[int, ...]:
+        """Those whose objects this rank would not find."""
+        mine = self.sharding.alike(self.cut)
+        return tuple(cut for cut in self.sharding.cuts if cut != mine)
+
+    def refusal(self, theirs: int) -> str:
+        """Why pages that are stored in ``theirs`` slices forbid these, and what is allowed."""
+        why = (
+            f"pages of this model are there in slices of --storage-cut {theirs}, which a server "
+            f"with --storage-cut {self.cut} would never find"
+        )
+        joining = self.sharding.joining(theirs)
+        if joining is not None:
+            return f"{why}; allowed is --storage-cut {joining}"
+        return (
+            f"{why}, and no cut of --tp {self.sharding.ranks} would; allowed is another directory, "
+            f"database or prefix, or this one once it is cleared, by a server with --storage-cut "
+            f"{theirs}, and --storage-cut {self.cut} for every server that shares it"
+        )
 
     @property
     def whole_pages(self) -> bool:

@@ -5,9 +5,10 @@ flags. Takes no memory of its own; must not know HTTP or requests. Opening block
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
@@ -24,9 +25,10 @@ from stratakv.serve.admin import OpenStore
 from stratakv.serve.wiring_ranks import Sharing
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.storage.backend import StorageBackend, StoreFormat
+from stratakv.storage.cut_marks import CutMarks, MarkedBackend, marks_form
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
-from stratakv.storage.registry import open_storage, plugin_schemes
+from stratakv.storage.registry import open_marks, open_storage, plugin_schemes
 from stratakv.storage.urls import (
     FileUrl,
     MemoryUrl,
@@ -38,6 +40,7 @@ from stratakv.storage.urls import (
 )
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MOST_QUEUED_PAGES: Final = 8192
 LEAST_QUEUED_PAGES: Final = 64
@@ -47,13 +50,17 @@ LONGEST_WAIT_S: Final = 30.0
 def check_storage(config: EngineConfig, host_pages: Sequence[int]) -> None:
     """ConfigError for a ``--storage`` that cannot be had with these pages by group; opens
     nothing."""
-    if config.storage is None:
-        return
-    parsed = _checked(config.storage, host_pages)
-    if config.tp > 1 and isinstance(parsed, MemoryUrl):
+    if config.storage is not None:
+        check_url(config.storage, config.tp, host_pages)
+
+
+def check_url(url: str, ranks: int, host_pages: Sequence[int]) -> None:
+    """The same for a URL and a number of ranks."""
+    parsed = _checked(url, host_pages)
+    if ranks > 1 and isinstance(parsed, MemoryUrl):
         raise ConfigError(
-            f"--storage {hidden(config.storage)}: it is one process's own, and --tp {config.tp} "
-            "has several; allowed are stores that all of them reach"
+            f"--storage {hidden(url)}: it is one process's own, and --tp {ranks} has several; "
+            "allowed are stores that all of them reach"
         )
 
 
@@ -63,23 +70,23 @@ def open_store(
     """An open store for pages of ``spec``, and the worker in front of it. ``sharing``: what of a
     page a rank has, and how it is cut; None: all of it, and not at all.
 
-    ConfigError for a URL that is not allowed, StorageError where the store cannot be reached;
-    nothing is left open then.
+    ConfigError for a URL that is not allowed, or a store that has the model's pages cut otherwise;
+    StorageError where it cannot be reached. Nothing is left open then.
     """
     parsed = _checked(url, host_pages)
     form = _form(spec if sharing is None else sharing.sharding.stored(sharing.cut))
-    reading = _opened(parsed, form, url)
-    writing = reading
-    # These are made for several clients; a second one of another store may be another store.
-    if isinstance(parsed, FileUrl | RedisUrl | S3Url):
-        try:
-            writing = _opened(parsed, form, url)
-        except BaseException:
-            reading.close()
-            raise
-    backends = Backends(reading, writing)
-    if sharing is not None:
-        backends = Backends(sharing.between(reading), sharing.between(writing))
+    with ExitStack() as undo:
+        reading = _opened(lambda: open_storage(parsed, form), url)
+        undo.callback(reading.close)
+        writing = reading
+        # These are made for several clients; a second one of another store may be another store.
+        if isinstance(parsed, FileUrl | RedisUrl | S3Url):
+            writing = _opened(lambda: open_storage(parsed, form), url)
+            undo.callback(writing.close)
+        backends = Backends(reading, writing)
+        if sharing is not None:
+            backends = _shared(backends, sharing, _marks(parsed, sharing, url))
+        undo.pop_all()
     # What waits to be written is pinned on the host; half of it must stay free to come and go.
     queued = min(max(sum(host_pages) // 2, LEAST_QUEUED_PAGES), MOST_QUEUED_PAGES)
     worker = IoWorker(backends, _form(spec), IoLimits(queue_pages=queued), MonotonicClock())
@@ -88,6 +95,36 @@ def open_store(
         return _figures(reading, writing)
 
     return OpenStore(worker=worker, shown=hidden(url), figures=figures)
+
+
+def _shared(backends: Backends, sharing: Sharing, marks: CutMarks | None) -> Backends:
+    """What a rank sees of open backends. One for both stays one: only one thread may call it."""
+    writing = backends.writing
+    if marks is not None:
+        writing = MarkedBackend(writing, marks, MonotonicClock())
+    ours = sharing.between(writing)
+    if backends.reading is backends.writing:
+        return Backends(ours, ours)
+    return Backends(sharing.between(backends.reading), ours)
+
+
+def _marks(parsed: StorageUrl, sharing: Sharing, url: str) -> CutMarks | None:
+    """The marks of a store, for the rank that keeps them; ConfigError where they say that pages are
+    cut otherwise. None too where nobody else could ever cut them otherwise."""
+    others = sharing.other_cuts
+    if not others or isinstance(parsed, MemoryUrl):
+        return None
+    form, keeps = marks_form(sharing.sharding.whole.digest), sharing.rank == 0
+    store = _opened(lambda: open_marks(parsed, form), url)
+    with ExitStack() as undo:
+        undo.callback(store.close)
+        marks = CutMarks(store, sharing.model, sharing.sharding.alike(sharing.cut), others)
+        if theirs := _opened(lambda: marks.claim(writes=keeps), url):
+            raise ConfigError(f"--storage {hidden(url)}: {sharing.refusal(theirs[0])}")
+        if not keeps:
+            return None
+        undo.pop_all()
+    return marks
 
 
 def _form(spec: CacheSpec) -> StoreFormat:
@@ -146,14 +183,15 @@ def _checked(url: str, host_pages: Sequence[int]) -> StorageUrl:
     return parsed
 
 
-def _opened(url: StorageUrl, form: StoreFormat, text: str) -> StorageBackend:
-    """A backend. A store may be a stranger's: whatever it raises, it only could not be opened."""
+def _opened(opening: Callable[[], T], url: str) -> T:
+    """What ``opening`` gives. A store may be a stranger's: whatever it raises, it only could not be
+    opened."""
     try:
-        return open_storage(url, form)
+        return opening()
     except (ConfigError, StorageError):
         raise
     except Exception as error:
-        log.exception("%s could not be opened", hidden(text))
+        log.exception("%s could not be opened", hidden(url))
         raise StorageError(f"{type(error).__name__} while it was opened") from error
 
 

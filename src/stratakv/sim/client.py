@@ -5,17 +5,21 @@ Owns the script's execution and the check of every answer. Must not look inside 
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Final, assert_never
+from typing import Final
 
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.ranked import (
     Abort,
+    Attach,
+    CallOff,
     Clear,
     Command,
     Detach,
     Flush,
+    Inquire,
     Keep,
+    Prepare,
     RankedEngine,
     Stop,
     Submit,
@@ -23,6 +27,7 @@ from stratakv.engine.ranked import (
 from stratakv.engine.request import FinishReason, Output, Prompt
 from stratakv.sim.plan import Plan
 from stratakv.sim.runner import expected_tokens
+from stratakv.sim.stores import namespaces
 
 MOST_STEPS: Final = 4000
 
@@ -41,6 +46,7 @@ class Client:
         self.trace = Trace()
         self._plan = plan
         self._engine = engine
+        self._adapters = namespaces(plan.spec)
         self._prompts: dict[RequestId, Prompt] = {}
         self._said: dict[RequestId, list[int]] = {}
         self._ended: dict[RequestId, FinishReason] = {}
@@ -87,10 +93,8 @@ class Client:
                 self._detaching = False
                 if attached:
                     self._engine.keep_storage()
-            case Stop():
-                raise AssertionError("the script ends by itself")
-            case _:
-                assert_never(command)
+            case Stop() | Prepare() | Inquire() | Attach() | CallOff():
+                raise AssertionError(f"no script has {command}")
 
     def _submit(self, prompt: Prompt) -> None:
         try:
@@ -116,9 +120,10 @@ class Client:
         if output.token is not None:
             self.trace.said += 1
             said.append(output.token)
-            right = expected_tokens(prompt.tokens, len(said))
+            right = expected_tokens(prompt.tokens, len(said), self._adapters.place(prompt.adapter))
             assert said == right, f"{output.request} says {said}, not {right}"
         if output.cached is not None:
+            assert self._plan.reuse or not output.cached.total, "something was reused after all"
             for tier in ("device", "host", "storage"):
                 self.trace.cached[tier] += {
                     "device": output.cached.device,

@@ -117,6 +117,8 @@ def _slots(kind: type) -> tuple[str, ...] | None:
 
 
 def _array(array: npt.NDArray[Any]) -> tuple[Callable[..., object], tuple[object, ...]]:
+    if array.dtype == object:  # its bytes are addresses
+        return list, (array.tolist(),)
     return bytes, (array.tobytes(),)
 
 
@@ -137,7 +139,8 @@ def _collect(thing: object, found: list[npt.NDArray[Any]], seen: set[int]) -> No
     seen.add(id(thing))
     match thing:
         case np.ndarray():
-            found.append(thing)
+            if thing.dtype != object:
+                found.append(thing)
         case dict() | list() | tuple() | deque():
             for part in list(thing.values()) if isinstance(thing, dict) else list(thing):
                 _collect(part, found, seen)

@@ -1,7 +1,9 @@
 """What one simulated run is: drawn from its seed, completely, before anything runs.
 
-Owns the distributions: sizes, policies, hazards of each rank, and what clients and operators do.
-Must not know how it is run.
+Owns the distributions of a plain one: sizes, policies, hazards of each rank, and what clients and
+operators do; ``variety`` makes it something else. Every rank has the same sizes, as in production,
+where ranks take the smallest of each (``Seat.least``) before there is a cache. Must not know how it
+is run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,8 +25,9 @@ from stratakv.policy.prefetch_pace import (
 )
 from stratakv.policy.write import WriteBack, WritePolicy, WriteThrough, WriteThroughSelective
 from stratakv.sim.adversary import Hazards
+from stratakv.sim.loss import Loss
 from stratakv.sim.runner import VOCABULARY
-from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
+from stratakv.spec.groups import ANCHOR, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import (
     KeepAll,
     KeepBoundary,
@@ -34,6 +37,7 @@ from stratakv.spec.retention import (
     Retention,
     peak_pages,
 )
+from stratakv.spec.sharding import Sharding
 
 PAGE: Final = 4
 LONGEST: Final = 44
@@ -47,8 +51,8 @@ RULES: Final[Mapping[str, tuple[Retention, ...]]] = {
     "states-only": (KeepBoundary(),),
 }
 """By name: what is kept beside the anchor, which keeps all; the last one's has no bytes."""
-
-
+ADAPTERS: Final[Mapping[str, bytes]] = {"a": b"A" * 32, "b": b"B" * 32}
+"""Digests by name, of adapters that every rank has."""
 LANES: Final = ("backup", "load", "storage")
 WORST: Final[Mapping[str, float]] = {
     "backup_fails": 0.5,
@@ -94,9 +98,20 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OneStore:
+    """What all ranks have together. ``cut``: slices of each group's heads, as ``--storage-cut``."""
+
+    sharding: Sharding
+    cut: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """``device``, ``host``: pages by group. ``step_s``: how much the time goes on at a step, by
-    rank's own clock times its ``skew``."""
+    """``spec``: the cache of all ranks together, each has ``rank_spec``. ``device``, ``host``:
+    pages by group; no host page, no storage. ``step_s``: how much the time goes on at a step, by
+    rank's own clock times its ``skew``. ``one_store``: None: each rank has one of its own, with
+    whole pages. ``io_lanes``: 2: reads do not wait for writes. ``follow``: whether there are events
+    of the cache. ``then``: what comes after it on the same stores."""
 
     seed: int
     ranks: int
@@ -119,9 +134,25 @@ class Plan:
     step_s: float
     skew: tuple[float, ...]
     events: tuple[Event, ...]
+    reuse: bool = True
+    one_store: OneStore | None = None
+    io_lanes: int = 1
+    follow: bool = False
+    loss: Loss | None = None
+    then: "Plan | None" = None
+
+    @property
+    def rank_spec(self) -> CacheSpec:
+        return self.spec if self.one_store is None else self.one_store.sharding.spec
+
+    @property
+    def stores(self) -> bool:
+        """Whether there is storage."""
+        return self.reuse and self.host[ANCHOR] > 0
 
 
-def plan_of(seed: int) -> Plan:
+def plain_plan(seed: int) -> Plan:
+    """Ranks with stores of their own, which all live to the end."""
     draw = Random(seed)
     ranks = draw.choice((2,) * 10 + (3,) * 5 + (4, 4, 5, 6, 7, 8))
     spec = spec_named(draw.choice((*RULES, "three", "live")))
@@ -153,9 +184,9 @@ def plan_of(seed: int) -> Plan:
         queue_pages=draw.choice((12, 40, *(400,) * 6)),
         batch_pages=draw.choice((2, 4, 64)),
         store_objects=draw.choice((40, *(10_000,) * 5)),
-        hazards=tuple(_hazards(draw, ranks)),
+        hazards=tuple(hazards_of(draw, ranks)),
         step_s=draw.choice((0.01, 0.05, 0.3, 0.3, 2.0)),
-        skew=tuple(draw.uniform(0.2, 3.0) for _ in range(ranks)),
+        skew=skew_of(draw, ranks),
         events=tuple(_crowd(draw) if tight else _rounds(draw)),
     )
 
@@ -173,10 +204,14 @@ def _prefetch(draw: Random) -> PrefetchPolicy:
     )
 
 
-def _hazards(draw: Random, ranks: int) -> Iterator[Hazards]:
+def skew_of(draw: Random, ranks: int) -> tuple[float, ...]:
+    return tuple(draw.uniform(0.2, 3.0) for _ in range(ranks))
+
+
+def hazards_of(draw: Random, ranks: int) -> Iterator[Hazards]:
     """One or two things go wrong in a run, and on some ranks only, so that most of it goes on."""
     wrong = draw.sample(sorted(WORST), draw.choice((0, 0, 1, 1, 2)))
-    loses = draw.choice((0.0, 0.0, 0.1, 0.3))
+    loses = draw.choice((0.0, 0.0, 0.0, 0.1, 0.3))
     for _ in range(ranks):
         most = {name: WORST[name] for name in wrong if draw.random() < 0.6}
         yield Hazards(
@@ -197,12 +232,12 @@ def _rounds(draw: Random) -> Iterator[Event]:
             head = draw.choice(heads[-4:] if turn else heads)  # what was asked before, later on
             if draw.random() < (0.1 if turn else 0.4):
                 head = head[: draw.randrange(1, len(head) + 1)]
-            prompt = _prompt(draw, f"r{names}", head, draw.choice((1, 1, 2, 3)))
+            prompt = prompt_of(draw, f"r{names}", head, draw.choice((1, 1, 2, 3)))
             if len(prompt.tokens) > 4 * PAGE:
                 heads.append(prompt.tokens.tolist())
             names += 1
             yield Event(after=draw.choice((0, 0, 1, 2)), command=Submit(prompt))
-            yield from _mischief(draw, names)
+            yield from mischief(draw, names)
         if turn == 0 or draw.random() < 0.5:
             yield Event(after=draw.randrange(3), command=Flush(), settled=True)
 
@@ -215,12 +250,12 @@ def _crowd(draw: Random) -> Iterator[Event]:
         fresh = not heads or draw.random() < 0.6
         head = _tokens(draw, draw.randrange(1, 4 * PAGE)) if fresh else draw.choice(heads)
         heads.append(head)
-        prompt = _prompt(draw, f"r{names}", head, draw.choice((4, 12, 20)))
+        prompt = prompt_of(draw, f"r{names}", head, draw.choice((4, 12, 20)))
         yield Event(after=draw.choice((0, 0, 0, 2)), command=Submit(prompt))
-        yield from _mischief(draw, names + 1)
+        yield from mischief(draw, names + 1)
 
 
-def _mischief(draw: Random, names: int) -> Iterator[Event]:
+def mischief(draw: Random, names: int) -> Iterator[Event]:
     """``names``: of requests so far."""
     if draw.random() < 0.12:
         victim = RequestId(f"r{draw.randrange(names)}")
@@ -244,7 +279,7 @@ def _operator(draw: Random) -> list[Event]:
             ]
 
 
-def _prompt(draw: Random, name: str, head: list[int], length: int) -> Prompt:
+def prompt_of(draw: Random, name: str, head: list[int], length: int) -> Prompt:
     """``head``, and some tokens of its own; at times none."""
     own = draw.choice((0, 0, 1, draw.randrange(12)))
     tokens = (head + _tokens(draw, own))[: LONGEST - 2]

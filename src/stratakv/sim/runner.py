@@ -13,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stratakv.core.ids import GroupId, LayerId, TokenIds
+from stratakv.core.ids import NONE, GroupId, LayerId, TokenIds
 from stratakv.engine.batch import StepBatch
 from stratakv.memory.block_table import BlockTable
-from stratakv.sim.device import PageBytes
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
 
 VOCABULARY: Final = 97
 _WEIGHTS: Final = np.arange(1, 4097, dtype=np.int64) * 31 % 89 + 1
-Numbers = npt.NDArray[np.generic]
+_ADAPTED: Final = VOCABULARY + 1
+_HEAD: Final = 4096
+Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 
 def next_token(tokens: Numbers, start: int = 0) -> int:
@@ -32,41 +33,76 @@ def next_token(tokens: Numbers, start: int = 0) -> int:
     return int(tokens.astype(np.int64) @ weights) % VOCABULARY
 
 
-def expected_tokens(prompt: TokenIds, count: int) -> list[int]:
-    tokens, total = prompt.tolist(), next_token(prompt)
-    for place in range(len(prompt), len(prompt) + count):
-        tokens.append(total)
-        total = (total + total * _WEIGHTS.item(place)) % VOCABULARY
-    return tokens[len(prompt) :]
+def as_kept(tokens: Numbers, adapter: int) -> Numbers:
+    """What stands for tokens under adapter number ``adapter``, or NONE: keys and values, too, are
+    others under another one."""
+    return tokens + _ADAPTED * (adapter + 1)
+
+
+def by_head(kept: Numbers, first: int, count: int) -> npt.NDArray[np.float32]:
+    """What heads [first, first + count) keep of tokens: float32 [len(kept), count]."""
+    return kept.astype(np.float32)[:, None] + _heads(first, count)
+
+
+def state_after(kept: Numbers) -> list[float]:
+    """How many tokens a state has seen, and a digest of them."""
+    return [float(len(kept)), float(next_token(kept))]
+
+
+def expected_tokens(prompt: TokenIds | Sequence[int], count: int, adapter: int = NONE) -> list[int]:
+    kept = as_kept(np.asarray(prompt), adapter)
+    said: list[int] = []
+    total, shift = next_token(kept), _ADAPTED * (adapter + 1)
+    for place in range(len(kept), len(kept) + count):
+        said.append(total)
+        total = (total + (total + shift) * _WEIGHTS.item(place)) % VOCABULARY
+    return said
+
+
+def _heads(first: int, count: int) -> npt.NDArray[np.float32]:
+    return np.arange(first, first + count, dtype=np.float32) * _HEAD
 
 
 class TokenRunner:
-    """``said``: of each step, what this rank would have said; rank 0's is what all say."""
+    """``pages``: float32 [pages, rows_per_page, row] of each group, a row being the heads that this
+    rank has. ``first_heads``: which is the first of them, by group. ``said``: of each step, what
+    this rank would have said; rank 0's is what all say."""
 
-    def __init__(self, spec: CacheSpec, pages: Sequence[PageBytes], tables: BlockTable) -> None:
+    def __init__(
+        self,
+        spec: CacheSpec,
+        pages: Sequence[npt.NDArray[np.float32]],
+        tables: BlockTable,
+        first_heads: Sequence[int] | None = None,
+    ) -> None:
         self._page = spec.page_tokens
         self._tables = tables
         self._groups = [group for group in spec.groups if group.buffers]
-        self._pages = [of.rows for of in pages]
+        self._pages = pages
+        first = first_heads or [0] * len(pages)
+        self._heads = [_heads(at, of.shape[-1]) for at, of in zip(first, pages, strict=True)]
         self._anchor = bool(spec.groups[0].buffers)
         self.said: list[int] = []
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        if batch.gate is not None:
-            batch.gate.wait(LayerId(0))
+        if (gate := batch.gate) is not None:
+            for group in self._groups:
+                gate.wait(LayerId(group.id))
         self.said = []
         at = 0
-        for row, start, count, sampled in zip(
+        adapters = [NONE] * len(batch.rows) if batch.adapters is None else batch.adapters.tolist()
+        for row, start, count, sampled, adapter in zip(
             batch.rows.tolist(),
             batch.starts.tolist(),
             batch.counts.tolist(),
             batch.sampled.tolist(),
+            adapters,
             strict=True,
         ):
-            tokens = batch.tokens[at : at + count]
+            kept = as_kept(batch.tokens[at : at + count], adapter)
             at += count
             go_on = self._continue if self._anchor else self._continue_states
-            answer = go_on(row, start, tokens)
+            answer = go_on(row, start, kept)
             if sampled:
                 self.said.append(answer)
         logits = torch.zeros((len(self.said), VOCABULARY))
@@ -75,18 +111,17 @@ class TokenRunner:
 
     # -- rows per token --------------------------------------------------------------------------
 
-    def _continue(self, row: int, start: int, tokens: TokenIds) -> int:
-        end, prefix = start + len(tokens), np.empty(0, np.float32)
+    def _continue(self, row: int, start: int, kept: Numbers) -> int:
+        end, prefix = start + len(kept), np.empty(0, np.float32)
         for group in self._groups:
             if group.stateful:
                 self._advance(row, group, prefix, start)
                 continue
-            self._write(row, group.id, start, tokens)
+            self._write(row, group.id, start, kept)
             first = needed(group.retention, start, self._page).start * self._page
             seen = self._rows(row, group.id, first, end)
             if group.id == 0:
                 prefix = seen
-                assert not np.isnan(prefix).any(), f"row {row} reads pages nobody owns"
                 continue
             assert (seen == prefix[first:]).all(), f"group {group.name} holds another prefix"
         return next_token(prefix)
@@ -96,16 +131,22 @@ class TokenRunner:
         assert pages.min(initial=0) >= 0, f"row {row} lacks pages of group {group}"
         return pages
 
-    def _write(self, row: int, group: GroupId, start: int, tokens: TokenIds) -> None:
-        places = np.arange(start, start + len(tokens))
+    def _write(self, row: int, group: GroupId, start: int, kept: Numbers) -> None:
+        places = np.arange(start, start + len(kept))
         index, offset = np.divmod(places, self._page)
         pages = self._ids(row, group, index.item(0), index.item(-1) + 1)
-        self._pages[group][pages[index - index.item(0)], offset, 0] = tokens
+        rows = kept.astype(np.float32)[:, None] + self._heads[group]
+        self._pages[group][pages[index - index.item(0)], offset] = rows
 
     def _rows(self, row: int, group: GroupId, first: int, end: int) -> npt.NDArray[np.float32]:
-        """Tokens [first, end) as the pages hold them; ``first`` is at a page."""
+        """Tokens [first, end) as every head has them; ``first`` is at a page."""
         pages = self._ids(row, group, first // self._page, -(-end // self._page))
-        return self._pages[group][pages].reshape(-1)[: end - first]
+        heads = self._heads[group]
+        seen = self._pages[group][pages].reshape(-1, len(heads))[: end - first] - heads
+        assert not np.isnan(seen).any(), f"row {row} reads pages nobody owns"
+        if len(heads) > 1:
+            assert (seen == seen[:, :1]).all(), f"heads of group {group} hold different prefixes"
+        return seen[:, 0]
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -120,7 +161,7 @@ class TokenRunner:
         boundary."""
         if group.scratch:
             tokens = tokens[len(tokens) // self._page * self._page :]
-        return [float(len(tokens)), float(next_token(tokens))]
+        return state_after(tokens)
 
     def _state(self, row: int, group: CacheGroup) -> list[float]:
         source = self._tables.slots.source(group.id).item(row)
@@ -131,14 +172,14 @@ class TokenRunner:
         assert own >= 0, "nowhere to write the state"
         self._pages[group.id][own, 0] = state
 
-    def _continue_states(self, row: int, start: int, tokens: TokenIds) -> int:
+    def _continue_states(self, row: int, start: int, kept: Numbers) -> int:
         """For an anchor without bytes: what is known of a prefix is what the states say of it."""
         digests: set[int] = set()
         for group in self._groups:
             seen, digest = self._state(row, group)
             assert seen == start, f"group {group.name}: a state of {seen} tokens at {start}"
-            after = (int(digest) + next_token(tokens, start)) % VOCABULARY
-            self._keep(row, group, [float(start + len(tokens)), float(after)])
+            after = (int(digest) + next_token(kept, start)) % VOCABULARY
+            self._keep(row, group, [float(start + len(kept)), float(after)])
             digests.add(after)
         assert len(digests) == 1, f"row {row}: its states disagree"
         return digests.pop()

@@ -1,14 +1,18 @@
-"""One rank's store, which is not what the other ranks' stores are, and which fails as it likes.
+"""A store as one rank has it open: not as other ranks find it, and it fails as it likes.
 
 Owns the faults, and the lane that a schedule works instead of a thread. What it wraps is a real
-backend, which must not know.
+backend, which must not know, and which may be open elsewhere: closing it is not for here.
+
+Ranks may share what is behind. They work their lanes themselves and take turns (``thread_ranks``),
+so the order in which they come to it is the order of turns, which is drawn from the run's seed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import StorageError
 from stratakv.sim.adversary import Adversary
 from stratakv.spec.groups import ANCHOR
@@ -25,12 +29,21 @@ POISON = 0xFF
 
 
 class UnkindStore:
-    """A ``StorageBackend`` over another one. ``names``: what was ever written, oldest first."""
+    """A ``StorageBackend`` over another one. ``names``: what was ever written to that, oldest
+    first, by whoever has it open. ``before_write``: called before each object; what it raises ends
+    a batch where it is."""
 
-    def __init__(self, inner: StorageBackend, adversary: Adversary) -> None:
-        self.names: dict[ObjectKey, None] = {}
+    def __init__(
+        self,
+        inner: StorageBackend,
+        adversary: Adversary,
+        names: dict[ObjectKey, None] | None = None,
+        before_write: Callable[[], None] = nothing,
+    ) -> None:
+        self.names: dict[ObjectKey, None] = {} if names is None else names
         self._inner = inner
         self._adversary = adversary
+        self._before_write = before_write
         self._closed = False
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
@@ -55,19 +68,21 @@ class UnkindStore:
             elif self._adversary.strikes(hazards.write_fails):
                 statuses[at] = WriteStatus.FAILED
             else:
+                self._before_write()
                 self.names[key] = None
                 statuses[at] = self._inner.write([key], [page])[0]
         return statuses
 
     def touch(self, keys: Sequence[ObjectKey]) -> None:
-        self._inner.touch(keys)
+        if not self._closed:
+            self._inner.touch(keys)
 
     def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
+        self._open("remove")
         return self._inner.remove(keys)
 
     def close(self) -> None:
         self._closed = True
-        self._inner.close()
 
     def lose(self, share: float) -> int:
         """Some of what was written is gone; how much. Less of the anchor, whose pages are all that
@@ -81,7 +96,12 @@ class UnkindStore:
             del self.names[name]
         return self._inner.remove(lost)
 
+    def _open(self, verb: str) -> None:
+        if self._closed:
+            raise StorageError(f"{verb}: the store is closed")
+
     def _may_fail(self, verb: str) -> None:
+        self._open(verb)
         if self._adversary.strikes(self._adversary.hazards.call_fails):
             if self._adversary.strikes(0.1):
                 raise ValueError(f"{verb}: not even a StorageError")
@@ -119,8 +139,12 @@ class SteppedHand:
     def join(self, timeout: float | None = None) -> None:
         """The owner closes: all that is left is done now."""
         del timeout
-        while self._lane.once():
+        while not self._over and self._lane.once():
             pass
+        self._over = True
+
+    def drop(self) -> None:
+        """Do nothing any more, whatever is left."""
         self._over = True
 
     def is_alive(self) -> bool:

@@ -1,5 +1,6 @@
 """Ranks as threads of one process that take turns: only one runs at a time, each up to its next
-collective, so nothing depends on how threads are scheduled.
+collective, and who is next is drawn from a seed; so nothing depends on how threads are scheduled,
+and whatever ranks share without talking, such as a store, they come to in an order that is drawn.
 
 Owns the rendezvous and its faults: ranks that call different things, or that end while others wait,
 are named, and nobody hangs. Must not know what is said.
@@ -7,12 +8,14 @@ are named, and nobody hangs. Must not know what is said.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from threading import Lock
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from stratakv.agreement.ballot import Lanes
+from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import RankLostError
 
 T = TypeVar("T")
@@ -31,11 +34,13 @@ class _Call:
 
 
 class Rendezvous:
-    """``meetings`` counts them. A rank's thread calls ``begin`` first and ``leave`` last."""
+    """``meetings`` counts them. A rank's thread calls ``begin`` first and ``leave`` last.
+    ``seed``: of the order of turns."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
         self.meetings = 0
+        self._random = Random(seed)
         self._turns = [Lock() for _ in range(size)]
         for turn in self._turns:
             turn.acquire()
@@ -45,8 +50,13 @@ class Rendezvous:
         self._result: Any = None
 
     def start(self) -> None:
-        """Let rank 0 begin; the others follow as it meets them."""
-        self._turns[0].release()
+        """Let one rank begin; the others follow as it comes to its first meeting."""
+        self._turns[self._random.randrange(self.size)].release()
+
+    @property
+    def broken(self) -> bool:
+        """Whether a rank has left: no meeting comes about any more."""
+        return bool(self._gone)
 
     def begin(self, rank: int) -> None:
         """Wait for this rank's first turn."""
@@ -96,13 +106,15 @@ class Rendezvous:
             raise lost(self._fault)
 
     def _next(self, rank: int) -> int | None:
-        """Who goes on: the next rank that has not come yet, or, after a fault, any that is left."""
-        for step in range(1, self.size + 1):
-            other = (rank + step) % self.size
-            there = self._fault is None and self._calls[other] is not None
-            if other not in self._gone and other != rank and not there:
-                return other
-        return None
+        """Who goes on: one that has not come yet, or, after a fault, any that is left."""
+        left = [
+            other
+            for other in range(self.size)
+            if other not in self._gone
+            and other != rank
+            and (self._fault is not None or self._calls[other] is None)
+        ]
+        return self._random.choice(left) if left else None
 
     def _close(self, combine: Callable[[list[Any]], object]) -> None:
         """All have come that are left."""
@@ -136,7 +148,8 @@ class ThreadRanks:
         self.size = meeting.size
         self._meeting = meeting
 
-    def least(self, lanes: Lanes) -> Lanes:
+    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+        meanwhile()
         return self._meeting.meet(self.rank, "least", lanes.shape, lanes, _least)
 
     def tell(self, letter: bytes) -> bytes:

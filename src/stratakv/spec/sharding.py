@@ -126,6 +126,22 @@ class Sharding:
         assert not self.splits(group) or found % self.ranks == 0, f"{cut} for {self.ranks} ranks"
         return found
 
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Every way in which pages can lie in a store, each by the least cut that cuts them so."""
+        most = lcm(*self.heads)
+        return tuple(sorted({self.alike(cut) for cut in range(1, most + 1) if most % cut == 0}))
+
+    def alike(self, cut: int) -> int:
+        """The least cut with the same slices: who stores pages by either finds the other's."""
+        return lcm(*(gcd(heads, cut) for heads in self.heads))
+
+    def joining(self, cut: int) -> int | None:
+        """The least cut by which these ranks find what was stored by ``cut``; None: there is
+        none, because ``cut`` has fewer slices of some group than there are ranks."""
+        found = lcm(self.alike(cut), self.ranks)
+        return found if self.alike(found) == self.alike(cut) else None
+
     def objects(self, group: GroupId, rank: int, cut: int) -> tuple[ObjectShard, ...]:
         """What a page of a rank is stored as, or read from. ``cut``: a multiple of ``ranks``; those
         that share a store must have the same. None for a group without bytes."""

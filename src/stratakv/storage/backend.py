@@ -27,7 +27,8 @@ class ObjectKey(NamedTuple):  # thousands are made for one long prompt
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFormat:
     """What every object of a store looks like. ``spec_digest``: 16 bytes, ``CacheSpec.digest``.
-    ``page_bytes``: payload of one object, by group."""
+    ``page_bytes``: payload of one object, by group. A place may be open in several formats at once:
+    beside its pages a server keeps a small mark (``cut_marks``)."""
 
     spec_digest: bytes
     page_bytes: tuple[int, ...]

@@ -10,6 +10,7 @@ A package adds a scheme with an entry point:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final, assert_never
 
@@ -38,6 +39,9 @@ from stratakv.storage.urls import (
 GROUP: Final = "stratakv.storage"
 BUILT_IN: Final = frozenset({"memory", "file", "redis", "rediss", "redis+unix", "s3", "mooncake"})
 
+MARK_SLOTS: Final = 8
+"""Of a segment of marks, which a directory has one of, beside large ones of pages."""
+
 Factory = Callable[[PluginUrl, StoreFormat], StorageBackend]
 
 
@@ -59,10 +63,7 @@ def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
             return MemoryBackend(form, url.quota_bytes)
         case FileUrl():
             _check_quota(url.quota_bytes, _least_file_bytes(form))
-            keeping = Keeping(
-                quota_bytes=url.quota_bytes, ttl_s=url.ttl_s, power_safe=url.power_safe
-            )
-            return FileStore(url.directory, form, keeping, WallClock())
+            return FileStore(url.directory, form, _keeping(url), WallClock())
         case RedisUrl():
             return RedisBackend(form, _redis(url))
         case S3Url():
@@ -73,6 +74,25 @@ def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
             return _factory(url.scheme)(url, form)
         case _:
             assert_never(url)
+
+
+def open_marks(url: StorageUrl, form: StoreFormat) -> StorageBackend:
+    """The same for a few small objects, in the same place: takes no room for more, and lends
+    none."""
+    match url:
+        case FileUrl():
+            keeping = replace(_keeping(url), slots=MARK_SLOTS)
+            return FileStore(url.directory, form, keeping, WallClock())
+        case MooncakeUrl():
+            return open_storage(replace(url, segment_bytes=0), form)
+        case MemoryUrl() | RedisUrl() | S3Url() | PluginUrl():
+            return open_storage(url, form)
+        case _:
+            assert_never(url)
+
+
+def _keeping(url: FileUrl) -> Keeping:
+    return Keeping(quota_bytes=url.quota_bytes, ttl_s=url.ttl_s, power_safe=url.power_safe)
 
 
 def _check_quota(quota_bytes: int, least_bytes: int) -> None:

@@ -29,6 +29,7 @@ from stratakv.storage.backend import (
     StoreFormat,
     WriteStatus,
 )
+from stratakv.storage.cut_marks import CutMarks, marks_form
 
 FORM: Final = StoreFormat(spec_digest=b"conformance-form", page_bytes=(12_288, 5000, 1))
 STRIDE_BYTES: Final = 12_352
@@ -288,6 +289,20 @@ class StorageConformance:
             fetch(backend, keys)
         with pytest.raises(StorageError):
             store(backend, keys)
+
+    def test_marks_tell_of_pages_that_are_cut_otherwise(self, subject: Subject) -> None:
+        """They are of a format of their own, and open beside the pages."""
+        form = marks_form(FORM.spec_digest)
+        with closing(subject.open(FORM)) as pages, closing(subject.open(form)) as marks:
+            assert CutMarks(marks, b"a model", 8, (1, 2)).claim(writes=True) == ()
+            CutMarks(marks, b"a model", 8, (1, 2)).renew()
+            store(pages, keys_of("marked", 3))
+            pages.remove(Everything.EVERYTHING)
+            assert CutMarks(marks, b"a model", 1, (2, 8)).claim(writes=True) == (8,)
+            assert CutMarks(marks, b"another", 1, (2, 8)).claim(writes=True) == ()
+        if subject.lasting:
+            with closing(subject.open(form)) as marks:
+                assert CutMarks(marks, b"a model", 2, (1, 8)).claim(writes=True) == (8,)
 
     def test_two_openers_see_each_other(self, subject: Subject) -> None:
         if not subject.shared:

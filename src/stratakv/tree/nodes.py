@@ -9,10 +9,10 @@ indexing with it needs no special case.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -228,6 +228,11 @@ class NodeTable:
         """Whether the row is a node of the tree at present."""
         return self._run_of.item(row) != NONE
 
+    def newest_key(self) -> PageKey | None:
+        """The last key of the newest chain that is still there; None: there is none."""
+        run = next(reversed(self._runs.values()), None)
+        return run.keys[-1] if run is not None else None
+
     def key_of(self, row: int) -> PageKey:
         run = self._runs[self._run_of.item(row)]
         return run.keys[self.depth.item(row) - run.start]
@@ -235,6 +240,19 @@ class NodeTable:
     def rows(self) -> NodeIds:
         """Every node, in no order; for checks and rebuilds, not for the hot path."""
         return np.fromiter(self.index.values(), np.intp, len(self.index))
+
+    def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Every array by name, for those who compare two tables; what nodes that are gone have left
+        in them counts."""
+        yield from (("parent", self.parent), ("depth", self.depth), ("kids", self._kids))
+        yield from (("hits", self.hits), ("priority", self.priority), ("run", self._run_of))
+        yield from (("checkpoint", self.checkpoint), ("free row", self._free))
+        by_group = {"state": self.state, "rank": self.rank, "need": self.need, "load": self.ticket}
+        by_tier = {"page": self.page, "pins": self.pins}
+        for tier in TIERS:
+            by_group |= {f"{name} on {tier.name.lower()}": of[tier] for name, of in by_tier.items()}
+        for name, columns in by_group.items():
+            yield from ((f"{name} of group {at}", column) for at, column in enumerate(columns))
 
     def pages(self, tier: Tier, group: GroupId, rows: NodeIds) -> PageIds:
         return self.page[tier][group][rows]

@@ -7,7 +7,7 @@ only saves writing a page twice. Must not know how a page is stored.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,12 @@ class Stored:
         size = len(nodes.parent)
         self._marks = [np.zeros(size, np.bool_) for _ in spec.groups]
         self._told = np.full(size, NEVER, np.int64)
+
+    def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Every array by name, for those who compare two of these."""
+        yield "told to storage", self._told
+        for group, marks in enumerate(self._marks):
+            yield f"stored of group {group}", marks
 
     def forget(self) -> None:
         """The store is empty, or another one: nothing is in it."""

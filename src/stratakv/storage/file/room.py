@@ -41,11 +41,13 @@ AHEAD_NS: Final = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """What a store may take and how it keeps it. ``ttl_s`` counts from the last use."""
+    """What a store may take and how it keeps it. ``ttl_s`` counts from the last use. ``slots``: of
+    a new segment; None: what suits the quota."""
 
     quota_bytes: int
     ttl_s: float | None = None
     power_safe: bool = False
+    slots: int | None = None
 
 
 class Room:
@@ -256,7 +258,7 @@ class Room:
         return Geometry(
             spec_digest=self._form.spec_digest,
             group=group,
-            slots=Geometry.slots_in(size, page_bytes),
+            slots=self._keeping.slots or Geometry.slots_in(size, page_bytes),
             page_bytes=page_bytes,
         )
 

@@ -1,0 +1,258 @@
+"""One rank of a simulated fleet: the production engine over a fake device and an unkind store.
+
+Owns what a rank is made of, and what is looked at before and after each of its steps. Whatever a
+rank shares with others is passed to it. Must not know who starts it.
+"""
+
+from typing import Final, assert_never
+
+from stratakv.agreement.agreement import Agreement
+from stratakv.cache.admit import Booking
+from stratakv.cache.events import AllCleared, CacheEvent, CacheEvents, PagesRemoved, PagesStored
+from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.core.clock import ManualClock, ToldClock
+from stratakv.engine.loop import Engine, EngineLimits
+from stratakv.engine.ranked import Command, Desk, Flush, RankedEngine, Stop
+from stratakv.engine.request import Output
+from stratakv.engine.roles import UnifiedRole
+from stratakv.engine.scheduler import StepLimits
+from stratakv.memory.block_table import BlockTable
+from stratakv.policy.load_back import LoadBackPolicy
+from stratakv.sim.adversary import Adversary
+from stratakv.sim.device import PageBytes, PoisoningAllocator, SimTransfer
+from stratakv.sim.loss import Fate, MortalRanks, Point, RankDied
+from stratakv.sim.picture import columns, first_difference, picture
+from stratakv.sim.plan import ADAPTERS, LONGEST, Plan
+from stratakv.sim.runner import TokenRunner
+from stratakv.sim.store import SteppedHand, UnkindStore
+from stratakv.sim.stores import Stores, namespaces
+from stratakv.sim.thread_ranks import Rendezvous
+from stratakv.storage.backend import StorageBackend, StoreFormat
+from stratakv.storage.io_lane import Lane
+from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
+from stratakv.storage.sharded import GroupShards, ShardedBackend
+from stratakv.tree.policies import EVICTION_POLICIES
+
+CHECK_STEPS: Final = 16
+PICTURE_STEPS: Final = 4
+"""Ranks compare their arrays after every step, and everything else that they have this often."""
+LOST_SHARE: Final = 0.2
+
+
+class SimRank:
+    """One rank, complete."""
+
+    def __init__(self, plan: Plan, rank: int, meeting: Rendezvous, stores: Stores) -> None:
+        self._plan, self.rank, self._meeting = plan, rank, meeting
+        spec = plan.rank_spec
+        self.adversary = Adversary(plan.seed * 64 + rank, plan.hazards[rank])
+        self.clock = ManualClock(1000.0 * rank)
+        self.fate = Fate(plan.loss, rank)
+        self.agreement = Agreement(MortalRanks(rank, meeting, self.fate))
+        self._events = CacheEvents(spec.page_tokens, ADAPTERS) if plan.follow else None
+        device, host = (
+            [PageBytes(group, pages) for group, pages in zip(spec.groups, counts, strict=True)]
+            for counts in (plan.device, plan.host)
+        )
+        tables = BlockTable(len(spec.groups), plan.max_running, -(-LONGEST // spec.page_tokens))
+        told = ToldClock()
+        self.cache = KVCache(
+            spec,
+            ([PoisoningAllocator(of) for of in device], [PoisoningAllocator(of) for of in host]),
+            tables,
+            SimTransfer(spec, device, host, self.adversary),
+            self._options(told),
+            host,
+        )
+        self.desk = Desk(self.agreement, self.clock, told)
+        self.runner = TokenRunner(spec, [of.rows for of in device], tables, self._first_heads())
+        self.inner = Engine(
+            self.cache,
+            self.runner,
+            UnifiedRole(),
+            namespaces(plan.spec),
+            EngineLimits(
+                max_model_len=LONGEST,
+                max_running=plan.max_running,
+                step=StepLimits(step_tokens=plan.step_tokens, chunk_tokens=plan.chunk_tokens),
+            ),
+            self.desk,
+        )
+        self.engine = WatchedEngine(self.inner, self.desk, self)
+        self._columns = columns(self.inner)
+        self._hands: list[SteppedHand] = []
+        self.store = self._attach(stores) if plan.stores else None
+
+    @property
+    def steps(self) -> int:
+        return self.fate.steps
+
+    def _first_heads(self) -> list[int]:
+        """Of each group, the first of the heads that this rank has."""
+        spec, one = self._plan.rank_spec, self._plan.one_store
+        return [
+            self.rank * group.buffers[0].row_shape[0]
+            if one is not None and one.sharding.splits(group.id)
+            else 0
+            for group in spec.groups
+        ]
+
+    def _options(self, told: ToldClock) -> CacheOptions:
+        plan = self._plan
+        return CacheOptions(
+            booking=Booking(
+                chunk_tokens=plan.chunk_tokens,
+                reserve_tokens=plan.reserve_tokens,
+                load_back=LoadBackPolicy(
+                    threshold_tokens=plan.load_back_threshold, budget_tokens=LONGEST
+                ),
+                reuse=plan.reuse,
+            ),
+            snapshot_pages=plan.snapshot_pages,
+            eviction=EVICTION_POLICIES[plan.eviction](),
+            write=plan.write,
+            prefetch=plan.prefetch,
+            clock=told,
+            events=self._events,
+            agreement=self.agreement,
+            sleep=self.sleep,
+        )
+
+    def _attach(self, stores: Stores) -> UnkindStore:
+        """Open this rank's store. With two lanes it is open twice; what comes back is the end that
+        is written to."""
+        plan, shelf = self._plan, stores.of(self.rank)
+        reading, writing = (
+            UnkindStore(shelf.memory, self.adversary, shelf.names, self._before_write)
+            for _ in range(2)
+        )
+        if plan.io_lanes == 1:
+            reading = writing
+        sliced = self._between(writing)
+        backends = Backends(sliced if reading is writing else self._between(reading), sliced)
+        page_bytes = tuple(group.page_bytes for group in plan.rank_spec.groups)
+        form = StoreFormat(spec_digest=plan.rank_spec.digest, page_bytes=page_bytes)
+        limits = IoLimits(queue_pages=plan.queue_pages, batch_pages=plan.batch_pages)
+        self.inner.attach_storage(IoWorker(backends, form, limits, self.clock, self._hand))
+        return writing
+
+    def _between(self, inner: StorageBackend) -> StorageBackend:
+        """This rank's pages over a store of slices, as in production; with a store of its own, its
+        pages are what is stored."""
+        one = self._plan.one_store
+        if one is None:
+            return inner
+        return ShardedBackend(
+            inner,
+            [
+                GroupShards(
+                    one.sharding.objects(group.id, self.rank, one.cut),
+                    one.sharding.writes(group.id, self.rank),
+                )
+                for group in one.sharding.whole.groups
+            ],
+        )
+
+    def _before_write(self) -> None:
+        self.fate.meets(Point.WRITE)
+
+    def _hand(self, lane: Lane, name: str) -> SteppedHand:
+        del name
+        self._hands.append(SteppedHand(lane, self.adversary))
+        return self._hands[-1]
+
+    def sleep(self, wait_s: float) -> None:
+        """Time goes on here, and so may the work."""
+        self.clock.advance(wait_s)
+        for hand in self._hands:
+            hand.stir()
+
+    def before_step(self) -> None:
+        random, plan = self.adversary.random, self._plan
+        self.fate.meets(Point.STEP)
+        self.clock.advance(random.random() * plan.step_s * plan.skew[self.rank])
+        for hand in self._hands:
+            for _ in range(random.randrange(4)):
+                hand.stir()
+        if self.adversary.strikes(self.adversary.hazards.forgets):
+            self._lose(LOST_SHARE)
+
+    def flushed(self) -> None:
+        """What was cached is in the store, or nowhere; and no two stores are alike."""
+        self._lose(self.adversary.hazards.loses)
+
+    def _lose(self, share: float) -> None:
+        if self.store is not None:
+            self.store.lose(share)
+
+    def after_step(self) -> None:
+        """All ranks are alike, whatever has happened to each."""
+        self.fate.steps += 1
+        if self._meeting.broken:  # the production code must find out by itself
+            return
+        if self.steps % CHECK_STEPS == 0:
+            self.inner.check()
+        seen = b"".join([column.tobytes() for column in self._columns])
+        if self.steps % PICTURE_STEPS == 0 or self.fate.over:
+            seen += picture(self.inner)
+        told = [] if self._events is None else [_plain(event) for event in self._events.take()]
+        alike = (seen, (self.runner.said, told), self)
+        self._meeting.meet(self.rank, "state", (self.steps,), alike, _alike)
+
+    def died(self) -> None:
+        """Nothing of this rank goes on: what it had queued is gone, and its store hears no more."""
+        for hand in self._hands:
+            hand.drop()
+
+
+def _plain(event: CacheEvent) -> tuple[object, ...]:
+    """Something to compare."""
+    match event:
+        case PagesStored(medium, group, keys, parent, tokens, tenant, lora):
+            return medium, group, tuple(keys), parent, tokens.tobytes(), tenant, lora
+        case PagesRemoved(medium, group, keys):
+            return medium, group, tuple(keys)
+        case AllCleared():
+            return ()
+        case _:
+            assert_never(event)
+
+
+class WatchedEngine(RankedEngine):
+    """The production engine, looked at before and after every step."""
+
+    def __init__(self, engine: Engine, desk: Desk, rank: SimRank) -> None:
+        super().__init__(engine, desk)
+        self._watched = rank
+
+    def step(self) -> list[Output]:
+        try:
+            self._watched.before_step()
+            news = super().step()
+            self._watched.after_step()
+        except RankDied:
+            self._watched.died()
+            raise
+        return news
+
+    def _apply(self, command: Command) -> None:
+        super()._apply(command)
+        match command:
+            case Flush():
+                self._watched.flushed()
+            case Stop():
+                self._watched.fate.over = True
+            case _:
+                pass
+
+
+def _alike(seen: list[tuple[bytes, tuple[object, object], SimRank]]) -> None:
+    first, said, of = seen[0]
+    for other, its, rank in seen[1:]:
+        if other == first and its == said:
+            continue
+        where = first_difference((of.inner, said), (rank.inner, its))
+        if where is not None:
+            raise AssertionError(
+                f"after step {of.steps} rank {rank.rank} is not as rank 0 is: {where}"
+            )

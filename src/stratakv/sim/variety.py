@@ -1,0 +1,208 @@
+"""What makes a run more than a plain one: a shared store, the loss of a rank, what comes after it,
+adapters, followers, and caches that lack a tier.
+
+Owns the distributions of these. They are drawn behind the plain run's, so that each changes nothing
+else. Must not know how anything is run.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from stratakv.engine.ranked import Submit
+from stratakv.policy.prefetch_pace import WaitComplete
+from stratakv.sim.adversary import Hazards
+from stratakv.sim.loss import POINTS, Loss, Point
+from stratakv.sim.plan import (
+    ADAPTERS,
+    Event,
+    OneStore,
+    Plan,
+    hazards_of,
+    mischief,
+    plain_plan,
+    prompt_of,
+    skew_of,
+)
+from stratakv.spec.groups import CacheGroup, CacheSpec
+from stratakv.spec.sharding import Sharding
+
+SHARED: Final = 0.3
+LOST: Final = 0.14
+RESTARTED: Final = 0.12
+RESTARTED_LOST: Final = 0.6
+ADAPTED: Final = 0.12
+FOLLOWED: Final = 0.15
+NO_HOST: Final = 0.03
+NO_REUSE: Final = 0.02
+TWO_LANES: Final = 0.3
+CALM: Final = 0.6
+"""How many runs have what; ``RESTARTED_LOST``: of those that a rank leaves; ``CALM``: of those that
+come after another, so that much of what that one has stored is found."""
+MOST_RANKS: Final = 8
+
+
+def plan_of(seed: int) -> Plan:
+    plan, draw = plain_plan(seed), Random(f"{seed} and more")
+    plan = _with_less(plan, draw)
+    if draw.random() < SHARED and plan.stores:
+        plan = shared(plan, draw)
+    if draw.random() < ADAPTED:
+        plan = adapted(plan, draw)
+    plan = replace(
+        plan,
+        follow=draw.random() < FOLLOWED,
+        io_lanes=2 if draw.random() < TWO_LANES else 1,
+        loss=loss_of(draw, plan.ranks) if draw.random() < LOST else None,
+    )
+    chance = RESTARTED if plan.loss is None else RESTARTED_LOST
+    return restarted(plan, draw) if plan.stores and draw.random() < chance else plan
+
+
+def _with_less(plan: Plan, draw: Random) -> Plan:
+    """Perhaps without a host tier, or without any reuse, which both have no storage either."""
+    luck = draw.random()
+    if luck >= NO_HOST + NO_REUSE:
+        return plan
+    return replace(plan, host=(0,) * len(plan.host), reuse=luck < NO_HOST)
+
+
+# -- one store -----------------------------------------------------------------------------------
+
+
+def shared(plan: Plan, draw: Random) -> Plan:
+    """All ranks over one store. As a rule some groups are split by heads; ``cut`` may be finer than
+    the ranks need it."""
+    most = plan.ranks * draw.choice((1, 2)) if plan.ranks > 2 else draw.choice((2, 4, 8))
+    split = draw.random() < 0.75
+    heads = tuple(_heads(group, most, draw) for group in plan.spec.groups)
+    cut = draw.choice((most, plan.ranks)) if split else draw.choice((1, 2, most))
+    whole = with_heads(plan.spec, heads)
+    sharding = Sharding(whole=whole, ranks=plan.ranks, heads=heads, split=split)
+    plan = replace(plan, spec=whole, one_store=OneStore(sharding=sharding, cut=cut))
+    return replace(plan, hazards=_over_one(plan.hazards, draw))
+
+
+def _heads(group: CacheGroup, most: int, draw: Random) -> int:
+    """1: every rank has the same of this group, as it has of a latent or a state."""
+    return 1 if group.stateful or not group.buffers or draw.random() < 0.3 else most
+
+
+def with_heads(spec: CacheSpec, heads: tuple[int, ...]) -> CacheSpec:
+    groups = tuple(
+        group
+        if count == 1
+        else replace(group, buffers=(replace(group.buffers[0], row_shape=(count,)),))
+        for group, count in zip(spec.groups, heads, strict=True)
+    )
+    return replace(spec, groups=groups)
+
+
+def _over_one(hazards: tuple[Hazards, ...], draw: Random) -> tuple[Hazards, ...]:
+    """A page is several objects now, each of which may be what is missing; and what one rank has
+    lost, all have lost."""
+    loser = draw.randrange(len(hazards))
+    return tuple(
+        replace(
+            of,
+            loses=of.loses / 2 if rank == loser else 0.0,
+            forgets=of.forgets if rank == loser else 0.0,
+            **{name: value / 3 for name, value in _chances(of).items()},
+        )
+        for rank, of in enumerate(hazards)
+    )
+
+
+def _chances(of: Hazards) -> Mapping[str, float]:
+    """Of what may go wrong with every single object."""
+    return {
+        "read_misses": of.read_misses,
+        "read_fails": of.read_fails,
+        "read_corrupt": of.read_corrupt,
+        "write_refused": of.write_refused,
+        "write_fails": of.write_fails,
+    }
+
+
+# -- the end of a rank, and the next beginning ---------------------------------------------------
+
+
+def loss_of(draw: Random, ranks: int) -> Loss:
+    rank = draw.randrange(ranks)
+    others = [other for other in range(ranks) if other != rank]
+    point, early, late = draw.choice(POINTS), draw.randrange(1, 12), draw.randrange(8, 30)
+    return Loss(
+        rank=rank,
+        step=early if point is Point.WRITE else draw.choice((early, late)),
+        point=point,
+        objects=draw.randrange(8),
+        deaf=frozenset(draw.sample(others, draw.randrange(len(others) + 1))),
+    )
+
+
+def restarted(plan: Plan, draw: Random) -> Plan:
+    """Who comes back finds the same stores; with one for all, there may be another number of
+    ranks."""
+    ranks = plan.ranks
+    if plan.one_store is not None and draw.random() < 0.6:
+        ranks = draw.choice(_numbers(plan.one_store))
+    one_store = None if plan.one_store is None else _among(plan.one_store, ranks)
+    hazards, prefetch = tuple(hazards_of(draw, ranks)), plan.prefetch
+    if draw.random() < CALM:
+        hazards = tuple(Hazards(pace=of.pace) for of in hazards)
+        prefetch = replace(prefetch, threshold_tokens=1, stop=WaitComplete())
+    then = replace(
+        plan,
+        seed=plan.seed + (1 << 40),
+        ranks=ranks,
+        one_store=one_store,
+        hazards=hazards if one_store is None else _over_one(hazards, draw),
+        prefetch=prefetch,
+        skew=skew_of(draw, ranks),
+        events=tuple(_once_more(draw, plan)),
+        loss=None,
+    )
+    return replace(plan, then=then)
+
+
+def _numbers(store: OneStore) -> list[int]:
+    """How many ranks may share what these have written."""
+    sharding = store.sharding
+    most = max(sharding.heads)
+    return [
+        ranks
+        for ranks in range(1, MOST_RANKS + 1)
+        if not sharding.split or (most % ranks == 0 and store.cut % ranks == 0)
+    ]
+
+
+def _among(store: OneStore, ranks: int) -> OneStore:
+    sharding = replace(store.sharding, ranks=ranks, split=store.sharding.split and ranks > 1)
+    return replace(store, sharding=sharding)
+
+
+def _once_more(draw: Random, plan: Plan) -> Iterator[Event]:
+    """Some of the prompts of before, as they were or with more behind them."""
+    asked = [of.command.prompt for of in plan.events if isinstance(of.command, Submit)]
+    for names in range(draw.choice((2, 3, 4))):
+        old = draw.choice(asked)
+        new = prompt_of(draw, f"r{names}", old.tokens.tolist(), draw.choice((1, 1, 2, 6)))
+        prompt = replace(new, salt=old.salt, adapter=old.adapter)
+        yield Event(after=draw.choice((0, 0, 1, 4)), command=Submit(prompt))
+        yield from mischief(draw, names + 1)
+
+
+# -- adapters ------------------------------------------------------------------------------------
+
+
+def adapted(plan: Plan, draw: Random) -> Plan:
+    """Prompts under adapters, and some of them under several."""
+    names = ("", *ADAPTERS)
+    events = [
+        replace(event, command=Submit(replace(event.command.prompt, adapter=draw.choice(names))))
+        if isinstance(event.command, Submit)
+        else event
+        for event in plan.events
+    ]
+    return replace(plan, events=tuple(events))

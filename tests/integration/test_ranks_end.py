@@ -1,0 +1,207 @@
+"""How ranks end where something is wrong: one is broken, gone or silent, a launcher must stop,
+flags do not fit. Real processes; bounded times, exit codes, words that name who and why.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from stratakv.cli import main
+from stratakv.core.errors import ConfigError
+from stratakv.engine.model import load_model
+from stratakv.serve import launch, wiring
+from stratakv.storage.file.fsck import fsck
+from tests.fixtures.models import random_prompt
+from tests.fixtures.servers import free_port
+from tests.parallel_models import build
+from tests.rank_processes import FLAGS, launched, started, streaming
+from tests.serving import train_tokenizer
+
+SOON_S = 25.0
+"""Less than torchrun's own patience, on a machine that does other things too."""
+PROMPT = random_prompt(9, 60)
+LOST = ("waits for another rank", "a rank was lost in a step of the model")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = train_tokenizer(tmp_path_factory.mktemp("model"))
+    build("llama", num_attention_heads=8, num_key_value_heads=8).save_pretrained(path)
+    return path
+
+
+def serve(model: Path, ranks: int, *more: object) -> list[object]:
+    return ["serve", model, *FLAGS, "--tp", ranks, *more]
+
+
+# -- a launcher, a terminal ------------------------------------------------------------------------
+
+
+def test_torchrun_that_is_told_to_stop_lets_ranks_finish(model, tmp_path):
+    """Its own exit code is 1 after any signal."""
+    (store := tmp_path / "store").mkdir()
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    command = (*torchrun, "--master-port", free_port(), "-m", "stratakv")
+    words = serve(model, 2, "--storage", f"file://{store}?quota=32MiB")
+    with started(words, tmp_path / "log", command) as server:
+        server.listen()
+        with streaming(server, PROMPT, 100) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.ends(SOON_S) == 1
+        said = server.said()
+    assert "SIGTERM: draining" in said
+    assert "ERROR" not in said
+    assert "forcefully" not in said
+    found = fsck(store)
+    assert found.clean
+    assert found.pages > 1
+
+
+def test_ctrl_c_ends_ranks_that_start(model, tmp_path):
+    """Rank 0 waits for its follower then, which is still importing."""
+    with started(serve(model, 2), tmp_path / "log", in_terminal=True) as server:
+        server.first_follower()
+        began_s = time.monotonic()
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.ends(SOON_S) == 130
+        assert time.monotonic() - began_s < 6
+        assert server.said() == "stratakv: interrupted\n"
+
+
+# -- a rank that is lost ---------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_killed_ends_the_others(model, tmp_path):
+    with launched([serve(model, 3)] * 3, tmp_path) as ranks:
+        ranks.listen()
+        with streaming(ranks, PROMPT, 600) as lines:
+            ranks.processes[2].kill()
+            assert "engine_failed" in "".join(lines)
+        for rank in (0, 1):
+            assert ranks.ends(rank, SOON_S) == 1, ranks.told()
+            assert any(told in ranks.said(rank) for told in LOST), ranks.said(rank)
+        assert "Traceback" not in ranks.told()
+
+
+def test_a_rank_that_hangs_ends_the_others_in_time(model, tmp_path):
+    with launched([serve(model, 2, "--tp-timeout", 2)] * 2, tmp_path) as ranks:
+        ranks.listen()
+        os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+        assert ranks.ends(0, SOON_S) == 1, ranks.told()
+        assert "has not answered within 2 s" in ranks.said(0)
+        assert "Traceback" not in ranks.said(0)
+
+
+# -- a rank that cannot start ----------------------------------------------------------------------
+
+
+def _no_model(path: Path) -> None:
+    (path / "config.json").unlink()
+
+
+def _half_its_weights(path: Path) -> None:
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize(
+    ("breaks", "reason"),
+    [
+        (_no_model, "not a directory with a Hugging Face config.json"),
+        (_half_its_weights, "not a causal LM that loads"),
+    ],
+)
+def test_what_one_rank_lacks_ends_all(model, tmp_path, breaks, reason, bad):
+    theirs = tmp_path / "theirs"
+    shutil.copytree(model, theirs)
+    breaks(theirs)
+    paths = [theirs if rank == bad else model for rank in range(2)]
+    with launched([serve(path, 2) for path in paths], tmp_path) as ranks:
+        assert ranks.ends(bad, SOON_S) == 2, ranks.told()
+        code = ranks.ends(1 - bad, SOON_S)
+        assert f"rank {bad} of 2 cannot start" in ranks.said(bad)
+        assert reason in ranks.said(bad).splitlines()[-1]
+        other = ranks.said(1 - bad)
+        if breaks is _no_model:  # known before weights: all are told
+            assert code == 2
+            last = other.splitlines()[-1]
+            assert last == f"stratakv: rank {bad}: MODEL {theirs}: {reason}"
+        else:
+            assert code == 1
+            assert LOST[0] in other
+        assert "Traceback" not in ranks.told()
+
+
+def test_ranks_with_other_flags_are_refused_on_each(model, tmp_path):
+    words = [serve(model, 2, "--load-back-threshold", 100 + rank) for rank in range(2)]
+    with launched(words, tmp_path) as ranks:
+        for rank in range(2):
+            assert ranks.ends(rank, SOON_S) == 2, ranks.told()
+            assert ranks.said(rank).splitlines()[-1] == (
+                "stratakv: rank 0 has --load-back-threshold: 100, "
+                "rank 1 has --load-back-threshold: 101; all must agree"
+            )
+
+
+# -- refusals: nothing is started ------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    def begun(*_arguments, **_options):
+        raise AssertionError("something was begun")
+
+    monkeypatch.setattr(subprocess, "Popen", begun)
+    monkeypatch.setattr(launch, "join", begun)
+    monkeypatch.setattr(wiring, "load_model", begun)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "size", "said"),
+    [
+        (1, "1", "2", "--tp 1: the launcher has started 2 ranks; allowed is --tp 2"),
+        (2, "0", "1", "--tp 2: the launcher has started 1 ranks; allowed is --tp 1"),
+        (2, "2", "2", "RANK=2 WORLD_SIZE=2: allowed are"),
+        (2, "", "2", "RANK= WORLD_SIZE=2: allowed are"),
+        (2, "0", "2", "RANK and WORLD_SIZE are set, MASTER_ADDR and MASTER_PORT are not"),
+    ],
+)
+def test_a_launcher_that_does_not_fit_is_refused(
+    model, nothing_starts, monkeypatch, capsys, ranks, rank, size, said
+):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert main([str(word) for word in serve(model, ranks)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"stratakv: {said}")
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    def seen(*, check_available=False):
+        del check_available
+        return torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", seen)
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_an_accelerator_in_sight_is_refused_before_a_rank_is_started(model, nothing_starts, capsys):
+    assert main([str(word) for word in serve(model, 2)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("stratakv: --tp 2: ranks would load their weights to cuda")
+    assert "CUDA_VISIBLE_DEVICES=" in said
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_an_accelerator_in_sight_is_refused_before_weights_are_read(model):
+    with pytest.raises(ConfigError, match=r"^--tp 2: ranks would load their weights to cuda"):
+        load_model(model, "float32", ranks=2)

@@ -1,0 +1,49 @@
+"""A patrol sees every byte once a round, and names what it has seen."""
+
+import numpy as np
+import pytest
+
+from stratakv.agreement.patrol import PIECE_BYTES, Patrol, Table
+
+
+def tables():
+    return [
+        Table("ranks", np.arange(5000, dtype=np.int64)),
+        Table("rows", np.zeros((30, 700), np.int32)),
+        Table("none", np.empty(0, np.int32)),
+        Table("marks", np.zeros(3, np.bool_)),
+    ]
+
+
+def sums(patrol):
+    return [tuple(patrol.figures().values()) for _ in range(len(patrol))]
+
+
+def test_a_round_takes_as_many_ballots_as_there_are_pieces():
+    assert len(Patrol(tables())) == 3 + 6 + 1
+
+
+@pytest.mark.parametrize("table", [0, 1, 3])
+def test_every_cell_shows_within_a_round(table):
+    ours, theirs = tables(), tables()
+    here, there = Patrol(ours), Patrol(theirs)
+    cells = theirs[table].cells
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        assert sums(here) == sums(there)
+        at = tuple(random.integers(size) for size in cells.shape)
+        before = cells[at]
+        cells[at] = 1 - before
+        assert sum(a != b for a, b in zip(sums(here), sums(there), strict=True)) == 1
+        cells[at] = before
+
+
+def test_the_piece_that_differs_is_told_by_name_and_place():
+    ours = tables()
+    ours[1].cells[20, 3] = 9
+    patrol = Patrol(ours)
+    per_piece = PIECE_BYTES // 4
+    for _ in range(3 + (20 * 700 + 3) // per_piece + 1):
+        patrol.figures()
+    assert "rows[20, 3] 9" in patrol.told()
+    assert len(patrol.told()) == per_piece

@@ -1,0 +1,135 @@
+"""The death of a simulated rank, and who hears of it."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stratakv.core.errors import RankLostError
+from stratakv.core.ids import RequestId
+from stratakv.engine.ranked import Submit
+from stratakv.engine.request import Prompt, SamplingParams
+from stratakv.policy.prefetch_pace import BestEffort
+from stratakv.sim.loss import POINTS, Fate, Loss, MortalRanks, Point, RankDied
+from stratakv.sim.plan import PAGE, Event
+from stratakv.sim.run import Fleet
+from stratakv.sim.thread_ranks import Rendezvous
+from tests.fleet_plans import storage_plan
+
+
+@pytest.mark.parametrize("point", [Point.STEP, Point.LETTER, Point.BALLOT, Point.RESULT])
+def test_a_rank_ends_at_its_point_in_its_step_and_stays_dead(point):
+    fate = Fate(Loss(rank=1, step=3, point=point), 1)
+    for fate.steps in range(3):
+        for other in POINTS:
+            fate.meets(other)
+    fate.steps = 3
+    for other in set(POINTS) - {point}:
+        fate.meets(other)
+    for _ in range(2):
+        with pytest.raises(RankDied, match="rank 1 ends in step 3"):
+            fate.meets(point)
+    with pytest.raises(RankDied):
+        fate.meets(Point.STEP)
+
+
+def test_a_rank_ends_within_a_batch_of_writes():
+    fate = Fate(Loss(rank=1, step=3, point=Point.WRITE, objects=2), 1)
+    fate.meets(Point.WRITE)
+    fate.steps = 5
+    fate.meets(Point.WRITE)
+    fate.meets(Point.WRITE)
+    with pytest.raises(RankDied):
+        fate.meets(Point.WRITE)
+
+
+def test_others_and_who_was_told_to_stop_live_on():
+    loss = Loss(rank=1, step=0, point=Point.STEP)
+    Fate(loss, 0).meets(Point.STEP)
+    fate = Fate(loss, 1)
+    fate.over = True
+    fate.meets(Point.STEP)
+    Fate(None, 1).meets(Point.STEP)
+
+
+def votes(loss, size):
+    """One ballot of ``size`` ranks; what each one has of it."""
+    meeting = Rendezvous(size, 1)
+    said = [None] * size
+
+    def live(rank):
+        meeting.begin(rank)
+        ranks = MortalRanks(rank, meeting, Fate(loss, rank))
+        try:
+            said[rank] = ranks.least(np.array([rank])).tolist()
+        except (RankLostError, RankDied) as error:
+            said[rank] = type(error)
+        meeting.leave(rank, "has ended")
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    meeting.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive(), "a rank hangs"
+    return said
+
+
+def test_who_dies_before_a_ballot_leaves_nobody_a_result():
+    assert votes(Loss(rank=1, step=0, point=Point.BALLOT), 3) == [
+        RankLostError, RankDied, RankLostError,
+    ]  # fmt: skip
+
+
+def test_who_dies_within_a_ballot_leaves_some_a_result():
+    loss = Loss(rank=2, step=0, point=Point.RESULT, deaf=frozenset({1}))
+    assert votes(loss, 4) == [[0], RankLostError, RankDied, [0]]
+
+
+@pytest.mark.parametrize("dies", [0, 2])
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+def test_a_fleet_that_loses_a_rank_ends_as_a_whole(point, dies):
+    loss = Loss(rank=dies, step=6, point=point, objects=1, deaf=frozenset({1}))
+    fleet = Fleet(replace(storage_plan(2, "three", 3), loss=loss))
+    fleet.run()
+    assert fleet.lost is fleet.ranks[dies]
+    assert fleet.stores.check(fleet.plan) > 0
+    for rank in fleet.ranks:
+        assert rank.steps <= fleet.lost.steps + 1
+        assert not rank.cache.storage.busy or rank is fleet.lost
+
+
+def test_what_a_dead_rank_had_queued_is_not_written():
+    """Who lives has its time to write; who dies has not."""
+    plan = storage_plan(2, "anchor", 2, stop=BestEffort())
+    loss = Loss(rank=1, step=9, point=Point.STEP)
+    fleet = Fleet(replace(plan, loss=loss))
+    for rank in fleet.ranks:
+        rank.adversary.hold("storage", 1000)
+    fleet.run()
+    written = [len(fleet.stores.of(rank).names) for rank in range(2)]
+    assert written[0] > written[1] == 0
+
+
+@pytest.mark.parametrize("step", [4, 8])
+@pytest.mark.parametrize("name", ["state", "states-only", "three"])
+def test_a_state_that_a_lost_step_has_moved_on_is_not_stored(name, step):
+    """The forward has run, and its tokens never came: what the live page holds is one token ahead
+    of what counts as computed, which is a whole page."""
+    prompt = Prompt(
+        id=RequestId("r"),
+        tokens=np.arange(2 * PAGE, dtype=np.int32),
+        sampling=SamplingParams(max_tokens=6, temperature=0.0),
+    )
+    plan = replace(
+        storage_plan(1, name),
+        snapshot_pages=4,
+        chunk_tokens=16,
+        events=(Event(after=0, command=Submit(prompt)),),
+        loss=Loss(rank=1, step=step, point=Point.LETTER),
+    )
+    fleet = Fleet(plan)
+    fleet.run()
+    assert fleet.lost

@@ -1,0 +1,81 @@
+"""What opens beside its owner is taken, or closed; it is never both, and never forgotten."""
+
+import threading
+
+import pytest
+
+from stratakv.core.errors import StorageError
+from stratakv.storage.opening import Opening
+from tests.serving import wait_until
+
+
+class Door:
+    def __init__(self):
+        self.gate = threading.Event()
+        self.closed = []
+        self.failure = None
+
+    def open(self):
+        assert self.gate.wait(20)
+        if self.failure is not None:
+            raise self.failure
+        return "a store"
+
+
+@pytest.fixture
+def door():
+    return Door()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays(door):
+    yield
+    door.gate.set()
+    wait_until(lambda: not any(t.name == "stratakv-storage-open" for t in threading.enumerate()))
+
+
+def opening(door):
+    return Opening(door.open, door.closed.append)
+
+
+def test_nobody_waits_and_what_has_opened_is_taken(door):
+    found = opening(door)
+    assert not found.done
+    door.gate.set()
+    wait_until(lambda: found.done)
+    assert found.failure is None
+    assert found.take() == "a store"
+    found.abandon()
+    assert door.closed == []
+    with pytest.raises(AssertionError):
+        found.take()
+
+
+def test_a_failure_is_told(door):
+    door.failure = StorageError("down")
+    door.gate.set()
+    found = opening(door)
+    wait_until(lambda: found.done)
+    assert found.failure is door.failure
+    found.abandon()
+    assert door.closed == []
+
+
+def test_what_was_given_up_closes_when_it_opens(door):
+    found = opening(door)
+    found.abandon()
+    found.abandon()
+    assert door.closed == []
+    door.gate.set()
+    wait_until(lambda: door.closed == ["a store"])
+    assert not found.done
+
+
+def test_what_has_opened_is_closed_when_it_is_given_up(door):
+    found = opening(door)
+    door.gate.set()
+    wait_until(lambda: found.done)
+    found.abandon()
+    wait_until(lambda: door.closed == ["a store"])
+    found.abandon()
+    assert door.closed == ["a store"]
