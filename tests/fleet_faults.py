@@ -22,7 +22,7 @@ from stratakv.cache.persist import Persister
 from stratakv.core.errors import RankLostError
 from stratakv.core.ids import NONE
 from stratakv.core.page_keys import Namespace
-from stratakv.engine.ranked import Desk
+from stratakv.engine.letters import Desk
 from stratakv.policy.prefetch_ends import Ends, last_of
 from stratakv.sim.loss import RankDied
 from stratakv.sim.rank import SimRank

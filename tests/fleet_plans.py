@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 
 from stratakv.core.ids import RequestId
-from stratakv.engine.ranked import Flush, Submit
+from stratakv.engine.letters import Flush, Submit
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.prefetch_pace import PrefetchPolicy, StopPolicy, WaitComplete
 from stratakv.policy.write import WriteThrough

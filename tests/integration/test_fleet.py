@@ -8,7 +8,7 @@ import pytest
 
 from stratakv.agreement import ballot
 from stratakv.cache.copies import CopyDesk
-from stratakv.engine.ranked import Flush, Stop, Submit
+from stratakv.engine.letters import Flush, Stop, Submit
 from stratakv.sim.loss import Point
 from stratakv.sim.plan import plain_plan
 from stratakv.sim.run import Fleet, run

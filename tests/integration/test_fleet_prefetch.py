@@ -11,7 +11,7 @@ import pytest
 from stratakv.cache.fetches import Fetches
 from stratakv.cache.prefetch import Prefetcher
 from stratakv.core.page_keys import Namespace, PageHasher
-from stratakv.engine.ranked import Flush
+from stratakv.engine.letters import Flush
 from stratakv.policy.prefetch_pace import Timeout
 from stratakv.sim.plan import PAGE
 from stratakv.sim.run import Fleet

@@ -5,7 +5,9 @@ from collections import deque
 from enum import Enum
 
 import numpy as np
+import pytest
 
+from stratakv.agreement.patrol import Patrol
 from stratakv.cache.witness import tables_of
 from tests.engines import greedy, run
 from tests.unit.test_cache_copies import PROMPTS, engine
@@ -47,14 +49,67 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
+def compared(cache):
+    return list(tables_of(cache._tree, cache._pools, (cache._tables, cache._seats)))
+
+
 def test_no_array_of_a_cache_is_left_out():
     with engine() as parts:
         run(parts, greedy("a", PROMPTS[0], 3))
         cache = parts.engine._cache
-        tables = list(tables_of(cache._tree, cache._pools, (cache._tables, cache._seats)))
-        compared = {address(table.cells) for table in tables}
-        assert len({table.name for table in tables}) == len(tables) == len(compared)
-        seen = [(path, array) for path, array in arrays(cache) if address(array) in compared]
+        tables = compared(cache)
+        places = {address(table.cells) for table in tables}
+        assert len({table.name for table in tables}) == len(tables) == len(places)
+        seen = [(path, array) for path, array in arrays(cache) if address(array) in places]
         assert len({address(array) for _, array in seen}) == len(tables)
-        lone = [path for path, array in arrays(cache) if address(array) not in compared]
+        lone = [path for path, array in arrays(cache) if address(array) not in places]
         assert not [path for path in lone if not LEFT_OUT.search(path)]
+
+
+def spoil_a_rank(cache):
+    cache._tree.nodes.rank[1][5] += 1
+
+
+def spoil_a_pin(cache):
+    cache._tree.nodes.pins[1][0][3] += 1
+
+
+def spoil_a_booking(cache):
+    cache._seats._left[1][2] += 1
+
+
+def spoil_the_last_place_of_a_pool(cache):
+    cache._pools.tiers[1][1].stack[0] -= 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (spoil_a_rank, "rank of group 1[5]"),
+        (spoil_a_pin, "pins on host of group 0[3]"),
+        (spoil_a_booking, "booked of group 1[2]"),
+        (spoil_the_last_place_of_a_pool, "free place of g1 on host[0]"),
+    ],
+)
+def test_what_counts_do_not_show_is_found_within_a_round_and_named(spoil, told):
+    with engine() as ours, engine() as theirs:
+        for parts in (ours, theirs):
+            run(parts, greedy("a", PROMPTS[0], 3))
+        caches = [parts.engine._cache for parts in (ours, theirs)]
+        patrols = [Patrol(compared(cache)) for cache in caches]
+        assert rounds(patrols) == []
+        spoil(caches[1])
+        (lines,) = rounds(patrols)
+        ((mine, its),) = [pair for pair in zip(*lines, strict=True) if pair[0] != pair[1]]
+        assert mine.startswith(told)
+        assert its.startswith(told)
+
+
+def rounds(patrols):
+    """What both tell of the pieces in which they differ, in a round."""
+    found = []
+    for _ in range(len(patrols[0])):
+        one, other = (patrol.figures() for patrol in patrols)
+        if one != other:
+            found.append([patrol.told() for patrol in patrols])
+    return found

@@ -11,7 +11,8 @@ from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Ballot
 from stratakv.core.clock import MonotonicClock, ToldClock
 from stratakv.core.errors import ConfigError, StorageError
-from stratakv.engine.ranked import Desk, Prepare, RankedEngine
+from stratakv.engine.letters import Desk, Prepare
+from stratakv.engine.ranked import RankedEngine
 from stratakv.serve.admin import OpenStore, StorageAdmin
 from stratakv.serve.attach_ranks import RankedOpener
 from stratakv.serve.driver import EngineDriver

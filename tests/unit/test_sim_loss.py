@@ -8,7 +8,7 @@ import pytest
 
 from stratakv.core.errors import RankLostError
 from stratakv.core.ids import RequestId
-from stratakv.engine.ranked import Submit
+from stratakv.engine.letters import Submit
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.prefetch_pace import BestEffort
 from stratakv.sim.loss import POINTS, Fate, Loss, MortalRanks, Point, RankDied

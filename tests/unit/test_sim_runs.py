@@ -13,7 +13,7 @@ import pytest
 from stratakv.cache.fetches import Fetches
 from stratakv.core.errors import DivergenceError
 from stratakv.core.ids import GroupId
-from stratakv.engine.ranked import Submit
+from stratakv.engine.letters import Submit
 from stratakv.sim.picture import first_difference, picture
 from stratakv.sim.plan import RULES, plain_plan
 from stratakv.sim.rank import PICTURE_STEPS

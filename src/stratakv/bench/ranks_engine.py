@@ -24,9 +24,10 @@ from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.clock import MonotonicClock, ToldClock
 from stratakv.core.ids import LayerId, RequestId
 from stratakv.core.page_keys import Namespace
+from stratakv.engine.letters import Desk
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
-from stratakv.engine.ranked import Desk, RankedEngine
+from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Output, Prompt, SamplingParams
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.scheduler import StepLimits

@@ -1,159 +1,40 @@
 """One engine on several ranks: rank 0 says what happens, and every rank does it at the same point.
 
-Owns the letter: the tokens of a step, the time, and what clients and operators want, in one
-broadcast inside each step; what it says is done when the step is over. Must not decide anything
-that ``loop`` decides, nor look at a follower.
-
-Letters are pickled: ranks are processes of one deployment and trust each other, as
-``torch.distributed`` itself does.
+Owns what the letter of a step asks for (``letters``), which is done when the step is over. Must not
+decide anything that ``loop`` decides, nor look at a follower.
 """
 
-import pickle
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, assert_never
 
-import numpy as np
-import torch
-
-from stratakv.agreement.agreement import Agreement, Figures
 from stratakv.agreement.torch_ranks import is_loss, loss_told
 from stratakv.cache.records import StorageStats
-from stratakv.core.clock import Clock, ToldClock
 from stratakv.core.errors import RankLostError, RequestError
-from stratakv.core.ids import RequestId, TokenIds
+from stratakv.core.ids import RequestId
 from stratakv.engine.attaching import Attaching, Openable, Opener, Report, no_store
-from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.letters import (
+    Abort,
+    Attach,
+    Attachment,
+    CallOff,
+    Clear,
+    Command,
+    Desk,
+    Detach,
+    Flush,
+    Inquire,
+    Keep,
+    Prepare,
+    Stop,
+    Submit,
+)
 from stratakv.engine.loop import Engine
 from stratakv.engine.request import Output, Prompt
-from stratakv.engine.sampling import Sampled, sample
 from stratakv.engine.stats import EngineStats
 from stratakv.storage.io_worker import IoWorker
 
 CLOSE_S: Final = 10.0
-_NO_TOKENS: Final = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    prompt: Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    request: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Begin to open a store. ``url`` may have a password."""
-
-    url: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Inquire:
-    """Say how far that is; every rank hears what all say."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Use what has opened, as it has on every rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallOff:
-    """Close what has opened, or will."""
-
-
-@dataclass(frozen=True, slots=True)
-class Detach:
-    force: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    pass
-
-
-Attachment: TypeAlias = Prepare | Inquire | Attach | CallOff
-Command: TypeAlias = Submit | Abort | Flush | Attachment | Detach | Keep | Clear | Stop
 Done: TypeAlias = bool | IoWorker | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Letter:
-    now_s: float
-    tokens: TokenIds
-    commands: tuple[Command, ...]
-
-
-class Desk:
-    """A rank's end of the broadcast: a ``Meeting`` for the engine's step. ``clock``: rank 0's own
-    time; ``told``: what all ranks take for the time."""
-
-    def __init__(self, agreement: Agreement, clock: Clock, told: ToldClock) -> None:
-        self._agreement = agreement
-        self._clock = clock
-        self._told = told
-        self.outbox: list[Command] = []
-        self._came: tuple[Command, ...] = ()
-
-    def choose(self, logits: torch.Tensor, params: SamplingBatch) -> Sampled:
-        """Rank 0 chooses for all, so that rounding on another rank says nothing."""
-        if self._agreement.leads:
-            sampled = sample(logits, params)
-            self._meet(sampled.tokens)
-            return sampled
-        tokens = self._meet(_NO_TOKENS)
-        assert len(tokens) == len(params.seeds), "rank 0 has another batch"
-        return Sampled(tokens, [None] * len(tokens))
-
-    def idle(self) -> None:
-        self._meet(_NO_TOKENS)
-
-    def _meet(self, tokens: TokenIds) -> TokenIds:
-        mine = b""
-        if self._agreement.leads:
-            mine = pickle.dumps(Letter(self._clock.now_s(), tokens, tuple(self.outbox)))
-            self.outbox.clear()
-        letter: Letter = pickle.loads(self._agreement.tell(mine))
-        self._told.set(letter.now_s)
-        self._came = letter.commands
-        return letter.tokens
-
-    def watch(
-        self, name: str, figures: Callable[[], Figures], told: Callable[[], Iterable[str]]
-    ) -> None:
-        self._agreement.watch(name, figures, told)
-
-    def gather(self, text: str) -> Sequence[str]:
-        """What every rank says; between two steps, where a letter has asked all of them."""
-        return self._agreement.gather(text)
-
-    def part(self) -> None:
-        """Meet nobody any more."""
-        self._agreement.part()
-
-    def take(self) -> tuple[Command, ...]:
-        """What the last letter asks for; told once."""
-        came, self._came = self._came, ()
-        return came
 
 
 class RankedEngine:

@@ -15,7 +15,7 @@ from stratakv.agreement.ranks import Ranks
 from stratakv.core.clock import MonotonicClock, ToldClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.ranked import Desk
+from stratakv.engine.letters import Desk
 from stratakv.serve.sizing import Sizes
 from stratakv.spec.sharding import Sharding
 from stratakv.storage.backend import StorageBackend

@@ -9,7 +9,7 @@ from typing import Final
 
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
-from stratakv.engine.ranked import (
+from stratakv.engine.letters import (
     Abort,
     Attach,
     CallOff,
@@ -20,10 +20,10 @@ from stratakv.engine.ranked import (
     Inquire,
     Keep,
     Prepare,
-    RankedEngine,
     Stop,
     Submit,
 )
+from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import FinishReason, Output, Prompt
 from stratakv.sim.plan import Plan
 from stratakv.sim.runner import expected_tokens

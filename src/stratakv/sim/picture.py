@@ -22,9 +22,9 @@ from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.persist import PersistCounters
 from stratakv.cache.prefetch import Prefetcher
 from stratakv.core.clock import ToldClock
+from stratakv.engine.letters import Desk
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
-from stratakv.engine.ranked import Desk
 from stratakv.engine.request import Prompt
 from stratakv.policy.prefetch import Abandoned, PrefetchRules
 from stratakv.policy.prefetch_book import PrefetchCounters

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from stratakv.core.ids import GroupId, LayerId, RequestId
-from stratakv.engine.ranked import Abort, Clear, Command, Detach, Flush, Keep, Submit
+from stratakv.engine.letters import Abort, Clear, Command, Detach, Flush, Keep, Submit
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.prefetch_pace import (
     BestEffort,

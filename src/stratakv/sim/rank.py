@@ -11,8 +11,9 @@ from stratakv.cache.admit import Booking
 from stratakv.cache.events import AllCleared, CacheEvent, CacheEvents, PagesRemoved, PagesStored
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.clock import ManualClock, ToldClock
+from stratakv.engine.letters import Command, Desk, Flush, Stop
 from stratakv.engine.loop import Engine, EngineLimits
-from stratakv.engine.ranked import Command, Desk, Flush, RankedEngine, Stop
+from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Output
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.scheduler import StepLimits

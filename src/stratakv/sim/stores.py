@@ -12,8 +12,8 @@ import numpy as np
 
 from stratakv.core.ids import PageKey
 from stratakv.core.page_keys import Namespace, PageHasher
+from stratakv.engine.letters import Submit
 from stratakv.engine.namespaces import Namespaces
-from stratakv.engine.ranked import Submit
 from stratakv.engine.request import Prompt
 from stratakv.sim.plan import ADAPTERS, Plan
 from stratakv.sim.runner import Numbers, as_kept, by_head, expected_tokens, state_after

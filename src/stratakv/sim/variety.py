@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from stratakv.engine.ranked import Submit
+from stratakv.engine.letters import Submit
 from stratakv.policy.prefetch_pace import WaitComplete
 from stratakv.sim.adversary import Hazards
 from stratakv.sim.loss import POINTS, Loss, Point
