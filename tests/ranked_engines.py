@@ -36,6 +36,11 @@ class Play:
     prompts: list[list[int]]
     count: int
 
+    @property
+    def url(self) -> str:
+        """With segments of 16 MiB: every rank that writes has one of each group."""
+        return f"file://{self.store}?quota=1GiB"
+
 
 @dataclass
 class Told:
@@ -136,7 +141,7 @@ def _engine(
     config = replace(play.config, tp=seat.ranks.size)
     sizes = seat.least(wiring.size(model.facts, config, on_cpu=True))
     sharing = wiring.sharing_of(sizes, config, rank)
-    store = wiring_storage.open_store(f"file://{play.store}", sizes.spec, sizes.host, sharing)
+    store = wiring_storage.open_store(play.url, sizes.spec, sizes.host, sharing)
     lanes = store.worker._lanes
     kept = Written(lanes[-1]._backend)
     lanes[-1]._backend = kept
@@ -164,8 +169,7 @@ def _remove_some(play: Play, keys: list[ObjectKey]) -> None:
         config = replace(play.config, tp=ranks)
         sizes = wiring.size(wiring.read_facts(play.path, "float32"), config, on_cpu=True)
         sharing = wiring.sharing_of(sizes, config, ranks - 1)
-        url = f"file://{play.store}"
-        worker = wiring_storage.open_store(url, sizes.spec, sizes.host, sharing).worker
+        worker = wiring_storage.open_store(play.url, sizes.spec, sizes.host, sharing).worker
         chosen = np.random.default_rng(5).random(len(keys)) < 1 / 3
         gone = [key for key, taken in zip(keys, chosen, strict=True) if taken]
         assert worker._lanes[-1]._backend.remove(gone) > 0
