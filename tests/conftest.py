@@ -1,7 +1,9 @@
 """What holds for every test. Owns process-wide settings: threads, network, Hypothesis."""
 
 import os
+import subprocess
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -21,3 +23,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("house")
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """A test in which no process is started, no rank is met and no model loaded."""
+
+    def begun(*_arguments, **_options):
+        raise AssertionError("something was begun")
+
+    monkeypatch.setattr(subprocess, "Popen", begun)
+    monkeypatch.setattr("stratakv.serve.launch.join", begun)
+    monkeypatch.setattr("stratakv.serve.wiring.load_model", begun)

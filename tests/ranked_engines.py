@@ -44,10 +44,10 @@ class Play:
 
 @dataclass
 class Told:
-    """``tokens``: of each prompt, by act; ``cached``: the most from each tier, by act."""
+    """``tokens``: of each prompt, by act; ``cached``: what it found on each tier, likewise."""
 
     tokens: dict[str, list[list[int]]] = field(default_factory=dict)
-    cached: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    cached: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
 
 
 class Written:
@@ -110,7 +110,7 @@ class _Serve:
         self._turn = 0
 
     def __call__(self, act: str) -> None:
-        tokens, most = [], (0, 0, 0)
+        tokens, found = [], []
         for prompt in self._play.prompts:
             self._turn += 1
             self.engine.submit(greedy(f"r{self._turn}", prompt, self._play.count))
@@ -121,11 +121,11 @@ class _Serve:
             for output in news:
                 if output.cached is not None:
                     cached = output.cached
-                    found = (cached.device, cached.host, cached.storage)
-                    most = tuple(map(max, most, found))
+                    found.append((cached.device, cached.host, cached.storage))
         self.engine.check()
         self._told.tokens[act] = tokens
-        self._told.cached[act] = most
+        assert len(found) == len(tokens)
+        self._told.cached[act] = found
 
 
 def _engine(

@@ -5,18 +5,19 @@ flags do not fit. Real processes; bounded times, exit codes, words that name who
 import os
 import shutil
 import signal
-import subprocess
+import socket
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
+from stratakv.agreement.torch_ranks import join
 from stratakv.cli import main
 from stratakv.core.errors import ConfigError
 from stratakv.engine.model import load_model
-from stratakv.serve import launch, wiring
 from stratakv.storage.file.fsck import fsck
 from tests.fixtures.models import random_prompt
 from tests.fixtures.servers import free_port
@@ -155,16 +156,6 @@ def test_ranks_with_other_flags_are_refused_on_each(model, tmp_path):
 # -- refusals: nothing is started ------------------------------------------------------------------
 
 
-@pytest.fixture
-def nothing_starts(monkeypatch):
-    def begun(*_arguments, **_options):
-        raise AssertionError("something was begun")
-
-    monkeypatch.setattr(subprocess, "Popen", begun)
-    monkeypatch.setattr(launch, "join", begun)
-    monkeypatch.setattr(wiring, "load_model", begun)
-
-
 @pytest.mark.parametrize(
     ("ranks", "rank", "size", "said"),
     [
@@ -182,6 +173,18 @@ def test_a_launcher_that_does_not_fit_is_refused(
     monkeypatch.setenv("WORLD_SIZE", size)
     assert main([str(word) for word in serve(model, ranks)]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"stratakv: {said}")
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:{}", "env://"])
+def test_a_port_that_is_taken_is_named(monkeypatch, address):
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(
+            ConfigError, match=rf"cannot meet at .*{port}, .*allowed is a free port"
+        ):
+            join(0, 2, address.format(port), 5.0)
 
 
 @pytest.fixture

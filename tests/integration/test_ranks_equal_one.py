@@ -24,7 +24,7 @@ CASES = {
     "deepseek_v3": ("deepseek_v3", {}),
     "deepseek_v4": ("deepseek_v4", {"o_groups": 4}),
 }
-COUNT = 3
+COUNT = 4
 TIMEOUT_S = 240.0
 
 
@@ -38,6 +38,8 @@ def play_of(family, changes, folder, ranks):
         stem + random_prompt(2, length - len(stem)),
         stem + random_prompt(3, length - len(stem)),
         random_prompt(4, length),
+        stem + random_prompt(5, length - len(stem)),
+        random_prompt(6, length),
     ]
     config = EngineConfig(
         page_tokens=page,
@@ -81,11 +83,11 @@ def test_ranks_say_what_one_says_from_every_tier(tmp_path, name, ranks):
         assert tokens == wanted, act
     page = play.config.page_tokens
     tiers = {
-        act: dict(zip(("device", "host", "storage"), most, strict=True))
-        for act, most in told.cached.items()
+        act: dict(zip(("device", "host", "storage"), zip(*found, strict=True), strict=True))
+        for act, found in told.cached.items()
     }
-    assert any(found["device"] >= page for found in tiers.values())
-    assert tiers["again"]["host"] >= 2 * page
-    assert tiers["stored"]["storage"] >= 2 * page
-    assert tiers["restarted"]["storage"] >= 2 * page
-    assert tiers["gaps"]["storage"] <= tiers["restarted"]["storage"]
+    assert any(max(found["device"]) >= page for found in tiers.values())
+    assert max(tiers["again"]["host"]) >= 2 * page
+    assert max(tiers["stored"]["storage"]) >= 2 * page
+    assert max(tiers["restarted"]["storage"]) >= 2 * page
+    assert sum(tiers["gaps"]["storage"]) < sum(tiers["restarted"]["storage"])

@@ -4,7 +4,6 @@ ranks end when one does.
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,12 +13,11 @@ import httpx
 import pytest
 
 from stratakv.cli import main
-from stratakv.serve import launch, wiring
 from stratakv.storage.file.fsck import Findings, fsck
 from tests.fixtures.models import random_prompt, tiny_model
 from tests.fixtures.servers import free_port
 from tests.parallel_models import build
-from tests.rank_processes import FLAGS, LIMIT_S, Ranked, started, streaming
+from tests.rank_processes import FLAGS, Ranked, started, streaming
 from tests.serving import train_tokenizer, wait_until
 
 PROMPTS = [random_prompt(seed, 100) for seed in range(3)]
@@ -206,42 +204,7 @@ def test_torchrun_starts_the_ranks(model, story, tmp_path):
         assert server.ends(SOON_S) == 0, server.said()
 
 
-@pytest.mark.long
-def test_ranks_with_other_settings_are_refused_on_each(model, tmp_path):
-    port = str(free_port())
-    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    with ExitStack() as both:
-        servers = [
-            both.enter_context(
-                started(
-                    serve(model, 2, "--load-back-threshold", 100 + rank),
-                    tmp_path / f"log{rank}",
-                    RANK=str(rank),
-                    **meet,
-                )
-            )
-            for rank in range(2)
-        ]
-        for server in servers:
-            assert server.ends(LIMIT_S) == 2, server.said()
-            last = server.said().splitlines()[-1]
-            assert last == (
-                "stratakv: rank 0 has --load-back-threshold: 100, "
-                "rank 1 has --load-back-threshold: 101; all must agree"
-            )
-
-
 # -- refusals: nothing is started ------------------------------------------------------------------
-
-
-@pytest.fixture
-def nothing_starts(monkeypatch):
-    def begun(*_arguments, **_options):
-        raise AssertionError("something was begun")
-
-    monkeypatch.setattr(subprocess, "Popen", begun)
-    monkeypatch.setattr(launch, "join", begun)
-    monkeypatch.setattr(wiring, "load_model", begun)
 
 
 def test_pages_of_ranks_are_not_missed_by_one_that_cuts_otherwise(
@@ -281,11 +244,3 @@ def test_a_family_that_cannot_be_split_is_refused_with_the_reason(tmp_path, noth
     assert error == (
         "stratakv: --tp 2: Hugging Face has no plan that splits the layers of model type 'gpt2'"
     )
-
-
-def test_another_number_of_launched_ranks_is_refused(model, nothing_starts, monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["serve", str(model), *FLAGS, "--tp", "3"]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "stratakv: --tp 3: the launcher has started 2 ranks; allowed is --tp 2"

@@ -28,7 +28,7 @@ from tests.integration.test_storage_file_crash import (
 )
 from tests.storage_files import Place
 
-HIT, MISS = ReadStatus.HIT, ReadStatus.MISS
+HIT, MISS, STORED = ReadStatus.HIT, ReadStatus.MISS, WriteStatus.STORED
 DISK_BYTES = 4 << 20
 
 
@@ -151,3 +151,27 @@ def test_everything_is_forgotten_while_another_process_writes(
         backend.remove(Everything.EVERYTHING)
         assert fetch(backend, KEYS_OF) == [MISS] * len(KEYS_OF)
     assert not list(tmp_path.glob("*.seg"))
+
+
+def half_made(directory: Path, size_bytes: int) -> Path:
+    """What a writer leaves that is killed while it makes a segment."""
+    path = directory / "000000000777.seg"
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
+    return path
+
+
+def test_a_segment_that_was_never_finished_goes_with_everything(tmp_path: Path) -> None:
+    with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=ROOMY), WallClock())) as backend:
+        path = half_made(tmp_path, 1 << 16)
+        assert set(store(backend, KEYS_OF[:3])) == {STORED}
+        assert path.exists()
+        assert backend.remove(Everything.EVERYTHING) == 3
+        assert not path.exists()
+
+
+def test_a_segment_that_was_never_finished_makes_room_for_another(tmp_path: Path) -> None:
+    with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=TIGHT), WallClock())) as backend:
+        path = half_made(tmp_path, TIGHT)
+        assert set(store(backend, KEYS_OF[:3])) == {STORED}
+        assert not path.exists()

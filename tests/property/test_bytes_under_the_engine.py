@@ -2,6 +2,7 @@
 retractions at any moment. Every row of every page is checked before each step that reads it, and
 every page of every tier after each move."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -162,16 +163,22 @@ def merge_in_another_order(patch):
 def test_a_seeded_bug_is_seen(bug, monkeypatch):
     bug(monkeypatch)
 
+    seen: list[str] = []
+
     @settings(
         max_examples=60,
         database=None,
         phases=[Phase.generate],
-        report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
     @given(engine_specs(), MOVES, st.integers(0, 1000))
     def broken(spec, moves, seed):
-        converse(spec, moves, seed)
+        """Copies end when they end: a run that failed may not fail when it is repeated."""
+        if not seen:
+            try:
+                converse(spec, moves, seed)
+            except AssertionError as error:
+                seen.append(str(error))
 
-    with pytest.raises(AssertionError, match=r"not hold its prefix|lacks pages"):
-        broken()
+    broken()
+    assert re.search(r"not hold its prefix|lacks pages", seen[0])

@@ -17,6 +17,7 @@ from stratakv.storage.io_jobs import Kind
 from stratakv.testing.specs import small_spec
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from stratakv.testing.tree_books import HOST
+from tests.io_gate import PATIENCE_S
 from tests.tier_bench import Bench, Store, policy_of
 
 FULL = small_spec([], page_tokens=2)
@@ -382,3 +383,39 @@ def test_what_a_fetch_counts_on_stays_on_the_host(benches):
     assert bench.pools.make_room(HOST, GroupId(0), 6) == 2, "what landed is held"
     bench.admitted("r", 4)
     assert bench.pools.make_room(HOST, GroupId(0), 6) == 6
+
+
+def test_a_request_that_ends_stops_its_reads(benches):
+    """What one batch has begun comes; the rest is not read for nobody."""
+    bench = benches(FULL, held=["read"], batch_pages=1)
+    bench.fill(PROMPT, 4)
+    bench.start("r", PROMPT, 4)
+    bench.answered()
+    bench.backend.wait_entered()
+    bench.forget("r")
+    bench.backend.let("read", 9)
+    bench.settle()
+    assert len(bench.backend.reads) == 1
+    assert bench.idle()
+
+
+def test_a_store_is_left_also_with_more_answers_than_a_ballot_carries(benches, monkeypatch):
+    monkeypatch.setattr(ballot, "FLAGS", (64, 0, 3, 3, 1024, 0, 0))
+    bench = benches(FULL, held=["read"])
+    bench.fill(PROMPT, 8)
+    bench.start("r", PROMPT, 8)
+    while bench.worker.ready(Kind.FETCH) == bench.worker.left(Kind.FETCH) == 0:
+        bench.tick()
+    votes = []
+    vote = bench.tier.vote
+
+    def voted(cast):
+        votes.append(cast)
+        assert len(votes) < 9, "it goes round in circles"
+        vote(cast)
+
+    bench.tier.vote = voted
+    bench.backend.let("read", 9)
+    bench.tier.close(PATIENCE_S)
+    assert 3 <= len(votes) <= 4
+    bench.check()

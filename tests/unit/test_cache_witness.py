@@ -9,6 +9,8 @@ import pytest
 
 from stratakv.agreement.patrol import Patrol
 from stratakv.cache.witness import tables_of
+from stratakv.core.errors import DivergenceError
+from stratakv.core.ids import TicketId
 from tests.engines import greedy, run
 from tests.unit.test_cache_copies import PROMPTS, engine
 
@@ -113,3 +115,65 @@ def rounds(patrols):
         if one != other:
             found.append([patrol.told() for patrol in patrols])
     return found
+
+
+class Twin:
+    """A second rank that has what this one had at the last ballot but one, and says so."""
+
+    rank, size = 0, 2
+
+    def __init__(self):
+        self.before = None
+
+    def least(self, lanes, meanwhile=lambda: None):
+        meanwhile()
+        before, self.before = self.before, lanes.copy()
+        return lanes if before is None else np.minimum(lanes, before)
+
+    def gather(self, text):
+        return [text, "something else"]
+
+
+def take_a_page(cache):
+    cache._pools.tiers[0][1].alloc(1)
+
+
+def swap_free_pages(cache):
+    following = cache._pools.tiers[1][1].next(2)
+    following[:] = following[::-1].copy()
+
+
+def forget_a_count(cache):
+    cache._tree.pins.evictable[0][1] -= 1
+
+
+def lose_a_copy(cache):
+    cache._copies._failed.add(TicketId(99))
+
+
+def miss_a_step(cache):
+    cache.storage._step += 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (take_a_page, "free pages"),
+        (swap_free_pages, "free pages"),
+        (forget_a_count, "the tree"),
+        (lose_a_copy, "copies"),
+        (miss_a_step, "storage"),
+    ],
+)
+def test_a_difference_shows_in_the_same_ballot_under_its_name(spoil, field, monkeypatch):
+    monkeypatch.setattr(Patrol, "figures", lambda _: {"piece": 0})  # its round would be the same
+    with engine() as parts:
+        cache = parts.engine._cache
+        run(parts, greedy("a", PROMPTS[0], 3))
+        agreement = cache._agreement
+        agreement._ranks = Twin()
+        for _ in range(2):
+            agreement.agree(agreement.ballot())
+        spoil(cache)
+        with pytest.raises(DivergenceError, match=f"ranks differ in {field}: rank 0 has "):
+            agreement.agree(agreement.ballot())

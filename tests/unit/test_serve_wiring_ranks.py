@@ -9,8 +9,9 @@ import pytest
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.serve.sizing import ranks_here
+from stratakv.serve.sizing import Sizes, ranks_here
 from stratakv.serve.wiring_ranks import Seat, check_alike, heartbeat_s
+from tests.unit.test_sim_thread_ranks import together
 
 CONFIG = EngineConfig(tp=2, storage="redis://:secret@here/0")
 
@@ -94,3 +95,12 @@ def test_ranks_of_one_machine_share_what_is_free(monkeypatch):
     assert ranks_here(CONFIG) == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert ranks_here(CONFIG) == 1
+
+
+def test_ranks_take_the_least_of_every_size():
+    given = {"spec": None, "sharding": None, "notice": None}
+    mine = Sizes(device=(10, 20), host=(30, 5), max_model_len=400, **given)
+    theirs = Sizes(device=(12, 8), host=(3, 50), max_model_len=300, **given)
+    said = together(*[lambda ranks: Seat(ranks).least((mine, theirs)[ranks.rank])] * 2)
+    wanted = {"device": (10, 8), "host": (3, 5), "max_model_len": 300}
+    assert said == [replace(mine, **wanted), replace(theirs, **wanted)]

@@ -138,3 +138,32 @@ def test_removal_takes_every_slice(store):
     backend.remove(Everything.EVERYTHING)
     assert not backend.contains(names(HEADS)).any()
     assert backend.contains([]).tolist() == []
+
+
+class Touched:
+    """What a store hears as used."""
+
+    def __init__(self):
+        self.keys = []
+
+    def touch(self, keys):
+        self.keys += keys
+
+
+def test_what_all_ranks_have_alike_is_touched_once_and_a_slice_by_whoever_has_it():
+    said = {}
+    for rank in range(2):
+        said[rank] = heard = Touched()
+        rank_of(heard, rank, 2)[0].touch([*names(HEADS)[:1], *names(STATE)[:1]])
+    first, second = ({(key.group, key.shard) for key in heard.keys} for heard in said.values())
+    assert len(said[1].keys) == len(second) == CUT // 2
+    assert first & second == set()
+    assert {group for group, _ in first - second} == {HEADS, STATE}
+    assert {group for group, _ in second} == {HEADS}
+
+
+def test_a_rank_removes_what_it_did_not_write_too(store):
+    """A page is taken back on the word of any rank."""
+    write(store, 2, STATE)
+    backend, _ = rank_of(store, 1, 2)
+    assert backend.remove(names(STATE)[:1]) == 1

@@ -97,7 +97,8 @@ class Agreement:
         self._ranks = Alone()
 
     def _diverged(self, field: _Field) -> None:
-        """Every rank has seen the same minimum, so every rank comes here."""
+        """Every rank has seen the same minimum, so every rank comes here. What it tells is what is
+        there now: a step's backups may have been submitted since the digests were taken."""
         rank = self._ranks.rank
         dumps = [text.split("\n") for text in self._ranks.gather("\n".join(field.told()))]
         said = f"after {self.ballots} ballots ranks differ in {field.name}"

@@ -4,6 +4,7 @@ Owns the process group and what its failures are called. Votes and letters trave
 whatever the model uses, so that no ballot waits for a stream.
 """
 
+import os
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from stratakv.agreement.ballot import Lanes
 from stratakv.agreement.ranks import nothing
-from stratakv.core.errors import RankLostError
+from stratakv.core.errors import ConfigError, RankLostError
 
 LETTER_BYTES: Final = 16384
 """What one broadcast carries, with eight bytes that say how long the letter is. The rest of a
@@ -87,8 +88,9 @@ class TorchRanks:
 def join(rank: int, size: int, address: str, timeout_s: float) -> TorchRanks:
     """Block until all ranks are there. ``address``: where rank 0 listens, as in
     ``tcp://host:port``, or ``env://``. RankLostError where they do not come within ``START_S``,
-    which is also the limit of every meeting until ``ready``."""
-    with _watched(rank, START_S):
+    which is also the limit of every meeting until ``ready``; ConfigError where rank 0 cannot listen
+    there."""
+    with _watched(rank, START_S), _listening(address):
         dist.init_process_group(
             "gloo",
             init_method=address,
@@ -117,9 +119,25 @@ def _watched(rank: int, limit_s: float) -> Generator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLostError(
-            f"rank {rank} waits for another rank, which has ended or has not answered within "
-            f"{limit_s:g} s: {loss_told(error)}"
+        told = loss_told(error)
+        late = re.search("tim(ed|e) ?out", told, re.IGNORECASE)
+        how = f"has not answered within {limit_s:g} s" if late else "has ended"
+        raise RankLostError(f"rank {rank} waits for another rank, which {how}: {told}") from error
+
+
+@contextmanager
+def _listening(address: str) -> Generator[None]:
+    try:
+        yield
+    except dist.DistNetworkError as error:
+        if "failed to listen" not in str(error):
+            raise
+        where = address.removeprefix("tcp://")
+        if address == "env://":
+            where = f"MASTER_PORT {os.environ.get('MASTER_PORT')}"
+        raise ConfigError(
+            f"ranks cannot meet at {where}, where rank 0 cannot listen ({loss_told(error)}); "
+            "allowed is a free port"
         ) from error
 
 

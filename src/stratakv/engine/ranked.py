@@ -137,10 +137,12 @@ class RankedEngine:
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """End all ranks, if they have not ended of themselves."""
-        if not self._stopped:
-            self._now(Stop())
-        self._attaching.call_off()
-        self._engine.close(timeout_s)
+        try:
+            if not self._stopped:
+                self._now(Stop())
+        finally:
+            self._attaching.call_off()
+            self._engine.close(timeout_s)
 
     def _stop(self) -> None:
         self._stopped = True
@@ -148,6 +150,7 @@ class RankedEngine:
 
     def _now(self, command: Command) -> Done:
         """Have all ranks do it in a step of its own; what came of it here."""
+        self._done = None
         self._desk.outbox.append(command)
         self._news = self.step()
         return self._done

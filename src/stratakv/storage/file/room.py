@@ -130,10 +130,18 @@ class Room:
             placed.segment.doom()
             self._catalog.hide(placed)  # where another user's may not be written, it is all we can
         with self._ledger.locked():
+            self._delete_unmade()
             self._ledger.changed()
         self._catalog.refresh()
         self.bury()
         return count
+
+    def _delete_unmade(self) -> None:
+        """Delete what a writer that was killed has half made; with the lock held nobody is making
+        one now."""
+        for name in self._ledger.names():
+            if Segment.is_unmade(self._ledger.directory / name):
+                self._ledger.delete_idle(name)
 
     def bury(self) -> None:
         """Delete doomed segments that this process writes, or nobody."""
@@ -265,6 +273,8 @@ class Room:
     def _try_create(self, group: int) -> bool:
         geometry = self._geometry(group)
         with self._ledger.locked():
+            if not self._ledger.fits(geometry.physical_bytes):
+                self._delete_unmade()
             while not self._ledger.fits(geometry.physical_bytes):
                 if not self._delete_stranger():
                     self._full_at[group] = self._ledger.generation()

@@ -141,6 +141,15 @@ class Segment:
             raise
         return cls(path, fd, geometry, owned=True)
 
+    @staticmethod
+    def is_unmade(path: Path) -> bool:
+        """Whether ``create`` was never done with a file; also while it is under way."""
+        try:
+            with path.open("rb") as file:
+                return not any(file.read(BLOCK_BYTES))
+        except OSError:
+            return False
+
     @classmethod
     def open(cls, path: Path) -> "Segment | None":
         """For reading; None where block 0 does not say what the file is, or the file is short."""
