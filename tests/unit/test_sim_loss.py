@@ -1,6 +1,5 @@
 """The death of a simulated rank, and who hears of it."""
 
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +13,8 @@ from stratakv.policy.prefetch_pace import BestEffort
 from stratakv.sim.loss import POINTS, Fate, Loss, MortalRanks, Point, RankDied
 from stratakv.sim.plan import PAGE, Event
 from stratakv.sim.run import Fleet
-from stratakv.sim.thread_ranks import Rendezvous
 from tests.fleet_plans import storage_plan
+from tests.unit.test_sim_thread_ranks import together
 
 
 @pytest.mark.parametrize("point", [Point.STEP, Point.LETTER, Point.BALLOT, Point.RESULT])
@@ -55,26 +54,15 @@ def test_others_and_who_was_told_to_stop_live_on():
 
 def votes(loss, size):
     """One ballot of ``size`` ranks; what each one has of it."""
-    meeting = Rendezvous(size, 1)
-    said = [None] * size
 
-    def live(rank):
-        meeting.begin(rank)
-        ranks = MortalRanks(rank, meeting, Fate(loss, rank))
+    def body(ranks):
+        mortal = MortalRanks(ranks.rank, ranks._meeting, Fate(loss, ranks.rank))
         try:
-            said[rank] = ranks.least(np.array([rank])).tolist()
+            return mortal.least(np.array([ranks.rank])).tolist()
         except (RankLostError, RankDied) as error:
-            said[rank] = type(error)
-        meeting.leave(rank, "has ended")
+            return type(error)
 
-    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    meeting.start()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive(), "a rank hangs"
-    return said
+    return together(*[body] * size, seed=1)
 
 
 def test_who_dies_before_a_ballot_leaves_nobody_a_result():

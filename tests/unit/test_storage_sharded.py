@@ -14,7 +14,7 @@ from stratakv.storage.backend import (
     WriteStatus,
 )
 from stratakv.storage.memory import MemoryBackend
-from stratakv.storage.sharded import GroupShards, ShardedBackend
+from stratakv.storage.sharded import ShardedBackend
 
 NEXT = {
     "model_type": "qwen3_next", "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -38,11 +38,8 @@ def store():
 
 def rank_of(store, rank, ranks):
     sharding = sharding_of(NEXT, WHOLE, ranks)
-    groups = [
-        GroupShards(sharding.objects(group.id, rank, CUT), sharding.writes(group.id, rank))
-        for group in WHOLE.groups
-    ]
-    return ShardedBackend(store, groups), [group.page_bytes for group in sharding.spec.groups]
+    backend = ShardedBackend.of(store, sharding, rank, CUT)
+    return backend, [group.page_bytes for group in sharding.spec.groups]
 
 
 def whole_pages(group):

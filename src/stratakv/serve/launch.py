@@ -157,6 +157,7 @@ def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, up: Callable[[]
 
     def close_beside(worker: IoWorker) -> None:
         """Close a store that was detached, without a step having to wait for it."""
+        closing[:] = [thread for thread in closing if thread.is_alive()]
         closing.append(threading.Thread(target=worker.close, args=(CLOSE_S,), daemon=True))
         closing[-1].start()
 

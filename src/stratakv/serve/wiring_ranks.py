@@ -19,7 +19,7 @@ from stratakv.engine.letters import Desk
 from stratakv.serve.sizing import Sizes
 from stratakv.spec.sharding import Sharding
 from stratakv.storage.backend import StorageBackend
-from stratakv.storage.sharded import GroupShards, ShardedBackend
+from stratakv.storage.sharded import ShardedBackend
 
 HEARTBEAT_S: Final = 5.0
 
@@ -120,11 +120,4 @@ class Sharing:
         """A backend of this rank's pages over one of slices."""
         if self.whole_pages:
             return inner
-        groups = [
-            GroupShards(
-                self.sharding.objects(group.id, self.rank, self.cut),
-                self.sharding.writes(group.id, self.rank),
-            )
-            for group in self.sharding.whole.groups
-        ]
-        return ShardedBackend(inner, groups)
+        return ShardedBackend.of(inner, self.sharding, self.rank, self.cut)

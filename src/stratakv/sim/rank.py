@@ -31,7 +31,7 @@ from stratakv.sim.thread_ranks import Rendezvous
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.io_lane import Lane
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
-from stratakv.storage.sharded import GroupShards, ShardedBackend
+from stratakv.storage.sharded import ShardedBackend
 from stratakv.tree.policies import EVICTION_POLICIES
 
 CHECK_STEPS: Final = 16
@@ -143,16 +143,7 @@ class SimRank:
         one = self._plan.one_store
         if one is None:
             return inner
-        return ShardedBackend(
-            inner,
-            [
-                GroupShards(
-                    one.sharding.objects(group.id, self.rank, one.cut),
-                    one.sharding.writes(group.id, self.rank),
-                )
-                for group in one.sharding.whole.groups
-            ],
-        )
+        return ShardedBackend.of(inner, one.sharding, self.rank, one.cut)
 
     def _before_write(self) -> None:
         self.fate.meets(Point.WRITE)

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.spec.sharding import ObjectShard, Strip
+from stratakv.spec.sharding import ObjectShard, Sharding, Strip
 from stratakv.storage.backend import (
     Everything,
     ObjectKey,
@@ -48,6 +48,15 @@ class ShardedBackend:
     def __init__(self, inner: StorageBackend, groups: Sequence[GroupShards]) -> None:
         self._inner = inner
         self._groups = groups
+
+    @classmethod
+    def of(cls, inner: StorageBackend, sharding: Sharding, rank: int, cut: int) -> "ShardedBackend":
+        """Of a rank's pages, in slices of ``cut``."""
+        groups = [
+            GroupShards(sharding.objects(group.id, rank, cut), sharding.writes(group.id, rank))
+            for group in sharding.whole.groups
+        ]
+        return cls(inner, groups)
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         if not keys:
