@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stratakv.core.errors import StorageError
@@ -17,7 +18,7 @@ from stratakv.storage.file.segment import Segment
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import Headers, is_blank
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
-from tests.storage_files import START_S, Place, flip_payload
+from tests.storage_files import START_S, Place, flip_payload, segments
 
 HIT, MISS, CORRUPT = ReadStatus.HIT, ReadStatus.MISS, ReadStatus.CORRUPT
 STORED, FAILED, REFUSED = WriteStatus.STORED, WriteStatus.FAILED, WriteStatus.REFUSED
@@ -177,3 +178,41 @@ def test_a_death_between_a_payload_and_its_header_leaves_no_half_page(
             assert fetch(other, old + new) == [HIT] * 2 + [MISS] * 4 + [HIT] * 3 + [MISS] * 9
     found = fsck(place.path)
     assert (found.pages, found.clean) == (5, True)
+
+
+def test_at_every_write_the_headers_on_the_disk_vouch_only_for_payloads_that_are_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    """A death before or after any write of a batch that evicts: whoever opens the store then finds
+    no header of a page that has gone, and none of one that has not come yet."""
+    moments, real = 0, os.pwritev
+
+    def check() -> int:
+        pages = 0
+        for path, segment in segments(place.path):
+            page = memoryview(bytearray(segment.geometry.page_bytes))
+            headers = segment.headers()
+            for slot in np.flatnonzero(~is_blank(headers)).tolist():
+                pages += 1
+                there = segment.read_page(slot, page)
+                assert there == headers["payload_hash"][slot], f"slot {slot} of {path.name}"
+        return pages
+
+    def pwritev(fd: int, parts: Sequence[memoryview], at: int) -> int:
+        nonlocal moments
+        moments += 1
+        check()
+        written = real(fd, parts, at)
+        check()
+        return written
+
+    with closing(place.open(quota_bytes=256 << 10, slots=8)) as backend:
+        monkeypatch.setattr(os, "pwritev", pwritev)
+        for turn in range(8):
+            assert set(store(backend, keys_of(f"turn {turn}", 5))) == {STORED}
+            place.clock.advance(1)
+            assert check() == backend.stats().pages
+        assert backend.stats().counters.evicted > 10
+        backend.remove(keys_of(f"turn {turn}", 5)[1:4])
+        assert check() == backend.stats().pages
+    assert moments > 20
