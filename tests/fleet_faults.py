@@ -105,9 +105,9 @@ def a_backup_that_is_good_here() -> Patch:
 
     def apply(self, agreed):
         loads, saved = agreed.ended(Work.LOAD), agreed.ended(Work.BACKUP)
-        for done in self._taken(Direction.BACKUP, saved):
+        for done in self._flights.taken(Direction.BACKUP, saved):
             self._backed_up(done, ok=done[0].ok)
-        for done in self._taken(Direction.LOAD, loads):
+        for done in self._flights.taken(Direction.LOAD, loads):
             self._loaded(done)
         return bool(loads or saved)
 

@@ -107,8 +107,9 @@ def test_abort_while_waiting_behind_others():
         assert_nothing_left(parts)
 
 
+@pytest.mark.parametrize("submitted", [False, True])
 @pytest.mark.parametrize("joined", [False, True])
-def test_abort_while_its_load_is_in_flight(joined):
+def test_abort_while_its_load_is_begun_or_in_flight(joined, submitted):
     """Another request may already stand on the landing pages: it gets them."""
     hold = HoldLoads()
     with engine(HookedCopier(DEFAULT_COPIER, hold)) as parts:
@@ -120,6 +121,10 @@ def test_abort_while_its_load_is_in_flight(joined):
         parts.engine._admit()  # a whole step would wait for the load
         assert phase_of(parts, "r") is Phase.PREFILLING
         assert parts.cache.busy
+        if submitted:
+            parts.cache._copies.submit_loads()
+        else:
+            hold.release()  # nobody has begun to copy
         parts.engine.abort(RequestId("r"))
         parts.engine.check()
         assert not parts.engine.flush() if joined else parts.cache.busy

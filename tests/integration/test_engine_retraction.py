@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from stratakv.cache import copies
+from stratakv.cache import flights
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import NONE, RequestId
 from stratakv.engine.request import FinishReason, Phase
@@ -292,7 +292,7 @@ def test_nothing_is_computed_twice(spec, gone, computed):
 def test_a_save_is_several_bounded_plans(spec, monkeypatch):
     """A copier that has gigabytes to save must not keep everybody else waiting."""
     room, failing = 2 * spec.groups[0].page_bytes, [True]
-    monkeypatch.setattr(copies, "PLAN_BYTES", room)
+    monkeypatch.setattr(flights, "PLAN_BYTES", room)
 
     def fail(direction, group, layers):
         del direction, group, layers
@@ -528,8 +528,11 @@ def test_one_whose_save_is_in_flight_waits_for_it(spec):
 
 
 @each_spec
+@pytest.mark.parametrize("submitted", [False, True])
 @pytest.mark.parametrize("again", [False, True])
-def test_an_abort_or_another_retraction_while_its_load_is_in_flight(spec, again):
+def test_an_abort_or_another_retraction_while_its_load_is_begun_or_in_flight(
+    spec, again, submitted
+):
     """What is landing is neither saved nor anybody else's before it is there."""
     hold, copier = held_copier(Direction.LOAD)
     with engine(spec, copier=copier) as parts:
@@ -539,6 +542,8 @@ def test_an_abort_or_another_retraction_while_its_load_is_in_flight(spec, again)
         evict_device(parts)
         parts.engine._admit()
         assert request_of(parts, "r").phase is Phase.PREFILLING
+        if submitted:
+            parts.cache._copies.submit_loads()
         assert parts.cache.busy
         threading.Timer(0.05, hold.allow, (1_000,)).start()
         if again:

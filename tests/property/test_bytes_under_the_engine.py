@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from stratakv.cache.copies import CopyDesk
 from stratakv.cache.fetches import Fetches
+from stratakv.cache.flights import Flights
 from stratakv.cache.parking import Parking
 from stratakv.core.config import EngineConfig
 from stratakv.policy.admission import demand
@@ -148,13 +148,13 @@ def forget_live_states(patch):
 
 def merge_in_another_order(patch):
     """Two ends of a copy disagree about the order of the pages that it merges."""
-    right = CopyDesk._send
+    right = Flights._send
 
-    def send(self, direction, parts):
+    def send(self, direction, ticket, parts):
         mixed = [replace(part, host=part.host[::-1].copy()) for part in parts]
-        return right(self, direction, mixed if direction is Direction.LOAD else parts)
+        return right(self, direction, ticket, mixed if direction is Direction.LOAD else parts)
 
-    patch.setattr(CopyDesk, "_send", send)
+    patch.setattr(Flights, "_send", send)
 
 
 @pytest.mark.parametrize(

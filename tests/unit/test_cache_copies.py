@@ -1,10 +1,12 @@
-"""KVCache's own promises: a step's backups are one plan, a refusal changes nothing, and an
-allocation waits for a copy that holds back what it was promised.
+"""KVCache's own promises: a step's backups are one plan and its loads another, a refusal changes
+nothing, and an allocation waits for a copy that holds back what it was promised.
 """
 
 import threading
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 from stratakv.cache.admit import Wish
 from stratakv.cache.records import Admission, Refusal
@@ -14,7 +16,9 @@ from stratakv.spec.retention import KeepWindow
 from stratakv.testing.transfer_ends import PATIENCE_S, HookedCopier
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.transfer.plan import Direction
+from stratakv.tree.nodes import Tier
 from tests.engines import (
+    allocator,
     drain,
     evict_device,
     expected_tokens,
@@ -130,3 +134,156 @@ def test_a_prefix_that_is_being_loaded_is_joined_not_loaded_twice():
         assert [out[str(n)][0].cached.total for n in range(3)] == [40] * 3
         assert sum(out[str(n)][0].cached.host for n in range(3)) == 40
         assert parts.cache.counters.load_pages - loaded == 10 + 3
+
+
+# -- the loads of a step -------------------------------------------------------------------------
+
+
+@contextmanager
+def all_on_the_host(prompts, copier=DEFAULT_COPIER, **pages):
+    """An engine that has served ``prompts`` and has nothing of them on the device any more."""
+    with engine(copier=copier, **pages) as parts:
+        for n, prompt in enumerate(prompts):
+            run(parts, greedy(f"before {n}", prompt, 1))
+        evict_device(parts)
+        yield parts
+
+
+def asked(parts, tokens):
+    """What the engine would ask of its cache for a prompt, and a few tokens more."""
+    prefix = PageHasher(parts.engine._namespaces.of("", ""), 4)
+    prefix.extend(np.array(tokens, np.int32))
+    return wish(prefix, len(tokens), len(tokens) + 3)
+
+
+def plans_of(parts, monkeypatch):
+    """The load plans that are submitted from now on."""
+    plans, submit = [], parts.transfer.submit
+
+    def seen(plan):
+        if plan.direction is Direction.LOAD:
+            plans.append(plan)
+        return submit(plan)
+
+    monkeypatch.setattr(parts.transfer, "submit", seen)
+    return plans
+
+
+def pages_in(plan):
+    return [len(copy.device) for copy in plan.copies]
+
+
+def test_all_loads_of_a_step_are_one_plan(monkeypatch):
+    """One copy of each group, ten pages and the window's three of each request; nothing follows."""
+    with all_on_the_host(PROMPTS[:3]) as parts:
+        plans = plans_of(parts, monkeypatch)
+        for n in range(3):
+            parts.engine.submit(greedy(str(n), PROMPTS[n], 3))
+        out = parts.engine.step()
+        assert [pages_in(plan) for plan in plans] == [[3 * 10, 3 * 3]]
+        out += drain(parts)
+        assert len(plans) == 1
+        for n in range(3):
+            mine = [output for output in out if output.request == str(n)]
+            assert mine[0].cached.host == 40
+            assert tokens_of(mine) == expected_tokens(PROMPTS[n], 3)
+
+
+def test_one_that_comes_back_loads_with_the_new_ones(monkeypatch):
+    """Its live page, and what it stands on, leave with the load of the request behind it."""
+    with all_on_the_host([PROMPTS[0]]) as parts:
+        parts.engine.submit(greedy("r", PROMPTS[1], 9))
+        out = []
+        while not out:
+            out += parts.engine.step()
+        parts.engine._retract(next(iter(parts.engine._running.by_row.values())))
+        evict_device(parts)
+        plans = plans_of(parts, monkeypatch)
+        parts.engine.submit(greedy("new", PROMPTS[0], 3))
+        out += parts.engine.step()
+        assert [pages_in(plan) for plan in plans] == [[(10 + 1) + 10, (3 + 1) + 3]]
+        out += drain(parts)
+        for name, prompt, count in (("r", PROMPTS[1], 9), ("new", PROMPTS[0], 3)):
+            said = tokens_of([output for output in out if output.request == name])
+            assert said == expected_tokens(prompt, count)
+
+
+def test_leases_of_one_plan_carry_its_ticket_once():
+    """The second stands on pages that the first is loading, and loads more with the same plan."""
+    half = PROMPTS[0][:21]
+    with all_on_the_host([half, PROMPTS[0]]) as parts:
+        first = parts.cache.admit(asked(parts, half))
+        both = parts.cache.admit(asked(parts, PROMPTS[0]))
+        assert (first.cached.host, both.cached.host) == (20, 20)
+        assert first.tickets == both.tickets
+        assert len(both.tickets) == 1
+        parts.cache.check()
+        gate = parts.cache.gate(both.tickets)
+        for layer in range(2):
+            gate.wait(layer)
+        for admission in (first, both):
+            parts.cache.release(admission.row, np.empty(0, np.int32))
+        parts.cache.settle()
+        parts.cache.check()
+
+
+def test_a_load_that_finds_no_page_leaves_the_others_of_its_step_alone(monkeypatch):
+    with all_on_the_host(PROMPTS[:2]) as parts:
+        plans, space = plans_of(parts, monkeypatch), allocator(parts, Tier.DEVICE, 1)
+        first = parts.cache.admit(asked(parts, PROMPTS[0]))
+        before = parts.cache.stats(), parts.cache._tree.leases.copy()
+        with monkeypatch.context() as patch:
+            patch.setattr(space, "alloc", lambda count: None)
+            second = parts.cache.admit(asked(parts, PROMPTS[1]))
+        assert parts.cache.counters.load_no_pages == 1
+        assert second.cached.total == 0
+        parts.cache.release(second.row, np.empty(0, np.int32))
+        assert (parts.cache.stats(), parts.cache._tree.leases) == before
+        parts.cache.check()
+        parts.cache.gate(first.tickets)
+        assert [pages_in(plan) for plan in plans] == [[10, 3]]
+        parts.cache.release(first.row, np.empty(0, np.int32))
+        assert run(parts, greedy("again", PROMPTS[1], 2))["again"][0].cached.host == 40
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_one_that_comes_back_without_a_page_for_its_live_page_begins_no_load(group, monkeypatch):
+    """Nothing may fail after a load has begun; as before is also what the device has."""
+    with all_on_the_host([]) as parts:
+        parts.engine.submit(greedy("r", PROMPTS[1], 9))
+        out = []
+        while not out:
+            out += parts.engine.step()
+        request = next(iter(parts.engine._running.by_row.values()))
+        parts.engine._retract(request)
+        evict_device(parts)
+        plans, space = plans_of(parts, monkeypatch), allocator(parts, Tier.DEVICE, group)
+        before = parts.cache.stats(), parts.cache._tree.leases.copy()
+        assert all(pool.free == pool.total for pool in parts.cache.stats() if pool.tier == "device")
+        with monkeypatch.context() as patch:
+            patch.setattr(space, "alloc", lambda count: None)
+            parts.engine._admit()
+        assert request.row < 0
+        assert (parts.cache.stats(), parts.cache._tree.leases) == before
+        assert not parts.cache.busy
+        parts.cache.check()
+        out += drain(parts)
+        assert [pages_in(plan) for plan in plans] == [[10 + 1, 3 + 1]]
+        assert tokens_of(out) == expected_tokens(PROMPTS[1], 9)
+
+
+def test_one_that_leaves_before_its_load_was_submitted_leaves_nothing():
+    """The load goes out all the same: others of its step may stand on what it brings."""
+    with all_on_the_host([PROMPTS[0]]) as parts:
+        cache = parts.cache
+        admission = cache.admit(asked(parts, PROMPTS[0]))
+        assert cache.busy
+        cache.release(admission.row, np.empty(0, np.int32))
+        cache.check()
+        assert not cache._tree.leases
+        cache.settle()
+        cache.check()
+        assert all(pool.free + pool.evictable == pool.total for pool in cache.stats())
+        assert cache.match(asked(parts, PROMPTS[0]).prefix, 41).device_end == 10
+        assert cache.flush()
+        assert all(pool.free == pool.total for pool in cache.stats())

@@ -125,7 +125,7 @@ class Admitter:
             return None
         wanted, host = priced
         lease = self._lease(wish, end, starts, found.device_end)
-        if lease is None:
+        if not self._load(lease, end - found.device_end):
             return None
         ends = checkpoint_ends(wish.tokens, end, found.anchor_end, self._page)
         self._seat(row, Seat(wish.prefix, lease, wanted, end, list(ends)))
@@ -152,9 +152,9 @@ class Admitter:
             return None
         return wanted, [price.to_load for price in prices]
 
-    def _lease(self, wish: Wish, end: int, starts: Sequence[int], device_end: int) -> Lease | None:
-        """Pin the prefix, with its load under way where it needs one."""
-        lease = self._tree.lease(
+    def _lease(self, wish: Wish, end: int, starts: Sequence[int], device_end: int) -> Lease:
+        """Pin the prefix, on the host what of it must be loaded."""
+        return self._tree.lease(
             wish.prefix.keys,
             end,
             load=end > device_end,
@@ -162,12 +162,16 @@ class Admitter:
             priority=wish.priority,
             again=wish.again,
         )
-        if lease.needs_load and not self._copies.load(lease, max(0, end - device_end)):
+
+    def _load(self, lease: Lease, saved_pages: int) -> bool:
+        """Begin the load that a lease needs, if it does, as the last thing of an admission that may
+        fail: False, and the lease is released, without device pages for it."""
+        if lease.needs_load and not self._copies.load(lease, max(0, saved_pages)):
             self._pools.counters.load_no_pages += 1
             self._tree.release(lease)
-            return None
+            return False
         self._copies.used(lease)
-        return lease
+        return True
 
     def _seat(self, row: int, seat: Seat) -> None:
         for group in self._spec.groups:
@@ -214,12 +218,14 @@ class Admitter:
             return None
         wanted, host = priced
         lease = self._lease(wish, end, parked.starts, device_end=0)
-        if lease is None:
-            return None
-        tickets = parking.land(row, parked, lease)
-        if tickets is None:  # what the load brings stays cached, so the next try is cheaper
+        taken = parking.take(parked)
+        if taken is None:
             self._tree.release(lease)
             return None
+        if not self._load(lease, end):
+            parking.give_back(taken)
+            return None
+        tickets = parking.land(row, parked, lease, taken)
         self._seat(row, replace(parked.seat, lease=lease, demand=wanted))
         cached = self._cached(lease, end - host[ANCHOR], host)
         return Admission(

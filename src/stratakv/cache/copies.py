@@ -1,42 +1,32 @@
-"""Copies under way between device and host: what they hold in the tree, and how they end.
+"""Copies between device and host: what they hold in the tree, and what their end means.
 
-Owns the merging of a step's backups into one plan and the order of completions, which come when
-every rank has its own. Must not choose what to copy (``policy``), nor touch bytes (``transfer``).
+Owns which backups a step begins, the device pages of a load, and the turning of completions, which
+come when every rank has its own, into state. How copies are merged and named is ``flights``'. Must
+not choose what to copy (``policy``), nor touch bytes (``transfer``).
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from stratakv.agreement.agreement import Agreement, Figures
 from stratakv.agreement.ballot import Ballot, Result, Work
+from stratakv.cache.flights import Flight, Flights, Part
 from stratakv.cache.pools import Pools
-from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
+from stratakv.core.ids import GroupId, NodeIds, PageIds, TicketId
 from stratakv.policy.write import WritePolicy, safe_wanted, to_clean, weighs_uses, worth_backup
 from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.plan import Direction
 from stratakv.tree.effects import Backup
 from stratakv.tree.lease import Lease
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
 POLL_S: Final = 2e-4
-PLAN_BYTES: Final = 64 * 2**20
-"""The most that one backup plan moves; a retraction may have gigabytes to save."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """Nodes of one path in one group, whose pages one copy moves; live pages have no nodes."""
-
-    group: GroupId
-    rows: NodeIds
-    device: PageIds
-    host: PageIds
+LivePages: TypeAlias = Sequence[tuple[GroupId, PageIds, PageIds]]
+"""Group, device pages and host pages of what belongs to a request, not to the tree."""
 
 
 class CopyDesk:
@@ -53,34 +43,26 @@ class CopyDesk:
         self._sleep = sleep
         self._tree = tree
         self._pools = pools
-        self._transfer = transfer
+        self._flights = Flights(tree.spec, transfer)
         self._write = write
         self._weighs_uses = weighs_uses(write)
         self._safe_wanted = [safe_wanted(write, s.capacity) for s in pools.tiers[Tier.DEVICE]]
         if any(self._safe_wanted):
             pools.evict_device = tree.cleaning.evict
         self._wanted: list[Backup] = []  # not yet begun in the tree
-        self._pending: list[_Part] = []  # backups begun in the tree, not yet submitted
-        self._in_flight: dict[Direction, deque[tuple[TicketId, list[_Part]]]] = {
-            direction: deque() for direction in Direction
-        }
-        self._saves: dict[TicketId, int] = {}  # pages by which each load carries its match on
+        self._pending: list[Part] = []  # backups begun in the tree, not yet submitted
+        self._saves: dict[TicketId, int] = {}  # pages by which a plan's loads carry matches on
         self._failed: set[TicketId] = set()  # of live pages; asked about once
         self.on_lost: Callable[[GroupId, NodeIds], None] = _nobody_stands_there
         """Called with nodes whose backup has failed, before their host pages go."""
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
         """A gate over those of ``tickets`` that are still in flight; None when none is."""
-        live = {ticket for ticket, _ in self._in_flight[Direction.LOAD]}
-        waiting = [ticket for ticket in tickets if ticket in live]
-        return self._transfer.gate(waiting) if waiting else None
+        return self._flights.gate(tickets)
 
     def under_way(self, tickets: Sequence[TicketId]) -> bool:
-        """Whether any of ``tickets`` is still in flight."""
-        if not tickets:
-            return False
-        live = {ticket for queue in self._in_flight.values() for ticket, _ in queue}
-        return not live.isdisjoint(tickets)
+        """Whether any of ``tickets`` has not ended."""
+        return self._flights.under_way(tickets)
 
     def failed(self, tickets: Sequence[TicketId]) -> bool:
         """Whether a copy of live pages has failed; told once."""
@@ -90,21 +72,17 @@ class CopyDesk:
 
     @property
     def loading_pages(self) -> int:
-        """What the loads in flight save, in pages of a prefix: the load-back budget's unit."""
+        """What the loads under way save, in pages of a prefix: the load-back budget's unit."""
         return sum(self._saves.values())
 
     @property
     def busy(self) -> bool:
-        return bool(self._wanted or self._pending) or any(self._in_flight.values())
+        return bool(self._wanted or self._pending or self._flights)
 
     def figures(self) -> Figures:
         """What is under way, for ranks to compare."""
-        backups, loads = self._in_flight[Direction.BACKUP], self._in_flight[Direction.LOAD]
         return {
-            "backups": len(backups),
-            "newest backup": backups[-1][0] if backups else NONE,
-            "loads": len(loads),
-            "newest load": loads[-1][0] if loads else NONE,
+            **self._flights.figures(),
             "backups wanted": len(self._wanted),
             "backups begun": len(self._pending),
             "saves failed": len(self._failed),
@@ -175,7 +153,7 @@ class CopyDesk:
         host = space.alloc(len(rows))
         assert host is not None, "the host pool has lost pages"
         device = self._tree.copies.begin_backup(group, rows, host)
-        self._pending.append(_Part(group, rows.copy(), device, host))
+        self._pending.append(Part(group, rows.copy(), device, host))
 
     def save(self, group: GroupId, rows: NodeIds) -> int:
         """Back up what of ``rows`` has no host copy, whatever the write policy: host pages for it
@@ -185,64 +163,23 @@ class CopyDesk:
         return len(rows)
 
     def submit(self) -> None:
-        """Hand a step's backups over as one plan; as several where it would keep the copier from
-        everything else for long."""
+        """Hand over all that was begun: the loads first, as one plan, then a step's backups."""
+        self._flights.submit_loads()
         self.begin_backups()
         parts, self._pending = self._pending, []
-        for plan in self._bounded(parts):
-            self._send(Direction.BACKUP, plan)
+        self._flights.back_up(parts)
 
-    def carry(
-        self, direction: Direction, pages: Sequence[tuple[GroupId, PageIds, PageIds]]
-    ) -> tuple[TicketId, ...]:
-        """Copy live pages (group, device pages, host pages), which no node stands for."""
-        if direction is Direction.BACKUP:
-            self.submit()  # completions come in order: what was begun before ends before
-        none = np.empty(0, np.intp)
-        parts = [_Part(group, none, device, host) for group, device, host in pages]
-        return tuple(self._send(direction, plan) for plan in self._bounded(parts))
-
-    def _bounded(self, parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-        """Cut into plans of at most ``PLAN_BYTES``, or of one page."""
-        plan: list[_Part] = []
-        room = PLAN_BYTES
-        for part in parts:
-            page_bytes = self._tree.spec.groups[part.group].page_bytes
-            at = 0
-            while at < len(part.device):
-                fits = len(part.device) if not page_bytes else max(not plan, room // page_bytes)
-                some = slice(at, at + fits)
-                if fits:
-                    plan.append(
-                        _Part(part.group, part.rows[some], part.device[some], part.host[some])
-                    )
-                    at += fits
-                    room -= len(plan[-1].device) * page_bytes
-                if room <= 0 or not fits:
-                    yield plan
-                    plan, room = [], PLAN_BYTES
-        if plan:
-            yield plan
-
-    def _send(self, direction: Direction, parts: list[_Part]) -> TicketId:
-        groups = sorted({part.group for part in parts})
-        copies = tuple(
-            GroupCopy(
-                group,
-                np.concatenate([part.device for part in parts if part.group == group]),
-                np.concatenate([part.host for part in parts if part.group == group]),
-            )
-            for group in groups
-        )
-        ticket = self._transfer.submit(CopyPlan(direction, copies))
-        self._in_flight[direction].append((ticket, parts))
-        return ticket
+    def save_live(self, pages: LivePages) -> tuple[TicketId, ...]:
+        """Copy live pages, which no node stands for, to the host."""
+        self.submit()  # completions come in order: what was begun before ends before
+        return self._flights.back_up(_live_parts(pages))
 
     # -- load ----------------------------------------------------------------------------------
 
     def load(self, lease: Lease, saved_pages: int) -> bool:
-        """Start the load that ``lease`` plans, which takes a match ``saved_pages`` further; False
-        without device pages, when something may have been evicted all the same."""
+        """Begin the load that ``lease`` plans, which takes a match ``saved_pages`` further. It
+        leaves with ``submit_loads``, and cannot fail any more. False without device pages: nothing
+        has begun, and something may have been evicted all the same."""
         assert lease.host is not None, "this lease plans no load"
         if any(self._pools.available(GroupId(g)) < len(rows) for g, rows in enumerate(lease.host)):
             return False
@@ -256,77 +193,68 @@ class CopyDesk:
                 return False
             device.append(pages)
         parts = [
-            _Part(GroupId(g), rows, device[g], self._tree.nodes.page[Tier.HOST][g][rows])
+            Part(GroupId(g), rows, device[g], self._tree.nodes.page[Tier.HOST][g][rows])
             for g, rows in enumerate(lease.host)
             if len(rows)
         ]
-        ticket = self._send(Direction.LOAD, parts)
+        ticket = self._flights.begin_load(parts)
         self._tree.copies.begin_load(lease, device, ticket)
-        self._saves[ticket] = saved_pages
+        self._saves[ticket] = self._saves.get(ticket, 0) + saved_pages
         return True
+
+    def load_live(self, pages: LivePages) -> tuple[TicketId, ...]:
+        """Begin to copy live pages back to the device, as ``load`` does others."""
+        return (self._flights.begin_load(_live_parts(pages)),) if pages else ()
+
+    def submit_loads(self) -> None:
+        """Hand over all loads that were begun, as one plan."""
+        self._flights.submit_loads()
 
     # -- completion ----------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         """Whether a copy has ended here that is not state yet."""
-        return any(map(self._transfer.ready, Direction))
+        return self._flights.ready
 
     def vote(self, ballot: Ballot) -> None:
         """Say which copies have ended here, and which backups with success."""
-        for direction in Direction:
-            count = self._transfer.ready(direction)
-            if not count:
-                continue
-            match direction:
-                case Direction.BACKUP:
-                    ended = self._transfer.peek(direction, count)
-                    ballot.cast(Work.BACKUP, (np.array([done.ok]) for done in ended))
-                case Direction.LOAD:
-                    ballot.count(Work.LOAD, count)
+        self._flights.vote(ballot)
 
     def apply(self, agreed: Result) -> bool:
         """Turn the copies that have ended on every rank into state; whether any has. A backup that
         has failed on one of them has failed. Called from ``KVCache.tick`` and, where an allocation
         cannot go on without it, from ``wait``."""
         loads, saved = agreed.ended(Work.LOAD), agreed.flags(Work.BACKUP)
-        for done, flags in zip(self._taken(Direction.BACKUP, len(saved)), saved, strict=True):
+        for done, flags in zip(
+            self._flights.taken(Direction.BACKUP, len(saved)), saved, strict=True
+        ):
             self._backed_up(done, ok=flags.item(0))
-        for done in self._taken(Direction.LOAD, loads):
+        for done in self._flights.taken(Direction.LOAD, loads):
             self._loaded(done)
         return bool(loads or saved)
 
-    def _taken(self, direction: Direction, count: int) -> list[tuple[Completion, list[_Part]]]:
-        if not count:
-            return []
-        found: list[tuple[Completion, list[_Part]]] = []
-        for done in self._transfer.take(direction, count):
-            ticket, parts = self._in_flight[direction].popleft()
-            assert ticket == done.ticket, "completions out of order"
-            found.append((done, parts))
-        return found
-
-    def _loaded(self, ended: tuple[Completion, list[_Part]]) -> None:
-        done, parts = ended
-        self._pools.counters.load_pages += sum(len(part.device) for part in parts)
+    def _loaded(self, ended: tuple[Completion, Flight]) -> None:
+        done, flight = ended
+        self._pools.counters.load_pages += flight.pages
         self._pools.counters.load_bytes += done.bytes_moved
-        self._saves.pop(done.ticket, None)
-        for part in parts:
+        self._saves.pop(flight.ticket, None)
+        for part in flight.parts:
             if len(part.rows):
                 self._tree.copies.end_load(part.group, part.rows)
 
-    def _backed_up(self, ended: tuple[Completion, list[_Part]], *, ok: bool) -> None:
-        done, parts = ended
-        counters, pages = self._pools.counters, sum(len(part.device) for part in parts)
+    def _backed_up(self, ended: tuple[Completion, Flight], *, ok: bool) -> None:
+        done, flight = ended
+        counters, pages = self._pools.counters, flight.pages
         if ok:
             counters.backup_pages += pages
             counters.backup_bytes += done.bytes_moved
         else:
             counters.backup_failed_pages += pages
-        for part in parts:
-            self._end_backup(done.ticket, part, ok=ok)
+        for part in flight.parts:
+            self._end_backup(flight.ticket, part, ok=ok)
 
-    def _end_backup(self, ticket: TicketId, part: _Part, *, ok: bool) -> None:
+    def _end_backup(self, ticket: TicketId, part: Part, *, ok: bool) -> None:
         if not len(part.rows):
             if not ok:
                 self._failed.add(ticket)
@@ -339,13 +267,18 @@ class CopyDesk:
         """Block until one more copy has ended everywhere; False when none is under way. All ranks
         wait at the same point, so they vote as often as each other."""
         self.submit()
-        while any(self._in_flight.values()):
+        while self._flights:
             ballot = self._agreement.ballot()
             self.vote(ballot)
             if self.apply(self._agreement.agree(ballot)):
                 return True
             self._sleep(POLL_S)
         return False
+
+
+def _live_parts(pages: LivePages) -> list[Part]:
+    none = np.empty(0, np.intp)
+    return [Part(group, none, device, host) for group, device, host in pages]
 
 
 def _nobody_stands_there(group: GroupId, rows: NodeIds) -> None:

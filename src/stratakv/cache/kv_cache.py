@@ -159,7 +159,9 @@ class KVCache:
         return replace(admission, cached=admission.cached.fetched(tokens, groups))
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
-        """What a forward over freshly admitted rows waits for, layer by layer."""
+        """Hand over this step's loads, as one plan; what a forward over freshly admitted rows waits
+        for, layer by layer."""
+        self._copies.submit_loads()
         return self._copies.gate(tickets)
 
     def cut(self, row: int) -> int | None:

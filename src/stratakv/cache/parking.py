@@ -19,7 +19,6 @@ from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
-from stratakv.transfer.plan import Direction
 from stratakv.tree.lease import Lease
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
@@ -150,7 +149,7 @@ class Parking:
             else:
                 self._tables.pages(live.group)[row, live.index] = NONE
         counters.retracted_pages += len(own)
-        parked.tickets = self._copies.carry(Direction.BACKUP, _pages(parked.live))
+        parked.tickets = self._copies.save_live(_pages(parked.live))
         self._moving.append((parked.tickets, Tier.DEVICE, parked.live))
         self._held.append(parked)
 
@@ -160,25 +159,35 @@ class Parking:
         """Whether its live pages have arrived on the host."""
         return not self._copies.under_way(parked.tickets)
 
-    def land(self, row: int, parked: Parked, lease: Lease) -> tuple[TicketId, ...] | None:
-        """Give ``row`` its live pages back and end the hold, which ``lease`` replaces. None, and
-        nothing done, where the device has no page for one of them."""
+    def take(self, parked: Parked) -> list[LivePage] | None:
+        """Device pages for its live pages, which ``land`` uses or ``give_back`` frees. None, and
+        nothing taken, where the device has no page for one of them."""
         taken: list[LivePage] = []
         for live in parked.live:
             pages = None
             if self._pools.make_room(Tier.DEVICE, live.group, 1):
                 pages = self._pools.tiers[Tier.DEVICE][live.group].alloc(1)
             if pages is None:
-                self._free(Tier.DEVICE, taken)
+                self.give_back(taken)
                 return None
             taken.append(replace(live, device=int(pages[0])))
+        return taken
+
+    def give_back(self, taken: Sequence[LivePage]) -> None:
+        self._free(Tier.DEVICE, taken)
+
+    def land(
+        self, row: int, parked: Parked, lease: Lease, taken: list[LivePage]
+    ) -> tuple[TicketId, ...]:
+        """Give ``row`` its live pages back, on the device pages ``taken``, and end the hold, which
+        ``lease`` replaces. Cannot fail; returns the loads."""
         self._live.open(row, lease)
         for live in taken:
             if live.index == NONE:
                 self._live.restore(row, live.group, live.device)
             else:
                 self._tables.pages(live.group)[row, live.index] = live.device
-        tickets = self._copies.carry(Direction.LOAD, _pages(taken))
+        tickets = self._copies.load_live(_pages(taken))
         self._moving.append((tickets, Tier.HOST, taken))
         self._landing[row] = tickets
         parked.live = []

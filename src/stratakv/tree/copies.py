@@ -65,8 +65,9 @@ class Copies:
         return effects
 
     def begin_load(self, lease: Lease, pages: list[PageIds], ticket: TicketId) -> None:
-        """Land ``lease.host`` rows on device ``pages`` (per group); the lease then stands on the
-        device alone, and the copy holds both ends."""
+        """Land ``lease.host`` rows on device ``pages`` (per group) with the plan ``ticket``, which
+        other leases may share; the lease then stands on the device alone, and the copy holds both
+        ends."""
         assert lease.host is not None, "this lease plans no load"
         nodes = self._nodes
         for group, rows in enumerate(lease.host):
@@ -79,7 +80,8 @@ class Copies:
             self._pins.born_pinned(DEVICE, group, rows, 2)  # the lease's and the copy's
             if group == ANCHOR:
                 np.add.at(nodes.kids[DEVICE], nodes.parent[rows], 1)
-        lease.loading = (*lease.loading, ticket)
+        if ticket not in lease.loading:  # it may stand on pages of the same plan already
+            lease.loading = (*lease.loading, ticket)
         lease.host = None  # its host pins are the copy's now
 
     def end_load(self, group: GroupId, rows: NodeIds) -> None:
