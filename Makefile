@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 # What is imported is compiled once and kept in .venv; otherwise every start takes seconds more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-long check format clean
+.PHONY: help demo serve test test-long mutants check format clean
 .DEFAULT_GOAL := help
 
 $(VENV)/demo.stamp: $(BUILD)
@@ -28,6 +28,10 @@ $(VENV)/check.stamp: $(VENV)/test.stamp
 	$(PIP) -e '.[check]'
 	touch $@
 
+$(VENV)/mutants.stamp: $(VENV)/test.stamp
+	$(PIP) -e '.[mutants]'
+	touch $@
+
 demo: $(VENV)/demo.stamp ## set up and run the main job: a chat served over device, host and storage
 	$(BIN)/python -m demo.run
 
@@ -41,6 +45,9 @@ test: $(VENV)/test.stamp ## set up and pass the tests
 
 test-long: $(VENV)/test.stamp ## the long campaigns
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs -m long
+
+mutants: $(VENV)/mutants.stamp ## small bugs that some test must see: make mutants PACKAGES="tree policy"
+	OMP_NUM_THREADS=1 nice $(BIN)/python -m scripts.mutants $(PACKAGES)
 
 check: $(VENV)/check.stamp ## lint, format, types, floors, meta tests
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Two xdist workers share two cores: more threads would only wait for each other.
 torch.set_num_threads(1)
@@ -21,6 +21,16 @@ settings.register_profile(
     derandomize="CI" in os.environ,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
+)
+# For `make mutants`: a mutant meets the same few examples every time.
+settings.register_profile(
+    "mutants",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=15,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("house")
 

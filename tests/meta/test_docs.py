@@ -17,7 +17,9 @@ from tests.meta.source import PACKAGE, ROOT, repository
 PAGES: Final = {name: text for name, text in repository() if name.endswith(".md")}
 README: Final = PAGES["README.md"]
 ADR_LINES: Final = 60
-OTHERS_FLAGS: Final = {"--set-upstream", "--nproc-per-node", "--no-python"}
+OTHERS_FLAGS: Final = {
+    "--set-upstream", "--nproc-per-node", "--no-python", "--again", "--report",
+}  # fmt: skip
 """Flags of other programs that a document may name."""
 
 

@@ -1,0 +1,167 @@
+"""``python -m scripts.mutants [PACKAGE ...]``: run what has not been run, and print what is known.
+
+Stop it at any moment: results are written every half minute, and it goes on where it was.
+"""
+
+import argparse
+import importlib
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import Pipe, Process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from scripts.mutants.mutations import Mutant
+from scripts.mutants.results import Results, score
+from scripts.mutants.rooms import TESTS, files_of
+from scripts.mutants.zygote import ROOT, Clean, Job, Verdict, imported, serve
+
+WRITE_S: Final = 30.0
+HEAVY: Final = ("torch", "numpy", "hypothesis", "xxhash", "pytest")
+"""Imported before anything is forked, so that no child has to."""
+
+
+@dataclass(slots=True)
+class Room:
+    """A package whose tests have been collected and have passed."""
+
+    results: Results
+    clean: Clean
+    pipe: Connection
+    scratch: Path
+    kills: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def judge(self, name: str, mutant: Mutant) -> Verdict:
+        """Of a mutant of the function ``name``."""
+        path = str(mutant.path)
+        by_line = self.clean.tests_of.get(path, {})
+        lines = set(mutant.lines)
+        near = set().union(*(by_line.get(line, set()) for line in lines))
+        verdict, killer = Verdict.NOT_SWAPPED, ""
+        job = Job(path, mutant.source(), mutant.function, mutant.lines.start, ())
+        if mutant.swappable and near:
+            verdict, killer = self._swapped(job, self._ordered(name, near))
+        early = bool(lines & self.clean.early.get(path, set()))
+        if verdict is Verdict.NOT_SWAPPED or (verdict is Verdict.SURVIVED and early):
+            of_file = set().union(*by_line.values()) if by_line else set()
+            tests = near if near and not early else of_file
+            verdict, killer = Verdict.SURVIVED, ""
+            if tests:
+                self._prepare()
+                job = Job(job.path, job.source, job.name, job.line, self._ordered(name, tests))
+                verdict, killer = imported(job, self.clean.seconds, self.scratch / "fresh")
+        if killer in self.clean.seconds:
+            self.kills[name, killer] += 1
+        return verdict
+
+    def _prepare(self) -> None:
+        """Import what the tests need, of others, so that no child has to."""
+        for module in self.clean.modules:
+            with suppress(Exception):
+                importlib.import_module(module)
+        self.clean.modules.clear()
+
+    def _swapped(self, job: Job, tests: tuple[str, ...]) -> tuple[Verdict, str]:
+        self.pipe.send(Job(job.path, job.source, job.name, job.line, tests))
+        return heard(self.pipe)
+
+    def _ordered(self, name: str, tests: set[str]) -> tuple[str, ...]:
+        """Fast ones first, and before them those that killed a mutant of this function."""
+        seconds, kills = self.clean.seconds, self.kills
+        return tuple(
+            sorted(tests, key=lambda test: (seconds[test] / (1 + 20 * kills[name, test]), test))
+        )
+
+
+def heard(pipe: Connection) -> Any:
+    """The zygote's next answer; its last words where it has ended."""
+    answer = pipe.recv()
+    if isinstance(answer, str):
+        raise SystemExit(answer)
+    return answer
+
+
+def run(name: str, *, again: bool, until_s: float) -> None:
+    results = Results(name)
+    left = results.left(again=again)
+    if not left or time.monotonic() >= until_s:
+        return
+    scratch = Path(tempfile.mkdtemp(prefix="mutants-"))
+    here, there = Pipe()
+    files = files_of(name)
+    zygote = Process(target=serve, args=(there, name, files, scratch / "swapped"), daemon=True)
+    zygote.start()
+    there.close()
+    try:
+        clean = heard(here)
+        spent = sum(clean.seconds.values())
+        print(
+            f"{name}: {len(clean.seconds)} tests in {spent:.0f} s, {len(left)} mutants", flush=True
+        )
+        for test in clean.not_passed:
+            print(f"  left out, did not pass: {test}", flush=True)
+        room = Room(results, clean, here, scratch)
+        _judge_all(room, left, until_s)
+        here.send(None)
+        zygote.join()
+    finally:
+        results.write()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _judge_all(room: Room, left: list[tuple[str, Mutant]], until_s: float) -> None:
+    results, written_s, begun_s = room.results, time.monotonic(), time.monotonic()
+    for done, (name, mutant) in enumerate(left, 1):
+        verdict = room.judge(name, mutant)
+        results.functions[name].note(mutant, verdict)
+        if verdict is not Verdict.KILLED:
+            print(f"  {verdict.name.lower()}: {name}: {mutant.text}", flush=True)
+        now_s = time.monotonic()
+        if now_s - written_s > WRITE_S:
+            results.write()
+            written_s = now_s
+            rest_s = (now_s - begun_s) / done * (len(left) - done)
+            print(f"  {done} of {len(left)}, {rest_s / 60:.0f} minutes left", flush=True)
+        if now_s > until_s:
+            return
+
+
+def report(names: list[str]) -> None:
+    columns = ("mutants", "killed", "hung", "survived", "equivalent", "not run")
+    print(f"{'':14}" + "".join(f"{column:>12}" for column in columns) + f"{'score':>9}")
+    for name in names:
+        counts = Results(name).counts()
+        row = "".join(f"{counts[column]:12,}" for column in columns)
+        print(f"{name:14}{row}{score(counts):9.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts.mutants", description=__doc__)
+    parser.add_argument("packages", nargs="*", default=[], metavar="PACKAGE")
+    parser.add_argument("--again", action="store_true", help="run survivors again too")
+    parser.add_argument("--minutes", type=float, default=24 * 60, help="stop after so many")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    chosen = parser.parse_args()
+    names = chosen.packages or list(TESTS)
+    if unknown := set(names) - set(TESTS):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(TESTS)}")
+    if not chosen.report:
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[variable] = "1"
+        os.chdir(ROOT)
+        for module in HEAVY:
+            __import__(module)
+        until_s = time.monotonic() + 60 * chosen.minutes
+        for name in names:
+            run(name, again=chosen.again, until_s=until_s)
+    report(names)
+
+
+if __name__ == "__main__":
+    main()

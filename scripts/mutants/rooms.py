@@ -1,0 +1,46 @@
+"""Which tests look for the mutants of which package: fast ones, no models, no processes.
+
+Files named here that pytest does not collect by itself are walks of the long campaigns, cut short.
+"""
+
+from typing import Final
+
+from scripts.mutants.zygote import ROOT
+
+TESTS: Final[dict[str, tuple[str, ...]]] = {
+    "policy": (
+        "tests/unit/test_policy_*.py",
+        "tests/unit/test_cache_prefetch*.py",
+        "tests/unit/test_cache_write_policies.py",
+        "tests/mutants/walks_prefetch.py",
+    ),
+    "agreement": (
+        "tests/unit/test_agreement_*.py",
+        "tests/unit/test_cache_witness.py",
+        "tests/unit/test_cache_prefetch.py",
+    ),
+    "tree": (
+        "tests/unit/test_tree_*.py",
+        "tests/unit/test_policy_choices.py",
+        "tests/mutants/walks_tree.py",
+    ),
+    "spec": (
+        "tests/unit/test_spec_*.py",
+        "tests/unit/test_family_table.py",
+        "tests/property/test_retention.py",
+    ),
+    "cache": (
+        "tests/unit/test_cache_*.py",
+        "tests/mutants/walks_prefetch.py",
+    ),
+    "storage/file": (
+        "tests/unit/test_storage_file_*.py",
+        "tests/unit/test_storage_fsck.py",
+        "tests/conformance/test_storage_file*.py",
+    ),
+}
+
+
+def files_of(room: str) -> list[str]:
+    found = [path for pattern in TESTS[room] for path in sorted(ROOT.glob(pattern))]
+    return [str(path.relative_to(ROOT)) for path in found]
