@@ -2,6 +2,7 @@
 before it opens a weight or takes memory."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -117,17 +118,14 @@ def test_layers_that_only_predict_are_not_looked_at():
     """GLM lists one more indexer than layers that run."""
     facts = model_facts.facts_of(tiny_config(GLM), "float32")
     roles = [*facts.config["indexer_types"], "full"]
-    longer = model_facts.ModelFacts(
-        {**facts.config, "indexer_types": roles}, facts.max_positions, facts.vocab_size, facts.dtype
-    )
+    longer = replace(facts, config={**facts.config, "indexer_types": roles})
     assert own_refusal(longer) is None
 
 
 def test_layers_with_sizes_of_their_own_are_refused():
     facts = model_facts.facts_of(tiny_config(V4), "float32")
     unlike = {**facts.config, "per_layer_config": {"1": {"head_dim": 8}}}
-    changed = model_facts.ModelFacts(unlike, facts.max_positions, facts.vocab_size, facts.dtype)
-    assert "per_layer_config must be absent" in str(own_refusal(changed))
+    assert "per_layer_config must be absent" in str(own_refusal(replace(facts, config=unlike)))
 
 
 @pytest.mark.parametrize(

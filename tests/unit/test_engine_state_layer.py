@@ -92,6 +92,16 @@ def test_new_inputs_come_behind_those_before_them(layers):
     assert conv_of(layers, FIRST, [2, 6]).equal(conv)
 
 
+@pytest.mark.parametrize("requests", [1, 2])
+def test_a_convolution_of_width_1_keeps_the_last_of_several_inputs(requests):
+    narrow = {FIRST: pages((CHANNELS, 1), None)}
+    own, inputs = list(range(requests)), torch.randn(requests, CHANNELS, 5)
+    states = opened(narrow, None, own)
+    assert states.convolve(FIRST, inputs).equal(inputs)
+    states.close()
+    assert narrow[FIRST].conv.rows[own].view(requests, CHANNELS, 1).equal(inputs[..., -1:])
+
+
 def test_what_a_kernel_changes_in_place_is_written_and_its_source_is_not(layers):
     conv, recurrent = put(layers, [2, 6])
     states = opened(layers, [2, 6], [6, 4])

@@ -197,6 +197,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "boolean": ({**LLAMA, "head_dim": True}, "head_dim must be an integer, got True"),
     "window": ({**GEMMA, "sliding_window": 0}, "sliding_window must be at least 1, got 0"),
     "no window": ({**GEMMA, "sliding_window": None}, "sliding_window must be an integer, got None"),
+    "no convolution": ({**MAMBA, "conv_kernel": 0}, "conv_kernel must be at least 1, got 0"),
     "empty row": ({**LLAMA, "head_dim": 0}, r"shape \(2, 0\) has no bytes"),
     "encoder": ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "no cache": ({**MAMBA, "num_hidden_layers": 0}, "no layer caches anything"),

@@ -23,6 +23,7 @@ from stratakv.engine.lora_hooks import Adapters
 from stratakv.engine.lora_probe import unfit
 from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
 from stratakv.engine.parallel import device_refusal, loading, tp_refusal
+from stratakv.engine.time_steps import bound_time_steps
 
 CPU: Final = torch.device("cpu")
 _CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
@@ -131,6 +132,8 @@ def _adopt(module: PreTrainedModel, fingerprint: bytes, ranks: int) -> HuggingFa
     if text._attn_implementation != ATTENTION:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         raise ConfigError(f"MODEL: {name} has attention of its own that cannot be replaced")
     facts = facts_of(module.config, _dtype_name(module))
+    if facts.time_steps is not None:
+        bound_time_steps(module, facts.time_steps)
     return HuggingFaceModel(
         module=module.eval(),
         facts=facts,

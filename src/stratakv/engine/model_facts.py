@@ -16,6 +16,8 @@ from transformers import AutoConfig, PretrainedConfig
 from stratakv.core.errors import ConfigError
 from stratakv.spec.derive import check_composite
 from stratakv.spec.positions import stable_positions
+from stratakv.spec.support import time_steps_of
+from stratakv.spec.time_steps import TimeSteps
 
 _UNREADABLE: Final = (
     ValueError, OSError, KeyError, RuntimeError, AttributeError, TypeError, StrictDataclassError,
@@ -33,12 +35,14 @@ ENDLESS_POSITIONS: Final = 2**20
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """``config``: the text decoder's, as plain data. ``max_positions``: longest sequence, in
-    tokens, that its positions cover. ``dtype``: a key of ``DTYPES``."""
+    tokens, that its positions cover. ``dtype``: a key of ``DTYPES``. ``time_steps``: bounds that
+    every layer of Mamba-2 must keep to, None where there are none."""
 
     config: Mapping[str, object]
     max_positions: int
     vocab_size: int
     dtype: str
+    time_steps: TimeSteps | None
 
 
 def read_facts(path: Path, dtype: str = "auto") -> ModelFacts:
@@ -103,6 +107,7 @@ def _text_facts(config: PretrainedConfig, dtype: str) -> ModelFacts:
         max_positions=min(positions, stable_positions(text) or positions),
         vocab_size=vocab,
         dtype=dtype,
+        time_steps=time_steps_of(text),
     )
 
 

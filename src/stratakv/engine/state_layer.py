@@ -44,7 +44,8 @@ class StateBuffer:
 
     def write(self, own: torch.Tensor, states: torch.Tensor) -> None:
         """states: [n, *shape], to the pages ``own``, int64 [n]."""
-        rows = states.to(self.rows.dtype).reshape(len(own), -1)
+        # A convolution of width 1 leaves every T-th of its inputs: a view that words cannot have.
+        rows = states.to(self.rows.dtype).reshape(len(own), -1).contiguous()
         if rows.storage_offset() % (self.words.element_size() // self.rows.element_size()):
             rows = rows.clone()
         self.words.index_copy_(0, own, rows.view(self.words.dtype))

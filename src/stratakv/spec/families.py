@@ -41,6 +41,7 @@ from stratakv.spec.layers import (
 )
 from stratakv.spec.model_config import ModelConfig
 from stratakv.spec.retention import KeepAll
+from stratakv.spec.time_steps import ReadTimeSteps, limited, limited_below, unbounded
 
 LayerTypes: TypeAlias = Callable[[ModelConfig], tuple[str, ...]]
 
@@ -53,12 +54,14 @@ def _any_page(_: ModelConfig) -> int:
 class Family:
     """``layer_types`` names every layer's type; ``keep`` says what one layer caches. ``steps``:
     Hugging Face's code forgets a state that several tokens meet at once, so it is continued one
-    token at a time. ``page_unit``: what a page's tokens must be a multiple of."""
+    token at a time. ``page_unit``: what a page's tokens must be a multiple of. ``time_steps``:
+    bounds that Hugging Face's code heeds in chunks and forgets in steps of one token."""
 
     layer_types: LayerTypes
     keep: Callable[[Layer, PageFormat], Buffers]
     steps: bool = False
     page_unit: Callable[[ModelConfig], int] = _any_page
+    time_steps: ReadTimeSteps = unbounded
 
 
 LEGACY_LAYER_TYPES: Final = {
@@ -139,7 +142,10 @@ def periodic(config: ModelConfig) -> tuple[str, ...]:
 
 
 def standard(
-    layer_types: LayerTypes, attention: Attention, state_of: State | None = None
+    layer_types: LayerTypes,
+    attention: Attention,
+    state_of: State | None = None,
+    time_steps: ReadTimeSteps = unbounded,
 ) -> Family:
     """A family whose layer types mean what Hugging Face's cache takes them to mean."""
 
@@ -160,7 +166,7 @@ def standard(
             case _:
                 raise unknown_layer_type(layer)
 
-    return Family(layer_types, keep)
+    return Family(layer_types, keep, time_steps=time_steps)
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -217,12 +223,12 @@ FAMILIES: Final[dict[str, Family]] = {
     "dbrx": standard(inferred, dbrx_heads),
     "gpt_bigcode": standard(inferred, bigcode_heads),
     **dict.fromkeys(("kimi_linear", "bailing_hybrid"), standard(declared(), mla, kimi_delta)),
-    "nemotron_h": standard(declared("layers_block_type"), heads, _NEMOTRON_STATE),
-    "zamba2": standard(declared("layers_block_type"), zamba_heads, _ZAMBA_STATE),
-    "granitemoehybrid": standard(declared(), heads, _BAMBA_STATE),
-    "bamba": standard(bamba_types, heads, _BAMBA_STATE),
-    "falcon_h1": standard(uniform("hybrid"), heads, _BAMBA_STATE),
-    "mamba2": standard(uniform("linear_attention"), heads, _MAMBA2_STATE),
+    "nemotron_h": standard(declared("layers_block_type"), heads, _NEMOTRON_STATE, limited_below),
+    "zamba2": standard(declared("layers_block_type"), zamba_heads, _ZAMBA_STATE, limited_below),
+    "granitemoehybrid": standard(declared(), heads, _BAMBA_STATE, limited),
+    "bamba": standard(bamba_types, heads, _BAMBA_STATE, limited),
+    "falcon_h1": standard(uniform("hybrid"), heads, _BAMBA_STATE, limited),
+    "mamba2": standard(uniform("linear_attention"), heads, _MAMBA2_STATE, limited),
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
     "zamba": replace(standard(declared("layers_block_type"), zamba_heads, zamba_state), steps=True),

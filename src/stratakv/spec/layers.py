@@ -49,6 +49,14 @@ def unknown_layer_type(layer: Layer) -> ConfigError:
     )
 
 
+def positive(layer: Layer, field: str) -> int:
+    """Tokens of a window, a chunk, or a convolution's width."""
+    value = layer.config.integer(field)
+    if value < 1:
+        raise layer.config.fault(field, "at least 1")
+    return value
+
+
 # --- what attention keeps ------------------------------------------------------------------------
 
 
@@ -119,32 +127,32 @@ def gated_delta(layer: Layer, page: PageFormat) -> Buffers:
     )
     value_heads = config.integer("linear_num_value_heads")
     channels = 2 * config.integer("linear_num_key_heads") * key_dim + value_heads * value_dim
-    conv = (channels, config.integer("linear_conv_kernel_dim"))
+    conv = (channels, positive(layer, "linear_conv_kernel_dim"))
     return state(page, conv=conv, recurrent=(value_heads, key_dim, value_dim))
 
 
 def kimi_delta(layer: Layer, page: PageFormat) -> Buffers:
     """Kimi Delta Attention: queries, keys and values alike."""
     count, dim = layer.config.integer("linear_num_heads"), layer.config.integer("linear_head_dim")
-    conv = (3 * count * dim, layer.config.integer("linear_conv_kernel_dim"))
+    conv = (3 * count * dim, positive(layer, "linear_conv_kernel_dim"))
     return state(page, conv=conv, recurrent=(count, dim, dim))
 
 
 def short_conv(layer: Layer, page: PageFormat) -> Buffers:
-    conv = (layer.config.integer("hidden_size"), layer.config.integer("conv_L_cache"))
+    conv = (layer.config.integer("hidden_size"), positive(layer, "conv_L_cache"))
     return state(page, conv=conv, recurrent=None)
 
 
 def mamba(layer: Layer, page: PageFormat) -> Buffers:
     """The first Mamba: no heads, one state per channel."""
     channels = layer.config.integer("intermediate_size")
-    conv = (channels, layer.config.integer("conv_kernel"))
+    conv = (channels, positive(layer, "conv_kernel"))
     return state(page, conv=conv, recurrent=(channels, layer.config.integer("state_size")))
 
 
 def jamba_state(layer: Layer, page: PageFormat) -> Buffers:
     channels = layer.config.integer("mamba_expand") * layer.config.integer("hidden_size")
-    conv = (channels, layer.config.integer("mamba_d_conv"))
+    conv = (channels, positive(layer, "mamba_d_conv"))
     return state(page, conv=conv, recurrent=(channels, layer.config.integer("mamba_d_state")))
 
 
@@ -153,7 +161,7 @@ def zamba_state(layer: Layer, page: PageFormat) -> Buffers:
     channels = layer.config.integer("mamba_expand") * layer.config.integer("hidden_size")
     count = layer.config.integer("n_mamba_heads")
     recurrent = (count, channels // count, layer.config.integer("mamba_d_state"))
-    return state(page, conv=(channels, layer.config.integer("mamba_d_conv")), recurrent=recurrent)
+    return state(page, conv=(channels, positive(layer, "mamba_d_conv")), recurrent=recurrent)
 
 
 def mamba2(*, count: str, dim: str, groups: str, size: str, kernel: str) -> State:
@@ -164,20 +172,13 @@ def mamba2(*, count: str, dim: str, groups: str, size: str, kernel: str) -> Stat
         head_count, head_dim = config.integer(count), config.integer(dim)
         state_size = config.integer(size)
         channels = head_count * head_dim + 2 * config.integer(groups) * state_size
-        conv = (channels, config.integer(kernel))
+        conv = (channels, positive(layer, kernel))
         return state(page, conv=conv, recurrent=(head_count, head_dim, state_size))
 
     return kept
 
 
 # --- windows, chunks and DeepSeek-V4 -------------------------------------------------------------
-
-
-def positive(layer: Layer, field: str) -> int:
-    tokens = layer.config.integer(field)
-    if tokens < 1:
-        raise layer.config.fault(field, "at least 1")
-    return tokens
 
 
 def window_of(layer: Layer) -> KeepWindow:

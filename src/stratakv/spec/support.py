@@ -15,6 +15,7 @@ from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.kinds import CONV, INDEX_KEY, KEY, LATENT, RECURRENT, VALUE
 from stratakv.spec.model_config import ModelConfig
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
+from stratakv.spec.time_steps import TimeSteps
 
 ENTRIES: Final = r"c\d+(_index_k)?"
 OVERLAP: Final = r"c\d+(_index)?_overlap"
@@ -70,6 +71,16 @@ def continues_token_by_token(config: Mapping[str, object]) -> bool:
     config: ``to_dict()`` of the text configuration. ConfigError for an unknown model type.
     """
     return family_of(ModelConfig(config)).steps
+
+
+def time_steps_of(config: Mapping[str, object]) -> TimeSteps | None:
+    """Bounds of the model's time steps, or None where no time step can be outside.
+
+    config: as above. ConfigError for a bound that is none, and for an unknown model type.
+    """
+    model = ModelConfig(config)
+    steps = family_of(model).time_steps(model)
+    return None if steps is None or not steps.bind else steps
 
 
 def kind_of(buffer: BufferSpec) -> str:
