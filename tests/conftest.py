@@ -1,7 +1,10 @@
 """What holds for every test. Owns process-wide settings: threads, network, Hypothesis."""
 
+import atexit
 import os
+import shutil
 import subprocess
+import tempfile
 
 import pytest
 import torch
@@ -12,6 +15,11 @@ torch.set_num_threads(1)
 # A model comes from a directory or from a config; a test that asks a network is wrong.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# What a start keeps for the next one is this run's own, its servers' and its workers' too.
+if "STRATAKV_TEST_CACHE" not in os.environ:
+    os.environ["STRATAKV_TEST_CACHE"] = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # No deadline: a busy machine is not a bug. In CI the examples are the same every time, so that a
 # red run means the change; at home they are random, so that they find what nobody thought of.

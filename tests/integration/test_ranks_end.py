@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from stratakv.agreement.torch_ranks import join
 from stratakv.cli import main
@@ -113,12 +114,20 @@ def _half_its_weights(path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:5000])
 
 
-@pytest.mark.parametrize("bad", [0, 1])
+def _lacks_a_tensor(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    tensors.pop(min(tensors))
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
 @pytest.mark.parametrize(
-    ("breaks", "reason"),
+    ("breaks", "reason", "bad"),
     [
-        (_no_model, "not a directory with a Hugging Face config.json"),
-        (_half_its_weights, "not a causal LM that loads"),
+        (_no_model, "not a directory with a Hugging Face config.json", 0),
+        (_no_model, "not a directory with a Hugging Face config.json", 1),
+        (_half_its_weights, "not a causal LM that loads", 1),
+        (_lacks_a_tensor, "not a whole causal LM", 0),
+        (_lacks_a_tensor, "not a whole causal LM", 1),
     ],
 )
 def test_what_one_rank_lacks_ends_all(model, tmp_path, breaks, reason, bad):
@@ -132,14 +141,31 @@ def test_what_one_rank_lacks_ends_all(model, tmp_path, breaks, reason, bad):
         assert f"rank {bad} of 2 cannot start" in ranks.said(bad)
         assert reason in ranks.said(bad).splitlines()[-1]
         other = ranks.said(1 - bad)
-        if breaks is _no_model:  # known before weights: all are told
-            assert code == 2
-            last = other.splitlines()[-1]
-            assert last == f"stratakv: rank {bad}: MODEL {theirs}: {reason}"
-        else:
+        if breaks is _lacks_a_tensor:
             assert code == 1
             assert LOST[0] in other
+        else:  # known before weights: all are told
+            assert code == 2
+            last = other.splitlines()[-1]
+            assert last.startswith(f"stratakv: rank {bad}: MODEL {theirs}: {reason}")
         assert "Traceback" not in ranks.told()
+
+
+def test_a_byte_that_one_rank_has_otherwise_ends_all(model, tmp_path):
+    theirs = tmp_path / "theirs"
+    shutil.copytree(model, theirs)
+    file = theirs / "model.safetensors"
+    with file.open("r+b") as weights:
+        weights.seek(file.stat().st_size // 2)
+        (byte,) = weights.read(1)
+        weights.seek(-1, 1)
+        weights.write(bytes([byte ^ 1]))
+    with launched([serve(path, 2) for path in (model, theirs)], tmp_path) as ranks:
+        for rank in range(2):
+            assert ranks.ends(rank, SOON_S) == 2, ranks.told()
+            last = ranks.said(rank).splitlines()[-1]
+            assert last.startswith("stratakv: rank 0 has weights: ")
+            assert last.endswith("; all must agree")
 
 
 def test_ranks_with_other_flags_are_refused_on_each(model, tmp_path):

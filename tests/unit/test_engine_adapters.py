@@ -2,6 +2,7 @@
 for every token its own adapter, and a refusal by name for what is not served."""
 
 import copy
+import json
 import shutil
 
 import numpy as np
@@ -183,6 +184,36 @@ def test_one_weight_decides_the_digest(two, adapter):
 
     edit_weights(adapter, change)
     assert digest(adapter) != digest(two["a"])
+
+
+def test_every_tensor_of_an_adapter_decides_the_digest(two, adapter):
+    """By its first, middle and last byte."""
+    file = adapter / WEIGHTS
+    data = file.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    ends = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+    found = {digest(two["a"])}
+    places = [at for begin, end in ends for at in (begin, (begin + end) // 2, end - 1)]
+    for at in places:
+        other = bytearray(data)
+        other[start + at] ^= 1
+        file.write_bytes(other)
+        found.add(digest(adapter))
+    assert len(found) == 1 + len(places)
+
+
+def test_a_file_that_is_written_under_a_running_adapter_changes_nothing(adapter):
+    model = model_to_give_away("llama")
+    (found,) = load_adapters(model, None, {"a": adapter})
+    kept = {path: (w.down.clone(), w.up.clone()) for path, w in found.weights.items()}
+    file = adapter / WEIGHTS
+    with file.open("r+b") as stream:
+        size = file.stat().st_size
+        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
+        stream.write(b"\x11" * (size - stream.tell()))
+    for path, weights in found.weights.items():
+        assert (weights.down.equal(kept[path][0]), weights.up.equal(kept[path][1])) == (True, True)
 
 
 @pytest.mark.parametrize(

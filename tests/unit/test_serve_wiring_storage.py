@@ -13,9 +13,9 @@ from stratakv.serve.wiring_ranks import Sharing
 from stratakv.serve.wiring_storage import (
     check_storage,
     check_url,
-    open_at_start,
     open_store,
     prefetch_policy_of,
+    reach_at_start,
 )
 from stratakv.spec.derive import spec_of
 from stratakv.spec.sharding import default_cut, sharding_of
@@ -124,7 +124,7 @@ def test_a_url_that_is_refused(url, host, says):
     for call in (
         lambda: opened(url, host),
         lambda: check_storage(config, host),
-        lambda: open_at_start(config, SPEC, host),
+        lambda: reach_at_start(config, SPEC, host),
     ):
         with pytest.raises(ConfigError) as error:
             call()
@@ -136,7 +136,7 @@ def test_a_check_opens_nothing(tmp_path):
     check_storage(EngineConfig(storage=f"file://{tmp_path}/store"), HOST)
     check_storage(EngineConfig(), HOST)
     assert not (tmp_path / "store").exists()
-    assert open_at_start(EngineConfig(), SPEC, HOST) is None
+    assert reach_at_start(EngineConfig(), SPEC, HOST) is None
 
 
 def test_a_store_that_does_not_answer_is_the_operators_at_start_only():
@@ -144,7 +144,7 @@ def test_a_store_that_does_not_answer_is_the_operators_at_start_only():
     with pytest.raises(StorageError):
         opened(url)
     with pytest.raises(ConfigError, match=r"--storage redis://:\*\*\*@127.0.0.1:\d+/0: ") as error:
-        open_at_start(EngineConfig(storage=url), SPEC, HOST)
+        reach_at_start(EngineConfig(storage=url), SPEC, HOST)
     assert "secret" not in str(error.value)
 
 

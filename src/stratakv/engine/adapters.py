@@ -4,7 +4,6 @@ Owns the way from a directory to weights on the model's device, and the digest t
 adapter in page keys. Must not run anything (``lora_hooks``).
 """
 
-import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,17 +12,19 @@ from typing import Final
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import nn
 
 from stratakv.core.errors import ConfigError
+from stratakv.core.tensor_lines import TensorLine, lines_digest
 from stratakv.engine.lora_config import LoraConfig, read_config
+from stratakv.engine.module_identity import tensor_line
 
 FILE: Final = "adapter_model.safetensors"
 PREFIX: Final = "base_model.model."
 DOWN: Final = ".lora_A.weight"
 UP: Final = ".lora_B.weight"
-FORMAT: Final = b"stratakv-lora-1"
+FORMAT: Final = b"stratakv-lora-2"
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -94,26 +95,29 @@ def _weights_file(directory: Path) -> Path:
 def _load(model: nn.Module, output: nn.Module | None, name: str, directory: Path) -> Adapter:
     config = read_config(directory)
     try:
-        tensors = load_file(_weights_file(directory))
+        # Not mapped: what runs, and what the digest is of, stays when the file does not.
+        tensors = dict(sorted(load(_weights_file(directory).read_bytes()).items()))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{FILE} cannot be read: {error}") from None
     pairs = _pairs(tensors)
     modules = dict(model.named_modules())
     _check_targets(config, modules, output, set(pairs))
     weights: dict[str, LoraWeights] = {}
-    digest = hashlib.sha256(FORMAT)
+    scales: list[bytes] = []
+    lines: list[TensorLine] = []
     for path, (down, up) in sorted(pairs.items()):
         base = modules[path]
         assert isinstance(base, nn.Linear)
         _check_shapes(path, base, config.rank_of(path), down, up)
         scale = config.scale_of(path)
-        for part in (path.encode(), scale.hex().encode(), *_bytes(down), *_bytes(up)):
-            digest.update(len(part).to_bytes(8, "little") + part)
+        scales.append(f"{path} {scale.hex()}".encode())
+        lines += (tensor_line(path + DOWN, down), tensor_line(path + UP, up))
         like = base.weight
         weights[path] = LoraWeights(
             down=down.to(like.device, like.dtype), up=up.to(like.device, like.dtype), scale=scale
         )
-    return Adapter(name=name, digest=digest.digest(), weights=weights)
+    digest = lines_digest((FORMAT, *scales), lines)
+    return Adapter(name=name, digest=digest, weights=weights)
 
 
 def _pairs(tensors: Tensors) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -177,12 +181,6 @@ def _check_shapes(
     for factor in (down, up):
         if not factor.is_floating_point():
             raise ConfigError(f"{path} has a factor of {factor.dtype}: allowed are floats")
-
-
-def _bytes(tensor: torch.Tensor) -> tuple[bytes, bytes]:
-    """Kind and shape, then the bytes as stored."""
-    kind = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
-    return kind, tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _some(paths: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """A Hugging Face causal LM, loaded from a directory or taken over from memory.
 
-Owns what the rest of the engine asks about a model: config, limits, stop tokens, a fingerprint of
+Owns what the rest of the engine asks about a model: config, limits, stop tokens, the identity of
 its weights. Must not know pages; it only points the model at ``paged_attention``.
 """
 
@@ -16,12 +16,14 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from stratakv.core.errors import ConfigError
+from stratakv.core.model_identity import ModelIdentity
 from stratakv.engine.adapters import load_adapters
 from stratakv.engine.attention import ATTENTION
-from stratakv.engine.fingerprint import directory_fingerprint, module_fingerprint
 from stratakv.engine.lora_hooks import Adapters
 from stratakv.engine.lora_probe import unfit
 from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
+from stratakv.engine.module_identity import ARITHMETIC, module_identity
+from stratakv.engine.own_memory import own_weights
 from stratakv.engine.parallel import device_refusal, loading, tp_refusal
 from stratakv.engine.time_steps import bound_time_steps
 
@@ -32,9 +34,9 @@ _CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
 @dataclass(frozen=True, slots=True, eq=False)
 class HuggingFaceModel:
     """``eos_ids``: may be empty. ``cache_keyword``: under which its forward takes a cache.
-    ``fingerprint``: 32 bytes; other weights, another config or another dtype give others.
-    ``adapters``: loaded beside it, not in the fingerprint. ``ranks``: how many share it; each has
-    its part of the weights, and the same of all else."""
+    ``fingerprint``: its identity, 32 bytes; another byte of the weights, another config or another
+    dtype give others. ``adapters``: loaded beside it, not in the fingerprint. ``ranks``: how many
+    share it; each has its part of the weights, and the same of all else."""
 
     module: PreTrainedModel
     facts: ModelFacts
@@ -63,18 +65,31 @@ class HuggingFaceModel:
 
 
 def load_model(
-    path: Path, dtype: str = "auto", device: torch.device = CPU, ranks: int = 1
+    path: Path,
+    dtype: str = "auto",
+    device: torch.device = CPU,
+    ranks: int = 1,
+    identity: ModelIdentity | None = None,
 ) -> HuggingFaceModel:
     """Load safetensors weights from a local directory; never asks a network. One of several
     ``ranks`` gets its share, once all are in one process group and load it too.
 
-    dtype: a key of ``DTYPES`` or "auto", the config's own. Hugging Face shows a progress bar.
-    Raises ConfigError for a directory that is not there or holds no causal LM, for a dtype, and
-    for a model that ranks cannot share.
+    dtype: a key of ``DTYPES`` or "auto", the config's own. ``identity``: of the directory, where it
+    is under way already. Hugging Face shows a progress bar. Raises ConfigError for a directory that
+    is not there or holds no causal LM, or is written meanwhile, for a dtype, and for a model that
+    ranks cannot share.
     """
     facts = read_facts(path, dtype)
     if reason := tp_refusal(facts, ranks) or device_refusal(ranks, device):
         raise ConfigError(f"--tp {ranks}: {reason}")
+    with identity or ModelIdentity(path) as under_way:
+        module = _loaded(under_way.directory, dtype, facts, ranks).to(device)  # pyright: ignore[reportArgumentType]
+        own_weights(module)
+        name = _dtype_name(module)
+        return _adopt(module, under_way.finish(f"dtype {name}", ARITHMETIC), ranks)
+
+
+def _loaded(path: Path, dtype: str, facts: ModelFacts, ranks: int) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         loaded = AutoModelForCausalLM.from_pretrained(
@@ -92,13 +107,12 @@ def load_model(
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ConfigError(f"MODEL {path}: not a whole causal LM; its weights lack {missing}")
-    module.to(device)  # pyright: ignore[reportArgumentType]
-    return _adopt(module, directory_fingerprint(path, _dtype_name(module)), ranks)
+    return module
 
 
 def wrap(module: PreTrainedModel) -> HuggingFaceModel:
     """Take over a model in memory: from here on it runs only under a ``ModelRunner``."""
-    return _adopt(module, module_fingerprint(module, _dtype_name(module)), ranks=1)
+    return _adopt(module, module_identity(module, _dtype_name(module)), ranks=1)
 
 
 def with_adapters(model: HuggingFaceModel, directories: Mapping[str, Path]) -> HuggingFaceModel:

@@ -52,7 +52,21 @@ def read_facts(path: Path, dtype: str = "auto") -> ModelFacts:
     config, dtype = _read(path, dtype)
     if not sorted(path.glob("*.safetensors")):
         raise ConfigError(f"MODEL {path}: no *.safetensors; other weight formats are not read")
+    if reason := _other_weights(path, config):
+        raise ConfigError(f"MODEL {path}: {reason}")
     return facts_of(config, dtype)
+
+
+def _other_weights(path: Path, config: PretrainedConfig) -> str | None:
+    """Why Hugging Face's loader would read weights of which the model's identity knows nothing
+    (``core.model_directory``); None where it would not."""
+    if (path / "adapter_config.json").exists():
+        return "there is an adapter_config.json in it; allowed is a model alone, and --lora DIR"
+    if sorted(path.glob("shard-*-model-*-of-*.safetensors")):
+        return "its weights are a distributed checkpoint; allowed is what save_pretrained writes"
+    if config.to_dict().get("transformers_weights") is not None or type(config).extra_files:
+        return "its config names files of weights; allowed is a model.safetensors.index.json"
+    return None
 
 
 def read_planned(path: Path, dtype: str = "auto") -> tuple[ModelFacts, str | None]:

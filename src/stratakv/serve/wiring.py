@@ -23,6 +23,7 @@ from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
+from stratakv.core.model_identity import ModelIdentity
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.adapters import check_directories
 from stratakv.engine.attaching import Opener as RankOpener
@@ -30,7 +31,6 @@ from stratakv.engine.attaching import no_store
 from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
-from stratakv.engine.fingerprint import directory_fingerprint
 from stratakv.engine.loop import Engine, EngineLimits, Runner
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import ModelFacts, read_facts
@@ -58,9 +58,10 @@ from stratakv.serve.wiring_ranks import Seat, Sharing, check_alike, heartbeat_s
 from stratakv.serve.wiring_storage import (
     check_storage,
     check_url,
-    open_at_start,
     open_store,
+    operators_store,
     prefetch_policy_of,
+    reach_at_start,
 )
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
@@ -218,7 +219,7 @@ def build_service(
         publisher = open_publisher(config, server)
         if publisher is not None:
             undo.callback(publisher.close)
-        store = _open_at_start(path, config, sizes, 0)
+        model, store = _load(path, config, sizes, seat)
         if store is not None:
             undo.callback(store.worker.close, 0)
         outside = Outside(
@@ -226,7 +227,7 @@ def build_service(
             seat=seat,
             sizes=None if seat is None else sizes,
         )
-        parts = build_engine(load_model(path, config.dtype, ranks=config.tp), config, outside)
+        parts = build_engine(model, config, outside)
         undo.pop_all()
     _attach(parts, store, sizes)
     groups = {group.id: group.name for group in parts.spec.groups if not group.scratch}
@@ -281,10 +282,9 @@ def build_follower(path: Path, config: EngineConfig, seat: Seat) -> EngineParts:
     """What a rank has that no client talks to; nothing runs yet."""
     sizes = seat.least(check_service(path, config, ServerConfig()))
     with ExitStack() as undo:
-        store = _open_at_start(path, config, sizes, seat.ranks.rank)
+        model, store = _load(path, config, sizes, seat)
         if store is not None:
             undo.callback(store.worker.close, 0)
-        model = load_model(path, config.dtype, ranks=config.tp)
         parts = build_engine(model, config, Outside(seat=seat, sizes=sizes))
         undo.pop_all()
     _attach(parts, store, sizes)
@@ -303,16 +303,24 @@ def sharing_of(sizes: Sizes, config: EngineConfig, rank: int, model: bytes = b""
     return Sharing(sizes.sharding, rank, cut, model)
 
 
-def _open_at_start(path: Path, config: EngineConfig, sizes: Sizes, rank: int) -> OpenStore | None:
-    """The store of ``--storage``, before weights that may take minutes to load."""
-    if config.storage is None:
-        return None
-    try:
-        model = directory_fingerprint(path, read_facts(path, config.dtype).dtype)
-    except (OSError, LookupError, TypeError, ValueError, OverflowError, MemoryError) as error:
-        raise ConfigError(f"MODEL {path}: not a causal LM that loads: {error}") from error
-    sharing = sharing_of(sizes, config, rank, model)
-    return open_at_start(config, sizes.spec, sizes.host, sharing)
+def _load(
+    path: Path, config: EngineConfig, sizes: Sizes, seat: Seat | None
+) -> tuple[HuggingFaceModel, OpenStore | None]:
+    """The model, and the store of ``--storage``: reached before weights that may take minutes to
+    load, and asked for nothing until it is known whose pages to look for."""
+    sharing = sharing_of(sizes, config, 0 if seat is None else seat.ranks.rank)
+    with ExitStack() as undo:
+        peers = None if seat is None else seat.ranks
+        identity = undo.enter_context(ModelIdentity(path, peers))
+        reached = reach_at_start(config, sizes.spec, sizes.host, sharing)
+        if reached is not None:
+            undo.callback(reached.close)
+        model = load_model(path, config.dtype, ranks=config.tp, identity=identity)
+        undo.pop_all()
+    if reached is None:
+        return model, None
+    with operators_store(reached.url):
+        return model, reached.open(replace(sharing, model=model.fingerprint))
 
 
 def _opener(parts: EngineParts, config: EngineConfig, driver: EngineDriver) -> Opener | str:

@@ -5,9 +5,9 @@ flags. Takes no memory of its own; must not know HTTP or requests. Opening block
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import Final, TypeVar
 
 from stratakv.core.clock import MonotonicClock
@@ -73,6 +73,50 @@ def open_store(
     ConfigError for a URL that is not allowed, or a store that has the model's pages cut otherwise;
     StorageError where it cannot be reached. Nothing is left open then.
     """
+    return reach_store(url, spec, host_pages, sharing).open(sharing)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReachedStore:
+    """A store that answers, of which nothing was asked yet: whose pages would be looked for there,
+    a model says once it is loaded."""
+
+    url: str
+    parsed: StorageUrl
+    spec: CacheSpec
+    host_pages: Sequence[int]
+    backends: Backends
+
+    def open(self, sharing: Sharing | None = None) -> OpenStore:
+        """For the model of ``sharing``, as ``open_store``; whatever is raised, all is closed."""
+        reading, writing = self.backends.reading, self.backends.writing
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            backends = self.backends
+            if sharing is not None:
+                backends = _shared(backends, sharing, _marks(self.parsed, sharing, self.url))
+            undo.pop_all()
+        # What waits to be written is pinned on the host; half of it must stay free to come and go.
+        queued = min(max(sum(self.host_pages) // 2, LEAST_QUEUED_PAGES), MOST_QUEUED_PAGES)
+        limits = IoLimits(queue_pages=queued)
+        worker = IoWorker(backends, _form(self.spec), limits, MonotonicClock())
+
+        def figures() -> Mapping[str, object]:
+            return _figures(reading, writing)
+
+        return OpenStore(worker=worker, shown=hidden(self.url), figures=figures)
+
+    def close(self) -> None:
+        with ExitStack() as ends:
+            ends.callback(self.backends.reading.close)
+            if self.backends.writing is not self.backends.reading:
+                ends.callback(self.backends.writing.close)
+
+
+def reach_store(
+    url: str, spec: CacheSpec, host_pages: Sequence[int], sharing: Sharing | None = None
+) -> ReachedStore:
+    """The same, as far as it goes without the model. ``sharing``: of any model."""
     parsed = _checked(url, host_pages)
     form = _form(spec if sharing is None else sharing.sharding.stored(sharing.cut))
     with ExitStack() as undo:
@@ -83,18 +127,8 @@ def open_store(
         if isinstance(parsed, FileUrl | RedisUrl | S3Url):
             writing = _opened(lambda: open_storage(parsed, form), url)
             undo.callback(writing.close)
-        backends = Backends(reading, writing)
-        if sharing is not None:
-            backends = _shared(backends, sharing, _marks(parsed, sharing, url))
         undo.pop_all()
-    # What waits to be written is pinned on the host; half of it must stay free to come and go.
-    queued = min(max(sum(host_pages) // 2, LEAST_QUEUED_PAGES), MOST_QUEUED_PAGES)
-    worker = IoWorker(backends, _form(spec), IoLimits(queue_pages=queued), MonotonicClock())
-
-    def figures() -> Mapping[str, object]:
-        return _figures(reading, writing)
-
-    return OpenStore(worker=worker, shown=hidden(url), figures=figures)
+    return ReachedStore(url, parsed, spec, host_pages, Backends(reading, writing))
 
 
 def _shared(backends: Backends, sharing: Sharing, marks: CutMarks | None) -> Backends:
@@ -132,19 +166,26 @@ def _form(spec: CacheSpec) -> StoreFormat:
     return StoreFormat(spec_digest=spec.digest, page_bytes=page_bytes)
 
 
-def open_at_start(
+@contextmanager
+def operators_store(url: str) -> Generator[None]:
+    """At a start, a store that cannot be reached is the operator's business: a ConfigError."""
+    try:
+        yield
+    except StorageError as error:
+        raise ConfigError(f"--storage {hidden(url)}: {error}") from error
+
+
+def reach_at_start(
     config: EngineConfig,
     spec: CacheSpec,
     host_pages: Sequence[int],
     sharing: Sharing | None = None,
-) -> OpenStore | None:
-    """The store that ``--storage`` names; one that cannot be reached is the operator's business."""
+) -> ReachedStore | None:
+    """The store that ``--storage`` names."""
     if config.storage is None:
         return None
-    try:
-        return open_store(config.storage, spec, host_pages, sharing)
-    except StorageError as error:
-        raise ConfigError(f"--storage {hidden(config.storage)}: {error}") from error
+    with operators_store(config.storage):
+        return reach_store(config.storage, spec, host_pages, sharing)
 
 
 def prefetch_policy_of(

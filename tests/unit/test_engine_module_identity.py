@@ -1,0 +1,134 @@
+"""A model in memory is named by all that it computes with; one from files keeps what it read."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from stratakv.core.errors import ConfigError
+from stratakv.engine.model import load_model
+from stratakv.engine.model_facts import read_facts
+from stratakv.engine.module_identity import module_identity
+from stratakv.engine.own_memory import own_weights
+from tests.fixtures.models import model_to_give_away, tiny_model
+
+
+def identity(model):
+    return module_identity(model, "float32")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_next"])
+def test_every_tensor_in_memory_decides_it(family, dtype):
+    model = model_to_give_away(family).to(dtype)
+    before = identity(model)
+    assert identity(model_to_give_away(family).to(dtype)) == before
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    assert any("inv_freq" in name for name, _ in tensors)  # which is in no checkpoint
+    found, changes = {before}, 0
+    for _, tensor in tensors:
+        data = tensor.data.view(torch.uint8) if tensor.dim() else tensor.data.view(1)
+        last = tuple(size - 1 for size in data.shape)
+        for place in {(0,) * data.dim(), tuple(at // 2 for at in last), last}:
+            changes += 1
+            kept = data[place].clone()
+            data[place] = kept ^ 1 if data.dtype == torch.uint8 else kept + 1
+            found.add(identity(model))
+            data[place] = kept
+    assert len(found) == 1 + changes
+    assert identity(model) == before
+
+
+def test_numbers_that_modules_hold_decide_it():
+    found = {identity(tiny_model("llama"))}
+    for name, value in (("scaling", 0.5), ("is_causal", False)):
+        model = model_to_give_away("llama")
+        setattr(model.model.layers[1].self_attn, name, value)
+        found.add(identity(model))
+    model = model_to_give_away("llama")
+    model.model.norm.variance_epsilon *= 2
+    found.add(identity(model))
+    model = model_to_give_away("llama")
+    model.model.rotary_emb.attention_scaling = 2.0
+    found.add(identity(model))
+    model = model_to_give_away("llama")
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 5.0}
+    found.add(identity(model))
+    model = model_to_give_away("llama")
+    model.model.layers[0].mlp.extra = torch.zeros(3)
+    found.add(identity(model))
+    assert len(found) == 7
+
+
+def test_where_a_model_came_from_and_whether_it_trains_decides_nothing():
+    model = model_to_give_away("llama").train()
+    model.name_or_path = model.config.name_or_path = "elsewhere"
+    assert identity(model) == identity(tiny_model("llama"))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model_to_give_away("gemma3").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_file_that_is_written_under_a_running_model_changes_nothing(saved, dtype):
+    model = load_model(saved, dtype).module
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    file = saved / "model.safetensors"
+    size = file.stat().st_size
+    with file.open("r+b") as stream:  # in place: whoever has it mapped sees it
+        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
+        stream.write(b"\x11" * (size - stream.tell()))
+    for name, tensor in model.state_dict().items():
+        assert tensor.equal(before[name]), name
+
+
+def test_only_what_lies_in_a_file_is_copied(saved):
+    module = torch.nn.Linear(3, 3)
+    with safe_open(saved / "model.safetensors", "pt") as file:
+        name = next(iter(file.keys()))
+        module.register_buffer("mapped", file.get_tensor(name))
+    places = [module.weight.data_ptr(), module.bias.data_ptr()]
+    value, place = module.mapped.clone(), module.mapped.data_ptr()
+    own_weights(module)
+    assert [module.weight.data_ptr(), module.bias.data_ptr()] == places
+    assert module.mapped.data_ptr() != place
+    assert module.mapped.equal(value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda path: (path / "adapter_config.json").write_text("{}"), "adapter_config.json in it"),
+        (
+            lambda path: shutil.copy(
+                path / "model.safetensors", path / "shard-00001-model-00001-of-00002.safetensors"
+            ),
+            "distributed checkpoint",
+        ),
+        (
+            lambda path: (path / "config.json").write_text(
+                json.dumps(
+                    json.loads((path / "config.json").read_text())
+                    | {"transformers_weights": "other.safetensors"}
+                )
+            ),
+            "names files of weights",
+        ),
+    ],
+)
+def test_weights_that_the_identity_would_not_see_are_refused(saved, spoil, said):
+    spoil(saved)
+    with pytest.raises(ConfigError, match=rf"^MODEL .*/model: .*{said}.*; allowed is "):
+        read_facts(saved)
+
+
+def test_another_release_of_transformers_is_another_model(saved, monkeypatch):
+    before = load_model(saved).fingerprint
+    assert load_model(saved).fingerprint == before
+    monkeypatch.setattr("stratakv.engine.model.ARITHMETIC", "transformers 99")
+    assert load_model(saved).fingerprint != before
