@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.engine.request import FinishReason, Prompt
 from stratakv.serve.wiring import EngineParts
@@ -80,9 +81,10 @@ class Traffic:
         return stem[:keep] + self._tokens(int(self.random.integers(1, self.prompt_tokens // 2)))
 
     def _draw(self, prompt: Prompt) -> Prompt:
-        """In one of two namespaces, and of any priority."""
+        """In one of two namespaces, of any priority, and with any use of the cache."""
         salt = "" if self.random.random() < 0.8 else "other"
-        return replace(prompt, salt=salt, priority=int(self.random.integers(0, 101)))
+        use = CacheUse.ALL if self.random.random() < 0.8 else CacheUse(int(self.random.integers(3)))
+        return replace(prompt, salt=salt, priority=int(self.random.integers(0, 101)), use=use)
 
     def _more(self, sent: int) -> bool:
         return sent < self.requests and self.aborted != self.most_aborts

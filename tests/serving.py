@@ -302,6 +302,7 @@ class EchoEngine:
             groups_device=(device, 1),
             groups_host=(host, 2),
             groups_storage=(storage, 3),
+            use=prompt.use,
         )
 
 

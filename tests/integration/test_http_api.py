@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from stratakv.serve.schemas import CACHE_WORDS
 from stratakv.serve.tokenizer import Tokenizer
 from tests.serving import (
     EOS,
@@ -164,6 +165,26 @@ def test_a_salt_reaches_the_engine(client, live):
     complete(client, FOX, extra_body={"cache_salt": "tenant"})
     assert live.engine.submitted[-1].salt == "tenant"
     assert complete(client, FOX).usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.parametrize("word", ["default", "no-store", "bypass", "off"])
+def test_a_use_of_the_cache_reaches_the_engine_and_usage_says_it(client, live, word):
+    extra = {"extra_body": {"cache": word}}
+    for answer in (complete(client, FOX, n=2, **extra), chat(client, FOX, **extra)):
+        assert live.engine.submitted[-1].use is CACHE_WORDS[word]
+        assert answer.usage.prompt_tokens_details.cache == word
+    stream = complete(client, FOX, stream=True, stream_options={"include_usage": True}, **extra)
+    assert list(stream)[-1].usage.prompt_tokens_details.cache == word
+    assert complete(client, FOX).usage.prompt_tokens_details.cache == "default"
+
+
+@pytest.mark.parametrize("word", ["no-cache", "", ["bypass"], {"no-store": True}, True])
+def test_another_word_is_refused_by_name(client, word):
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(client, FOX, extra_body={"cache": word})
+    assert caught.value.param == "cache"
+    if isinstance(word, str):
+        assert '"default", "no-store", "bypass", "off"' in caught.value.message
 
 
 def test_a_priority_reaches_the_engine(client, live):

@@ -28,6 +28,7 @@ FLAGS = (
     "--prefetch-policy", "wait-complete",
 )  # fmt: skip
 PROMPTS = [[(seed * 7919 + i * i * 31 + i) % 400 for i in range(200)] for seed in range(3)]
+UNSEEN = PROMPTS[0][::-1]
 END = 192
 ENDS_S = 60
 """A machine that does other things too is slow to end a process."""
@@ -45,9 +46,9 @@ class Serving:
     process: subprocess.Popen
     http: httpx.Client
 
-    def ask(self, prompt: list[int]) -> tuple[str, dict]:
+    def ask(self, prompt: list[int], **extra: str) -> tuple[str, dict]:
         """What it said, and where the prompt's cached tokens came from."""
-        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **extra}
         answer = self.http.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
         whole = answer.json()
@@ -133,6 +134,13 @@ def test_a_server_goes_on_from_what_the_last_one_stored(ended_by, model, tmp_pat
             again, details = second.ask(prompt)
             assert again == text
             assert from_storage(details, END), details
+        for prompt, (text, _) in zip(PROMPTS, said, strict=True):  # of what lies in all three tiers
+            again, details = second.ask(prompt, cache="bypass")
+            assert again == text
+            assert (details["cache"], details["cached_tokens"]) == ("bypass", 0)
+        for _ in range(2):
+            _, details = second.ask(UNSEEN, cache="no-store")
+            assert (details["cache"], details["cached_tokens"]) == ("no-store", 0)
         _, details = second.ask(PROMPTS[2])
         assert details["cached_tokens_by_tier"] == {"device": END, "host": 0, "storage": 0}
         _, usage = second.turn(chat)

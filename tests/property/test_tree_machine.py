@@ -39,7 +39,7 @@ def real_work(machine: type[TreeMachine]) -> None:
     for ever in (
         "load declined", "backup failed", "backup dropped", "extend short", "duplicate",
         "resume short", "retracted unsaved", "hold lost", "store failed", "healed", "hold short",
-        "prefetch abandoned", "squeezed",
+        "prefetch abandoned", "squeezed", "apart",
     ):  # fmt: skip
         assert did[ever], ever
     assert did["prefetch cut"] or did["walks"] < 2000, "prefetch cut"

@@ -38,6 +38,8 @@ A bug is a few characters of one function's source. "Walks" is the most that fin
 | the price of everything              | a request that brings live pages pays for what it brings  |
 | what others hold is mine             | pages are counted on that stay when a lease ends          |
 | a host copy will do                  | a state is not given because the host has an older copy   |
+| one apart holds on                   | what is behind a request that goes on alone stays pinned  |
+| one apart lets go too early          | of pages that it still reads                              |
 
 Some of them need more walks than that, so a directed machine of a few steps looks for them. Also
 ``floorP(n)`` checkpoints, which are a choice of the policy and not of the tree.
@@ -164,6 +166,12 @@ BUGS: dict[str, tuple[Edit, ...]] = {
          "count = end - self._matcher.starts(end)[group]"),
     ),
     "what others hold is mine": ((PrefixTree, "sole", "[rows] == 1", "[rows] >= 1"),),
+    "one apart holds on": (
+        (PrefixTree, "let_go", "self.pins.unpin(DEVICE, group, behind)", "pass"),
+    ),
+    "one apart lets go too early": (
+        (PrefixTree, "let_go", "self._matcher.starts(end)", "self._matcher.starts(end + 1)"),
+    ),
     "a host copy will do": ((PrefixTree, "holds", "ON_DEVICE.item(", "ON_TIER[1].item("),),
 }  # fmt: skip
 POLICY_BUGS: dict[str, tuple[str, Edit]] = {

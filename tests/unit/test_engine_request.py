@@ -1,10 +1,12 @@
 """The phase table: every legal step, and no other."""
 
 import itertools
+import pickle
 
 import numpy as np
 import pytest
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.ids import RequestId
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.engine.request import PHASES, Phase, Prompt, Request, SamplingParams, Signal
@@ -64,3 +66,12 @@ def test_the_table_has_no_other_row():
 def test_a_new_request_waits_and_holds_nothing():
     made = request_in(P.WAITING)
     assert (made.row, made.cached, made.tickets, made.prompt_tokens) == (-1, None, (), 3)
+
+
+@pytest.mark.parametrize("use", [CacheUse.ALL, CacheUse.READ, CacheUse.STORE, CacheUse.NOTHING])
+def test_a_prompt_in_a_letter_keeps_its_use_of_the_cache(use):
+    """Ranks pickle it, and ask by identity whether that is all."""
+    prompt = Prompt(
+        id=RequestId("r"), tokens=np.ones(3, np.int32), sampling=SamplingParams(), use=use
+    )
+    assert pickle.loads(pickle.dumps(prompt)).use is use

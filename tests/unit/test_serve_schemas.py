@@ -85,6 +85,8 @@ def test_every_form_of_a_prompt(prompt, wanted):
         ({"logprobs": 21}, "logprobs", "invalid_value"),
         ({"logprobs": True}, "logprobs", "invalid_type"),
         ({"model": 5}, "model", "invalid_type"),
+        ({"cache": "no-cache"}, "cache", "invalid_value"),
+        ({"cache": ["bypass"]}, "cache", "invalid_type"),
     ],
 )
 def test_what_is_wrong_is_named(extra, param, code):

@@ -11,7 +11,7 @@ from stratakv.cache.copies import CopyDesk
 from stratakv.cache.live import LivePages
 from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.pools import Pools
-from stratakv.cache.records import Admission, CachedTokens, Refusal
+from stratakv.cache.records import Admission, CachedTokens, CacheUse, Refusal
 from stratakv.cache.seats import Seat, Seats
 from stratakv.core.ids import GroupId, RequestId
 from stratakv.core.page_keys import PageHasher
@@ -30,7 +30,7 @@ class Wish:
     """What a request asks for: the tokens it knows, the most it may reach, its pages' keys.
     ``request``: under which storage was asked for its prefix, if it was.
     ``priority`` is that of its pages under eviction by priority; ``again``: it was seated before
-    and has counted as a use of its pages."""
+    and has counted as a use of its pages. ``use``: what it may do with the cache."""
 
     prefix: PageHasher
     tokens: int
@@ -38,6 +38,7 @@ class Wish:
     request: RequestId | None = None
     priority: int = 0
     again: bool = False
+    use: CacheUse = CacheUse.ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,9 @@ class Admitter:
         """Lease the longest usable prefix and start its load-back, if one is worth it. A refusal
         pins nothing."""
         self._copies.begin_backups()  # an aborted request has left some; admitting may evict
-        found = self.match(wish.prefix, wish.tokens)
+        if not self._booking.reuse:
+            wish = replace(wish, use=CacheUse.NOTHING)
+        found = self._found(wish)
         row = self._tables.open_row()
         if row is None:
             return Refusal.NO_ROW
@@ -99,13 +102,16 @@ class Admitter:
         if load is LoadBack.LOAD:
             admission = self._try(row, wish, found, found.end, live)
             if admission is None:  # the attempt may have evicted what the first match saw
-                found = self.match(wish.prefix, wish.tokens)
+                found = self._found(wish)
         if admission is None:
             admission = self._try(row, wish, found, found.device_end, live)
         if admission is None:
             self._tables.close_row(row)
             return Refusal.NO_PAGES
         return admission
+
+    def _found(self, wish: Wish) -> Match:
+        return self.match(wish.prefix, wish.tokens) if CacheUse.READ in wish.use else NO_MATCH
 
     def _weigh_load(self, found: Match) -> LoadBack:
         saved = (found.end - found.device_end) * self._page
@@ -127,11 +133,13 @@ class Admitter:
         lease = self._lease(wish, end, starts, found.device_end)
         if not self._load(lease, end - found.device_end):
             return None
-        ends = checkpoint_ends(wish.tokens, end, found.anchor_end, self._page)
-        self._seat(row, Seat(wish.prefix, lease, wanted, end, list(ends)))
+        seat = Seat(wish.prefix, lease, wanted, end, [], wish.use)
+        if not seat.apart:
+            seat.checkpoints += checkpoint_ends(wish.tokens, end, found.anchor_end, self._page)
+        self._seat(row, seat)
         live.open(row, lease)
         device_end = min(found.device_end, end)
-        cached = self._cached(lease, device_end, host)
+        cached = replace(self._cached(lease, device_end, host), use=wish.use)
         return Admission(row=row, computed=cached.total, cached=cached, tickets=lease.loading)
 
     def _price(

@@ -1,7 +1,8 @@
 """What a running request hands to the tree: full pages, snapshots, checkpoints.
 
-Owns the order in which that happens, and the pages that the tree could not take yet. Must not take
-or free a page of a request for any other reason.
+Owns the order in which that happens, and the pages that the tree could not take yet; of a request
+that is apart, that nothing happens before its end. Must not take or free a page of a request for
+any other reason.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from stratakv.cache.copies import CopyDesk
 from stratakv.cache.events import Describe
 from stratakv.cache.live import Given, LivePages
 from stratakv.cache.pools import Pools
+from stratakv.cache.records import CacheUse
 from stratakv.cache.seats import Int64s, Seat, Seats
 from stratakv.core.ids import NONE, GroupId, PageIds, TokenIds
 from stratakv.memory.block_table import BlockTable
@@ -50,9 +52,27 @@ class Committer:
             return None
         return seat.checkpoints[0] * self._page
 
-    def commit(self, row: int, seat: Seat, tokens: TokenIds, *, last: bool = False) -> None:
+    def commit(self, row: int, seat: Seat, tokens: TokenIds) -> None:
         """``tokens`` (all computed so far) have their KV: full pages enter the tree, the lease
-        moves on, and pages behind a window become anybody's. ``last``: the request ends here."""
+        moves on, and pages behind a window become anybody's."""
+        if seat.apart:
+            self._drop_behind(row, seat, len(tokens) // self._page)
+        else:
+            self._hand_over(row, seat, tokens, last=False)
+
+    def _drop_behind(self, row: int, seat: Seat, end: int) -> None:
+        """Of what a request that is apart needs no more at ``end`` pages, its own pages are free,
+        and those that it has read are anybody's."""
+        starts, own = self._tree.starts(end), seat.lease.end
+        for group in self._spec.groups:
+            pages = self._tables.pages(group.id)[row, : starts[group.id]]
+            behind = pages[own:]
+            self._pools.tiers[Tier.DEVICE][group.id].free(behind[behind != NONE])
+            pages[:] = NONE
+        self._tree.let_go(seat.lease, end)
+
+    def _hand_over(self, row: int, seat: Seat, tokens: TokenIds, *, last: bool) -> None:
+        """``last``: the request ends here."""
         end, first = len(tokens) // self._page, seat.lease.end
         grown = end > first
         if not grown and not last:
@@ -108,8 +128,11 @@ class Committer:
         return self._pools.execute(effects, row)
 
     def finish(self, row: int, seat: Seat, tokens: TokenIds) -> None:
-        """The request ends after ``tokens``: what it leaves behind is its last checkpoint."""
-        self.commit(row, seat, tokens, last=True)
+        """The request ends after ``tokens``: what it leaves behind is its last checkpoint. One that
+        was apart has read none of the pages that the tree may have had already, nor will it."""
+        if CacheUse.STORE not in seat.use:
+            return
+        self._hand_over(row, seat, tokens, last=True)
         end, rolling = seat.lease.end, seat.rolling
         self._copies.back_up(self._keep(row, seat, end, rolling if rolling < end else 0))
         if self._tree.is_checkpoint(seat.lease, rolling):

@@ -83,7 +83,6 @@ class KVCache:
     ) -> None:
         device, host = tiers
         self.spec = spec
-        self._reuse = options.booking.reuse
         self._tables = tables
         self._page = spec.page_tokens
         capacity = device[ANCHOR].capacity + host[ANCHOR].capacity
@@ -119,10 +118,6 @@ class KVCache:
     @property
     def counters(self) -> Counters:
         return self._pools.counters
-
-    @property
-    def reuses(self) -> bool:
-        return self._reuse
 
     # -- the life of a request -------------------------------------------------------------------
 
@@ -166,7 +161,7 @@ class KVCache:
 
     def cut(self, row: int) -> int | None:
         """The token at which the row's chunk must end, because a snapshot is due there."""
-        return self._commits.cut(self._seats[row]) if self._reuse else None
+        return self._commits.cut(self._seats[row])
 
     def fits(self, starts: Int32s, ends: Int32s) -> bool:
         """Whether ``extend`` would find its pages. Only groups that keep all can fall short: the
@@ -199,29 +194,17 @@ class KVCache:
     def commit(self, row: int, tokens: TokenIds) -> None:
         """``tokens`` (all computed so far) have their KV: full pages enter the tree, the lease
         moves on, and pages behind a window become anybody's."""
-        if self._reuse:
-            self._commits.commit(row, self._seats[row], tokens)
-        else:
-            self._drop_behind(row, len(tokens))
+        self._commits.commit(row, self._seats[row], tokens)
 
     def prefilled(self, row: int, total_tokens: int) -> None:
         """The row's prompt is computed: from now on it takes one token a step, up to
         ``total_tokens``, and holds less than a chunk would."""
         self._seats.lower(row, demand(self.spec, total_tokens, total_tokens, 1, 0).peak)
 
-    def _drop_behind(self, row: int, computed: int) -> None:
-        """Without reuse nothing enters the tree: pages behind a window are freed as they are."""
-        starts = self._tree.starts(computed // self._page)
-        for group in self.spec.groups:
-            behind = self._tables.pages(group.id)[row, : starts[group.id]]
-            self._pools.tiers[Tier.DEVICE][group.id].free(behind[behind != NONE])
-            behind[:] = NONE
-
     def release(self, row: int, tokens: TokenIds) -> None:
         """End a request, finished or aborted, of which ``tokens`` have their KV."""
         self._parking.landed(row, self.wait)
-        if self._reuse:
-            self._commits.finish(row, self._seats[row], tokens)
+        self._commits.finish(row, self._seats[row], tokens)
         self._leave(row)
 
     def _leave(self, row: int) -> None:
@@ -242,11 +225,11 @@ class KVCache:
 
     def retract(self, row: int, tokens: TokenIds) -> Parked:
         """Take a running request, of which ``tokens`` have their KV, off the device, and save what
-        it needs to go on. ``resume`` or ``forget`` ends that."""
+        it needs to go on; of one that is apart nothing. ``resume`` or ``forget`` ends that."""
         self._parking.landed(row, self.wait)
         seat = self._seats[row]
         self.counters.retracted += 1
-        parked = self._parking.park(row, seat, len(tokens) if self._reuse else 0)
+        parked = self._parking.park(row, seat, 0 if seat.apart else len(tokens))
         if parked in self._parking:
             self._leave(row)
         else:

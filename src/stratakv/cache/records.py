@@ -2,10 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import Enum, auto
+from enum import Enum, Flag, auto
 from operator import sub
 
 from stratakv.core.ids import TicketId
+
+
+class CacheUse(Flag):
+    """What a request does with the cache. READ: it goes on from cached pages. STORE: it leaves its
+    own to others. One that does not do both is kept apart: its pages are its own while it runs."""
+
+    NOTHING = 0
+    READ = auto()
+    STORE = auto()
+    ALL = READ | STORE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +25,7 @@ class CachedTokens:
     ``device``: usable as it lay there; ``host``: how much further a load took it; ``storage``: how
     much of that load this request's own prefetch had brought to the host, which ``host`` does not
     count. ``groups_*`` are aligned with the spec's groups and count only what each rule needed.
+    ``use``: what it was to do with the cache at all.
     """
 
     device: int
@@ -23,6 +34,7 @@ class CachedTokens:
     groups_device: tuple[int, ...]
     groups_host: tuple[int, ...]
     groups_storage: tuple[int, ...]
+    use: CacheUse = CacheUse.ALL
 
     @property
     def total(self) -> int:
@@ -112,7 +124,9 @@ class Counters:
     snapshots_skipped: int = 0  # states not kept, because no page was left to go on with
     retracted: int = 0  # in requests
     retracted_pages: int = 0  # saved for a retraction, beyond what the host had already
-    retracted_unsaved: int = 0  # retracted requests that are recomputed: the host was full, or lost
+    retracted_unsaved: int = (
+        0  # retracted requests that are recomputed: kept apart, host full, or lost
+    )
     copy_waits: int = 0  # times an allocation had to wait for a copy in flight
 
     def snapshot(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.ids import GroupId, PageIds, RowIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
@@ -26,8 +27,10 @@ class Seat:
     """What an admitted request holds; ends are in pages.
 
     ``continued``: end of what it matched. ``checkpoints``: ends of its prompt still to be kept.
-    ``rolling``: end of its latest checkpoint beyond the prompt, 0 if none. ``strays``: group, page
-    indices and pages of its own whose place in the tree another request's load is filling.
+    ``use``: a seat that does not use all of the cache is *apart*: what it computes stays its own,
+    and its lease where it was admitted. ``rolling``: end of its latest checkpoint beyond the
+    prompt, 0 if none. ``strays``: group, page indices and pages of its own whose place in the tree
+    another request's load is filling.
     """
 
     prefix: PageHasher
@@ -35,10 +38,15 @@ class Seat:
     demand: Demand
     continued: int
     checkpoints: list[int]
+    use: CacheUse = CacheUse.ALL
     rolling: int = 0
     strays: list[tuple[GroupId, Int64s, PageIds]] = field(
         default_factory=list[tuple[GroupId, Int64s, PageIds]], init=False
     )
+
+    @property
+    def apart(self) -> bool:
+        return self.use is not CacheUse.ALL
 
 
 class Seats:

@@ -13,7 +13,7 @@ import torch
 from stratakv.agreement.agreement import Figures
 from stratakv.cache.admit import Wish
 from stratakv.cache.kv_cache import KVCache
-from stratakv.cache.records import Admission, Refusal, StorageStats
+from stratakv.cache.records import Admission, CacheUse, Refusal, StorageStats
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import NONE, PageKey, RequestId, RowIds
 from stratakv.core.page_keys import PageHasher
@@ -115,7 +115,8 @@ class Engine:
         )
         self._requests[request.id] = request
         self._backlog.submit(request)
-        self._cache.storage.prefetch(request.id, prefix, request.prompt_tokens)
+        if CacheUse.READ in prompt.use:
+            self._cache.storage.prefetch(request.id, prefix, request.prompt_tokens)
 
     def abort(self, request: RequestId) -> None:
         """Forget a request, whatever its phase; unknown ones are no error. Its last ``Output``
@@ -264,6 +265,7 @@ class Engine:
             request=request.id,
             priority=request.prompt.priority,
             again=request.phase is Phase.RETRACTED,
+            use=request.prompt.use,
         )
         if request.parked is None:
             return self._cache.admit(wish)
@@ -274,7 +276,7 @@ class Engine:
             return False
         if not self._role.may_start(request) or self._cache.storage.holds_back(request.id):
             return True
-        if not self._computing:
+        if not self._computing or CacheUse.READ not in request.prompt.use:
             return False
         limit = last_end(request.prompt_tokens, self._page)
         end = self._cache.match(request.prefix, request.prompt_tokens).end
@@ -293,7 +295,7 @@ class Engine:
         request.parked = None
         request.signal(Signal.ADMITTED)
         self._running.seat(request, admission.computed)
-        if self._cache.reuses:
+        if admission.cached.use is CacheUse.ALL:
             self._computing.update(request.prefix.keys[admission.computed // self._page :])
 
     def _plan(self) -> Work | None:
@@ -325,7 +327,7 @@ class Engine:
         for row in filled.tolist():
             self._cache.commit(row, self._running.rows.computed_tokens(row))
         for request in done:
-            self._computing.difference_update(request.prefix.keys)
+            self._computes_no_more(request)
             request.signal(self._role.prefilled(request))
             if request.phase is Phase.DECODING:
                 self._running.decode(request)
@@ -362,8 +364,12 @@ class Engine:
 
     def _stop(self, request: Request) -> None:
         if request in self._running.prefilling:
-            self._computing.difference_update(request.prefix.keys)
+            self._computes_no_more(request)
         self._running.stop(request)
+
+    def _computes_no_more(self, request: Request) -> None:
+        if request.prompt.use is CacheUse.ALL:  # nobody waits for the pages of the others
+            self._computing.difference_update(request.prefix.keys)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Abort what is left, wait for the copies, and at most ``timeout_s`` for what storage is to

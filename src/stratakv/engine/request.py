@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Final
 
 from stratakv.cache.parking import Parked
-from stratakv.cache.records import CachedTokens
+from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.ids import NONE, RequestId, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
 
@@ -75,7 +75,7 @@ class SamplingParams:
 class Prompt:
     """What a client asks for, as the engine takes it. ``tokens``: int32 [n], n >= 1. ``adapter``:
     name of a loaded one, "" for the model alone. ``priority``: of its pages when some must go, the
-    higher the longer they stay."""
+    higher the longer they stay. ``use``: what it may do with the cache."""
 
     id: RequestId
     tokens: TokenIds
@@ -83,6 +83,7 @@ class Prompt:
     salt: str = ""
     adapter: str = ""
     priority: int = 0
+    use: CacheUse = CacheUse.ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,19 @@ def number(data: JsonObject, name: str, default: T, *, low: float, high: float) 
     return float(value)
 
 
+def choice(data: JsonObject, name: str, default: T, allowed: Mapping[str, T]) -> T:
+    """What one of a few words stands for."""
+    value = data.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise wrong_type(name, "a string", value)
+    if value not in allowed:
+        words = ", ".join(f'"{word}"' for word in allowed)
+        raise invalid(name, f"invalid '{name}': expected one of {words}")
+    return allowed[value]
+
+
 def boolean(data: JsonObject, name: str, *, default: bool) -> bool:
     value = data.get(name)
     if value is None:

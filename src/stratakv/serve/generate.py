@@ -80,6 +80,7 @@ def engine_prompts(service: Service, call: Call) -> tuple[Prompt, ...]:
                     salt=decoding.salt,
                     adapter=call.adapter,
                     priority=decoding.priority,
+                    use=decoding.cache,
                 )
             )
     return tuple(prompts)

@@ -6,11 +6,15 @@ Owns the JSON shapes. Plain dictionaries and one encoding a chunk: this is the p
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Final
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.ids import GroupId
 from stratakv.engine.request import CachedTokens, FinishReason
 from stratakv.serve.errors import ApiError
+from stratakv.serve.schemas import CACHE_WORDS
 from stratakv.serve.streams import Choice, Delta, ShownToken
 from stratakv.serve.tokenizer import Tokenizer
 
@@ -18,6 +22,7 @@ Json = dict[str, object]
 
 ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 DONE: Final = b"data: [DONE]\n\n"
+CACHE_WORD_OF: Final = {use: word for word, use in CACHE_WORDS.items()}
 LOWEST_LOGPROB: Final = -9999.0
 """JSON has no infinity."""
 
@@ -164,8 +169,11 @@ def usage(
 
 
 def cached_details(found: Sequence[CachedTokens], groups: Mapping[GroupId, str]) -> Json:
-    """Where prompts came from: by tier, and by cache group and tier."""
+    """What prompts might do with the cache, and where they came from: by tier, and by cache group
+    and tier."""
+    use = reduce(and_, [cached.use for cached in found], CacheUse.ALL)
     return {
+        "cache": CACHE_WORD_OF[use],
         "cached_tokens": sum(cached.total for cached in found),
         "cached_tokens_by_tier": {
             "device": sum(cached.device for cached in found),

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, cast
 
 import numpy as np
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.config import MAX_NAME_CHARS
 from stratakv.core.ids import TokenIds
 from stratakv.serve import fields
@@ -44,10 +45,17 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 
 DECODING: Final = frozenset({
     "model", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs",
-    "stream", "stream_options", "ignore_eos", "cache_salt", "priority",
+    "stream", "stream_options", "ignore_eos", "cache", "cache_salt", "priority",
 })  # fmt: skip
 COMPLETION: Final = DECODING | {"prompt"}
 CHAT: Final = DECODING | {"messages", "max_completion_tokens", "top_logprobs"}
+
+CACHE_WORDS: Final[Mapping[str, CacheUse]] = {
+    "default": CacheUse.ALL,
+    "no-store": CacheUse.READ,
+    "bypass": CacheUse.STORE,
+    "off": CacheUse.NOTHING,
+}
 
 ROLES: Final[Mapping[str, str]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
@@ -59,7 +67,8 @@ ROLES: Final[Mapping[str, str]] = {
 class Decoding:
     """How to continue a prompt. ``logprobs``: alternatives wanted beside each token, None: no
     report. ``max_tokens`` None: the endpoint's default. ``seed`` None: a fresh one. ``priority``:
-    what evicts by priority keeps the higher ones longer; it decides nothing else."""
+    what evicts by priority keeps the higher ones longer; it decides nothing else. ``cache``: what
+    the request may do with the cache."""
 
     n: int
     max_tokens: int | None
@@ -70,6 +79,7 @@ class Decoding:
     stop: tuple[str, ...]
     logprobs: int | None
     ignore_eos: bool
+    cache: CacheUse
     salt: str
     priority: int
     stream: bool
@@ -182,6 +192,7 @@ def _decoding(data: JsonObject, logprobs: int | None, max_tokens: str) -> Decodi
         stop=_stops(data.get("stop")),
         logprobs=logprobs,
         ignore_eos=fields.boolean(data, "ignore_eos", default=False),
+        cache=fields.choice(data, "cache", CacheUse.ALL, CACHE_WORDS),
         salt=fields.text(data, "cache_salt", "", max_chars=MAX_NAME_CHARS),
         priority=fields.integer(data, "priority", 0, low=0, high=MAX_PRIORITY),
         stream=stream,

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.letters import (
@@ -123,7 +124,8 @@ class Client:
             right = expected_tokens(prompt.tokens, len(said), self._adapters.place(prompt.adapter))
             assert said == right, f"{output.request} says {said}, not {right}"
         if output.cached is not None:
-            assert self._plan.reuse or not output.cached.total, "something was reused after all"
+            reads = self._plan.reuse and CacheUse.READ in prompt.use
+            assert reads or not output.cached.total, "something was reused after all"
             for tier in ("device", "host", "storage"):
                 self.trace.cached[tier] += {
                     "device": output.cached.device,

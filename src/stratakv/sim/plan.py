@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.ids import GroupId, LayerId, RequestId
 from stratakv.engine.letters import Abort, Clear, Command, Detach, Flush, Keep, Submit
 from stratakv.engine.request import Prompt, SamplingParams
@@ -289,6 +290,7 @@ def prompt_of(draw: Random, name: str, head: list[int], length: int) -> Prompt:
         sampling=SamplingParams(max_tokens=min(length, LONGEST - len(tokens)), temperature=0.0),
         salt=draw.choice(("",) * 19 + ("b",)),
         priority=draw.choice((0, 0, 1, 5)),
+        use=draw.choice((CacheUse.ALL,) * 17 + (CacheUse.READ, CacheUse.STORE, CacheUse.NOTHING)),
     )
 
 

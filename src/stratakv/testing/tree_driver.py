@@ -37,6 +37,7 @@ class TreeDriver(TierDriver):
     ) -> None:
         super().__init__(spec, device_pages, host_pages, policy)
         self.requests: list[Request] = []
+        self.apart: list[Request] = []  # they go on beyond their leases
         self.fetches: list[Fetch] = []
         self.prefetches: list[Prefetch] = []
         self._stateful = [group.id for group in spec.groups if group.stateful]
@@ -220,9 +221,20 @@ class TreeDriver(TierDriver):
         self.tree.release(holder.lease)
         self.model.release(holder.id)
 
+    def go_apart(self, request: Request, beyond: int) -> None:
+        """It goes on alone from now on, and has got ``beyond`` pages further than its lease."""
+        self.requests.remove(request)
+        self.apart.append(request)
+        self.did["apart"] += 1
+        end = request.lease.end + beyond
+        self.tree.let_go(request.lease, end)
+        self.model.let_go(request.id, end)
+        starts = request.lease.starts
+        request.table = {at: p for at, p in request.table.items() if at[1] >= starts[at[0]]}
+
     def finish(self, request: Request) -> None:
         """Also an abort: checkpoints are the caller's choice before."""
-        self.requests.remove(request)
+        (self.requests if request in self.requests else self.apart).remove(request)
         self.release(request)
         self.give_back(request.own)
 
@@ -279,7 +291,7 @@ class TreeDriver(TierDriver):
 
     def drain(self) -> None:
         """End everything, drop everything: every page of every pool must come home."""
-        for request in list(self.requests):
+        for request in [*self.requests, *self.apart]:
             self.finish(request)
         for copy in list(self.copies):
             self.end_copy(copy, ok=True)
@@ -301,8 +313,9 @@ class TreeDriver(TierDriver):
         verify_nodes(self.tree, self.model, rows, self.bytes)
         counts = self.tree.pins.evictable
         assert counts == self.model.evictable(), f"evictable {counts}"
-        verify_leases(self.tree, self.model, rows, self.requests)
-        verify_pools(self.pools, self.model, self.requests, [*self.fetches, *self.prefetches])
+        requests = [*self.requests, *self.apart]
+        verify_leases(self.tree, self.model, rows, requests)
+        verify_pools(self.pools, self.model, requests, [*self.fetches, *self.prefetches])
         verify_store(self.tree, self.model)
-        for request in self.requests:
+        for request in requests:
             verify_reads(request, self.model, self.bytes)

@@ -219,6 +219,14 @@ class TreeMachine(RuleBasedStateMachine):
                     it.keep(request, rolling, request.continued)
             it.finish(request)
 
+    @precondition(lambda self: self.it.requests)
+    @rule(pick=PICK, beyond=CHUNK)
+    def go_apart(self, pick: int, beyond: int) -> None:
+        with self.step() as it:
+            it.go_apart(self.request(pick), beyond)
+            while len(it.apart) > 1 + pick % 2:
+                it.finish(it.apart[0])
+
     # -- retraction ----------------------------------------------------------------------------
 
     @precondition(lambda self: self.it.requests and len(self.parking.parked) < MAX_REQUESTS)

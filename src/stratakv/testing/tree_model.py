@@ -217,6 +217,12 @@ class TreeModel:
                 held.starts[group.id] = end
         self._stamp([place for place in held.places() if place not in before])
 
+    def let_go(self, holder: int, end: int) -> None:
+        """Its request has got to ``end`` without it, and needs no more than that there."""
+        held = self.leases[holder]
+        needs = [min(start, held.end) for start in self.starts(end)]
+        held.starts = [max(pair) for pair in zip(held.starts, needs, strict=True)]
+
     def release(self, holder: int) -> None:
         """The end of a lease is its last use."""
         held = self.leases.pop(holder)

@@ -227,6 +227,15 @@ class PrefixTree:
         lease.tip, lease.end, lease.starts = tip, end, starts
         lease.path = nodes.tail(tip, end)
 
+    def let_go(self, lease: Lease, end: int) -> None:
+        """Pin no more of what a lease holds than its request needs at ``end`` pages: the request
+        has gone on, and the lease does not move on with it."""
+        starts = [min(start, lease.end) for start in self._matcher.starts(end)]
+        for group in self._groups:
+            behind = lease.path[lease.starts[group] : starts[group]]
+            self.pins.unpin(DEVICE, group, behind)
+        lease.starts = [max(pair) for pair in zip(lease.starts, starts, strict=True)]
+
     def release(self, lease: Lease) -> None:
         """End a lease; what it held may leave from now on."""
         assert not lease.released, "a lease was released twice"
