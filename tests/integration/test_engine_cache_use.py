@@ -12,6 +12,7 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow
+from stratakv.storage.memory import MemoryBackend
 from stratakv.tree.nodes import TIERS
 from tests.engines import (
     VOCABULARY,
@@ -24,12 +25,14 @@ from tests.engines import (
     greedy,
     on_device,
     on_host,
+    on_storage,
     run,
     token_engine,
     token_spec,
     tokens_of,
     without_anchor_bytes,
 )
+from tests.storage_cases import attach_backend, format_of
 
 PAGE = 4
 LONGEST = 100
@@ -193,6 +196,21 @@ def test_what_was_read_is_anybodys_once_it_is_behind(rule):
         assert len(drain(parts)) > 0
 
 
+@each_spec
+def test_nothing_of_it_is_stored_and_what_is_stored_is_read(spec):
+    shelf = MemoryBackend(format_of(spec), 1 << 30)
+    with engine(spec, prefetch_policy="wait-complete", prefetch_threshold=1) as parts:
+        attach_backend(parts, shelf)
+        ask(parts, PROMPT)
+        stored = len(shelf._objects)
+        ask(parts, OTHER, NO_STORE, count=35)
+        assert len(shelf._objects) == stored > 0
+        assert parts.engine.flush()
+        hit = dataclasses.replace(on_storage(spec, 60), use=NO_STORE)
+        assert ask(parts, PROMPT, NO_STORE) == hit
+        assert len(shelf._objects) == stored
+
+
 # -- nothing is read -----------------------------------------------------------------------------
 
 
@@ -220,6 +238,22 @@ def test_nor_after_it_was_retracted():
         assert tokens_of(out + drain(parts)) == expected_tokens(PROMPT, 30)
 
 
+@pytest.mark.parametrize("use", [BYPASS, OFF])
+def test_bypass_asks_storage_for_nothing(use):
+    spec = SPECS["window"]
+    shelf = MemoryBackend(format_of(spec), 1 << 30)
+    with engine(spec, prefetch_policy="wait-complete", prefetch_threshold=1) as parts:
+        attach_backend(parts, shelf)
+        ask(parts, PROMPT)
+        assert parts.engine.flush()
+        asked, prefetcher = [], parts.cache.storage.prefetcher
+        start, prefetcher.start = prefetcher.start, lambda *what: (asked.append(what), start(*what))
+        assert ask(parts, PROMPT, use).total == 0
+        assert not asked
+        assert ask(parts, OTHER, NO_STORE).total == 0
+        assert len(asked) == 1
+
+
 def test_bypass_does_not_wait_for_one_that_computes_the_same_nor_is_it_waited_for():
     with engine(SPECS["window"]) as parts:
         recorder = RecordingRunner(parts)
@@ -233,6 +267,25 @@ def test_bypass_does_not_wait_for_one_that_computes_the_same_nor_is_it_waited_fo
         assert {outputs[0].cached.total for outputs in (out["a"], out["b"], out["c"])} == {0}
         assert out["d"][0].cached.total == 60
         assert recorder.computed_tokens == 3 * 61 + 1 + 4
+
+
+def test_bypass_starts_at_once_beside_one_that_computes_the_same():
+    with engine(SPECS["window"]) as parts:
+        parts.engine.submit(kept_apart("first", PROMPT, CacheUse.ALL))
+        parts.engine.submit(kept_apart("apart", PROMPT[:9], BYPASS, 1))
+        assert [output.request for output in parts.engine.step()] == ["apart"]
+        drain(parts)
+
+
+def test_its_end_lets_nobody_in_who_waits_for_the_other():
+    with engine(SPECS["window"]) as parts:
+        parts.engine.submit(kept_apart("apart", PROMPT[:9], OFF, 1))
+        parts.engine.submit(kept_apart("filler", OTHER, CacheUse.ALL))
+        parts.engine.submit(kept_apart("first", PROMPT, CacheUse.ALL))  # 2 tokens are left for it
+        parts.engine.submit(kept_apart("second", PROMPT, CacheUse.ALL))
+        assert [output.request for output in parts.engine.step()] == ["apart"]
+        cached = {output.request: output.cached for output in drain(parts) if output.cached}
+        assert (cached["first"].total, cached["second"].total) == (0, 60)
 
 
 def test_bypass_makes_nothing_warmer():
