@@ -75,7 +75,7 @@ def _fewer_arguments(node: cst.Call) -> Iterable[cst.CSTNode]:
         if not argument.star and not m.matches(argument.value, m.Name("None")):
             changed = argument.with_changes(value=cst.Name("None"))
             yield node.with_changes(args=[*node.args[:i], changed, *node.args[i + 1 :]])
-        if argument.keyword is not None:
+        if argument.keyword is not None and argument.keyword.value != "strict":
             yield node.with_changes(args=[*node.args[:i], *node.args[i + 1 :]])
 
 

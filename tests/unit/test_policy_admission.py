@@ -74,6 +74,17 @@ def test_peaks_of_a_window_share_the_pool_and_growth_of_the_anchor_what_is_avail
     assert budget.fits(one, (16, 0))
 
 
+def test_a_request_that_ends_takes_its_own_booking_along_and_no_more():
+    budget = PageBudget(small_spec([KeepWindow(8)], page_tokens=4), (20, 10))
+    one, other = Demand(growth=(8, 5), peak=(8, 5)), Demand(growth=(3, 2), peak=(3, 2))
+    budget.book(one)
+    budget.book(other)
+    budget.settle(one, (8, 5))
+    assert budget.fits(Demand(growth=(5, 8), peak=(5, 8)), (8, 0)), "3 and 2 are still booked"
+    assert not budget.fits(Demand(growth=(6, 0), peak=(6, 0)), (8, 0))
+    assert not budget.fits(Demand(growth=(0, 9), peak=(0, 9)), (8, 0))
+
+
 def test_every_promise_can_be_kept():
     """Random requests come, grow and go against a pool of plain counts: what was promised is there
     whenever it is taken, and nothing that fits is refused."""

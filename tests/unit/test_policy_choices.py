@@ -20,7 +20,17 @@ from stratakv.policy.write import (
 
 @pytest.mark.parametrize(
     ("tokens", "page", "end"),
-    [(0, 16, 0), (1, 16, 0), (16, 16, 0), (17, 16, 1), (32, 16, 1), (33, 16, 2), (5, 1, 4)],
+    [
+        (0, 16, 0),
+        (1, 16, 0),
+        (16, 16, 0),
+        (17, 16, 1),
+        (32, 16, 1),
+        (33, 16, 2),
+        (5, 1, 4),
+        (1, 1, 0),
+        (0, 1, 0),
+    ],
 )
 def test_the_last_end_leaves_one_token_to_compute(tokens, page, end):
     assert last_end(tokens, page) == end
@@ -48,6 +58,7 @@ def test_a_load_below_the_threshold_is_declined():
     assert policy.decide(31, 0) is LoadBack.DECLINE
     assert policy.decide(32, 0) is LoadBack.LOAD
     assert LoadBackPolicy(threshold_tokens=0).decide(0, 0) is LoadBack.DECLINE
+    assert LoadBackPolicy(threshold_tokens=0).decide(1, 0) is LoadBack.LOAD
 
 
 def test_a_load_over_the_budget_waits_unless_it_is_alone():
@@ -57,6 +68,7 @@ def test_a_load_over_the_budget_waits_unless_it_is_alone():
     assert policy.decide(500, 1) is LoadBack.WAIT
     assert policy.decide(500, 0) is LoadBack.LOAD
     assert policy.decide(9, 100) is LoadBack.DECLINE
+    assert LoadBackPolicy(threshold_tokens=1, budget_tokens=1).decide(1, 1) is LoadBack.WAIT
 
 
 @pytest.mark.parametrize("fields", [{"threshold_tokens": -1}, {"budget_tokens": 0}])

@@ -14,7 +14,7 @@ from stratakv.policy.prefetch import (
 )
 from stratakv.policy.prefetch_ends import Held
 from stratakv.policy.prefetch_pace import PrefetchPolicy
-from stratakv.policy.prefetch_reasons import Arrival, Reason, Tally
+from stratakv.policy.prefetch_reasons import Arrival, Reason, Tally, reason_of
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.testing.specs import small_spec
 
@@ -355,3 +355,12 @@ def test_a_tally_only_moves_pages_from_hits_to_losses():
     tally = tally.cut(7, Reason.HOST_CAPACITY).cut(0, Reason.ABORTED)
     assert tally.lost == ((Reason.HOST_CAPACITY, 3), (Reason.ABORTED, 5))
     assert (tally.hits, tally.found) == (0, 8)
+
+
+def test_where_nothing_was_to_arrive_the_reason_is_why_it_stopped():
+    nothing = np.zeros(0, np.uint8)
+    assert reason_of(nothing, Reason.DEADLINE) is Reason.DEADLINE
+    assert reason_of(np.array([Arrival.ARRIVED], np.uint8), Reason.ABORTED) is Reason.ABORTED
+    assert reason_of(np.array([Arrival.MISSED, Arrival.CORRUPT], np.uint8), Reason.ABORTED) is (
+        Reason.CORRUPT
+    )

@@ -71,6 +71,13 @@ def test_a_setting_that_is_not_allowed_names_its_flag(make, flag):
         make()
 
 
+def test_the_least_settings_are_allowed():
+    assert allowance_s(Timeout(base_s=0, per_1k_tokens_s=0, most_s=0), 4096) == 0
+    least = PrefetchPolicy(threshold_tokens=1, budget_tokens=1)
+    assert least.weigh(1, 0) is Start.PROBE
+    assert prefetch_policy(1, 1, Timeout()).budget_tokens == 1
+
+
 def test_a_retry_comes_every_eight_steps_and_eight_times():
     steps, before = [], None
     while (before := policy().retry(before, steps[-1] if steps else 3)) is not None:
@@ -182,6 +189,31 @@ def test_what_was_put_off_is_due_in_order_and_step_by_step(book):
     book.put_off(request(0), 9)
     assert book.due(10, head=None) == [request(1), request(2)]
     assert book.due(17, head=None) == [request(1), request(2), request(0)]
+
+
+def test_what_was_put_off_and_is_being_asked_again_is_not_due(book):
+    book.put_off(request(0), 0)
+    book.put_off(request(1), 0)
+    assert book.due(8, head=None) == [request(0), request(1)]
+    book.disarm(request(0))
+    assert book.due(8, head=None) == [request(1)]
+
+
+def test_each_time_that_a_request_is_put_off_counts(book):
+    book.put_off(request(0), 0)
+    book.put_off(request(0), 8)
+    assert book.counters.abandoned[Reason.RATE_LIMITED] == 2
+
+
+def test_what_an_earlier_attempt_found_counts_where_a_later_one_gets_no_answer(rules, book):
+    begin(rules, book, request(0), pages=5, free=0)
+    assert book.before(request(1)) is None
+    assert book.before(request(0)).found == 5
+    later = probing(book, request(0))
+    book.move(request(0), later, 8)
+    book.move(request(0), rules.abandon(later, Reason.IO_ERROR), 9)
+    book.settle(request(0), 0, Reason.ABORTED)
+    assert book.counters.found == 5 * PAGE
 
 
 def test_attempts_come_to_an_end_and_none_is_armed_again(rules, book):
