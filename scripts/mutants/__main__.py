@@ -87,9 +87,9 @@ def heard(pipe: Connection) -> Any:
     return answer
 
 
-def run(name: str, *, again: bool, until_s: float) -> None:
+def run(name: str, *, again: bool, quick: bool, until_s: float) -> None:
     results = Results(name)
-    left = results.left(again=again)
+    left = results.left(again=again, quick=quick)
     if not left or time.monotonic() >= until_s:
         return
     scratch = Path(tempfile.mkdtemp(prefix="mutants-"))
@@ -145,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts.mutants", description=__doc__)
     parser.add_argument("packages", nargs="*", default=[], metavar="PACKAGE")
     parser.add_argument("--again", action="store_true", help="run survivors again too")
+    parser.add_argument("--quick", action="store_true", help="only bodies of functions")
     parser.add_argument("--minutes", type=float, default=24 * 60, help="stop after so many")
     parser.add_argument("--report", action="store_true", help="run nothing")
     chosen = parser.parse_args()
@@ -159,7 +160,7 @@ def main() -> None:
             __import__(module)
         until_s = time.monotonic() + 60 * chosen.minutes
         for name in names:
-            run(name, again=chosen.again, until_s=until_s)
+            run(name, again=chosen.again, quick=chosen.quick, until_s=until_s)
     report(names)
 
 

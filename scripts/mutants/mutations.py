@@ -26,7 +26,7 @@ UNTOUCHED: Final = (
     | m.ImportFrom()
     | m.Expr(m.SimpleString() | m.ConcatenatedString())  # docstrings
     | m.Call(func=m.Attribute(value=m.Name("_logger")))  # nobody compares what the log says
-    | m.Arg(keyword=m.Name("strict"))  # of a zip whose sides are as long by construction
+    | m.Arg(keyword=m.Name("strict"))
     | m.Raise()  # the words of an error
     | m.AnnAssign(annotation=m.Annotation(m.Name("TypeAlias")))
 )
@@ -72,10 +72,12 @@ def _negated(node: cst.If | cst.While | cst.CompIf) -> Iterable[cst.CSTNode]:
 def _fewer_arguments(node: cst.Call) -> Iterable[cst.CSTNode]:
     """None for each argument, and without each that has a name, so that its default is used."""
     for i, argument in enumerate(node.args):
+        if argument.keyword is not None and argument.keyword.value == "strict":
+            continue  # of a zip whose sides are as long by construction
         if not argument.star and not m.matches(argument.value, m.Name("None")):
             changed = argument.with_changes(value=cst.Name("None"))
             yield node.with_changes(args=[*node.args[:i], changed, *node.args[i + 1 :]])
-        if argument.keyword is not None and argument.keyword.value != "strict":
+        if argument.keyword is not None:
             yield node.with_changes(args=[*node.args[:i], *node.args[i + 1 :]])
 
 

@@ -1,9 +1,10 @@
 """What is known of the mutants of a package, in one file that is committed.
 
 Owns the file's form. By function, wherever it lies in the package: a digest of its code, mutants
-that were killed or ended as hung (digests of what was changed), those that survived and those that
-are equivalent (in words). A mutant without an entry has not been run. Where the code of a function
-changes, its mutants are run again; equivalents are kept by their words.
+that were killed or ended as hung (digests of what was changed), and in words those that survived. A
+mutant without an entry has not been run. Where the code of a function changes, its mutants are run
+again. Those that nothing could tell from the code are in ``EQUIVALENT``, each with the reason, by
+function and in the same words; nobody but a person writes there.
 """
 
 import json
@@ -15,6 +16,7 @@ from scripts.mutants.mutations import Mutant, digest, functions_of, mutants_of
 from scripts.mutants.zygote import ROOT, Verdict
 
 PLACE: Final = ROOT / "tests" / "mutants"
+EQUIVALENT: Final = PLACE / "equivalent.json"
 
 
 @dataclass(slots=True)
@@ -67,12 +69,13 @@ class Results:
 
     def _read(self, codes: dict[str, str]) -> dict[str, Function]:
         held = json.loads(self._path.read_text()) if self._path.exists() else {}
+        alike = json.loads(EQUIVALENT.read_text()).get(self.room, {})
         functions: dict[str, Function] = {}
         for name, mutants in self.mutants.items():
             function = functions[name] = Function(codes[name], len(mutants))
             before = held.get(name, {})
             texts = {mutant.text for mutant in mutants}
-            reasons = before.get("equivalent", {})
+            reasons = alike.get(name, {})
             function.equivalent = {text: why for text, why in reasons.items() if text in texts}
             if before.get("code") == codes[name]:
                 shorts = set(map(digest, texts))
@@ -89,7 +92,6 @@ class Results:
                 "killed": " ".join(sorted(function.killed)),
                 "hung": " ".join(sorted(function.hung)),
                 "survived": sorted(function.survived - set(function.equivalent)),
-                "equivalent": dict(sorted(function.equivalent.items())),
             }
             for name, function in sorted(self.functions.items())
         }
@@ -100,9 +102,9 @@ class Results:
         text = json.dumps(table, indent=1, ensure_ascii=False)
         self._path.write_text(text + "\n")
 
-    def left(self, *, again: bool) -> list[tuple[str, Mutant]]:
-        """What is to be run, a sample of every function first, and last what takes an import of
-        its own. ``again``: survivors too."""
+    def left(self, *, again: bool, quick: bool) -> list[tuple[str, Mutant]]:
+        """What is to be run, a sample of every function first, and last, unless ``quick``, what
+        takes an import of its own. ``again``: survivors too."""
         found: list[tuple[bool, int, str, str, Mutant]] = []
         for name, mutants in self.mutants.items():
             function = self.functions[name]
@@ -110,6 +112,7 @@ class Results:
                 mutant
                 for mutant in mutants
                 if mutant.text not in function.equivalent
+                and (mutant.swappable or not quick)
                 and (not function.knows(mutant) or (again and mutant.text in function.survived))
             ]
             by_chance = sorted(fresh, key=lambda mutant: digest(name + mutant.text))
@@ -123,8 +126,9 @@ class Results:
         counts: Counter[str] = Counter()
         for function in self.functions.values():
             counts["mutants"] += function.mutants
-            counts["killed"] += len(function.killed)
-            counts["hung"] += len(function.hung)
+            alike = set(map(digest, function.equivalent))
+            counts["killed"] += len(function.killed - alike)
+            counts["hung"] += len(function.hung - alike)
             counts["equivalent"] += len(function.equivalent)
             counts["survived"] += len(function.survived - set(function.equivalent))
         known = ("killed", "hung", "equivalent", "survived")

@@ -364,3 +364,37 @@ def test_where_nothing_was_to_arrive_the_reason_is_why_it_stopped():
     assert reason_of(np.array([Arrival.MISSED, Arrival.CORRUPT], np.uint8), Reason.ABORTED) is (
         Reason.CORRUPT
     )
+
+
+def test_what_fits_must_be_worth_it_beyond_what_the_tree_has():
+    rules = rules_of(threshold_pages=3)
+    probe = probing(8, range(2), base=2)
+    short = answered(rules, probe, range(2, 8), free=2)
+    assert isinstance(short, Abandoned)
+    assert short.reason is Reason.HOST_CAPACITY
+    assert answered(rules, probe, range(2, 8), free=3).plan.end == 5
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_what_may_pass_by_itself_is_tried_again(reason):
+    rules = rules_of()
+    fetching = answered(rules, probing(8, ()), range(8))
+    passing = {Reason.HOST_CAPACITY, Reason.IO_ERROR, Reason.RATE_LIMITED}
+    for state in (probing(8, ()), fetching):
+        assert rules.abandon(state, reason).retry is (reason in passing)
+
+
+def test_where_no_rank_can_use_what_another_can_the_ranks_are_the_reason():
+    """Here a part has come, which would do; elsewhere nothing."""
+    rules = rules_of()
+    state = answered(rules, probing(8, ()), range(8))
+    arrivals = np.array([Arrival.ARRIVED] * 5 + [Arrival.MISSED] * 3, np.uint8)
+    gone = rules.arrived(state, arrivals, np.zeros(9, np.bool_), Reason.DEADLINE)
+    assert gone.reason is Reason.SHARD_DISAGREEMENT
+    assert gone.tally.lost == ((Reason.EVICTED, 3), (Reason.SHARD_DISAGREEMENT, 5))
+
+
+def test_a_plan_that_lacks_nothing_begins_at_its_end():
+    rules = rules_of()
+    held = Held(0, flags(4, range(4)))
+    assert rules.ends.plan(held, 4).first == 4

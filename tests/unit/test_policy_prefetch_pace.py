@@ -75,7 +75,8 @@ def test_the_least_settings_are_allowed():
     assert allowance_s(Timeout(base_s=0, per_1k_tokens_s=0, most_s=0), 4096) == 0
     least = PrefetchPolicy(threshold_tokens=1, budget_tokens=1)
     assert least.weigh(1, 0) is Start.PROBE
-    assert prefetch_policy(1, 1, Timeout()).budget_tokens == 1
+    assert prefetch_policy(1, 1, BestEffort()).budget_tokens == 1
+    assert prefetch_policy(1, 1, BestEffort()).stop == BestEffort()
 
 
 def test_a_retry_comes_every_eight_steps_and_eight_times():
