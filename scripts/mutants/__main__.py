@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from scripts.mutants.mutations import Mutant
 from scripts.mutants.results import Results, score
-from scripts.mutants.rooms import TESTS, files_of
+from scripts.mutants.rooms import LEFT_OUT, TESTS, files_of
 from scripts.mutants.zygote import ROOT, Clean, Job, Verdict, imported, serve
 
 WRITE_S: Final = 30.0
@@ -139,6 +139,8 @@ def report(names: list[str]) -> None:
         counts = Results(name).counts()
         row = "".join(f"{counts[column]:12,}" for column in columns)
         print(f"{name:14}{row}{score(counts):9.1%}")
+    for path, why in LEFT_OUT.items():
+        print(f"left out: {path} ({why})")
 
 
 def main() -> None:

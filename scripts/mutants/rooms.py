@@ -18,6 +18,9 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/test_agreement_*.py",
         "tests/unit/test_cache_witness.py",
         "tests/unit/test_cache_prefetch.py",
+        "tests/unit/test_sim_thread_ranks.py",
+        "tests/unit/test_sim_runs.py",
+        "tests/integration/test_fleet_landing.py",  # threads of one process
     ),
     "tree": (
         "tests/unit/test_tree_*.py",
@@ -39,6 +42,11 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/conformance/test_storage_file*.py",
     ),
 }
+
+LEFT_OUT: Final = {
+    "agreement/torch_ranks.py": "its tests need processes: tests/integration/test_ranks_end.py",
+}
+"""Files whose mutants are not run, and why."""
 
 
 def files_of(room: str) -> list[str]:

@@ -168,6 +168,11 @@ def test_a_long_prompt_has_tables_as_long():
     assert len(state.plan.objects.pages) == 302
 
 
+@pytest.mark.parametrize("pages", range(62, 68))
+def test_tables_grow_where_a_prompt_is_one_page_longer(pages):
+    assert len(asked(rules_of(), probing(pages, ()))) == pages
+
+
 # -- how much of it ------------------------------------------------------------------------------
 
 
