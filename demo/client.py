@@ -13,6 +13,7 @@ from openai import OpenAI
 from openai.types import CompletionUsage
 
 from demo.script import Message
+from demo.servers import PATIENCE_S
 
 COUNTER: Final = re.compile(r"^stratakv_cache_(\w+)_total (\S+)$", re.MULTILINE)
 
@@ -47,7 +48,9 @@ class Client:
         self._address = address
         self._answer_tokens = answer_tokens
         # A failure must be seen, and a second try would be a cache hit.
-        self._api = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120)
+        self._api = OpenAI(
+            base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        )
         self._model = self._api.models.list().data[0].id
 
     def ask(self, messages: list[Message]) -> Reply:
@@ -89,11 +92,11 @@ class Client:
     def forget(self) -> None:
         """Empty the server's cache."""
         request = urllib.request.Request(f"{self._address}/flush_cache", method="POST")
-        urllib.request.urlopen(request, timeout=30).close()
+        urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
     def counters(self) -> dict[str, int]:
         """What the server's cache has counted since it started."""
-        with urllib.request.urlopen(f"{self._address}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self._address}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         return {name: int(float(value)) for name, value in COUNTER.findall(text)}
 

@@ -15,8 +15,10 @@ from typing import Final, Self
 
 READY: Final = re.compile(r"^stratakv: listening on (http://\S+)$", re.MULTILINE)
 BUDGET: Final = re.compile(r"^pages of .*?^total [^\n]*$", re.MULTILINE | re.DOTALL)
-START_S: Final = 120.0
-STOP_S: Final = 60.0
+PATIENCE_S: Final = 300.0
+"""Against a hang; a machine that is ten times slower needs less."""
+START_S: Final = PATIENCE_S
+STOP_S: Final = PATIENCE_S
 POLL_S: Final = 0.05
 
 

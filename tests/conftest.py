@@ -1,6 +1,7 @@
 """What holds for every test. Owns process-wide settings: threads, network, Hypothesis."""
 
 import atexit
+import functools
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-# Two xdist workers share two cores: more threads would only wait for each other.
+# xdist's workers share two cores: more threads would only wait for each other.
 torch.set_num_threads(1)
 # A model comes from a directory or from a config; a test that asks a network is wrong.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -41,6 +42,22 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("house")
+
+
+SAYS = "says"
+
+
+@pytest.fixture
+def says(record_property):
+    """What the run's summary is to say beside how many have passed."""
+    return functools.partial(record_property, SAYS)
+
+
+def pytest_terminal_summary(terminalreporter):
+    passed = terminalreporter.stats.get("passed", [])
+    told = [text for report in passed for name, text in report.user_properties if name == SAYS]
+    for text in told:
+        terminalreporter.write_line(text)
 
 
 @pytest.fixture

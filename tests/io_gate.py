@@ -4,17 +4,16 @@ Owns the gate. Bytes and statuses are the memory backend's.
 """
 
 import threading
-import time
 
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import Everything, ObjectKey, StoreFormat
 from stratakv.storage.io_jobs import Kind, Store
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.patience import PATIENCE_S, wait_until
 
 PAGE = 8
 FORM = StoreFormat(spec_digest=b"d" * 16, page_bytes=(PAGE, 4 * PAGE))
-PATIENCE_S = 10
 
 
 class Gate(MemoryBackend):
@@ -78,10 +77,7 @@ def buffers(count, fill=0, size=PAGE):
 
 def answers(worker, kind, count=1):
     """The next ``count`` answers, waiting for them."""
-    deadline = time.monotonic() + PATIENCE_S
-    while worker.ready(kind) < count:
-        assert time.monotonic() < deadline, f"{worker.ready(kind)} of {count} {kind} answers"
-        time.sleep(0.001)
+    wait_until(lambda: worker.ready(kind) >= count, f"{count} answers to {kind}")
     return worker.take(kind, count)
 
 

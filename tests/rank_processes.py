@@ -1,11 +1,10 @@
-"""Servers of several ranks as an operator starts them: real processes, each with a time limit.
+"""Servers of several ranks as an operator starts them: real processes, each with a limit.
 
 Owns their start, who is who among them, and that none outlives a test: what a server has started
 is killed with it, whatever happened. ``launched`` ranks are what a launcher on several machines has
 started, without the launcher, and without the seconds that imports take.
 """
 
-import multiprocessing
 import os
 import re
 import shutil
@@ -25,11 +24,10 @@ import httpx
 import torch
 
 from stratakv.cli import main
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.servers import free_port
-from tests.ranks import PRELOADED
+from tests.forks import fork_server
 
-LIMIT_S = 150.0
-"""Of a server's whole life, on a machine that does other things too."""
 FLAGS = (
     "--port", "0", "--page-tokens", "16", "--dtype", "float32", "--device-memory", "3MiB",
     "--host-memory", "4MiB", "--max-running", "8", "--step-tokens", "256", "--threads", "1",
@@ -66,7 +64,7 @@ class Ranked:
 
     def ask(self, prompt: list[int], count: int = 8) -> tuple[str, int]:
         """The answer, and how many tokens of the prompt came from storage."""
-        answer = httpx.post(self.url + COMPLETIONS, json=body(prompt, count), timeout=60)
+        answer = httpx.post(self.url + COMPLETIONS, json=body(prompt, count), timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         whole = answer.json()
         tiers = whole["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
@@ -77,18 +75,17 @@ class Ranked:
         figures = []
         for _ in range(6):
             headers = {"Authorization": "Bearer k"}
-            found = httpx.get(self.url + "/cache/storage", headers=headers, timeout=60).json()
+            found = httpx.get(
+                self.url + "/cache/storage", headers=headers, timeout=PATIENCE_S
+            ).json()
             figures.append((found["pages"]["stored"], found["queue"]["queued"]["store"]))
             time.sleep(0.2)
         return len(set(figures)) == 1 and figures[0][0] > 0 == figures[0][1]
 
-    def ends(self, within_s: float) -> int:
-        """Its exit code. Also everyone whom it has started must have ended by then."""
-        deadline_s = time.monotonic() + within_s
-        code = self.process.wait(within_s)
-        while left := self.alive():
-            assert time.monotonic() < deadline_s, f"{left} are left: {self.said()}"
-            time.sleep(0.05)
+    def ends(self) -> int:
+        """Its exit code, once everyone whom it has started has ended too."""
+        code = self.process.wait(PATIENCE_S)
+        wait_until(lambda: not self.alive(), f"the end of all that {self.process.pid} has started")
         return code
 
     def first_follower(self) -> int:
@@ -155,14 +152,14 @@ def started(
             process_group=0 if in_terminal else None,
             env=os.environ | {"OMP_NUM_THREADS": "1", MARK: mark} | more,
         )
-    limit = threading.Timer(LIMIT_S, end_all, [mark])
+    limit = threading.Timer(2 * PATIENCE_S, end_all, [mark])
     limit.start()
     try:
         yield Ranked(process, log, mark)
     finally:
         limit.cancel()
         end_all(mark)
-        process.communicate(timeout=LIMIT_S)
+        process.communicate(timeout=PATIENCE_S)
 
 
 @dataclass
@@ -186,10 +183,10 @@ class Launched:
     def told(self) -> str:
         return "\n".join(f"rank {rank}: {self.said(rank)}" for rank in range(len(self.logs)))
 
-    def ends(self, rank: int, within_s: float) -> int:
+    def ends(self, rank: int) -> int:
         """Its exit code."""
         process = self.processes[rank]
-        process.join(within_s)
+        process.join(PATIENCE_S)
         assert process.exitcode is not None, f"rank {rank} is left: {self.told()}"
         return process.exitcode
 
@@ -197,8 +194,7 @@ class Launched:
 @contextmanager
 def launched(words: list[list[object]], folder: Path) -> Iterator[Launched]:
     """Every rank's own ``words``, as on machines of their own; nobody has waited for them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, "stratakv.serve.launch"])
+    context = fork_server()
     ranks, meet = Launched(), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     try:
         for rank, mine in enumerate(words):
@@ -228,7 +224,7 @@ def _launched(words: list[str], log: Path, place: dict[str, str]) -> None:
 @contextmanager
 def streaming(server: Ranked | Launched, prompt: list[int], count: int) -> Iterator[Iterator[str]]:
     """The lines of an answer of which the first has come."""
-    with httpx.Client(timeout=60) as http:
+    with httpx.Client(timeout=PATIENCE_S) as http:
         asked = body(prompt, count, stream=True)
         with http.stream("POST", server.url + COMPLETIONS, json=asked) as answer:
             lines = answer.iter_lines()

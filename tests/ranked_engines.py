@@ -20,10 +20,9 @@ from stratakv.engine.ranked import RankedEngine
 from stratakv.serve import wiring, wiring_storage
 from stratakv.serve.wiring_ranks import Seat
 from stratakv.storage.backend import ObjectKey, WriteStatus
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from tests.engines import greedy, tokens_of
-
-PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def _engine(
             act(_Serve(parts.port, play, told))
             parts.port.close()
         else:
-            parts.port.follow(lambda worker: worker.close(1.0))
+            parts.port.follow(lambda worker: worker.close(PATIENCE_S))
     finally:
         parts.transfer.close()
     assert (unwell.injected > 0) == (faults is not None and faults != Faults())
@@ -173,5 +172,5 @@ def _remove_some(play: Play, keys: list[ObjectKey]) -> None:
         chosen = np.random.default_rng(5).random(len(keys)) < 1 / 3
         gone = [key for key, taken in zip(keys, chosen, strict=True) if taken]
         assert worker._lanes[-1]._backend.remove(gone) > 0
-        assert worker.close(10.0)
+        assert worker.close(PATIENCE_S)
     dist.barrier()

@@ -11,15 +11,15 @@ import torch.distributed as dist
 from stratakv.agreement.torch_ranks import TorchRanks
 from stratakv.bench.ranks_processes import on_ranks
 from stratakv.core.errors import RankLostError
+from stratakv.testing.patience import PATIENCE_S
+from tests.forks import fork_server
 
-TIMEOUT_S = 60.0
 SLACK_S = 3.0
 """A rank that waits for one that hangs raises first, and says where."""
-PRELOADED = ("transformers.models.auto.modeling_auto", "stratakv.serve.wiring", "tests.ranks")
 
 
 def run_ranks(
-    ranks: int, function: Callable[..., object], *args: object, timeout_s: float = TIMEOUT_S
+    ranks: int, function: Callable[..., object], *args: object, timeout_s: float = PATIENCE_S
 ) -> list[object]:
     """``function(*args)`` in each of ``ranks`` processes, within a process group of gloo; what it
     returns, by rank. ``function`` and ``args`` are pickled, so both come from a module.
@@ -27,9 +27,10 @@ def run_ranks(
     AssertionError with the traceback of every rank that raised, or that ended or hung without a
     word; then all of them are killed.
     """
+    fork_server()
     limit_s, given = timeout_s + SLACK_S, (function, args)
     try:
-        return on_ranks(ranks, _act, given, limit_s, collective_s=timeout_s, preloaded=PRELOADED)
+        return on_ranks(ranks, _act, given, limit_s, collective_s=timeout_s)
     except RankLostError as error:
         raise AssertionError(str(error)) from None
 

@@ -32,6 +32,7 @@ from stratakv.serve.tokenizer import Tokenizer
 from stratakv.storage.backend import Everything, ObjectKey, StoreFormat
 from stratakv.storage.io_jobs import Job, Kind, Remove, Store, kind_of
 from stratakv.storage.io_worker import IoWorker
+from stratakv.testing.patience import PATIENCE_S
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. ",
@@ -150,12 +151,14 @@ class EchoEngine:
     """Answers with the prompt's own tokens, again and again; with a temperature, each is drawn by
     the request's seed. At most ``batch`` requests run. A second look at a prompt is a cache hit.
 
-    ``gate``: steps wait until it is set. ``pause_s``: what a step takes, so that clients see tokens
-    one by one. ``failure``: raised by the next step.
+    ``gate``: steps wait until it is set; ``shuts_after``: steps after which it is cleared, from 1
+    up. ``pause_s``: what a step takes, so that clients see tokens one by one. ``failure``: raised
+    by the next step.
     """
 
     batch: int = 32
     gate: threading.Event = field(default_factory=threading.Event)
+    shuts_after: int = 0
     pause_s: float = 0.0
     failure: Exception | None = None
     requests: dict[RequestId, Running] = field(default_factory=dict)
@@ -219,11 +222,13 @@ class EchoEngine:
 
     def step(self) -> list[Output]:
         self.threads.add(threading.get_ident())
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE_S)
         if self.failure is not None:
             raise self.failure
         time.sleep(self.pause_s)
         self.steps += 1
+        if self.steps == self.shuts_after:
+            self.gate.clear()
         running = list(self.requests.values())[: self.batch]
         return [self._advance(one) for one in running]
 
@@ -348,7 +353,9 @@ class LiveServer:
 
 
 @contextmanager
-def running(service: Service, engine: EchoEngine, *, drain_s: float = 5.0) -> Iterator[LiveServer]:
+def running(
+    service: Service, engine: EchoEngine, *, drain_s: float = PATIENCE_S
+) -> Iterator[LiveServer]:
     """Serve on a free port of the loopback until the block ends."""
     listener: socket.socket = bound_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -362,10 +369,10 @@ def running(service: Service, engine: EchoEngine, *, drain_s: float = 5.0) -> It
     finally:
         engine.gate.set()
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
-        service.storage.settle(5)
-        assert service.driver.stop(10)
+        service.storage.settle(PATIENCE_S)
+        assert service.driver.stop(PATIENCE_S)
         service.storage.close()
 
 
@@ -376,20 +383,13 @@ def error_of(response, status):
     return error
 
 
-def wait_until(condition):
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
-
-
 def main() -> int:
     """Serve for a test of a whole process: DIRECTORY of a tokenizer, then what should happen."""
     engine = EchoEngine()
     if "fail" in sys.argv:
         engine.failure = ValueError("a seeded failure")
     service = make_service(Tokenizer(Path(sys.argv[1])), engine)
-    return serve_forever(service, host="127.0.0.1", port=0, drain_s=5.0)
+    return serve_forever(service, host="127.0.0.1", port=0, drain_s=PATIENCE_S)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ lands in the wrong place is seen.
 """
 
 import hashlib
-import time
 from collections import Counter
 
 import numpy as np
@@ -26,10 +25,11 @@ from stratakv.spec.retention import needed
 from stratakv.storage.backend import ObjectKey, StoreFormat
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.tree_books import DEVICE, HOST
 from stratakv.tree.check import check
 from stratakv.tree.prefix_tree import PrefixTree
-from tests.io_gate import PATIENCE_S, Gate
+from tests.io_gate import Gate
 
 NAMESPACE = Namespace(model=b"bench", spec_digest=b"")
 
@@ -171,19 +171,13 @@ class Bench:
 
     def answered(self):
         """Wait until an answer is there, and apply it."""
-        self._wait(lambda: self.tier.ready)
+        wait_until(lambda: self.tier.ready, "an answer of storage")
         self.tick()
 
     def answered_all(self, kind, count):
         """Wait until ``count`` answers of a kind are there, and apply them at once."""
-        self._wait(lambda: self.worker.ready(kind) == count)
+        wait_until(lambda: self.worker.ready(kind) == count, f"{count} answers to {kind}")
         self.tick()
-
-    def _wait(self, done):
-        deadline = time.monotonic() + PATIENCE_S
-        while not done():
-            assert time.monotonic() < deadline, "storage says nothing"
-            time.sleep(0.0002)
 
     def tick(self, head=None):
         ballot = self.agreement.ballot()

@@ -233,7 +233,8 @@ ORDER = "test_plans_finish_in_submission_order"
 )
 def test_the_suite_has_teeth(bug, caught_by, monkeypatch):
     """Bugs of timing need the right moment: on a busy machine a try may pass."""
-    monkeypatch.setattr("stratakv.testing.transfer_conformance.PATIENCE_S", 0.3)
+    for place in ("transfer_conformance", "patience"):
+        monkeypatch.setattr(f"stratakv.testing.{place}.PATIENCE_S", 0.3)
     with pytest.raises(AssertionError):
         run_often(caught_by, bug)
 

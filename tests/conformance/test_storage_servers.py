@@ -3,44 +3,50 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from stratakv.testing.patience import wait_until
 from tests.fixtures import servers
-from tests.fixtures.servers import answers, installed, mooncake_master, redis_server, s3_server
+from tests.fixtures.servers import (
+    REDIS_SERVERS,
+    answers,
+    mooncake_master,
+    redis_programs,
+    redis_server,
+    s3_server,
+)
 
 START = """
-import time
+import signal
 from tests.fixtures.servers import redis_server
 with redis_server() as server:
     print(server.port, flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 
 @pytest.fixture
 def nothing_can_be_installed(monkeypatch):
     servers.apt_install.cache_clear()
-    monkeypatch.setattr("shutil.which", lambda name: None if "redis" in name else f"/bin/{name}")
+    monkeypatch.setattr(
+        "shutil.which", lambda name: None if name in REDIS_SERVERS else f"/bin/{name}"
+    )
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     yield
     servers.apt_install.cache_clear()
 
 
 def test_a_run_that_is_killed_takes_its_servers_with_it():
-    installed("redis-server", "redis-server")
+    redis_programs()
     words = [sys.executable, "-c", START]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as run:
         assert run.stdout is not None
         port = int(run.stdout.readline())
         assert answers(port)
         run.send_signal(signal.SIGKILL)
-    deadline_s = time.monotonic() + 10
-    while answers(port):
-        assert time.monotonic() < deadline_s, "the server outlived who started it"
-        time.sleep(0.01)
+    wait_until(lambda: not answers(port), "the end of the server after who started it")
 
 
 @pytest.mark.usefixtures("nothing_can_be_installed")

@@ -13,6 +13,7 @@ from stratakv.core.errors import ConfigError
 from stratakv.serve import wiring
 from stratakv.serve.server import Server, bound_socket
 from stratakv.serve.wiring import build_service
+from stratakv.testing.patience import PATIENCE_S
 from tests.fixtures.lora import peft_oracle, save_adapter
 from tests.fixtures.models import random_prompt, reference_greedy, tiny_model
 from tests.serving import error_of, train_tokenizer
@@ -57,7 +58,7 @@ def url(directory, directories):
     service, parts = build_service(directory, settings(**directories), ServerConfig())
     listener = bound_socket("127.0.0.1", 0)
     listener.listen(64)
-    server = Server(service, drain_s=10)
+    server = Server(service, drain_s=PATIENCE_S)
     service.driver.start()
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
@@ -65,8 +66,8 @@ def url(directory, directories):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
-        stopped = service.driver.stop(20)
+        thread.join(PATIENCE_S)
+        stopped = service.driver.stop(PATIENCE_S)
         parts.close()
         assert stopped
 
@@ -112,7 +113,7 @@ def test_two_adapters_and_the_model_at_once(client, said):
             for i, prompt in enumerate(prompts[name])
         }
         for (name, i), answer in asked.items():
-            found = answer.result(60)
+            found = answer.result(PATIENCE_S)
             assert found.model == name
             assert found.choices[0].logprobs.tokens == said(name, prompts[name][i]), name
     assert len({tuple(said(name, PROMPT)) for name in names}) == 3

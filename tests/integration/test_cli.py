@@ -29,6 +29,7 @@ from stratakv.storage.file.fsck import Findings
 from stratakv.storage.file.fsck_report import lines_of
 from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.store import FileStore
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_conformance import FORM, keys_of, store
 from tests.fixtures.models import tiny_model
 from tests.fixtures.tiny_configs import tiny_config
@@ -394,7 +395,7 @@ def running(service):
     """As ``serve_forever`` does it, on a thread."""
     listener = bound_socket("127.0.0.1", 0)
     listener.listen()
-    server = Server(service, drain_s=5)
+    server = Server(service, drain_s=PATIENCE_S)
     service.driver.start()
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
@@ -402,9 +403,9 @@ def running(service):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
-        service.storage.settle(20)
-        assert service.driver.stop(20)
+        thread.join(PATIENCE_S)
+        service.storage.settle(PATIENCE_S)
+        assert service.driver.stop(PATIENCE_S)
         service.storage.close()
 
 
@@ -431,7 +432,7 @@ def test_storage_outlives_a_server_and_keys_do_not_show(directory, tmp_path):
         server = ServerConfig(api_key="hush", admin_key="psst")
         service, parts = wiring.build_service(directory, config, server)
         try:
-            with running(service) as url, httpx.Client(base_url=url, timeout=60) as http:
+            with running(service) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
                 http.headers["Authorization"] = "Bearer hush"
                 info = http.get("/server_info").text
                 assert "hush" not in info
@@ -449,7 +450,7 @@ def test_storage_is_changed_while_a_server_runs(directory, tmp_path):
     body = {"url": f"file://{tmp_path}/store?quota=64MiB"}
     service, parts = wiring.build_service(directory, STORED, ServerConfig(admin_key="psst"))
     try:
-        with running(service) as url, httpx.Client(base_url=url, timeout=60) as http:
+        with running(service) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
             http.headers["Authorization"] = "Bearer psst"
             by_tier(http)  # cached before there is a store: written when it is used again
             assert http.put("/cache/storage", json=body).status_code == 200

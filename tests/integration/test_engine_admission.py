@@ -8,6 +8,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepWindow
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.transfer.torch_copy import TorchCopier
 from stratakv.tree.nodes import Tier
 from tests.engines import evict, expected_tokens, greedy, run, token_engine, token_spec, tokens_of
@@ -24,11 +25,11 @@ class HeldCopier(TorchCopier):
         self.go.set()
 
     def gather(self, *arguments):
-        self.go.wait(10)
+        self.go.wait(PATIENCE_S)
         super().gather(*arguments)
 
     def scatter(self, *arguments):
-        self.go.wait(10)
+        self.go.wait(PATIENCE_S)
         super().scatter(*arguments)
 
 
@@ -78,10 +79,16 @@ def test_the_load_back_budget_counts_a_load_of_window_pages_alone():
         copier.go.clear()
         for at, prompt in enumerate(prompts):
             parts.engine.submit(greedy(f"again{at}", prompt, 1))
-        threading.Timer(0.3, copier.go.set).start()
+        counters = parts.cache.counters
+
+        def let_go():
+            wait_until(lambda: counters.load_waited, "a load that waits for another one")
+            copier.go.set()
+
+        threading.Thread(target=let_go).start()
         finish(parts, {})
-        assert parts.cache.counters.load_waited > 0
-        assert parts.cache.counters.load_pages > 0
+        assert counters.load_waited > 0
+        assert counters.load_pages > 0
 
 
 def test_a_refused_request_warms_nothing():

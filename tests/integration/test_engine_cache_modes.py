@@ -13,7 +13,8 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import FinishReason, Prompt, SamplingParams
 from stratakv.spec.retention import KeepWindow
-from stratakv.testing.transfer_ends import PATIENCE_S, Hold, HookedCopier
+from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.transfer_ends import Hold, HookedCopier
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.transfer.plan import Direction
 from stratakv.tree.nodes import Tier

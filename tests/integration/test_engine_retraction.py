@@ -171,7 +171,9 @@ def serve(parts, prompts):
 
 @each_spec
 @pytest.mark.parametrize("host", [300, 25, 0])
-@pytest.mark.parametrize("level", range(5))
+@pytest.mark.parametrize(
+    "level", [0, 2, 4, *(pytest.param(level, marks=pytest.mark.long) for level in (1, 3))]
+)
 def test_pools_from_one_request_to_all_of_them(spec, host, level):
     """No token is lost or repeated, whoever has to leave and whether or not it could be saved."""
     prompts = family()

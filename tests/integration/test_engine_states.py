@@ -11,6 +11,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import Phase
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import Hold, HookedCopier
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.transfer.plan import Direction
@@ -273,7 +274,8 @@ def test_without_a_page_to_go_on_with_a_snapshot_is_skipped():
     """The only other page is being saved; the request goes on, and the next snapshot is kept."""
     hold, copier = hold_backups()
     with engine(states=2, copier=copier, snapshot_tokens=8) as parts:
-        patience = threading.Timer(3, hold.allow, (1_000,))  # if a page is waited for after all
+        patience = threading.Timer(PATIENCE_S, hold.allow, (1_000,))
+        patience.daemon = True  # if a page is waited for after all
         patience.start()
         parts.engine.submit(greedy("r", PROMPT[:6], 40))
         out = []

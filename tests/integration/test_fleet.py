@@ -15,8 +15,9 @@ from stratakv.sim.run import Fleet, run
 from stratakv.sim.stores import Stores
 from stratakv.sim.variety import plan_of
 
-RUNS, CHUNK = 500, 25
-LONG_RUNS, LONG_CHUNK = 10_000, 250
+RUNS, CHUNK = 100, 25
+LONG_RUNS, LONG_CHUNK = 10_400, 260
+PLANS = 500
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_runs_come_by_everything_that_may_happen():
 
 
 def test_plans_draw_everything_that_a_fleet_can_be():
-    plans = [plan_of(seed) for seed in range(RUNS)]
+    plans = [plan_of(seed) for seed in range(PLANS)]
     kinds = {
         "one store, split": [p.one_store and p.one_store.sharding.split for p in plans],
         "one store, not split": [p.one_store and not p.one_store.sharding.split for p in plans],

@@ -1,12 +1,13 @@
-"""Hit == recompute for every family that the engine accepts: a short proof for each of them, every
-path for those that people run (in `make test-long` for all), and other page sizes for one family of
-each kind."""
+"""Hit == recompute for every family that the engine accepts: a short proof for each of them, the
+turns of a conversation for those that people run, every path and other page sizes for one family of
+each kind; in `make test-long` every path for all."""
 
 import pytest
 
 from scripts.family_table import exact
 from tests.engines import evict_device, on_device
-from tests.exact_families import NAMED, every_state_family
+from tests.exact_families import KINDS as WAYS
+from tests.exact_families import NAMED, every_state_kind
 from tests.hit_cases import CHUNK, OUTPUT, PROMPT, lab, last_end, prompt, prove_reuse
 
 KINDS = ("llama", "gemma3", "gpt_oss", "llama4", "deepseek_v3", "qwen3_next", "falcon_h1", "mamba")
@@ -17,13 +18,13 @@ CASES = [
     *((family, 16) for family in exact()),
     *((family, page) for page in (1, 64) for family in KINDS[:-1]),
 ]
-kinds_and_pages = pytest.mark.parametrize(
-    ("family", "page"),
-    [
-        *(pytest.param(family, 16, marks=LONG * (family not in NAMED)) for family in exact()),
-        *((family, 64) for family in KINDS),
-    ],
-)
+
+
+def those(families):
+    """(family, page): in `make test` for ``families``, and pages of 64 for one of each kind."""
+    small = (pytest.param(name, 16, marks=LONG * (name not in families)) for name in exact())
+    large = (pytest.param(name, 64, marks=LONG * (name == "mamba")) for name in KINDS)
+    return pytest.mark.parametrize(("family", "page"), [*small, *large])
 
 
 @pytest.mark.parametrize(("family", "page"), CASES)
@@ -31,7 +32,7 @@ def test_a_prompt_is_hit_on_the_device_and_loaded_from_the_host(family, page):
     prove_reuse(family, page)
 
 
-@kinds_and_pages
+@those(WAYS)
 def test_a_prompt_of_exactly_k_pages_sent_twice_and_from_the_host(family, page):
     exactly = prompt(page, 3, PROMPT[page] // page * page)
     with lab(family, page) as this:
@@ -41,7 +42,7 @@ def test_a_prompt_of_exactly_k_pages_sent_twice_and_from_the_host(family, page):
         assert this.ask(exactly).cached.host == len(exactly) - page
 
 
-@kinds_and_pages
+@those(NAMED)
 def test_turns_of_a_conversation_with_eviction_between_them(family, page):
     tokens = prompt(page, 6)
     with lab(family, page) as this:
@@ -52,7 +53,7 @@ def test_turns_of_a_conversation_with_eviction_between_them(family, page):
             evict_device(this.parts)
 
 
-@kinds_and_pages
+@those(WAYS)
 def test_a_ragged_batch_in_different_phases(family, page):
     known = prompt(page, 1)
     with lab(family, page) as this:
@@ -70,7 +71,7 @@ def test_a_ragged_batch_in_different_phases(family, page):
         assert this.answers["fresh"].cached == on_device(this.spec, 0)
 
 
-@kinds_and_pages
+@those(WAYS)
 def test_two_prompts_that_share_a_beginning_and_run_together(family, page):
     long = prompt(page, 1)
     shared = 2 * last_end(len(long), page) // 3 + page // 2
@@ -82,7 +83,7 @@ def test_two_prompts_that_share_a_beginning_and_run_together(family, page):
         assert again.cached.device <= shared // page * page
 
 
-@every_state_family
+@every_state_kind
 def test_a_snapshot_of_another_place_is_seen(family):
     with lab(family, 16) as this:
         first = prompt(16, 1)

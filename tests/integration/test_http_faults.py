@@ -16,6 +16,7 @@ import pytest
 from stratakv.core.errors import ConfigError
 from stratakv.serve.server import bound_socket
 from stratakv.serve.tokenizer import Tokenizer
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.serving import (
     FOX,
     MAX_MODEL_LEN,
@@ -24,7 +25,6 @@ from tests.serving import (
     make_service,
     running,
     train_tokenizer,
-    wait_until,
 )
 
 
@@ -56,7 +56,7 @@ def live(shared):
 
 @pytest.fixture
 def http(live):
-    with httpx.Client(base_url=live.url, timeout=20) as found:
+    with httpx.Client(base_url=live.url, timeout=PATIENCE_S) as found:
         yield found
 
 
@@ -153,7 +153,7 @@ def test_200_tiny_requests_at_once(live):
         return http.post("/v1/completions", json=body).status_code
 
     limits = httpx.Limits(max_connections=32)
-    client = httpx.Client(base_url=live.url, timeout=30, limits=limits)
+    client = httpx.Client(base_url=live.url, timeout=PATIENCE_S, limits=limits)
     with client as http, ThreadPoolExecutor(32) as pool:
         assert set(pool.map(one, range(200))) == {200}
     assert live.service.driver.open_requests == 0
@@ -182,7 +182,10 @@ def test_a_client_that_leaves_aborts_its_requests(live, stream):
 def test_too_many_waiting_requests_are_sent_away(tokenizer):
     engine = EchoEngine()
     service = make_service(tokenizer, engine, max_waiting=2)
-    with running(service, engine) as live, httpx.Client(base_url=live.url, timeout=20) as http:
+    with (
+        running(service, engine) as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
+    ):
         engine.gate.clear()
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(http.post, "/v1/completions", json={"prompt": FOX, "n": 2})
@@ -191,14 +194,17 @@ def test_too_many_waiting_requests_are_sent_away(tokenizer):
             assert error_of(refused, 503)["type"] == "overloaded"
             assert refused.headers["retry-after"] == "1"
             engine.gate.set()
-            assert first.result(20).status_code == 200
+            assert first.result(PATIENCE_S).status_code == 200
         assert http.post("/v1/completions", json={"prompt": FOX}).status_code == 200
 
 
 def test_a_signal_drains(tokenizer):
     engine = EchoEngine()
     service = make_service(tokenizer, engine)
-    with running(service, engine) as live, httpx.Client(base_url=live.url, timeout=20) as http:
+    with (
+        running(service, engine) as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
+    ):
         engine.gate.clear()
         with ThreadPoolExecutor(1) as pool:
             running_one = pool.submit(http.post, "/v1/completions", json={"prompt": FOX})
@@ -208,10 +214,10 @@ def test_a_signal_drains(tokenizer):
             error = error_of(http.post("/v1/completions", json={"prompt": FOX}), 503)
             assert error["code"] == "draining"
             engine.gate.set()
-            answer = running_one.result(20)
+            answer = running_one.result(PATIENCE_S)
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 16
-        live.thread.join(10)
+        live.thread.join(PATIENCE_S)
         assert not live.thread.is_alive()
 
 
@@ -220,20 +226,20 @@ def test_what_outlives_the_drain_is_aborted_and_told(tokenizer, stream):
     engine = EchoEngine()
     service = make_service(tokenizer, engine)
     serving = running(service, engine, drain_s=0.0)
-    with serving as live, httpx.Client(base_url=live.url, timeout=20) as http:
+    with serving as live, httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http:
         body = {"prompt": FOX, "max_tokens": 400, "stream": stream}
         engine.batch = 0
         with ThreadPoolExecutor(1) as pool:
             endless = pool.submit(http.post, "/v1/completions", json=body)
             wait_until(lambda: engine.requests)
             live.server.handle_exit(signal.SIGTERM, None)
-            answer = endless.result(20)
+            answer = endless.result(PATIENCE_S)
         if stream:
             event = json.loads(answer.text.splitlines()[0].removeprefix("data: "))
             assert event["error"]["code"] == "draining"
         else:
             assert error_of(answer, 503)["code"] == "draining"
-        live.thread.join(10)
+        live.thread.join(PATIENCE_S)
         assert engine.requests == {}
 
 
@@ -241,7 +247,10 @@ def test_what_outlives_the_drain_is_aborted_and_told(tokenizer, stream):
 def test_the_engines_death_is_told_and_shown(tokenizer, stream):
     engine = EchoEngine(failure=ValueError("seeded"))
     service = make_service(tokenizer, engine)
-    with running(service, engine) as live, httpx.Client(base_url=live.url, timeout=20) as http:
+    with (
+        running(service, engine) as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
+    ):
         engine.gate.clear()
         body = {"prompt": FOX, "stream": stream}
         with ThreadPoolExecutor(1) as pool:
@@ -250,7 +259,7 @@ def test_the_engines_death_is_told_and_shown(tokenizer, stream):
             if stream:
                 wait_until(lambda: service.driver.open_requests == 1)
             engine.gate.set()
-            answer = waiting.result(20)
+            answer = waiting.result(PATIENCE_S)
         if stream and answer.status_code == 200:
             event = json.loads(answer.text.splitlines()[0].removeprefix("data: "))
             assert event["error"]["code"] == "engine_failed"
@@ -259,7 +268,7 @@ def test_the_engines_death_is_told_and_shown(tokenizer, stream):
         assert "seeded" not in answer.text
         assert error_of(http.get("/health"), 503)["code"] == "failed"
         assert error_of(http.post("/v1/completions", json=body), 503)
-        live.thread.join(10)
+        live.thread.join(PATIENCE_S)
         assert not live.thread.is_alive()
 
 
@@ -290,10 +299,10 @@ def test_a_process_exits_0_after_sigterm_and_1_after_the_engines_death(directory
     with spawn(directory, "serve") as healthy, spawn(directory, "fail") as failing:
         body = {"prompt": FOX}
         url = url_of(healthy)
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
         healthy.send_signal(signal.SIGTERM)
         url = url_of(failing)
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=20).status_code == 500
-        said = [process.communicate(timeout=20)[1] for process in (healthy, failing)]
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 500
+        said = [process.communicate(timeout=PATIENCE_S)[1] for process in (healthy, failing)]
     assert (healthy.returncode, failing.returncode) == (0, 1), said
     assert ["seeded failure" in stderr for stderr in said] == [False, True]

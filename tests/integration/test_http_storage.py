@@ -1,6 +1,8 @@
 """Storage administration over HTTP: keys, status codes, what is shown. The engine is scripted, the
 store is real."""
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -15,6 +17,7 @@ from stratakv.serve.tokenizer import Tokenizer
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.registry import open_storage
 from stratakv.storage.urls import hidden, parse_storage_url
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from tests.fixtures.servers import free_port
 from tests.serving import (
@@ -25,7 +28,6 @@ from tests.serving import (
     make_service,
     running,
     train_tokenizer,
-    wait_until,
 )
 
 KEY = {"Authorization": "Bearer admin"}
@@ -38,20 +40,29 @@ def tokenizer(tmp_path_factory):
     return Tokenizer(train_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
-def opener(faults, url):
-    backend = FaultyBackend(open_storage(parse_storage_url(url), STORE_FORM), faults)
+def opener(faults, sleep, url):
+    backend = FaultyBackend(open_storage(parse_storage_url(url), STORE_FORM), faults, sleep)
     worker = IoWorker(Backends(backend, backend), STORE_FORM, IoLimits(), MonotonicClock())
     return OpenStore(worker=worker, shown=hidden(url), figures=dict)
 
 
 @contextmanager
-def serving(tokenizer, *, faults=None, admin_key="admin", **settings):
+def serving(tokenizer, *, held=None, admin_key="admin", **settings):
+    """``held``: its store answers nothing before this is set."""
     engine = EchoEngine()
-    used = faults or Faults()
+    faults = Faults(delay_s=PATIENCE_S if held else 0.0)
+    sleep = held.wait if held else time.sleep
     service = make_service(
-        tokenizer, engine, admin_key=admin_key, opener=lambda url: opener(used, url), **settings
+        tokenizer,
+        engine,
+        admin_key=admin_key,
+        opener=lambda url: opener(faults, sleep, url),
+        **settings,
     )
-    with running(service, engine) as live, httpx.Client(base_url=live.url, timeout=20) as http:
+    with (
+        running(service, engine) as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
+    ):
         yield live, http
 
 
@@ -162,34 +173,38 @@ def test_the_admin_key_and_no_other_opens_the_storage_and_the_flush(tokenizer, a
 
 
 def store(live, count):
-    live.service.driver.ask(lambda: live.engine.storage.store(*range(count))).result(10)
+    live.service.driver.ask(lambda: live.engine.storage.store(*range(count))).result(PATIENCE_S)
 
 
 def test_a_slow_store_is_detached_in_time_or_not_at_all(tokenizer):
-    with serving(tokenizer, faults=Faults(delay_s=0.4)) as (live, http):
+    held = threading.Event()
+    with serving(tokenizer, held=held) as (live, http):
         http.headers.update(KEY)
         http.put(STORAGE, json=MEMORY)
         store(live, 3)
         error = error_of(http.delete(f"{STORAGE}?wait_s=0"), 409)
         assert "3 pages are still to be written" in error["message"]
         assert http.get(STORAGE).json()["attached"]
-        assert http.delete(STORAGE).json()["dropped_pages"] == 0
+        held.set()
+        assert http.delete(f"{STORAGE}?wait_s={PATIENCE_S:g}").json()["dropped_pages"] == 0
 
 
 def test_others_are_answered_while_a_detach_waits(tokenizer):
+    held = threading.Event()
     with (
-        serving(tokenizer, faults=Faults(delay_s=0.5)) as (live, http),
+        serving(tokenizer, held=held) as (live, http),
         ThreadPoolExecutor(1) as pool,
     ):
         http.put(STORAGE, json=MEMORY, headers=KEY)
         store(live, 2)
-        detach = pool.submit(http.delete, STORAGE, headers=KEY)
+        detach = pool.submit(http.delete, f"{STORAGE}?wait_s={PATIENCE_S:g}", headers=KEY)
         wait_until(lambda: live.engine.storage.detaching)
         answer = http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2})
         assert answer.status_code == 200
         assert error_of(http.put(STORAGE, json=MEMORY, headers=KEY), 409)["code"] == "busy"
         assert not detach.done()
-        assert detach.result(10).json()["attached"] is False
+        held.set()
+        assert detach.result(PATIENCE_S).json()["attached"] is False
 
 
 def test_draining_refuses_changes(tokenizer):
@@ -233,7 +248,7 @@ def test_the_servers_end_writes_what_is_queued(tokenizer, monkeypatch):
         monkeypatch.setattr(backends[0], "close", lambda: written.append(len(backends[0]._objects)))
 
     monkeypatch.setattr(Server, "run", run)
-    assert serve_forever(service, host="127.0.0.1", port=0, drain_s=1) == 0
+    assert serve_forever(service, host="127.0.0.1", port=0, drain_s=PATIENCE_S) == 0
     assert written == [5]
     assert engine.storage.worker is None  # it was detached in good order
 

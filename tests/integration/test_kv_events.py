@@ -18,10 +18,11 @@ from stratakv.serve import wiring
 from stratakv.serve.kv_wire import hashes_of
 from stratakv.serve.server import Server, bound_socket
 from stratakv.serve.wiring import build_service
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import tiny_model
 from tests.kv_follower import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
 from tests.replica import Replica, readable
-from tests.serving import train_tokenizer, wait_until
+from tests.serving import train_tokenizer
 
 PAGE = 16
 CONFIG = EngineConfig(
@@ -45,7 +46,7 @@ def serving(directory, endpoints):
     service, parts = build_service(directory, CONFIG, settings)
     listener = bound_socket("127.0.0.1", 0)
     listener.listen(16)
-    server = Server(service, drain_s=10)
+    server = Server(service, drain_s=PATIENCE_S)
     service.driver.start()
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
@@ -53,15 +54,15 @@ def serving(directory, endpoints):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", parts
     finally:
         server.should_exit = True
-        thread.join(20)
-        assert service.driver.stop(20)
+        thread.join(PATIENCE_S)
+        assert service.driver.stop(PATIENCE_S)
         parts.close()
 
 
 def ask(url, prompt, salt=""):
     body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
     salted = body | ({"cache_salt": salt} if salt else {})
-    answer = httpx.post(f"{url}/v1/completions", json=salted, timeout=60)
+    answer = httpx.post(f"{url}/v1/completions", json=salted, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
 
 
@@ -120,7 +121,7 @@ def test_a_router_that_joins_late_knows_what_two_tenants_have_cached(directory, 
                 keys = page_keys(full, base.salted(salt), PAGE)
                 assert set(hashes_of(keys)) <= found
             assert by_tenant[""].isdisjoint(by_tenant["tenant"])
-            assert httpx.post(f"{url}/flush_cache", timeout=60).status_code == 200
+            assert httpx.post(f"{url}/flush_cache", timeout=PATIENCE_S).status_code == 200
             wait_until(lambda: replayed(follower) == {})
             last = follower.batches[max(follower.batches)]
             assert last.events == [AllBlocksCleared()]

@@ -13,6 +13,7 @@ from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.storage.io_worker import IoLimits
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from tests.churn import Traffic, UnevenCopier
 from tests.engines import token_engine, token_spec, without_anchor_bytes
@@ -96,7 +97,7 @@ class Operator:
     def detach(self, parts, *, force):
         worker = parts.engine.detach_storage(force=force)
         if worker is not None:
-            assert worker.close(5.0)
+            assert worker.close(PATIENCE_S)
             self.attached = self.leaving = False
 
     def leave(self, parts):
@@ -133,9 +134,18 @@ def churn(spec, host, traffic, operator, **settings):
         return found, parts.engine.stats().cached_storage_tokens
 
 
-@pytest.mark.parametrize("policy", ["best-effort", "wait-complete", "timeout"])
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_traffic_over_a_store_with_faults(spec, policy):
+POLICIES = ("best-effort", "wait-complete", "timeout")
+FAULTY = [
+    pytest.param(name, policy, marks=() if name == "all" or at % 3 == turn else pytest.mark.long)
+    for at, name in enumerate(SPECS)
+    for turn, policy in enumerate(POLICIES)
+]
+"""In ``make test``, each with one policy, and what has every rule with all."""
+
+
+@pytest.mark.parametrize(("name", "policy"), FAULTY)
+def test_traffic_over_a_store_with_faults(name, policy):
+    spec = SPECS[name]
     traffic = Traffic(seed=7, requests=60, aborts=0.03, check_every=3)
     operator = Operator(spec, 7, FAULTS, quota_bytes=20_000)
     found, _ = churn(spec, 14, traffic, operator, prefetch_policy=policy)

@@ -1,6 +1,5 @@
 """kill -9 at any moment of a write: no wrong byte afterwards, and nothing acknowledged is lost."""
 
-import multiprocessing
 import random
 import signal
 import time
@@ -15,10 +14,8 @@ from stratakv.storage.file.fsck import fsck
 from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
+from tests.forks import fork_server
 from tests.storage_writer import KEYS, write_forever
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.storage_writer"])
 
 ROOMY, TIGHT = 8 << 20, 2 << 20
 """Room for every key, and room for a quarter."""
@@ -29,20 +26,22 @@ class Writer:
     """``tests.storage_writer`` in a process of its own, from the moment it is ready."""
 
     def __init__(self, directory: Path, seed: int, *, quota: int = ROOMY, limit: int = 0) -> None:
-        self._heard, said = CONTEXT.Pipe(duplex=False)
+        context = fork_server()
+        self._heard, said = context.Pipe(duplex=False)
         arguments = (said, directory, seed, quota, limit)
-        self._process = CONTEXT.Process(target=write_forever, args=arguments, daemon=True)
+        self._process = context.Process(target=write_forever, args=arguments, daemon=True)
         self._process.start()
         said.close()
         assert self._heard.recv() == "ready"
 
-    def killed(self, after_s: float) -> list[str]:
-        """What it had said when it died."""
-        end_s = time.monotonic() + after_s
-        lines: list[str] = []
-        while (left_s := end_s - time.monotonic()) > 0:
-            if self._heard.poll(left_s):
-                lines.append(self._heard.recv())
+    def hear(self) -> str:
+        """What it says next."""
+        return self._heard.recv()
+
+    def killed(self, words: int, pause_s: float = 0.0) -> list[str]:
+        """What it had said when it died: ``pause_s`` after ``words`` more words."""
+        lines = [self.hear() for _ in range(words)]
+        time.sleep(pause_s)  # so that it may be anywhere between two words
         self._process.kill()
         self._process.join()
         assert self._process.exitcode == -signal.SIGKILL, "it died on its own"
@@ -98,7 +97,7 @@ def campaign(directory: Path, rounds: int, quota: int) -> None:
         # Every fourth time a fresh directory: segments are being made when it dies.
         lines = [] if turn % 4 == 0 else lines
         place = directory / f"{turn // 4}"
-        lines += Writer(place, turn, quota=quota).killed(rng.uniform(0, 0.25))
+        lines += Writer(place, turn, quota=quota).killed(rng.randrange(100), rng.uniform(0, 0.005))
         stored += verify(place, lines, quota)
     assert stored > 5 * rounds, f"only {stored} pages: too little to prove anything"
 
@@ -116,7 +115,7 @@ def test_kill_9_while_writing_200_times(tmp_path: Path, quota: int) -> None:
 
 def test_two_processes_share_a_directory_and_one_is_killed(tmp_path: Path) -> None:
     one, two = Writer(tmp_path, 1), Writer(tmp_path, 2)
-    one.killed(0.3)
+    one.killed(100)
     with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=ROOMY), WallClock())) as backend:
         for _ in range(20):
             statuses = fetch(backend, KEYS_OF)
@@ -130,7 +129,7 @@ def test_two_processes_share_a_directory_and_one_is_killed(tmp_path: Path) -> No
 
 def test_a_disk_that_is_full_turns_growth_off_and_what_is_there_stays(tmp_path: Path) -> None:
     """The limit of a file's size stands in for the disk's: it needs no rights and no mount."""
-    lines = Writer(tmp_path, 3, limit=64 << 10).killed(0.4)
+    lines = Writer(tmp_path, 3, limit=64 << 10).killed(60)
     assert not acknowledged(lines)[0], "a segment larger than the disk was made"
     assert not list(tmp_path.glob("*.seg")), "an unfinished segment was left"
     verify(tmp_path, [])

@@ -6,7 +6,6 @@ for it elsewhere (``test_storage_file_crash``).
 
 import os
 import subprocess
-import time
 from collections.abc import Generator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -124,16 +123,16 @@ def test_a_disk_without_a_free_byte_is_read_and_a_new_store_on_it_stores_nothing
 @pytest.mark.parametrize("writer", [TIGHT], indirect=True)
 def test_one_process_evicts_what_another_reads(tmp_path: Path, writer: Writer) -> None:
     hits = misses = 0
+    lines: list[str] = []
     with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=TIGHT), WallClock())) as reader:
-        end_s = time.monotonic() + 2
-        while time.monotonic() < end_s:
+        while min(hits, misses, acknowledged(lines)[1]) < 100:
+            lines.append(writer.hear())
             statuses = fetch(reader, KEYS_OF[:120])  # compares every byte of every hit
             assert set(statuses) <= {HIT, MISS}
             hits, misses = hits + statuses.count(HIT), misses + statuses.count(MISS)
             assert reader.stats().physical_bytes <= TIGHT
         assert reader.stats().counters.read_errors == 0
-    evicted = acknowledged(writer.killed(0))[1]
-    assert min(hits, misses, evicted) > 20, "too little to prove anything"
+    writer.killed(0)
 
 
 @pytest.mark.parametrize("writer", [ROOMY], indirect=True)

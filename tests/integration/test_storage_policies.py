@@ -8,6 +8,7 @@ import pytest
 
 from stratakv.core.ids import RequestId
 from stratakv.storage.backend import Everything
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.tree.nodes import Tier
 from tests.engines import evict, evict_device, on_device, on_storage
 from tests.hit_cases import OUTPUT, last_end, prompt, spec_for
@@ -26,7 +27,6 @@ from tests.storage_cases import (
 PAGE = 16
 TOKENS = prompt(PAGE, 1)
 END = last_end(len(TOKENS), PAGE)
-PATIENCE_S = 20
 kinds = of_each()
 some = of_each(("llama", "gemma3", "qwen3_next"), quick=("gemma3",))
 
@@ -63,7 +63,7 @@ def test_every_stop_policy_gets_what_has_arrived_in_time(family, policy):
     """All rows are taken, so that the prefetch ends before its request's turn comes."""
     shelf = filled(family)
     shelf.gate.set()
-    patience = {"prefetch_timeout": 60.0} if policy == "timeout" else {}
+    patience = {"prefetch_timeout": PATIENCE_S} if policy == "timeout" else {}
     with shelf_lab(family, PAGE, shelf, prefetch_policy=policy, **patience) as this:
         for at in range(6):
             this.submit(f"busy{at}", prompt(PAGE, 10 + at, 5), count=2)

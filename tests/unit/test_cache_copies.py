@@ -13,7 +13,8 @@ from stratakv.cache.records import Admission, Refusal
 from stratakv.core.config import EngineConfig
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.spec.retention import KeepWindow
-from stratakv.testing.transfer_ends import PATIENCE_S, HookedCopier
+from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.transfer_ends import HookedCopier
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.transfer.plan import Direction
 from stratakv.tree.nodes import Tier

@@ -11,11 +11,11 @@ from stratakv.core.ids import GroupId
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.storage.io_jobs import Kind
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import small_spec
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from stratakv.testing.tree_books import HOST
 from stratakv.tree.stored import TOUCH_STEPS
-from tests.io_gate import PATIENCE_S
 from tests.tier_bench import Bench, Store
 
 FULL = small_spec([], page_tokens=1)

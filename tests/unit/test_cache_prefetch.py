@@ -14,10 +14,10 @@ from stratakv.policy.prefetch_reasons import Reason
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.storage.backend import ObjectKey
 from stratakv.storage.io_jobs import Kind
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import small_spec
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from stratakv.testing.tree_books import HOST
-from tests.io_gate import PATIENCE_S
 from tests.tier_bench import Bench, Store, policy_of
 
 FULL = small_spec([], page_tokens=2)

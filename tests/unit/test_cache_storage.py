@@ -7,8 +7,8 @@ import pytest
 from stratakv.policy.prefetch_reasons import Reason
 from stratakv.spec.retention import KeepWindow
 from stratakv.storage.io_jobs import Kind
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import small_spec
-from tests.io_gate import PATIENCE_S
 from tests.tier_bench import Bench, Store
 
 SPEC = small_spec([KeepWindow(2)], page_tokens=1)
@@ -50,7 +50,7 @@ def test_without_a_store_every_verb_does_nothing():
     assert bench.tier.stats() is None
     assert not bench.tier.busy
     assert not bench.tier.ready
-    bench.tier.close(1.0)
+    bench.tier.close(PATIENCE_S)
 
 
 def test_two_stores_at_once_are_a_fault_of_ours(benches):

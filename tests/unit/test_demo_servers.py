@@ -10,6 +10,7 @@ import pytest
 
 from demo import servers as demo_servers
 from demo.servers import DemoError, Servers
+from stratakv.testing.patience import PATIENCE_S
 
 READY = "echo 'stratakv: listening on http://127.0.0.1:1234'"
 
@@ -143,7 +144,7 @@ def test_an_interrupted_demo_stops_its_servers(tmp_path, number):
         while len(list(tmp_path.glob("started-*"))) < 2:
             assert demo.poll() is None
         demo.send_signal(number)
-        out, _ = demo.communicate(timeout=20)
+        out, _ = demo.communicate(timeout=PATIENCE_S)
     finally:
         demo.kill()
     assert demo.returncode == 130

@@ -14,7 +14,8 @@ from stratakv.serve.errors import ApiError
 from stratakv.storage.io_jobs import Kind
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
-from tests.serving import STORE_FORM, EchoEngine, wait_until
+from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.serving import STORE_FORM, EchoEngine
 
 
 class HeldBackend(MemoryBackend):
@@ -30,7 +31,7 @@ class HeldBackend(MemoryBackend):
 
     def write(self, keys, pages):
         self.writing.set()
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE_S)
         self.written += len(keys)
         return super().write(keys, pages)
 
@@ -52,7 +53,7 @@ class Stores:
 
     def __call__(self, url):
         self.opening.set()
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE_S)
         if self.failure is not None:
             raise self.failure
         backend = HeldBackend()
@@ -74,8 +75,8 @@ def administering(engine, stores, *, start=True):
         opened = [] if isinstance(stores, str) else stores.backends
         for backend in opened:
             backend.gate.set()
-        admin.settle(5)
-        assert driver.stop(10)
+        admin.settle(PATIENCE_S)
+        assert driver.stop(PATIENCE_S)
         admin.close()
         assert all(backend.closed for backend in opened)
         wait_until(lambda: not storage_threads())
@@ -109,7 +110,7 @@ def refused(status, call, *args, **kwargs):
 
 
 def on_engine(driver, work):
-    return driver.ask(work).result(10)
+    return driver.ask(work).result(PATIENCE_S)
 
 
 def test_what_is_attached_is_used_shown_and_closed_by_a_detach(admin, engine, stores):
@@ -186,7 +187,7 @@ def test_a_detach_waits_until_everything_is_written(engine, stores):
         assert not detach.done()
         assert not backend.closed
         backend.gate.set()
-        assert detach.result(10).dropped_pages == 0
+        assert detach.result(PATIENCE_S).dropped_pages == 0
         assert backend.written == 3
         assert backend.closed
 
@@ -214,11 +215,11 @@ def test_force_drops_what_is_queued_and_says_how_much(engine, stores):
         backend.gate.clear()
         on_engine(driver, lambda: engine.storage.store(1, 2, 3))
         on_engine(driver, lambda: engine.storage.store(4))
-        assert backend.writing.wait(10)
+        assert backend.writing.wait(PATIENCE_S)
         detach = pool.submit(admin.detach, 20, force=True)
         wait_until(lambda: engine.storage.asked > 2)
         backend.gate.set()
-        assert detach.result(10).dropped_pages == 4  # one of which was under way
+        assert detach.result(PATIENCE_S).dropped_pages == 4  # one of which was under way
         assert backend.written == 1
         assert backend.closed
 
@@ -229,7 +230,7 @@ def test_force_does_not_leave_a_store_that_does_not_come_back(engine, stores):
         admin.attach("a")
         stores.backends[0].gate.clear()
         on_engine(driver, lambda: engine.storage.store(1, 2))
-        assert stores.backends[0].writing.wait(10)
+        assert stores.backends[0].writing.wait(PATIENCE_S)
         error = refused(409, admin.detach, 0.05, force=True)
         assert "up to 2 that were queued are dropped" in error.message
         assert admin.inspect()["attached"]
@@ -239,12 +240,12 @@ def test_one_change_at_a_time(engine, stores):
     with administering(engine, stores) as (admin, _), ThreadPoolExecutor(1) as pool:
         stores.gate.clear()
         attach = pool.submit(admin.attach, "a")
-        assert stores.opening.wait(10)
+        assert stores.opening.wait(PATIENCE_S)
         for call in (lambda: admin.attach("b"), lambda: admin.detach(1, force=True), admin.clear):
             assert refused(409, call).code == "busy"
         assert admin.inspect() == {"attached": False}
         stores.gate.set()
-        assert attach.result(10) == "shown a"
+        assert attach.result(PATIENCE_S) == "shown a"
         assert len(stores.backends) == 1
 
 
@@ -257,7 +258,7 @@ def test_an_attach_while_a_detach_waits_is_refused(engine, stores):
         wait_until(lambda: engine.storage.detaching)
         assert refused(409, admin.attach, "b").code == "busy"
         stores.backends[0].gate.set()
-        detach.result(10)
+        detach.result(PATIENCE_S)
         assert admin.attach("b") == "shown b"
 
 
@@ -301,7 +302,7 @@ def test_a_detach_gives_way_to_the_servers_end(engine, stores):
         wait_until(lambda: engine.storage.asked > 2)
         driver.drain()
         with pytest.raises(ApiError) as caught:
-            detach.result(10)
+            detach.result(PATIENCE_S)
         assert (caught.value.status, caught.value.code) == (503, "draining")
         assert not engine.storage.detaching
     assert stores.backends[0].written == 2
@@ -311,11 +312,11 @@ def test_a_store_that_opens_when_the_server_ends_is_closed(engine, stores):
     with administering(engine, stores) as (admin, driver), ThreadPoolExecutor(1) as pool:
         stores.gate.clear()
         attach = pool.submit(admin.attach, "a")
-        assert stores.opening.wait(10)
+        assert stores.opening.wait(PATIENCE_S)
         driver.drain()
         stores.gate.set()
         with pytest.raises(ApiError) as caught:
-            attach.result(10)
+            attach.result(PATIENCE_S)
         assert caught.value.status == 503
         assert stores.backends[0].closed
         assert engine.storage.worker is None
@@ -330,7 +331,7 @@ def test_the_engines_death_ends_a_detach_and_the_store_is_closed(engine, stores)
         wait_until(lambda: engine.storage.asked > 2)
         engine.storage.take = None  # the next look fails, and the engine with it
         with pytest.raises(ApiError) as caught:
-            detach.result(10)
+            detach.result(PATIENCE_S)
         assert caught.value.status in {500, 503}
         refused(503, admin.inspect)
     assert stores.backends[0].written == 1

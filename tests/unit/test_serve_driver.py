@@ -10,6 +10,7 @@ from stratakv.core.ids import RequestId
 from stratakv.engine.request import FinishReason, Prompt, SamplingParams
 from stratakv.serve.driver import EngineDriver, Health
 from stratakv.serve.errors import ApiError, ClientGoneError
+from stratakv.testing.patience import PATIENCE_S
 from tests.serving import EchoEngine
 
 
@@ -30,7 +31,7 @@ def driving(engine, *, max_waiting=8, start=True):
         yield driver
     finally:
         engine.gate.set()
-        assert driver.stop(10)
+        assert driver.stop(PATIENCE_S)
 
 
 async def read(driver, wanted):
@@ -76,7 +77,7 @@ def test_clients_on_two_event_loops_are_served():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(PATIENCE_S)
         assert sorted(found, key=str) == [{"0-0": [0, 1, 2]}, {"1-0": [0, 1, 2]}]
 
 
@@ -155,7 +156,7 @@ def test_a_closed_event_loop_frees_its_requests():
         engine.gate.clear()
         asyncio.run(main(driver))
         engine.gate.set()
-        assert engine.abort_seen.wait(10)
+        assert engine.abort_seen.wait(PATIENCE_S)
         assert driver.open_requests == 0
         assert asyncio.run(read(driver, prompts("b"))) == {"b-0": [0, 1, 2]}
 
@@ -303,9 +304,9 @@ def test_work_is_done_on_the_engines_thread_for_any_thread():
 
     with driving(engine) as driver:
         asyncio.run(main(driver))
-        assert {driver.ask(threading.get_ident).result(10)} == engine.threads
+        assert {driver.ask(threading.get_ident).result(PATIENCE_S)} == engine.threads
         driver.drain()
-        assert driver.ask(lambda: 3).result(10) == 3
+        assert driver.ask(lambda: 3).result(PATIENCE_S) == 3
     with pytest.raises(ApiError, match="stopped"):
         driver.ask(lambda: 3)
 
@@ -313,13 +314,13 @@ def test_work_is_done_on_the_engines_thread_for_any_thread():
 def test_who_asked_for_what_kills_the_engine_and_who_stands_behind_him_are_told():
     with driving(EchoEngine()) as driver:
         begun, go = threading.Event(), threading.Event()
-        driver.ask(lambda: begun.set() or go.wait(10))
-        assert begun.wait(10)
+        driver.ask(lambda: begun.set() or go.wait(PATIENCE_S))
+        assert begun.wait(PATIENCE_S)
         answers = [driver.ask(work) for work in (lambda: 1, lambda: 1 // 0, lambda: 3)]
         go.set()
-        assert answers[0].result(10) == 1
+        assert answers[0].result(PATIENCE_S) == 1
         for answer in answers[1:]:
             with pytest.raises(ApiError) as caught:
-                answer.result(10)
+                answer.result(PATIENCE_S)
             assert caught.value.code == "engine_failed"
         assert driver.health is Health.FAILED

@@ -13,7 +13,8 @@ from stratakv.core.ids import RequestId
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.serve.driver import EngineDriver, Health
 from stratakv.serve.errors import ApiError
-from tests.serving import EchoEngine, wait_until
+from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.serving import EchoEngine
 
 
 @dataclass
@@ -61,7 +62,7 @@ def test_every_step_is_followed_by_one_call_on_the_engines_thread():
     wait_until(lambda: engine.steps in follower.steps)
     assert asyncio.run(driver.flush())
     wait_until(lambda: follower.steps.count(engine.steps) > 1)  # what happened between steps too
-    assert driver.stop(10)
+    assert driver.stop(PATIENCE_S)
     assert set(range(1, engine.steps + 1)) <= set(follower.steps)
     assert follower.threads == engine.threads
     assert follower.closed == 1
@@ -73,6 +74,6 @@ def test_a_follower_is_told_of_the_engines_death():
     with pytest.raises((ApiError, RequestError)):
         asyncio.run(ask(driver))
     wait_until(lambda: follower.closed)
-    assert driver.stop(10)
+    assert driver.stop(PATIENCE_S)
     assert driver.health is Health.FAILED
     assert follower.closed == 1

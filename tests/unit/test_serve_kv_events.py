@@ -2,7 +2,6 @@
 slow or absent holds a step up."""
 
 import threading
-import time
 from contextlib import contextmanager
 
 import msgspec
@@ -18,6 +17,7 @@ from stratakv.core.page_keys import Namespace, page_keys
 from stratakv.serve.kv_events import KvEventPublisher, KvEventsOptions
 from stratakv.serve.kv_wire import Encoder, hashes_of
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepWindow
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.engines import token_spec
 from tests.kv_follower import (
     AllBlocksCleared,
@@ -27,7 +27,6 @@ from tests.kv_follower import (
     Subscriber,
     decode,
 )
-from tests.serving import wait_until
 
 PAGE = 4
 SPEC = token_spec(PAGE, KeepWindow(8), KeepChunk(8), KeepBoundary())
@@ -262,7 +261,7 @@ class Held:
 
     def encode(self, events, wall_s):
         self.asked.set()
-        assert self.go.wait(20)
+        assert self.go.wait(PATIENCE_S)
         return self._real.encode(events, wall_s)
 
 
@@ -272,11 +271,10 @@ def test_a_full_queue_loses_batches_counts_them_and_leaves_a_gap(monkeypatch):
     with publisher(queue_batches=3) as made:
         made.on_dropped = lambda: lost.append(1)
         made.follow(SPEC, {})
-        assert Held.last.asked.wait(5)  # batch 0 is taken from the queue and held
-        began = time.monotonic()
+        assert Held.last.asked.wait(PATIENCE_S)  # batch 0 is taken from the queue and held
         for _ in range(10):
             publish(made, AllCleared())
-        assert time.monotonic() - began < 5  # who waited for the queue would wait for 20
+        assert not Held.last.go.is_set()  # who waited for the queue would wait for ever
         assert len(lost) == 7
         Held.last.go.set()
         with Subscriber(*ends(made)) as follower:
@@ -293,12 +291,8 @@ def test_neither_an_absent_nor_a_slow_follower_holds_a_step_up():
         with Subscriber(*ends(made)) as sleeper:
             sleeper.sub.setsockopt(zmq.RCVHWM, 1)
             subscribed(sleeper, made, AllCleared())
-            took = []
-            for _ in range(3000):  # nobody reads
-                began = time.perf_counter()
+            for _ in range(3000):  # nobody reads: who waited for the follower would wait for ever
                 publish(made, stored())
-                took.append(time.perf_counter() - began)
-            assert sorted(took)[len(took) // 2] < 1e-3
             wait_until(lambda: not made._queue)  # the thread waits for nobody
 
 

@@ -11,6 +11,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.serve.sizing import Sizes, ranks_here
 from stratakv.serve.wiring_ranks import Seat, check_alike, heartbeat_s
+from stratakv.testing.patience import PATIENCE_S
 from tests.unit.test_sim_thread_ranks import together
 
 CONFIG = EngineConfig(tp=2, storage="redis://:secret@here/0")
@@ -28,7 +29,7 @@ class TwoRanks:
 
     def gather(self, text):
         self._texts[self.rank] = text
-        self._barrier.wait(10)
+        self._barrier.wait(PATIENCE_S)
         return list(self._texts)
 
 

@@ -23,10 +23,11 @@ from stratakv.storage.backend import Everything, ObjectKey, ReadStatus
 from stratakv.storage.file.fsck import fsck
 from stratakv.storage.io_jobs import Fetch, Kind, Remove, Store, Touch
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import tiny_model
 from tests.fixtures.servers import free_port
 from tests.fixtures.tiny_configs import tiny_config
-from tests.serving import train_tokenizer, wait_until
+from tests.serving import train_tokenizer
 
 CONFIG = tiny_config("gemma3").to_dict() | {"num_attention_heads": 8, "num_key_value_heads": 8}
 SPEC = spec_of(CONFIG, page_tokens=16, dtype="float32")
@@ -71,7 +72,7 @@ def test_a_page_that_was_written_is_read_back(scheme, tmp_path):
     found = done(store.worker, Kind.FETCH, Fetch(KEYS, into))
     assert found.statuses == [ReadStatus.HIT] * len(KEYS)
     assert into == pages(7)
-    assert store.worker.close(10)
+    assert store.worker.close(PATIENCE_S)
 
 
 def test_a_file_store_reads_and_writes_with_clients_of_their_own(tmp_path):
@@ -83,21 +84,21 @@ def test_a_file_store_reads_and_writes_with_clients_of_their_own(tmp_path):
     assert (figures["pages"], figures["quota_bytes"]) == (len(KEYS), 64 << 20)
     counts = figures["counters"]
     assert (counts["stored"], counts["hits"]) == (len(KEYS), len(KEYS))  # of either client
-    assert store.worker.close(10)
+    assert store.worker.close(PATIENCE_S)
 
 
 def test_memory_is_one_store_and_not_two():
     store = opened("memory://")
     assert storage_threads() == ["stratakv-storage"]
     assert store.figures() == {}
-    assert store.worker.close(10)
+    assert store.worker.close(PATIENCE_S)
 
 
 def test_a_password_does_not_show(monkeypatch):
     monkeypatch.setattr(wiring_storage, "open_storage", lambda url, form: MemoryBackend(form))
     store = opened("redis://user:secret@host:6379/0")
     assert store.shown == "redis://user:***@host:6379/0"
-    assert store.worker.close(10)
+    assert store.worker.close(PATIENCE_S)
 
 
 def test_what_is_queued_pins_at_most_half_of_a_large_host(monkeypatch):
@@ -107,7 +108,7 @@ def test_what_is_queued_pins_at_most_half_of_a_large_host(monkeypatch):
         wiring_storage, "IoLimits", lambda **given: limits.append(given) or keep(**given)
     )
     for host in (HOST, (1000, 1000), (100_000, 0)):
-        assert opened("memory://", host).worker.close(10)
+        assert opened("memory://", host).worker.close(PATIENCE_S)
     assert [given["queue_pages"] for given in limits] == [64, 1000, 8192]
 
 
@@ -202,7 +203,7 @@ def use(*args, **kwargs):
     """Open a store, find a page in it, and close it."""
     store = shared(*args, **kwargs)
     done(store.worker, Kind.TOUCH, Touch(KEYS[:1]))
-    assert store.worker.close(10)
+    assert store.worker.close(PATIENCE_S)
 
 
 def refused(*args, **kwargs):
@@ -231,10 +232,10 @@ def test_ranks_are_told_of_a_store_of_whole_pages(url, ranks, rank):
 def test_a_single_rank_is_told_what_finds_the_pages_of_several(url):
     use(url, 4)
     assert refused(url).endswith("would never find; allowed is --storage-cut 8")
-    assert shared(url, cut=8).worker.close(10)
-    assert shared(url, cut=16).worker.close(10)  # it has no more heads than 8
+    assert shared(url, cut=8).worker.close(PATIENCE_S)
+    assert shared(url, cut=16).worker.close(PATIENCE_S)  # it has no more heads than 8
     for ranks in (1, 2, 4, 8):
-        assert shared(url, ranks, ranks - 1, cut=8).worker.close(10)
+        assert shared(url, ranks, ranks - 1, cut=8).worker.close(PATIENCE_S)
 
 
 def test_ranks_are_told_of_a_cut_that_they_could_have(url):
@@ -247,7 +248,7 @@ def test_another_model_or_cache_is_nobodys_business(url):
     use(url, cut=1, model=b"one")
     use(url, cut=8, model=b"another")
     other = CONFIG | {"num_key_value_heads": 4}
-    assert shared(url, cut=4, model=b"one", config=other).worker.close(10)
+    assert shared(url, cut=4, model=b"one", config=other).worker.close(PATIENCE_S)
 
 
 def test_what_no_cut_divides_is_never_refused_and_never_marked(tmp_path, url):
@@ -266,7 +267,7 @@ def test_a_rank_that_follows_keeps_no_marks(tmp_path, url):
 
 def test_a_store_that_was_opened_by_mistake_is_free_for_any_cut(url):
     for cut in (1, 8, 1):
-        assert shared(url, cut=cut).worker.close(10)
+        assert shared(url, cut=cut).worker.close(PATIENCE_S)
 
 
 def test_a_store_that_was_cleared_is_free_for_any_cut(url):
@@ -274,19 +275,19 @@ def test_a_store_that_was_cleared_is_free_for_any_cut(url):
     done(first.worker, Kind.STORE, Store(KEYS, pages(7)))
     assert "--storage-cut 1" in refused(url, cut=8)
     done(first.worker, Kind.REMOVE, Remove(Everything.EVERYTHING))
-    assert first.worker.close(10)
+    assert first.worker.close(PATIENCE_S)
     second = shared(url, cut=8)
     assert "--storage-cut 8" in refused(url, cut=1)
-    assert second.worker.close(10)
+    assert second.worker.close(PATIENCE_S)
 
 
 def test_an_old_store_without_a_mark_is_anybodys(url):
     old = open_store(url, SPEC, HOST)
     done(old.worker, Kind.STORE, Store(KEYS, pages(7)))
-    assert old.worker.close(10)
+    assert old.worker.close(PATIENCE_S)
     new = shared(url, cut=1)
     assert done(new.worker, Kind.FETCH, Fetch(KEYS, pages(0))).statuses[0] is ReadStatus.HIT
-    assert new.worker.close(10)
+    assert new.worker.close(PATIENCE_S)
 
 
 def test_a_refusal_leaves_nothing_open(url, monkeypatch):
@@ -320,7 +321,7 @@ def test_weights_that_cannot_be_named_open_no_store(tmp_path, weights):
 def test_one_backend_for_both_has_one_thread_for_slices_too():
     store = shared("memory://", cut=8)
     assert storage_threads() == ["stratakv-storage"]
-    assert store.worker.close(10)
+    assert store.worker.close(PATIENCE_S)
 
 
 def test_memory_is_one_processs_own():

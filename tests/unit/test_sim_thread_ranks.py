@@ -7,6 +7,7 @@ import pytest
 
 from stratakv.core.errors import RankLostError
 from stratakv.sim.thread_ranks import Rendezvous, ThreadRanks
+from stratakv.testing.patience import PATIENCE_S
 
 
 def together(*bodies, seed=0):
@@ -27,7 +28,7 @@ def together(*bodies, seed=0):
         thread.start()
     meeting.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), "a rank hangs"
     return said
 

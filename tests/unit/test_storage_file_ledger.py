@@ -17,6 +17,7 @@ from stratakv.core.errors import StorageError
 from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
 from stratakv.storage.file.fsck import fsck
 from stratakv.storage.file.ledger import Ledger, Want
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_conformance import fetch, keys_of, store
 from tests.storage_files import Place, flip
 
@@ -207,7 +208,7 @@ def test_a_half_written_ledger_is_no_damage_while_its_writer_has_the_lock(
             assert not answers
             flip(place.path / "ledger", 8)
             expected = writer.generation()
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert answers == [expected]
     assert not caplog.records
 

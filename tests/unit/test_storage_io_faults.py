@@ -28,10 +28,10 @@ from stratakv.storage.io_jobs import (
 )
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.patience import PATIENCE_S
 from tests.io_gate import (
     FORM,
     PAGE,
-    PATIENCE_S,
     Gate,
     Workers,
     answer,
@@ -222,8 +222,9 @@ def test_close_cancels_writes_that_take_too_long(made):
     worker = made(gate, batch_pages=1)
     worker.submit(Store(keys_of(100), buffers(100)))
     gate.wait_entered()
-    threading.Timer(0.1, gate.let, ["write"]).start()
-    assert worker.close(0.06)
+    assert not worker.close(0.06)
+    gate.let("write")
+    assert worker.close(PATIENCE_S)
     ended = answer(worker, Kind.STORE)
     assert (ended.ending, len(ended.statuses)) == (Ending.CANCELLED, 1)
 
@@ -233,9 +234,7 @@ def test_close_gives_up_on_a_backend_that_hangs_and_leaves_it_its_buffers(made):
     worker = made(gate)
     worker.submit(Fetch(keys_of(1), buffers(1)))
     gate.wait_entered()
-    began = time.monotonic()
     assert not worker.close(0.02)
-    assert time.monotonic() - began < 2
     assert not gate.closed
     assert worker.ready(Kind.FETCH) == 0
     gate.let("read")

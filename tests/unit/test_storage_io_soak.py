@@ -18,8 +18,9 @@ from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_jobs import Ending, Fetch, Kind, Query, Remove, Store, Touch
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend
-from tests.io_gate import PATIENCE_S, keys_of
+from tests.io_gate import keys_of
 
 PAGE = 3000
 FORM = StoreFormat(spec_digest=b"soak soak soak !", page_bytes=(PAGE,))

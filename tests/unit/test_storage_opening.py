@@ -6,7 +6,7 @@ import pytest
 
 from stratakv.core.errors import StorageError
 from stratakv.storage.opening import Opening
-from tests.serving import wait_until
+from stratakv.testing.patience import PATIENCE_S, wait_until
 
 
 class Door:
@@ -16,7 +16,7 @@ class Door:
         self.failure = None
 
     def open(self):
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE_S)
         if self.failure is not None:
             raise self.failure
         return "a store"

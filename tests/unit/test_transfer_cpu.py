@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stratakv.core.ids import GroupId, LayerId, TicketId
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_conformance import finish
 from stratakv.testing.transfer_ends import (
     Ends,
@@ -53,7 +54,7 @@ def error_of_waiting(gate, layer, meanwhile=lambda: None):
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     meanwhile()
-    waiter.join(10)
+    waiter.join(PATIENCE_S)
     assert not waiter.is_alive(), "the waiter hangs"
     return caught[0] if caught else None
 
@@ -95,7 +96,7 @@ def test_backups_pass_a_stalled_load(ends):
 
     def hold_loads(direction, group, layers):
         if direction is Direction.LOAD:
-            assert load_held.wait(20)
+            assert load_held.wait(PATIENCE_S)
 
     engine = engine_of(ends, hold_loads)
     pages = spread(ends, 4, 1)

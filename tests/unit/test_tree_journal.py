@@ -20,7 +20,7 @@ from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import Event
 from tests.replica import Replica, readable
 
-WALKS = 200
+WALKS = 100
 DO = {
     Change.DEVICE_STORED: ("GPU", Replica.store),
     Change.DEVICE_REMOVED: ("GPU", Replica.remove),

@@ -25,7 +25,7 @@ from stratakv.core.errors import RankLostError
 
 COLLECTIVE_S: Final = 20.0
 """How long one rank may let the others wait, where all have less to do than that."""
-GRIEF_S: Final = 2.0
+GRIEF_S: Final = 10.0
 """What the others get to say why they end, when one has raised; and all to end, when they have said
 what they bring back."""
 _PRELOADED: Final = ("stratakv.bench.ranks_engine",)
@@ -46,18 +46,16 @@ def on_ranks(
     limit_s: float,
     *,
     collective_s: float = COLLECTIVE_S,
-    preloaded: Sequence[str] = _PRELOADED,
 ) -> list[Said]:
     """What ``act(ranks, given)`` returns on each of ``size`` ranks. ``act`` is a module's function;
     what it is given and what it returns can be pickled. ``collective_s``: how long one rank may let
-    the others wait, once all are there. ``preloaded``: modules that all need and that take long to
-    import.
+    the others wait, once all are there.
 
     RankLostError with what went wrong on each rank, where one raises, dies, or has not returned
     within ``limit_s``. No process is left behind.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preloaded))  # torch is imported once, not once a rank
+    context.set_forkserver_preload([*_PRELOADED])  # torch is imported once, not once a rank
     # Plain bytes, both ways: what torch shares between processes outlives one that is killed.
     job = pickle.dumps((act, given))
     started: list[tuple[BaseProcess, Connection]] = []

@@ -27,8 +27,8 @@ from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.transfer_ends import (
-    PATIENCE_S,
     BeforeCopy,
     Ends,
     Hold,
@@ -48,10 +48,7 @@ GLIMPSE_S: Final = 0.02
 
 def finish(engine: TransferEngine, direction: Direction, count: int) -> list[Completion]:
     """Wait for the oldest ``count`` plans and take them."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while engine.ready(direction) < count:
-        assert time.monotonic() < deadline_s, f"{count} plans of {direction} never finished"
-        time.sleep(0.0005)
+    wait_until(lambda: engine.ready(direction) >= count, f"the end of {count} plans of {direction}")
     return engine.take(direction, count)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,12 +20,10 @@ from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepWindow
 from stratakv.testing.fake_engine import PatternWriter
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import MAX_GROUPS, MAX_PAGE_TOKENS, retentions
 from stratakv.transfer.copier import Copier, Route
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
-
-PATIENCE_S: Final = 20.0
-"""How long a test waits for what must happen."""
 
 BeforeCopy: TypeAlias = Callable[[Direction, GroupId, Collection[LayerId]], None]
 """Called by the engine, on whichever thread copies, right before it moves these layers of a group.
