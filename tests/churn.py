@@ -147,6 +147,11 @@ def churn(
         traffic.run(parts, config.max_model_len)
         parts.cache.settle()
         parts.engine.check()
+        stats = parts.engine.stats()
+        cached = stats.cached_device_tokens + stats.cached_host_tokens + stats.cached_storage_tokens
+        assert stats.known_tokens == cached + sum(stats.lost_tokens.values()), (
+            "a loss has no reason"
+        )
         assert parts.cache.flush(), "something still holds a page"
         assert all(pool.free == pool.total for pool in parts.cache.stats())
         return parts.cache.counters

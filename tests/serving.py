@@ -92,6 +92,8 @@ class FakeStats:
     running: int
     steps: int
     pages: tuple[FakePool, ...]
+    known_tokens: int
+    lost_tokens: dict[tuple[str, str], int]
     counters: dict[str, int]
     storage: StorageStats | None
 
@@ -250,6 +252,8 @@ class EchoEngine:
             running,
             self.steps,
             pools,
+            48,
+            {("device", "evicted"): 16, ("storage", "deadline"): 32},
             counters,
             self.storage_stats(),
         )

@@ -174,11 +174,18 @@ def settled(this: Lab) -> None:
 
 
 def check_sums(this: Lab) -> None:
-    """What was found is what was used and what was lost, each token under one reason."""
+    """What was found is what was used and what was lost, each token under one reason; and so is
+    what was known on any tier, where storage explains no more than what nobody else brought."""
     stats = this.parts.engine.storage_stats()
     assert stats is not None
     lost = sum(stats.lost_tokens.values())
     assert stats.tokens["hits"] + lost == stats.tokens["found"], stats
+    all_tiers = this.parts.engine.stats()
+    cached = all_tiers.cached_device_tokens + all_tiers.cached_host_tokens
+    cached += all_tiers.cached_storage_tokens
+    assert all_tiers.known_tokens == cached + sum(all_tiers.lost_tokens.values()), all_tiers
+    for reason, tokens in stats.lost_tokens.items():
+        assert all_tiers.lost_tokens["storage", reason] <= tokens, reason
 
 
 def lost(this: Lab) -> dict[str, int]:
@@ -187,3 +194,13 @@ def lost(this: Lab) -> dict[str, int]:
     stats = this.parts.engine.storage_stats()
     assert stats is not None
     return {reason: count for reason, count in stats.lost_tokens.items() if count}
+
+
+def lost_alone(this: Lab) -> dict[str, int]:
+    """``lost``, where no other request has brought any of it: all of it is told of the tier storage
+    too, but that what landed and was not loaded is the host's loss."""
+    found = lost(this)
+    told = this.parts.engine.stats().lost_tokens
+    of_storage = {reason: n for (tier, reason), n in told.items() if tier == "storage" and n}
+    assert of_storage == {reason: n for reason, n in found.items() if reason != "not_loaded"}
+    return found

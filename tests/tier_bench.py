@@ -117,6 +117,8 @@ class Bench:
         self.clock = ManualClock()
         self.agreement = Agreement(Alone())
         policy = policy or policy_of(spec)
+        self.told = []
+        """What storage had for each request that has left, in the order in which it was settled."""
         self.tier = StorageTier(spec, self.tree, self.pools, self.arenas, policy, self.clock)
         self.limits = IoLimits(**limits)
         self.worker = None
@@ -197,10 +199,10 @@ class Bench:
         self.settle()
 
     def admitted(self, request, end):
-        return self.tier.admitted(RequestId(request), end)
+        return self.tier.admitted(RequestId(request), end, self.told.append)
 
     def forget(self, request):
-        self.tier.forget(RequestId(request))
+        self.tier.forget(RequestId(request), self.told.append)
 
     def holds_back(self, request):
         return self.tier.holds_back(RequestId(request))

@@ -63,6 +63,18 @@ def test_runs_come_by_everything_that_may_happen():
     assert not [name for name in wanted if not moved[name]]
 
 
+def test_ranks_count_the_same_losses():
+    """Of the device and the host; what storage had may differ, and with it what it explains."""
+    seen = 0
+    for plan in [plan for plan in map(plain_plan, range(60)) if not plan.stores][:6]:
+        fleet = Fleet(plan)
+        fleet.run()
+        of = [rank.cache.losses.by_tier() for rank in fleet.ranks]
+        assert all(lost == of[0] for lost in of)
+        seen += sum(of[0].values())
+    assert seen
+
+
 def test_plans_draw_everything_that_a_fleet_can_be():
     plans = [plan_of(seed) for seed in range(PLANS)]
     kinds = {

@@ -18,7 +18,7 @@ from tests.storage_cases import (
     evict_all,
     file_url,
     format_of,
-    lost,
+    lost_alone,
     objects_of,
     of_each,
     shelf_for,
@@ -66,7 +66,7 @@ def test_a_page_of_the_first_group_with_bytes_is_missing(family, gone):
         assert this.ask(TOKENS).cached == on_storage(this.spec, best)
         rest = 0 if group else gone * PAGE - best
         missing = "state_missing" if family in STATES else "window_incomplete"
-        assert lost(this) == ({missing: rest} if rest else {})
+        assert lost_alone(this) == ({missing: rest} if rest else {})
     assert shelf.contains([objects_of(this, TOKENS, group)[gone]]).all(), "it was not stored again"
     with shelf_lab(family, PAGE, shelf) as this:
         assert this.ask(TOKENS).cached == on_storage(this.spec, END)
@@ -83,7 +83,7 @@ def test_a_page_of_a_window_or_a_state_is_missing(family):
         best = usable_end(this, stored_pages(this, shelf, TOKENS), len(TOKENS))
         assert this.ask(TOKENS).cached == on_storage(this.spec, best)
         missing = "state_missing" if family in STATES else "window_incomplete"
-        assert lost(this) == {missing: END - best}
+        assert lost_alone(this) == {missing: END - best}
     with shelf_lab(family, PAGE, shelf) as this:
         assert this.ask(TOKENS).cached == on_storage(this.spec, END)
 
@@ -108,7 +108,7 @@ def test_a_flipped_byte_on_the_disk_is_never_served(family, of, tmp_path):
         stored[group].remove(LAST)
         best = usable_end(this, stored, len(TOKENS))
         assert this.ask(TOKENS).cached == on_storage(this.spec, best)
-        assert lost(this) == {"corrupt": END - best}
+        assert lost_alone(this) == {"corrupt": END - best}
         this.parts.cache.settle()
         evict_all(this)
         assert this.ask(TOKENS).cached == on_storage(this.spec, END), "it was not stored again"
@@ -132,7 +132,7 @@ def test_a_host_that_is_too_small_for_the_hit(family, room):
         best = usable_end(this, stored_pages(this, shelf, TOKENS), len(TOKENS), host)
         assert best == room * PAGE or family not in ("llama", "deepseek_v3")
         assert this.ask(TOKENS).cached == on_storage(this.spec, best)
-        assert lost(this) == {"host_capacity": END - best}
+        assert lost_alone(this) == {"host_capacity": END - best}
 
 
 @split
@@ -146,4 +146,4 @@ def test_a_host_that_has_no_room_for_the_window_or_the_state(family):
         best = usable_end(this, stored_pages(this, shelf, TOKENS), len(TOKENS), host)
         assert best < END
         assert this.ask(TOKENS).cached == on_storage(this.spec, best)
-        assert lost(this) == {"host_capacity": END - best}
+        assert lost_alone(this) == {"host_capacity": END - best}

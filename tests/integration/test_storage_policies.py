@@ -15,7 +15,7 @@ from tests.hit_cases import OUTPUT, last_end, prompt, spec_for
 from tests.storage_cases import (
     Shelf,
     format_of,
-    lost,
+    lost_alone,
     of_each,
     settled,
     shelf_for,
@@ -73,7 +73,7 @@ def test_every_stop_policy_gets_what_has_arrived_in_time(family, policy):
             this.parts.cache.pause()
         this.drain()
         assert this.answers["known"].cached == on_storage(this.spec, END)
-        assert lost(this) == {}
+        assert lost_alone(this) == {}
 
 
 @some
@@ -94,7 +94,7 @@ def test_who_does_not_wait_goes_without(family, policy):
         this.drain()
         assert this.answers["known"].cached == on_device(this.spec, 0)
         settled(this)
-        assert lost(this) == {"deadline": END}
+        assert lost_alone(this) == {"deadline": END}
         assert this.ask(TOKENS).cached == on_device(this.spec, END)
 
 
@@ -112,7 +112,7 @@ def test_two_requests_of_one_prefix_read_it_once(family):
         for name in ("two", "more"):
             assert this.answers[name].cached.storage == 0
             assert this.answers[name].cached.total == END
-        assert lost(this) == {}
+        assert lost_alone(this) == {}
     stored = [len(pages) for pages in stored_pages(this, shelf, TOKENS)]
     assert objects <= sum(stored), "an object was read twice"
 
@@ -134,7 +134,7 @@ def test_an_abort_during_a_fetch_and_the_same_prompt_again(family):
         shelf.gate.set()
         this.drain()
         assert this.answers["again"].cached == on_storage(this.spec, END)
-        assert lost(this) == {"aborted": END}
+        assert lost_alone(this) == {"aborted": END}
 
 
 @some

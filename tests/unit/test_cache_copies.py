@@ -4,6 +4,7 @@ nothing, and an allocation waits for a copy that holds back what it was promised
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,8 +42,8 @@ def wish(prefix, tokens, total_tokens):
     return Wish(prefix=prefix, tokens=tokens, total_tokens=total_tokens)
 
 
-def engine(device=(60, 30), host=(60, 30), copier=DEFAULT_COPIER):
-    return token_engine(SPEC, CONFIG, device, host, copier)
+def engine(device=(60, 30), host=(60, 30), copier=DEFAULT_COPIER, **settings):
+    return token_engine(SPEC, replace(CONFIG, **settings), device, host, copier)
 
 
 def prefix_of(tokens):
@@ -141,9 +142,9 @@ def test_a_prefix_that_is_being_loaded_is_joined_not_loaded_twice():
 
 
 @contextmanager
-def all_on_the_host(prompts, copier=DEFAULT_COPIER, **pages):
+def all_on_the_host(prompts, **settings):
     """An engine that has served ``prompts`` and has nothing of them on the device any more."""
-    with engine(copier=copier, **pages) as parts:
+    with engine(**settings) as parts:
         for n, prompt in enumerate(prompts):
             run(parts, greedy(f"before {n}", prompt, 1))
         evict_device(parts)
@@ -236,7 +237,7 @@ def test_a_load_that_finds_no_page_leaves_the_others_of_its_step_alone(monkeypat
         with monkeypatch.context() as patch:
             patch.setattr(space, "alloc", lambda count: None)
             second = parts.cache.admit(asked(parts, PROMPTS[1]))
-        assert parts.cache.counters.load_no_pages == 1
+        assert parts.engine.stats().lost_tokens["host", "device_capacity"] == 40
         assert second.cached.total == 0
         parts.cache.release(second.row, np.empty(0, np.int32))
         assert (parts.cache.stats(), parts.cache._tree.leases) == before
@@ -271,6 +272,17 @@ def test_one_that_comes_back_without_a_page_for_its_live_page_begins_no_load(gro
         out += drain(parts)
         assert [pages_in(plan) for plan in plans] == [[10 + 1, 3 + 1]]
         assert tokens_of(out) == expected_tokens(PROMPTS[1], 9)
+
+
+def test_the_budget_counts_every_load_of_a_plan():
+    with all_on_the_host(PROMPTS[:3], load_back_budget=100) as parts:
+        both = [parts.cache.admit(asked(parts, prompt)) for prompt in PROMPTS[:2]]
+        assert parts.cache.admit(asked(parts, PROMPTS[2])) is Refusal.LOAD_BUDGET
+        parts.cache.settle()
+        third = parts.cache.admit(asked(parts, PROMPTS[2]))
+        assert [admission.cached.host for admission in (*both, third)] == [40] * 3
+        for admission in (*both, third):
+            parts.cache.release(admission.row, np.empty(0, np.int32))
 
 
 def test_one_that_leaves_before_its_load_was_submitted_leaves_nothing():

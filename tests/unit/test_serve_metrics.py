@@ -90,6 +90,9 @@ def test_the_engines_figures_are_there_when_it_gives_them():
     assert found["stratakv_pool_pages", "device", "free", "full"] == 4
     assert found["stratakv_pool_pages", "device", "full", "in_use"] == 3
     assert found["stratakv_cache_backup_pages_total",] == 7
+    assert found["stratakv_known_tokens_total",] == 48
+    assert found["stratakv_lost_tokens_total", "device", "evicted"] == 16
+    assert found["stratakv_lost_tokens_total", "deadline", "storage"] == 32
     assert "stratakv_requests_waiting" not in rendered()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from stratakv.cache.copies import CopyDesk
 from stratakv.cache.live import LivePages
+from stratakv.cache.losses import Missed
 from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.pools import Pools
 from stratakv.cache.records import Admission, CachedTokens, CacheUse, Refusal
@@ -19,6 +20,7 @@ from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import Demand, demand
 from stratakv.policy.checkpoints import checkpoint_ends, last_end
 from stratakv.policy.load_back import LoadBack, LoadBackPolicy
+from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.lease import Lease
 from stratakv.tree.matching import NO_MATCH, Match
@@ -84,8 +86,22 @@ class Admitter:
 
     # -- a new request, or one that must be recomputed -------------------------------------------
 
-    def admit(self, wish: Wish, live: LivePages) -> Admission | Refusal:
-        """Lease the longest usable prefix and start its load-back, if one is worth it. A refusal
+    def known(self, prefix: PageHasher, found: Match, tokens: int) -> Known:
+        """What the tree knows of a prompt of ``tokens``, of which a match has found ``found``."""
+        beyond = self._tree.beyond(prefix.keys, found)
+        limit = last_end(tokens, self._page)
+        gone = self._tree.nodes.gone.of(prefix.keys, beyond.whole, limit)
+        return Known(
+            usable=found.end,
+            anchor=found.anchor_end,
+            whole=beyond.whole,
+            device=beyond.device,
+            states_only=beyond.states_only,
+            gone=gone,
+        )
+
+    def admit(self, wish: Wish, live: LivePages) -> tuple[Admission, Missed] | Refusal:
+        """Lease the longest usable prefix and begin its load-back, if one is worth it. A refusal
         pins nothing."""
         self._copies.begin_backups()  # an aborted request has left some; admitting may evict
         if not self._booking.reuse:
@@ -98,6 +114,12 @@ class Admitter:
         if load is LoadBack.WAIT:
             self._tables.close_row(row)
             return Refusal.LOAD_BUDGET
+        declined = Declined.DEVICE_CAPACITY
+        if load is LoadBack.DECLINE:
+            declined = Declined.BELOW_THRESHOLD
+        missed = Missed(NOTHING_KNOWN, declined)
+        if CacheUse.READ in wish.use:
+            missed = Missed(self.known(wish.prefix, found, wish.tokens), declined)
         admission = None
         if load is LoadBack.LOAD:
             admission = self._try(row, wish, found, found.end, live)
@@ -108,17 +130,16 @@ class Admitter:
         if admission is None:
             self._tables.close_row(row)
             return Refusal.NO_PAGES
-        return admission
+        return admission, missed
 
     def _found(self, wish: Wish) -> Match:
         return self.match(wish.prefix, wish.tokens) if CacheUse.READ in wish.use else NO_MATCH
 
     def _weigh_load(self, found: Match) -> LoadBack:
         saved = (found.end - found.device_end) * self._page
-        load_back, counters = self._booking.load_back, self._pools.counters
-        answer = load_back.decide(saved, self._copies.loading_pages * self._page)
-        counters.load_declined += saved > 0 and answer is LoadBack.DECLINE
-        counters.load_waited += answer is LoadBack.WAIT
+        loading = self._copies.loading_pages * self._page
+        answer = self._booking.load_back.decide(saved, loading)
+        self._pools.counters.load_waited += answer is LoadBack.WAIT
         return answer
 
     def _try(
@@ -175,7 +196,6 @@ class Admitter:
         """Begin the load that a lease needs, if it does, as the last thing of an admission that may
         fail: False, and the lease is released, without device pages for it."""
         if lease.needs_load and not self._copies.load(lease, max(0, saved_pages)):
-            self._pools.counters.load_no_pages += 1
             self._tree.release(lease)
             return False
         self._copies.used(lease)

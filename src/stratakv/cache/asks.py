@@ -3,8 +3,9 @@
 Owns the record. ``prefetch`` alone changes it; must not decide or touch pages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,8 +14,21 @@ from stratakv.cache.fetches import FromStorage
 from stratakv.core.ids import AskId, PageIds, PageKey, TicketId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch_ends import Held, Objects
-from stratakv.policy.prefetch_reasons import Reason
+from stratakv.policy.prefetch_reasons import Reason, Tally
 from stratakv.tree.lease import Lease
+
+Told: TypeAlias = Callable[[Tally | None], None]
+"""Hears what storage had for a request, when its prefetch has ended; None: it was never asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A request is admitted on ``end`` pages, or gone (0), and why its prefetch, which has not
+    ended, comes to nothing."""
+
+    end: int
+    reason: Reason
+    told: Told
 
 
 @dataclass(slots=True, eq=False)
@@ -22,8 +36,7 @@ class Ask:
     """``prefix``: of the prompt, ``whole`` the last end it can use. ``hold``: what it counts on in
     the tree. ``pages``: by group, what a fetch fills. ``follows``: another request asks for the
     same pages; ``first`` is the first of those. ``stopped_s``: when it was told to stop. ``left``:
-    the request is admitted or gone, and why its prefetch came to nothing. ``epoch``: of the store,
-    when it was asked."""
+    the request is admitted or gone. ``epoch``: of the store, when it was asked."""
 
     id: AskId
     prefix: PageHasher
@@ -36,7 +49,7 @@ class Ask:
     first: PageKey | None = None
     follows: "Ask | None" = None
     stopped_s: float | None = None
-    left: tuple[int, Reason] | None = None
+    left: Left | None = None
     landed: FromStorage | None = None
     epoch: int = 0
 

@@ -10,6 +10,7 @@ engine say it is: no byte passes here.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,8 @@ from stratakv.cache.audit import audit
 from stratakv.cache.commits import Committer
 from stratakv.cache.copies import POLL_S, CopyDesk
 from stratakv.cache.events import CacheEvents
+from stratakv.cache.fetches import FromStorage
+from stratakv.cache.losses import LossBook
 from stratakv.cache.object_keys import HostBytes
 from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.pools import Allocators, Pools
@@ -96,6 +99,7 @@ class KVCache:
         self._copies = CopyDesk(
             self._tree, self._pools, transfer, write, self._agreement, self._sleep
         )
+        self.losses = LossBook(spec.page_tokens)
         self._seats = Seats(spec, tables, [space.capacity for space in device])
         shared = (spec, self._tree, self._pools, tables, self._copies)
         self._commits = Committer(*shared, options.snapshot_pages)
@@ -135,15 +139,22 @@ class KVCache:
         answer = self._admit.admit(wish, self._live)
         if isinstance(answer, Refusal):
             return answer
-        lease = self._seats[answer.row].lease
+        admission, missed = answer
+        lease = self._seats[admission.row].lease
         self.storage.used(lease)
-        return self._with_storage(answer, wish.request, lease)
+        if wish.again:  # its prompt has counted, and its prefetch has ended
+            return admission
+        told = partial(self.losses.admitted, missed, lease.end)
+        if wish.request is None:
+            told(None)
+            return admission
+        came = self.storage.admitted(wish.request, lease.end, told)
+        return self._with_storage(admission, came, lease)
 
     def _with_storage(
-        self, admission: Admission, request: RequestId | None, lease: Lease
+        self, admission: Admission, came: FromStorage | None, lease: Lease
     ) -> Admission:
-        """Say what of the prefix the request's own prefetch has brought, which ends here."""
-        came = None if request is None else self.storage.admitted(request, lease.end)
+        """Say what of the prefix the request's own prefetch has brought."""
         if came is None:
             return admission
         tokens = max(0, min(lease.end, came.end) - came.base) * self._page
@@ -152,6 +163,11 @@ class KVCache:
             for pages, start in zip(came.pages, lease.starts, strict=True)
         ]
         return replace(admission, cached=admission.cached.fetched(tokens, groups))
+
+    def abandon(self, request: RequestId, prefix: PageHasher, tokens: int) -> None:
+        """A request with a prompt of ``tokens`` ends before it was admitted."""
+        known = self._admit.known(prefix, self.match(prefix, tokens), tokens)
+        self.storage.forget(request, partial(self.losses.left, known))
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
         """Hand over this step's loads, as one plan; what a forward over freshly admitted rows waits
@@ -240,7 +256,10 @@ class KVCache:
         """Seat a retracted request again: where it was, or, where the host could not hold it, as
         far as its prefix is still cached."""
         if parked not in self._parking:
-            return self.admit(wish)
+            answer = self.admit(wish)
+            if isinstance(answer, Admission):
+                self.losses.retracted(max(0, parked.tokens - answer.computed))
+            return answer
         return self._admit.resume(parked, wish, self._parking)
 
     def forget(self, parked: Parked) -> None:
@@ -313,6 +332,7 @@ class KVCache:
         for tier in reversed(TIERS):
             self._pools.execute(self._tree.evict(tier, ANCHOR, len(self._tree.nodes)), -1)
         assert not len(self._tree.nodes), "a flush left pages behind"
+        self._tree.nodes.gone.clear()  # nobody lost what was dropped on purpose
         if self._events is not None:
             self._events.cleared()
         return True
@@ -324,6 +344,7 @@ class KVCache:
 
     def check(self) -> None:
         """Verify the tree, and that every page of every pool is accounted for exactly once."""
+        self.losses.check()
         audit(self.spec, self._tree, self._pools, self._owned)
 
     def _owned(self, tier: Tier, group: GroupId) -> list[PageIds]:

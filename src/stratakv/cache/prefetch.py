@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import Flags
-from stratakv.cache.asks import Ask, ballot_of, ends_of
+from stratakv.cache.asks import Ask, Left, Told, ballot_of, ends_of
 from stratakv.cache.events import Describe
 from stratakv.cache.fetches import Fetches, FromStorage, arrivals_of
 from stratakv.cache.object_keys import of_pages
@@ -196,7 +196,7 @@ class Prefetcher:
         del self._by_ticket[ticket]
 
     def _why(self, ask: Ask) -> Reason:
-        return ask.left[1] if ask.left is not None else Reason.DEADLINE
+        return ask.left.reason if ask.left is not None else Reason.DEADLINE
 
     def _go_on(self, ask: Ask, state: MakeRoom | Fetching | Abandoned, worker: IoWorker) -> None:
         match state:
@@ -243,7 +243,7 @@ class Prefetcher:
         ask, state, arrivals = self._delivery(answer)
         self._ended(answer.ticket)
         if ask.left is not None:
-            self._give_up(ask, self._rules.abandon(state, ask.left[1]))
+            self._give_up(ask, self._rules.abandon(state, ask.left.reason))
             return
         self.fetched_pages += answer.statuses.count(ReadStatus.HIT)
         stopped = Reason.IO_ERROR if ask.stopped_s is None else Reason.DEADLINE
@@ -276,7 +276,7 @@ class Prefetcher:
         self._let_go(ask)
         self._move(ask, state, None)
         if ask.left is not None:
-            self._book.settle(ask.id, *ask.left)
+            ask.left.told(self._book.settle(ask.id, ask.left.end, ask.left.reason))
 
     def _let_go(self, ask: Ask) -> None:
         if ask.hold is not None:
@@ -333,48 +333,43 @@ class Prefetcher:
         ask.follows = None
         self._try(ask, worker)
 
-    def admitted(self, request: RequestId, end: int) -> FromStorage | None:
-        """A request has its lease, at ``end`` pages: what had landed for it is its own business."""
-        ask = self._leave(request)
-        if ask is None or self._outlives(ask, end, Reason.DEADLINE):
-            return None
-        self._book.settle(ask.id, end, Reason.NOT_LOADED)
-        self._let_go(ask)
-        return ask.landed
+    def admitted(self, request: RequestId, end: int, told: Told) -> FromStorage | None:
+        """A request has its lease, at ``end`` pages: what had landed for it is its own business.
+        ``told``: hears, perhaps later, what storage had for it and what came of that."""
+        ask = self._leave(request, Left(end, Reason.DEADLINE, told), Reason.NOT_LOADED)
+        return ask.landed if ask is not None else None
 
-    def forget(self, request: RequestId, worker: IoWorker | None) -> None:
+    def forget(self, request: RequestId, worker: IoWorker | None, told: Told) -> None:
         """A request ends before it was admitted. Buffers of I/O under way stay its own."""
-        ask = self._leave(request)
-        if ask is None:
-            return
-        if ask.ticket is not None:
+        ask = self._by_request.get(request)
+        if ask is not None and ask.ticket is not None:
             self._stop(ask, worker)
-        if not self._outlives(ask, 0, Reason.ABORTED):
-            self._book.settle(ask.id, 0, Reason.ABORTED)
-            self._let_go(ask)
+        self._leave(request, Left(0, Reason.ABORTED, told), Reason.ABORTED)
 
     def cancel(self, worker: IoWorker) -> None:
         """Begin to fetch no more of what is under way."""
         for ask in self._by_ticket.values():
             self._stop(ask, worker)
 
-    def _leave(self, request: RequestId) -> Ask | None:
+    def _leave(self, request: RequestId, left: Left, unused: Reason) -> Ask | None:
+        """A request waits no longer; what had landed beyond ``left.end`` is lost as ``unused``.
+        None, and it counts as ``left`` says when it has ended, where an operation is under way."""
         ask = self._by_request.pop(request, None)
-        if ask is not None:
-            del self._by_id[ask.id]
-            if ask.follows is not None:
-                del self._followers[ask.id]
-                ask.follows = None
-        return ask
-
-    def _outlives(self, ask: Ask, end: int, reason: Reason) -> bool:
-        """Whether an operation of ``ask`` is under way, which then ends for nobody."""
-        if ask.ticket is None:
-            return False
-        ask.left = (end, reason)
-        self._stop(ask, None)
+        if ask is None:
+            left.told(None)
+            return None
+        del self._by_id[ask.id]
+        if ask.follows is not None:
+            del self._followers[ask.id]
+            ask.follows = None
+        ended = ask.ticket is None
+        if ended:
+            left.told(self._book.settle(ask.id, left.end, unused))
+        else:
+            ask.left = left
+            self._stop(ask, None)
         self._let_go(ask)
-        return True
+        return ask if ended else None
 
     # -- time ------------------------------------------------------------------------------------
 

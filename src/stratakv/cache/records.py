@@ -103,8 +103,8 @@ class StorageStats:
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since the start, in pages unless named otherwise; every reason a cached token was not
-    served, or a page not kept, has one."""
+    """Counts since the start, in pages unless named otherwise. Why a cached token was not served is
+    counted in tokens, by ``losses``."""
 
     backup_pages: int = 0
     backup_bytes: int = 0
@@ -112,9 +112,7 @@ class Counters:
     dropped_backup_pages: int = 0  # no host page could be had
     load_pages: int = 0
     load_bytes: int = 0
-    load_declined: int = 0  # below the threshold, in requests
     load_waited: int = 0  # over the budget, in requests and steps
-    load_no_pages: int = 0  # no device page could be had, in requests
     evicted_device_pages: int = 0
     evicted_host_pages: int = 0
     dropped_dirty_pages: int = 0  # evicted from the device without a host copy

@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import NOTHING, Ballot, Flags, Result, Work
+from stratakv.cache.asks import Told
 from stratakv.cache.fetches import Fetches, FromStorage
 from stratakv.cache.object_keys import HostBytes
 from stratakv.cache.persist import Persister
@@ -129,13 +130,14 @@ class StorageTier:
         """Whether a request whose turn it is must wait for its prefetch."""
         return self._worker is not None and self.prefetcher.holds_back(request, self._worker)
 
-    def admitted(self, request: RequestId, end: int) -> FromStorage | None:
-        """A request has its lease, at ``end`` pages; what storage has contributed to it."""
-        return self.prefetcher.admitted(request, end)
+    def admitted(self, request: RequestId, end: int, told: Told) -> FromStorage | None:
+        """A request has its lease, at ``end`` pages; what storage has contributed to it. ``told``
+        hears, perhaps later, what storage had for it."""
+        return self.prefetcher.admitted(request, end, told)
 
-    def forget(self, request: RequestId) -> None:
-        """A request ends before it was admitted."""
-        self.prefetcher.forget(request, self._worker)
+    def forget(self, request: RequestId, told: Told) -> None:
+        """A request ends before it was admitted; ``told`` as for ``admitted``."""
+        self.prefetcher.forget(request, self._worker, told)
 
     def used(self, lease: Lease) -> None:
         """A request stands on ``lease``, or did until now."""

@@ -128,7 +128,8 @@ class Engine:
             self._backlog.remove(found)
         if found.parked is not None:
             self._cache.forget(found.parked)
-        self._cache.storage.forget(request)
+        if found.phase is Phase.WAITING and CacheUse.READ in found.prompt.use:
+            self._cache.abandon(request, found.prefix, found.prompt_tokens)
         found.signal(Signal.ABORT)
         self._leave(found)
         self._news.append(Output(request=request, token=None, finish=FinishReason.ABORT))
@@ -152,6 +153,8 @@ class Engine:
             cached_device_tokens=totals.cached_device_tokens,
             cached_host_tokens=totals.cached_host_tokens,
             cached_storage_tokens=totals.cached_storage_tokens,
+            known_tokens=self._cache.losses.known,
+            lost_tokens=self._cache.losses.by_tier(),
             pages=self._cache.stats(),
             counters=self._cache.counters.snapshot(),
             storage=self._cache.storage.stats(),

@@ -9,7 +9,9 @@ from stratakv.cache.records import PoolStats, StorageStats
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """``waiting`` counts the ``retracted`` requests too. ``cached_*_tokens`` count what admitted
-    prompts did not have to compute."""
+    prompts did not have to compute; ``known_tokens`` what the cache knew of them, on any tier, and
+    ``lost_tokens`` what of that they had to compute all the same, by tier and reason. A request
+    counts among these when what storage does for it has ended."""
 
     waiting: int
     retracted: int
@@ -20,6 +22,8 @@ class EngineStats:
     cached_device_tokens: int
     cached_host_tokens: int
     cached_storage_tokens: int
+    known_tokens: int
+    lost_tokens: Mapping[tuple[str, str], int]
     pages: tuple[PoolStats, ...]
     counters: Mapping[str, int]
     storage: StorageStats | None

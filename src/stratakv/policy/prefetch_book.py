@@ -105,18 +105,20 @@ class PrefetchBook:
                 found.append(ask)
         return found
 
-    def settle(self, ask: AskId, used_end: int, reason: Reason) -> None:
+    def settle(self, ask: AskId, used_end: int, reason: Reason) -> Tally | None:
         """A request is admitted on ``used_end`` pages, or ends (0): what it found counts now, and
-        what had landed beyond that is lost for ``reason``. Its prefetch has ended."""
+        what had landed beyond that is lost for ``reason``. Its prefetch has ended. None: storage
+        never answered it."""
         entry = self._entries.pop(ask, None)
         self._armed.pop(ask, None)
         if entry is None:
-            return
+            return None
         assert not isinstance(entry.state, Probing | MakeRoom | Fetching), "a prefetch still runs"
         if entry.tally is None:
-            return
+            return None
         tally = entry.tally.cut(used_end, reason)
         self.counters.found += tally.found * self._page
         self.counters.hits += tally.hits * self._page
         for lost, pages in tally.lost:
             self.counters.lost[lost] += pages * self._page
+        return tally

@@ -128,6 +128,19 @@ def _of_engine(stats: StatsView) -> Iterator[Metric]:
         ):
             pages.add_metric((pool.group, pool.tier, state), value)
     yield pages
+    yield CounterMetricFamily(
+        "stratakv_known_tokens",
+        "Prompt tokens that the cache knew, on any tier",
+        stats.known_tokens,
+    )
+    lost = CounterMetricFamily(
+        "stratakv_lost_tokens",
+        "Known tokens that were computed all the same",
+        labels=("tier", "reason"),
+    )
+    for labels, tokens in stats.lost_tokens.items():
+        lost.add_metric(labels, tokens)
+    yield lost
     for name, value in stats.counters.items():
         yield CounterMetricFamily(f"stratakv_cache_{name}", f"Engine counter {name}", value)
 

@@ -36,13 +36,17 @@ class RequestsView(Protocol):
 
 
 class StatsView(RequestsView, Protocol):
-    """An engine's figures at one moment; steps and counters only count up. ``storage`` None:
-    nothing is attached."""
+    """An engine's figures at one moment; steps and counters only count up. ``lost_tokens``: by tier
+    and reason. ``storage`` None: nothing is attached."""
 
     @property
     def steps(self) -> int: ...
     @property
     def pages(self) -> Sequence[PoolView]: ...
+    @property
+    def known_tokens(self) -> int: ...
+    @property
+    def lost_tokens(self) -> Mapping[tuple[str, str], int]: ...
     @property
     def counters(self) -> Mapping[str, int]: ...
     @property

@@ -269,6 +269,7 @@ class Evictor:
             return
         first = chain.item(0)
         top = nodes.parent.item(first)
+        from_host = nodes.state[ANCHOR].item(first) != DEVICE_ALONE
         for tier in TIERS:
             if ON_TIER[tier].item(nodes.state[ANCHOR].item(first)):
                 nodes.kids[tier][top] -= 1
@@ -287,7 +288,7 @@ class Evictor:
                 if count:
                     rows = chain if count == len(chain) else chain[here]
                     self._leave(tier, GroupId(group), rows, effects)
-        nodes.remove(chain)
+        nodes.remove(chain, from_host=from_host)
         self._offer(top)
 
     def _forget_one(self, row: int, effects: list[Effect]) -> None:
@@ -313,7 +314,7 @@ class Evictor:
                 effects.append(FREE[tier](GroupId(group), page[row : row + 1].copy()))
                 page[row] = NONE
                 self._pins.evictable[tier][group] -= 1
-        nodes.remove_one(row)
+        nodes.remove_one(row, from_host=anchor != DEVICE_ALONE)
         if top != NONE:
             self._offer(top)
 

@@ -26,6 +26,16 @@ class Match(NamedTuple):
 NO_MATCH = Match(0, 0, 0)
 
 
+class Beyond(NamedTuple):
+    """What there is behind a match's end. ``whole``: how far the anchor goes, beyond the match's
+    limit too; ``device``: of that, on the device. ``states_only``: nothing but states is missing
+    at ``anchor_end``."""
+
+    whole: int
+    device: int
+    states_only: bool
+
+
 class Matcher:
     def __init__(self, spec: CacheSpec, nodes: NodeTable) -> None:
         self._spec = spec
@@ -52,16 +62,7 @@ class Matcher:
         anchor_end = nodes.reach(keys, 0, min(limit, len(keys)))
         if not anchor_end:
             return NO_MATCH
-        index, anchor = nodes.index, nodes.state[ANCHOR]
-        low = anchor_end
-        if not ON_DEVICE.item(anchor.item(index[keys[low - 1]])):
-            low, high = 0, anchor_end - 1  # the device part is prefix-closed too
-            while low < high:
-                middle = (low + high + 1) >> 1
-                if ON_DEVICE.item(anchor.item(index[keys[middle - 1]])):
-                    low = middle
-                else:
-                    high = middle - 1
+        low = self._anchor_on_device(keys, anchor_end)
         if not self._others:
             return Match(low, anchor_end, anchor_end)
         device_end = self._usable(keys, low, all_on_device, ON_DEVICE)
@@ -69,6 +70,36 @@ class Matcher:
         if device_end < anchor_end:
             end = self._usable(keys, anchor_end, all_present, PRESENT)
         return Match(device_end, end, anchor_end)
+
+    def _anchor_on_device(self, keys: Sequence[PageKey], end: int) -> int:
+        """How far the anchor is on the device; the first ``end`` pages are in the tree."""
+        index, anchor = self._nodes.index, self._nodes.state[ANCHOR]
+        low = end
+        if low and not ON_DEVICE.item(anchor.item(index[keys[low - 1]])):
+            low, high = 0, end - 1  # the device part is prefix-closed too
+            while low < high:
+                middle = (low + high + 1) >> 1
+                if ON_DEVICE.item(anchor.item(index[keys[middle - 1]])):
+                    low = middle
+                else:
+                    high = middle - 1
+        return low
+
+    def beyond(self, keys: Sequence[PageKey], found: Match) -> Beyond:
+        """What the tree has of all of ``keys`` that a match did not find usable."""
+        nodes, end = self._nodes, found.anchor_end
+        whole = nodes.reach(keys, end, len(keys))
+        device = self._anchor_on_device(keys, whole)
+        states_only = found.end < end
+        if states_only:
+            tip = nodes.index[keys[end - 1]]
+            for group in self._others:
+                rows = nodes.tail(tip, end - self._starts[group].item(end))
+                if not self._spec.groups[group].stateful and not all_present(
+                    nodes.state[group][rows]
+                ):
+                    states_only = False
+        return Beyond(whole, device, states_only)
 
     def _usable(
         self,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import CacheSpec
+from stratakv.tree.gone import Gone
 from stratakv.tree.residency import ResidencyColumn
 
 Int32s = npt.NDArray[np.int32]
@@ -58,6 +59,7 @@ class NodeTable:
         size = capacity + 1  # the root's row
         self.capacity = capacity
         self.index: dict[PageKey, int] = {}
+        self.gone = Gone(capacity)
         self.parent: NodeIds = np.full(size, NONE, np.intp)
         self.depth: Int32s = np.full(size, NONE, np.int32)  # page index in the prefix
         self._kids: Int32s = np.zeros((size, 3), np.int32)
@@ -189,8 +191,9 @@ class NodeTable:
         self._runs[self._next_run] = Run(rows.copy(), list(keys), parent, start)
         return self._next_run
 
-    def remove(self, chain: NodeIds) -> None:
-        """Forget a chain that ends in a leaf and owns no page any more; top first."""
+    def remove(self, chain: NodeIds, *, from_host: bool) -> None:
+        """Forget a chain that ends in a leaf and owns no page any more; top first. ``from_host``:
+        its last copy was there."""
         count = len(chain)
         self._kids[self.parent.item(chain.item(0)), ANY] -= 1
         self._kids[chain] = 0
@@ -201,6 +204,7 @@ class NodeTable:
             run = self._runs[run_id]
             cut = max(0, len(run.keys) - left)
             deque(map(self.index.pop, run.keys[cut:]), maxlen=0)
+            self.gone.add(run.keys[cut:], from_host=from_host)
             left -= len(run.keys) - cut
             del run.keys[cut:]
             if not cut:
@@ -210,11 +214,13 @@ class NodeTable:
         self._free[self._free_rows : self._free_rows + count] = chain
         self._free_rows += count
 
-    def remove_one(self, row: int) -> None:
+    def remove_one(self, row: int, *, from_host: bool) -> None:
         """``remove`` of a single leaf: taking one page under pressure is too common for arrays."""
         run_id = self._run_of.item(row)
         run = self._runs[run_id]
-        del self.index[run.keys.pop()]
+        key = run.keys.pop()
+        del self.index[key]
+        self.gone.add_one(key, from_host=from_host)
         if not run.keys:
             del self._runs[run_id]
         top = self.parent.item(row)

@@ -19,7 +19,7 @@ from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
 from stratakv.tree.eviction import Evictor
 from stratakv.tree.journal import Journal
 from stratakv.tree.lease import Lease
-from stratakv.tree.matching import Match, Matcher
+from stratakv.tree.matching import Beyond, Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.order import EvictionPolicy, LeastRecentlyUsed
 from stratakv.tree.pins import Pins
@@ -75,6 +75,10 @@ class PrefixTree:
     def match(self, keys: Sequence[PageKey], limit: int) -> Match:
         """How far ``keys`` is usable, looking at no more than ``limit`` pages. Read-only."""
         return self._matcher.match(keys, limit)
+
+    def beyond(self, keys: Sequence[PageKey], found: Match) -> Beyond:
+        """What there is of ``keys`` that the match ``found`` could not use. Read-only."""
+        return self._matcher.beyond(keys, found)
 
     def starts(self, end: int) -> list[int]:
         """First page that every group needs at ``end`` pages."""

@@ -1,0 +1,57 @@
+"""What the tree remembers of pages that have left every tier: that they were there.
+
+Owns their keys, the newest ones, as many as the tree can have nodes. It answers why a prompt found
+no page; nothing may be decided by it. Must not touch the tree.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import PageKey
+
+
+class Gone:
+    """Keys in two halves: a full newer half becomes the older one, which is dropped. Children leave
+    before their parents, so what is remembered of a path behind its last page has no holes."""
+
+    def __init__(self, capacity: int) -> None:
+        self._half = max(1, capacity)
+        self._new: dict[PageKey, bool] = {}
+        self._old: dict[PageKey, bool] = {}
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._old)
+
+    def add(self, keys: Iterable[PageKey], *, from_host: bool) -> None:
+        """``from_host``: the last copy was there."""
+        self._new.update(dict.fromkeys(keys, from_host))
+        self._turn()
+
+    def add_one(self, key: PageKey, *, from_host: bool) -> None:
+        self._new[key] = from_host
+        self._turn()
+
+    def _turn(self) -> None:
+        if len(self._new) >= self._half:
+            self._old, self._new = self._new, {}
+
+    def of(self, keys: Sequence[PageKey], start: int, end: int) -> npt.NDArray[np.bool_]:
+        """Of pages [start, ...), as far as they are remembered and at most to ``end``, whether the
+        host had the last copy."""
+        new, old = self._new, self._old
+        low, high = start, min(end, len(keys))
+        while low < high:  # the first page that is not remembered
+            middle = (low + high) >> 1
+            if keys[middle] in new or keys[middle] in old:
+                low = middle + 1
+            else:
+                high = middle
+        path = list(islice(keys, start, low))
+        found = map(new.get, path, map(old.get, path))
+        return np.fromiter(found, np.bool_, len(path))
+
+    def clear(self) -> None:
+        self._new, self._old = {}, {}

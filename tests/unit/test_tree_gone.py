@@ -1,0 +1,41 @@
+"""What is remembered of pages that have left."""
+
+from stratakv.core.ids import PageKey
+from stratakv.tree.gone import Gone
+
+KEYS = [PageKey(bytes([n])) for n in range(40)]
+
+
+def test_a_path_is_remembered_as_far_as_it_is_known_and_no_farther_than_asked():
+    gone = Gone(10)
+    gone.add(KEYS[2:4], from_host=True)
+    gone.add_one(KEYS[4], from_host=False)
+    assert gone.of(KEYS, 2, 40).tolist() == [True, True, False]
+    assert gone.of(KEYS, 3, 4).tolist() == [True]
+    assert gone.of(KEYS, 0, 2).tolist() == []
+    assert gone.of(KEYS, 5, 4).tolist() == []
+    assert gone.of(KEYS[:3], 2, 40).tolist() == [True]
+
+
+def test_the_oldest_are_forgotten_children_first():
+    gone = Gone(10)
+    for key in reversed(KEYS):
+        gone.add_one(key, from_host=True)
+    assert 10 <= len(gone) < 20
+    assert len(gone.of(KEYS, 0, 40)) == len(gone)
+
+
+def test_where_its_last_copy_was_the_last_time():
+    gone = Gone(3)
+    gone.add(KEYS[:3], from_host=True)
+    gone.add_one(KEYS[0], from_host=False)
+    assert gone.of(KEYS, 0, 3).tolist() == [False, True, True]
+
+
+def test_cleared_is_forgotten():
+    gone = Gone(3)
+    gone.add(KEYS[:4], from_host=True)
+    gone.add_one(KEYS[4], from_host=True)
+    gone.clear()
+    assert len(gone) == 0
+    assert gone.of(KEYS, 0, 5).tolist() == []
