@@ -30,10 +30,10 @@ from tests.engines import (
     small_engine,
     tokens_of,
 )
+from tests.fixtures.bounds import bound_of_model
 from tests.fixtures.composites import composite
 from tests.fixtures.models import (
     FAMILIES,
-    TOLERANCE,
     model_to_give_away,
     random_prompt,
     reference_greedy,
@@ -129,7 +129,7 @@ class Lab:
         error = (answer.logits - logits).abs().max().item()
         scale = logits.abs().max().item()
         assert answer.tokens == expected, f"tokens differ; logits by {error / scale:.1e}"
-        assert error <= TOLERANCE * scale, f"logits differ by {error / scale:.1e}"
+        assert error <= bound_of_model(self.model) * scale, f"logits differ by {error / scale:.1e}"
 
     def _take(self, outputs) -> None:
         for output in outputs:

@@ -24,10 +24,10 @@ from tests.engines import (
     small_engine,
     tokens_of,
 )
+from tests.fixtures.bounds import ADAPTED
 from tests.fixtures.lora import edit_config, peft_oracle, save_adapter
 from tests.fixtures.models import (
     FAMILIES,
-    TOLERANCE,
     model_to_give_away,
     random_prompt,
     reference_greedy,
@@ -108,7 +108,7 @@ class Lab:
         error = ((mine - logits).abs().max() / logits.abs().max()).item()
         self.worst = max(self.worst, error)
         assert found == expected, f"{name}: tokens differ; logits by {error:.1e}"
-        assert error <= TOLERANCE, f"{name}: logits differ by {error:.1e}"
+        assert error <= ADAPTED, f"{name}: logits differ by {error:.1e}"
 
 
 @pytest.fixture

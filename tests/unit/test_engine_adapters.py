@@ -12,6 +12,7 @@ import torch
 from stratakv.core.errors import ConfigError
 from stratakv.engine.adapters import check_directories, load_adapters
 from stratakv.engine.lora_hooks import Adapters
+from tests.fixtures.bounds import ADAPTED
 from tests.fixtures.lora import (
     CONFIG,
     WEIGHTS,
@@ -22,7 +23,6 @@ from tests.fixtures.lora import (
 )
 from tests.fixtures.models import (
     FAMILIES,
-    TOLERANCE,
     model_to_give_away,
     random_prompt,
     tiny_model,
@@ -67,7 +67,7 @@ def logits(model, ids):
 
 
 def assert_same(mine, theirs):
-    assert (mine - theirs).abs().max() <= TOLERANCE * theirs.abs().max()
+    assert (mine - theirs).abs().max() <= ADAPTED * theirs.abs().max()
     assert mine.argmax(-1).equal(theirs.argmax(-1))
 
 

@@ -18,6 +18,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
+from tests.fixtures.bounds import bound_of
 from tests.fixtures.models import FAMILIES as TUNED
 from tests.fixtures.models import (
     MODULE_STATE,
@@ -160,9 +161,15 @@ def changed(family: str, group: str, fault: str) -> int:
     for got, tokens, logits in zip(found, wanted, all_logits, strict=True):
         differs = got.argmax(-1) != tokens[1:]
         difference = (got - logits[1:])[: first(differs) + 1].abs().max()
-        large = difference > 1000 * TOLERANCE * logits.abs().max()
+        large = difference > sharp(family) * logits.abs().max()
         count += bool(differs.any() and large)
     return count
+
+
+def sharp(family: str) -> float:
+    """What a wrong page must change at least, as a part of the largest logit: a thousand times
+    what rounding may. Zamba 2 rounds so much that only 500 times it is what a page can change."""
+    return (500 if family == "zamba2" else 1000) * bound_of(family)
 
 
 @torch.no_grad()
@@ -230,7 +237,7 @@ def test_hugging_face_agrees_with_itself_at_some_cuts(family):
         for end in (*ends, len(sequence)):
             last = forward(model, kv, sequence[at:end], at)[-1]
             at = end
-        return bool((last - logits[3]).abs().max() <= TOLERANCE * logits.abs().max())
+        return bool((last - logits[3]).abs().max() <= bound_of(family) * logits.abs().max())
 
     assert cut_at(90, 101) != stepped(family)
     assert cut_at(*range(PROMPT - 8, len(sequence))) != (family in LIMITED)
