@@ -6,7 +6,7 @@ recorded, and ``HeldTokens``, which computes nothing but checks every page it wo
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from unittest import mock
@@ -19,6 +19,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.loop import Runner
+from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
 from stratakv.memory.allocator import PageAllocator
@@ -61,10 +62,12 @@ def small_engine(
     device: Sequence[int],
     host: Sequence[int],
     copier: Copier = DEFAULT_COPIER,
+    meeting: Meeting | None = None,
 ) -> Iterator[wiring.EngineParts]:
-    """An engine with exactly these pages per group, everything unowned poisoned."""
+    """An engine with exactly these pages per group, everything unowned poisoned. ``meeting``: where
+    its tokens are chosen."""
     spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
-    with _assembled(model, spec, config, (device, host), copier) as parts:
+    with _assembled(model, spec, config, (device, host), copier, meeting) as parts:
         yield parts
 
 
@@ -75,15 +78,19 @@ def _assembled(
     config: EngineConfig,
     pages: tuple[Sequence[int], Sequence[int]],
     copier: Copier,
+    meeting: Meeting | None = None,
 ) -> Iterator[wiring.EngineParts]:
     def transfer(*ends) -> CpuTransferEngine:
         return CpuTransferEngine(*ends, copier)
 
-    with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(wiring, "PageAllocator", PoisoningAllocator))
-        patches.enter_context(mock.patch.object(wiring, "CpuTransferEngine", transfer))
+    with mock.patch.object(wiring, "PageAllocator", PoisoningAllocator):
         parts = wiring.assemble(
-            model, spec, config, pages, config.max_model_len or model.max_positions
+            model,
+            spec,
+            config,
+            pages,
+            config.max_model_len or model.max_positions,
+            wiring.Outside(transfer=transfer, meeting=meeting),
         )
     for group in spec.groups:
         arena = parts.arenas[group.id]

@@ -337,6 +337,19 @@ class KVCache:
             self._events.cleared()
         return True
 
+    def push_out(self, tier: Tier) -> None:
+        """Wait for what is under way, then take everything that nothing pins off a tier; what the
+        tier below has of it stays there."""
+        self.settle()
+        for group in reversed(self.spec.groups):
+            space = self._pools.tiers[tier][group.id]
+            self._pools.make_room(tier, group.id, space.capacity)
+
+    def unowned(self, tier: Tier, group: GroupId) -> PageIds:
+        """Pages that are nobody's, int32."""
+        space = self._pools.tiers[tier][group]
+        return space.next(space.capacity).copy()
+
     # -- what is where ---------------------------------------------------------------------------
 
     def stats(self) -> tuple[PoolStats, ...]:

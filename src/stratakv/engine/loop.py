@@ -134,6 +134,12 @@ class Engine:
         self._leave(found)
         self._news.append(Output(request=request, token=None, finish=FinishReason.ABORT))
 
+    def retract(self, request: RequestId) -> None:
+        """Take a request off the device, if it runs, as where pages run short."""
+        found = self._requests.get(request)
+        if found is not None and found.row >= 0:
+            self._retract(found)
+
     def has_work(self) -> bool:
         return bool(self._requests or self._news or self._cache.busy)
 

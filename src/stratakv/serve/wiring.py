@@ -32,6 +32,7 @@ from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
 from stratakv.engine.loop import Engine, EngineLimits, Runner
+from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import ModelFacts, read_facts
 from stratakv.engine.namespaces import Namespaces
@@ -68,6 +69,7 @@ from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.sharding import default_cut, sharding_of
 from stratakv.storage.urls import hidden
 from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.transfer.engine import TransferEngine
 from stratakv.tree.policies import EVICTION_POLICIES
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ OWN_RUNNERS: Final[Mapping[str, MakeRunner]] = {
 }
 """Model types whose Hugging Face module takes no ragged batch: our own runs in its place."""
 assert OWN_RUNNERS.keys() == OWN_TYPES
+MakeTransfer = Callable[[CacheSpec, DevicePools, Sequence[HostArena]], TransferEngine]
 Follow = Callable[[CacheSpec, Mapping[str, bytes]], CacheEvents]
 
 
@@ -95,7 +98,7 @@ class EngineParts:
     cache: KVCache
     pools: DevicePools
     arenas: Sequence[HostArena]
-    transfer: CpuTransferEngine
+    transfer: TransferEngine
     spec: CacheSpec
     table: BudgetTable
     max_model_len: int
@@ -110,13 +113,16 @@ class Outside:
     """What an engine has around it. ``follow``: makes what is told of the cache to those outside,
     from its spec and its adapters' digests. ``seat``: among the ranks that do the same; None:
     alone. ``sizes``: what all of them can have. ``digest``: of the cache of all ranks together,
-    which names pages; None: the spec's. ``opener``: of a rank's end of a store, once it runs."""
+    which names pages; None: the spec's. ``opener``: of a rank's end of a store, once it runs.
+    ``transfer``: makes what copies. ``meeting``: where tokens are chosen; None: as ever."""
 
     follow: Follow | None = None
     seat: Seat | None = None
     sizes: Sizes | None = None
     digest: bytes | None = None
     opener: RankOpener = no_store
+    transfer: MakeTransfer = CpuTransferEngine
+    meeting: Meeting | None = None
 
 
 def build_engine(
@@ -162,7 +168,7 @@ def assemble(
     device, host = pages
     pools = DevicePools(spec, device, model.device)
     arenas = [HostArena(group, host[group.id]) for group in spec.groups]
-    transfer = CpuTransferEngine(spec, pools, arenas)
+    transfer = outside.transfer(spec, pools, arenas)
     tables = BlockTable(len(spec.groups), config.max_running, -(-max_model_len // spec.page_tokens))
     tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
     seat, follow = outside.seat, outside.follow
@@ -197,7 +203,7 @@ def assemble(
             max_running=config.max_running,
             step=StepLimits(step_tokens=config.step_tokens, chunk_tokens=config.chunk_tokens),
         ),
-        None if seat is None else seat.desk,
+        outside.meeting if seat is None else seat.desk,
     )
     port = engine if seat is None else RankedEngine(engine, seat.desk, outside.opener)
     table = BudgetTable.of(spec, device, host)

@@ -1,0 +1,212 @@
+"""Hit == recompute, run on an engine: every way that a prefix can come, and a run without a cache.
+
+Owns the ways and the comparison. Builds no engine: it is given what starts one. Says what it has
+found, and asserts nothing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+
+from stratakv.cache.records import CachedTokens, CacheUse
+from stratakv.core.clock import Clock, MonotonicClock
+from stratakv.core.ids import TokenIds
+from stratakv.engine.meeting import Meeting
+from stratakv.engine.verify_report import Differs, Exact, Finding, NotRun, Report, Verdict, Way
+from stratakv.engine.verify_session import Reply, Scribe, Session, Subject
+from stratakv.policy.checkpoints import last_end
+from stratakv.spec.groups import CacheSpec
+from stratakv.spec.retention import needed
+from stratakv.tree.nodes import Tier
+
+Start: TypeAlias = Callable[[Meeting], Subject]
+"""A fresh engine that has its tokens chosen there; over the same store each time."""
+
+Oracle: TypeAlias = Callable[[TokenIds, int], Reply]
+"""What follows a prompt (int32 [n]), greedily, in that many tokens, without any cache."""
+
+
+def compare(expected: Reply, got: Reply, bound: float) -> tuple[int | None, float]:
+    """The first token at which an answer differs, if one does, and the largest error; logits are
+    equal within ``bound`` parts of the largest one. NaN never is."""
+    scale = expected.logits.abs().max().item()
+    errors = (got.logits - expected.logits).abs().amax(dim=1) / scale
+    wrong = ~(errors <= bound) | (torch.tensor(got.tokens) != torch.tensor(expected.tokens))
+    at = torch.nonzero(wrong)
+    return (int(at[0]) if len(at) else None), errors.max().item()
+
+
+# -- what should have been reused ----------------------------------------------------------------
+
+
+def cached_on(spec: CacheSpec, end_tokens: int, tier: Way) -> CachedTokens:
+    """A prefix of ``end_tokens`` that came one way, with what every group needs of it."""
+    page = spec.page_tokens
+    spans = tuple(len(needed(g.retention, end_tokens, page)) * page for g in spec.groups)
+    none = (0,) * len(spans)
+    host, storage = tier is Way.HOST, tier in (Way.STORAGE, Way.RESTART)
+    device = not host and not storage
+    return CachedTokens(
+        device=end_tokens * device,
+        host=end_tokens * host,
+        storage=end_tokens * storage,
+        groups_device=spans if device else none,
+        groups_host=spans if host else none,
+        groups_storage=spans if storage else none,
+    )
+
+
+REUSES: Final = frozenset({Way.DEVICE, Way.HOST, Way.STORAGE, Way.RESTART})
+"""Ways of which it is known to the token what must have been reused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """``bound``: of two logits that are equal, in parts of the largest. ``salt``: one that nobody
+    else uses, so that what is in a store already has no part in it."""
+
+    bound: float
+    salt: str
+    output_tokens: int = 4
+
+
+class Verifier:
+    """``prompts``: int32 [n] each, of several pages. ``oracle``: None: the engine itself, with a
+    request that neither reads nor leaves a page."""
+
+    def __init__(
+        self,
+        start: Start,
+        prompts: Sequence[TokenIds],
+        settings: Settings,
+        oracle: Oracle | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._start = start
+        self._prompts = prompts
+        self._settings = settings
+        self._clock = clock or MonotonicClock()
+        self._oracle = oracle or self._uncached
+        self._known: dict[bytes, Reply] = {}
+        self._session = self._begin()
+
+    def _begin(self) -> Session:
+        scribe = Scribe()
+        return Session(self._start(scribe), scribe, self._clock)
+
+    def run(self, ways: Sequence[Way] = tuple(Way)) -> Report:
+        """Try ``ways`` one after the other and close the engine. AssertionError where the engine's
+        own books are wrong."""
+        try:
+            return Report(tuple(self._try(way) for way in ways))
+        finally:
+            self._session.subject.close()
+
+    def _try(self, way: Way) -> Finding:
+        if why := self._lacks(way):
+            return Finding(way=way, verdict=NotRun(why))
+        computed_s = hit_s = error = 0.0
+        verdict: Verdict | None = None
+        for at, (tokens, got) in enumerate(self._replies(way)):
+            expected = self._expected(tokens)
+            computed_s, hit_s = computed_s + expected.first_s, hit_s + got.first_s
+            wrong, off = compare(expected, got, self._settings.bound)
+            error = max(error, off)
+            if verdict is None and (wrong is not None or not off <= self._settings.bound):
+                what = f"{got.tokens} instead of {expected.tokens}; logits by {off:.1e}"
+                verdict = Differs(at, wrong, off, what)
+            elif verdict is None and (right := self._reuse(way, tokens)) not in (None, got.cached):
+                verdict = Differs(at, None, off, f"reused {got.cached} instead of {right}")
+        self._session.subject.engine.check()
+        return Finding(way=way, verdict=verdict or Exact(error), computed_s=computed_s, hit_s=hit_s)
+
+    def _lacks(self, way: Way) -> str | None:
+        if way is Way.HOST and not self._session.has_host():
+            return "there is no host tier"
+        if way in (Way.STORAGE, Way.RESTART) and not self._session.has_storage():
+            return "there is no storage"
+        return None
+
+    def _reuse(self, way: Way, tokens: TokenIds) -> CachedTokens | None:
+        spec = self._session.subject.cache.spec
+        end = last_end(len(tokens), spec.page_tokens) * spec.page_tokens
+        return cached_on(spec, end, way) if way in REUSES else None
+
+    # -- without a cache -------------------------------------------------------------------------
+
+    def _expected(self, tokens: TokenIds) -> Reply:
+        known = tokens.tobytes()
+        if known not in self._known:
+            self._known[known] = self._oracle(tokens, self._settings.output_tokens)
+        return self._known[known]
+
+    def _uncached(self, tokens: TokenIds, count: int) -> Reply:
+        return self._session.ask(tokens, count, self._settings.salt, CacheUse.NOTHING)
+
+    # -- the ways --------------------------------------------------------------------------------
+
+    def _replies(self, way: Way) -> Iterator[tuple[TokenIds, Reply]]:
+        match way:
+            case Way.BATCHED:
+                yield from self._batched()
+            case Way.RESTART:
+                for tokens in self._prompts:
+                    self._ask(tokens)
+                self._session.subject.cache.settle()
+                self._session.subject.close()
+                self._session = self._begin()
+                self._session.subject.scrub()
+                yield from ((tokens, self._ask(tokens)) for tokens in self._prompts)
+            case _:
+                for tokens in self._prompts:
+                    yield self._alone(way, tokens)
+
+    def _ask(self, tokens: TokenIds, salt: str = "") -> Reply:
+        return self._session.ask(tokens, self._settings.output_tokens, self._settings.salt + salt)
+
+    def _alone(self, way: Way, tokens: TokenIds) -> tuple[TokenIds, Reply]:
+        session = self._session
+        if way is Way.COMPUTED:
+            session.subject.cache.flush()
+            return tokens, self._ask(tokens, " computed")
+        before = self._ask(tokens)
+        match way:
+            case Way.HOST:
+                session.forget(Tier.DEVICE)
+            case Way.STORAGE:
+                session.forget(Tier.DEVICE, Tier.HOST)
+            case Way.TURN:
+                said = np.array(before.tokens, np.int32)
+                tokens = np.concatenate((tokens, said, tokens[: len(tokens) // 3 + 1]))
+            case Way.RETRACTED:
+                return tokens, self._retracted(tokens)
+            case _:
+                pass
+        return tokens, self._ask(tokens)
+
+    def _retracted(self, tokens: TokenIds) -> Reply:
+        session = self._session
+        name = session.submit(tokens, self._settings.output_tokens, self._settings.salt)
+        while not any(output.request == name for output in session.step()):
+            pass
+        session.subject.engine.retract(name)
+        session.drain()
+        return session.reply(name)
+
+    def _batched(self) -> Iterator[tuple[TokenIds, Reply]]:
+        session, count = self._session, self._settings.output_tokens
+        session.subject.cache.flush()
+        self._ask(self._prompts[0])
+        gone = session.submit(self._prompts[-1][::-1].copy(), count, self._settings.salt)
+        names = [
+            (session.submit(tokens, count, self._settings.salt), tokens)
+            for tokens in (*self._prompts, *self._prompts)
+        ]
+        session.step()
+        session.subject.engine.abort(gone)
+        session.drain()
+        for name, tokens in names:
+            yield tokens, session.reply(name)

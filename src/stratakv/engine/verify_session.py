@@ -1,0 +1,130 @@
+"""Prompts for an engine that is being verified, and what it says to them, logits included.
+
+Owns the bookkeeping between steps and replies. Must not judge them.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from stratakv.cache.kv_cache import KVCache
+from stratakv.cache.records import CachedTokens, CacheUse
+from stratakv.core.clock import Clock
+from stratakv.core.ids import RequestId, TokenIds
+from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.loop import Engine
+from stratakv.engine.meeting import Meeting, NoMeeting
+from stratakv.engine.request import Output, Prompt, SamplingParams
+from stratakv.engine.sampling import Sampled
+from stratakv.tree.nodes import Tier
+
+
+class Subject(Protocol):
+    """An engine to be verified, its store attached if it has one. ``scrub``: overwrite every page
+    that nobody owns, so that a page which was never copied cannot be right by chance."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    def scrub(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """What an engine said: logits float32 [n, vocab] that the n tokens were chosen from, and
+    seconds until the first one."""
+
+    tokens: tuple[int, ...]
+    logits: torch.Tensor
+    first_s: float
+    cached: CachedTokens | None = None
+
+
+class Scribe:
+    """Keeps the logits of the step that has just run; chooses as ever."""
+
+    def __init__(self, meeting: Meeting | None = None) -> None:
+        self._meeting = meeting or NoMeeting()
+        self.logits = torch.empty(0, 0)
+
+    def choose(self, logits: torch.Tensor, params: SamplingBatch) -> Sampled:
+        self.logits = logits.clone()
+        return self._meeting.choose(logits, params)
+
+    def idle(self) -> None:
+        self._meeting.idle()
+
+
+class Session:
+    """Prompts for one engine, and what it says to them. ``scribe``: the engine's meeting."""
+
+    def __init__(self, subject: Subject, scribe: Scribe, clock: Clock) -> None:
+        self.subject = subject
+        self._scribe = scribe
+        self._clock = clock
+        self._asked = 0
+        self._begun_s: dict[RequestId, float] = {}
+        self._first: dict[RequestId, tuple[float, CachedTokens | None]] = {}
+        self._said: dict[RequestId, tuple[list[int], list[torch.Tensor]]] = {}
+
+    def submit(
+        self, tokens: TokenIds, count: int, salt: str, use: CacheUse = CacheUse.ALL
+    ) -> RequestId:
+        name = RequestId(f"verify-{self._asked}")
+        self._asked += 1
+        sampling = SamplingParams(max_tokens=count, temperature=0.0)
+        self._begun_s[name] = self._clock.now_s()
+        self._said[name] = ([], [])
+        self.subject.engine.submit(
+            Prompt(id=name, tokens=tokens, sampling=sampling, salt=salt, use=use)
+        )
+        return name
+
+    def step(self) -> list[Output]:
+        """One step; the logits of a step are in the order of its tokens."""
+        news = self.subject.engine.step()
+        spoken = [output for output in news if output.token is not None]
+        for output, logits in zip(spoken, self._scribe.logits if spoken else (), strict=True):
+            tokens, scores = self._said[output.request]
+            if not tokens:
+                took_s = self._clock.now_s() - self._begun_s[output.request]
+                self._first[output.request] = (took_s, output.cached)
+            assert output.token is not None
+            tokens.append(output.token)
+            scores.append(logits)
+        return news
+
+    def drain(self) -> None:
+        while self.subject.engine.has_work():
+            self.step()
+
+    def reply(self, name: RequestId) -> Reply:
+        """Of a request that has ended."""
+        tokens, logits = self._said.pop(name)
+        first_s, cached = self._first.pop(name)
+        return Reply(tuple(tokens), torch.stack(logits), first_s, cached)
+
+    def ask(self, tokens: TokenIds, count: int, salt: str, use: CacheUse = CacheUse.ALL) -> Reply:
+        """One prompt alone, to its end."""
+        name = self.submit(tokens, count, salt, use)
+        self.drain()
+        return self.reply(name)
+
+    def forget(self, *tiers: Tier) -> None:
+        """Take what is cached off ``tiers``, and overwrite what nobody owns."""
+        for tier in tiers:
+            self.subject.cache.push_out(tier)
+        self.subject.scrub()
+
+    def has_host(self) -> bool:
+        pools = self.subject.cache.stats()
+        return any(pool.total for pool in pools if pool.tier == Tier.HOST.name.lower())
+
+    def has_storage(self) -> bool:
+        return self.subject.engine.storage_stats() is not None
