@@ -291,6 +291,21 @@ def test_files_whose_inodes_say_nothing_are_read_twice(model, hashed):
     assert sum(hashed.values()) == 3 * size
 
 
+def test_files_whose_inodes_say_nothing_are_read_before_the_load_begins(model, monkeypatch):
+    """Else they could change between the load and the first of two equal digests."""
+    real, read = Hashing._digests, []
+
+    def slowly(self, piece):
+        time.sleep(0.2)
+        found = real(self, piece)
+        read.append(piece.path.name)
+        return found
+
+    monkeypatch.setattr(Hashing, "_digests", slowly)
+    with ModelIdentity(model, None, around(believed=False)):
+        assert sorted(read) == ["model-0-of-2.safetensors", "model-1-of-2.safetensors"]
+
+
 def test_one_that_is_closed_hashes_no_more(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_hashing, "CHUNK_BYTES", 1)
     under_way = ModelIdentity(save(tmp_path / "m", {"a": np.zeros(10_000_000)}), None, around())
