@@ -147,10 +147,10 @@ def test_the_indexer_of_v32_stays_within_the_limit(shared, dtype, monkeypatch):
         rows = rows.expand(QUERIES, -1).contiguous()
 
     def chosen():
-        asked = Asked(whole_numbers(QUERIES, 6, 16), whole_numbers(QUERIES, 6), pool, Scratch())
+        asked = Asked(whole_numbers(QUERIES, 6, 16), whole_numbers(QUERIES, 6), pool)
         return asked.best(slice(None), rows, hidden, TOP_K)
 
-    found, whole = within_the_limit(monkeypatch, chosen)
+    found, whole = within_the_limit(monkeypatch, chosen, MIB // 4)
     assert found.equal(whole)
     assert found[3].max() < TOP_K + 7
 
@@ -171,7 +171,7 @@ def test_the_indexer_of_v4_stays_within_the_limit(shared, monkeypatch):
     query = whole_numbers(QUERIES, config.index_heads, config.index_dim)
     with torch.inference_mode():
         found, whole = within_the_limit(
-            monkeypatch, lambda: indexer.select(x, query, entries, pool)
+            monkeypatch, lambda: indexer.select(x, query, entries, pool), MIB // 4
         )
     assert found.rows.equal(whole.rows)
     assert found.hidden.equal(whole.hidden)

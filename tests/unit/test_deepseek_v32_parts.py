@@ -10,7 +10,6 @@ from transformers.models.deepseek_v32 import modeling_deepseek_v32 as theirs
 
 from stratakv.engine.deepseek.common_rope import Rope
 from stratakv.engine.deepseek.common_topk import highest, highest_indices
-from stratakv.engine.deepseek.v32_indexer import scores
 from stratakv.engine.deepseek.v32_model import score_scale, take_over
 from stratakv.engine.deepseek.v32_step import Seen
 from stratakv.engine.step_meta import DecodeBucket
@@ -134,18 +133,6 @@ def test_another_models_module_is_not_taken():
 
 
 # --- indexer -------------------------------------------------------------------------------------
-
-
-def test_scores_are_the_formula():
-    random = torch.Generator().manual_seed(3)
-    query, keys = torch.randn(5, 3, 8, generator=random), torch.randn(11, 8, generator=random)
-    weights = torch.randn(5, 3, generator=random)
-    wanted = torch.zeros(5, 11)
-    for head in range(3):
-        dots = (query[:, head] @ keys.T / 8**0.5).clamp(min=0)
-        wanted += weights[:, head, None] * dots
-    assert near(scores(query, keys, weights), wanted)
-    assert near(scores(query, keys.expand(5, 11, 8), weights), wanted)
 
 
 def test_padding_names_a_row_that_is_written():

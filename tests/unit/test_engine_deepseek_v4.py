@@ -13,20 +13,18 @@ from stratakv.engine.deepseek.v4_step import Entries
 from tests.fixtures.deepseek_v4 import config_of, hugging_face
 
 
-class FirstElement(torch.nn.Module):
-    """Scores are the keys' only element."""
-
-    def forward(self, query, keys, x):
-        return keys[..., 0].expand(len(query), -1).clone()
+class OneVote(torch.nn.Module):
+    def forward(self, x):
+        return torch.ones(len(x), 1)
 
 
 def select(entries, scores):
-    """The two best of ``entries``; ``scores`` by pool row."""
+    """The two best of ``entries``; ``scores``, none below 0, by pool row."""
     indexer = Indexer(V4Config.of(config_of(0).to_dict()), ratio=4)
-    indexer.top_k, indexer.scorer = 2, FirstElement()
+    indexer.top_k, indexer.scorer = 2, OneVote()
     pool = torch.tensor(scores)[:, None]
     n = 1 if entries.counts is None else len(entries.counts)
-    return indexer.select(torch.zeros(n, 1), torch.zeros(n, 1, 1), entries, pool)
+    return indexer.select(torch.zeros(n, 1), torch.ones(n, 1, 1), entries, pool)
 
 
 PIECES = pytest.mark.parametrize("scratch_bytes", [1, common_pieces.SCRATCH_BYTES])

@@ -1,25 +1,21 @@
 """The lightning indexer: a small attention that decides which tokens the large one sees.
 
-Owns the scores and the selection. Must not read latents (``v32_attention``).
+Owns its queries, keys and weights, and the selection. Must not read latents (``v32_attention``).
 
-Hugging Face's arithmetic: the reference's Hadamard transform leaves dot products alone, and its
+Hugging Face's formula: the reference's Hadamard transform leaves dot products alone, and its
 FP8 is a matter of speed, so both are left out.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import nn
 
-from stratakv.engine.deepseek.common_pieces import PairCost
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.deepseek.common_topk import best_places
+from stratakv.engine.deepseek.common_votes import VOTES_COST, votes
 from stratakv.engine.deepseek.v32_config import V32Config, index_rotation
 from stratakv.engine.deepseek.v32_step import Block, Bucket, PagedRows, Seen, Selection, V32Step
-from stratakv.engine.paged_layer import Scratch
-
-FLOAT_BYTES: Final = 4
 
 
 class Indexer(nn.Module):
@@ -46,10 +42,10 @@ class Indexer(nn.Module):
         key = self._rotated(self.k_norm(self.wk(x)), step.rotation)
         keys.write(step.slots, key)
         query = self.wq_b(low).view(-1, self.heads, self.dim)
-        query = self._rotated(query, step.rotation).float()
+        query = self._rotated(query, step.rotation)
         weights = self.weights_proj(x.to(self.weights_proj.weight.dtype)).float()
-        weights = weights * self.heads**-0.5
-        asked = Asked(query, weights, keys, step.scratch)
+        # Of a dot product 1 / sqrt(dim) is taken; it does no harm behind the relu.
+        asked = Asked(query, weights * (self.heads * self.dim) ** -0.5, keys)
         return Selection(
             tuple(self._bucket(asked, bucket) for bucket in step.buckets),
             tuple(
@@ -76,13 +72,12 @@ class Indexer(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What a step's tokens ask of one layer's index keys. query: float32 [T, H, dim]. weights:
-    float32 [T, H]."""
+    """What a step's tokens ask of one layer's index keys. query: [T, H, dim]. weights: float32
+    [T, H]."""
 
     query: torch.Tensor
     weights: torch.Tensor
     keys: PagedRows
-    scratch: Scratch
 
     def best(
         self,
@@ -94,35 +89,10 @@ class Asked:
         """Places of the k best keys of each of m ``tokens``, int64 [m, k]. rows: int64 [n], or
         [m, n], each token's own. hidden: bool [m, n]."""
         query, weights = self.query[tokens], self.weights[tokens]
-        shared = rows.dim() == 1
 
         def score(some: slice, part: slice) -> torch.Tensor:
-            index = rows[part] if shared else rows[some, part]
-            keys = self.keys.read(index, self.scratch, "index keys").float()
-            found = scores(query[some], keys, weights[some])
+            index = rows[part] if rows.dim() == 1 else rows[some, part]
+            found = votes(query[some], weights[some], self.keys.rows, index)
             return found if hidden is None else found.masked_fill_(hidden[some, part], -torch.inf)
 
-        key_bytes, head_bytes = self._key_bytes, FLOAT_BYTES * query.shape[1]
-        cost = PairCost(key_bytes, head_bytes) if shared else PairCost(0, key_bytes + head_bytes)
-        return best_places(score, (len(query), rows.shape[-1]), k, cost)
-
-    @property
-    def _key_bytes(self) -> int:
-        """A key that is read: its place, itself and its copy in float32."""
-        pool = self.keys.rows
-        return 8 + pool.shape[1] * (pool.element_size() + FLOAT_BYTES)
-
-
-def scores(query: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sum over heads of weight * relu(query . key / sqrt(dim)), in float32.
-
-    query: [m, H, dim]. keys: [n, dim], or [m, n, dim], each query's own. weights: [m, H], of either
-    sign. Returns [m, n].
-    """
-    if keys.dim() == 2:
-        # One large product instead of m small ones.
-        dots = (query.flatten(0, 1) @ keys.mT).view(*query.shape[:2], -1)
-    else:
-        dots = query @ keys.mT
-    found = dots.mul_(query.shape[-1] ** -0.5).relu_()
-    return (weights[:, None] @ found).squeeze(1)
+        return best_places(score, (len(query), rows.shape[-1]), k, VOTES_COST)

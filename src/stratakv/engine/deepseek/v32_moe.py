@@ -6,24 +6,23 @@ Owns the routing. Must not know attention or a cache.
 from typing import Final
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import nn
 
+from stratakv.engine.deepseek.common_exact_math import sigmoid
 from stratakv.engine.deepseek.common_layers import Experts, GatedMlp, activation, gated
+from stratakv.engine.deepseek.common_router import RouterLogits, normalized
 from stratakv.engine.deepseek.common_topk import highest, highest_indices
 from stratakv.engine.deepseek.v32_config import V32Config
 
 _NEVER_ZERO: Final = 1e-20
 
 
-class Router(nn.Module):
+class Router(RouterLogits):
     """Chooses experts by score plus a learned bias, and weighs them by score alone."""
 
     def __init__(self, config: V32Config) -> None:
-        super().__init__()
-        experts = config.n_routed_experts
-        self.weight = nn.Parameter(torch.empty(experts, config.hidden_size))
-        self.register_buffer("e_score_correction_bias", torch.empty(experts))
+        super().__init__(config.n_routed_experts, config.hidden_size)
+        self.register_buffer("e_score_correction_bias", torch.empty(config.n_routed_experts))
         self.groups = config.n_group
         self.groups_kept = config.topk_group
         self.experts_kept = config.num_experts_per_tok
@@ -32,16 +31,16 @@ class Router(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [T, hidden]. Returns the chosen experts, int64 [T, k], and their weights, float32."""
-        scores = F.linear(x.float(), self.weight.float()).sigmoid()
+        scores = sigmoid(self.logits(x.float()))
         biased = (scores + self.get_buffer("e_score_correction_bias")).view(len(x), self.groups, -1)
-        # A group is worth its two best experts.
+        # A group is worth its two best experts; a single addition rounds in one way.
         worth = biased.topk(2, -1).values.sum(-1)
         kept = highest(worth, self.groups_kept)[..., None]
         biased = biased.masked_fill(~kept, -torch.inf).flatten(1)
         chosen = highest_indices(biased, self.experts_kept)
         weights = scores.gather(1, chosen)
         if self.normalized:
-            weights = weights / (weights.sum(-1, keepdim=True) + _NEVER_ZERO)
+            weights = normalized(weights, _NEVER_ZERO)
         return chosen, weights * self.scale
 
 

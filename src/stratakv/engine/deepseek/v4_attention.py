@@ -1,24 +1,23 @@
 """DeepSeek-V4 attention: a window of latents, compressed entries beside it, sinks.
 
-Owns scoring, selection and the projections around them. A latent is key and value at once, so its
-rotation is undone on the way out. Must not know requests (``v4_queries``) nor how entries are made
-(``v4_compress``). Source: transformers 5.23, ``DeepseekV4Attention`` and ``DeepseekV4Indexer``.
+Owns selection and the projections around it. A latent is key and value at once, so its rotation is
+undone on the way out. Must not know requests (``v4_queries``), how entries are made
+(``v4_compress``) nor how they are scored (``common_votes``). Source: transformers 5.23,
+``DeepseekV4Attention`` and ``DeepseekV4Indexer``.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import nn
 
-from stratakv.engine.deepseek.common_pieces import ATTENDED_BYTES, PairCost, pieces
+from stratakv.engine.deepseek.common_pieces import ATTENDED_BYTES, pieces
 from stratakv.engine.deepseek.common_topk import best_places
+from stratakv.engine.deepseek.common_votes import VOTES_COST, votes
 from stratakv.engine.deepseek.v4_compress import BlockPages, Compressor
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_norm import WideRMSNorm, unit_rms
 from stratakv.engine.deepseek.v4_step import Entries, Keys, Queries, V4Step
-
-FLOAT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,18 +30,16 @@ class V4Pages:
 
 
 class Scorer(nn.Module):
-    """Index heads vote on entries: a weighted sum of what is positive of their dot products."""
+    """What each index head's vote on an entry weighs."""
 
     def __init__(self, config: V4Config) -> None:
         super().__init__()
         self.weights_proj = nn.Linear(config.hidden, config.index_heads, bias=False)
         self.scale = config.index_dim**-0.5 * config.index_heads**-0.5
 
-    def forward(self, query: torch.Tensor, keys: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """query [n, H, d], keys [m, d] or [n, m, d], x [n, hidden] -> float32 [n, m]."""
-        votes = (query.float() @ keys.float().mT).relu_()
-        weights = self.weights_proj(x).float() * self.scale
-        return (weights[:, None] @ votes).squeeze(1)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, hidden] -> float32 [n, H]."""
+        return self.weights_proj(x).float() * self.scale
 
 
 class Indexer(Compressor):
@@ -65,20 +62,14 @@ class Indexer(Compressor):
         if width <= self.top_k:
             return entries.all
 
+        weights = self.scorer(x)
+
         def score(some: slice, part: slice) -> torch.Tensor:
-            keys = gathered(index_keys, entries.read(some, part))
-            found = self.scorer(query[some], keys, x[some])
+            found = votes(query[some], weights[some], index_keys, entries.read(some, part))
             hidden = entries.hidden(some, part)
             return found if hidden is None else found.masked_fill_(hidden, -torch.inf)
 
-        # A key that is read: its place, itself and its copy in float32.
-        key_bytes = 8 + index_keys.shape[1] * (index_keys.element_size() + FLOAT_BYTES)
-        head_bytes = FLOAT_BYTES * query.shape[1]
-        if entries.rows.dim() == 1:
-            cost = PairCost(key_bytes, head_bytes)
-        else:
-            cost = PairCost(0, key_bytes + head_bytes)
-        return entries.only(best_places(score, (len(query), width), self.top_k, cost))
+        return entries.only(best_places(score, (len(query), width), self.top_k, VOTES_COST))
 
 
 class IndexedCompressor(Compressor):

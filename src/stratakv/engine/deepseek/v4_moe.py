@@ -4,33 +4,37 @@ Owns routing and clipping. Must not know attention. Source: transformers 5.23,
 ``DeepseekV4SparseMoeBlock``.
 """
 
+from typing import Final
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import nn
 
+from stratakv.engine.deepseek.common_exact_math import sigmoid, softplus
 from stratakv.engine.deepseek.common_layers import Activation, Experts
+from stratakv.engine.deepseek.common_router import RouterLogits, normalized
 from stratakv.engine.deepseek.common_topk import highest_indices
 from stratakv.engine.deepseek.v4_config import V4Config
 
+_NEVER_ZERO: Final = 1e-20
 
-class Router(nn.Module):
+
+class Router(RouterLogits):
     """What routers share: scores by ``weight`` [experts, hidden], and the shares made of them."""
 
     def __init__(self, config: V4Config) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.experts, config.hidden))
+        super().__init__(config.experts, config.hidden)
         self.scale = config.routed_scale
         self.sigmoid = config.scoring == "sigmoid"
 
     def scores(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, experts]."""
-        logits = F.linear(x, self.weight)
-        return logits.sigmoid() if self.sigmoid else F.softplus(logits).sqrt()
+        logits = self.logits(x)
+        return sigmoid(logits) if self.sigmoid else softplus(logits).sqrt()
 
     def shares(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Of each chosen expert, [T, k]."""
-        weights = scores.gather(1, chosen)
-        return weights / (weights.sum(-1, keepdim=True) + 1e-20) * self.scale
+        return normalized(scores.gather(1, chosen), _NEVER_ZERO) * self.scale
 
 
 class TopKRouter(Router):

@@ -1,0 +1,54 @@
+"""Sums that are the same to the last bit in any batch, at any position, on any CPU.
+
+Owns fixed point and the order of summation. A GEMM promises neither: how it rounds depends on the
+shape of the call, on the place in a tile and on the instruction set. What is chosen by such a sum
+would depend on how a prompt is cut. Here only those operations count that IEEE 754 rounds in one
+way, an element at a time, and sums of whole multiples below 2**53, which no order rounds at all.
+Must not choose anything.
+"""
+
+from typing import Final
+
+import torch
+
+MANTISSA_BITS: Final = 53
+"""Of float64: every whole number up to 2**53 has a place there."""
+_EXPONENT: Final = 0x7FF0000000000000
+
+
+def exact_bits(terms: int) -> int:
+    """So many bits may two factors have each that a sum of ``terms`` products is exact."""
+    return (MANTISSA_BITS - (terms - 1).bit_length()) // 2
+
+
+def on_grid(rows: torch.Tensor, bits: int) -> torch.Tensor:
+    """float64 [..., d]: each row rounded to whole multiples of a power of two of its own, at most
+    2**bits of them. rows: [..., d], of any float type.
+
+    So the product of two such rows is exact in float64, if ``bits`` are ``exact_bits(d)``: every
+    partial sum is a whole multiple of both grids, and small enough. An element is off by no more
+    than 2**-bits of its row's largest. A row with an element that is not finite is all NaN.
+    """
+    largest = rows.abs().amax(-1, keepdim=True).double()
+    # Of the largest only the power of two below it: 0, and infinity or NaN, stay what they are.
+    power = (largest.view(torch.int64) & _EXPONENT).view(torch.float64)
+    # Beside this number float64 has room for multiples of 2**(1 - bits) * power and no finer ones.
+    coarse = power.mul_(1.5 * 2.0 ** (MANTISSA_BITS - bits))
+    return rows.double().add_(coarse).sub_(coarse)
+
+
+def limbs(rows: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows ``on_grid``, and on a finer grid what was lost: 2 * bits together."""
+    coarse = on_grid(rows, bits)
+    return coarse, on_grid(rows.double().sub_(coarse), bits)
+
+
+def folded(terms: torch.Tensor) -> torch.Tensor:
+    """The sum over dim 1, [n, ...], in an order that depends on its length alone. terms:
+    [n, count, ...]; what they hold is gone."""
+    count = terms.shape[1]
+    while count > 1:
+        half = count // 2
+        terms[:, :half] += terms[:, count - half : count]
+        count -= half
+    return terms[:, 0]
