@@ -90,10 +90,13 @@ class Ranked:
 
     def first_follower(self) -> int:
         """Wait until there is one; imports come before it."""
-        while not (found := self.followers()):
+
+        def is_there() -> bool:
             assert self.process.poll() is None, self.said()
-            time.sleep(0.01)
-        return found[0]
+            return bool(self.followers())
+
+        wait_until(is_there, "a follower")
+        return self.followers()[0]
 
     def alive(self) -> list[int]:
         """It, and everyone whom it has started, by age."""
@@ -171,10 +174,13 @@ class Launched:
     url: str | None = None
 
     def listen(self) -> "Launched":
-        while not (found := LISTENS.search(self.said(0))):
-            assert all(process.is_alive() for process in self.processes), self.told()
-            time.sleep(0.02)
-        self.url = found[1]
+        def listens() -> bool:
+            found = LISTENS.search(self.said(0))
+            assert found or all(process.is_alive() for process in self.processes), self.told()
+            self.url = found and found[1]
+            return found is not None
+
+        wait_until(listens, "rank 0, listening,")
         return self
 
     def said(self, rank: int) -> str:
