@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from stratakv.engine.model import wrap
 from stratakv.engine.model_facts import plain_config
 from stratakv.spec.positions import stable_positions
-from tests.fixtures.models import TOLERANCE, forward, random_prompt
+from tests.fixtures.models import TOLERANCE, changed_model, forward, random_prompt, uncached
 from tests.fixtures.tiny_configs import tiny_config
 from tests.fixtures.weights import fill
 
@@ -56,3 +56,21 @@ def test_other_rotations_have_no_limit():
 def test_the_smallest_limit_of_several_layer_types_counts():
     rope = {"full_attention": LONGROPE, "sliding_attention": {"rope_type": "default"}}
     assert stable_positions({"rope_parameters": rope}) == ORIGINAL
+
+
+def test_phimoe_scales_keys_by_the_last_position_whatever_its_type():
+    """Hugging Face's own fault, and the limit that keeps us from it."""
+    rope = {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "long_mscale": 1.3,
+        "short_mscale": 1.0, "original_max_position_embeddings": ORIGINAL,
+    }  # fmt: skip
+    model = changed_model("phimoe", rope_parameters=rope)
+    ids = random_prompt(1, ORIGINAL + 1)
+    whole, kv = uncached(model, ids), DynamicCache(config=model.config)
+    forward(model, kv, ids[:-1], 0)
+    cut = forward(model, kv, ids[-1:], ORIGINAL)[-1]
+    assert (cut - whole[-1]).abs().max() > 1000 * TOLERANCE * whole.abs().max()
+    fields = model.config.to_dict()
+    assert stable_positions(fields) == ORIGINAL
+    assert stable_positions(fields | {"rope_parameters": {"rope_type": "default"}}) is None
+    assert stable_positions(fields | {"model_type": "phi3"}) is None
