@@ -22,6 +22,8 @@ from stratakv.engine.loop import Runner
 from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
+from stratakv.engine.verify import cached_on
+from stratakv.engine.verify_report import Way
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
@@ -205,17 +207,17 @@ def cached(
 
 def on_device(spec: CacheSpec, end_tokens: int) -> CachedTokens:
     """A prefix of ``end_tokens`` that lay on the device."""
-    return cached(span_tokens(spec, end_tokens), device=end_tokens)
+    return cached_on(spec, end_tokens, Way.DEVICE)
 
 
 def on_host(spec: CacheSpec, end_tokens: int) -> CachedTokens:
     """A prefix of ``end_tokens`` of which every page came from the host."""
-    return cached((), span_tokens(spec, end_tokens), host=end_tokens)
+    return cached_on(spec, end_tokens, Way.HOST)
 
 
 def on_storage(spec: CacheSpec, end_tokens: int) -> CachedTokens:
     """A prefix of ``end_tokens`` of which every page was fetched; a page without bytes counts."""
-    return cached((), (), span_tokens(spec, end_tokens), storage=end_tokens)
+    return cached_on(spec, end_tokens, Way.STORAGE)
 
 
 # -- recording -----------------------------------------------------------------------------------

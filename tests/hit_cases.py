@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from stratakv.core.config import EngineConfig
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
+from stratakv.engine.verify import compare
+from stratakv.engine.verify_session import Reply
 from stratakv.serve.wiring import EngineParts
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES
@@ -126,10 +128,10 @@ class Lab:
     def compare(self, tokens: tuple[int, ...], answer: Answer) -> None:
         """Greedy tokens are identical and logits agree at every one of them; NaN never does."""
         expected, logits = oracle(self.model, tokens, len(answer.tokens))
-        error = (answer.logits - logits).abs().max().item()
-        scale = logits.abs().max().item()
-        assert answer.tokens == expected, f"tokens differ; logits by {error / scale:.1e}"
-        assert error <= bound_of_model(self.model) * scale, f"logits differ by {error / scale:.1e}"
+        right = Reply(tuple(expected), logits, 0.0)
+        got = Reply(tuple(answer.tokens), answer.logits, 0.0)
+        wrong, error = compare(right, got, bound_of_model(self.model))
+        assert wrong is None, f"token {wrong} differs, or its logits; those by {error:.1e}"
 
     def _take(self, outputs) -> None:
         for output in outputs:
