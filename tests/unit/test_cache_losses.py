@@ -128,6 +128,15 @@ def test_what_has_left_every_tier(host, pages):
         assert parts.engine.stats().cached_device_tokens == 4 * pages
 
 
+def test_what_has_left_and_could_not_have_been_used_is_no_loss():
+    """The page of the token that is always computed."""
+    with engine(host=0) as parts:
+        run(parts, greedy("first", ON_BOUNDARY, 1))
+        evict_device(parts)
+        run(parts, greedy("again", ON_BOUNDARY, 1))
+        assert lost(parts) == {("device", "evicted"): 36}
+
+
 def test_what_a_flush_dropped_is_nobodys_loss():
     with engine() as parts:
         run(parts, greedy("first", PROMPT, 1))
