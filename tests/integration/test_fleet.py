@@ -66,7 +66,7 @@ def test_runs_come_by_everything_that_may_happen():
 def test_ranks_count_the_same_losses():
     """Where there is no storage: what it had may differ, and with it what it explains."""
     seen = 0
-    plans = [plan for plan in map(plan_of, range(RUNS)) if plan.reuse and not plan.stores]
+    plans = [plan for plan in map(plan_of, range(PLANS)) if plan.reuse and not plan.stores]
     for plan in [plan for plan in plans if plan.loss is None]:
         fleet = Fleet(plan)
         fleet.run()

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from stratakv.agreement.agreement import Agreement
 from stratakv.cache.admit import Booking
 from stratakv.cache.kv_cache import KVCache
+from stratakv.cache.losses import LossBook
 from stratakv.cache.persist import PersistCounters
 from stratakv.cache.prefetch import Prefetcher
 from stratakv.core.clock import ToldClock
@@ -41,7 +42,7 @@ from stratakv.tree.stored import Stored
 OWN: Final = (
     Agreement, Desk, ToldClock, IoWorker, SimTransfer, PageBytes, TokenRunner,
     MethodType, FunctionType, BuiltinFunctionType,
-    PersistCounters, PrefetchCounters, Tally,  # what this rank's store has said
+    PersistCounters, PrefetchCounters, Tally, LossBook,  # what this rank's store has said
     CacheSpec, CacheGroup, Booking, EngineLimits, Namespaces, PrefetchRules, Prompt,  # never change
 )  # fmt: skip
 """Types of which every rank has its own, or the same for ever."""
