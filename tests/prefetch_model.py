@@ -84,8 +84,19 @@ class Path:
         ]
 
     def usable(self, stored):
+        last = self.known(stored)
+        return [e for e in self.complete(stored) if e <= last]
+
+    def complete(self, stored):
         have = self.with_stored(stored)
         return [e for e in range(self.base + 1, self.limit + 1) if self._all(have, e)]
+
+    def known(self, stored):
+        """Where the last page lies that anything shows to have been computed before."""
+        asked = set(self.question())
+        seen = [i + 1 for pages in self.present for i in pages]
+        seen += [i + 1 for g, pages in enumerate(stored) for i in pages if (i, g) in asked]
+        return max(seen, default=0)
 
     def question(self):
         """(page, group), in order."""
@@ -329,7 +340,7 @@ class Walk:
         per_rank = [
             [
                 e
-                for e in path.usable(arrived)
+                for e in path.complete(arrived)
                 if e <= plan.end and (e - path.base) * path.page >= self.threshold
             ]
             for arrived in sets

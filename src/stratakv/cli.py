@@ -215,10 +215,11 @@ def _policy_flags(part: argparse.ArgumentParser) -> None:
     )
     for flag, text, default in (
         ("chats", "conversations to generate where there is no TRACE", 400),
+        ("branching", "sessions to generate instead, whose prompts part inside older ones", None),
         ("message-tokens", "mean length of what a user says in them", 200),
-        ("seed", "of the generated chats", 0),
+        ("seed", "of what is generated", 0),
         ("requests", "replay only the first of them", None),
-        ("device-tokens", "what the device holds in full; windows and states get a share", 200_000),
+        ("device-tokens", "what the device holds in full; default: by what the trace says", None),
         ("chat-tokens", "typical length of a conversation; default: the mean request", None),
         ("max-running", "requests that run at once", 16),
         ("chunk-tokens", "most prompt tokens of one request in a step", 512),

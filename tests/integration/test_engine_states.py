@@ -229,9 +229,9 @@ def test_a_decode_snapshot_is_saved_when_its_request_ends():
             parts.engine.step()
             host = parts.cache.stats()[3]
             running = parts.engine.stats().running
-            assert host.total - host.free <= (1 if running else 2)
+            assert host.total - host.free <= (1 if running else 5)
         parts.cache.settle()
-        assert parts.cache.stats()[3].free == 198  # the prompt's and the last
+        assert parts.cache.stats()[3].free == 195  # the prompt's, the last, and milestones
 
 
 def test_a_last_state_on_a_boundary_costs_no_page():

@@ -37,6 +37,10 @@ A bug is a few characters of one function's source. "Walks" is the most that fin
 | every rolling checkpoint stays       | a page per checkpoint of a long answer is kept            |
 | the price of everything              | a request that brings live pages pays for what it brings  |
 | what others hold is mine             | pages are counted on that stay when a lease ends          |
+| a milestone is a checkpoint          | what it needs stays as long                               |
+| a milestone is for ever              | it cannot be cleared                                      |
+| room for milestones is made of checkpoints | what one needs is taken for a milestone             |
+| who parts from a milestone leaves it one | a branching point is no checkpoint                    |
 | a host copy will do                  | a state is not given because the host has an older copy   |
 | one apart holds on                   | what is behind a request that goes on alone stays pinned  |
 | one apart lets go too early          | of pages that it still reads                              |
@@ -77,7 +81,8 @@ Edit = tuple[Any, str, str, str]  # owner, function, its text, the bug's text
 TIP_ONLY = "rows = rows[-1:]; "
 REPLACED = (
     "[self._pins.cool(group, rows) for tip in path[instead_of - 1 : instead_of].tolist()"
-    " if nodes.checkpoint.item(tip) for group, rows in self._unmark(tip)]"
+    " if self._nodes.checkpoint.item(tip)"
+    " for group, rows in self._mark(tip, self._needed(tip), MILESTONE)]"
 )
 BUGS: dict[str, tuple[Edit, ...]] = {
     "tip-only pins": (
@@ -172,11 +177,17 @@ BUGS: dict[str, tuple[Edit, ...]] = {
     "one apart lets go too early": (
         (PrefixTree, "let_go", "self._matcher.starts(end)", "self._matcher.starts(end + 1)"),
     ),
+    "a milestone is a checkpoint": ((Pins, "cool", "needs < CHECKPOINT", "needs < 0"),),
+    "a milestone is for ever": ((Checkpoints, "clear", "(tip), 0)", "(tip), MILESTONE)"),),
+    "room for milestones is made of checkpoints": (
+        (Evictor, "evict", "queue.first < below", "queue.first < EVERY"),
+    ),
+    "who parts from a milestone leaves it one": ((Checkpoints, "_promote", "<= 1", "<= 9"),),
     "a host copy will do": ((PrefixTree, "holds", "ON_DEVICE.item(", "ON_TIER[1].item("),),
 }  # fmt: skip
 POLICY_BUGS: dict[str, tuple[str, Edit]] = {
     "warm for nobody": (
-        "lfu", (Pins, "enter", "nodes.need[group][rows] > 0", "nodes.need[group][rows] >= 0"),
+        "lfu", (Pins, "enter", "needs >= CHECKPOINT, ranks", "needs >= 0, ranks"),
     ),
     "a new rank on one tier only": (
         "slru", (Pair, "rank_anew", "in self.tiers:", "in self.tiers[:1]:"),
@@ -260,12 +271,19 @@ def answer_past_a_branch() -> None:
     it.verify()
 
 
+def room_where_there_is_none() -> None:
+    """All that there is, a checkpoint needs."""
+    it = served(KeepBoundary(), (0,))
+    it.evict_spare(DEVICE, 1, 1)
+
+
 DIRECTED: dict[str, Callable[[], None]] = {
     "cascade while a group is in flight": copy_of_a_window,
     "anchor absent with children": host_below_device,
     "a waiting page is never offered": copy_below,
     "branch superseded": two_turns_from_one,
     "a branch is replaced": answer_past_a_branch,
+    "room for milestones is made of checkpoints": room_where_there_is_none,
 }
 
 

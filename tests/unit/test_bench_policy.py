@@ -1,10 +1,12 @@
 import json
+from itertools import pairwise
 
 import pytest
 
 from stratakv import cli
-from stratakv.bench import policy
+from stratakv.bench import policy, policy_branches
 from stratakv.bench.policy import PolicyOptions, run
+from stratakv.bench.policy_branches import BranchTraffic
 from stratakv.bench.policy_cache import (
     RULES,
     Sizes,
@@ -23,6 +25,9 @@ from stratakv.spec.budget import ExpectedLoad
 from stratakv.tree.policies import EVICTION_POLICIES
 
 GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}\n'
+BRANCHES = policy_branches.generate(
+    BranchTraffic(sessions=50, seed=5, document_tokens=8000, step_tokens=800, system_tokens=700)
+)
 CHATS = generate(ChatTraffic(chats=60, start_s=6.0))
 TOKENS = TraceTokens(CHATS)
 
@@ -137,6 +142,43 @@ def test_generated_chats_interleave_and_grow_under_popular_system_prompts():
     assert unlimited_tokens(TOKENS, CHATS, 64) > 0.8 * sum(one.input_length for one in CHATS)
 
 
+# -- generated branches --------------------------------------------------------------------------
+
+
+def test_generated_branches_depend_on_the_seed_alone():
+    traffic = BranchTraffic(sessions=20, seed=3)
+    assert policy_branches.generate(traffic) == policy_branches.generate(traffic)
+    assert policy_branches.generate(traffic) != policy_branches.generate(
+        BranchTraffic(sessions=20, seed=4)
+    )
+
+
+def test_generated_branches_part_inside_older_prompts(tmp_path):
+    """Most of them where nobody has parted before; equal ids mean equal prefixes."""
+    write_trace(tmp_path / "trace.jsonl", BRANCHES)
+    assert read_trace(tmp_path / "trace.jsonl", "TRACE") == BRANCHES
+    seen: set[int] = set()
+    followers: dict[int, set[int]] = {}
+    parted: list[int] = []
+    for one in BRANCHES:
+        known = [block for block in one.full_blocks if block in seen]
+        if known and len(known) < len(one.full_blocks):
+            parted.append(len(followers.get(known[-1], ())))
+        for block, follower in pairwise(one.full_blocks):
+            followers.setdefault(block, set()).add(follower)
+        seen.update(one.full_blocks)
+    assert len(parted) > len(BRANCHES) / 3
+    assert sum(others == 1 for others in parted) > len(BRANCHES) / 6
+
+
+def test_milestones_serve_branches_on_both_tiers():
+    tokens, size = TraceTokens(BRANCHES), sizes(BRANCHES, device_tokens=150_000)
+    ideal = replay(BRANCHES, tokens, "full", size).hit_rate
+    plain = replay(BRANCHES, tokens, "window-128", size, kind=WithoutCheckpoints).hit_rate
+    assert replay(BRANCHES, tokens, "window-128", size).hit_rate > 0.8 * ideal > 1.5 * plain
+    assert replay(BRANCHES, tokens, "state", size).hit_rate > 0.75 * ideal
+
+
 # -- replay --------------------------------------------------------------------------------------
 
 
@@ -145,7 +187,7 @@ def test_generated_chats_interleave_and_grow_under_popular_system_prompts():
     [
         ("full", 960 + 512 + 512 + 576),
         ("window-128", 960 + 512 + 512 + 576),  # nothing has left yet
-        ("state", 960 + 0 + 512 + 576),  # no snapshot at a branch that nobody has taken before
+        ("state", 960 + 512 + 512 + 576),  # the branch lies at a milestone
     ],
 )
 def test_a_tiny_trace_hits_what_a_reader_counts(spec, hits):
@@ -220,7 +262,9 @@ def test_the_report_has_every_policy_and_none_beats_its_ideal(tmp_path, capsys):
     assert all(0 < case["ratio"] <= 1.02 for case in cases)  # LRU's bound, and nearly the others'
     assert all(case["ratio"] <= 1 for case in cases if case["policy"] == "lru")
     assert all(case["hit_rate"] <= report["unlimited_hit_rate"] for case in cases)
-    assert capsys.readouterr().out.count("\n") == len(cases) + len(report) - 1 + 2
+    shown = capsys.readouterr()
+    assert shown.out.count("\n") == len(cases) + len(report) - 1 + 2
+    assert f"/{25 * len(cases)} [" in shown.err  # how far it is, of all rows together
 
 
 def test_the_command_replays_what_it_has_saved(tmp_path, capsys):
@@ -241,6 +285,17 @@ def test_the_command_replays_what_it_has_saved(tmp_path, capsys):
     assert one == two
 
 
+@pytest.mark.parametrize("flags", [["--chats", "5"], ["--branching", "5"]], ids=" ".join)
+def test_sizes_follow_from_the_trace_where_none_are_given(flags, monkeypatch, tmp_path):
+    monkeypatch.setattr(policy, "_cases", lambda *_: [])
+    path = tmp_path / "figures.json"
+    assert cli.main(["bench", "policy", *flags, "--seed", "2", "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    anew = (1 - report["unlimited_hit_rate"]) * report["prompt_tokens"]
+    assert anew / 9 < report["device_tokens"] < report["prompt_tokens"]
+    assert not report["device_tokens"] % 100
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -248,6 +303,7 @@ def test_the_command_replays_what_it_has_saved(tmp_path, capsys):
         (["--specs", "half"], "--specs half: allowed are full, window-128"),
         (["--chats", "0"], "--chats 0: allowed is 1 and up"),
         (["--seed", "-1"], "--seed -1: allowed is 0 and up"),
+        (["--branching", "0"], "--branching 0: allowed is 1 and up"),
         (["--device-tokens", "63"], "--device-tokens 63: allowed is 64 and up"),
         (["--chunk-tokens", "0"], "--chunk-tokens 0: allowed is 1 and up"),
         (["--chats", "1", "--save-trace", "nowhere/x"], "--save-trace nowhere/x: No such file"),

@@ -1,10 +1,17 @@
 """Checkpoint ends, load-back and write choices: plain arithmetic, case by case."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from stratakv.core.errors import ConfigError
-from stratakv.policy.checkpoints import checkpoint_ends, last_end
+from stratakv.policy.checkpoints import (
+    CheckpointPolicy,
+    checkpoint_ends,
+    last_end,
+    worth_keeping,
+)
 from stratakv.policy.load_back import LoadBack, LoadBackPolicy
 from stratakv.policy.write import (
     NoBackup,
@@ -51,6 +58,44 @@ def test_a_branching_point_lies_where_only_the_anchor_went_on():
 def test_what_is_usable_already_is_no_new_checkpoint():
     assert checkpoint_ends(100, 6, 6, 16) == ()
     assert checkpoint_ends(10, 0, 0, 16) == ()
+
+
+def test_milestones_lie_at_distances_that_double_from_both_ends():
+    assert worth_keeping(range(1, 24), 24, 1) == [1, 2, 3, 6, 12, 18, 21]
+    assert worth_keeping(range(1, 64), 64, 1) == [1, 2, 4, 8, 16, 32, 48, 56]
+    assert worth_keeping(range(16, 512, 16), 512, 16) == [16, 32, 64, 128, 256, 384, 448]
+    assert worth_keeping(range(1, 2), 2, 1) == [1]
+    assert worth_keeping([], 9, 1) == []
+
+
+@pytest.mark.parametrize("last", [2, 3, 17, 100, 1023, 5000])
+def test_a_branch_anywhere_loses_a_constant_factor(last):
+    kept = [0, *worth_keeping(range(1, last), last, 1)]
+    assert len(kept) <= 4 + last.bit_length()
+    for branch in range(1, last):
+        hit = max(end for end in kept if end <= branch)
+        lost = branch - hit
+        assert lost <= (branch + lost) / 2
+        assert lost <= max(1, last / 8, last - branch)
+
+
+def test_a_prefix_that_grows_page_by_page_keeps_a_few():
+    """From what is left of it alone: as good as if all had been there to choose from, or nearly."""
+    kept: list[int] = []
+    for last in range(2, 2000):
+        kept = worth_keeping([*kept, last - 1], last, 1)
+    assert len(kept) <= 20
+    ends = [0, *kept, 1999]
+    assert all(below - above <= max(1, below / 2) for above, below in pairwise(ends))
+    assert all(below - above <= 2000 / 4 for above, below in pairwise(ends))
+
+
+def test_milestones_of_a_prompt_are_those_that_it_computes():
+    policy = CheckpointPolicy(page_tokens=16, snapshot_pages=2, unit=1)
+    assert policy.milestones(400, 0) == [1, 2, 3, 6, 12, 18, 21]
+    assert policy.milestones(400, 6) == [12, 18, 21]
+    assert policy.milestones(16, 0) == policy.milestones(1, 0) == []
+    assert policy.superfluous([1, 2, 3, 6, 12, 18, 21], 40) == [18]
 
 
 def test_a_load_below_the_threshold_is_declined():

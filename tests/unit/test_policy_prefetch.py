@@ -135,6 +135,18 @@ def test_an_anchor_without_bytes_has_pages_but_no_objects():
     assert [int(keep.sum()) for keep in landed.keep] == [6, 1]
 
 
+def test_where_nothing_needs_bytes_no_more_is_cached_than_was_shared():
+    """Chunks below an anchor without bytes: at a chunk's end there is nothing to fetch, for a
+    prompt that nobody has sent before as for one that somebody has."""
+    rules = rules_of(KeepChunk(4 * PAGE), anchor_bytes=False)
+    probe = probing(10, (), ())
+    nobody = answered(rules, probe, (), ())
+    assert (nobody.reason, nobody.tally) == (Reason.BELOW_THRESHOLD, Tally(0, 0))
+    somebody = answered(rules, probe, (), [0, 1, 2, 4, 5])  # of the end of a chunk nothing is kept
+    assert (somebody.plan.end, somebody.tally) == (6, Tally(0, 6))
+    assert answered(rules, probe, (), [0, 1, 2, 5]).plan.end == 4  # not 8
+
+
 def test_a_live_group_is_never_asked_for():
     rules = rules_of(KeepLive())
     probe = probing(3, (), ())
@@ -345,8 +357,8 @@ def test_a_failed_second_question_keeps_what_the_first_one_found():
 
 
 def test_an_end_beyond_the_plan_never_lands():
-    rules = rules_of(KeepChunk(PAGE), anchor_bytes=False)  # needs nothing at any end
-    state = answered(rules, probing(8, (), ()), (), (), free=3)
+    rules = rules_of(KeepChunk(2 * PAGE), anchor_bytes=False)  # needs nothing at even ends
+    state = answered(rules, probing(8, (), ()), (), [0, 2, 4, 6], free=3)
     assert state.plan.end == 3
     assert arrived(rules, state).end == 3
 

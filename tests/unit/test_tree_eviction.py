@@ -166,6 +166,72 @@ def test_a_checkpoint_is_not_kept_where_something_it_needs_has_gone() -> None:
     it.verify()
 
 
+# -- milestones ----------------------------------------------------------------------------------
+
+
+def with_milestone(it: TreeDriver, prompt: Prefix, end: int) -> None:
+    """Serve a prompt with a checkpoint at its end and a milestone at ``end``."""
+    request = run(it, prompt)
+    it.pave(request, end)
+    it.keep(request, len(prompt), request.continued)
+    it.finish(request)
+    it.verify()
+
+
+def test_milestones_go_after_what_is_cold_and_before_older_checkpoints() -> None:
+    it = tree(KeepBoundary())
+    serve(it, (9,), generous=False)
+    with_milestone(it, (0, 1, 2), 1)
+    with_milestone(it, (5, 6, 7), 1)
+    ends: list[Prefix] = [(9,), (0,), (0, 1), (0, 1, 2), (5,), (5, 6), (5, 6, 7)]
+    order: list[list[Prefix]] = []
+    for _ in range(4):
+        it.evict(DEVICE, 1, 1)
+        order.append(left(it, *ends))
+        ends = order[-1]
+    marked = [(9,), (0,), (0, 1, 2), (5,), (5, 6, 7)]
+    assert order[1] == marked
+    assert order[2:] == [
+        [end for end in marked if end not in gone] for gone in ([(0,)], [(0,), (5,)])
+    ]
+
+
+def test_room_for_milestones_is_made_of_nothing_better() -> None:
+    it = tree(KeepBoundary())
+    serve(it, (9,), generous=False)
+    with_milestone(it, (0, 1, 2), 1)
+    assert it.evict_spare(DEVICE, 1, 99) == 2
+    assert left(it, (9,), (0,), (0, 1, 2)) == [(9,), (0, 1, 2)]
+    it.verify()
+
+
+def test_a_checkpoint_that_is_continued_becomes_a_milestone() -> None:
+    it = tree(KeepBoundary())
+    serve(it, (0,), (0, 1), generous=False)
+    assert (it.model.checkpoints, it.model.milestones) == ({(0, 1)}, {(0,)})
+    it.verify()
+
+
+def test_a_milestone_from_which_somebody_parts_becomes_a_checkpoint() -> None:
+    it = tree(KeepBoundary())
+    with_milestone(it, (0, 1, 2), 1)
+    serve(it, (0, 5), generous=False)
+    assert (it.model.checkpoints, it.model.milestones) == ({(0,), (0, 1, 2), (0, 5)}, set())
+    it.verify()
+
+
+def test_a_milestone_that_is_cleared_goes_cold() -> None:
+    it = tree(KeepBoundary())
+    with_milestone(it, (0, 1, 2), 1)
+    with_milestone(it, (5, 6, 7), 1)
+    it.evict_spare(DEVICE, 1, 2)
+    request = it.arrive((5, 6, 7, 8), 3, load=False)
+    it.pave(request, 0, every=1)
+    it.finish(request)
+    it.evict(DEVICE, 1, 1)
+    assert left(it, (0,), (5,)) == [(0,)]
+
+
 # -- an anchor without bytes ---------------------------------------------------------------------
 
 

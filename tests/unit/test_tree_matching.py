@@ -16,7 +16,7 @@ from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Request
-from stratakv.tree.order import COLD
+from stratakv.tree.order import COLD, WARM
 from stratakv.tree.prefix_tree import PrefixTree
 
 
@@ -104,7 +104,7 @@ def hole(it: TreeDriver, group: int, prefix: Prefix) -> None:
     row = it.tree.nodes.index[it.keys(prefix)[-1]]
     others = [r for r in it.tree.nodes.rows().tolist() if r != row]
     rank = it.tree.nodes.rank[group]
-    rank[others] = 1 << 40
+    rank[others] = WARM + (1 << 40)
     rank[row] = 0
     it.model.clock = 1 << 41
     for name, spots in it.model.nodes.items():

@@ -13,7 +13,7 @@ from stratakv.testing.specs import small_spec
 from stratakv.tree.check import check
 from stratakv.tree.effects import Effect, FreeDevice, FreeHost
 from stratakv.tree.nodes import Tier
-from stratakv.tree.order import COLD
+from stratakv.tree.order import COLD, WARM
 from stratakv.tree.policies import EVICTION_POLICIES
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.s3_fifo import S3Fifo
@@ -130,7 +130,7 @@ def test_what_no_checkpoint_needs_leaves_before_what_one_needs(policy: str) -> N
     cache = Cache(policy, KeepWindow(1))
     cache.serve((0,), (1, 2), (1, 2, 3))  # the state after (1, 2) was continued
     cache.use((1, 2), times=3, priority=9)
-    assert cache.tree.nodes.rank[1].item(cache.row((1, 2))) == COLD
+    assert COLD < cache.tree.nodes.rank[1].item(cache.row((1, 2))) < WARM  # a milestone is left
     assert next(gone_in_order(cache, (0,), (1, 2), (1, 2, 3), group=1)) == (1, 2)
 
 

@@ -6,11 +6,16 @@ pages are scarce: whatever the anchor holds could be continued.
 """
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, NoReturn
 
+from tqdm import tqdm
+
+from stratakv.bench import policy_branches
+from stratakv.bench.policy_branches import BranchTraffic
 from stratakv.bench.policy_cache import (
     PAGE_TOKENS,
     RULES,
@@ -31,24 +36,27 @@ from stratakv.tree.policies import EVICTION_POLICIES
 
 ANCHOR_ALONE: Final = "full"
 PLAIN: Final = "lru"
+ANEW_PARTS: Final = 8
 TIERS: Final = {False: "device", True: "device+host"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
-    """The flags of the command. ``trace`` None: ``chats`` generated conversations, in which a user
-    says ``message_tokens`` a turn on average. Empty ``policies`` or ``specs``: all of them.
-    ``chat_tokens`` None: the trace's mean request."""
+    """The flags of the command. ``trace`` None: ``branching`` generated sessions of readers and
+    agents, or else ``chats`` conversations, in which a user says ``message_tokens`` a turn on
+    average. Empty ``policies`` or ``specs``: all of them. ``device_tokens`` None: a part of what
+    the trace says anew. ``chat_tokens`` None: the trace's mean request."""
 
     trace: str | None = None
     chats: int = 400
+    branching: int | None = None
     message_tokens: int = 200
     seed: int = 0
     save_trace: str | None = None
     requests: int | None = None
     policies: tuple[str, ...] = ()
     specs: tuple[str, ...] = ()
-    device_tokens: int = 200_000
+    device_tokens: int | None = None
     chat_tokens: int | None = None
     max_running: int = 16
     chunk_tokens: int = 512
@@ -89,14 +97,32 @@ class Case:
     refused_requests: int
     evicted_device_pages: int
     evicted_host_pages: int
+    backup_pages: int
+    snapshots: int
     replay_s: float
     requests_s: float
+
+
+class _Row(NamedTuple):
+    """What one replay is of."""
+
+    spec: str
+    policy: str
+    host: bool
+    kind: type[KVCache]
+
+    @property
+    def named(self) -> str:
+        return self.policy if self.kind is KVCache else f"{self.policy}, no checkpoints"
 
 
 class _Bench:
     def __init__(self, requests: Sequence[TraceRequest], options: PolicyOptions) -> None:
         self.requests = requests
         self.tokens = TraceTokens(requests)
+        self.unlimited = unlimited_tokens(self.tokens, requests, PAGE_TOKENS)
+        self.prompt_tokens = sum(one.input_length for one in requests)
+        self.device_tokens = options.device_tokens or self._usual_size()
         self._options = options
         mean_tokens = sum(one.total_tokens for one in requests) // len(requests)
         self.load = ExpectedLoad(
@@ -107,9 +133,21 @@ class _Bench:
         )
         self._ideals: dict[tuple[str, bool], float] = {}
 
-    def case(self, spec: str, policy: str, *, host: bool, kind: type[KVCache]) -> Case:
+    def _usual_size(self) -> int:
+        """A part of what is said anew, so that most of it has to leave, in two digits; room for two
+        of the longest requests, so that none is refused."""
+        said = sum(one.output_length for one in self.requests)
+        anew = self.prompt_tokens - self.unlimited + said
+        longest = max(one.total_tokens for one in self.requests)
+        size = max(anew // ANEW_PARTS, 2 * (longest + PAGE_TOKENS))
+        digit = 10 ** max(0, len(str(size)) - 2)
+        return -(-size // digit) * digit
+
+    def case(self, row: _Row, progress: "tqdm[NoReturn]") -> Case:
         """The anchor's own replay of the same policy and tiers must have come first."""
-        figures, pages = self._replay(spec, policy, host=host, kind=kind)
+        spec, policy, host, kind = row
+        progress.set_description_str(f"{row.named}, {spec}, {TIERS[host]}")
+        figures, pages = self._replay(row, progress)
         ideal = self._ideals.setdefault((policy, host), figures.hit_rate)
         return Case(
             spec=spec,
@@ -125,23 +163,25 @@ class _Bench:
             refused_requests=figures.refused_requests,
             evicted_device_pages=figures.evicted_device_pages,
             evicted_host_pages=figures.evicted_host_pages,
+            backup_pages=figures.backup_pages,
+            snapshots=figures.snapshots,
             replay_s=figures.replay_s,
             requests_s=len(self.requests) / figures.replay_s,
         )
 
-    def _replay(
-        self, name: str, policy: str, *, host: bool, kind: type[KVCache]
-    ) -> tuple[Figures, tuple[int, ...]]:
-        spec = spec_named(name)
-        sizes = Sizes(device_tokens=self._options.device_tokens, load=self.load, host=host)
-        cache = build_cache(kind, spec, sizes, EVICTION_POLICIES[policy]())
-        figures = Replay(cache, self._options.chunk_tokens).run(self.requests, self.tokens)
+    def _replay(self, row: _Row, progress: "tqdm[NoReturn]") -> tuple[Figures, tuple[int, ...]]:
+        spec = spec_named(row.spec)
+        sizes = Sizes(device_tokens=self.device_tokens, load=self.load, host=row.host)
+        cache = build_cache(row.kind, spec, sizes, EVICTION_POLICIES[row.policy]())
+        replay = Replay(cache, self._options.chunk_tokens, progress.update)
+        figures = replay.run(self.requests, self.tokens)
         return figures, device_pages(spec, sizes)
 
 
 def run(json_path: str | None, options: PolicyOptions) -> dict[str, object]:
-    """Replay, print a table, write the figures to ``json_path`` if given. ConfigError where the
-    trace cannot be read or a flag cannot be honoured, before anything is replayed.
+    """Replay, print a table, write the figures to ``json_path`` if given; how far it is, and how
+    long it will take, goes to standard error. ConfigError where the trace cannot be read or a flag
+    cannot be honoured, before anything is replayed.
 
     The JSON is one object: what was replayed (``workload``, ``requests``, ``prompt_tokens``, the
     sizes, and ``unlimited_hit_rate``, that of a cache which never forgets) and ``cases``, a list of
@@ -149,18 +189,16 @@ def run(json_path: str | None, options: PolicyOptions) -> dict[str, object]:
     """
     source, requests = _workload(options)
     bench = _Bench(requests, options)
-    prompt_tokens = sum(one.input_length for one in requests)
-    served = unlimited_tokens(bench.tokens, requests, PAGE_TOKENS)
     head: dict[str, object] = {
         "workload": source,
         "requests": len(requests),
-        "prompt_tokens": prompt_tokens,
+        "prompt_tokens": bench.prompt_tokens,
         "page_tokens": PAGE_TOKENS,
-        "device_tokens": options.device_tokens,
+        "device_tokens": bench.device_tokens,
         "chat_tokens": bench.load.chat_tokens,
         "max_running": options.max_running,
         "chunk_tokens": options.chunk_tokens,
-        "unlimited_hit_rate": served / prompt_tokens,
+        "unlimited_hit_rate": bench.unlimited / bench.prompt_tokens,
     }
     print("\n".join(f"{name.replace('_', ' '):20s} {value}" for name, value in head.items()))
     print(f"\n{HEADER}")
@@ -174,6 +212,9 @@ def _workload(options: PolicyOptions) -> tuple[str, list[TraceRequest]]:
     if options.trace is not None:
         path = Path(options.trace)
         name, requests = path.name, read_trace(path, "TRACE")
+    elif options.branching is not None:
+        branches = BranchTraffic(sessions=options.branching, seed=options.seed)
+        name, requests = branches.name, policy_branches.generate(branches)
     else:
         traffic = ChatTraffic(
             chats=options.chats, seed=options.seed, message_tokens=options.message_tokens
@@ -188,19 +229,29 @@ def _workload(options: PolicyOptions) -> tuple[str, list[TraceRequest]]:
     return name, requests
 
 
-def _cases(bench: _Bench, options: PolicyOptions) -> list[Case]:
+def _rows(options: PolicyOptions) -> Iterator[_Row]:
+    """In the order of the table: the anchor alone comes before what is compared with it."""
     specs = [name for name in RULES if name in options.specs or not options.specs]
     specs = [ANCHOR_ALONE, *(name for name in specs if name != ANCHOR_ALONE)]
     policies = [name for name in EVICTION_POLICIES if name in (options.policies or (name,))]
-    cases: list[Case] = []
     for host in TIERS:
         for policy in policies:
             for spec in specs:
-                cases.append(bench.case(spec, policy, host=host, kind=KVCache))
-                _print_row(cases[-1])
+                yield _Row(spec, policy, host, KVCache)
                 if policy == PLAIN and spec != ANCHOR_ALONE and not host:
-                    cases.append(bench.case(spec, policy, host=host, kind=WithoutCheckpoints))
-                    _print_row(cases[-1])
+                    yield _Row(spec, policy, host, WithoutCheckpoints)
+
+
+def _cases(bench: _Bench, options: PolicyOptions) -> list[Case]:
+    rows = list(_rows(options))
+    cases: list[Case] = []
+    total = len(rows) * len(bench.requests)
+    seconds = 0.5 if sys.stderr.isatty() else 10.0
+    with tqdm(total=total, unit=" requests", mininterval=seconds, leave=False) as progress:
+        for row in rows:
+            cases.append(bench.case(row, progress))
+            with tqdm.external_write_mode():
+                _print_row(row, cases[-1])
     return cases
 
 
@@ -210,10 +261,9 @@ HEADER: Final = (
 )
 
 
-def _print_row(case: Case) -> None:
-    policy = case.policy if case.checkpoints else f"{case.policy}, no checkpoints"
+def _print_row(row: _Row, case: Case) -> None:
     print(
-        f"{case.tiers:12s} {policy:19s} {case.spec:12s} {case.hit_rate:8.3f}"
+        f"{case.tiers:12s} {row.named:19s} {case.spec:12s} {case.hit_rate:8.3f}"
         f"  {case.ideal_hit_rate:5.3f}  {case.ratio:5.3f}"
         f"   {case.evicted_device_pages:>12,} /{case.evicted_host_pages:>9,}"
         f"  {case.refused_requests:7d}  {case.requests_s:10.0f}",

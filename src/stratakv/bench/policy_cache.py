@@ -23,6 +23,7 @@ from stratakv.spec.groups import ANCHOR, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow, Retention
 from stratakv.transfer.engine import Completion
 from stratakv.transfer.plan import CopyPlan, Direction
+from stratakv.tree.nodes import CHECKPOINT
 from stratakv.tree.order import EvictionPolicy
 
 PAGE_TOKENS: Final = 64
@@ -113,7 +114,7 @@ class WithoutCheckpoints(KVCache):
         assert not tiers[1][ANCHOR].capacity, "the baseline has no host tier"
         super().__init__(spec, tiers, tables, transfer, options)
         for need in self._tree.nodes.need:
-            need[:] = 1
+            need[:] = CHECKPOINT
 
 
 class _Open:

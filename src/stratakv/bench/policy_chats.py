@@ -52,12 +52,12 @@ def generate(traffic: ChatTraffic) -> list[TraceRequest]:
     rng = np.random.default_rng(traffic.seed)
     weights = 1.0 / np.arange(1, traffic.systems + 1) ** traffic.zipf
     chosen = rng.choice(traffic.systems, traffic.chats, p=weights / weights.sum())
-    lengths = _lengths(rng, traffic.system_tokens, traffic.systems)
+    system_lengths = lengths(rng, traffic.system_tokens, traffic.systems)
     starts_s = np.cumsum(rng.exponential(traffic.start_s, traffic.chats))
     turns: list[tuple[float, int, int, list[tuple[int, ...]]]] = []
     for chat, system in enumerate(chosen.tolist()):
         own = np.random.default_rng((traffic.seed, chat))
-        system_tokens = lengths[system]
+        system_tokens = system_lengths[system]
         for at_s, prompt, answer in _turns(own, traffic, starts_s.item(chat), system_tokens):
             turns.append((at_s, prompt, answer, _blocks(chat, system, system_tokens, prompt)))
     turns.sort(key=lambda turn: turn[0])
@@ -78,14 +78,14 @@ def _turns(
 ) -> Iterator[tuple[float, int, int]]:
     """Time, prompt and answer tokens of one chat's turns, after ``tokens`` of system prompt."""
     for _ in range(rng.geometric(1 / traffic.turns)):
-        tokens += _lengths(rng, traffic.message_tokens, 1)[0]
-        answer = min(MAX_ANSWER_TOKENS, _lengths(rng, traffic.answer_tokens, 1)[0])
+        tokens += lengths(rng, traffic.message_tokens, 1)[0]
+        answer = min(MAX_ANSWER_TOKENS, lengths(rng, traffic.answer_tokens, 1)[0])
         yield at_s, tokens, answer
         tokens += answer
         at_s += rng.exponential(traffic.think_s) + 0.02 * answer
 
 
-def _lengths(rng: np.random.Generator, mean: float, count: int) -> list[int]:
+def lengths(rng: np.random.Generator, mean: float, count: int) -> list[int]:
     drawn = rng.lognormal(np.log(mean) - 0.125, 0.5, count)
     return np.maximum(1, drawn.round()).astype(int).tolist()
 

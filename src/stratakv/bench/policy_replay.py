@@ -6,7 +6,7 @@ once, holds its pages until its answer has been said, and is released. Must not 
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +35,8 @@ class Figures:
     refused_requests: int = 0
     evicted_device_pages: int = 0
     evicted_host_pages: int = 0
+    backup_pages: int = 0
+    snapshots: int = 0
     replay_s: float = 0.0
 
     @property
@@ -52,7 +54,12 @@ class _Running:
 
 
 class Replay:
-    def __init__(self, cache: KVCache, chunk_tokens: int) -> None:
+    """``on_request``: called when a request of the trace has been begun."""
+
+    def __init__(
+        self, cache: KVCache, chunk_tokens: int, on_request: Callable[[], object] = lambda: None
+    ) -> None:
+        self._on_request = on_request
         self._cache = cache
         self._chunk_tokens = chunk_tokens
         self._page_tokens = cache.spec.page_tokens
@@ -65,6 +72,7 @@ class Replay:
         begin_s = time.perf_counter()
         figures, now_s = self.figures, 0.0
         for at, request in enumerate(requests):
+            self._on_request()
             now_s = max(now_s, request.timestamp_ms / 1000)
             while self._running and self._running[0][0] <= now_s:
                 self._end_first()
@@ -88,6 +96,7 @@ class Replay:
         counters = self._cache.counters
         figures.evicted_device_pages = counters.evicted_device_pages
         figures.evicted_host_pages = counters.evicted_host_pages
+        figures.backup_pages, figures.snapshots = counters.backup_pages, counters.snapshots
         figures.replay_s = time.perf_counter() - begin_s
         return figures
 

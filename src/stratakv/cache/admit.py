@@ -18,10 +18,10 @@ from stratakv.core.ids import GroupId, RequestId
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import Demand, demand
-from stratakv.policy.checkpoints import checkpoint_ends, last_end
+from stratakv.policy.checkpoints import CheckpointPolicy, last_end
 from stratakv.policy.load_back import LoadBack, LoadBackPolicy
 from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
-from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.groups import ANCHOR
 from stratakv.tree.lease import Lease
 from stratakv.tree.matching import NO_MATCH, Match
 from stratakv.tree.prefix_tree import PrefixTree
@@ -57,16 +57,17 @@ class Booking:
 class Admitter:
     def __init__(
         self,
-        spec: CacheSpec,
         tree: PrefixTree,
         pools: Pools,
         tables: BlockTable,
         copies: CopyDesk,
         seats: Seats,
         booking: Booking,
+        checkpoints: CheckpointPolicy,
     ) -> None:
-        self._spec = spec
-        self._page = spec.page_tokens
+        self._spec = tree.spec
+        self._page = tree.spec.page_tokens
+        self._checkpoints = checkpoints
         self._tree = tree
         self._pools = pools
         self._tables = tables
@@ -154,9 +155,11 @@ class Admitter:
         lease = self._lease(wish, end, starts, found.device_end)
         if not self._load(lease, end - found.device_end):
             return None
-        seat = Seat(wish.prefix, lease, wanted, end, [], wish.use)
+        seat = Seat(wish.prefix, lease, wanted, end, [], [], wish.use)
         if not seat.apart:
-            seat.checkpoints += checkpoint_ends(wish.tokens, end, found.anchor_end, self._page)
+            ends = self._checkpoints
+            seat.checkpoints += ends.checkpoints(wish.tokens, end, found.anchor_end)
+            seat.milestones += ends.milestones(wish.tokens, end)
         self._seat(row, seat)
         live.open(row, lease)
         device_end = min(found.device_end, end)

@@ -17,6 +17,7 @@ from stratakv.cache.records import CacheUse
 from stratakv.cache.seats import Int64s, Seat, Seats
 from stratakv.core.ids import NONE, GroupId, PageIds, TokenIds
 from stratakv.memory.block_table import BlockTable
+from stratakv.policy.checkpoints import CheckpointPolicy
 from stratakv.spec.groups import CacheSpec
 from stratakv.tree.effects import Backup
 from stratakv.tree.nodes import Tier
@@ -24,8 +25,6 @@ from stratakv.tree.prefix_tree import PrefixTree
 
 
 class Committer:
-    """``snapshot_pages``: how often a request that decodes keeps its state."""
-
     def __init__(
         self,
         spec: CacheSpec,
@@ -33,7 +32,7 @@ class Committer:
         pools: Pools,
         tables: BlockTable,
         copies: CopyDesk,
-        snapshot_pages: int,
+        checkpoints: CheckpointPolicy,
     ) -> None:
         self._spec = spec
         self._page = spec.page_tokens
@@ -41,16 +40,19 @@ class Committer:
         self._pools = pools
         self._tables = tables
         self._copies = copies
-        self._snapshot_pages = snapshot_pages
+        self._checkpoints = checkpoints
+        self._partial = any(not group.keeps_all for group in spec.groups)
+        self._states = any(group.stateful and not group.scratch for group in spec.groups)
         self.live = LivePages(spec, tree, pools, tables)
         self.describe: Describe | None = None
         """Told of pages that are about to enter the tree, where somebody follows the cache."""
 
     def cut(self, seat: Seat) -> int | None:
         """The token at which a chunk must end, because a snapshot is due there."""
-        if not self.live.groups or not seat.checkpoints:
+        if not self.live.groups:
             return None
-        return seat.checkpoints[0] * self._page
+        due = seat.checkpoints[:1] + (seat.milestones[:1] if self._states else [])
+        return min(due) * self._page if due else None
 
     def commit(self, row: int, seat: Seat, tokens: TokenIds) -> None:
         """``tokens`` (all computed so far) have their KV: full pages enter the tree, the lease
@@ -81,7 +83,8 @@ class Committer:
         keys = seat.prefix.keys if len(seat.prefix.keys) == end else seat.prefix.keys[:end]
         given: Given = {}
         if end and len(tokens) == end * self._page and (last or self._due(seat, end)):
-            given = self.live.give(row, seat.lease, keys[-1], end, last=last)
+            spare = not last and self._is_milestone(seat, end)
+            given = self.live.give(row, seat.lease, keys[-1], end, last=last, spare=spare)
         if grown and self.describe is not None:
             self.describe(seat.prefix.namespace, keys, first, tokens)
         if grown or given:
@@ -96,8 +99,11 @@ class Committer:
 
     def _due(self, seat: Seat, end: int) -> bool:
         if seat.checkpoints:
-            return end in seat.checkpoints
-        return end % self._snapshot_pages == 0
+            return end in seat.checkpoints or end in seat.milestones
+        return end % self._checkpoints.snapshot_pages == 0
+
+    def _is_milestone(self, seat: Seat, end: int) -> bool:
+        return end in seat.milestones and end not in seat.checkpoints
 
     def _pages(self, row: int, start: int, end: int, given: Given) -> Iterator[PageIds]:
         """What a request has in page indices [start, end), by group."""
@@ -116,12 +122,30 @@ class Committer:
             table[row, starts[group.id] : seat.lease.starts[group.id]] = NONE
 
     def _keep_due(self, row: int, seat: Seat, end: int, given: Given) -> None:
+        if not self._partial:
+            return
+        if not seat.checkpoints:
+            if given if self._states else not end % self._checkpoints.snapshot_pages:
+                # A host copy is made when the request ends: the next one takes the place of most.
+                self._keep(row, seat, end, seat.rolling)
+                seat.rolling = end
+                self._thin(seat, end)
+            return
+        path = seat.lease.path
+        while seat.milestones and seat.milestones[0] <= end:
+            effects = self._tree.checkpoints.pave(path[: seat.milestones.pop(0)])
+            self._copies.back_up(self._pools.execute(effects, row))
         while seat.checkpoints and seat.checkpoints[0] <= end:
-            self._copies.back_up(self._keep(row, seat, seat.checkpoints.pop(0)))
-            given = {}
-        if given:  # of these a host copy is made when the request ends: the next one replaces it
-            self._keep(row, seat, end, seat.rolling)
-            seat.rolling = end
+            last = seat.checkpoints.pop(0)
+            self._copies.back_up(self._keep(row, seat, last))
+            if not seat.checkpoints:
+                self._thin(seat, last)
+
+    def _thin(self, seat: Seat, last: int) -> None:
+        """The prefix has grown to ``last``: fewer milestones serve it as well."""
+        path, marks = seat.lease.path, self._tree.checkpoints
+        superfluous = self._checkpoints.superfluous(marks.milestones(path), last)
+        marks.clear(path[np.array(superfluous, np.intp) - 1])
 
     def _keep(self, row: int, seat: Seat, end: int, instead_of: int = 0) -> list[Backup]:
         effects = self._tree.keep(seat.lease, end, seat.continued, instead_of)
@@ -137,6 +161,9 @@ class Committer:
         self._copies.back_up(self._keep(row, seat, end, rolling if rolling < end else 0))
         if self._tree.is_checkpoint(seat.lease, rolling):
             self._copies.back_up(self._keep(row, seat, rolling))
+        if self._partial and end:
+            self._thin(seat, end)
+            self._copies.back_up(self._tree.checkpoints.unsaved(seat.lease.path))
         self._copies.back_up(self._tree.unsaved(seat.lease))  # what the host had no room for then
 
     # -- strays ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
 from stratakv.transfer.plan import Direction
 from stratakv.tree.effects import Backup
 from stratakv.tree.lease import Lease
-from stratakv.tree.nodes import Tier
+from stratakv.tree.nodes import CHECKPOINT, Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
 POLL_S: Final = 2e-4
@@ -127,21 +127,29 @@ class CopyDesk:
         than a page of it."""
         if not self._wanted:
             return
-        unsaved, hits = self._tree.copies.unsaved, self._tree.nodes.hits
+        unsaved, nodes = self._tree.copies.unsaved, self._tree.nodes
         backups, self._wanted = self._wanted, []
-        by_group: dict[GroupId, list[NodeIds]] = {}
+        kept: dict[GroupId, list[NodeIds]] = {}
+        spare: dict[GroupId, list[NodeIds]] = {}
         for backup in backups:
-            worth = backup.nodes[worth_backup(self._write, hits[backup.nodes])]
+            worth = backup.nodes[worth_backup(self._write, nodes.hits[backup.nodes])]
             rows = unsaved(backup.group, worth)
-            if len(rows):
-                by_group.setdefault(backup.group, []).append(rows)
-        for group in sorted(by_group):
-            paths = by_group[group]
-            wanted = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
-            self._pools.make_room(Tier.HOST, group, len(wanted))
-        for group, paths in by_group.items():
-            for rows in paths:  # one may be here twice, or have gone with what made room
-                self._begin_backup(group, unsaved(group, rows))
+            needed = nodes.need[backup.group][rows] >= CHECKPOINT
+            for by_group, some in ((kept, rows[needed]), (spare, rows[~needed])):
+                if len(some):
+                    by_group.setdefault(backup.group, []).append(some)
+        # What milestones need comes last, and has only what no checkpoint needs.
+        for by_group, make_room in (
+            (kept, self._pools.make_room),
+            (spare, self._pools.make_spare_room),
+        ):
+            for group in sorted(by_group):
+                paths = by_group[group]
+                wanted = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
+                make_room(Tier.HOST, group, len(wanted))
+            for group, paths in by_group.items():
+                for rows in paths:  # one may be here twice, or have gone with what made room
+                    self._begin_backup(group, unsaved(group, rows))
 
     def _begin_backup(self, group: GroupId, rows: NodeIds) -> None:
         space = self._pools.tiers[Tier.HOST][group]

@@ -36,6 +36,7 @@ from stratakv.core.ids import NONE, GroupId, PageIds, RequestId, RowIds, TicketI
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import demand
+from stratakv.policy.checkpoints import CheckpointPolicy
 from stratakv.policy.prefetch_pace import PrefetchPolicy, Timeout, prefetch_policy
 from stratakv.policy.write import NoBackup, WritePolicy, WriteThrough
 from stratakv.spec.groups import ANCHOR, CacheSpec
@@ -71,6 +72,16 @@ class CacheOptions:
     sleep: Callable[[float], None] = time.sleep
 
 
+def _checkpoint_policy(spec: CacheSpec, snapshot_pages: int) -> CheckpointPolicy:
+    """A milestone of a window costs little; one of states costs a state of each layer."""
+    states = any(group.stateful and not group.scratch for group in spec.groups)
+    return CheckpointPolicy(
+        page_tokens=spec.page_tokens,
+        snapshot_pages=snapshot_pages,
+        unit=snapshot_pages if states else 1,
+    )
+
+
 class KVCache:
     """``tiers``: allocators of device and host pages, one per group; host pools may be empty.
     ``arenas``: where host pages lie; only storage looks there."""
@@ -102,12 +113,13 @@ class KVCache:
         self.losses = LossBook(spec.page_tokens)
         self._seats = Seats(spec, tables, [space.capacity for space in device])
         shared = (spec, self._tree, self._pools, tables, self._copies)
-        self._commits = Committer(*shared, options.snapshot_pages)
+        checkpoints = _checkpoint_policy(spec, options.snapshot_pages)
+        self._commits = Committer(*shared, checkpoints)
         if self._events is not None:
             self._commits.describe = self._events.describe
         self._live = self._commits.live
         self._parking = Parking(*shared, self._live)
-        self._admit = Admitter(*shared, self._seats, options.booking)
+        self._admit = Admitter(*shared[1:], self._seats, options.booking, checkpoints)
         prefetch = options.prefetch or prefetch_policy(
             spec.page_tokens, host[ANCHOR].capacity, Timeout()
         )

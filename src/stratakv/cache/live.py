@@ -57,10 +57,12 @@ class LivePages:
         """The request's own page, NONE where its state is a snapshot or zero."""
         return self._slots.own(group).item(row)
 
-    def give(self, row: int, lease: Lease, key: PageKey, end: int, *, last: bool) -> Given:
+    def give(
+        self, row: int, lease: Lease, key: PageKey, end: int, *, last: bool, spare: bool
+    ) -> Given:
         """The pages to insert at ``key``, the last page before ``end``, whose state they hold;
         empty where the tree has it already, or where the pool has no page to go on with, unless
-        the request ends here (``last``)."""
+        the request ends here (``last``). One for a milestone (``spare``) costs no checkpoint."""
         starts = self._tree.starts(end)
         wanted = [g for g in self.groups if starts[g] < end and not self._tree.holds(key, g)]
         given = {group: self.owned(row, group) for group in wanted}
@@ -68,8 +70,11 @@ class LivePages:
             return {}
         for group in () if last else given:
             owed = int((self._seated & (self._slots.own(group) == NONE)).sum())
-            # What the lease stands on is let go of as it moves on to the new snapshot.
-            if self._pools.available(group) + self._tree.sole(lease, group) <= owed:
+            if spare:
+                room = self._pools.make_spare_room(Tier.DEVICE, group, owed + 1)
+            else:  # what the lease stands on is let go of as it moves on to the new snapshot
+                room = self._pools.available(group) + self._tree.sole(lease, group)
+            if room <= owed:
                 self._pools.counters.snapshots_skipped += 1
                 return {}
         self._pools.counters.snapshots += len(given) > 0

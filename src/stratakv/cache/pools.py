@@ -18,6 +18,7 @@ from stratakv.tree.nodes import TIERS, Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
 Allocators = Sequence[PageAllocator]
+Evict = Callable[[GroupId, int], list[Effect]]
 
 
 class Pools:
@@ -35,7 +36,7 @@ class Pools:
         self._tables = tables
         self.tiers = tiers
         self.counters = Counters()
-        self.evict_device: Callable[[GroupId, int], list[Effect]] = partial(tree.evict, Tier.DEVICE)
+        self.evict_device: Evict = partial(tree.evict, Tier.DEVICE)
         """How device pages are taken: coldest first, or, for a cleaner, saved ones first."""
         self._evict_host = partial(tree.evict, Tier.HOST)
         self.persist: Callable[[Persist], None] = _nowhere
@@ -70,18 +71,27 @@ class Pools:
 
     def make_room(self, tier: Tier, group: GroupId, count: int) -> int:
         """Evict once towards ``count`` free pages; returns how many are free then."""
+        on_device = tier == Tier.DEVICE
+        return self._make_room(
+            tier, group, count, self.evict_device if on_device else self._evict_host
+        )
+
+    def make_spare_room(self, tier: Tier, group: GroupId, count: int) -> int:
+        """``make_room`` from what no checkpoint needs."""
+        return self._make_room(tier, group, count, partial(self._tree.evict_spare, tier))
+
+    def _make_room(self, tier: Tier, group: GroupId, count: int, evict: Evict) -> int:
         space = self.tiers[tier][group]
         short = count - space.available()
         if short > 0:
             dirty, cold = self._tree.dropped_dirty, self._tree.dropped_cold
-            on_device = tier == Tier.DEVICE
-            effects = (self.evict_device if on_device else self._evict_host)(group, short)
+            effects = evict(group, short)
             self.counters.dropped_dirty_pages += self._tree.dropped_dirty - dirty
             self.counters.dropped_cold_pages += self._tree.dropped_cold - cold
             taken = sum(
                 len(effect.pages) for effect in effects if isinstance(effect, FreeDevice | FreeHost)
             )
-            if on_device:
+            if tier == Tier.DEVICE:
                 self.counters.evicted_device_pages += taken
             else:
                 self.counters.evicted_host_pages += taken

@@ -26,11 +26,11 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 class Seat:
     """What an admitted request holds; ends are in pages.
 
-    ``continued``: end of what it matched. ``checkpoints``: ends of its prompt still to be kept.
-    ``use``: a seat that does not use all of the cache is *apart*: what it computes stays its own,
-    and its lease where it was admitted. ``rolling``: end of its latest checkpoint beyond the
-    prompt, 0 if none. ``strays``: group, page indices and pages of its own whose place in the tree
-    another request's load is filling.
+    ``continued``: end of what it matched. ``checkpoints``, ``milestones``: ends of its prompt still
+    to be kept. ``use``: a seat that does not use all of the cache is *apart*: what it computes
+    stays its own, and its lease where it was admitted. ``rolling``: end of its latest checkpoint
+    beyond the prompt, 0 if none. ``strays``: group, page indices and pages of its own whose place
+    in the tree another request's load is filling.
     """
 
     prefix: PageHasher
@@ -38,6 +38,7 @@ class Seat:
     demand: Demand
     continued: int
     checkpoints: list[int]
+    milestones: list[int]
     use: CacheUse = CacheUse.ALL
     rolling: int = 0
     strays: list[tuple[GroupId, Int64s, PageIds]] = field(

@@ -102,7 +102,14 @@ class PrefetchRules:
 
     def usable(self, probing: Probing, stored: tuple[Flags, ...]) -> Flags:
         """The ends to be agreed on; ``stored``: the pages of ``Ends.question`` that storage has."""
-        return self.ends.usable(probing.held, stored)
+        return self._usable(probing.held, stored)
+
+    def _usable(self, held: Held, stored: tuple[Flags, ...]) -> Flags:
+        """No further than anybody is known to have computed the prefix: where no group needs bytes,
+        as at the end of a chunk below an anchor without any, every prompt would seem cached."""
+        ends = self.ends.usable(held, stored)
+        ends[self.ends.known(held, stored) + 1 :] = False
+        return ends
 
     def answered(
         self,
@@ -145,7 +152,7 @@ class PrefetchRules:
         return self._fetch(state.held, tally, end)
 
     def _found(self, held: Held, stored: tuple[Flags, ...]) -> Tally:
-        usable = self.ends.usable(held, stored)
+        usable = self._usable(held, stored)
         found = self.ends.found(held, stored, usable)
         best = max(held.base, last_of(usable))
         tally = Tally(held.base, found)

@@ -108,6 +108,12 @@ class Ends:
         usable[: held.base + 1] = False
         return usable
 
+    def known(self, held: Held, stored: Sequence[Flags]) -> int:
+        """How far the prefix is known to have been computed before: a page's key names all that is
+        above it."""
+        ends = ((held.present[group] | stored[group]).nonzero()[0] for group in self._groups)
+        return max((int(pages[-1]) + 1 for pages in ends if len(pages)), default=0)
+
     def blockers(self, held: Held, stored: Sequence[Flags], end: int) -> list[int]:
         """The groups that lack something at ``end``."""
         return [group for group in self._groups if not self._complete(held, stored, group)[end]]

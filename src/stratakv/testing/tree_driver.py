@@ -210,6 +210,18 @@ class TreeDriver(TierDriver):
         expected = self.model.keep(request.id, end, continued, instead_of)
         self.apply(self.tree.keep(request.lease, end, continued, instead_of), expected)
 
+    def pave(self, request: Request, end: int, every: int = 0) -> None:
+        """Make ``end`` a milestone of a running request, if that is within its lease; then clear
+        each ``every``-th milestone of its path, if any."""
+        if 0 < end <= request.lease.end:
+            effects = self.tree.checkpoints.pave(request.lease.path[:end])
+            self.apply(effects, self.model.pave(request.id, end))
+            self.did["milestone"] += 1
+        ends = self.model.milestones_of(request.id)[::every] if every else []
+        self.tree.checkpoints.clear(request.lease.path[np.array(ends, np.intp) - 1])
+        self.model.clear(request.id, ends)
+        self.did["milestone cleared"] += len(ends)
+
     def roll(self, request: Request) -> None:
         """Make the lease's end a checkpoint, which the next one takes the place of."""
         end, before = request.lease.end, request.rolling

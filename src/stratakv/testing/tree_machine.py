@@ -1,9 +1,9 @@
 """The tree machine: Hypothesis drives a prefix tree through everything a server can do to it.
 
-Requests of a tiny alphabet arrive, load, extend in chunks with or without their states, keep
-checkpoints, are parked, resumed or given up, finish or abort at any moment; copies and fetches
-begin, end and fail in any order; every group is evicted on both tiers. The driver compares each
-answer with the perfect model. Owns the walks; must not decide what is right.
+Requests of a tiny alphabet arrive, load, extend in chunks with or without their states, keep marks,
+are parked, resumed or given up, finish or abort at any moment; copies and fetches begin, end and
+fail in any order; every group is evicted on both tiers. The driver compares each answer with the
+perfect model. Owns the walks; must not decide what is right.
 """
 
 from collections import Counter
@@ -36,6 +36,7 @@ STEPS = 16
 
 PICK = st.integers(0, 1 << 16)
 YES = st.booleans()
+TIER = st.sampled_from(Tier)
 CHUNK = st.integers(1, 4)
 TAIL = st.lists(st.integers(0, 1), max_size=4).map(tuple)
 
@@ -144,7 +145,6 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.full)
     @rule(pick=PICK, tail=TAIL, chunk=CHUNK, generous=YES)
     def serve(self, pick: int, tail: Prefix, chunk: int, generous: bool) -> None:  # noqa: FBT001
-        """A whole request, as an idle server would run it."""
         with self.step():
             self._serve(pick, tail, chunk, generous=generous)
 
@@ -158,6 +158,8 @@ class TreeMachine(RuleBasedStateMachine):
                 break
             if request.lease.end == last:
                 it.keep(request, request.lease.end, request.continued)
+            elif pick & 32:
+                it.pave(request, request.lease.end)
         if late:
             it.snapshot(request)
         it.keep(request, request.lease.end, request.continued)
@@ -192,18 +194,20 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.it.requests)
     @rule(pick=PICK)
     def snapshot(self, pick: int) -> None:
-        """The state comes later than the other pages of its node."""
         with self.step() as it:
             request = self.request(pick)
             if it.snapshot(request) and pick % 2:
                 it.roll(request)
 
     @precondition(lambda self: self.it.requests)
-    @rule(pick=PICK, back=st.integers(0, 3))
-    def keep(self, pick: int, back: int) -> None:
+    @rule(pick=PICK, back=st.integers(0, 3), pave=YES, every=st.integers(0, 3))
+    def keep(self, pick: int, back: int, pave: bool, every: int) -> None:  # noqa: FBT001
         with self.step() as it:
             request = self.request(pick)
-            it.keep(request, request.lease.end - back, request.continued)
+            if pave:
+                it.pave(request, request.lease.end - back, every)
+            else:
+                it.keep(request, request.lease.end - back, request.continued)
 
     @precondition(lambda self: self.it.requests)
     @rule(pick=PICK, keep=YES)
@@ -303,7 +307,6 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.it.model.nodes)
     @rule(pick=PICK)
     def offload(self, pick: int) -> None:
-        """Save a path and push the device's coldest out, so that the host alone holds something."""
         with self.step():
             self._save_all(pick, ok=True)
             self._push_out(pick // 8)
@@ -321,7 +324,7 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.full)
     @rule(pick=PICK, tail=TAIL, decline=YES)
     def load(self, pick: int, tail: Prefix, decline: bool) -> None:  # noqa: FBT001
-        """A request for something that is in the tree, so that the host tier serves."""
+        """A request for something that is in the tree."""
         with self.step() as it:
             tips = list(it.model.nodes) or [(0,)]
             prompt = (*tips[-1 - pick % len(tips)], *tail)[:MAX_PAGES]
@@ -349,15 +352,13 @@ class TreeMachine(RuleBasedStateMachine):
             it.end_fetch(it.fetches[pick % len(it.fetches)], landed=landed or pick % 4 > 0)
 
     @precondition(lambda self: self.it.model.nodes)
-    @rule(
-        tier=st.sampled_from(Tier),
-        group=st.integers(0, MAX_GROUPS - 1),
-        count=st.integers(1, 6),
-    )
+    @rule(tier=TIER, group=st.integers(0, MAX_GROUPS - 1), count=st.integers(1, 6))
     def evict(self, tier: Tier, group: int, count: int) -> None:
         with self.step() as it:
             group %= len(it.spec.groups)
-            if self.policy != "lru" and tier == Tier.DEVICE and count % 2:
+            if group and count % 3 == 2:
+                it.evict_spare(tier, group, count)
+            elif self.policy != "lru" and tier == Tier.DEVICE and count % 2:
                 it.evict_saved(group, count)
             else:
                 it.evict(tier, group, count)
@@ -371,7 +372,7 @@ class TreeMachine(RuleBasedStateMachine):
                 it.match(prompt, len(prompt))
 
     @precondition(lambda self: len(self.it.model.nodes) > 4)
-    @rule(tier=st.sampled_from(Tier), group=st.integers(0, MAX_GROUPS - 1))
+    @rule(tier=TIER, group=st.integers(0, MAX_GROUPS - 1))
     def rebuild(self, tier: Tier, group: int) -> None:
         """What the tree does on its own once a queue has grown long must change no order."""
         with self.step() as it:

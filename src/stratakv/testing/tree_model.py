@@ -11,51 +11,28 @@ from collections.abc import Sequence
 
 from stratakv.core.ids import NONE
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import KeepAll, needed
 from stratakv.testing.tree_books import DEVICE, HOST, Held, Outcome, Place, Prefix, Spot
+from stratakv.testing.tree_marks_model import MarksModel
 from stratakv.testing.tree_store_model import StoreModel
 from stratakv.tree.nodes import Tier
 from stratakv.tree.residency import Event, Residency
 
+WARM = 1 << 50
+"""Above every time."""
 _LEAVES = (Event.DEVICE_EVICTED, Event.HOST_EVICTED)
 
 
-class TreeModel:
+class TreeModel(MarksModel):
     """``stepped`` counts residency transitions: what a campaign has covered."""
 
     def __init__(self, spec: CacheSpec) -> None:
-        self.spec = spec
-        self.groups = range(len(spec.groups))
-        self.nodes: dict[Prefix, list[Spot]] = {}
+        super().__init__(spec)
         self.hits: Counter[Prefix] = Counter()
-        self.leases: dict[int, Held] = {}
-        self.checkpoints: set[Prefix] = set()
         self.stepped: Counter[tuple[Residency, Event]] = Counter()
-        self.clock = 0
         self.byteless = spec.groups[0].page_bytes == 0
-        self._keeps_all = [isinstance(group.retention, KeepAll) for group in spec.groups]
-        self._needed: dict[tuple[int, int], range] = {}
         self.store = StoreModel(spec, self.nodes, self.wanted)
 
     # -- questions -----------------------------------------------------------------------------
-
-    def needed(self, group: int, end: int) -> range:
-        """The design's ``needed`` at a page boundary."""
-        if (group, end) not in self._needed:
-            page, rule = self.spec.page_tokens, self.spec.groups[group].retention
-            self._needed[group, end] = needed(rule, end * page, page)
-        return self._needed[group, end]
-
-    def starts(self, end: int) -> list[int]:
-        """First page that each group needs at ``end``."""
-        return [self.needed(group, end).start for group in self.groups]
-
-    def places(self, prompt: Prefix, end: int) -> list[Place]:
-        """Everything that any group needs at ``end``."""
-        return [(prompt[: i + 1], g) for g in self.groups for i in self.needed(g, end)]
-
-    def spot(self, place: Place) -> Spot:
-        return self.nodes[place[0]][place[1]]
 
     def reach(self, prompt: Prefix) -> int:
         """How many leading pages of ``prompt`` have a node."""
@@ -112,17 +89,8 @@ class TreeModel:
             place
             for place in self.leases[holder].places()
             if self.spot(place).state == Residency.DEVICE
-            and (self._keeps_all[place[1]] or place in wanted)
+            and (self.keeps_all[place[1]] or place in wanted)
         ]
-
-    def wanted(self) -> set[Place]:
-        """Places of groups that do not keep all which some checkpoint needs."""
-        return {
-            place
-            for prefix in self.checkpoints
-            for place in self.places(prefix, len(prefix))
-            if not self._keeps_all[place[1]]
-        }
 
     def evictable(self) -> list[list[int]]:
         """[tier][group]: resident pages that nothing pins on the tier."""
@@ -137,7 +105,8 @@ class TreeModel:
         return counts
 
     def candidates(self, tier: Tier, group: int) -> dict[Prefix, int]:
-        """Pages that may leave right now, each with its rank; 0 is the cold end."""
+        """Pages that may leave right now, each with its rank; 0 is the cold end, and below ``WARM``
+        is what milestones alone need."""
         pins = self.pinned()
         free = [
             prefix
@@ -147,20 +116,25 @@ class TreeModel:
         if group == 0:
             busy = {place[0] for tier_pins in pins for place, count in tier_pins.items() if count}
             free = [prefix for prefix in free if self._anchor_may_leave(tier, prefix, busy)]
-        wanted = set() if self._keeps_all[group] else self.wanted()
+        whole = self.keeps_all[group]
+        wanted, warm = self.wanted(), self.needed_by(self.checkpoints)
         ranks: dict[Prefix, int] = {}
         for prefix in free:
             place = (prefix, group)
             idle = not pins[DEVICE][place] and not pins[HOST][place]
-            cold = not self._keeps_all[group] and idle and place not in wanted
-            ranks[prefix] = 0 if cold else self.spot(place).used
+            used = self.spot(place).used
+            if not whole and idle and place not in warm:
+                ranks[prefix] = used if place in wanted else 0
+            else:
+                ranks[prefix] = used + WARM if used else 0
         return ranks
 
     def maybe_cold(self, place: Place) -> bool:
-        """Whether only holds and writes on the host keep a page from the cold end. Such a pin is no
-        use of it: one that was there already stays, and one that was used since is warm."""
-        unused = not self._keeps_all[place[1]] and not self.pinned()[DEVICE][place]
-        return unused and place not in self.wanted()
+        """Whether only holds and writes on the host keep a page from the cold end, or from where
+        milestones have theirs. Such a pin is no use of it: one that was there already stays, and
+        one that was used since is warm."""
+        unused = not self.keeps_all[place[1]] and not self.pinned()[DEVICE][place]
+        return unused and place not in self.needed_by(self.checkpoints)
 
     def _anchor_may_leave(self, tier: Tier, prefix: Prefix, busy: set[Prefix]) -> bool:
         below = self.below(prefix)
@@ -176,9 +150,6 @@ class TreeModel:
         """Every node under ``prefix``, deepest first."""
         found = [p for p in self.nodes if len(p) > len(prefix) and p[: len(prefix)] == prefix]
         return sorted(found, key=len, reverse=True)
-
-    def branches(self, prefix: Prefix) -> int:
-        return sum(p[:-1] == prefix for p in self.nodes)
 
     # -- leases --------------------------------------------------------------------------------
 
@@ -196,7 +167,7 @@ class TreeModel:
         if load:
             held.on_host = {p for p in places if self.spot(p).pages[DEVICE] == NONE}
         self.leases[holder] = held
-        self._stamp(places)
+        self.stamp(places)
         self.hits.update(prompt[: at + 1] for at in range(end))
         return held
 
@@ -215,7 +186,7 @@ class TreeModel:
         for group in self.spec.groups:
             if group.stateful and self.spot((prompt[:end], group.id)).pages[DEVICE] == NONE:
                 held.starts[group.id] = end
-        self._stamp([place for place in held.places() if place not in before])
+        self.stamp([place for place in held.places() if place not in before])
 
     def let_go(self, holder: int, end: int) -> None:
         """Its request has got to ``end`` without it, and needs no more than that there."""
@@ -227,33 +198,7 @@ class TreeModel:
         """The end of a lease is its last use."""
         held = self.leases.pop(holder)
         if not held.parked:
-            self._stamp(held.places())
-
-    def keep(self, holder: int, end: int, continued: int, instead_of: int = 0) -> Outcome:
-        """Mark a checkpoint where everything it needs is present; supersede older ones above, and
-        the one at ``instead_of``, unless the tree branches there."""
-        outcome = Outcome()
-        if not 0 < end <= self.leases[holder].end or all(self._keeps_all):
-            return outcome
-        prompt = self.leases[holder].prompt[:end]
-        places = [p for p in self.places(prompt, end) if not self._keeps_all[p[1]]]
-        nodes = self.nodes
-        if any(nodes[prefix][group].state == Residency.ABSENT for prefix, group in places):
-            return outcome
-        self.checkpoints.add(prompt)
-        self._stamp(places)
-        for prefix, group in places:
-            if self.spot((prefix, group)).state == Residency.DEVICE:
-                outcome.backups.setdefault(group, []).append(prefix)
-        for at in {*range(1, continued + 1), instead_of} & set(range(1, end)):
-            if self.branches(prompt[:at]) <= 1:
-                self.checkpoints.discard(prompt[:at])
-        return outcome
-
-    def _stamp(self, places: Sequence[Place]) -> None:
-        self.clock += 1
-        for place in places:
-            self.spot(place).used = self.clock
+            self.stamp(held.places())
 
     # -- pages come ----------------------------------------------------------------------------
 
@@ -275,10 +220,10 @@ class TreeModel:
                     self.store.entered(place, self.clock, fetched=tier == HOST)
                 if fresh:
                     # Pages of a partial group arrive cold: a lease or a checkpoint warms them.
-                    warm = self._keeps_all[group] or (prompt[: at + 1], group) in wanted
+                    warm = self.keeps_all[group] or (prompt[: at + 1], group) in wanted
                     spot.used = self.clock if warm else 0
         if tier == DEVICE:
-            for group in (g for g in self.groups if self._keeps_all[g]):
+            for group in (g for g in self.groups if self.keeps_all[g]):
                 path = [prompt[: at + 1] for at in range(first, len(prompt))]
                 unsaved = [p for p in path if self.nodes[p][group].state == Residency.DEVICE]
                 if unsaved:
@@ -362,6 +307,7 @@ class TreeModel:
         del self.nodes[prefix]
         del self.hits[prefix]
         self.checkpoints.discard(prefix)
+        self.milestones.discard(prefix)
 
     def _prune(self, prefix: Prefix, outcome: Outcome) -> None:
         """Nodes of an anchor without bytes go once nothing lies on or below them."""

@@ -14,13 +14,18 @@ from stratakv.core.ids import GroupId, NodeIds, PageIds, PageKey, TicketId
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheSpec
 from stratakv.testing.tree_books import DEVICE, HOST, Freed, Outcome, Place, Prefix
-from stratakv.testing.tree_model import TreeModel
+from stratakv.testing.tree_model import WARM, TreeModel
 from stratakv.testing.tree_records import Copy, keys_of
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Persist, Remap
 from stratakv.tree.nodes import Tier
 from stratakv.tree.policies import EVICTION_POLICIES
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import Residency
+
+
+def _class(rank: int) -> int:
+    """What leaves before any of the next, under any policy: cold, needed by milestones, others."""
+    return (rank > 0) + (rank >= WARM)
 
 
 class TierDriver:
@@ -76,19 +81,29 @@ class TierDriver:
         self._predicted = predicted
         return taken
 
-    def _evicted(self, tier: Tier, group: int, count: int, effects: Sequence[Effect]) -> int:
+    def evict_spare(self, tier: Tier, group: int, count: int) -> int:
+        """``evict``, of what no checkpoint needs."""
+        effects = self.tree.evict_spare(tier, GroupId(group), count)
+        return self._evicted(tier, group, count, effects, below=WARM)
+
+    def _evicted(
+        self, tier: Tier, group: int, count: int, effects: Sequence[Effect], below: int = 1 << 62
+    ) -> int:
         expected, taken = Outcome(), 0
         for effect in effects:
             if isinstance(effect, (FreeDevice, FreeHost)[tier]) and effect.group == group:
-                taken += self._taken(tier, group, effect.pages.tolist(), expected)
+                taken += self._taken(tier, group, effect.pages.tolist(), expected, below)
         assert self.model.byteless or taken <= count, f"asked for {count}, took {taken}"
         left = self.model.candidates(tier, group) if taken < count else {}
+        left = {prefix: rank for prefix, rank in left.items() if rank < below}
         assert not left, f"took {taken} of {count} while {tier.name} {group} could give {left}"
         self.apply(effects, expected)
         self.did[f"evict {tier.name} {'anchor' if group == 0 else 'other'}"] += taken
         return taken
 
-    def _taken(self, tier: Tier, group: int, pages: list[int], expected: Outcome) -> int:
+    def _taken(
+        self, tier: Tier, group: int, pages: list[int], expected: Outcome, below: int
+    ) -> int:
         """One batch of one path, top first. A node above a leaf may go only after it."""
         owner = {spots[group].pages[tier]: p for p, spots in self.model.nodes.items()}
         ranks = self.model.candidates(tier, group)
@@ -100,8 +115,8 @@ class TierDriver:
                 ranks = self.model.candidates(tier, group)
             assert prefix in ranks, f"{tier.name} page {page} of {prefix} must not leave"
             rank, least = ranks.pop(prefix), min(ranks.values(), default=1 << 62)
-            in_order = rank <= least if self._predicted else not rank or least
-            in_order = in_order or self.model.maybe_cold((prefix, group))
+            in_order = rank <= least if self._predicted else _class(rank) <= _class(least)
+            in_order = (in_order and rank < below) or self.model.maybe_cold((prefix, group))
             assert in_order, f"{prefix} of rank {rank} left before rank {least}"
             self.model.take(tier, group, prefix, expected)
         return len(pages)
@@ -186,7 +201,8 @@ class TierDriver:
                     assert not early, f"{early} were freed before the request was remapped"
                     found.remapped.update(zip(at, canonical.tolist(), strict=True))
                 case Backup(group, rows):
-                    found.backups[int(group)] = [p for p, _ in self.places_of(rows, group)]
+                    saved = [p for p, _ in self.places_of(rows, group)]
+                    found.backups.setdefault(int(group), []).extend(saved)
                 case Persist(group, rows):
                     found.persists[int(group)] = [p for p, _ in self.places_of(rows, group)]
                 case _:

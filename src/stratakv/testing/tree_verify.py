@@ -56,6 +56,14 @@ def verify_leases(
         for end in range(held.end + 1):
             marked = held.prompt[:end] in model.checkpoints
             assert tree.is_checkpoint(lease, end) == marked, f"checkpoint at {end}"
+        ends = tree.checkpoints.milestones(lease.path)
+        assert ends == model.milestones_of(request.id), f"milestones at {ends}"
+        marked = [
+            (place_at[row], int(backup.group))
+            for backup in tree.checkpoints.unsaved(lease.path)
+            for row in backup.nodes.tolist()
+        ]
+        assert sorted(marked) == sorted(model.marked_unsaved(request.id)), "unsaved under marks"
         found = [
             (place_at[row], int(backup.group))
             for backup in tree.kept_unsaved(lease)

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from stratakv.core.ids import NONE, NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.spec.retention import needed
-from stratakv.tree.nodes import ANY, TIERS, NodeTable
-from stratakv.tree.order import COLD
+from stratakv.tree.nodes import ANY, CHECKPOINT, MILESTONE, TIERS, NodeTable
+from stratakv.tree.order import COLD, WARM
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import ON_TIER, Residency
 
@@ -161,22 +161,27 @@ def _queues(tree: PrefixTree, rows: NodeIds) -> None:
 
 def _checkpoints(tree: PrefixTree, rows: NodeIds) -> None:
     nodes, page = tree.nodes, tree.spec.page_tokens
+    marked = ((nodes.checkpoint, CHECKPOINT), (nodes.milestone, MILESTONE))
+    assert not (nodes.checkpoint & nodes.milestone).any(), "a checkpoint that is a milestone too"
     for group, spec in enumerate(tree.spec.groups):
         whole = spec.keeps_all
-        want = np.full(len(nodes.parent), whole, np.int32)
-        if not whole:
-            for tip in rows[nodes.checkpoint[rows]].tolist():
+        want = np.full(len(nodes.parent), whole * CHECKPOINT, np.int64)
+        for marks, weight in () if whole else marked:
+            for tip in rows[marks[rows]].tolist():
                 span = needed(spec.retention, (nodes.depth.item(tip) + 1) * page, page)
-                want[nodes.tail(tip, len(span))] += 1
-        assert (nodes.need[group] == want).all(), f"group {group}: checkpoint needs"
+                want[nodes.tail(tip, len(span))] += weight
+        assert (nodes.need[group] == want).all(), f"group {group}: needs of marks"
 
 
 def _cold(tree: PrefixTree, rows: NodeIds) -> None:
-    """Whatever the policy: what no lease, copy or checkpoint needs is at the cold end."""
+    """Whatever the policy: what no lease, copy or mark needs is at the cold end, and right behind
+    it what milestones alone need."""
     nodes = tree.nodes
     for group in range(len(tree.spec.groups)):
         idle = nodes.state[group][rows] != Residency.ABSENT
         for tier in TIERS:
             idle &= nodes.pins[tier][group][rows] == 0
-        idle &= nodes.need[group][rows] == 0
-        _expect(~idle | (nodes.rank[group][rows] == COLD), rows, f"group {group}: warm for nobody")
+        need, rank = nodes.need[group][rows], nodes.rank[group][rows]
+        cold, spare = idle & (need == 0), idle & (need > 0) & (need < CHECKPOINT)
+        _expect(~cold | (rank == COLD), rows, f"group {group}: warm for nobody")
+        _expect(~spare | ((rank > COLD) & (rank < WARM)), rows, f"group {group}: milestones' rank")

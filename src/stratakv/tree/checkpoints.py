@@ -1,10 +1,14 @@
 """What is worth keeping in groups that do not keep all.
 
-Owns the checkpoint flags and how many checkpoints need each page. A page that leaves its lease goes
-to the cold end unless a checkpoint needs it, and only checkpoint pages are backed up: with four
-windows of pool per chat this serves about twice the tokens that plain LRU does. Must not free
-pages.
+Owns the marks and what they need. An end is marked as a *checkpoint*, where somebody is expected to
+continue, or as a *milestone*, where somebody might: inside a prompt or an answer. A page that
+leaves its lease goes to the cold end unless a mark needs it, or right behind the cold end where
+milestones alone do, so that no milestone ever costs a checkpoint. Only marked pages are backed up:
+with four windows of pool per chat this serves about twice the tokens that plain LRU does. Must not
+free pages, nor choose where milestones are.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,9 +16,12 @@ from stratakv.core.ids import GroupId, NodeIds
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
 from stratakv.tree.effects import Backup, Effect
-from stratakv.tree.nodes import ANY, NodeTable
+from stratakv.tree.nodes import ANY, CHECKPOINT, MILESTONE, NodeTable
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import PRESENT, Residency
+
+Wanted = Sequence[tuple[GroupId, NodeIds]]
+"""Rows that each partial group needs at some end."""
 
 
 class Checkpoints:
@@ -24,7 +31,7 @@ class Checkpoints:
         self._page_tokens = spec.page_tokens
         self._partial = [g for g in spec.groups if not g.keeps_all]
 
-    def _needed(self, tip: int) -> list[tuple[GroupId, NodeIds]]:
+    def _needed(self, tip: int) -> Wanted:
         """Rows that each partial group needs at the end of ``tip``'s page."""
         nodes = self._nodes
         end = nodes.depth.item(tip) + 1
@@ -34,24 +41,84 @@ class Checkpoints:
             found.append((group.id, nodes.tail(tip, len(span))))
         return found
 
+    def _present(self, tip: int) -> Wanted | None:
+        """``_needed``; None where some of it is nowhere."""
+        wanted = self._needed(tip)
+        state = self._nodes.state
+        return wanted if all(PRESENT[state[group][rows]].all() for group, rows in wanted) else None
+
+    # -- marking -------------------------------------------------------------------------------
+
     def keep(self, path: NodeIds, continued: int, instead_of: int = 0) -> list[Effect]:
         """Make the end of ``path`` a checkpoint, if every group still holds what it needs there.
 
         Checkpoints among the first ``continued`` nodes, which this request grew from, are
         superseded unless the tree branches at them, and so is the one at the end of the first
-        ``instead_of``. Returns the backups that keeping implies.
+        ``instead_of``: milestones are left of them. A milestone at ``continued`` where the tree
+        branches by now is a checkpoint. Returns the backups that keeping implies.
         """
         if not self._partial:
             return []
-        nodes, tip = self._nodes, path.item(-1)
-        wanted = self._needed(tip)
-        if not all(PRESENT[nodes.state[group][rows]].all() for group, rows in wanted):
+        tip = path.item(-1)
+        wanted = self._present(tip)
+        if wanted is None:
             return []
-        if not nodes.checkpoint.item(tip):
-            nodes.checkpoint[tip] = True
+        self._mark(tip, wanted, CHECKPOINT)
+        effects = self._use(wanted)
+        continued = min(continued, len(path) - 1)
+        self._supersede(path[:continued])
+        if continued < instead_of < len(path):
+            self._supersede(path[instead_of - 1 : instead_of])
+        if continued:
+            effects += self._promote(path.item(continued - 1))
+        return effects
+
+    def pave(self, path: NodeIds) -> list[Effect]:
+        """Make the end of ``path`` a milestone, if it is no checkpoint and every group still holds
+        what it needs there. Returns the backups that it implies."""
+        tip = path.item(-1)
+        wanted = self._present(tip)
+        if not self._partial or wanted is None or self._nodes.checkpoint.item(tip):
+            return []
+        self._mark(tip, wanted, MILESTONE)
+        return self._use(wanted)
+
+    def milestones(self, path: NodeIds) -> list[int]:
+        """The milestones on ``path``, in pages and ascending, that the tree does not branch at."""
+        nodes = self._nodes
+        there = nodes.milestone[path] & (nodes.kids[ANY][path] <= 1)
+        return (there.nonzero()[0] + 1).tolist()
+
+    def unsaved(self, path: NodeIds) -> list[Backup]:
+        """What marks need on ``path`` and the device alone has."""
+        nodes = self._nodes
+        found: list[Backup] = []
+        for group in self._partial:
+            alone = nodes.state[group.id][path] == Residency.DEVICE
+            rows = path[alone & (nodes.need[group.id][path] > 0)]
+            if len(rows):
+                found.append(Backup(group.id, rows))
+        return found
+
+    def clear(self, tips: NodeIds) -> None:
+        """Milestones at the ends of ``tips`` are not worth it any more."""
+        for tip in tips.tolist():
+            for group, rows in self._mark(tip, self._needed(tip), 0):
+                self._pins.cool(group, rows)
+
+    def _mark(self, tip: int, wanted: Wanted, weight: int) -> Wanted:
+        """Let the end of ``tip`` be what ``weight`` says, 0 for nothing; returns ``wanted``."""
+        nodes = self._nodes
+        before = CHECKPOINT * nodes.checkpoint.item(tip) + MILESTONE * nodes.milestone.item(tip)
+        if weight != before:
+            nodes.checkpoint[tip] = weight == CHECKPOINT
+            nodes.milestone[tip] = weight == MILESTONE
             for group, rows in wanted:
-                nodes.need[group][rows] += 1
-        stamp = self._pins.tick()
+                nodes.need[group][rows] += weight - before
+        return wanted
+
+    def _use(self, wanted: Wanted) -> list[Effect]:
+        nodes, stamp = self._nodes, self._pins.tick()
         effects: list[Effect] = []
         for group, rows in wanted:
             self._pins.stamp(group, rows, stamp)
@@ -59,28 +126,28 @@ class Checkpoints:
             unsaved = rows[nodes.state[group][rows] == Residency.DEVICE]
             if len(unsaved):
                 effects.append(Backup(group, unsaved))
-        self._supersede(path[: min(continued, len(path) - 1)])
-        if continued < instead_of < len(path):
-            self._supersede(path[instead_of - 1 : instead_of])
         return effects
+
+    # -- what becomes of marks -----------------------------------------------------------------
 
     def _supersede(self, path: NodeIds) -> None:
         nodes = self._nodes
         marked = path[nodes.checkpoint[path]]
         for tip in marked[nodes.kids[ANY][marked] <= 1].tolist():
-            for group, rows in self._unmark(tip):
+            for group, rows in self._mark(tip, self._needed(tip), MILESTONE):
                 self._pins.cool(group, rows)
 
-    def _unmark(self, tip: int) -> list[tuple[GroupId, NodeIds]]:
+    def _promote(self, tip: int) -> list[Effect]:
         nodes = self._nodes
-        nodes.checkpoint[tip] = False
-        wanted = self._needed(tip)
-        for group, rows in wanted:
-            nodes.need[group][rows] -= 1
-        return wanted
+        if not nodes.milestone.item(tip) or nodes.kids[ANY].item(tip) <= 1:
+            return []
+        wanted = self._present(tip)
+        return [] if wanted is None else self._use(self._mark(tip, wanted, CHECKPOINT))
 
     def forget(self, chain: NodeIds) -> None:
-        """The nodes are about to go: withdraw their checkpoints' needs from the rows above."""
-        for tip in chain[self._nodes.checkpoint[chain]].tolist():
-            for group, rows in self._unmark(tip):
+        """The nodes are about to go: withdraw their marks' needs from the rows above."""
+        nodes = self._nodes
+        marked = nodes.checkpoint[chain] | nodes.milestone[chain]
+        for tip in chain[marked].tolist():
+            for group, rows in self._mark(tip, self._needed(tip), 0):
                 self._pins.cool(group, rows[~np.isin(rows, chain)])

@@ -12,7 +12,7 @@ from stratakv.spec.groups import ANCHOR
 from stratakv.tree.effects import Effect
 from stratakv.tree.eviction import LOOK, Evictor
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import COLD
+from stratakv.tree.order import WARM
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import Residency
 
@@ -39,7 +39,7 @@ class Cleaning:
         nodes = self._nodes
         ranks = nodes.rank[group]
         dirty = (nodes.state[group] == Residency.DEVICE) & (nodes.pins[DEVICE][group] == 0)
-        rows = np.flatnonzero(dirty & (ranks != COLD))
+        rows = np.flatnonzero(dirty & (ranks >= WARM))
         if len(rows) > count:
             last = np.partition(ranks[rows], count - 1)[count - 1]
             rows = rows[ranks[rows] <= last]
@@ -53,7 +53,7 @@ class Cleaning:
         aside: list[tuple[int, NodeIds]] = []
         queue = self._pins.queues[DEVICE][group]
         left, looks = count, LOOK + count
-        while left > 0 and looks > 0 and len(queue):
+        while left > 0 and looks > 0 and queue.weight:
             looks -= 1
             key, rows = queue.pop()
             clean = ~self._dirty(group, rows)
@@ -73,4 +73,4 @@ class Cleaning:
         rows = rows[-1:] if group == ANCHOR else rows
         alone = nodes.state[group][rows] == Residency.DEVICE
         idle = nodes.pins[DEVICE][group][rows] == 0
-        return alone & idle & (nodes.rank[group][rows] != COLD)
+        return alone & idle & (nodes.rank[group][rows] >= WARM)

@@ -13,13 +13,14 @@ from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.effects import Effect, FreeDevice, FreeHost
 from stratakv.tree.nodes import ANY, TIERS, NodeTable, Tier
-from stratakv.tree.order import COLD
+from stratakv.tree.order import WARM
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import EVICTED, ON_DEVICE, ON_TIER, TIERS_OF, Residency
 
 FREE = (FreeDevice, FreeHost)
 ABSENT, DEVICE_ALONE = int(Residency.ABSENT), int(Residency.DEVICE)
 LAST_COPY = (DEVICE_ALONE, int(Residency.HOST))
+EVERY = 1 << 62  # above every rank
 LOOK = 16  # rows examined beyond the number wanted: a batch may be long, an eviction small
 
 
@@ -38,11 +39,11 @@ class Evictor:
         self._partial = {group.id for group in spec.groups if not group.keeps_all}
         self._byteless_anchor = spec.groups[ANCHOR].page_bytes == 0
 
-    def evict(self, tier: Tier, group: GroupId, count: int) -> list[Effect]:
-        """Take up to ``count`` pages of ``group`` off ``tier``."""
+    def evict(self, tier: Tier, group: GroupId, count: int, below: int = EVERY) -> list[Effect]:
+        """Take up to ``count`` pages of ``group`` off ``tier`` that rank below ``below``."""
         effects: list[Effect] = []
         queue = self._pins.queues[tier][group]
-        while count > 0 and len(queue):
+        while count > 0 and queue.weight and queue.first < below:
             key, rows = queue.pop()
             count -= self.take(tier, group, key, rows, count, effects)
         return effects
@@ -197,7 +198,7 @@ class Evictor:
     def _count(self, group: int, rows: NodeIds) -> None:
         """``rows`` leave the device without a host copy. One that no checkpoint needed was not
         worth it."""
-        warm = int(np.count_nonzero(self._nodes.rank[group][rows]))
+        warm = int(np.count_nonzero(self._nodes.rank[group][rows] >= WARM))
         self.dropped_dirty += warm
         self.dropped_cold += len(rows) - warm
 
@@ -210,7 +211,7 @@ class Evictor:
         nodes = self._nodes
         row = chain.item(-1)
         if len(chain) == 1 and not nodes.kids[ANY].item(row) and not self._pinned_one(row):
-            if nodes.checkpoint.item(row):
+            if nodes.checkpoint.item(row) or nodes.milestone.item(row):
                 self._checkpoints.forget(chain)
             self._forget_one(row, effects)
             return 1
@@ -304,7 +305,7 @@ class Evictor:
                 continue
             self._gone(group, (row,))
             if state == DEVICE_ALONE:
-                if nodes.rank[group].item(row) != COLD:
+                if nodes.rank[group].item(row) >= WARM:
                     self.dropped_dirty += 1
                 else:
                     self.dropped_cold += 1

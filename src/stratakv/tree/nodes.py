@@ -33,6 +33,9 @@ class Tier(IntEnum):
     HOST = 1
 
 
+CHECKPOINT: Final = 1 << 32
+MILESTONE: Final = 1
+"""What each adds to the need of a page: nobody has so many milestones that they look like one."""
 ANY: Final = 2
 """Third index of ``kids``: children whose anchor is on either tier."""
 TIERS: Final = (Tier.DEVICE, Tier.HOST)
@@ -71,11 +74,13 @@ class NodeTable:
         self.page = [[np.full(size, NONE, np.int32) for _ in groups] for _ in TIERS]
         self.pins = [[np.zeros(size, np.int32) for _ in groups] for _ in TIERS]
         self.rank: list[Int64s] = [np.zeros(size, np.int64) for _ in groups]
-        # Checkpoints that need the page; a group that keeps all needs each of its pages for good.
-        whole = [group.keeps_all for group in spec.groups]
-        self.need = [np.full(size, keeps, np.int32) for keeps in whole]
+        # Who needs the page: CHECKPOINT for each checkpoint, MILESTONE for each milestone. A group
+        # that keeps all needs each of its pages for good.
+        whole = [group.keeps_all * CHECKPOINT for group in spec.groups]
+        self.need: list[Int64s] = [np.full(size, need, np.int64) for need in whole]
         self.ticket = [np.full(size, NONE, np.int64) for _ in groups]  # load that is landing it
         self.checkpoint: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
+        self.milestone: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
         self._run_of: Int32s = np.full(size, NONE, np.int32)
         self._runs: dict[int, Run] = {}
         self._next_run = 0
@@ -252,7 +257,8 @@ class NodeTable:
         in them counts."""
         yield from (("parent", self.parent), ("depth", self.depth), ("kids", self._kids))
         yield from (("hits", self.hits), ("priority", self.priority), ("run", self._run_of))
-        yield from (("checkpoint", self.checkpoint), ("free row", self._free))
+        yield from (("checkpoint", self.checkpoint), ("milestone", self.milestone))
+        yield ("free row", self._free)
         by_group = {"state": self.state, "rank": self.rank, "need": self.need, "load": self.ticket}
         by_tier = {"page": self.page, "pins": self.pins}
         for tier in TIERS:

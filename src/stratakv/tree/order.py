@@ -25,7 +25,11 @@ from stratakv.core.ids import NodeIds
 from stratakv.tree.nodes import NodeTable, Tier
 
 COLD: Final = 0
-"""Rank of a page that nothing is expected to need again; below every rank of a policy."""
+"""Rank of a page that nothing is expected to need again; below every other rank."""
+WARM: Final = 1 << 43
+"""Lowest rank of a policy. Between it and ``COLD`` is what milestones alone need, by its last use:
+``rank & LAST_USE`` of the rank that it had, as every policy has the stamp in its low bits."""
+LAST_USE: Final = WARM - 1
 Ranks: TypeAlias = int | npt.NDArray[np.int64]
 """One rank > 0 for all rows of a call, or int64 [n]."""
 
@@ -35,10 +39,14 @@ class Queue(Protocol):
 
     @property
     def weight(self) -> int:
-        """Rows queued, stale ones included: tells when to rebuild."""
+        """Rows queued, stale ones included, and one per batch: tells when to rebuild, and is 0
+        where there is nothing."""
         ...
 
-    def __len__(self) -> int: ...
+    @property
+    def first(self) -> int:
+        """The lowest key. Only while there is a batch."""
+        ...
 
     def push(self, key: int, depth: int, rows: NodeIds) -> None:
         """``depth`` is that of ``rows[-1]``; ``rows`` is kept, not copied."""
@@ -59,7 +67,8 @@ class EvictionPolicy(Protocol):
     """Ranks pages when they are used, and makes the queues. One instance serves one tree.
 
     ``rows`` are of one path, top first. Of two pages of the anchor on one path, the upper should
-    never rank below the lower. ``stamp``: logical time, counts up from 1 to below 2 ** 44.
+    never rank below the lower. ``stamp``: logical time, from ``WARM`` to below 2 ** 44; a rank has
+    that of some use in its low 44 bits.
     """
 
     def bind(self, nodes: NodeTable) -> None:
@@ -126,7 +135,7 @@ class EvictionQueue:
 
     @property
     def first(self) -> int:
-        """The key that comes up next."""
+        """The key that comes up next. Only while there is a batch."""
         return self._heap[0][0]
 
     def push(self, key: int, depth: int, rows: NodeIds) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from stratakv.core.ids import GroupId, NodeIds
 from stratakv.spec.groups import ANCHOR
-from stratakv.tree.nodes import TIERS, NodeTable, Tier
-from stratakv.tree.order import COLD, EvictionPolicy
+from stratakv.tree.nodes import CHECKPOINT, TIERS, NodeTable, Tier
+from stratakv.tree.order import COLD, LAST_USE, WARM, EvictionPolicy
 from stratakv.tree.residency import ON_DEVICE, ON_TIER, count_on_tier
 
 
@@ -22,7 +22,7 @@ class Pins:
         self.evictable = [[0] * groups for _ in TIERS]
         """``evictable[tier][group]``: resident pages of the group that nothing pins on the tier."""
         self.queues = [[policy.queue(tier, group) for group in range(groups)] for tier in TIERS]
-        self._clock = 0
+        self._clock = WARM
 
     # -- recency -------------------------------------------------------------------------------
 
@@ -36,7 +36,9 @@ class Pins:
         nodes = self._nodes
         ranks = self.policy.enter(group, rows, stamp)
         if group != ANCHOR:  # a lease or a checkpoint warms what it needs
-            ranks = np.where(nodes.need[group][rows] > 0, ranks, COLD)
+            needs = nodes.need[group][rows]
+            spare = np.where(needs > 0, ranks & LAST_USE, COLD)
+            ranks = np.where(needs >= CHECKPOINT, ranks, spare)
         nodes.rank[group][rows] = ranks
 
     def hit(self, group: int, rows: NodeIds, stamp: int) -> None:
@@ -107,7 +109,7 @@ class Pins:
 
     def cool(self, group: int, rows: NodeIds) -> None:
         """Offer pages that a lease or a checkpoint has let go: those that no other lease and no
-        checkpoint needs go to the cold end."""
+        checkpoint needs go to the cold end, or right behind it where a milestone needs them."""
         nodes = self._nodes
         state = nodes.state[group][rows]
         pins = [nodes.pins[tier][group][rows] for tier in TIERS]
@@ -119,12 +121,15 @@ class Pins:
                     self._push(tier, group, COLD, rows)
             return
         free = [held == 0 for held in pins]
-        idle = free[0] & free[1] & (needs == 0)
-        nodes.rank[group][rows[idle]] = COLD
+        idle = free[0] & free[1]
+        cold, spare = idle & (needs == 0), idle & (needs > 0) & (needs < CHECKPOINT)
+        rank = nodes.rank[group]
+        rank[rows[cold]] = COLD
+        rank[rows[spare]] &= LAST_USE
         for tier in TIERS:
             here = ON_TIER[tier][state] & free[tier]
-            self.queue(tier, group, rows[here & idle])
-            self.queue(tier, group, rows[here & ~idle])
+            for some in (cold, spare, ~(cold | spare)):
+                self.queue(tier, group, rows[here & some])
 
     def offer_above(self, row: int) -> None:
         """``row`` has become idle: a device-only page above it that waited for that may go."""

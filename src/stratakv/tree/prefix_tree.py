@@ -21,7 +21,7 @@ from stratakv.tree.journal import Journal
 from stratakv.tree.lease import Lease
 from stratakv.tree.matching import Beyond, Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
-from stratakv.tree.order import EvictionPolicy, LeastRecentlyUsed
+from stratakv.tree.order import WARM, EvictionPolicy, LeastRecentlyUsed
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import (
     ON_DEVICE,
@@ -380,6 +380,10 @@ class PrefixTree:
     def evict(self, tier: Tier, group: GroupId, count: int) -> list[Effect]:
         """Take up to ``count`` pages of a group off a tier, coldest first; it may be fewer."""
         return self._evictor.evict(tier, group, count)
+
+    def evict_spare(self, tier: Tier, group: GroupId, count: int) -> list[Effect]:
+        """``evict``, but only what no checkpoint needs."""
+        return self._evictor.evict(tier, group, count, below=WARM)
 
     @property
     def dropped_dirty(self) -> int:

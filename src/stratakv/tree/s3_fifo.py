@@ -21,7 +21,7 @@ import numpy.typing as npt
 from stratakv.core.ids import NodeIds, PageKey
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import COLD, EvictionQueue, Queue, Ranks
+from stratakv.tree.order import WARM, EvictionQueue, Queue, Ranks
 from stratakv.tree.residency import ON_DEVICE
 from stratakv.tree.segments import HIGH, Bools, Pair, Segments
 
@@ -76,9 +76,9 @@ class S3Fifo:
         return self._ranks(group, rows, self._nodes.rank[group][rows], stamp)
 
     def _ranks(self, group: int, rows: NodeIds, rank: npt.NDArray[np.int64], stamp: int) -> Ranks:
-        """A page keeps the rank it came with; one that was cold comes anew."""
+        """A page keeps the rank it came with; one that no checkpoint needed comes anew."""
         self.now = stamp
-        cold = rank == COLD
+        cold = rank < WARM
         rank[cold] = stamp + HIGH * self.main[group][rows[cold]].astype(np.int64)
         if group == ANCHOR:
             rank = np.maximum.accumulate(rank[::-1])[::-1]
@@ -87,7 +87,7 @@ class S3Fifo:
     def gone(self, group: int, rows: Sequence[int] | NodeIds) -> None:
         rows = np.asarray(rows, np.intp)
         rank = self._nodes.rank[group][rows]
-        small = rows[(rank != COLD) & (rank < HIGH)]
+        small = rows[(rank >= WARM) & (rank < HIGH)]
         ghost = self._ghosts[group]
         ghost.update(dict.fromkeys(map(self._nodes.key_of, small.tolist())))
         most = max(tier.most for tier in self._pairs[group].tiers)
@@ -119,7 +119,7 @@ class S3Queue(Segments):
             due = self.due(key, rows)
             if not due.any():
                 return key, rows  # stale, or too early: the evictor knows what to do
-            if key != COLD:
+            if key >= WARM:
                 rows = self._spare(key, rows, due)
             if len(rows):
                 self._giving = None
@@ -127,7 +127,7 @@ class S3Queue(Segments):
 
     def _source(self) -> EvictionQueue:
         """The segment to take from: the same one until it has given something."""
-        if not len(self.high) or (len(self.low) and self.low.first == COLD):
+        if not len(self.high) or (len(self.low) and self.low.first < WARM):
             return self.low
         if not len(self.low):
             return self.high

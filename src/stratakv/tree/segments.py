@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stratakv.core.ids import NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import COLD, EvictionQueue
+from stratakv.tree.order import WARM, EvictionQueue
 from stratakv.tree.residency import ON_TIER
 
 HIGH: Final = 1 << 60
@@ -39,8 +39,9 @@ class Segments:
     def weight(self) -> int:
         return self.low.weight + self.high.weight
 
-    def __len__(self) -> int:
-        return len(self.low) + len(self.high)
+    @property
+    def first(self) -> int:
+        return (self.low if len(self.low) else self.high).first
 
     def push(self, key: int, depth: int, rows: NodeIds) -> None:
         (self.high if key >= HIGH else self.low).push(key, depth, rows)
@@ -77,12 +78,12 @@ class Segments:
 
     def due(self, key: int, rows: NodeIds) -> Bools:
         """Those of a batch that come up for the policy's say. Of the anchor on the device only the
-        last row can be a leaf; unless it is one, nothing of the batch comes up. A page that has
-        gone cold since has its place at the cold end: nobody has a say in it."""
+        last row can be a leaf; unless it is one, nothing of the batch comes up. A page that no
+        checkpoint needs any more comes up before all others: nobody has a say in it."""
         rank = self._nodes.rank[self._group][rows]
         due = self.idle(rows) & (rank <= key)
-        if key != COLD:
-            due &= rank != COLD
+        if key >= WARM:
+            due &= rank >= WARM
         if self.only_leaves:
             due &= due[-1] & (self._nodes.kids[self._tier].item(rows.item(-1)) == 0)
         return due
