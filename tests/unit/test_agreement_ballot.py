@@ -148,6 +148,16 @@ def test_equal_digests_agree_and_others_are_named():
         assert result.differing(1) is None
 
 
+@pytest.mark.parametrize("apart", [*range(FIELDS), None])
+def test_of_all_fields_the_one_that_differs_is_found(apart):
+    ours, theirs = Ballot(), Ballot()
+    for field in range(FIELDS):
+        ours.digest(field, 100 + field)
+        theirs.digest(field, 100 + field + (field == apart))
+    for result in held(ours, theirs):
+        assert result.differing(FIELDS) == apart
+
+
 class _Twin:
     """A second rank whose figures are told beforehand, by field, and what it says of the last."""
 
@@ -221,3 +231,56 @@ def test_a_rank_alone_agrees_with_itself():
     agreement.watch("the tree", lambda: {"nodes": 1 // 0})
     assert agreement.agree(voted(Work.BACKUP, flags(1))).ended(Work.BACKUP) == 1
     assert agreement.tell(b"letter") == b"letter"
+
+
+def test_a_difference_of_just_as_many_lines_as_are_shown_is_told_whole():
+    theirs = "\n".join(f"cell {at} is {at}" for at in range(SHOWN))
+    agreement = Agreement(_Twin([{"sum": 8}], theirs))
+    agreement.watch("cells", lambda: {"sum": 7}, lambda: [f"cell {at}" for at in range(SHOWN)])
+    with pytest.raises(DivergenceError) as found:
+        agreement.agree(Ballot())
+    assert " more" not in str(found.value)
+    assert f"cell {SHOWN - 1} is {SHOWN - 1}" in str(found.value)
+
+
+def test_only_the_first_rank_leads_and_meetings_are_counted():
+    class Second(Alone):
+        rank = 1
+
+    agreement = Agreement(Alone())
+    assert agreement.leads
+    assert not Agreement(Second()).leads
+    for _ in range(3):
+        agreement.agree(Ballot())
+        agreement.tell(b"letter")
+    assert (agreement.ballots, agreement.letters) == (3, 3)
+
+
+def test_what_one_rank_has_and_the_other_lacks_is_told_as_nothing():
+    agreement = Agreement(_Twin([{"sum": 8}], "cell 0 is 1"))
+    agreement.watch("cells", lambda: {"sum": 7}, lambda: ["cell 0 is 1", "cell 1 is 2"])
+    with pytest.raises(DivergenceError, match="rank 0 has cell 1 is 2; rank 1 has nothing$"):
+        agreement.agree(Ballot())
+
+
+def test_there_is_a_lane_for_so_many_fields_and_no_more():
+    agreement = Agreement(Alone())
+    for field in range(FIELDS):
+        agreement.watch(f"field {field}", dict)
+    with pytest.raises(AssertionError, match="no lane for one more"):
+        agreement.watch("one more", dict)
+
+
+def test_who_has_parted_agrees_with_itself():
+    agreement = Agreement(_Twin([nodes(1, 2)], "there"))
+    agreement.watch("the tree", lambda: nodes(1, 3))
+    assert agreement.gather("here") == ["here", "there"]
+    agreement.part()
+    assert agreement.agree(Ballot()).ended(Work.LOAD) == 0
+    assert agreement.gather("here") == ["here"]
+
+
+def test_a_group_of_one_does_meanwhile_what_is_to_be_done():
+    done, lanes = [], Ballot().lanes
+    assert Alone().least(lanes, lambda: done.append(1)) is lanes
+    assert done == [1]

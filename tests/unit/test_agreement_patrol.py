@@ -47,3 +47,7 @@ def test_the_piece_that_differs_is_told_by_name_and_place():
         patrol.figures()
     assert "rows[20, 3] 9" in patrol.told()
     assert len(patrol.told()) == per_piece
+
+
+def test_a_cell_that_is_larger_than_a_piece_is_a_piece_of_its_own():
+    assert len(Patrol([Table("large", np.zeros(3, f"V{PIECE_BYTES + 1}"))])) == 3
