@@ -259,7 +259,7 @@ def test_only_the_first_rank_leads_and_meetings_are_counted():
 def test_what_one_rank_has_and_the_other_lacks_is_told_as_nothing():
     agreement = Agreement(_Twin([{"sum": 8}], "cell 0 is 1"))
     agreement.watch("cells", lambda: {"sum": 7}, lambda: ["cell 0 is 1", "cell 1 is 2"])
-    with pytest.raises(DivergenceError, match="rank 0 has cell 1 is 2; rank 1 has nothing$"):
+    with pytest.raises(DivergenceError, match=r"rank 0 has cell 1 is 2; rank 1 has nothing$"):
         agreement.agree(Ballot())
 
 
