@@ -105,7 +105,7 @@ def run(name: str, *, again: bool, quick: bool, until_s: float) -> None:
             f"{name}: {len(clean.seconds)} tests in {spent:.0f} s, {len(left)} mutants", flush=True
         )
         for test in clean.not_passed:
-            print(f"  left out, did not pass: {test}", flush=True)
+            print(f"  left out, skipped, failed or slow: {test}", flush=True)
         room = Room(results, clean, here, scratch)
         _judge_all(room, left, until_s)
         here.send(None)

@@ -11,6 +11,7 @@ import resource
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+SLOW_S: Final = 4.0
+"""A test that takes longer looks for no mutants."""
 CPU_S, CPU_FACTOR = 4.0, 20.0
 WALL_S, WALL_FACTOR = 90.0, 100.0
 ROOM_BYTES: Final = 6 << 30
@@ -52,8 +55,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """What the run without a mutant said: seconds of every test that passed, tests by line of every
-    file, lines that ran before any test, and what did not pass."""
+    """What the run without a mutant said: processor seconds of every test that passed, tests by
+    line of every file, lines that ran before any test, and what did not pass or is too slow."""
 
     seconds: dict[str, float]
     tests_of: dict[str, dict[int, set[str]]]
@@ -77,8 +80,6 @@ class Tests:
         self._coverage.start()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        seconds = self._seconds.get(report.nodeid, 0.0)
-        self._seconds[report.nodeid] = seconds + report.duration
         if report.failed or report.skipped:
             self._bad.add(report.nodeid)
 
@@ -88,7 +89,9 @@ class Tests:
         order = list(items.values())
         for item, following in zip(order, [*order[1:], None], strict=True):
             self._coverage.switch_context(item.nodeid)
+            begun_s = time.process_time()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            self._seconds[item.nodeid] = time.process_time() - begun_s
         self._coverage.stop()
         self._pipe.send(self._clean())
         forget_caches()
@@ -107,6 +110,7 @@ class Tests:
         data = self._coverage.get_data()
         tests_of: dict[str, dict[int, set[str]]] = {}
         early: dict[str, set[int]] = {}
+        slow = {name for name, spent in self._seconds.items() if spent > SLOW_S}
         for path in data.measured_files():
             by_line = data.contexts_by_lineno(path)
             early[path] = {line for line, names in by_line.items() if "" in names}
@@ -116,7 +120,7 @@ class Tests:
         seconds = {name: spent for name, spent in self._seconds.items() if name not in self._bad}
         ours = ("stratakv", "tests", "scripts", "conftest", "_pytest", "__")
         modules = [name for name in sys.modules if not name.startswith(ours)]
-        return Clean(seconds, tests_of, early, sorted(self._bad), modules)
+        return Clean(seconds, tests_of, early, sorted(self._bad | slow), modules)
 
 
 def forget_caches() -> None:
