@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +24,8 @@ from scripts.mutants.rooms import LEFT_OUT, TESTS, files_of
 from scripts.mutants.zygote import ROOT, Clean, Job, Verdict, imported, serve
 
 WRITE_S: Final = 30.0
+BUDGET_S: Final = 8.0
+"""Processor seconds, as the clean run took them, of all tests that look for one mutant."""
 HEAVY: Final = ("torch", "numpy", "hypothesis", "xxhash", "pytest")
 """Imported before anything is forked, so that no child has to."""
 
@@ -72,11 +75,12 @@ class Room:
         return heard(self.pipe)
 
     def _ordered(self, name: str, tests: set[str]) -> tuple[str, ...]:
-        """Fast ones first, and before them those that killed a mutant of this function."""
+        """Fast ones first, and before them those that killed a mutant of this function; as many as
+        ``BUDGET_S`` allows."""
         seconds, kills = self.clean.seconds, self.kills
-        return tuple(
-            sorted(tests, key=lambda test: (seconds[test] / (1 + 20 * kills[name, test]), test))
-        )
+        order = sorted(tests, key=lambda test: (seconds[test] / (1 + 20 * kills[name, test]), test))
+        spent = accumulate(seconds[test] for test in order)
+        return tuple(test for test, sum_s in zip(order, spent, strict=True) if sum_s <= BUDGET_S)
 
 
 def heard(pipe: Connection) -> Any:

@@ -23,8 +23,9 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/integration/test_fleet_landing.py",  # threads of one process
     ),
     "tree": (
-        "tests/unit/test_tree_*.py",
-        "tests/unit/test_policy_choices.py",
+        "tests/unit/test_tree_c*.py",
+        "tests/unit/test_tree_[ejmpr]*.py",  # scale is slow
+        "tests/unit/test_tree_stored.py",
         "tests/mutants/walks_tree.py",
     ),
     "spec": (
