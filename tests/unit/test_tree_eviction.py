@@ -89,6 +89,16 @@ def test_one_eviction_takes_a_chain_and_stops_at_a_branch() -> None:
     assert left(it, (0, 1), (0, 1, 2), (0, 1, 3)) == [(0, 1)]
 
 
+def test_a_chain_that_was_grown_in_two_parts_leaves_as_one() -> None:
+    it = tree()
+    serve(it, (0, 1, 2), (0, 1, 5, 6))
+    assert it.evict(DEVICE, 0, 1) == 1
+    assert left(it, (0, 1, 2), (0, 1, 5, 6)) == [(0, 1, 5, 6)]
+    assert it.evict(DEVICE, 0, 4) == 4
+    assert not len(it.tree.nodes)
+    it.verify()
+
+
 def test_another_group_leaves_anywhere_and_alone() -> None:
     it = tree(KeepWindow(2))
     serve(it, (0, 1, 2, 3))

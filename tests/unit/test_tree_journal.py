@@ -7,8 +7,10 @@ the two must agree, through evictions, copies that fail, loads, fetches and retr
 from collections import Counter
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
+from stratakv.core.ids import PageKey
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing import tree_tiers
 from stratakv.testing.specs import small_spec
@@ -111,3 +113,12 @@ def test_a_tree_without_a_journal_tells_nobody():
     tree = PrefixTree(small_spec([], page_tokens=2), 4)
     assert tree.nodes.grown is None
     assert all(column.moved is None for column in tree.nodes.residency)
+
+
+def test_a_key_that_ends_in_zeros_is_told_whole():
+    kept = Journal()
+    cache = PrefixTree(small_spec([], page_tokens=1), 4, None, kept)
+    keys = [PageKey(b"a" + bytes(31)), PageKey(bytes(32))]
+    cache.insert(keys, 0, [np.arange(2, dtype=np.int32)])
+    (note,) = kept.take()
+    assert note.keys == keys

@@ -363,6 +363,14 @@ def test_a_page_counts_by_the_highest_priority_of_its_requests() -> None:
     assert list(gone_in_order(cache, (0,), (1,))) == [(1,), (0,)]
 
 
+def test_the_least_priority_counts() -> None:
+    cache = Cache("priority")
+    cache.serve((0,), (1,))
+    cache.use((0,), priority=1)
+    cache.use((1,))
+    assert list(gone_in_order(cache, (0,), (1,))) == [(1,), (0,)]
+
+
 def test_a_page_that_comes_again_has_the_priority_of_its_new_request() -> None:
     cache = Cache("priority")
     cache.serve((0,), priority=9)
