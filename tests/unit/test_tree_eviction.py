@@ -1,5 +1,6 @@
 """Who leaves, in which order, and what goes along."""
 
+import numpy as np
 import pytest
 
 from stratakv.core.ids import GroupId
@@ -9,6 +10,7 @@ from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Request
 from stratakv.tree.nodes import Tier
+from stratakv.tree.order import EvictionQueue
 
 
 def tree(*rules: Retention, anchor_bytes: bool = True) -> TreeDriver:
@@ -47,6 +49,16 @@ def test_an_empty_tree_has_nothing_to_give(tier: Tier) -> None:
     for group in it.model.groups:
         assert it.evict(tier, group, 5) == 0
         assert it.tree.evictable(tier, GroupId(group)) == 0
+
+
+def test_a_queue_that_was_cleared_is_empty() -> None:
+    queue = EvictionQueue()
+    for key in (3, 1, 2):
+        queue.push(key, 0, np.array([key]))
+    assert queue.pop()[0] == 1
+    assert (len(queue), queue.weight) == (2, 4)
+    queue.clear()
+    assert (len(queue), queue.weight, queue.batches()) == (0, 0, [])
 
 
 def test_leaves_go_in_the_order_of_their_last_use() -> None:

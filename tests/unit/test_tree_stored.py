@@ -201,3 +201,21 @@ def test_a_store_is_told_of_no_page_that_it_lacks() -> None:
     assert [(g, rows.tolist()) for g, rows in stored.to_touch(lease, 0)] == [
         (GroupId(1), [it.row((0, 0))])
     ]
+
+
+def test_what_the_store_has_of_the_tree_is_listed_by_group_and_no_more() -> None:
+    """What storage delivered it has; what was computed here, or has left the tree, it is not known
+    to have."""
+    it, _ = tree(KeepWindow(1))
+    serve(it, (7,))
+    it.fetch((0, 1), generous=False)
+    it.end_fetch(it.fetches[0], landed=True)
+    stored = it.tree.stored
+    first, second = it.keys((0, 1))
+    assert dict(stored.marked()) == {0: [first, second], 1: [second]}
+    assert it.evict(HOST, 0, 1) == 1
+    assert dict(stored.marked()) == {0: [first]}
+    before = stored.epoch
+    stored.forget()
+    assert stored.epoch != before
+    assert not list(stored.marked())
