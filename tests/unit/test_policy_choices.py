@@ -13,6 +13,7 @@ from stratakv.policy.checkpoints import (
     worth_keeping,
 )
 from stratakv.policy.load_back import LoadBack, LoadBackPolicy
+from stratakv.policy.prefetch_pace import PrefetchPolicy, Timeout
 from stratakv.policy.write import (
     NoBackup,
     WriteBack,
@@ -169,3 +170,10 @@ def test_a_cleaner_starts_below_the_reserve_and_does_a_quarter_more():
 def test_a_write_policy_out_of_range_names_its_flag(make, flag):
     with pytest.raises(ConfigError, match=flag):
         make()
+
+
+def test_what_is_usual_where_nothing_is_said():
+    assert LoadBackPolicy() == LoadBackPolicy(threshold_tokens=10, budget_tokens=65536)
+    assert WriteThroughSelective() == WriteThroughSelective(2)
+    assert WriteBack() == WriteBack(0.1)
+    assert PrefetchPolicy(threshold_tokens=1, budget_tokens=1).stop == Timeout()

@@ -106,6 +106,7 @@ def test_a_timeout_grows_with_what_is_fetched_up_to_a_bound():
     assert allowance_s(Timeout(), 0) == 1.0
     assert allowance_s(Timeout(), 4096) == 2.0
     assert allowance_s(Timeout(most_s=5), 1 << 20) == 5.0
+    assert allowance_s(Timeout(), 1 << 30) == 30.0
     assert allowance_s(BestEffort(), 4096) == 0.0
     assert allowance_s(WaitComplete(), 4096) is None
 
