@@ -1,5 +1,6 @@
 """The death of a simulated rank, and who hears of it."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from stratakv.policy.prefetch_pace import BestEffort
 from stratakv.sim.loss import POINTS, Fate, Loss, MortalRanks, Point, RankDied
 from stratakv.sim.plan import PAGE, Event
 from stratakv.sim.run import Fleet
+from tests.fleet_faults import a_lost_rank_ignored
 from tests.fleet_plans import storage_plan
 from tests.unit.test_sim_thread_ranks import together
 
@@ -87,6 +89,52 @@ def test_a_fleet_that_loses_a_rank_ends_as_a_whole(point, dies):
     for rank in fleet.ranks:
         assert rank.steps <= fleet.lost.steps + 1
         assert not rank.cache.storage.busy or rank is fleet.lost
+
+
+def lost_in_its_last_step(point, dies, deaf):
+    """Three ranks, of which one ends in the step whose letter tells all to stop."""
+    plan = storage_plan(2, "anchor", 3, pages=(1, 2))
+    whole = Fleet(plan)
+    whole.run()
+    loss = Loss(rank=dies, step=whole.ranks[0].steps - 1, point=point, deaf=frozenset(deaf))
+    return Fleet(replace(plan, loss=loss))
+
+
+@pytest.mark.parametrize(("dies", "deaf"), [(2, ()), (2, (0,)), (2, (0, 1)), (0, (1,))])
+def test_who_has_the_result_of_the_last_ballot_ends_as_it_was_told(dies, deaf):
+    fleet = lost_in_its_last_step(Point.RESULT, dies, deaf)
+    fleet.run()
+    assert fleet.lost is fleet.ranks[dies]
+    stopped = {rank.rank for rank in fleet.ranks if rank.fate.over}
+    assert stopped == {0, 1, 2} - {dies, *deaf}
+
+
+@pytest.mark.parametrize("point", [Point.STEP, Point.LETTER, Point.BALLOT])
+def test_who_lacks_the_result_of_the_last_ballot_is_lost_and_does_not_stop(point):
+    fleet = lost_in_its_last_step(point, 2, ())
+    fleet.run()
+    assert fleet.lost is fleet.ranks[2]
+    assert not any(rank.fate.over for rank in fleet.ranks)
+
+
+@pytest.mark.parametrize(("point", "deaf"), [(Point.RESULT, (1,)), (Point.BALLOT, ())])
+def test_who_stops_as_told_without_the_result_of_the_last_ballot_has_gone_on(point, deaf):
+    fleet = lost_in_its_last_step(point, 2, deaf)
+    with a_lost_rank_ignored(), pytest.raises(AssertionError, match="gone on without rank 2"):
+        fleet.run()
+
+
+def test_who_ends_without_having_been_told_has_gone_on():
+    fleet = Fleet(replace(storage_plan(2, "anchor", 3), loss=Loss(rank=2, step=6, point=POINTS[0])))
+    follow = fleet.ranks[1].engine.follow
+
+    def followed(detached):
+        with suppress(RankLostError):
+            follow(detached)
+
+    fleet.ranks[1].engine.follow = followed
+    with pytest.raises(AssertionError, match="rank 1 has gone on without rank 2"):
+        fleet.run()
 
 
 def test_what_a_dead_rank_had_queued_is_not_written():

@@ -45,8 +45,7 @@ class RankDied(BaseException):
 
 
 class Fate:
-    """Of one rank. ``steps``: how many it has done; ``over``: it was told to stop; ``point``: where
-    it is to end, if anywhere."""
+    """Of one rank. ``steps``: how many it has done; ``over``: it was told to stop."""
 
     def __init__(self, loss: Loss | None, rank: int) -> None:
         self.steps = 0
@@ -54,7 +53,6 @@ class Fate:
         self.dead = False
         self._rank = rank
         self._loss = loss
-        self.point = None if loss is None else loss.point
         self._left = 0 if loss is None else loss.objects
 
     def meets(self, point: Point) -> None:
@@ -62,6 +60,12 @@ class Fate:
         if self.dead or self._due(point):
             self.dead = True
             raise RankDied(f"rank {self._rank} ends in step {self.steps}, at its {point.name}")
+
+    def heard_by(self, rank: int) -> bool:
+        """Whether another rank has the result of the ballot in which this one ends, and so does the
+        whole of that step."""
+        loss = self._loss
+        return loss is not None and loss.point is Point.RESULT and rank not in loss.deaf
 
     def misses(self) -> bool:
         """Whether the result of a ballot does not reach this rank."""

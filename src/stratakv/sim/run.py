@@ -9,7 +9,6 @@ from typing import Final
 
 from stratakv.core.errors import RankLostError
 from stratakv.sim.client import Client, Trace
-from stratakv.sim.loss import Point
 from stratakv.sim.plan import Plan
 from stratakv.sim.rank import SimRank
 from stratakv.sim.stores import Stores
@@ -41,7 +40,7 @@ class Fleet:
     def run(self) -> Trace:
         """AssertionError, DivergenceError or RankLostError as the first rank that fails raises it,
         with a note that names the seed. Where a rank was to die and did, all others must have been
-        lost for it, and that is no error."""
+        lost for it, or have been told to stop in that very step, and that is no error."""
         threads = [
             Thread(target=self._live, args=(rank,), name=f"rank-{rank.rank}", daemon=True)
             for rank in self.ranks
@@ -93,11 +92,15 @@ class Fleet:
                 raise fault
         if dead is not None:
             for rank in self.ranks:
-                # Who has the result of a ballot does what it says; it ends at its next meeting.
-                most = dead.steps + (dead.fate.point is Point.RESULT)
-                on = rank.rank not in self._faults or rank.steps > most
+                on = self._goes_on(rank, dead)
                 assert not on, f"rank {rank.rank} has gone on without rank {dead.rank}"
         self.stores.check(self.plan)
+
+    def _goes_on(self, rank: SimRank, dead: SimRank) -> bool:
+        """Who has the result of a ballot does all of its step, and is lost at the next meeting. If
+        the step's letter says that it is the last, there is none, and it ends as it should."""
+        most = dead.steps + dead.fate.heard_by(rank.rank)
+        return rank.steps > most or not (rank.rank in self._faults or rank.fate.over)
 
 
 def _closed(worker: IoWorker) -> None:
