@@ -1,5 +1,6 @@
-"""A store and a transfer engine of somebody else, run through the public suite in a few lines; and
-what it says of those that are wrong. What is wrong here every other suite would have to look for.
+"""A store, a transfer engine and a model of somebody else, run through the public suite in a few
+lines; and what it says of those that are wrong. What is wrong here every other suite would have to
+look for.
 """
 
 from typing import ClassVar
@@ -11,17 +12,25 @@ import torch
 from stratakv.cache.admit import Admitter
 from stratakv.engine.loop import Runner
 from stratakv.engine.verify import Settings, Verifier
+from stratakv.engine.verify_cuts import cut_sizes
 from stratakv.engine.verify_report import Differs, Exact, NotRun, Report, Way
 from stratakv.engine.verify_session import Reply
 from stratakv.serve import wiring
+from stratakv.spec.derive import spec_of
 from stratakv.storage.backend import StoreFormat
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.hit_equals_recompute import HitEqualsRecompute, prompts
 from stratakv.transfer.copier import Route
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.tree.matching import NO_MATCH
+from tests.conformance.test_storage_plugin import BACKEND, install
+from tests.fixtures.bounds import bound_of_model
+from tests.fixtures.models import reference_greedy
+from tests.fixtures.models import tiny_model as model_of
 
 STORED = (Way.STORAGE, Way.RESTART)
+ELSEWHERE = (Way.COMPUTED, Way.CUT)
+"""What neither a store nor a copy has a part in."""
 
 
 class Shelf(MemoryBackend):
@@ -32,6 +41,7 @@ class Shelf(MemoryBackend):
 
 
 class TestAStoreOfSomebodyElse(HitEqualsRecompute):
+    ways = tuple(way for way in Way if way not in ELSEWHERE)
     shelf: ClassVar[Shelf | None] = None
 
     def backend(self, form: StoreFormat) -> Shelf:
@@ -51,11 +61,73 @@ class Copier:
 
 
 class TestATransferEngineOfSomebodyElse(HitEqualsRecompute):
-    ways = tuple(way for way in Way if way not in STORED)
+    ways = tuple(way for way in Way if way not in (*ELSEWHERE, *STORED))
     copier: ClassVar[Copier] = Copier()
 
     def transfer(self, spec, pools, arenas):
         return CpuTransferEngine(spec, pools, arenas, self.copier)
+
+
+class Ours(HitEqualsRecompute):
+    pass
+
+
+class TestAStoreByItsUrl(HitEqualsRecompute):
+    ways = (Way.HOST, *STORED)
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def place(cls, tmp_path_factory):
+        cls.storage = f"file://{tmp_path_factory.mktemp('store')}?quota=64MiB"
+
+
+class TestAModelDirectory(HitEqualsRecompute):
+    """With a state beside attention, as it was saved."""
+
+    ways = (Way.COMPUTED, Way.CUT, Way.DEVICE, Way.TURN, Way.HOST)
+    bound = bound_of_model(model_of("qwen3_next"))
+    lengths = (70, 40)
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def saved(cls, tmp_path_factory):
+        cls.directory = tmp_path_factory.mktemp("model")
+        model_of("qwen3_next").save_pretrained(cls.directory)
+
+
+def test_what_a_directory_says_is_what_hugging_face_says(tmp_path):
+    """So it is that directory's model which was tried, and every weight of it."""
+    model = model_of("llama")
+    model.save_pretrained(tmp_path)
+
+    class Saved(HitEqualsRecompute):
+        directory = tmp_path
+
+    suite = Saved()
+
+    def hugging_face(tokens, count):
+        said, logits = reference_greedy(model, tokens.tolist(), count)
+        return Reply(tuple(said), logits, 0.0)
+
+    settings = Settings(bound=bound_of_model(model), salt="x", cuts=(1, 17))
+    asked = prompts(model.config.vocab_size, (40,))
+    report = Verifier(suite.start(suite.model()), asked, settings, hugging_face).run(
+        (Way.COMPUTED, Way.CUT, Way.HOST)
+    )
+    assert report.exact, report
+    assert not any(isinstance(found.verdict, NotRun) for found in report.findings)
+
+
+def test_a_store_whose_scheme_a_package_adds(tmp_path, monkeypatch):
+    install(tmp_path, BACKEND)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+
+    class Theirs(Ours):
+        storage = f"acme://{tmp_path}"
+
+    report = verified(Theirs(), STORED)
+    assert report.exact, report
+    assert not any(isinstance(found.verdict, NotRun) for found in report.findings)
 
 
 # -- it has teeth --------------------------------------------------------------------------------
@@ -84,10 +156,6 @@ class LastPageTwice(Copier):
         super().gather(route, device, host)
 
 
-class Ours(HitEqualsRecompute):
-    pass
-
-
 class BadStore(TestAStoreOfSomebodyElse):
     shelf = None
 
@@ -97,9 +165,12 @@ class BadStore(TestAStoreOfSomebodyElse):
         return cls.shelf
 
 
-def verified(suite: HitEqualsRecompute, ways: tuple[Way, ...]) -> Report:
+def verified(
+    suite: HitEqualsRecompute, ways: tuple[Way, ...], lengths: tuple[int, ...] = (150, 81)
+) -> Report:
     type(suite).ways = ways
-    return suite.verified((150, 81))
+    type(suite).lengths = lengths
+    return suite.verified()
 
 
 def differing(report: Report) -> set[Way]:
@@ -110,6 +181,13 @@ def test_a_store_that_swaps_two_pages_is_caught_wherever_it_is_read():
     report = verified(BadStore(), (Way.COMPUTED, Way.HOST, *STORED))
     assert differing(report) == set(STORED)
     assert not report.exact
+
+
+def test_a_store_that_ends_with_its_engine_is_seen():
+    class Forgetful(Ours):
+        storage = "memory://?quota=64MiB"
+
+    assert differing(verified(Forgetful(), STORED)) == {Way.RESTART}
 
 
 @pytest.mark.parametrize("copier", [LastPageForgotten(), LastPageTwice()])
@@ -124,21 +202,23 @@ def test_a_transfer_engine_that_copies_one_page_wrongly_is_caught(copier):
 
 
 class Drifting:
-    """A model whose answer after a hit is a little another: what starts late is off by 1e-4."""
+    """A model whose answer is a little another where a last chunk does not begin at a multiple of
+    ``chunk``: off by 1e-4."""
 
-    def __init__(self, inner: Runner) -> None:
+    def __init__(self, inner: Runner, chunk: int) -> None:
         self._inner = inner
+        self._chunk = chunk
 
     def forward(self, batch):
         logits = self._inner.forward(batch)
-        late = (batch.counts > 1) & (batch.starts % 40 != 0)  # chunks of 40 begin at multiples
+        late = (batch.counts > 1) & (batch.starts % self._chunk != 0)
         off = torch.from_numpy(np.where(late[batch.sampled], 1e-4, 0.0)).to(logits)
         return logits + off[:, None] * logits.abs().amax(dim=1, keepdim=True)
 
 
 def test_a_model_whose_cached_path_differs_is_caught(monkeypatch):
     plain = wiring.runner_of
-    monkeypatch.setattr(wiring, "runner_of", lambda *what: Drifting(plain(*what)))
+    monkeypatch.setattr(wiring, "runner_of", lambda *what: Drifting(plain(*what), chunk=40))
     report = verified(Ours(), (Way.COMPUTED, Way.DEVICE, Way.HOST))
     assert differing(report) == {Way.DEVICE, Way.HOST}
     verdict = report[Way.DEVICE].verdict
@@ -146,6 +226,34 @@ def test_a_model_whose_cached_path_differs_is_caught(monkeypatch):
     assert (verdict.prompt, verdict.token) == (0, 0)
     assert 1e-5 < verdict.error < 1e-3
     assert isinstance(report[Way.COMPUTED].verdict, Exact)
+
+
+def test_a_model_that_shows_where_it_was_cut_is_caught(monkeypatch):
+    plain = wiring.runner_of
+    monkeypatch.setattr(wiring, "runner_of", lambda *what: Drifting(plain(*what), chunk=40))
+    report = verified(Ours(), (Way.COMPUTED, Way.CUT), (81,))
+    assert differing(report) == {Way.CUT}
+    verdict = report[Way.CUT].verdict
+    assert isinstance(verdict, Differs)
+    assert verdict.prompt > 0, "one token at a time it is right"
+
+
+def test_a_prompt_that_no_chunk_cuts_is_said_to_be_none():
+    suite = HitEqualsRecompute()
+    model = suite.model()
+    settings = Settings(bound=1.0, salt="x", cuts=(40, 41))
+    report = Verifier(suite.start(model), prompts(512, (40,)), settings).run((Way.CUT,))
+    assert report[Way.CUT].verdict == NotRun("no chunk is smaller than a prompt")
+
+
+def test_chunks_lie_on_either_side_of_pages_windows_and_scans():
+    windows = spec_of(model_of("gemma3").config.to_dict(), page_tokens=16, dtype="float32")
+    assert cut_sizes(windows, {}, 150) == (1, 2, 15, 16, 17, 39, 40, 41)
+    assert cut_sizes(windows, {}, 40) == (1, 2, 15, 16, 17)
+    chunks = spec_of(model_of("llama4").config.to_dict(), page_tokens=16, dtype="float32")
+    assert cut_sizes(chunks, {}, 150) == (1, 2, 15, 16, 17, 55, 56, 57)
+    states = spec_of(model_of("mamba2").config.to_dict(), page_tokens=1, dtype="float32")
+    assert cut_sizes(states, {"chunk_size": 16}, 150) == (1, 2, 15, 16, 17, 63, 64, 65)
 
 
 def test_what_should_have_been_reused_and_was_not_is_caught(monkeypatch):

@@ -102,13 +102,18 @@ BUGS = {
 }
 
 
-def suite_on(place: Path, backend: str) -> subprocess.CompletedProcess[str]:
-    """As the other project would: its package on the path, its test, nothing of ours but that."""
+def install(place: Path, backend: str) -> None:
+    """Under ``place / "site"``, which is to be on the path."""
     metadata = place / "site" / "acme_kv-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-kv\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[stratakv.storage]\nacme = acme_kv:Shelf\n")
     (place / "site" / "acme_kv.py").write_text(backend)
+
+
+def suite_on(place: Path, backend: str) -> subprocess.CompletedProcess[str]:
+    """As the other project would: its package on the path, its test, nothing of ours but that."""
+    install(place, backend)
     (place / "test_acme.py").write_text(SUITE)
     start = "import sys; sys.path.insert(0, 'site'); import pytest; sys.exit(pytest.main())"
     return subprocess.run(

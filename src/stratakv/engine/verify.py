@@ -22,8 +22,9 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
 from stratakv.tree.nodes import Tier
 
-Start: TypeAlias = Callable[[Meeting], Subject]
-"""A fresh engine that has its tokens chosen there; over the same store each time."""
+Start: TypeAlias = Callable[[Meeting, int | None], Subject]
+"""A fresh engine that has its tokens chosen there, over the same store each time; int: the most
+tokens of a prompt in one step, None: as it is set up."""
 
 Oracle: TypeAlias = Callable[[TokenIds, int], Reply]
 """What follows a prompt (int32 [n]), greedily, in that many tokens, without any cache."""
@@ -59,18 +60,20 @@ def cached_on(spec: CacheSpec, end_tokens: int, tier: Way) -> CachedTokens:
     )
 
 
-REUSES: Final = frozenset({Way.DEVICE, Way.HOST, Way.STORAGE, Way.RESTART})
+REUSES: Final = frozenset({Way.CUT, Way.DEVICE, Way.HOST, Way.STORAGE, Way.RESTART})
 """Ways of which it is known to the token what must have been reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """``bound``: of two logits that are equal, in parts of the largest. ``salt``: one that nobody
-    else uses, so that what is in a store already has no part in it."""
+    else uses, so that what is in a store already has no part in it. ``cuts``: sizes of the chunks
+    that the longest prompt is computed in too (``verify_cuts``)."""
 
     bound: float
     salt: str
     output_tokens: int = 4
+    cuts: tuple[int, ...] = ()
 
 
 class Verifier:
@@ -93,9 +96,16 @@ class Verifier:
         self._known: dict[bytes, Reply] = {}
         self._session = self._begin()
 
-    def _begin(self) -> Session:
+    def _begin(self, chunk_tokens: int | None = None) -> Session:
         scribe = Scribe()
-        return Session(self._start(scribe), scribe, self._clock)
+        return Session(self._start(scribe, chunk_tokens), scribe, self._clock)
+
+    def _begin_again(self, chunk_tokens: int | None = None) -> None:
+        self._session.subject.cache.settle()
+        self._session.subject.engine.check()
+        self._session.subject.close()
+        self._session = self._begin(chunk_tokens)
+        self._session.subject.scrub()
 
     def run(self, ways: Sequence[Way] = tuple(Way)) -> Report:
         """Try ``ways`` one after the other and close the engine. AssertionError where the engine's
@@ -124,6 +134,8 @@ class Verifier:
         return Finding(way=way, verdict=verdict or Exact(error), computed_s=computed_s, hit_s=hit_s)
 
     def _lacks(self, way: Way) -> str | None:
+        if way is Way.CUT and not self._cuts():
+            return "no chunk is smaller than a prompt"
         if way is Way.HOST and not self._session.has_host():
             return "there is no host tier"
         if way in (Way.STORAGE, Way.RESTART) and not self._session.has_storage():
@@ -133,6 +145,8 @@ class Verifier:
     def _reuse(self, way: Way, tokens: TokenIds) -> CachedTokens | None:
         spec = self._session.subject.cache.spec
         end = last_end(len(tokens), spec.page_tokens) * spec.page_tokens
+        if way is Way.CUT:
+            end = 0
         return cached_on(spec, end, way) if way in REUSES else None
 
     # -- without a cache -------------------------------------------------------------------------
@@ -150,15 +164,14 @@ class Verifier:
 
     def _replies(self, way: Way) -> Iterator[tuple[TokenIds, Reply]]:
         match way:
+            case Way.CUT:
+                yield from self._cut()
             case Way.BATCHED:
                 yield from self._batched()
             case Way.RESTART:
                 for tokens in self._prompts:
                     self._ask(tokens)
-                self._session.subject.cache.settle()
-                self._session.subject.close()
-                self._session = self._begin()
-                self._session.subject.scrub()
+                self._begin_again()
                 yield from ((tokens, self._ask(tokens)) for tokens in self._prompts)
             case _:
                 for tokens in self._prompts:
@@ -195,6 +208,20 @@ class Verifier:
         session.subject.engine.retract(name)
         session.drain()
         return session.reply(name)
+
+    def _longest(self) -> TokenIds:
+        return max(self._prompts, key=len)
+
+    def _cuts(self) -> list[int]:
+        return [size for size in self._settings.cuts if size < len(self._longest())]
+
+    def _cut(self) -> Iterator[tuple[TokenIds, Reply]]:
+        tokens = self._longest()
+        self._expected(tokens)  # as the engine is set up
+        for size in self._cuts():
+            self._begin_again(size)
+            yield tokens, self._ask(tokens, f" in chunks of {size}")
+        self._begin_again()
 
     def _batched(self) -> Iterator[tuple[TokenIds, Reply]]:
         session, count = self._session, self._settings.output_tokens

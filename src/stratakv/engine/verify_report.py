@@ -11,6 +11,7 @@ class Way(Enum):
     """How a prompt's prefix came."""
 
     COMPUTED = "computed"
+    CUT = "computed in other chunks"
     DEVICE = "on the device"
     TURN = "a turn that goes on from an answer"
     BATCHED = "beside others, of which one is aborted"
@@ -29,8 +30,9 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """``prompt``: number of the first that differs; ``token``: of its answer's first token that
-    does, None where the answer is right and other pages were reused than should have been."""
+    """``prompt``: number of the first that differs, of ``Way.CUT`` of the chunk size; ``token``: of
+    its answer's first token that does, None where the answer is right and other pages were reused
+    than should have been."""
 
     prompt: int
     token: int | None

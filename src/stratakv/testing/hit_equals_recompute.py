@@ -6,6 +6,9 @@ reused was. Owns the engine that it is tried in; the ways are ``engine.verify``'
         def backend(self, form):
             return MyBackend(form)
 
+    class TestAStoreThatIsThere(HitEqualsRecompute):
+        storage = "redis://localhost"
+
     class TestMyTransferEngine(HitEqualsRecompute):
         def transfer(self, spec, pools, arenas):
             return MyEngine(spec, pools, arenas)
@@ -16,11 +19,12 @@ reused was. Owns the engine that it is tried in; the ways are ``engine.verify``'
 Needs the ``dev`` extra (pytest). Pages that nobody owns are NaN throughout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -34,13 +38,17 @@ from stratakv.core.ids import TokenIds
 from stratakv.engine.loop import Engine
 from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
-from stratakv.engine.verify import Settings, Verifier
+from stratakv.engine.verify import Settings, Start, Verifier
+from stratakv.engine.verify_cuts import cut_sizes
 from stratakv.engine.verify_report import Differs, NotRun, Report, Way
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.serve.wiring import EngineParts, Outside, assemble
+from stratakv.serve.wiring_ranks import Sharing
+from stratakv.serve.wiring_storage import open_store
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
+from stratakv.spec.sharding import default_cut, sharding_of
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.transfer.cpu import CpuTransferEngine
@@ -48,8 +56,8 @@ from stratakv.transfer.engine import TransferEngine
 from stratakv.tree.nodes import Tier
 
 PAGE_TOKENS = 16
-PROMPTS = (150, 81, 40)
-"""Tokens of each prompt: several windows, several pages, and a part of one."""
+CHUNK_TOKENS = 40
+MAX_RUNNING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,7 @@ def tiny_model() -> HuggingFaceModel:
     return wrap(module)
 
 
-def prompts(vocab: int, lengths: Sequence[int] = PROMPTS) -> list[TokenIds]:
+def prompts(vocab: int, lengths: Sequence[int]) -> list[TokenIds]:
     rng = np.random.default_rng(1)
     return [rng.integers(0, vocab, tokens).astype(np.int32) for tokens in lengths]
 
@@ -117,16 +125,20 @@ class HitEqualsRecompute:
     """A model's; None: ``tiny_model``. In float32, whatever it was saved in."""
     bound: ClassVar[float] = 1e-5
     """Of two logits that are equal, in parts of the largest one; of your model's family."""
-    pages: ClassVar[int] = 128
-    """Of every cache group, on the device and on the host."""
+    lengths: ClassVar[tuple[int, ...]] = (150, 81, 40)
+    """Tokens of each prompt: several windows, several pages, and a part of one."""
     ways: ClassVar[tuple[Way, ...]] = tuple(Way)
     """What has to run: all, where there is a store."""
+    storage: ClassVar[str | None] = None
+    """URL of a store, as ``--storage`` takes it; pages under a name of their own stay in it. It
+    has to outlast the engine that it is attached to: ``memory://`` does not."""
 
     def model(self) -> HuggingFaceModel:
         return tiny_model() if self.directory is None else load_model(self.directory, "float32")
 
     def backend(self, form: StoreFormat) -> StorageBackend | None:
-        """The store; opened again over the same place after a restart. None: none."""
+        """The store, where ``storage`` names none; opened again over the same place after a
+        restart. None: none."""
         del form
         return None
 
@@ -135,40 +147,57 @@ class HitEqualsRecompute:
     ) -> TransferEngine:
         return CpuTransferEngine(spec, pools, arenas)
 
-    def start(self, model: HuggingFaceModel) -> Callable[[Meeting], Tried]:
+    def start(self, model: HuggingFaceModel) -> Start:
         """What starts an engine over ``model``."""
         spec = spec_of(model.config, page_tokens=PAGE_TOKENS, dtype=model.dtype)
-        config = EngineConfig(
-            page_tokens=PAGE_TOKENS,
-            max_running=8,
-            max_model_len=512,
-            chunk_tokens=40,
-            step_tokens=88,
-            prefetch_policy="wait-complete",
-            prefetch_threshold=1,
-            load_back_threshold=1,
-        )
-        form = StoreFormat(
-            spec_digest=spec.digest, page_bytes=tuple(group.page_bytes for group in spec.groups)
-        )
-        each = (self.pages,) * len(spec.groups)
+        room = -(-4 * sum(self.lengths) // PAGE_TOKENS) + MAX_RUNNING * CHUNK_TOKENS // PAGE_TOKENS
+        each = (room,) * len(spec.groups)
+        longest = min(2 * max(self.lengths) + 32, model.max_positions)
 
-        def begin(meeting: Meeting) -> Tried:
+        def begin(meeting: Meeting, chunk_tokens: int | None) -> Tried:
+            chunk = CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
+            config = EngineConfig(
+                page_tokens=PAGE_TOKENS,
+                max_running=MAX_RUNNING,
+                max_model_len=longest,
+                chunk_tokens=chunk,
+                step_tokens=2 * chunk + MAX_RUNNING,
+                prefetch_policy="wait-complete",
+                prefetch_threshold=1,
+                load_back_threshold=1,
+            )
             outside = Outside(transfer=self.transfer, meeting=meeting)
-            tried = Tried(assemble(model, spec, config, (each, each), 512, outside))
-            if (backend := self.backend(form)) is not None:
-                ends = Backends(backend, backend)
-                tried.engine.attach_storage(IoWorker(ends, form, IoLimits(), MonotonicClock()))
+            tried = Tried(assemble(model, spec, config, (each, each), longest, outside))
+            if (worker := self._worker(model, spec, each)) is not None:
+                tried.engine.attach_storage(worker)
             tried.scrub()
             return tried
 
         return begin
 
-    def verified(self, lengths: Sequence[int] = PROMPTS) -> Report:
-        """``lengths``: tokens of each prompt."""
+    def _worker(
+        self, model: HuggingFaceModel, spec: CacheSpec, pages: Sequence[int]
+    ) -> IoWorker | None:
+        if self.storage is not None:
+            whole = sharding_of(model.config, spec, 1)
+            sharing = Sharing(whole, 0, default_cut(1), model.fingerprint)
+            return open_store(self.storage, spec, pages, sharing).worker
+        form = StoreFormat(
+            spec_digest=spec.digest, page_bytes=tuple(group.page_bytes for group in spec.groups)
+        )
+        if (backend := self.backend(form)) is None:
+            return None
+        return IoWorker(Backends(backend, backend), form, IoLimits(), MonotonicClock())
+
+    def verified(self) -> Report:
         model = self.model()
-        settings = Settings(bound=self.bound, salt="hit equals recompute")
-        asked = prompts(model.vocab_size, lengths)
+        spec = spec_of(model.config, page_tokens=PAGE_TOKENS, dtype=model.dtype)
+        settings = Settings(
+            bound=self.bound,
+            salt=f"hit equals recompute {uuid4()}",
+            cuts=cut_sizes(spec, model.config, max(self.lengths)),
+        )
+        asked = prompts(model.vocab_size, self.lengths)
         return Verifier(self.start(model), asked, settings).run(self.ways)
 
     @pytest.fixture(scope="class")
