@@ -15,12 +15,12 @@ import numpy as np
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Work
 from stratakv.cache import prefetch
+from stratakv.cache.commits import Committer
 from stratakv.cache.copies import CopyDesk
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.parking import Parking
 from stratakv.cache.persist import Persister
 from stratakv.core.errors import RankLostError
-from stratakv.core.ids import NONE
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.letters import Desk
 from stratakv.policy.prefetch_ends import Ends, last_of
@@ -32,7 +32,6 @@ from stratakv.storage import sharded
 from stratakv.storage.io_jobs import Kind
 from stratakv.storage.io_worker import IoWorker
 from stratakv.transfer.plan import Direction
-from stratakv.tree.nodes import Tier
 
 Patch = AbstractContextManager[object]
 
@@ -241,14 +240,16 @@ def events_of_what_is_stored_here() -> Patch:
 
 def pages_dropped_twice() -> Patch:
     """Without reuse, what is behind a window is freed, and freed again with the rest."""
+    real = Committer._drop_behind
 
-    def drop(self, row, computed):
-        starts = self._tree.starts(computed // self._page)
-        for group in self.spec.groups:
-            behind = self._tables.pages(group.id)[row, : starts[group.id]]
-            self._pools.tiers[Tier.DEVICE][group.id].free(behind[behind != NONE])
+    def drop(self, row, seat, end):
+        rows = [self._tables.pages(group.id)[row] for group in self._spec.groups]
+        before = [pages.copy() for pages in rows]
+        real(self, row, seat, end)
+        for pages, held in zip(rows, before, strict=True):
+            pages[:] = held
 
-    return mock.patch.object(KVCache, "_drop_behind", drop)
+    return mock.patch.object(Committer, "_drop_behind", drop)
 
 
 def room_on_a_host_that_is_not_there() -> Patch:
