@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from stratakv.cache.records import CachedTokens
+from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
 from stratakv.engine.batch import StepBatch
@@ -208,6 +208,11 @@ def cached(
 def on_device(spec: CacheSpec, end_tokens: int) -> CachedTokens:
     """A prefix of ``end_tokens`` that lay on the device."""
     return cached_on(spec, end_tokens, Way.DEVICE)
+
+
+def kept_out(spec: CacheSpec) -> CachedTokens:
+    """A request that could not use the cache at all, as under ``--cache off``."""
+    return replace(on_device(spec, 0), use=CacheUse.NOTHING)
 
 
 def on_host(spec: CacheSpec, end_tokens: int) -> CachedTokens:

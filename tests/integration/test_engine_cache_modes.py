@@ -8,7 +8,6 @@ import threading
 import numpy as np
 import pytest
 
-from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import FinishReason, Prompt, SamplingParams
@@ -27,6 +26,7 @@ from tests.engines import (
     evict_device,
     expected_tokens,
     greedy,
+    kept_out,
     on_device,
     on_host,
     run,
@@ -64,9 +64,7 @@ def test_off_reuses_nothing_and_keeps_nothing():
             out = run(parts, *(greedy(str(n), PROMPT, 3) for n in range(3)))
             for answer in out.values():
                 assert tokens_of(answer) == expected_tokens(PROMPT, 3)
-                assert answer[0].cached == dataclasses.replace(
-                    on_device(SPEC, 0), use=CacheUse.NOTHING
-                )
+                assert answer[0].cached == kept_out(SPEC)
             assert all_free(parts)
         assert recorder.computed_tokens == 2 * 3 * (len(PROMPT) + 2)
 
