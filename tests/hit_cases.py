@@ -3,32 +3,34 @@ comparison with Hugging Face at batch 1 that each of them ends in.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from stratakv.core.config import EngineConfig
+from stratakv.core.ids import TokenIds
+from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
-from stratakv.engine.verify import compare
+from stratakv.engine.verify import Settings, Verifier, compare
+from stratakv.engine.verify_report import Exact, Way
 from stratakv.engine.verify_session import Reply
 from stratakv.serve.wiring import EngineParts
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES
 from stratakv.spec.groups import CacheSpec
+from stratakv.testing.hit_equals_recompute import Tried
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from tests.engines import (
     Answer,
     RecordingRunner,
     drain,
-    evict_device,
     greedy,
-    on_device,
-    on_host,
     small_engine,
     tokens_of,
 )
@@ -75,6 +77,23 @@ def oracle(
     model: PreTrainedModel, prompt: tuple[int, ...], count: int
 ) -> tuple[list[int], torch.Tensor]:
     return reference_greedy(model, list(prompt), count)
+
+
+def hugging_face(model: PreTrainedModel, tokens: tuple[int, ...], count: int) -> Reply:
+    said, logits = oracle(model, tokens, count)
+    return Reply(tuple(said), logits, 0.0)
+
+
+def config_for(page: int, **settings) -> EngineConfig:
+    chunk = settings.pop("chunk_tokens", CHUNK[page])
+    return EngineConfig(
+        page_tokens=page,
+        max_running=6,
+        max_model_len=settings.pop("max_model_len", 1024),
+        chunk_tokens=chunk,
+        step_tokens=settings.pop("step_tokens", 2 * chunk + 8),
+        **settings,
+    )
 
 
 def prompt(page: int, seed: int, tokens: int | None = None) -> list[int]:
@@ -127,8 +146,7 @@ class Lab:
 
     def compare(self, tokens: tuple[int, ...], answer: Answer) -> None:
         """Greedy tokens are identical and logits agree at every one of them; NaN never does."""
-        expected, logits = oracle(self.model, tokens, len(answer.tokens))
-        right = Reply(tuple(expected), logits, 0.0)
+        right = hugging_face(self.model, tokens, len(answer.tokens))
         got = Reply(tuple(answer.tokens), answer.logits, 0.0)
         wrong, error = compare(right, got, bound_of_model(self.model))
         assert wrong is None, f"token {wrong} differs, or its logits; those by {error:.1e}"
@@ -151,45 +169,48 @@ def lab(
     torch.set_num_threads(1)
     groups = len(spec_for(family, page).groups)
     plenty = (-(-4096 // page),) * groups
-    chunk = settings.pop("chunk_tokens", CHUNK[page])
-    config = EngineConfig(
-        page_tokens=page,
-        max_running=6,
-        max_model_len=settings.pop("max_model_len", 1024),
-        chunk_tokens=chunk,
-        step_tokens=settings.pop("step_tokens", 2 * chunk + 8),
-        **settings,
-    )
+    config = config_for(page, **settings)
     pages = (plenty if device is None else device, plenty if host is None else host)
     with small_engine(engine_model(family), config, *pages, copier) as parts:
         yield Lab(tiny_model(family), parts)
 
 
+# -- a short proof -------------------------------------------------------------------------------
+
+
+PROOF: Final = (Way.COMPUTED, Way.DEVICE, Way.HOST)
+
+
 def prove_reuse(family: str, page: int = 16) -> None:
     """The short proof that a family is exact: computed, hit on the device, loaded from the host."""
-    with lab(family, page) as this:
-        prove_reuse_in(this)
+    prove_exact(engine_model(family), tiny_model(family), page)
 
 
-def prove_reuse_in(this: Lab) -> None:
-    tokens = prompt(this.page, 1)
-    end = last_end(len(tokens), this.page)
-    assert this.ask(tokens).cached == on_device(this.spec, 0)
-    assert this.ask(tokens).cached == on_device(this.spec, end)
-    evict_device(this.parts)
-    assert this.ask(tokens).cached == on_host(this.spec, end)
+def prove_exact(model: HuggingFaceModel, reference: PreTrainedModel, page: int) -> None:
+    """The same of any model and what Hugging Face has for it."""
+    torch.set_num_threads(1)
+    groups = len(spec_of(model.config, page_tokens=page, dtype=model.dtype).groups)
+    pages = (-(-1024 // page),) * groups
+
+    def uncached(tokens: TokenIds, count: int) -> Reply:
+        return hugging_face(reference, tuple(tokens.tolist()), count)
+
+    settings = Settings(bound=bound_of_model(reference), salt="", output_tokens=OUTPUT)
+    asked = [np.array(prompt(page, 1), np.int32)]
+    with ExitStack() as undo:
+
+        def start(meeting: Meeting, _: int | None) -> Tried:
+            engine = small_engine(model, config_for(page), pages, pages, meeting=meeting)
+            return Tried(undo.enter_context(engine))
+
+        report = Verifier(start, asked, settings, uncached).run(PROOF)
+    for finding in report.findings:
+        assert isinstance(finding.verdict, Exact), finding
 
 
 def prove_composite(model_type: str, directory: Path) -> None:
     """The same of a whole checkpoint with images or sound beside its text part, which is saved to
     the empty ``directory`` and loaded as a user loads it; prompts are text alone."""
-    torch.set_num_threads(1)
     whole = composite(model_type, COMPOSITES[model_type])
     whole.save_pretrained(directory)
-    model = load_model(directory)
-    config = EngineConfig(
-        page_tokens=16, max_running=6, max_model_len=1024, chunk_tokens=40, step_tokens=88
-    )
-    groups = len(spec_of(model.config, page_tokens=16, dtype=model.dtype).groups)
-    with small_engine(model, config, (64,) * groups, (64,) * groups) as parts:
-        prove_reuse_in(Lab(whole, parts))
+    prove_exact(load_model(directory), whole, 16)

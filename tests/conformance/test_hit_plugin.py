@@ -130,6 +130,16 @@ def test_a_store_whose_scheme_a_package_adds(tmp_path, monkeypatch):
     assert not any(isinstance(found.verdict, NotRun) for found in report.findings)
 
 
+def test_the_order_of_the_ways_does_not_matter():
+    class Theirs(TestAStoreOfSomebodyElse):
+        shelf = None
+
+    ways = (Way.STORAGE, Way.HOST, Way.DEVICE, Way.BATCHED, Way.TURN, Way.RESTART, Way.RETRACTED)
+    report = verified(Theirs(), (*ways, Way.COMPUTED, Way.HOST), (81, 40))
+    assert report.exact, report
+    assert not any(isinstance(found.verdict, NotRun) for found in report.findings)
+
+
 # -- it has teeth --------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.tree.effects import Remap
 from stratakv.tree.prefix_tree import PrefixTree
 from tests.engines import evict_device
-from tests.hit_cases import Lab, lab, prompt
+from tests.hit_cases import Lab, lab, prompt, prove_reuse
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3"])
 KINDS = pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3", "qwen3_next", "bamba"])
@@ -155,6 +155,12 @@ def test_a_page_table_that_names_the_wrong_page_is_seen(family, fault):
         ]
         with fault(), pytest.raises(AssertionError, match="differ"):
             duplicate_page(this)
+
+
+@FAMILIES
+def test_the_short_proof_sees_it_too(family):
+    with table_off_by_one(), pytest.raises(AssertionError, match="Differs"):
+        prove_reuse(family)
 
 
 @FAMILIES

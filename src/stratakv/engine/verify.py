@@ -60,7 +60,7 @@ def cached_on(spec: CacheSpec, end_tokens: int, tier: Way) -> CachedTokens:
     )
 
 
-REUSES: Final = frozenset({Way.CUT, Way.DEVICE, Way.HOST, Way.STORAGE, Way.RESTART})
+REUSES: Final = frozenset(Way) - {Way.TURN, Way.BATCHED, Way.RETRACTED}
 """Ways of which it is known to the token what must have been reused."""
 
 
@@ -94,6 +94,9 @@ class Verifier:
         self._clock = clock or MonotonicClock()
         self._oracle = oracle or self._uncached
         self._known: dict[bytes, Reply] = {}
+        self._asked: set[bytes] = set()
+        self._salts = 0
+        self._there: dict[bytes, Reply] = {}
         self._session = self._begin()
 
     def _begin(self, chunk_tokens: int | None = None) -> Session:
@@ -104,6 +107,7 @@ class Verifier:
         self._session.subject.cache.settle()
         self._session.subject.engine.check()
         self._session.subject.close()
+        self._there.clear()
         self._session = self._begin(chunk_tokens)
         self._session.subject.scrub()
 
@@ -145,7 +149,7 @@ class Verifier:
     def _reuse(self, way: Way, tokens: TokenIds) -> CachedTokens | None:
         spec = self._session.subject.cache.spec
         end = last_end(len(tokens), spec.page_tokens) * spec.page_tokens
-        if way is Way.CUT:
+        if way in (Way.COMPUTED, Way.CUT):
             end = 0
         return cached_on(spec, end, way) if way in REUSES else None
 
@@ -170,7 +174,7 @@ class Verifier:
                 yield from self._batched()
             case Way.RESTART:
                 for tokens in self._prompts:
-                    self._ask(tokens)
+                    self._cached(tokens)
                 self._begin_again()
                 yield from ((tokens, self._ask(tokens)) for tokens in self._prompts)
             case _:
@@ -181,16 +185,14 @@ class Verifier:
         return self._session.ask(tokens, self._settings.output_tokens, self._settings.salt + salt)
 
     def _alone(self, way: Way, tokens: TokenIds) -> tuple[TokenIds, Reply]:
-        session = self._session
         if way is Way.COMPUTED:
-            session.subject.cache.flush()
-            return tokens, self._ask(tokens, " computed")
-        before = self._ask(tokens)
+            return tokens, self._computed(tokens)
+        before = self._cached(tokens)
         match way:
             case Way.HOST:
-                session.forget(Tier.DEVICE)
+                self._forget(tokens, Tier.DEVICE)
             case Way.STORAGE:
-                session.forget(Tier.DEVICE, Tier.HOST)
+                self._forget(tokens, Tier.DEVICE, Tier.HOST)
             case Way.TURN:
                 said = np.array(before.tokens, np.int32)
                 tokens = np.concatenate((tokens, said, tokens[: len(tokens) // 3 + 1]))
@@ -199,6 +201,29 @@ class Verifier:
             case _:
                 pass
         return tokens, self._ask(tokens)
+
+    def _computed(self, tokens: TokenIds) -> Reply:
+        """Under a salt of its own where something of the prompt may be cached already."""
+        if tokens.tobytes() not in self._asked:
+            reply = self._cached(tokens)
+            if reply.cached == self._reuse(Way.COMPUTED, tokens):
+                return reply
+        self._salts += 1
+        return self._ask(tokens, f" computed {self._salts}")
+
+    def _cached(self, tokens: TokenIds) -> Reply:
+        """See that the prompt's pages are there; what was said when they were computed."""
+        name = tokens.tobytes()
+        if name not in self._there:
+            self._asked.add(name)
+            self._there[name] = self._ask(tokens)
+        return self._there[name]
+
+    def _forget(self, tokens: TokenIds, *tiers: Tier) -> None:
+        """Of all prompts; this one is asked again."""
+        self._session.forget(*tiers)
+        name = tokens.tobytes()
+        self._there = {name: self._there[name]}
 
     def _retracted(self, tokens: TokenIds) -> Reply:
         session = self._session
@@ -226,6 +251,7 @@ class Verifier:
     def _batched(self) -> Iterator[tuple[TokenIds, Reply]]:
         session, count = self._session, self._settings.output_tokens
         session.subject.cache.flush()
+        self._there.clear()
         self._ask(self._prompts[0])
         gone = session.submit(self._prompts[-1][::-1].copy(), count, self._settings.salt)
         names = [
