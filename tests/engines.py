@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Final
 from unittest import mock
 
 import numpy as np
@@ -28,6 +29,7 @@ from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
 from stratakv.serve import wiring
+from stratakv.serve.wiring import Outside
 from stratakv.sim import runner
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
@@ -35,6 +37,8 @@ from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, Retention, 
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.tree.nodes import TIERS, Tier
+
+NOTHING_AROUND: Final = Outside()
 
 
 class PoisoningAllocator(PageAllocator):
@@ -69,7 +73,7 @@ def small_engine(
     """An engine with exactly these pages per group, everything unowned poisoned. ``meeting``: where
     its tokens are chosen."""
     spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
-    with _assembled(model, spec, config, (device, host), copier, meeting) as parts:
+    with _assembled(model, spec, config, (device, host), copier, Outside(meeting=meeting)) as parts:
         yield parts
 
 
@@ -80,7 +84,7 @@ def _assembled(
     config: EngineConfig,
     pages: tuple[Sequence[int], Sequence[int]],
     copier: Copier,
-    meeting: Meeting | None = None,
+    outside: Outside,
 ) -> Iterator[wiring.EngineParts]:
     def transfer(*ends) -> CpuTransferEngine:
         return CpuTransferEngine(*ends, copier)
@@ -92,7 +96,7 @@ def _assembled(
             config,
             pages,
             config.max_model_len or model.max_positions,
-            wiring.Outside(transfer=transfer, meeting=meeting),
+            replace(outside, transfer=transfer),
         )
     for group in spec.groups:
         arena = parts.arenas[group.id]
@@ -322,6 +326,7 @@ def token_engine(
     copier: Copier = DEFAULT_COPIER,
     digests: Mapping[str, bytes] | None = None,
     make_runner: Callable[[CacheSpec, DevicePools, BlockTable], Runner] = HeldTokens,
+    outside: Outside = NOTHING_AROUND,
 ) -> Iterator[wiring.EngineParts]:
     """An engine over ``HeldTokens``: real pages, tree, copies and scheduling, no arithmetic.
     ``digests``: of adapters that it says it has, by name."""
@@ -337,7 +342,7 @@ def token_engine(
         return make_runner(*pages)
 
     patch = mock.patch.object(wiring, "ModelRunner", made)
-    with patch, _assembled(model, spec, config, (device, host), copier) as parts:
+    with patch, _assembled(model, spec, config, (device, host), copier, outside) as parts:
         yield parts
 
 

@@ -3,8 +3,6 @@
 import hashlib
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,9 +18,10 @@ from stratakv.cache.events import (
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId
 from stratakv.core.page_keys import Namespace, PageHasher, page_keys
-from stratakv.serve import wiring
+from stratakv.serve.wiring import Outside
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.storage.memory import MemoryBackend
+from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.tree.nodes import Tier
 from tests.churn import Traffic, UnevenCopier
 from tests.engines import evict, evict_device, greedy, run, token_engine, token_spec
@@ -74,7 +73,7 @@ class Follower:
 
 
 @contextmanager
-def followed(rules, device, host, copier=None, config=CONFIG):
+def followed(rules, device, host, copier=DEFAULT_COPIER, config=CONFIG):
     spec = token_spec(PAGE, *rules)
     follower = None
 
@@ -83,22 +82,21 @@ def followed(rules, device, host, copier=None, config=CONFIG):
         follower = Follower(of, adapters)
         return follower.events
 
-    told = partial(wiring.assemble, outside=wiring.Outside(follow=follow))
-    with mock.patch.object(wiring, "assemble", told):
-        made = token_engine(spec, config, device, host, *([copier] if copier else []))
-        with made as parts:
-            step = parts.engine.step
-            base = Namespace(model=b"tokens", spec_digest=spec.digest)
-            for salt in ("", "other", SECRET):
-                follower.namespaces[tenant_of(salt), ""] = base.salted(salt)
+    outside = Outside(follow=follow)
+    made = token_engine(spec, config, device, host, copier, outside=outside)
+    with made as parts:
+        step = parts.engine.step
+        base = Namespace(model=b"tokens", spec_digest=spec.digest)
+        for salt in ("", "other", SECRET):
+            follower.namespaces[tenant_of(salt), ""] = base.salted(salt)
 
-            def step_and_follow():
-                outputs = step()
-                follower.step(parts.cache._tree)
-                return outputs
+        def step_and_follow():
+            outputs = step()
+            follower.step(parts.cache._tree)
+            return outputs
 
-            parts.engine.step = step_and_follow
-            yield parts, follower
+        parts.engine.step = step_and_follow
+        yield parts, follower
 
 
 @pytest.mark.parametrize(
