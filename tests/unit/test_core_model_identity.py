@@ -17,6 +17,7 @@ from stratakv.core.digest_cache import DigestCache
 from stratakv.core.errors import ConfigError
 from stratakv.core.file_looks import Kernel, file_system_of
 from stratakv.core.model_identity import ModelIdentity, Surroundings
+from stratakv.core.tensor_files import read_layout
 from stratakv.core.tensor_hashing import Hashing
 from tests.unit.test_core_digest_cache import LOOK
 from tests.unit.test_sim_thread_ranks import together
@@ -74,9 +75,11 @@ def hashed(monkeypatch):
     found = {}
     real = Hashing._digests
 
-    def counting(self, piece):
-        found[piece.path.name] = found.get(piece.path.name, 0) + piece.count_bytes
-        return real(self, piece)
+    def counting(self, task):
+        if task.hashed:
+            piece = task.piece
+            found[piece.path.name] = found.get(piece.path.name, 0) + piece.count_bytes
+        return real(self, task)
 
     monkeypatch.setattr(Hashing, "_digests", counting)
     return found
@@ -295,10 +298,10 @@ def test_files_whose_inodes_say_nothing_are_read_before_the_load_begins(model, m
     """Else they could change between the load and the first of two equal digests."""
     real, read = Hashing._digests, []
 
-    def slowly(self, piece):
+    def slowly(self, task):
         time.sleep(0.2)
-        found = real(self, piece)
-        read.append(piece.path.name)
+        found = real(self, task)
+        read.append(task.piece.path.name)
         return found
 
     monkeypatch.setattr(Hashing, "_digests", slowly)
@@ -309,9 +312,79 @@ def test_files_whose_inodes_say_nothing_are_read_before_the_load_begins(model, m
 def test_one_that_is_closed_hashes_no_more(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_hashing, "CHUNK_BYTES", 1)
     under_way = ModelIdentity(save(tmp_path / "m", {"a": np.zeros(10_000_000)}), None, around())
+    under_way.begin(lambda tensor: True)
     under_way.close()
     with pytest.raises(ConfigError, match="nobody waits"):
         under_way.finish()
+
+
+# -- what is taken ---------------------------------------------------------------------------------
+
+
+def everything(path):
+    """Where each tensor of each file is."""
+    return {
+        file: [(one.begin, one.end) for one in said.tensors]
+        for file in path.glob("*.safetensors")
+        for said in [layout(file)]
+    }
+
+
+def layout(file):
+    with file.open("rb") as opened:
+        return read_layout(opened.fileno(), file.stat().st_size)
+
+
+@pytest.mark.parametrize("believed", [True, False])
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_is_taken_is_what_is_hashed(model, hashed, believed, beside, monkeypatch):
+    """A file that changes after that is refused, and what was taken is as it was."""
+    monkeypatch.setattr(tensor_hashing, "CHUNK_BYTES", 7)
+    plain = identity(model)
+    hashed.clear()
+    with ModelIdentity(model, None, around(believed=believed)) as under_way:
+        under_way.begin(lambda tensor: beside)
+        held = under_way.take(everything(model))
+        size = sum(array.nbytes for array in WEIGHTS.values())
+        assert under_way.finish("dtype float32") == plain
+        assert sum(hashed.values()) == size * (1 if believed else 2)
+    for file, ranges in everything(model).items():
+        data = file.read_bytes()
+        for begin, end in ranges:
+            assert bytes(held.find(file, begin, end)) == data[begin:end]
+            assert bytes(held.find(file, begin + 1, end)) == data[begin + 1 : end]
+        assert held.find(file, ranges[0][0], ranges[1][1]) is None  # two tensors
+        assert held.find(file, 0, 8) is None
+    assert held.find(model, 0, 1) is None
+
+
+@pytest.mark.parametrize("believed", [True, False])
+def test_what_changes_between_the_load_and_the_taking_is_refused(model, believed):
+    """Parts of it may have been converted from the bytes before."""
+    under_way = ModelIdentity(model, None, around(believed=believed))
+    file = model / "model-1-of-2.safetensors"
+    flip(file, file.stat().st_size - 1)
+    with under_way:
+        under_way.take(everything(model))
+        with pytest.raises(ConfigError, match="changed while it was loaded"):
+            under_way.finish()
+
+
+def test_of_what_cannot_be_taken_nothing_is_held(model):
+    under_way = ModelIdentity(model, None, around())
+    used = everything(model)
+    os.truncate(model / "model-1-of-2.safetensors", 190)
+    with under_way:
+        assert under_way.take(used) is None
+        with pytest.raises(ConfigError, match="shorter while it was read"):
+            under_way.finish()
+
+
+def test_only_tensors_that_are_asked_for_take_memory(model):
+    used = {file: ranges[:1] for file, ranges in everything(model).items()}
+    with ModelIdentity(model, None, around()) as under_way:
+        held = under_way.take(used)
+    assert {path: len(rooms) for path, rooms in held.rooms.items()} == dict.fromkeys(used, 1)
 
 
 # -- the next start --------------------------------------------------------------------------------

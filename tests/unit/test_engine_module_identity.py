@@ -6,13 +6,19 @@ import shutil
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from stratakv.core.errors import ConfigError
+from stratakv.core.model_identity import ModelIdentity
 from stratakv.engine.model import load_model
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.module_identity import module_identity
 from stratakv.engine.own_memory import own_weights
-from tests.fixtures.models import model_to_give_away, tiny_model
+from tests.fixtures.models import FAMILIES, MODULE_STATE, model_to_give_away, tiny_model
+from tests.fixtures.tiny_configs import CONFIGS
+
+USUAL = (*FAMILIES, "qwen3_moe", "mamba2", "gpt2")
 
 
 def identity(model):
@@ -87,17 +93,73 @@ def test_a_file_that_is_written_under_a_running_model_changes_nothing(saved, dty
         assert tensor.equal(before[name]), name
 
 
-def test_only_what_lies_in_a_file_is_copied(saved):
+def moved(module, directory):
+    """``module`` with its weights in memory; which of them were cloned."""
+    cloned, real = [], torch.Tensor.clone
+    with pytest.MonkeyPatch.context() as patch, ModelIdentity(directory) as identity:
+        patch.setattr(torch.Tensor, "clone", lambda self: cloned.append(self.shape) or real(self))
+        own_weights(module, identity)
+        identity.finish()
+    return cloned
+
+
+def test_only_what_lies_in_a_file_is_moved(saved, tmp_path):
+    """A view within a tensor, a transposed one, one that was written to, and one of a file that the
+    identity does not know."""
     module = torch.nn.Linear(3, 3)
+    other = tmp_path / "other.safetensors"
+    save_file({"a": torch.ones(2, 2)}, other)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    with safe_open(saved / "model.safetensors", "pt") as file, safe_open(other, "pt") as strange:
+        whole = file.get_tensor(name)
+        module.register_buffer("whole", whole)
+        module.register_buffer("part", whole[3:7, 1:])
+        module.register_buffer("turned", whole.T)
+        module.register_buffer("strange", strange.get_tensor("a"))
+    buffers = dict(module.named_buffers())
+    values = {name: tensor.clone() for name, tensor in buffers.items()}
+    strides = {name: tensor.stride() for name, tensor in buffers.items()}
+    places = {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
+    assert moved(module, saved) == [torch.Size([2, 2])]
+    for name, tensor in module.state_dict().items():
+        assert (tensor.data_ptr() != places[name]) == (name in values)
+    for name, value in values.items():
+        assert buffers[name].equal(value)
+        assert buffers[name].stride() == strides[name]
+
+
+def test_what_was_written_to_is_not_taken_from_its_file(saved):
+    module = torch.nn.Module()
     with safe_open(saved / "model.safetensors", "pt") as file:
-        name = next(iter(file.keys()))
-        module.register_buffer("mapped", file.get_tensor(name))
-    places = [module.weight.data_ptr(), module.bias.data_ptr()]
-    value, place = module.mapped.clone(), module.mapped.data_ptr()
-    own_weights(module)
-    assert [module.weight.data_ptr(), module.bias.data_ptr()] == places
-    assert module.mapped.data_ptr() != place
+        module.register_buffer("mapped", file.get_tensor("model.norm.weight"))
+    module.mapped[0] = 77.0  # in a page of our own: the file does not have it
+    value = module.mapped.clone()
+    assert moved(module, saved) == [value.shape]
     assert module.mapped.equal(value)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [(family, torch.float32) for family in USUAL]
+    + [(family, torch.bfloat16) for family in USUAL]  # converted: nothing is left in a file
+    + [
+        pytest.param(family, torch.float32, marks=pytest.mark.long)
+        for family in sorted(CONFIGS.keys() - {*USUAL, *MODULE_STATE})
+    ],
+)
+def test_a_model_has_the_weights_that_hugging_face_loads(tmp_path, family, dtype):
+    model_to_give_away(family).save_pretrained(tmp_path)
+    ours = load_model(tmp_path, str(dtype).removeprefix("torch.")).module
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    found, wanted = tensors_of(ours), tensors_of(theirs)
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].equal(tensor), name
+
+
+def tensors_of(module):
+    return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
 @pytest.mark.parametrize(

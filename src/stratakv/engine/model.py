@@ -17,13 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.model_identity import ModelIdentity
+from stratakv.core.tensor_files import StoredTensor
 from stratakv.engine.adapters import load_adapters
 from stratakv.engine.attention import ATTENTION
 from stratakv.engine.lora_hooks import Adapters
 from stratakv.engine.lora_probe import unfit
 from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
 from stratakv.engine.module_identity import ARITHMETIC, module_identity
-from stratakv.engine.own_memory import own_weights
+from stratakv.engine.own_memory import own_weights, read_by_the_loader
 from stratakv.engine.parallel import device_refusal, loading, tp_refusal
 from stratakv.engine.time_steps import bound_time_steps
 
@@ -83,10 +84,17 @@ def load_model(
     if reason := tp_refusal(facts, ranks) or device_refusal(ranks, device):
         raise ConfigError(f"--tp {ranks}: {reason}")
     with identity or ModelIdentity(path) as under_way:
+        kind = str(facts.config["model_type"])
+        leaves = ranks == 1 and device == CPU  # whole tensors, where they are to stay
+        under_way.begin(read_by_the_loader(kind, facts.dtype) if leaves else _everything)
         module = _loaded(under_way.directory, dtype, facts, ranks).to(device)  # pyright: ignore[reportArgumentType]
-        own_weights(module)
+        own_weights(module, under_way)
         name = _dtype_name(module)
         return _adopt(module, under_way.finish(f"dtype {name}", ARITHMETIC), ranks)
+
+
+def _everything(tensor: StoredTensor) -> bool:
+    return True
 
 
 def _loaded(path: Path, dtype: str, facts: ModelFacts, ranks: int) -> PreTrainedModel:

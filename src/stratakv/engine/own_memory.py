@@ -1,34 +1,153 @@
-"""Weights that Hugging Face's loader has left in mapped files, copied into memory of our own.
+"""Weights that Hugging Face's loader has left in mapped files, moved into memory of our own.
 
-Owns the copy. A mapped weight is what its file is from moment to moment: whoever writes that file
-would change a running model under its identity. Must not know what weights are for.
+Owns the move. A mapped weight is what its file is from moment to moment: whoever writes that file
+would change a running model under its identity. The loader has not touched the pages of such a
+weight yet, so nothing is copied out of them: the bytes at its place in the file, as the identity
+has read and hashed them, take its place. Must not know what weights are for.
 """
 
+import mmap
+import os
 import re
 from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from torch import nn
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightConverter, apply_converters
 
-_MAPS: Final = Path("/proc/self/maps")
-_FILE: Final = re.compile(r"(?m)^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ [1-9]\d* ")
-"""A mapping that has an inode."""
+from stratakv.core.file_looks import open_file
+from stratakv.core.model_identity import ModelIdentity
+from stratakv.core.tensor_files import StoredTensor
+
+_MAPS: Final = Path("/proc/self/smaps")
+_FILE: Final = re.compile(
+    r"(?m)^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) (\S+ [1-9]\d* .*)\n"
+    r"(?:\w+: .*\n)*?Anonymous: +(\d+) kB\n(?:\w+: .*\n)*?Swap: +(\d+) kB$"
+)
+"""A mapping that has an inode, and how much of it is not the file's any more."""
+_STORED: Final[Mapping[str, str]] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
-def own_weights(module: nn.Module) -> None:
-    """Copy every parameter and buffer that lies in a mapped file, or may do so."""
-    found: list[tuple[str, str]] = _FILE.findall(_MAPS.read_text("utf-8", "replace"))
-    mapped = sorted((int(low, 16), int(high, 16)) for low, high in found)
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    """``offset``: where in its file it begins. ``file``: device, inode and path, as the kernel
+    shows them. ``whole``: whether no page of it was written to."""
+
+    low: int
+    high: int
+    offset: int
+    file: str
+    whole: bool
+
+
+def read_by_the_loader(kind: str, dtype: str) -> Callable[[StoredTensor], bool]:
+    """Whether Hugging Face makes other tensors of a stored one while it loads a model of ``kind``:
+    of another dtype, or fused of several. A guess: it decides only when a tensor is hashed."""
+    converters = [
+        one
+        for one in get_checkpoint_conversion_mapping(kind) or ()
+        if isinstance(one, WeightConverter)
+    ]
+
+    def read(tensor: StoredTensor) -> bool:
+        if tensor.dtype != _STORED[dtype]:
+            return True
+        return apply_converters(tensor.name, converters)[1] is not None
+
+    return read
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Which bytes of a file a tensor is; ``path``: None where that cannot be said."""
+
+    tensor: torch.Tensor
+    path: Path | None
+    begin: int
+    end: int
+
+
+def own_weights(module: nn.Module, identity: ModelIdentity) -> None:
+    """Move every parameter and buffer that lies in a mapped file. What lies in a file of the
+    identity, unwritten, becomes what the identity has read of it; anything else is copied."""
+    places = _places(module, identity.paths)
+    used: dict[Path, list[tuple[int, int]]] = {}
+    for place in places:
+        if place.path is not None:
+            used.setdefault(place.path, []).append((place.begin, place.end))
+    held = identity.take(used)
+    if held is None:
+        return  # there is no whole model, and mapped pages may not be there any more
+    for place in places:
+        room = None if place.path is None else held.find(place.path, place.begin, place.end)
+        data = place.tensor.data
+        place.tensor.data = data.clone() if room is None else _view(data, room)
+
+
+def _places(module: nn.Module, paths: Sequence[Path]) -> list[_Place]:
+    """Of what lies in mapped files, or may do so."""
+    mapped, files = _mappings(paths)
+    found: list[_Place] = []
     for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.device.type == "cpu" and _may_lie_in(tensor.data, mapped):
-            tensor.data = tensor.data.clone()
+        if tensor.device.type != "cpu":
+            continue
+        if type(tensor.data) is not torch.Tensor:
+            found.append(_Place(tensor, None, 0, 0))  # of parts that are tensors, has no address
+        elif (mapping := _at(tensor.data_ptr(), mapped)) is not None:
+            begin = tensor.data_ptr() - mapping.low + mapping.offset
+            path = files.get(mapping.file) if mapping.whole and tensor.numel() else None
+            found.append(_Place(tensor, path, begin, begin + _span(tensor)))
+    return found
 
 
-def _may_lie_in(tensor: torch.Tensor, ranges: list[tuple[int, int]]) -> bool:
-    if type(tensor) is not torch.Tensor:
-        return True  # of parts that are tensors themselves, and says no address
-    at = tensor.data_ptr()
-    before = bisect_right(ranges, (at, 1 << 64)) - 1
-    return before >= 0 and at < ranges[before][1]
+def _mappings(paths: Sequence[Path]) -> tuple[Sequence[_Mapping], Mapping[str, Path]]:
+    """All of this process, by address, and what the kernel shows for mappings of ``paths``: where
+    file systems lie on one another, no look at a file says that."""
+    own: list[int] = []
+    with ExitStack() as opened:
+        for path in paths:
+            fd = open_file(path)
+            opened.callback(os.close, fd)
+            mapping = opened.enter_context(mmap.mmap(fd, 1, access=mmap.ACCESS_READ))
+            own.append(np.frombuffer(mapping, np.uint8).ctypes.data)
+        text = _MAPS.read_text("utf-8", "replace")
+    rows: list[tuple[str, ...]] = _FILE.findall(text)
+    found = [
+        _Mapping(int(low, 16), int(high, 16), int(offset, 16), file, {"0"} == set(written))
+        for low, high, offset, file, *written in rows
+    ]
+    found.sort(key=_low)
+    shown = ((path, _at(address, found)) for path, address in zip(paths, own, strict=True))
+    return found, {mapping.file: path for path, mapping in shown if mapping is not None}
+
+
+def _low(mapping: _Mapping) -> int:
+    return mapping.low
+
+
+def _at(address: int, mapped: Sequence[_Mapping]) -> _Mapping | None:
+    before = bisect_right(mapped, address, key=_low) - 1
+    return mapped[before] if before >= 0 and address < mapped[before].high else None
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from its first element to its last."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _view(tensor: torch.Tensor, room: memoryview) -> torch.Tensor:
+    """Of ``room``, shaped and strided as ``tensor``."""
+    flat = torch.frombuffer(room, dtype=torch.uint8)
+    if flat.data_ptr() % tensor.element_size():
+        flat = flat.clone()
+    return flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
