@@ -214,9 +214,9 @@ def _policy_flags(part: argparse.ArgumentParser) -> None:
         help="a Mooncake-format trace, JSON lines; default: generated chats",
     )
     for flag, text, default in (
-        ("chats", "conversations to generate where there is no TRACE", 400),
+        ("chats", "conversations to generate where there is no TRACE; default: 400", None),
         ("branching", "sessions to generate instead, whose prompts part inside older ones", None),
-        ("message-tokens", "mean length of what a user says in them", 200),
+        ("message-tokens", "mean length of what a user of --chats says; default: 200", None),
         ("seed", "of what is generated", 0),
         ("requests", "replay only the first of them", None),
         ("device-tokens", "what the device holds in full; default: by what the trace says", None),

@@ -11,6 +11,7 @@ import pytest
 from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.policy.admission import demand
+from stratakv.policy.losses import Lost
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.storage.memory import MemoryBackend
 from stratakv.tree.nodes import TIERS
@@ -236,6 +237,25 @@ def test_nor_after_it_was_retracted():
         parts.cache.settle()
         poison_what_is_cached(parts)
         assert tokens_of(out + drain(parts)) == expected_tokens(PROMPT, 30)
+
+
+@pytest.mark.parametrize("use", [CacheUse.ALL, BYPASS, OFF])
+def test_what_a_request_that_reads_nothing_computes_again_is_no_loss(use):
+    with engine(SPECS["window"], host=0, cache="device") as parts:
+        parts.engine.submit(kept_apart("r", PROMPT, use, 30))
+        for _ in range(14):
+            parts.engine.step()
+        losses = parts.cache.losses
+        before = losses.known
+        # Nothing of it is left to go on from.
+        parts.engine._retract(parts.engine._running.youngest())
+        evict_device(parts)
+        drain(parts)
+        assert parts.cache.counters.retracted_unsaved == 1
+        reads = CacheUse.READ in use
+        assert (losses.lost[Lost.DEVICE_RETRACTED] > 0) == reads
+        assert (losses.known > before) == reads
+        losses.check()
 
 
 @pytest.mark.parametrize("use", [BYPASS, OFF])

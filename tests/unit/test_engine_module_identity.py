@@ -1,13 +1,18 @@
 """A model in memory is named by all that it computes with; one from files keeps what it read."""
 
+import copy
+import functools
 import json
 import shutil
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.model_identity import ModelIdentity
@@ -15,7 +20,13 @@ from stratakv.engine.model import load_model
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.module_identity import module_identity
 from stratakv.engine.own_memory import own_weights
-from tests.fixtures.models import FAMILIES, MODULE_STATE, model_to_give_away, tiny_model
+from tests.fixtures.models import (
+    FAMILIES,
+    MODULE_STATE,
+    changed_model,
+    model_to_give_away,
+    tiny_model,
+)
 from tests.fixtures.tiny_configs import CONFIGS
 
 USUAL = (*FAMILIES, "qwen3_moe", "mamba2", "gpt2")
@@ -66,6 +77,101 @@ def test_numbers_that_modules_hold_decide_it():
     model.model.layers[0].mlp.extra = torch.zeros(3)
     found.add(identity(model))
     assert len(found) == 7
+
+
+VALUES = {
+    "NumPy number": (np.float32(0.4), np.float32(0.9)),
+    "NumPy array": (np.zeros(3000), np.eye(1, 3000, 1500)[0]),
+    "tensors in a list": ([torch.zeros(2)], [torch.ones(2)]),
+    "tensor in a dict in a tuple": (({"a": torch.zeros(1)},), ({"a": torch.ones(1)},)),
+    "set": ({1, 2, 3}, {1, 2, 4}),
+    "modules in a list": ([torch.nn.LayerNorm(4)], [torch.nn.LayerNorm(4, eps=1.0)]),
+    "function": (functional.relu, functional.gelu),
+    "partial": (partial(functional.elu, alpha=1.0), partial(functional.elu, alpha=2.0)),
+    "config": (LlamaConfig(), LlamaConfig(rms_norm_eps=0.5)),
+    "torch.dtype": (torch.float32, torch.bfloat16),
+    "method": (torch.nn.LayerNorm(4).forward, torch.nn.LayerNorm(4, eps=1.0).forward),
+}
+
+
+@pytest.mark.parametrize("name", ["extra", "_extra"])
+@pytest.mark.parametrize("case", VALUES)
+def test_what_a_module_holds_decides_it(case, name):
+    found = set()
+    for value in VALUES[case]:
+        model = model_to_give_away("llama")
+        setattr(model.model.layers[1].self_attn, name, value)
+        found |= {identity(model), identity(copy.deepcopy(model))}
+    assert len(found) == 2
+
+
+def test_the_order_of_a_set_decides_nothing():
+    found = set()
+    for words in (["a", "b", "i", "q"], ["q", "i", "b", "a"]):
+        model = model_to_give_away("llama")
+        model.extra = set()
+        for word in words:
+            model.extra.add(word)
+        found.add(identity(model))
+    assert len(found) == 1
+
+
+class Mine(torch.nn.Linear):
+    """Code that the identity cannot tell."""
+
+
+def another_forward(model):
+    forward = model.model.norm.forward
+    model.model.norm.forward = lambda states: 2 * forward(states)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.model.layers[0].register_forward_hook(lambda *_: None),
+        lambda model: model.model.layers[0].register_forward_pre_hook(lambda *_: None),
+        another_forward,
+        lambda model: setattr(model.model.norm, "scale", lambda: 2),
+        lambda model: setattr(model.model.norm, "scale", object()),
+        lambda model: setattr(model.model.norm, "scale", [object()]),
+        lambda model: setattr(model.model.norm, "scale", np.array([object()])),
+        lambda model: setattr(model, "lm_head", Mine(16, 512)),
+    ],
+)
+def test_a_model_that_cannot_be_told_is_like_no_other(change, caplog):
+    model = model_to_give_away("llama")
+    change(model)
+    assert identity(model) != identity(model)
+    assert "untold are ['model." in caplog.text
+
+
+def test_nor_can_one_whose_class_somebody_has_changed(monkeypatch):
+    model = model_to_give_away("llama")
+    kind = type(model.model.norm)
+    assert identity(model) == identity(model)
+    monkeypatch.setattr(kind, "forward", functools.wraps(kind.forward)(lambda _, states: states))
+    assert identity(model) != identity(model)
+
+
+def test_a_list_that_holds_itself_is_told():
+    found = set()
+    for number in (1, 1, 2):
+        model = model_to_give_away("llama")
+        model.extra = [number]
+        model.extra.append(model.extra)
+        found.add(identity(model))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama", "gpt2", "gemma3", "gemma4_text", "gpt_oss", "mixtral", "phimoe", "lfm2_moe",
+        "mamba2", "zamba2", "nemotron_h", "qwen3_next", "deepseek_v3", "recurrent_gemma",
+    ],
+)  # fmt: skip
+def test_a_family_built_twice_is_one_model(family):
+    assert identity(changed_model(family)) == identity(tiny_model(family))
 
 
 def test_where_a_model_came_from_and_whether_it_trains_decides_nothing():

@@ -36,21 +36,23 @@ from stratakv.tree.policies import EVICTION_POLICIES
 
 ANCHOR_ALONE: Final = "full"
 PLAIN: Final = "lru"
+CHATS: Final = 400
+MESSAGE_TOKENS: Final = 200
 ANEW_PARTS: Final = 8
 TIERS: Final = {False: "device", True: "device+host"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
-    """The flags of the command. ``trace`` None: ``branching`` generated sessions of readers and
-    agents, or else ``chats`` conversations, in which a user says ``message_tokens`` a turn on
-    average. Empty ``policies`` or ``specs``: all of them. ``device_tokens`` None: a part of what
-    the trace says anew. ``chat_tokens`` None: the trace's mean request."""
+    """The flags of the command. One of ``trace``, ``branching`` generated sessions of readers and
+    agents, or ``chats`` conversations (None: 400), in which a user says ``message_tokens`` a turn
+    on average (None: 200). Empty ``policies`` or ``specs``: all of them. ``device_tokens`` None: a
+    part of what the trace says anew. ``chat_tokens`` None: the trace's mean request."""
 
     trace: str | None = None
-    chats: int = 400
+    chats: int | None = None
     branching: int | None = None
-    message_tokens: int = 200
+    message_tokens: int | None = None
     seed: int = 0
     save_trace: str | None = None
     requests: int | None = None
@@ -62,6 +64,7 @@ class PolicyOptions:
     chunk_tokens: int = 512
 
     def __post_init__(self) -> None:
+        self._check_source()
         for name in (
             "message_tokens", "requests", "device_tokens", "chat_tokens", "max_running",
             "chunk_tokens",
@@ -78,6 +81,18 @@ class PolicyOptions:
             for name in names:
                 if name not in known:
                     raise ConfigError(f"{flag} {name}: allowed are {', '.join(known)}")
+
+    def _check_source(self) -> None:
+        """ConfigError where what is generated or read is said twice, and one would be ignored."""
+        beside = "TRACE" if self.trace is not None else "--branching"
+        chats = (("--chats", self.chats), ("--message-tokens", self.message_tokens))
+        if self.trace is not None:
+            given = [("--branching", self.branching), *chats]
+        else:
+            given = [] if self.branching is None else list(chats)
+        for flag, value in given:
+            if value is not None:
+                raise ConfigError(f"{flag} {value}: not with {beside}; allowed is one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +232,9 @@ def _workload(options: PolicyOptions) -> tuple[str, list[TraceRequest]]:
         name, requests = branches.name, policy_branches.generate(branches)
     else:
         traffic = ChatTraffic(
-            chats=options.chats, seed=options.seed, message_tokens=options.message_tokens
+            chats=CHATS if options.chats is None else options.chats,
+            seed=options.seed,
+            message_tokens=options.message_tokens or MESSAGE_TOKENS,
         )
         name, requests = traffic.name, generate(traffic)
     requests = requests[: options.requests]

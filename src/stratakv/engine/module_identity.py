@@ -1,38 +1,66 @@
-"""The identity of a model in memory: every byte of it, and every number that its modules hold.
+"""The identity of a model in memory: every byte of it, and every value that its modules hold.
 
 Owns what of a module counts. Agrees with no identity of a directory. Must not read files.
 """
 
-import json
-from collections.abc import Iterator
+import inspect
+import logging
+import secrets
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Final, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
 from stratakv.core.tensor_lines import TensorLine, lines_digest
 
-FORMAT: Final = b"stratakv-model-in-memory-1"
+LOG: Final = logging.getLogger(__name__)
+FORMAT: Final = b"stratakv-model-in-memory-2"
 """To be changed whenever our own arithmetic changes: every page is another then."""
 ARITHMETIC: Final = f"transformers {transformers_version}"
 """Whose code runs the model: other code is another model."""
+CODE: Final = frozenset({"torch", "transformers", "stratakv"})
+"""Packages whose functions and classes are told by their names."""
 _NAMES: Final = frozenset({"name_or_path", "_name_or_path"})
-_NOT_COMPUTED_WITH: Final = _NAMES | {"training", "gradient_checkpointing"}
+_NOT_COMPUTED_WITH: Final = _NAMES | {
+    "training", "gradient_checkpointing",
+    # nn.Module's own: what matters of it are its forward hooks.
+    "_non_persistent_buffers_set", "_is_full_backward_hook", "_backward_hooks",
+    "_backward_pre_hooks", "_forward_hooks_always_called", "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs", "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks",
+    "_state_dict_hooks", "_state_dict_pre_hooks",
+}  # fmt: skip
+_HOOKS: Final = frozenset({"_forward_hooks", "_forward_pre_hooks"})
+_NOT_IN_CONFIGS: Final = _NAMES | {
+    "_commit_hash",
+    "_attn_implementation_internal",  # which the engine sets
+    "_attn_implementation_autoset",
+}
+_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_TENSORS: Final = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 def module_identity(module: PreTrainedModel, dtype: str) -> bytes:
     """32 bytes over the config, and over the class, the parameters, the buffers, those that are not
-    saved too, and the plain attributes of every module within."""
-    config = module.config.to_dict()
-    said = json.dumps(
-        {name: value for name, value in config.items() if name not in _NAMES},
-        sort_keys=True,
-        default=str,
-    )
-    head = (FORMAT, dtype.encode(), ARITHMETIC.encode(), said.encode(), *_plain(module))
-    return lines_digest(head, _tensors(module))
+    saved too, and the attributes of every module within, whatever they are called and in which
+    containers they lie. Of a model that holds what cannot be told (a forward hook, a function or an
+    object that is not of ``CODE``) they are new each time: it shares no page with any other."""
+    walk = _Walk()
+    head = [FORMAT, dtype.encode(), ARITHMETIC.encode(), *walk.of(module.config, "config")]
+    head += walk.of(module, "model")
+    if walk.untold:
+        LOG.warning("the model's pages are for itself alone; untold are %s", walk.untold[:3])
+        head.append(secrets.token_bytes(32))
+    return lines_digest(head, walk.lines)
 
 
 def tensor_line(name: str, tensor: torch.Tensor) -> TensorLine:
@@ -41,35 +69,140 @@ def tensor_line(name: str, tensor: torch.Tensor) -> TensorLine:
     return TensorLine.of(name, str(tensor.dtype), tensor.shape, plain)
 
 
-def _tensors(module: nn.Module) -> Iterator[TensorLine]:
-    for name, tensor in module.named_parameters(remove_duplicate=False):
-        yield tensor_line(f"parameter {name}", tensor)
-    for name, tensor in module.named_buffers(remove_duplicate=False):
-        yield tensor_line(f"buffer {name}", tensor)
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor):
-                yield tensor_line(f"attribute {path}.{name}", value)
+class _Walk:
+    """Says what lies in a value, in parts of which none can be taken for another: whatever holds
+    others says first how many. What is reached again is said by its number. ``lines``: the tensors;
+    ``untold``: where something is that two models may hold alike and compute otherwise."""
+
+    def __init__(self) -> None:
+        self.lines: list[TensorLine] = []
+        self.untold: list[str] = []
+        self._met: dict[int, tuple[int, object]] = {}
+
+    def of(self, value: object, path: str) -> Iterator[bytes]:
+        kind = type(value)
+        if kind in _PLAIN:
+            yield f"{kind.__name__} {value!r}".encode("utf-8", "surrogatepass")
+            return
+        if id(value) in self._met:
+            yield b"again %d" % self._met[id(value)][0]
+            return
+        match value:
+            case torch.Tensor() | nn.Module() | PretrainedConfig() | list() | dict():
+                self._met[id(value)] = len(self._met), value
+            case _ if _is_record(value):
+                self._met[id(value)] = len(self._met), value
+            case _:
+                pass
+        yield f"{kind.__module__}.{kind.__qualname__}".encode()
+        yield from self._inside(value, path)
+
+    def _inside(self, value: object, path: str) -> Iterator[bytes]:
+        match value:
+            case torch.Tensor():
+                self.lines.append(tensor_line(path, value))
+                if type(value) not in _TENSORS:
+                    yield self._untold(path)
+            case nn.Module():
+                yield from self._module(value, path)
+            case PretrainedConfig():
+                yield from self._named(vars(value), path, _NOT_IN_CONFIGS)
+            case GenerationConfig():
+                pass  # how tokens are chosen
+            case np.ndarray() | np.generic():
+                yield from self._array(cast("npt.NDArray[np.generic]", np.asarray(value)), path)
+            case list() | tuple():
+                yield from self._several(cast("Iterable[object]", value), path)
+            case set() | frozenset():
+                yield from self._unordered(cast("Iterable[object]", value), path)
+            case dict():
+                yield from self._keyed(cast("dict[object, object]", value), path)
+            case _:
+                yield from self._object(value, path)
+
+    def _object(self, value: object, path: str) -> Iterator[bytes]:
+        match value:
+            case partial():
+                bound = cast("partial[object]", value)
+                yield from self._several((bound.func, bound.args, bound.keywords), path)
+            case MethodType():
+                yield from self._several((value.__func__, value.__self__), path)
+            case FunctionType() | BuiltinFunctionType() | type():
+                yield from self._code(value, path)
+            case Enum():
+                yield value.name.encode()
+                yield from self._code(type(value), path)
+            case _ if _is_record(value):
+                yield from self._code(type(value), path)
+                yield from self._named(vars(value), path, frozenset())
+            case _:
+                yield self._untold(path)
+
+    def _unordered(self, values: Iterable[object], path: str) -> Iterator[bytes]:
+        parts = sorted(list(self.of(value, path)) for value in values)
+        yield b"%d" % len(parts)
+        for part in parts:
+            yield from part
+
+    def _keyed(self, found: dict[object, object], path: str) -> Iterator[bytes]:
+        yield from self._several(found.keys(), path)
+        for key, value in found.items():
+            yield from self.of(value, f"{path}.{key}")
+
+    def _module(self, module: nn.Module, path: str) -> Iterator[bytes]:
+        yield from self._code(type(module), path)
+        at: object = type(module).forward
+        while isinstance(at, FunctionType) and _is_of_code(at.__globals__["__name__"]):
+            at = vars(at).get("__wrapped__")
+        if at is not None:  # a wrapper, or what it wraps, that somebody has put there
+            yield self._untold(f"{path}.forward")
+        for name in _HOOKS:
+            if vars(module)[name]:
+                yield self._untold(f"{path}.{name}")
+        yield from self._named(vars(module), path, _NOT_COMPUTED_WITH | _HOOKS)
+
+    def _named(
+        self, held: Mapping[str, object], path: str, left_out: frozenset[str]
+    ) -> Iterator[bytes]:
+        names = sorted(held.keys() - left_out)
+        yield b"%d" % len(names)
+        for name in names:
+            yield name.encode()
+            yield from self.of(held[name], f"{path}.{name}")
+
+    def _several(self, values: Iterable[object], path: str) -> Iterator[bytes]:
+        found = list(values)
+        yield b"%d" % len(found)
+        for at, value in enumerate(found):
+            yield from self.of(value, f"{path}.{at}")
+
+    def _array(self, array: npt.NDArray[np.generic], path: str) -> Iterator[bytes]:
+        yield f"{array.dtype.descr} {array.shape}".encode()
+        if array.dtype.hasobject:
+            yield self._untold(path)
+        else:
+            yield array.tobytes()
+
+    def _code(self, found: type | FunctionType | BuiltinFunctionType, path: str) -> Iterator[bytes]:
+        """Of a class or function its name, if that leads to it and to nobody's own code."""
+        yield f"{found.__module__}.{found.__qualname__}".encode()
+        at: object = sys.modules.get(found.__module__ or "")
+        for name in found.__qualname__.split("."):
+            at = inspect.getattr_static(at, name, None)
+        at = at.__func__ if isinstance(at, staticmethod | classmethod) else at
+        if at is not found or not _is_of_code(found.__module__):
+            yield self._untold(path)
+
+    def _untold(self, path: str) -> bytes:
+        self.untold.append(path)
+        return b"untold"
 
 
-def _plain(module: nn.Module) -> Iterator[bytes]:
-    """Every module's path, class and attributes that are plain data: scales, sizes, epsilons."""
-    for path, part in module.named_modules():
-        kind = type(part)
-        yield f"{path} {kind.__module__}.{kind.__qualname__}".encode()
-        for name, value in sorted(vars(part).items()):
-            if not name.startswith("_") and name not in _NOT_COMPUTED_WITH and _is_plain(value):
-                yield f"{name} {value!r}".encode()
+def _is_record(value: object) -> bool:
+    """Whether its fields are all that it holds, and can be seen."""
+    slots = any("__slots__" in vars(kind) for kind in type(value).__mro__)
+    return is_dataclass(value) and not isinstance(value, type) and not slots
 
 
-def _is_plain(value: object) -> bool:
-    match value:
-        case None | bool() | int() | float() | str() | torch.dtype():
-            return True
-        case tuple() | list():
-            return all(map(_is_plain, cast("tuple[object, ...]", value)))
-        case dict():
-            found = cast("dict[object, object]", value)
-            return all(map(_is_plain, found)) and all(map(_is_plain, found.values()))
-        case _:
-            return False
+def _is_of_code(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] in CODE
