@@ -122,12 +122,12 @@ class Faults:
                     return right(rows, own)
         return right(rows, own)
 
-    def _give(self, right: Wrapped, row, lease, key, end, *, last):
+    def _give(self, right: Wrapped, *arguments, **ends):
         for group in self._cache._live.groups:
             if self._due(f"snapshot {group}"):
                 with self._without(Tier.DEVICE, group):
-                    return right(row, lease, key, end, last=last)
-        return right(row, lease, key, end, last=last)
+                    return right(*arguments, **ends)
+        return right(*arguments, **ends)
 
     def _price(self, right: Wrapped, *arguments):
         if not self._alone and self._due("admit"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stratakv.core.config import EngineConfig
-from stratakv.core.ids import RequestId
+from stratakv.core.ids import NONE, RequestId
 from stratakv.engine.request import FinishReason, Prompt, SamplingParams
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.patience import PATIENCE_S
@@ -80,10 +80,18 @@ def test_device_only_hits_until_it_evicts():
         assert (counters.backup_pages, counters.load_pages) == (0, 0)
 
 
-def test_a_host_takes_every_anchor_page_and_of_a_window_what_a_checkpoint_needs():
+def test_a_host_takes_every_anchor_page_and_of_a_window_what_checkpoints_and_milestones_need():
+    """The prompt ends at 15 pages, its milestones at 1, 2, 4, 7, 11, 13 and 14. A window reaches
+    three pages back, so that page 7 alone is in none of theirs."""
     with engine() as parts:
         first_of(parts, PROMPT)
-        assert parts.cache.counters.backup_pages == 15 + 3
+        parts.cache.settle()
+        nodes = parts.cache._tree.nodes
+        rows = nodes.rows()
+        for group, pages in enumerate([set(range(15)), set(range(15)) - {7}]):
+            saved = nodes.page[Tier.HOST][group][rows] != NONE
+            assert set(nodes.depth[rows[saved]].tolist()) == pages
+        assert parts.cache.counters.backup_pages == 15 + 14
         assert first_of(parts, PROMPT).cached == on_device(SPEC, 60)
         evict_device(parts)
         assert first_of(parts, PROMPT).cached == on_host(SPEC, 60)

@@ -18,6 +18,7 @@ from tests.engines import (
     evict_device,
     expected_tokens,
     greedy,
+    on_host,
     run,
     token_engine,
     token_spec,
@@ -126,14 +127,15 @@ def test_tight_pools_of_a_real_model():
 
 
 def test_a_request_that_computes_what_another_one_loads_keeps_no_second_page():
-    """B, whose window could not follow to where it branches, computes pages that a load for A is
-    just landing. There are two pages for one place until the load ends, and no longer: admission
-    has booked one."""
+    """B parts from A right below a milestone, at 32 pages, and hits the one at 16. Of what
+    it computes from there on, a load for A's beginning is just landing the same pages. There are
+    two pages for one place until the load ends, and no longer: admission has booked one."""
     spec = token_spec(PAGE, KeepWindow(56))
     peak = demand(spec, 320, 320, 8, 0).peak[1]
     rng = np.random.default_rng(5)
-    known = rng.integers(0, VOCABULARY, 69).tolist()
-    branch = known[:48] + rng.integers(0, VOCABULARY, 100).tolist()
+    known = rng.integers(0, VOCABULARY, 64 * PAGE + 1).tolist()
+    beginning = known[: 32 * PAGE + 1]
+    branch = known[: 31 * PAGE] + rng.integers(0, VOCABULARY, 100).tolist()
     other = rng.integers(0, VOCABULARY, 140).tolist()
     settings = config(chunk_tokens=8, step_tokens=15)
     with token_engine(spec, settings, (200, 2 * peak), (300, 300)) as parts:
@@ -142,15 +144,18 @@ def test_a_request_that_computes_what_another_one_loads_keeps_no_second_page():
         duplicates = parts.cache.counters.duplicate_pages
         parts.engine.submit(greedy("B", branch, 5))
         got = parts.engine.step() + parts.engine.step()
-        parts.engine.submit(greedy("A again", known, 1))
+        parts.engine.submit(greedy("A again", beginning, 1))
         parts.engine.submit(greedy("C", other, 5))
         while parts.engine.has_work():
             got += parts.engine.step()
             parts.engine.check()
             assert in_use(parts, 1) <= 2 * peak
+        cached = {output.request: output.cached for output in got if output.cached is not None}
+        assert cached["B"] == on_host(spec, 16 * PAGE)
+        assert cached["A again"].total == 32 * PAGE
         assert parts.cache.counters.load_pages > 0
         assert parts.cache.counters.duplicate_pages > duplicates
-        for name, prompt, count in (("B", branch, 5), ("A again", known, 1), ("C", other, 5)):
+        for name, prompt, count in (("B", branch, 5), ("A again", beginning, 1), ("C", other, 5)):
             said = tokens_of([output for output in got if output.request == name])
             assert said == expected_tokens(prompt, count)
 

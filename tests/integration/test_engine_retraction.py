@@ -229,13 +229,17 @@ def test_a_sampled_stream_goes_on_as_if_nothing_had_happened(spec, host):
 
 # -- what is saved -------------------------------------------------------------------------------
 
+IN_MID_PREFILL = {8: {"chunk_tokens": 8}, 9: {"snapshot_tokens": 16}}
+"""Tokens computed, and what stops there: at a milestone, whose state is the tree's now, and off a
+boundary. Where a milestone costs a state, a chunk of 9 tokens would be cut at 8."""
+
 
 @each_spec
 @pytest.mark.parametrize("prompt_tokens", [13, 24])
-@pytest.mark.parametrize("computed", [*range(24, 38), 9])
+@pytest.mark.parametrize("computed", [*range(24, 38), *IN_MID_PREFILL])
 def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
-    """In mid-prefill (9) and while decoding, on and off a page boundary: as ``needed`` says."""
-    with engine(spec) as parts:
+    """In mid-prefill and while decoding, on and off a page boundary: as ``needed`` says."""
+    with engine(spec, **IN_MID_PREFILL.get(computed, {})) as parts:
         out = start(parts, "r", PROMPT[:prompt_tokens], 40, computed)
         parts.cache.settle()
         nodes, rule = parts.cache._tree.nodes, {g.id: g.retention for g in spec.groups}
@@ -271,10 +275,10 @@ def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
 
 @each_spec
 @pytest.mark.parametrize("gone", [False, True])
-@pytest.mark.parametrize("computed", [9, 20, 31, 32])
+@pytest.mark.parametrize("computed", [*IN_MID_PREFILL, 20, 31, 32])
 def test_nothing_is_computed_twice(spec, gone, computed):
     """Neither when its pages still lie on the device nor when others have taken them."""
-    with engine(spec) as parts:
+    with engine(spec, **IN_MID_PREFILL.get(computed, {})) as parts:
         out = start(parts, "r", PROMPT[:20], 30, computed)
         parts.cache.settle()
         retract(parts, "r")
@@ -383,7 +387,7 @@ def test_one_that_computes_what_others_wait_for_may_leave():
 @pytest.mark.parametrize("host", [0, 1, 3])
 @pytest.mark.parametrize("computed", [9, 30, 32])
 def test_without_host_room_it_is_recomputed(spec, host, computed):
-    settings = {} if host else {"cache": "device"}
+    settings = {"snapshot_tokens": 16, "cache": "host" if host else "device"}
     with engine(spec, host=host, **settings) as parts:
         out = start(parts, "r", PROMPT[:20], 30, computed)
         parked = retract(parts, "r")
@@ -479,7 +483,7 @@ def abort(parts, name):
 @each_spec
 @pytest.mark.parametrize("computed", [9, 30, 32])
 def test_an_abort_while_parked(spec, computed):
-    with engine(spec) as parts:
+    with engine(spec, snapshot_tokens=16) as parts:
         start(parts, "r", PROMPT[:20], 30, computed)
         retract(parts, "r")
         parts.cache.settle()
@@ -495,7 +499,7 @@ def test_an_abort_while_parked(spec, computed):
 @pytest.mark.parametrize("computed", [9, 30, 32])
 def test_an_abort_while_its_save_is_in_flight(spec, computed):
     hold, copier = held_copier(Direction.BACKUP)
-    with engine(spec, copier=copier) as parts:
+    with engine(spec, copier=copier, snapshot_tokens=16) as parts:
         try:
             start(parts, "r", PROMPT[:20], 30, computed)
             live = list(retract(parts, "r").live)

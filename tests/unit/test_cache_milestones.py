@@ -1,0 +1,83 @@
+"""A milestone never costs a checkpoint: where the host or the states on the device are full of what
+checkpoints need, milestones are not kept, and that is counted.
+"""
+
+from stratakv.core.config import EngineConfig
+from stratakv.spec.retention import KeepBoundary, KeepWindow
+from tests.engines import (
+    drain,
+    evict_device,
+    expected_tokens,
+    greedy,
+    on_device,
+    on_host,
+    run,
+    token_engine,
+    token_spec,
+    tokens_of,
+)
+
+PAGE = 4
+WINDOW = token_spec(PAGE, KeepWindow(10))
+STATE = token_spec(PAGE, KeepBoundary())
+OLD = [[k, *range(8)] for k in range(4)]
+"""Each ends at page 2: its windows are what this end needs, and it has one state."""
+LONG = [n * 7 % 97 for n in range(61)]
+
+
+def engine(spec, device, host, **settings):
+    config = EngineConfig(
+        page_tokens=PAGE, max_running=2, max_model_len=100, chunk_tokens=64, step_tokens=80,
+        load_back_threshold=1, **settings,
+    )  # fmt: skip
+    return token_engine(spec, config, device, host)
+
+
+def ask(parts, tokens):
+    """What of a prompt was cached, after checking its answer; all copies have ended."""
+    out = run(parts, greedy("r", tokens, 1))["r"]
+    assert tokens_of(out) == expected_tokens(tokens, 1)
+    parts.cache.settle()
+    parts.engine.check()
+    return out[0].cached
+
+
+def test_on_a_host_full_of_checkpoints_milestones_are_not_saved():
+    """There is room for the new prompt's own end: three pages of window. Its milestones need eleven
+    more."""
+    with engine(WINDOW, (60, 60), (60, 2 * len(OLD) + 3)) as parts:
+        counters = parts.cache.counters
+        for tokens in OLD:
+            ask(parts, tokens)
+        assert parts.cache.stats()[3].free == 3
+        assert counters.dropped_backup_pages == 0
+        ask(parts, LONG)
+        assert counters.evicted_host_pages == 0
+        assert counters.dropped_backup_pages >= 11
+        for tokens in OLD:
+            evict_device(parts)
+            assert ask(parts, tokens) == on_host(WINDOW, 8)
+        evict_device(parts)
+        assert ask(parts, LONG) == on_host(WINDOW, 60)
+
+
+def test_on_a_device_full_of_checkpoints_no_state_of_a_milestone_is_kept():
+    """There is one page more than checkpoints need: for the state that the new prompt works on. It
+    finds none for its milestones, at 2, 4, 6, 10, 12 and 14 pages, and has its own end, at 15, for
+    the oldest of the others."""
+    with engine(STATE, (60, len(OLD) + 1), (0, 0), cache="device", snapshot_tokens=8) as parts:
+        counters, nodes = parts.cache.counters, parts.cache._tree.nodes
+        for tokens in OLD:
+            ask(parts, tokens)
+        assert (counters.snapshots, counters.snapshots_skipped) == (len(OLD), 0)
+        parts.engine.submit(greedy("r", LONG, 1))
+        for skipped in range(1, 7):
+            assert not parts.engine.step()  # each ends at a milestone
+            assert (counters.snapshots, counters.snapshots_skipped) == (len(OLD), skipped)
+            assert nodes.checkpoint[nodes.rows()].sum() == len(OLD)
+            assert counters.evicted_device_pages == 0
+        assert tokens_of(drain(parts)) == expected_tokens(LONG, 1)
+        assert (counters.snapshots, counters.snapshots_skipped) == (len(OLD) + 1, 6)
+        for tokens in (*OLD[1:], LONG):
+            end = (len(tokens) - 1) // PAGE * PAGE
+            assert ask(parts, tokens) == on_device(STATE, end)
