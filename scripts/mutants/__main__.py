@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from scripts.mutants.mutations import Mutant
-from scripts.mutants.results import Results, score
+from scripts.mutants.results import Results
 from scripts.mutants.rooms import LEFT_OUT, TESTS, files_of
+from scripts.mutants.scores import verdict
 from scripts.mutants.zygote import ROOT, Clean, Job, Verdict, imported, serve
 
 WRITE_S: Final = 30.0
@@ -138,11 +139,11 @@ def _judge_all(room: Room, left: list[tuple[str, Mutant]], until_s: float) -> No
 
 def report(names: list[str]) -> None:
     columns = ("mutants", "killed", "hung", "survived", "equivalent", "not run")
-    print(f"{'':14}" + "".join(f"{column:>12}" for column in columns) + f"{'score':>9}")
+    print(f"{'':14}" + "".join(f"{column:>12}" for column in columns) + "  score")
     for name in names:
         counts = Results(name).counts()
         row = "".join(f"{counts[column]:12,}" for column in columns)
-        print(f"{name:14}{row}{score(counts):9.1%}")
+        print(f"{name:14}{row}  {verdict(name, counts)}")
     for path, why in LEFT_OUT.items():
         print(f"left out: {path} ({why})")
 

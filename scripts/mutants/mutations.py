@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import libcst as cst
-import libcst.matchers as m
-from libcst.metadata import MetadataWrapper, PositionProvider
-from mutmut.mutation import mutators
+try:
+    import libcst as cst
+    import libcst.matchers as m
+    from libcst.metadata import MetadataWrapper, PositionProvider
+    from mutmut.mutation import mutators
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"{error}: `make mutants` or `pip install -e '.[mutants]'` installs it"
+    ) from error
 
 UNTOUCHED_CALLS: Final = {
     "len", "isinstance", "assert_never", "cast", "TypeVar", "NewType", "getLogger",

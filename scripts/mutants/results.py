@@ -136,9 +136,3 @@ class Results:
         known = ("killed", "hung", "equivalent", "survived")
         counts["not run"] = counts["mutants"] - sum(counts[name] for name in known)
         return counts
-
-
-def score(counts: Counter[str]) -> float:
-    """Killed, of those that were run and can be."""
-    run = counts["killed"] + counts["hung"] + counts["survived"]
-    return (counts["killed"] + counts["hung"]) / run if run else 0.0

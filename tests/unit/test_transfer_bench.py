@@ -1,11 +1,14 @@
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from stratakv.bench import transfer, transfer_v4
 from stratakv.bench.accelerator import Accelerator
 from stratakv.core.ids import LayerId
+from stratakv.testing.patience import wait_until
+from stratakv.transfer.plan import Direction
 
 FIGURES = {
     "spec", "page_tokens", "page_bytes", "segment_bytes", "d2h_ratio", "h2d_ratio", "d2h_gb_s",
@@ -84,11 +87,20 @@ def test_layers_wait_for_their_gates_and_take_their_time():
 
 
 def test_a_load_is_timed_until_its_last_byte_and_not_until_the_layers_end(small, monkeypatch):
-    monkeypatch.setattr(transfer_v4, "LAYER_S", 0.2)
+    now_s = [1.0]
+    clock = SimpleNamespace(perf_counter=lambda: now_s[0], sleep=time.sleep)
+    monkeypatch.setattr(transfer_v4, "time", clock)
+
+    class Layers:
+        """They end long after the load, by the one clock that there is."""
+
+        def run(self, gate, tokens):
+            wait_until(lambda: copies.engine.ready(Direction.LOAD), "the load")
+            now_s[0] = 9.0
+
+    monkeypatch.setattr(transfer_v4, "accelerator", lambda _: Layers())
     copies = transfer_v4._Copies.of(transfer_v4.v4_flash_spec())
-    begin_s = time.perf_counter()
     taken_s, moved = copies.load(copies.ends(transfer_v4.np.random.default_rng(0)))
-    whole_s = time.perf_counter() - begin_s
     copies.engine.close()
-    assert 0 < taken_s < whole_s - 0.2
+    assert (taken_s, copies.timed.done_s) == (0.0, 1.0)
     assert moved == transfer_v4.bytes_of(copies.spec, copies.pages)
