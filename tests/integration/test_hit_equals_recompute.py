@@ -112,8 +112,10 @@ def test_a_partial_hit_inside_a_window_and_the_branching_point_it_leaves(family,
     kept = span_tokens(spec_for(family, page), end)[1] // page
     with lab(family, page) as this:
         this.ask(first)
-        # Only what the prompt's checkpoint needs is left of the window: not enough at ``shared``.
+        # Only what the prompt's checkpoint needs is left of the window: not enough at ``shared``,
+        # and milestones, which are the first to go, have gone.
         evict(this.parts, Tier.DEVICE, 1, keep=kept)
+        evict(this.parts, Tier.HOST, 1, keep=kept)
         second = first[:shared] + prompt(page, 2)[: len(first) - shared]
         assert this.ask(second).cached == on_device(this.spec, 0)
         third = first[:shared] + prompt(page, 4)[: len(first) - shared]
