@@ -206,9 +206,7 @@ def test_torchrun_starts_the_ranks(model, story, tmp_path):
 # -- refusals: nothing is started ------------------------------------------------------------------
 
 
-def test_pages_of_ranks_are_not_missed_by_one_that_cuts_otherwise(
-    model, story, nothing_starts, capsys
-):
+def test_pages_of_ranks_are_not_missed_by_one_that_cuts_otherwise(model, story, capsys):
     assert main([*map(str, serve(model, 1, *in_store(story.store)))]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == (

@@ -70,7 +70,8 @@ class LivePages:
             return {}
         for group in () if last else given:
             owed = int((self._seated & (self._slots.own(group) == NONE)).sum())
-            if spare:
+            if spare:  # its page may be under a copy when those who run keep their next checkpoints
+                owed += int(self._seated.sum())
                 room = self._pools.make_spare_room(Tier.DEVICE, group, owed + 1)
             else:  # what the lease stands on is let go of as it moves on to the new snapshot
                 room = self._pools.available(group) + self._tree.sole(lease, group)
