@@ -4,6 +4,8 @@ checkpoints need, milestones are not kept, and that is counted.
 
 from stratakv.core.config import EngineConfig
 from stratakv.spec.retention import KeepBoundary, KeepWindow
+from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.transfer.cpu import DEFAULT_COPIER
 from tests.engines import (
     drain,
     evict_device,
@@ -25,12 +27,12 @@ OLD = [[k, *range(8)] for k in range(4)]
 LONG = [n * 7 % 97 for n in range(61)]
 
 
-def engine(spec, device, host, **settings):
+def engine(spec, device, host, copier=DEFAULT_COPIER, **settings):
     config = EngineConfig(
         page_tokens=PAGE, max_running=2, max_model_len=100, chunk_tokens=64, step_tokens=80,
         load_back_threshold=1, **settings,
     )  # fmt: skip
-    return token_engine(spec, config, device, host)
+    return token_engine(spec, config, device, host, copier)
 
 
 def ask(parts, tokens):
@@ -81,3 +83,16 @@ def test_on_a_device_full_of_checkpoints_no_state_of_a_milestone_is_kept():
         for tokens in (*OLD[1:], LONG):
             end = (len(tokens) - 1) // PAGE * PAGE
             assert ask(parts, tokens) == on_device(STATE, end)
+
+
+def test_a_milestone_that_is_being_saved_takes_no_page_from_the_next_checkpoint():
+    """There are pages for the state that a request works on and for one that is kept."""
+    hold = Hold()
+    copier = HookedCopier(DEFAULT_COPIER, hold)
+    with engine(STATE, (60, 2), (60, 60), copier, snapshot_tokens=8) as parts:
+        parts.engine.submit(greedy("r", LONG, 1))
+        while not parts.engine.step():
+            pass
+        assert parts.cache.counters.snapshots == 1
+        hold.allow(1_000)
+        assert ask(parts, LONG) == on_device(STATE, 60)
