@@ -174,6 +174,14 @@ def test_a_family_built_twice_is_one_model(family):
     assert identity(changed_model(family)) == identity(tiny_model(family))
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_model_that_was_saved_is_the_same_model(family, tmp_path):
+    model = model_to_give_away(family)
+    before = identity(model)
+    model.save_pretrained(tmp_path)
+    assert identity(model) == before
+
+
 def test_where_a_model_came_from_and_whether_it_trains_decides_nothing():
     model = model_to_give_away("llama").train()
     model.name_or_path = model.config.name_or_path = "elsewhere"

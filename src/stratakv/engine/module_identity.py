@@ -42,6 +42,7 @@ _NOT_COMPUTED_WITH: Final = _NAMES | {
 _HOOKS: Final = frozenset({"_forward_hooks", "_forward_pre_hooks"})
 _NOT_IN_CONFIGS: Final = _NAMES | {
     "_commit_hash",
+    "architectures",  # which a save writes down; the module's class is told itself
     "_attn_implementation_internal",  # which the engine sets
     "_attn_implementation_autoset",
 }
@@ -106,7 +107,9 @@ class _Walk:
             case nn.Module():
                 yield from self._module(value, path)
             case PretrainedConfig():
-                yield from self._named(vars(value), path, _NOT_IN_CONFIGS)
+                # A save leaves the name of a dtype where the dtype was.
+                held = vars(value) | {"dtype": str(value.dtype).removeprefix("torch.")}
+                yield from self._named(held, path, _NOT_IN_CONFIGS)
             case GenerationConfig():
                 pass  # how tokens are chosen
             case np.ndarray() | np.generic():
