@@ -1,20 +1,18 @@
 """Synthetic traffic whose prompts part inside older ones, as a trace: many questions on one
 document, and agents that go back and edit what was said.
 
-Owns the distributions and the seed. Must not know caches.
+Owns what readers and agents say. Must not know caches.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from stratakv.bench.policy_chats import lengths
+from stratakv.bench.policy_traffic import Traffic, lengths
 from stratakv.bench.trace import BLOCK_TOKENS, TraceRequest
-from stratakv.core.errors import ConfigError
 
-MAX_ANSWER_TOKENS: Final = 4096
 Said: TypeAlias = tuple[tuple[int, int], ...]
 """A prompt, as pieces: whose number, and how many of its first tokens."""
 Turn: TypeAlias = tuple[float, Said, int]
@@ -22,37 +20,28 @@ Turn: TypeAlias = tuple[float, Said, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BranchTraffic:
-    """``sessions`` that start in turn, ``start_s`` apart on average: every second one is a reader,
-    who asks about a document, and every other one an agent, whose history grows turn by turn.
+class BranchTraffic(Traffic):
+    """``sessions``: every second one is a reader, who asks about a document, and every other one an
+    agent, whose history grows turn by turn.
 
-    A reader takes one of as many documents (Zipf with exponent ``zipf``) behind one of ``systems``
+    A reader takes one of as many documents, popular by Zipf's law, behind one of ``systems``
     instructions, and asks ``turns`` questions that share nothing but the document. An agent has
     twice as many turns and adds ``step_tokens`` in each (what it was told and what its tools gave
     it); with probability ``edits`` it first goes back to a place anywhere in its history, the later
-    the likelier, forgets the rest and says something else. Numbers of turns are geometric, lengths
-    log-normal with sigma 0.5, think and start times exponential; figures are means.
+    the likelier, forgets the rest and says something else.
     """
 
     sessions: int
-    seed: int = 0
-    systems: int = 16
     system_tokens: int = 1500
     zipf: float = 0.5
+    turns: float = 2.0
     document_tokens: int = 30_000
     question_tokens: int = 300
-    answer_tokens: int = 300
     step_tokens: int = 2500
     edits: float = 0.6
-    turns: float = 2.0
-    think_s: float = 30.0
-    start_s: float = 4.0
 
     def __post_init__(self) -> None:
-        if self.sessions < 1:
-            raise ConfigError(f"--branching {self.sessions}: allowed is 1 and up")
-        if self.seed < 0:
-            raise ConfigError(f"--seed {self.seed}: allowed is 0 and up")
+        self.check("--branching", self.sessions)
 
     @property
     def name(self) -> str:
@@ -77,12 +66,11 @@ def generate(traffic: BranchTraffic) -> list[TraceRequest]:
     """The requests of all sessions in order of arrival; the same for the same ``traffic``."""
     rng = np.random.default_rng(traffic.seed)
     pieces = _Pieces()
-    systems = [pieces.new(n) for n in lengths(rng, traffic.system_tokens, traffic.systems)]
+    systems = [pieces.new(n) for n in traffic.systems_lengths(rng)]
     shelf = [pieces.new(n) for n in lengths(rng, traffic.document_tokens, traffic.sessions)]
-    weights = 1.0 / np.arange(1, traffic.sessions + 1) ** traffic.zipf
-    chosen = rng.choice(traffic.sessions, traffic.sessions, p=weights / weights.sum()).tolist()
+    chosen = traffic.popular(rng, traffic.sessions, traffic.sessions)
     behind = rng.integers(0, traffic.systems, traffic.sessions).tolist()
-    starts_s = np.cumsum(rng.exponential(traffic.start_s, traffic.sessions)).tolist()
+    starts_s = traffic.starts_s(rng, traffic.sessions)
     turns: list[Turn] = []
     for session in range(traffic.sessions):
         own = np.random.default_rng((traffic.seed, session))
@@ -110,9 +98,9 @@ def _reader(
 ) -> Iterator[Turn]:
     for _ in range(rng.geometric(1 / traffic.turns)):
         question = pieces.new(lengths(rng, traffic.question_tokens, 1)[0])
-        answer = _answer(rng, traffic)
+        answer = traffic.answer(rng)
         yield at_s, (*head, question), answer
-        at_s += rng.exponential(traffic.think_s) + 0.02 * answer
+        at_s += traffic.pause_s(rng, answer)
 
 
 def _agent(
@@ -124,14 +112,10 @@ def _agent(
             total, least = sum(n for _, n in said), sum(n for _, n in head)
             said = _cut(said, least + int((total - least) * np.sqrt(rng.random())))
         said = (*said, pieces.new(lengths(rng, traffic.step_tokens, 1)[0]))
-        answer = _answer(rng, traffic)
+        answer = traffic.answer(rng)
         yield at_s, said, answer
         said = (*said, pieces.new(answer))
-        at_s += rng.exponential(traffic.think_s) + 0.02 * answer
-
-
-def _answer(rng: np.random.Generator, traffic: BranchTraffic) -> int:
-    return min(MAX_ANSWER_TOKENS, lengths(rng, traffic.answer_tokens, 1)[0])
+        at_s += traffic.pause_s(rng, answer)
 
 
 def _cut(said: Said, tokens: int) -> Said:
