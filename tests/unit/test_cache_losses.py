@@ -1,12 +1,16 @@
 """Every token that was cached and had to be computed is counted once, with its tier and reason."""
 
 from dataclasses import replace
+from unittest import mock
 
+import numpy as np
 import pytest
 
+from stratakv.cache.admit import Wish
 from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
+from stratakv.core.page_keys import PageHasher
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.tree.nodes import Tier
 from tests.engines import (
@@ -193,6 +197,26 @@ def test_what_a_request_does_not_want_to_read_is_no_loss():
         assert parts.engine.stats().known_tokens == 0
         run(parts, replace(greedy("reads", PROMPT, 1), use=CacheUse.READ))
         assert parts.engine.stats().known_tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("use", "known"),
+    [(CacheUse.ALL, 40), (CacheUse.READ, 40), (CacheUse.STORE, 0), (CacheUse.NOTHING, 0)],
+)
+def test_the_cache_bills_who_leaves_for_what_it_would_have_read(use, known):
+    """Whoever calls need not look at ``use``; nor is anything matched in vain."""
+    with engine() as parts:
+        run(parts, greedy("first", PROMPT, 1))
+        prefix = PageHasher(parts.engine._namespaces.of("", ""), 4)
+        prefix.extend(np.array(PROMPT, np.int32))
+        wish = Wish(prefix=prefix, tokens=41, total_tokens=42, request=RequestId("left"), use=use)
+        match, matched = parts.cache.match, []
+        with mock.patch.object(
+            parts.cache, "match", lambda *what: (matched.append(what), match(*what))[1]
+        ):
+            parts.cache.abandon(wish)
+        assert (parts.cache.losses.known, bool(matched)) == (known, bool(known))
+        parts.cache.losses.check()
 
 
 def test_without_reuse_nothing_is_known():

@@ -27,7 +27,7 @@ from stratakv.cache.losses import LossBook
 from stratakv.cache.object_keys import HostBytes
 from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.pools import Allocators, Pools
-from stratakv.cache.records import Admission, Counters, PoolStats, Refusal
+from stratakv.cache.records import Admission, CacheUse, Counters, PoolStats, Refusal
 from stratakv.cache.seats import Seats
 from stratakv.cache.storage import StorageTier
 from stratakv.cache.witness import testify
@@ -176,10 +176,17 @@ class KVCache:
         ]
         return replace(admission, cached=admission.cached.fetched(tokens, groups))
 
-    def abandon(self, request: RequestId, prefix: PageHasher, tokens: int) -> None:
-        """A request with a prompt of ``tokens`` ends before it was admitted."""
-        known = self._admit.known(prefix, self.match(prefix, tokens), tokens)
-        self.storage.forget(request, partial(self.losses.left, known))
+    def abandon(self, wish: Wish) -> None:
+        """A request ends before it was admitted, and with it its prefetch, if it has one. Who does
+        not read has lost nothing."""
+        if CacheUse.READ not in wish.use:
+            return
+        found = self.match(wish.prefix, wish.tokens)
+        told = partial(self.losses.left, self._admit.known(wish.prefix, found, wish.tokens))
+        if wish.request is None:
+            told(None)
+        else:
+            self.storage.forget(wish.request, told)
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
         """Hand over this step's loads, as one plan; what a forward over freshly admitted rows waits

@@ -128,8 +128,8 @@ class Engine:
             self._backlog.remove(found)
         if found.parked is not None:
             self._cache.forget(found.parked)
-        if found.phase is Phase.WAITING and CacheUse.READ in found.prompt.use:
-            self._cache.abandon(request, found.prefix, found.prompt_tokens)
+        if found.phase is Phase.WAITING:
+            self._cache.abandon(_wish(found))
         found.signal(Signal.ABORT)
         self._leave(found)
         self._news.append(Output(request=request, token=None, finish=FinishReason.ABORT))
@@ -267,15 +267,7 @@ class Engine:
         self._backlog.put_back(held)
 
     def _ask(self, request: Request) -> Admission | Refusal:
-        wish = Wish(
-            prefix=request.prefix,
-            tokens=len(request.known),
-            total_tokens=request.total_tokens,
-            request=request.id,
-            priority=request.prompt.priority,
-            again=request.phase is Phase.RETRACTED,
-            use=request.prompt.use,
-        )
+        wish = _wish(request)
         if request.parked is None:
             return self._cache.admit(wish)
         return self._cache.resume(request.parked, wish)
@@ -386,3 +378,16 @@ class Engine:
         for request in list(self._requests):
             self.abort(request)
         self._cache.close(timeout_s)
+
+
+def _wish(request: Request) -> Wish:
+    """Of one that does not run."""
+    return Wish(
+        prefix=request.prefix,
+        tokens=len(request.known),
+        total_tokens=request.total_tokens,
+        request=request.id,
+        priority=request.prompt.priority,
+        again=request.phase is Phase.RETRACTED,
+        use=request.prompt.use,
+    )

@@ -6,7 +6,7 @@ found, and asserts nothing.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias, assert_never
 
 import numpy as np
 import torch
@@ -59,6 +59,9 @@ def cached_on(spec: CacheSpec, end_tokens: int, tier: Way) -> CachedTokens:
         groups_storage=spans if storage else none,
     )
 
+
+Alone: TypeAlias = Literal[Way.DEVICE, Way.HOST, Way.STORAGE, Way.TURN, Way.RETRACTED]
+"""Ways of one prompt that was computed once and is asked again."""
 
 REUSES: Final = frozenset(Way) - {Way.TURN, Way.BATCHED, Way.RETRACTED}
 """Ways of which it is known to the token what must have been reused."""
@@ -113,7 +116,7 @@ class Verifier:
 
     def run(self, ways: Sequence[Way] = tuple(Way)) -> Report:
         """Try ``ways`` one after the other and close the engine. AssertionError where the engine's
-        own books are wrong."""
+        own books are wrong, TimeoutError where it hangs."""
         try:
             return Report(tuple(self._try(way) for way in ways))
         finally:
@@ -177,18 +180,23 @@ class Verifier:
                     self._cached(tokens)
                 self._begin_again()
                 yield from ((tokens, self._ask(tokens)) for tokens in self._prompts)
-            case _:
+            case Way.COMPUTED:
+                for tokens in self._prompts:
+                    yield tokens, self._computed(tokens)
+            case Way.DEVICE | Way.HOST | Way.STORAGE | Way.TURN | Way.RETRACTED:
                 for tokens in self._prompts:
                     yield self._alone(way, tokens)
+            case _:
+                assert_never(way)
 
     def _ask(self, tokens: TokenIds, salt: str = "") -> Reply:
         return self._session.ask(tokens, self._settings.output_tokens, self._settings.salt + salt)
 
-    def _alone(self, way: Way, tokens: TokenIds) -> tuple[TokenIds, Reply]:
-        if way is Way.COMPUTED:
-            return tokens, self._computed(tokens)
+    def _alone(self, way: Alone, tokens: TokenIds) -> tuple[TokenIds, Reply]:
         before = self._cached(tokens)
         match way:
+            case Way.DEVICE:
+                pass
             case Way.HOST:
                 self._forget(tokens, Tier.DEVICE)
             case Way.STORAGE:
@@ -199,7 +207,7 @@ class Verifier:
             case Way.RETRACTED:
                 return tokens, self._retracted(tokens)
             case _:
-                pass
+                assert_never(way)
         return tokens, self._ask(tokens)
 
     def _computed(self, tokens: TokenIds) -> Reply:
@@ -228,8 +236,7 @@ class Verifier:
     def _retracted(self, tokens: TokenIds) -> Reply:
         session = self._session
         name = session.submit(tokens, self._settings.output_tokens, self._settings.salt)
-        while not any(output.request == name for output in session.step()):
-            pass
+        session.step_until(lambda news: any(output.request == name for output in news))
         session.subject.engine.retract(name)
         session.drain()
         return session.reply(name)

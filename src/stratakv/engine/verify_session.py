@@ -3,8 +3,9 @@
 Owns the bookkeeping between steps and replies. Must not judge them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -18,6 +19,9 @@ from stratakv.engine.meeting import Meeting, NoMeeting
 from stratakv.engine.request import Output, Prompt, SamplingParams
 from stratakv.engine.sampling import Sampled
 from stratakv.tree.nodes import Tier
+
+HANG_S: Final = 600.0
+"""An engine that does nothing for so long hangs; a copy or a store ends in far less."""
 
 
 class Subject(Protocol):
@@ -100,9 +104,25 @@ class Session:
             scores.append(logits)
         return news
 
+    def step_until(self, done: Callable[[list[Output]], bool]) -> None:
+        """Step until ``done``, which is shown the news of each step. TimeoutError where the engine
+        has nothing left to do before that, or has run no batch and said nothing for ``HANG_S``."""
+        engine = self.subject.engine
+        moved_s, steps = self._clock.now_s(), engine.stats().steps
+        while not done(news := self.step()):
+            if not engine.has_work():
+                raise TimeoutError("the engine has nothing left to do, and what is awaited is not")
+            now_s, ran = self._clock.now_s(), engine.stats().steps
+            if news or ran != steps:
+                moved_s, steps = now_s, ran
+            elif now_s - moved_s > HANG_S:
+                raise TimeoutError(f"the engine has not moved for {HANG_S:g} s")
+
     def drain(self) -> None:
-        while self.subject.engine.has_work():
-            self.step()
+        """Serve all to their ends; TimeoutError as in ``step_until``."""
+        engine = self.subject.engine
+        if engine.has_work():
+            self.step_until(lambda _: not engine.has_work())
 
     def reply(self, name: RequestId) -> Reply:
         """Of a request that has ended."""

@@ -1,0 +1,74 @@
+"""A session's own promises: an engine that hangs is not waited for, one that is slow is."""
+
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from stratakv.core.config import EngineConfig
+from stratakv.engine.verify_session import HANG_S, Scribe, Session
+from stratakv.serve.wiring import Outside
+from stratakv.spec.retention import KeepWindow
+from stratakv.testing.hit_equals_recompute import Tried
+from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.transfer_ends import HookedCopier
+from stratakv.transfer.cpu import DEFAULT_COPIER
+from tests.engines import expected_tokens, token_engine, token_spec
+
+SPEC = token_spec(4, KeepWindow(10))
+CONFIG = EngineConfig(
+    page_tokens=4, max_running=3, max_model_len=200, chunk_tokens=20, step_tokens=80
+)
+PROMPT = np.arange(81, dtype=np.int32) % 97
+
+
+class Ticking:
+    """A clock that says ``by_s`` more whenever it is asked."""
+
+    def __init__(self, by_s):
+        self.by_s, self.at_s = by_s, 0.0
+
+    def now_s(self):
+        self.at_s += self.by_s
+        return self.at_s
+
+
+@contextmanager
+def session(by_s, copier=DEFAULT_COPIER):
+    scribe = Scribe()
+    outside = Outside(meeting=scribe)
+    with token_engine(SPEC, CONFIG, (60, 60), (60, 60), copier, outside=outside) as parts:
+        yield Session(Tried(parts), scribe, Ticking(by_s))
+
+
+def test_an_engine_that_is_slow_is_waited_for():
+    with session(by_s=0.9 * HANG_S) as this:
+        reply = this.ask(PROMPT, 9, "")
+        assert list(reply.tokens) == expected_tokens(PROMPT.tolist(), 9)
+        assert reply.first_s > 3 * HANG_S  # a prompt in several chunks says nothing for long
+
+
+def test_one_that_does_not_move_is_given_up():
+    copies = threading.Event()
+
+    def held(*_):
+        assert copies.wait(PATIENCE_S), "it was never let go"
+
+    with session(by_s=0.1 * HANG_S, copier=HookedCopier(DEFAULT_COPIER, held)) as this:
+        name = this.submit(PROMPT, 2, "")
+        try:
+            with pytest.raises(TimeoutError, match=f"not moved for {HANG_S:g} s"):
+                this.drain()
+        finally:
+            copies.set()
+        this.drain()
+        assert list(this.reply(name).tokens) == expected_tokens(PROMPT.tolist(), 2)
+
+
+def test_what_does_not_come_is_not_waited_for_when_nothing_is_left_to_do():
+    with session(by_s=1.0) as this:
+        name = this.submit(PROMPT, 2, "")
+        this.subject.engine.abort(name)
+        with pytest.raises(TimeoutError, match="nothing left to do"):
+            this.step_until(lambda news: any(output.token is not None for output in news))
