@@ -31,6 +31,7 @@ METAVAR: Final = {
     "host_memory": "SIZE",
     "lora": "NAME=DIR",
     "storage": "URL",
+    "storage_root": "DIR",
     "prefetch_policy": f"{{{','.join(PREFETCH_POLICIES)}}}",
     "prefetch_threshold": "TOKENS",
     "prefetch_share": "SHARE",
@@ -69,6 +70,8 @@ HELP: Final = {
     "repeated",
     "storage": "a third tier that outlives the server: file:///DIR?quota=200GiB, redis://, s3://, "
     "mooncake://, memory://",
+    "storage_root": "a directory below which PUT /cache/storage may attach file stores; may be "
+    "repeated; default: none but the directory of --storage",
     "prefetch_policy": "how long a request waits for pages from storage: not at all, until they "
     "are there, or for a time",
     "prefetch_threshold": "a fetch from storage that saves fewer tokens is not begun; default: "

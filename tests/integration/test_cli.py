@@ -203,6 +203,8 @@ def test_a_command_line_that_cannot_be_read(argv, said, capsys):
         ("--storage redis://:pw@h:x/0", "--storage redis://:***@h:x/0: that is no URL"),
         ("--storage memory:// --cache device", "--storage: with --cache device there is no host"),
         ("--storage memory:// --host-ratio 0", "--storage memory://: there is no host page"),
+        ("--storage-root x", "--storage-root x: allowed is the absolute path of a directory"),
+        ("--storage-root / --cache off", "--storage-root: with --cache off there is no host"),
         ("--prefetch-policy never", "--prefetch-policy never: allowed are best-effort, wait-"),
         ("--prefetch-threshold 0", "--prefetch-threshold 0: allowed is 1 and more"),
         ("--prefetch-share 2", "--prefetch-share 2.0: allowed is above 0, and 1 at most"),
@@ -446,9 +448,34 @@ def test_storage_outlives_a_server_and_keys_do_not_show(directory, tmp_path):
     assert main(["fsck", str(tmp_path / "store")]) == 0
 
 
+def test_a_running_server_attaches_only_directories_that_it_was_told_of(directory, tmp_path):
+    def put(http, place):
+        return http.put("/cache/storage", json={"url": f"file://{place}?quota=64MiB"})
+
+    home = replace(STORED, storage=f"file://{tmp_path}/home?quota=64MiB")
+    below = replace(STORED, storage_root=(str(tmp_path / "root"),))
+    (tmp_path / "root").mkdir()
+    for config, allowed in ((home, tmp_path / "home"), (below, tmp_path / "root" / "store")):
+        service, parts = wiring.build_service(directory, config, ServerConfig(admin_key="psst"))
+        try:
+            with running(service) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
+                http.headers["Authorization"] = "Bearer psst"
+                http.delete("/cache/storage")
+                for place in (tmp_path / "new", tmp_path / "root" / ".." / "new", "/etc"):
+                    error = put(http, place).json()["error"]
+                    assert (error["param"], error["code"]) == ("url", "invalid_value")
+                    assert "--storage-root" in error["message"]
+                assert not (tmp_path / "new").exists()
+                assert put(http, allowed).status_code == 200
+                assert by_tier(http)["storage"] == 0
+        finally:
+            parts.close()
+
+
 def test_storage_is_changed_while_a_server_runs(directory, tmp_path):
     body = {"url": f"file://{tmp_path}/store?quota=64MiB"}
-    service, parts = wiring.build_service(directory, STORED, ServerConfig(admin_key="psst"))
+    config = replace(STORED, storage_root=(str(tmp_path),))
+    service, parts = wiring.build_service(directory, config, ServerConfig(admin_key="psst"))
     try:
         with running(service) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
             http.headers["Authorization"] = "Bearer psst"

@@ -169,6 +169,36 @@ def test_the_admin_key_and_no_other_opens_the_storage_and_the_flush(tokenizer, a
         assert http.get("/v1/models", headers=KEY).status_code == (401 if api_key else 200)
 
 
+# -- somebody else's directory ---------------------------------------------------------------------
+
+
+def test_a_directory_of_somebody_elses_is_refused_while_others_are_answered(tokenizer, tmp_path):
+    (tmp_path / "ledger").write_text("rent 900\n")
+    (tmp_path / "000000000001.seg").write_text("a text\n")
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
+    with serving(tokenizer) as (live, http), ThreadPoolExecutor(1) as pool:
+        live.engine.gate.clear()
+        other = pool.submit(http.post, "/v1/completions", json={"prompt": "hello", "max_tokens": 2})
+        wait_until(lambda: live.service.driver.open_requests == 1)
+        # Its step is held, and with it whoever asks the engine; opening a store is beside it.
+        error = error_of(
+            http.put(STORAGE, json={"url": f"file://{tmp_path}?quota=1GiB"}, headers=KEY), 400
+        )
+        assert (error["param"], error["code"]) == ("url", "invalid_value")
+        assert error["message"] == (
+            f"--storage file://{tmp_path}: it holds no store, and 'ledger' in it is not ours; "
+            "allowed is a directory that does not exist yet, an empty one, or a store of StrataKV"
+        )
+        assert http.get("/health").status_code == 200
+        assert not other.done()
+        live.engine.gate.set()
+        assert other.result(PATIENCE_S).status_code == 200
+        assert http.get(STORAGE, headers=KEY).json() == {"attached": False}
+    assert before == {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()
+    }
+
+
 # -- work under way --------------------------------------------------------------------------------
 
 

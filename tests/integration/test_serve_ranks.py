@@ -128,6 +128,7 @@ def _attach_again(server: Ranked, url: str) -> None:
             (dead, 502, "storage_unreachable"),
             ("memory://", 400, "invalid_value"),
             ("file://relative", 400, "invalid_value"),
+            ("file:///etc", 400, "invalid_value"),
         ):
             refused = http.put(storage, json={"url": other})
             assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)

@@ -1,4 +1,4 @@
-"""Whatever becomes of the 40 bytes of a ledger: the store opens, serves and keeps its quota."""
+"""Whatever becomes of the 48 bytes of a ledger: the store opens, serves and keeps its quota."""
 
 import fcntl
 import os
@@ -22,8 +22,8 @@ from stratakv.testing.storage_conformance import fetch, keys_of, store
 from tests.storage_files import Place, flip
 
 HIT, MISS = ReadStatus.HIT, ReadStatus.MISS
-VOUCHED_BYTES, WANT_BYTES = 16, 24
-LEDGER_BYTES = VOUCHED_BYTES + WANT_BYTES
+VOUCHED_BYTES, WANT_BYTES, MAGIC_BYTES = 16, 24, 8
+LEDGER_BYTES = VOUCHED_BYTES + WANT_BYTES + MAGIC_BYTES
 QUOTA_BYTES = 3 << 20
 KEYS = keys_of("kept", 4)
 
@@ -45,7 +45,7 @@ def serves(place: Place) -> None:
         assert fetch(backend, KEYS) == [HIT] * len(KEYS)
 
 
-def serves_and_keeps_its_quota(place: Place) -> None:
+def serves_and_keeps_its_quota(place: Place, others: int = 0) -> None:
     """Twice the quota is written; what is on the disk is what the store knows, then and later."""
     held = KEYS + keys_of("new", 400)
     with closing(place.open(quota_bytes=QUOTA_BYTES)) as backend:
@@ -56,7 +56,7 @@ def serves_and_keeps_its_quota(place: Place) -> None:
     assert place.physical_bytes() <= QUOTA_BYTES
     with closing(place.open(quota_bytes=QUOTA_BYTES)) as backend:
         assert int(backend.contains(held).sum()) == known
-        assert backend.stats().segments == len(list(place.path.iterdir())) - 1
+        assert backend.stats().segments == len(list(place.path.iterdir())) - 1 - others
 
 
 def cut(size: int) -> Callable[[bytes], bytes]:
@@ -73,11 +73,17 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut inside the count": cut(5),
     "cut inside the checksum": cut(12),
     "zeros": lambda data: bytes(len(data)),
-    "ones": lambda data: b"\xff" * len(data),
-    "more ones": lambda data: b"\xff" * 4096,
+    "ones before the magic": lambda data: b"\xff" * (len(data) - MAGIC_BYTES) + data[-MAGIC_BYTES:],
     "bit 48 of the count": lambda data: bytes([*data[:6], data[6] ^ 1, *data[7:]]),
-    "no checksum, as it was": lambda data: data[:8] + data[VOUCHED_BYTES:],
+    "no checksum, as it was": lambda data: data[:8] + data[VOUCHED_BYTES:-MAGIC_BYTES],
+    "a bit of the count, before there was a magic": lambda data: bytes([data[0] ^ 1]) + data[1:40],
     "a count without end, vouched for": lambda data: vouched(2**64 - 1),
+}
+STRANGERS: dict[str, bytes] = {
+    "text": b"12.03. rent 900\n",
+    "a line of text": b"rent\n",
+    "long": bytes(4096),
+    "ones": b"\xff" * LEDGER_BYTES,
 }
 
 
@@ -106,10 +112,35 @@ def test_fsck_reports_a_damaged_ledger_and_mends_it(damaged: Place):
 
 
 def test_fsck_mends_a_ledger_and_segments_at_once(damaged: Place):
-    (damaged.path / "00000000aaaa.seg").write_bytes(b"no segment")
+    (damaged.path / "00000000aaaa.seg").write_bytes(b"SKVSEG\0 no segment")
     mended = fsck(damaged.path, repair=True)
     assert (mended.bad_ledger, mended.broken, mended.mended, mended.clean) == (1, 1, 2, True)
     assert fsck(damaged.path).clean
+
+
+@pytest.mark.parametrize("what", STRANGERS)
+def test_a_ledger_that_is_somebody_elses_is_never_written_and_can_be_moved_away(
+    place: Place, what: str
+):
+    ledger = place.path / "ledger"
+    ledger.write_bytes(STRANGERS[what])
+    for call in (place.open, lambda: fsck(place.path, repair=True)):
+        with pytest.raises(StorageError, match=r"'ledger' in it is not ours and is left as it is"):
+            call()
+        assert ledger.read_bytes() == STRANGERS[what]
+    ledger.rename(place.path / "my ledger")
+    serves_and_keeps_its_quota(place, others=1)
+    assert (place.path / "my ledger").read_bytes() == STRANGERS[what]
+
+
+def test_a_ledger_of_before_the_magic_gets_one_with_the_next_segment(place: Place):
+    ledger = place.path / "ledger"
+    os.truncate(ledger, LEDGER_BYTES - MAGIC_BYTES)
+    serves(place)
+    assert fsck(place.path, repair=True).clean
+    assert ledger.stat().st_size == LEDGER_BYTES - MAGIC_BYTES
+    serves_and_keeps_its_quota(place)
+    assert ledger.read_bytes()[-MAGIC_BYTES:] == b"SKVLEDGR"
 
 
 @pytest.mark.parametrize("at", range(LEDGER_BYTES))

@@ -39,8 +39,8 @@ def test_every_kind_of_fault_is_found_and_mended(tmp_path: Path):
         fetch(backend, keys)
     flip_payload(tmp_path, keys[1], 5000)
     flip_header(tmp_path, keys[2], 30)
-    (tmp_path / "00000000aaaa.seg").write_bytes(bytes(8192))
-    (tmp_path / "00000000bbbb.seg").write_bytes(b"no segment")
+    (tmp_path / "00000000aaaa.seg").write_bytes(b"SKVNEW\0\0" + bytes(8192))
+    (tmp_path / "00000000bbbb.seg").write_bytes(b"SKVSEG\0\1 cut")
     before = {path: path.read_bytes()[:8192] for path in tmp_path.glob("*.seg")}
     found = fsck(tmp_path)
     assert (found.quarantined, found.bad_payloads, found.bad_headers) == (1, 1, 1)

@@ -30,7 +30,8 @@ class EngineConfig:
     """``page_tokens``: None is the model's own default. ``cache``: off (recompute everything),
     device, or host (device and host). ``lora``: adapters as NAME=DIR. ``storage``: a URL, read
     where the server is put together; the prefetch fields also hold for a storage that is attached
-    later. ``tp``: tensor-parallel ranks; sizes are of each."""
+    later, and ``storage_root`` only for one: directories below which it may be. ``tp``:
+    tensor-parallel ranks; sizes are of each."""
 
     page_tokens: int | None = None
     dtype: str = "auto"
@@ -53,6 +54,7 @@ class EngineConfig:
     write_back_reserve: float = WRITE_BACK_RESERVE
     lora: tuple[str, ...] = ()
     storage: str | None = None
+    storage_root: tuple[str, ...] = ()
     prefetch_policy: str = "timeout"
     prefetch_threshold: int | None = None
     prefetch_share: float = PREFETCH_SHARE
@@ -156,6 +158,7 @@ class EngineConfig:
             return
         for flag, used in (
             ("--storage", self.storage is not None),
+            ("--storage-root", bool(self.storage_root)),
             ("--storage-cut", self.storage_cut is not None),
             ("--prefetch-policy", self.prefetch_policy != "timeout"),
             ("--prefetch-threshold", self.prefetch_threshold is not None),

@@ -59,10 +59,11 @@ from stratakv.serve.wiring_ranks import Seat, Sharing, check_alike, heartbeat_s
 from stratakv.serve.wiring_storage import (
     check_storage,
     check_url,
-    open_store,
+    opener_while_it_runs,
     operators_store,
     prefetch_policy_of,
     reach_at_start,
+    trust_while_it_runs,
 )
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
@@ -138,7 +139,7 @@ def build_engine(
         check_alike(seat, config, model.fingerprint, sizes.spec.digest)
         sizes = outside.sizes or seat.least(sizes)
         sharing = sharing_of(sizes, config, seat.ranks.rank, model.fingerprint)
-        opener = partial(open_store, spec=sizes.spec, host_pages=sizes.host, sharing=sharing)
+        opener = opener_while_it_runs(config, sizes.spec, sizes.host, sharing)
         outside = replace(outside, opener=opener)
     outside = replace(outside, digest=sizes.sharding.whole.digest)
     pages = (sizes.device, sizes.host)
@@ -335,12 +336,13 @@ def _opener(parts: EngineParts, config: EngineConfig, driver: EngineDriver) -> O
     if config.cache != "host" or not host_pages[ANCHOR]:
         return "there is no host tier between storage and the device; --cache host has"
     if isinstance(parts.port, RankedEngine):
-        check = partial(check_url, ranks=config.tp, host_pages=host_pages)
+        trust = trust_while_it_runs(config)
+        check = partial(check_url, ranks=config.tp, host_pages=host_pages, trust=trust)
         return RankedOpener(driver, parts.port, MonotonicClock(), check)
     whole = sharding_of(parts.model.config, parts.spec, 1)
     cut = config.storage_cut or default_cut(1)
     sharing = Sharing(whole, 0, cut, parts.model.fingerprint)
-    return partial(open_store, spec=parts.spec, host_pages=host_pages, sharing=sharing)
+    return opener_while_it_runs(config, parts.spec, host_pages, sharing)
 
 
 def runner_of(

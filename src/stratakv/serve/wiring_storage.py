@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from stratakv.core.clock import MonotonicClock
@@ -29,6 +31,7 @@ from stratakv.storage.cut_marks import CutMarks, MarkedBackend, marks_form
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.registry import open_marks, open_storage, plugin_schemes
+from stratakv.storage.roots import Roots, check_roots
 from stratakv.storage.urls import (
     FileUrl,
     MemoryUrl,
@@ -47,16 +50,40 @@ LEAST_QUEUED_PAGES: Final = 64
 LONGEST_WAIT_S: Final = 30.0
 
 
-def check_storage(config: EngineConfig, host_pages: Sequence[int]) -> None:
-    """ConfigError for a ``--storage`` that cannot be had with these pages by group; opens
-    nothing."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """What an operator demands of a store. ``roots``: where its directory must lie; None: the
+    operator has named it."""
+
+    roots: Roots | None = None
+
+
+def trust_at_start(config: EngineConfig) -> Trust:
+    """Of the store that ``--storage`` names."""
+    return Trust()
+
+
+def trust_while_it_runs(config: EngineConfig) -> Trust:
+    """Of a store that is attached while the server runs."""
+    home = None
     if config.storage is not None:
-        check_url(config.storage, config.tp, host_pages)
+        parsed = parse_storage_url(config.storage, plugin_schemes())
+        home = parsed.directory if isinstance(parsed, FileUrl) else None
+    roots = Roots([Path(root) for root in config.storage_root], home)
+    return replace(trust_at_start(config), roots=roots)
 
 
-def check_url(url: str, ranks: int, host_pages: Sequence[int]) -> None:
+def check_storage(config: EngineConfig, host_pages: Sequence[int]) -> None:
+    """ConfigError for a ``--storage`` that cannot be had with these pages by group, and for a
+    ``--storage-root`` that is none; opens nothing."""
+    check_roots(config.storage_root)
+    if config.storage is not None:
+        check_url(config.storage, config.tp, host_pages, trust_at_start(config))
+
+
+def check_url(url: str, ranks: int, host_pages: Sequence[int], trust: Trust = Trust()) -> None:
     """The same for a URL and a number of ranks."""
-    parsed = _checked(url, host_pages)
+    parsed = _checked(url, host_pages, trust)
     if ranks > 1 and isinstance(parsed, MemoryUrl):
         raise ConfigError(
             f"--storage {hidden(url)}: it is one process's own, and --tp {ranks} has several; "
@@ -65,7 +92,11 @@ def check_url(url: str, ranks: int, host_pages: Sequence[int]) -> None:
 
 
 def open_store(
-    url: str, spec: CacheSpec, host_pages: Sequence[int], sharing: Sharing | None = None
+    url: str,
+    spec: CacheSpec,
+    host_pages: Sequence[int],
+    sharing: Sharing | None = None,
+    trust: Trust = Trust(),
 ) -> OpenStore:
     """An open store for pages of ``spec``, and the worker in front of it. ``sharing``: what of a
     page a rank has, and how it is cut; None: all of it, and not at all.
@@ -73,7 +104,15 @@ def open_store(
     ConfigError for a URL that is not allowed, or a store that has the model's pages cut otherwise;
     StorageError where it cannot be reached. Nothing is left open then.
     """
-    return reach_store(url, spec, host_pages, sharing).open(sharing)
+    return reach_store(url, spec, host_pages, sharing, trust).open(sharing)
+
+
+def opener_while_it_runs(
+    config: EngineConfig, spec: CacheSpec, host_pages: Sequence[int], sharing: Sharing
+) -> Callable[[str], OpenStore]:
+    """``open_store`` for URLs that come over the network."""
+    trust = trust_while_it_runs(config)
+    return partial(open_store, spec=spec, host_pages=host_pages, sharing=sharing, trust=trust)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,10 +153,14 @@ class ReachedStore:
 
 
 def reach_store(
-    url: str, spec: CacheSpec, host_pages: Sequence[int], sharing: Sharing | None = None
+    url: str,
+    spec: CacheSpec,
+    host_pages: Sequence[int],
+    sharing: Sharing | None = None,
+    trust: Trust = Trust(),
 ) -> ReachedStore:
     """The same, as far as it goes without the model. ``sharing``: of any model."""
-    parsed = _checked(url, host_pages)
+    parsed = _checked(url, host_pages, trust)
     form = _form(spec if sharing is None else sharing.sharding.stored(sharing.cut))
     with ExitStack() as undo:
         reading = _opened(lambda: open_storage(parsed, form), url)
@@ -185,7 +228,7 @@ def reach_at_start(
     if config.storage is None:
         return None
     with operators_store(config.storage):
-        return reach_store(config.storage, spec, host_pages, sharing)
+        return reach_store(config.storage, spec, host_pages, sharing, trust_at_start(config))
 
 
 def prefetch_policy_of(
@@ -214,14 +257,14 @@ def _stop_policy(config: EngineConfig) -> StopPolicy:
             )
 
 
-def _checked(url: str, host_pages: Sequence[int]) -> StorageUrl:
+def _checked(url: str, host_pages: Sequence[int], trust: Trust) -> StorageUrl:
     parsed = parse_storage_url(url, plugin_schemes())
     if not host_pages[ANCHOR]:
         raise ConfigError(
             f"--storage {hidden(url)}: there is no host page for what it would give; allowed with "
             "a host tier"
         )
-    return parsed
+    return parsed if trust.roots is None else trust.roots.checked(parsed)
 
 
 def _opened(opening: Callable[[], T], url: str) -> T:

@@ -18,6 +18,7 @@ from stratakv.core.clock import WallClock
 from stratakv.core.errors import ConfigError
 from stratakv.core.units import format_bytes
 from stratakv.storage.backend import StorageBackend, StoreFormat
+from stratakv.storage.file.recognise import NotOursError
 from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.segment import Geometry
 from stratakv.storage.file.store import FileStore
@@ -54,8 +55,9 @@ def plugin_schemes() -> tuple[str, ...]:
 def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
     """An open backend for objects of ``form``.
 
-    ConfigError where its client library is missing, a setting is not allowed or a quota can never
-    hold anything; StorageError where its server does not answer or does not let us in.
+    ConfigError where its client library is missing, a setting is not allowed, a quota can never
+    hold anything or a directory is not ours; StorageError where its server does not answer or does
+    not let us in.
     """
     match url:
         case MemoryUrl():
@@ -63,7 +65,7 @@ def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
             return MemoryBackend(form, url.quota_bytes)
         case FileUrl():
             _check_quota(url.quota_bytes, _least_file_bytes(form))
-            return FileStore(url.directory, form, _keeping(url), WallClock())
+            return _file_store(url, form, _keeping(url))
         case RedisUrl():
             return RedisBackend(form, _redis(url))
         case S3Url():
@@ -81,14 +83,20 @@ def open_marks(url: StorageUrl, form: StoreFormat) -> StorageBackend:
     none."""
     match url:
         case FileUrl():
-            keeping = replace(_keeping(url), slots=MARK_SLOTS)
-            return FileStore(url.directory, form, keeping, WallClock())
+            return _file_store(url, form, replace(_keeping(url), slots=MARK_SLOTS))
         case MooncakeUrl():
             return open_storage(replace(url, segment_bytes=0), form)
         case MemoryUrl() | RedisUrl() | S3Url() | PluginUrl():
             return open_storage(url, form)
         case _:
             assert_never(url)
+
+
+def _file_store(url: FileUrl, form: StoreFormat, keeping: Keeping) -> FileStore:
+    try:
+        return FileStore(url.directory, form, keeping, WallClock())
+    except NotOursError as error:
+        raise ConfigError(f"{FLAG} file://{error}") from error
 
 
 def _keeping(url: FileUrl) -> Keeping:

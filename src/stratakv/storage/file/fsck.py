@@ -4,6 +4,7 @@ Owns the scan of segments of every format, and the mending: a damaged object lea
 free again; a damaged ledger is rebuilt. Must not touch a segment that a live process writes.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,8 @@ import numpy as np
 from stratakv.core.errors import StorageError
 from stratakv.storage.file.index import servable
 from stratakv.storage.file.ledger import Ledger
-from stratakv.storage.file.segment import BLOCK_BYTES, Segment
+from stratakv.storage.file.recognise import LEDGER, is_segment, is_segment_name, is_unmade
+from stratakv.storage.file.segment import Segment
 from stratakv.storage.header import HEADER, QUARANTINED, Headers, is_blank, is_sound
 
 _NAMED: Final = 100
@@ -24,8 +26,10 @@ _NAMED: Final = 100
 class Findings:
     """``in_use``: segments with a live writer, which were only looked at. ``unfinished``: files
     whose making was cut short; ``broken``: segments that no longer say what they are, or are
-    truncated. ``bad_ledger``: 0 or 1. The rest are objects. ``mended``: objects and files that
-    ``repair`` removed, and the ledger that it rebuilt. ``problems``: the first 100, for people."""
+    truncated. ``foreign``: files that are named like segments and are not ours, which are left as
+    they are and no damage. ``bad_ledger``: 0 or 1. The rest are objects. ``mended``: objects and
+    files that ``repair`` removed, and the ledger that it rebuilt. ``problems``: the first 100, for
+    people."""
 
     segments: int
     in_use: int
@@ -39,6 +43,7 @@ class Findings:
     mended: int
     problems: list[str]
     bad_ledger: int = 0
+    foreign: int = 0
 
     @property
     def damage(self) -> int:
@@ -53,24 +58,28 @@ class Findings:
 
 
 def fsck(directory: Path, *, repair: bool = False) -> Findings:
-    """Read every header and every payload below ``directory``. StorageError if it is no store.
+    """Read every header and every payload below ``directory``. StorageError if it is no store, or
+    the ledger in it is somebody else's.
 
     A segment that was asked to be forgotten is passed over: who opens the store next deletes it.
     Without ``repair`` nothing is written. With it, a damaged object is removed, unless the process
     that writes its segment is alive.
     """
-    if not (directory / "ledger").is_file():
+    if not os.path.lexists(directory / LEDGER):
         raise StorageError(f"{directory} is no StrataKV store: it has no ledger")
     ledger = Ledger(directory, quota_bytes=0)
     try:
         found = Findings(0, 0, 0, 0, 0, ledger.physical_bytes(), 0, 0, 0, 0, [])
         _look_at(ledger, found, repair=repair)
-        for name in ledger.names():
+        for name in sorted(filter(is_segment_name, os.listdir(directory))):
             try:
                 segment = Segment.open(directory / name)
             except FileNotFoundError:
                 continue
-            if segment is None or not _is_whole(directory / name, segment):
+            if segment is None and not is_segment(directory / name):
+                found.foreign += 1
+                _note(found, f"{name}: is not ours, and is left as it is")
+            elif segment is None or not _is_whole(directory / name, segment):
                 _broken_file(ledger, name, found, repair=repair)
             if segment is not None:
                 if _is_whole(directory / name, segment) and not segment.is_doomed():
@@ -99,8 +108,7 @@ def _is_whole(path: Path, segment: Segment) -> bool:
 
 
 def _broken_file(ledger: Ledger, name: str, found: Findings, *, repair: bool) -> None:
-    with (ledger.directory / name).open("rb") as file:
-        unfinished = not any(file.read(BLOCK_BYTES))
+    unfinished = is_unmade(ledger.directory / name)
     found.unfinished += unfinished
     found.broken += not unfinished
     _note(found, f"{name}: {'was never finished' if unfinished else 'is no whole segment'}")

@@ -17,11 +17,13 @@ def lines_of(directory: Path, found: Findings, *, repair: bool) -> list[str]:
         "segments that are broken": found.broken,
         "damaged ledger": found.bad_ledger,
     }
-    total = found.damage
+    total = found.damage + found.foreign
     size = format_bytes(found.physical_bytes)
     lines = [f"{directory}: {found.pages} sound pages in {found.segments} segments, {size}"]
     if found.in_use:
         lines.append(f"segments that a running process writes: {found.in_use}")
+    if found.foreign:
+        lines.append(f"files named like segments that are not ours: {found.foreign}")
     lines += [f"{what}: {count}" for what, count in damage.items() if count]
     lines += [f"  {problem}" for problem in found.problems]
     if total > len(found.problems):

@@ -4,17 +4,17 @@ Owns the directory: its one lock, its generation, names, creation and deletion o
 Every process that shares the directory counts the same files, so there is no sum to get wrong.
 
     ledger    u64 generation, counts up with every segment made or deleted | u64 xxh3-64 of it |
-              u64 who wants room | u64 bytes of segments it has | u64 since when, ns
+              u64 who wants room | u64 bytes of segments it has | u64 since when, ns | magic
     *.seg     segments (``segment``)
 
 A ledger whose checksum is wrong, or that is cut short, says nothing: whoever sees it rebuilds it
-from the names of the segments.
+from the names of the segments. No file is written to or deleted that ``recognise`` does not know
+for ours.
 """
 
 import fcntl
 import logging
 import os
-import re
 import struct
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -25,12 +25,17 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from stratakv.storage.file.disk import give_back
+from stratakv.storage.file.recognise import (
+    LEDGER_MAGIC,
+    LEDGER_MAGIC_AT,
+    is_segment_name,
+    open_ledger,
+    open_segment,
+)
 
 _logger = logging.getLogger(__name__)
 
 SUFFIX: Final = ".seg"
-_NAME: Final = re.compile(r"[0-9a-f]{12,16}\.seg")
-_LEDGER: Final = "ledger"
 _GENERATION: Final = struct.Struct("<QQ")
 _COUNT: Final = struct.Struct("<Q")
 _COUNT_LIMIT: Final = 1 << 63
@@ -52,13 +57,14 @@ class Want:
 
 
 class Ledger:
-    """``writer``: of this process's store, never 0, unlike any other's."""
+    """``writer``: of this process's store, never 0, unlike any other's. NotOursError, and nothing
+    was written, for a directory that is no store and not empty."""
 
     def __init__(self, directory: Path, quota_bytes: int) -> None:
         self.directory = directory
         self.quota_bytes = quota_bytes
         self.writer = int.from_bytes(os.urandom(7), "little") + 1
-        self._fd = os.open(directory / _LEDGER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = open_ledger(directory)
         self._holds = False
 
     def is_there(self) -> bool:
@@ -90,7 +96,7 @@ class Ledger:
             # Others may know segments that are deleted since: neither a name nor a generation that
             # they saw comes again.
             count += 1 + int.from_bytes(os.urandom(4), "little")
-        os.pwrite(self._fd, _pack(count) + bytes(_WANT.size), 0)
+        os.pwrite(self._fd, _pack(count) + bytes(_WANT.size) + LEDGER_MAGIC, 0)
         if damaged:
             _logger.warning("%s: the ledger was damaged and is rebuilt", self.directory)
         return count
@@ -114,8 +120,13 @@ class Ledger:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def names(self) -> list[str]:
-        """Of every segment file, oldest first."""
-        return sorted(filter(_is_segment, os.listdir(self.directory)))
+        """Of every file that may be a segment, oldest first."""
+        with os.scandir(self.directory) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if is_segment_name(entry.name) and entry.is_file(follow_symlinks=False)
+            )
 
     def physical_bytes(self) -> int:
         """What all segments take on the disk, of any format and writer."""
@@ -137,6 +148,8 @@ class Ledger:
     def changed(self) -> None:
         """A segment was made or deleted; with the lock held, after the fact."""
         os.pwrite(self._fd, _pack(self._next_number()), 0)
+        if os.pread(self._fd, len(LEDGER_MAGIC), LEDGER_MAGIC_AT) != LEDGER_MAGIC:
+            os.pwrite(self._fd, LEDGER_MAGIC, LEDGER_MAGIC_AT)  # of before there was one
 
     def oldest_first(self, names: set[str]) -> list[str]:
         """By when they were last written; uses are written too, so this is about the last use."""
@@ -151,34 +164,40 @@ class Ledger:
         misses, until it sees the new generation."""
         path = self.directory / name
         with suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                path.unlink()
-                if not os.fstat(fd).st_nlink:  # else an operator has a second name for it
-                    with suppress(OSError):  # the blocks are then free once all have closed it
-                        give_back(fd)
-            finally:
-                os.close(fd)
+            fd = open_segment(path)
+            if fd is None:
+                _logger.warning("%s is no segment of ours any more, and is left as it is", path)
+            else:
+                try:
+                    _unlink(path, fd)
+                finally:
+                    os.close(fd)
         self.changed()
 
     def delete_idle(self, name: str) -> bool:
-        """With the lock held: delete a segment unless some process writes it."""
-        with suppress(FileNotFoundError):
-            try:
-                fd = os.open(self.directory / name, os.O_RDWR | os.O_CLOEXEC)
-            except PermissionError:  # another user's
-                return False
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.delete(name)
-            except BlockingIOError:
-                return False
-            finally:
-                os.close(fd)
+        """With the lock held: delete a segment unless some process writes it, it is another user's
+        or not ours at all."""
+        path = self.directory / name
+        try:
+            fd = open_segment(path)
+        except FileNotFoundError:
+            return True
+        except PermissionError:
+            return False
+        if fd is None:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _unlink(path, fd)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        self.changed()
         return True
 
     def _next_number(self) -> int:
-        names = set(self.names())
+        names = set(os.listdir(self.directory))  # also of what is no file
         number = max(self.generation(), *self._numbers(), 0) + 1
         while f"{number:012x}{SUFFIX}" in names:
             number += 1
@@ -227,5 +246,9 @@ def _pack(generation: int) -> bytes:
     return count + _COUNT.pack(xxh3_64_intdigest(count))
 
 
-def _is_segment(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
+def _unlink(path: Path, fd: int) -> None:
+    """Delete a file that is open, and give its blocks back."""
+    path.unlink()
+    if not os.fstat(fd).st_nlink:  # else an operator has a second name for it
+        with suppress(OSError):  # the blocks are then free once all have closed it
+            give_back(fd)

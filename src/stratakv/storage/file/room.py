@@ -18,6 +18,7 @@ from stratakv.storage.file.counters import Counters
 from stratakv.storage.file.disk import free_bytes
 from stratakv.storage.file.index import FOREIGN, Rows
 from stratakv.storage.file.ledger import Ledger, Want
+from stratakv.storage.file.recognise import is_unmade
 from stratakv.storage.file.segment import Geometry, Segment
 from stratakv.storage.file.slots import Slots
 from stratakv.storage.header import HEADER
@@ -140,7 +141,7 @@ class Room:
         """Delete what a writer that was killed has half made; with the lock held nobody is making
         one now."""
         for name in self._ledger.names():
-            if Segment.is_unmade(self._ledger.directory / name):
+            if is_unmade(self._ledger.directory / name):
                 self._ledger.delete_idle(name)
 
     def bury(self) -> None:

@@ -28,11 +28,16 @@ import numpy.typing as npt
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from stratakv.core.errors import StorageError
+from stratakv.storage.file.disk import open_regular, open_writable
 from stratakv.storage.header import HEADER, HEADER_BYTES, PIECE_BYTES, Headers
 
 BLOCK_BYTES: Final = 4096
 FOLIO_BYTES: Final = 2 << 20
-_MAGIC: Final = b"SKVSEG\0\1"
+MAGIC: Final = b"SKVSEG\0"
+"""At the front of every segment, of any version."""
+MAKING: Final = b"SKVNEW\0\0"
+"""In its place from the moment that a file is created until all of it is there."""
+_MAGIC: Final = MAGIC + b"\1"
 _FIELDS: Final = struct.Struct("<8sII16sQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _CHANGES_AT: Final = BLOCK_BYTES // 2
@@ -131,9 +136,10 @@ class Segment:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(fd, MAKING, 0)
             os.posix_fallocate(fd, 0, geometry.tables_bytes)
             os.posix_fallocate(fd, geometry.data_at, geometry.data_bytes)
-            # Block 0 comes last: who dies before leaves zeros there, and the file means nothing.
+            # What it is comes last: who dies before leaves a file that means nothing, but is ours.
             os.pwrite(fd, geometry.pack(), 0)
         except OSError:
             path.unlink()
@@ -141,24 +147,23 @@ class Segment:
             raise
         return cls(path, fd, geometry, owned=True)
 
-    @staticmethod
-    def is_unmade(path: Path) -> bool:
-        """Whether ``create`` was never done with a file; also while it is under way."""
-        try:
-            with path.open("rb") as file:
-                return not any(file.read(BLOCK_BYTES))
-        except OSError:
-            return False
-
     @classmethod
     def open(cls, path: Path) -> "Segment | None":
-        """For reading; None where block 0 does not say what the file is, or the file is short."""
-        fd, writable = _open(path)
+        """For reading; None where the name is not a regular file's, block 0 does not say what the
+        file is, or the file is short. Nothing is open for writing that was not read before."""
+        seen = open_regular(path)
+        if seen is None:
+            return None
         try:
-            geometry = Geometry.unpack(os.pread(fd, BLOCK_BYTES, 0))
-            if geometry is None or os.fstat(fd).st_size < geometry.data_at:
-                os.close(fd)
+            geometry = Geometry.unpack(os.pread(seen, BLOCK_BYTES, 0))
+            if geometry is None or os.fstat(seen).st_size < geometry.data_at:
                 return None
+            fd = open_writable(path, seen)
+            writable = fd is not None
+            fd = os.dup(seen) if fd is None else fd
+        finally:
+            os.close(seen)
+        try:
             segment = cls(path, fd, geometry, owned=False)
         except OSError:
             os.close(fd)
@@ -328,14 +333,6 @@ def _fill(fd: int, into: memoryview, at: int) -> bool:
             return False
         done += more
     return True
-
-
-def _open(path: Path) -> tuple[int, bool]:
-    """A file, and whether it is open for writing too."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC), True
-    except PermissionError:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
 
 
 def _write_all(fd: int, parts: Sequence[memoryview], at: int) -> None:

@@ -45,7 +45,8 @@ TICK_S: Final = 1.0
 
 
 class FileStore:
-    """``clock``: wall-clock seconds, since uses outlive the process and are shared by several."""
+    """``clock``: wall-clock seconds, since uses outlive the process and are shared by several.
+    NotOursError, and nothing was written, for a directory that holds something else."""
 
     def __init__(self, directory: Path, form: StoreFormat, keeping: Keeping, clock: Clock) -> None:
         self._form, self._keeping, self._clock = form, keeping, clock
@@ -55,7 +56,8 @@ class FileStore:
         self._used_since: set[int] = set()
         self._closed = False
         with _as_storage_error():
-            directory.mkdir(parents=True, exist_ok=True)
+            if not directory.exists():
+                directory.mkdir(parents=True, exist_ok=True)
             self._ledger = Ledger(directory, keeping.quota_bytes)
             self._catalog = Catalog(self._ledger, form, clock)
             self._catalog.refresh()
