@@ -23,6 +23,15 @@ def test_a_round_takes_as_many_ballots_as_there_are_pieces():
     assert len(Patrol(tables())) == 3 + 6 + 1
 
 
+def test_a_piece_has_16_kib():
+    patrol = Patrol([Table("bytes", np.zeros(40_000, np.uint8))])
+    lengths = []
+    for _ in range(3):
+        patrol.figures()
+        lengths.append(len(patrol.told()))
+    assert lengths == [16384, 16384, 40_000 - 2 * 16384]
+
+
 @pytest.mark.parametrize("table", [0, 1, 3])
 def test_every_cell_shows_within_a_round(table):
     ours, theirs = tables(), tables()

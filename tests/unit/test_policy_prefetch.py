@@ -162,6 +162,14 @@ def test_a_window_that_left_the_tree_is_fetched_below_the_anchors_end():
     assert state.tokens == 6 * PAGE
 
 
+def test_one_page_that_mends_a_window_brings_all_that_stands_on_it():
+    """The last page lies in the tree already, and no request could use it without the one above."""
+    rules = rules_of(KeepWindow(2 * PAGE))
+    state = answered(rules, probing(5, range(5), [0, 1, 2, 4], base=3), (), [3])
+    assert fetched(state) == {(1, 3)}
+    assert (state.plan.end, state.tally) == (5, Tally(3, 5))
+
+
 def test_storage_that_adds_nothing_found_nothing():
     state = answered(rules_of(KeepWindow(PAGE)), probing(6, range(5), ()), (), ())
     assert isinstance(state, Abandoned)

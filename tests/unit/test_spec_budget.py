@@ -236,8 +236,18 @@ def test_a_group_without_bytes_costs_nothing_and_has_pages() -> None:
     assert state == 100
     # 92 chats of a snapshot beside 4 x 2 live slots; what is free never refuses a request.
     assert anchor == 92 * 2048 // page + 127
-    longer = ExpectedLoad(max_running=4, max_model_len=10**6, chunk_tokens=256)
-    assert device_pages(spec, 100_000, longer) == (4 * 10**6 // page, 100)
+    longer = ExpectedLoad(max_running=4, max_model_len=10**6 + 1, chunk_tokens=256)
+    ids = device_pages(spec, 100_000, longer)
+    assert ids == (4 * (10**6 // page + 1), 100)
+    assert {type(n) for n in ids} == {int}
+
+
+def test_there_are_never_more_pages_than_ids() -> None:
+    load = ExpectedLoad(max_running=4, max_model_len=10**9, chunk_tokens=256)
+    one, none = (CacheSpec(page_tokens=1, groups=(group(0, KeepAll(), row, 1),)) for row in (1, 0))
+    assert device_pages(one, 10**11, load) == device_pages(none, 10**11, load) == (2**31 - 1,)
+    for budget in (HostRatio(3), HostMemory(10**12)):
+        assert host_pages(one, (2**30,), budget, 10**15) == (2**31 - 1,)
 
 
 def live_only(spec: CacheSpec, pages: Sequence[int]) -> tuple[int, ...]:
@@ -389,7 +399,7 @@ def test_an_impossible_ratio_is_refused(ratio: float) -> None:
 
 
 def test_impossible_bytes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--host-memory"):
+    with pytest.raises(ConfigError, match=r"^--host-memory '-3GiB'"):
         host_budget("-3GiB", None)
     with pytest.raises(ConfigError, match="--host-memory"):
         HostMemory(-1)
@@ -431,10 +441,49 @@ def test_the_table_reads_as_one_line_per_group_and_buffer() -> None:
     assert text == TABLE
 
 
+ALL_RULES_TABLE = """\
+pages of 16 tokens, 65.50 bytes per token kept
+group      keeps                            token  page  padding    device                 host
+anchor     every token                      65.50  1048       40  10 pages  10.23 KiB  20 pages  21.25 KiB
+  k        2 layers, 16 x [2 x 8] bfloat16     64  1024                        10 KiB               20 KiB
+  c4       1 layer, 1 x [24] uint8           1.50    24                         240 B                480 B
+chunk      chunk of 32 tokens                   3    48       16   4 pages      192 B   8 pages      512 B
+  k        1 layer, 16 x [3] uint8              3    48                         192 B                384 B
+state      snapshots                            -    80       48   3 pages      240 B   6 pages      768 B
+  conv     1 layer, 1 x [5 x 4] float32         -    80                         240 B                480 B
+open       running requests                     -    24       40   2 pages       48 B   2 pages      128 B
+  c4_open  1 layer, 1 x [2 x 4 x 3] uint8       -    24                          48 B                 48 B
+total                                                                       10.70 KiB            22.62 KiB"""  # noqa: E501
+
+
+def buffer(name: str, layers: int, rows: int, shape: tuple[int, ...], dtype: str) -> BufferSpec:
+    ids = tuple(LayerId(layer) for layer in range(layers))
+    return BufferSpec(name=name, layers=ids, rows_per_page=rows, row_shape=shape, dtype=dtype)
+
+
+def test_the_table_names_every_rule_and_shape() -> None:
+    kinds: list[tuple[str, Retention, tuple[BufferSpec, ...]]] = [
+        ("anchor", KeepAll(), (
+            buffer("k", 2, 16, (2, 8), "bfloat16"), buffer("c4", 1, 1, (24,), "uint8"),
+        )),
+        ("chunk", KeepChunk(32), (buffer("k", 1, 16, (3,), "uint8"),)),
+        ("state", KeepBoundary(), (buffer("conv", 1, 1, (5, 4), "float32"),)),
+        ("open", KeepLive(), (buffer("c4_open", 1, 1, (2, 4, 3), "uint8"),)),
+    ]  # fmt: skip
+    groups = tuple(
+        CacheGroup(id=GroupId(i), name=name, retention=rule, buffers=buffers)
+        for i, (name, rule, buffers) in enumerate(kinds)
+    )
+    spec = CacheSpec(page_tokens=16, groups=groups)
+    assert BudgetTable.of(spec, (10, 4, 3, 2), (20, 8, 6, 2)).render() == ALL_RULES_TABLE
+
+
 def test_the_figures_are_the_tables_and_add_up() -> None:
-    figures = BudgetTable.of(PAIR, (1024, 600), (2048, 1200)).figures()
-    assert (figures["device_bytes"], figures["host_bytes"]) == (1926400, 3891200)
-    groups = figures["groups"]
+    figures = dict(BudgetTable.of(PAIR, (1024, 600), (2048, 1200)).figures())
+    groups = figures.pop("groups")
+    assert figures == {
+        "page_tokens": 16, "token_bytes": 100, "device_bytes": 1926400, "host_bytes": 3891200,
+    }  # fmt: skip
     assert isinstance(groups, list)
     assert groups[1] == {
         "name": "g1", "rule": "last 64 tokens", "page_bytes": 480, "padding_bytes": 32,

@@ -5,7 +5,7 @@ import pytest
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
 from stratakv.engine.model_facts import plain_config
-from stratakv.spec.derive import default_page_tokens, shared_layers, spec_of
+from stratakv.spec.derive import check_composite, default_page_tokens, shared_layers, spec_of
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.spec.support import key_value_places, refusal
@@ -200,6 +200,8 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "no convolution": ({**MAMBA, "conv_kernel": 0}, "conv_kernel must be at least 1, got 0"),
     "empty row": ({**LLAMA, "head_dim": 0}, r"shape \(2, 0\) has no bytes"),
     "encoder": ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "encoder of all": ({**GEMMA, "use_bidirectional_attention": "all"}, "'gemma3_text': use_bidir"),
+    "states outside": ({**LLAMA, "model_type": "recurrent_gemma"}, "keeps its states in the mod"),
     "no cache": ({**MAMBA, "num_hidden_layers": 0}, "no layer caches anything"),
     "compressed page": (V4, r"--page-tokens 16: .* allowed are multiples of 128"),
     "page of its smaller blocks": (
@@ -223,6 +225,33 @@ def test_a_page_has_64_tokens_or_what_the_models_blocks_ask_for() -> None:
     assert default_page_tokens({**V4, "compress_rates": small}) == 96
     for page_tokens in (128, 256, 1280):
         assert derive(V4, page_tokens).page_tokens == page_tokens
+
+
+def test_bidirectional_images_leave_text_as_it_is() -> None:
+    assert derive({**GEMMA, "use_bidirectional_attention": "vision"}) == derive(GEMMA)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text"), [("gemma3", "gemma3_text"), ("fuyu", "persimmon"), ("llama", "llama")]
+)
+def test_a_proven_composite_and_a_model_of_text_alone_are_served(whole: str, text: str) -> None:
+    check_composite(whole, text)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "words"),
+    [
+        ("gemma3", "llama", "'gemma3' cannot be served: at most its text part, 'llama'"),
+        ("llava", "llama", "'llava' cannot be served: at most its text part, 'llama', is proven"),
+        ("llava", "llama", "known with images or sound beside text are fuyu, gemma3, gemma4"),
+        ("gemma3n", "gemma3n_text", "'gemma3n' cannot be served as a whole: without timm"),
+    ],
+)
+def test_a_known_text_part_proves_nothing_about_the_whole(
+    whole: str, text: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_composite(whole, text)
 
 
 def test_flags_are_named() -> None:

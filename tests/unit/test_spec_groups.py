@@ -1,14 +1,25 @@
 """A spec that could not describe a cache cannot be built; specs that differ have other digests."""
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
-from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepWindow
+from stratakv.spec.kinds import LayerBuffer, PageFormat, compressed, open_block
+from stratakv.spec.retention import (
+    KeepAll,
+    KeepBoundary,
+    KeepChunk,
+    KeepLive,
+    KeepWindow,
+    Retention,
+)
 
 LAYERS = (LayerId(0), LayerId(3))
 K = BufferSpec(name="k", layers=LAYERS, rows_per_page=16, row_shape=(2, 8), dtype="bfloat16")
@@ -22,6 +33,38 @@ def test_bytes_are_counted_per_row_layer_page_and_group() -> None:
     assert (K.row_bytes, K.layer_bytes, K.page_bytes) == (32, 512, 1024)
     assert ANCHOR.page_bytes == 1024 + 2048
     assert replace(ANCHOR, buffers=()).page_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "keeps_all", "stateful", "scratch"),
+    [
+        (KeepAll(), True, False, False), (KeepWindow(8), False, False, False),
+        (KeepChunk(8), False, False, False), (KeepBoundary(), False, True, False),
+        (KeepLive(), False, True, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_groups_rule_says_how_long_its_pages_live(
+    rule: Retention, keeps_all: bool, stateful: bool, scratch: bool
+) -> None:
+    group = replace(SWA, retention=rule)
+    assert (group.keeps_all, group.stateful, group.scratch) == (keeps_all, stateful, scratch)
+
+
+def test_a_row_may_have_one_element() -> None:
+    one = replace(K, rows_per_page=1, row_shape=(1,), layers=(LayerId(7),), dtype="uint8")
+    assert (one.row_bytes, one.layer_bytes, one.page_bytes) == (1, 1, 1)
+    assert LayerBuffer(KeepAll(), "k", 1, (1, 1), "uint8").row_shape == (1, 1)
+    with pytest.raises(ConfigError, match=r"buffer k: a row of shape \(2, 0\) has no bytes"):
+        LayerBuffer(KeepAll(), "k", 1, (2, 0), "uint8")
+
+
+@pytest.mark.parametrize("kind", [compressed, open_block])
+def test_no_block_of_tokens_lies_on_two_pages(kind: Callable[..., LayerBuffer]) -> None:
+    with pytest.raises(ConfigError, match=r"--page-tokens 20: .* 16 tokens .* multiples of 16"):
+        kind(PageFormat(20, "uint8"), name="c16", ratio=16, dim=8)
+    rows = PageFormat(48, "uint8").rows(16)
+    assert (rows, type(rows)) == (3, int)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +118,18 @@ def test_specs_that_cannot_read_each_others_pages_have_other_digests() -> None:
     digests = {name: spec.digest for name, spec in {**OTHERS, "itself": SPEC}.items()}
     assert len(set(digests.values())) == len(digests)
     assert {len(digest) for digest in digests.values()} == {16}
+
+
+def test_a_digest_is_of_these_words_so_that_stores_are_found_again() -> None:
+    """Pages on disk are named by it: other words would lose every store that exists."""
+    words = (
+        '{"groups": [{"buffers": [{"dtype": "bfloat16", "layers": [0, 3], "name": "k", '
+        '"row_shape": [2, 8], "rows_per_page": 16}], "id": 0, "name": "anchor", '
+        '"retention": "KeepAll()"}, {"buffers": [], "id": 1, "name": "swa", '
+        '"retention": "KeepWindow(tokens=64)"}], "page_tokens": 16}'
+    )
+    spec = replace(SPEC, groups=(replace(ANCHOR, buffers=(K,)), replace(SWA, buffers=())))
+    assert spec.digest == hashlib.sha256(words.encode()).digest()[:16]
 
 
 @settings(deadline=None)

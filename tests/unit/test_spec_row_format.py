@@ -51,6 +51,8 @@ def test_an_index_key_has_132_bytes():
 def test_a_started_tile_has_a_scale_and_a_full_row_no_padding():
     assert latent_row(513, 64).fields[1].elements == 5
     assert index_key_row(129).row_bytes == 129 + 8
+    odd = shared_latent_row(11, 3)  # 8 values, 3 x 2 bytes, 1 scale
+    assert (odd.fields[-1].name, odd.fields[-1].bytes, odd.row_bytes) == ("padding", 1, 16)
     whole = shared_latent_row(8 * 64 + 64, 64)
     assert [field.name for field in whole.fields] == ["values", "rope", "scales"]
     assert whole.row_bytes % 8 == 0

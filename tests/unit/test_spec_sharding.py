@@ -19,6 +19,8 @@ from stratakv.spec.sharding import (
     WHOLE_CACHE,
     ObjectShard,
     Sharding,
+    Strip,
+    attention_splits,
     default_cut,
     sharding_of,
     sharding_refusal,
@@ -103,6 +105,33 @@ def test_one_layer_whose_heads_do_not_divide_keeps_all_groups_whole() -> None:
     assert share(MIMO, 4).splits(GroupId(1))
 
 
+def test_keys_and_values_stay_whole_where_only_feed_forward_layers_are_split() -> None:
+    two = share({**LLAMA, "model_type": "olmo2"}, 2)
+    assert two.spec == two.whole
+    assert not two.splits(ANCHOR)
+    assert (two.heads, two.cuts) == ((1,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("family", "normed", "splits"),
+    [("cohere", True, False), ("cohere", False, True), ("cohere", None, True),
+     ("cohere_compass_text", True, False), ("llama", True, True)],
+)  # fmt: skip
+def test_norms_over_all_heads_keep_heads_together(
+    family: str, normed: bool | None, splits: bool
+) -> None:
+    config = {**LLAMA, "model_type": family, "use_qk_norm": normed, "layer_types": [FULL] * 4}
+    assert attention_splits(config, 2) is splits
+    assert share(config, 2).splits(ANCHOR) is splits
+
+
+def test_query_heads_divide_too() -> None:
+    assert attention_splits({**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 4}, 4)
+    assert not attention_splits({**LLAMA, "num_attention_heads": 14, "num_key_value_heads": 4}, 4)
+    latents = {"kv_lora_rank": 7, "qk_rope_head_dim": 2, "num_hidden_layers": 1}
+    assert attention_splits({"model_type": "deepseek_v3", **latents}, 3), "no heads are named"
+
+
 def test_pages_are_named_alike_however_many_ranks_there_are() -> None:
     assert len({share(LLAMA, ranks).whole.digest for ranks in (1, 2, 4, 8)}) == 1
     assert len({share(LLAMA, ranks).spec.digest for ranks in (1, 2, 4, 8)}) == 4
@@ -117,6 +146,15 @@ def test_what_has_no_plan_is_refused_with_the_reason() -> None:
     assert "no plan" in str(sharding_refusal(config, 2))
     with pytest.raises(ConfigError, match=r"--tp 2: .*'gpt2'"):
         share(config, 2)
+
+
+def test_no_ranks_and_unknown_models_are_refused() -> None:
+    assert sharding_refusal(LLAMA, 0) == "at least one rank is needed"
+    with pytest.raises(ConfigError, match="--tp 0: at least one rank is needed"):
+        share(LLAMA, 0)
+    for ranks in (1, 2):
+        with pytest.raises(ConfigError, match="'rwkv' is not known"):
+            sharding_refusal({**LLAMA, "model_type": "rwkv"}, ranks)
 
 
 def test_every_model_type_is_in_one_table_and_as_hugging_faces_plan_has_it() -> None:
@@ -227,7 +265,20 @@ def test_one_rank_alone_stores_whole_pages_under_the_old_name() -> None:
     alone = share(LLAMA, 1)
     (shard,) = alone.objects(ANCHOR, 0, default_cut(1))
     assert (shard.number, shard.contiguous) == (0, True)
+    page_bytes = alone.whole.groups[0].page_bytes
+    assert shard.strips == (Strip(0, 1, page_bytes, page_bytes),)
     assert alone.stored(1) == alone.whole
+
+
+@pytest.mark.parametrize(
+    ("strips", "lies_whole"),
+    [((Strip(64, 1, 8, 8),), True), ((Strip(0, 2, 8, 4),), False),
+     ((Strip(0, 1, 8, 4), Strip(8, 1, 8, 4)), False)],
+)  # fmt: skip
+def test_a_payload_lies_in_its_page_only_as_one_piece(
+    strips: tuple[Strip, ...], lies_whole: bool
+) -> None:
+    assert ObjectShard(0, 2, strips).contiguous is lies_whole
 
 
 def test_two_four_and_eight_ranks_share_a_store_unasked() -> None:
@@ -247,6 +298,7 @@ def test_heads_that_are_whole_on_every_rank_are_stored_in_the_slices_of_those_th
 def test_numbers_of_different_cuts_never_meet() -> None:
     numbers = [ObjectShard(index, cut, ()).number for cut in range(1, 40) for index in range(cut)]
     assert numbers == list(range(len(numbers)))
+    assert {type(number) for number in numbers} == {int}, "they are packed into keys"
 
 
 def test_a_group_without_bytes_has_no_object() -> None:

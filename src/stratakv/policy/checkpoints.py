@@ -50,7 +50,7 @@ def worth_keeping(ends: Sequence[int], last: int, unit: int) -> list[int]:
     below, left = last, len(ends)
     while left:
         gap = max(unit, min(below // 2, max(last - below, last // PART)))
-        at = min(bisect_left(ends, below - gap, 0, left), left - 1)
+        at = min(bisect_left(ends, below - gap), left - 1)
         kept.append(ends[at])
         below, left = ends[at], at
     return kept[::-1]

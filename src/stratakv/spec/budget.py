@@ -257,15 +257,12 @@ def _host_split(spec: CacheSpec, device: Sequence[int], size: int) -> tuple[int,
     """
     mirror_bytes, scratch_bytes = host_bytes(spec, device), _scratch_bytes(spec, device)
     # Rounded up: the one page of a server of one request must not round to none.
-    scratch = [
-        min(n, -(-n * size // mirror_bytes)) if group.scratch else 0
-        for n, group in zip(device, spec.groups, strict=True)
-    ]
-    rest = max(0, size - _scratch_bytes(spec, scratch))
+    shares = [min(n, -(-n * size // mirror_bytes)) for n in device]
+    rest = max(0, size - _scratch_bytes(spec, shares))
     cached_bytes = mirror_bytes - scratch_bytes
     return tuple(
-        scratch[group.id] if group.scratch else min(n * rest // cached_bytes, MAX_PAGES)
-        for n, group in zip(device, spec.groups, strict=True)
+        share if group.scratch else min(n * rest // cached_bytes, MAX_PAGES)
+        for n, share, group in zip(device, shares, spec.groups, strict=True)
     )
 
 

@@ -63,9 +63,10 @@ def positive(layer: Layer, field: str) -> int:
 def head_sizes(config: ModelConfig, head_dim_field: str = "head_dim") -> tuple[int, int]:
     """(key heads, head size)."""
     query_heads = config.integer("num_attention_heads")
-    default = 0 if config.has(head_dim_field) else config.integer("hidden_size") // query_heads
     heads = config.integer("num_key_value_heads", query_heads)
-    return heads, config.integer(head_dim_field, default)
+    if config.has(head_dim_field):
+        return heads, config.integer(head_dim_field)
+    return heads, config.integer("hidden_size") // query_heads
 
 
 def heads(layer: Layer, rule: Retention, page: PageFormat) -> Buffers:
@@ -195,7 +196,7 @@ def block_tokens(config: ModelConfig) -> int:
     """DeepSeek-V4: tokens after which no compressed block of any layer is open."""
     rates = config.section("compress_rates")
     sizes = [rates.integer(name) for name in rates.fields]
-    if min(sizes, default=1) < 1:
+    if any(size < 1 for size in sizes):
         raise config.fault("compress_rates", "a dict of numbers from 1 up")
     return lcm(*sizes)
 
