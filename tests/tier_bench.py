@@ -223,7 +223,7 @@ class Bench:
         known = self.tree.nodes.reach(keys, 0, pages)
         assert not known, "it is cached already"
         self.pools.execute(self.tree.insert(keys, 0, columns), -1)
-        lease = self.tree.lease(keys, pages, load=False)
+        lease = self.tree.leases.take(keys, pages)
         self.pools.execute(self.tree.keep(lease, pages, 0), -1)
         if save:
             self.save(lease.path)

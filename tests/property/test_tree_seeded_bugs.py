@@ -67,6 +67,7 @@ from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.cleaning import Cleaning
 from stratakv.tree.copies import Copies
 from stratakv.tree.eviction import Evictor
+from stratakv.tree.leases import Leases
 from stratakv.tree.matching import Matcher
 from stratakv.tree.pins import Pins
 from stratakv.tree.prefix_tree import PrefixTree
@@ -84,6 +85,8 @@ REPLACED = (
     " if self._nodes.checkpoint.item(tip)"
     " for group, rows in self._mark(tip, self._needed(tip), MILESTONE)]"
 )
+HELD = "lease.host[group]"
+HOST_ENDS = f"self._pins.unpin(HOST, group, {HELD})"
 BUGS: dict[str, tuple[Edit, ...]] = {
     "tip-only pins": (
         (Pins, "pin", "before = pins[rows]", TIP_ONLY + "before = pins[rows]"),
@@ -98,7 +101,7 @@ BUGS: dict[str, tuple[Edit, ...]] = {
         (Copies, "begin_backup", "self._pins.pin(DEVICE, group, rows)", "pass"),
     ),
     "a lease forgets the other groups": (
-        (PrefixTree, "lease", "pins.pin(DEVICE, group, rows)",
+        (Leases, "take", "pins.pin(DEVICE, group, rows)",
          "group or pins.pin(DEVICE, group, rows)"),
     ),
     "a waiting page is never offered": (
@@ -118,7 +121,7 @@ BUGS: dict[str, tuple[Edit, ...]] = {
     ),
     "branch superseded": ((Checkpoints, "_supersede", "<= 1]", "<= 9]"),),
     "stale recency": (
-        (PrefixTree, "release", "pins.stamp(group, rows, stamp)", "pass"),
+        (Leases, "_release", "pins.stamp(group, rows, stamp)", "pass"),
     ),
     "evictable count": (
         (Pins, "pin", "len(rows) - int(np.count_nonzero(before))", "len(rows)"),
@@ -130,35 +133,36 @@ BUGS: dict[str, tuple[Edit, ...]] = {
         (matching, "needed_starts", "end * page_tokens // tokens * tokens // page_tokens",
          "np.maximum(0, end * page_tokens - tokens) // page_tokens"),
     ),
-    "ticket forgotten": ((PrefixTree, "lease", "if self.copies.loads:", "if False:"),),
+    "ticket forgotten": ((Leases, "take", "if self._copies.loads:", "if False:"),),
     "useless nodes stay": ((Evictor, "_prune", "while row != NONE", "while row == 1 << 30"),),
     "a hold's end warms the device": (
-        (PrefixTree, "release", "if not lease.parked:  # a use", "if True:  # a use"),
+        (Leases, "release", HOST_ENDS, f"self._pins.stamp(group, {HELD}, self._pins.tick());"
+         + HOST_ENDS),
     ),
     "a hold pins the device": (
-        (PrefixTree, "hold", "self.pins.pin(HOST,", "self.pins.pin(DEVICE,"),
+        (Leases, "_hold", "self._pins.pin(HOST,", "self._pins.pin(DEVICE,"),
     ),
     "a hold passes over what is saved now": (
-        (PrefixTree, "hold", "self.pins.pin(HOST, group, rows)",
-         "self.pins.pin(HOST, group, rows[nodes.state[group][rows] != Residency.SAVING])"),
+        (Leases, "_hold", "self._pins.pin(HOST, group, rows)",
+         "self._pins.pin(HOST, group, rows[READABLE_ON_HOST[self._nodes.state[group][rows]]])"),
     ),
     "a hold's end unpins the device": (
-        (PrefixTree, "release", "if not lease.parked:\n            pins.unpin(DEVICE,",
-         "if True:\n            pins.unpin(DEVICE,"),
+        (Leases, "release", HOST_ENDS, f"{HOST_ENDS}; self._pins.unpin(DEVICE, group, {HELD})"),
     ),
     "a hold is for ever": (
-        (PrefixTree, "release", "pins.unpin(HOST, group, lease.host[group])",
-         "lease.parked or pins.unpin(HOST, group, lease.host[group])"),
+        (Leases, "release", HOST_ENDS, "pass"),
     ),
     "an old state stays pinned": (
-        (PrefixTree, "advance", "new = starts[group] = end", "new, starts[group] = old, end"),
+        (Leases, "advance", "new = starts[group] = end", "new, starts[group] = old, end"),
     ),
-    "an absent state is pinned": ((PrefixTree, "advance", "entering = rows[:0]", "pass"),),
+    "an absent state is pinned": ((Leases, "advance", "entering = path[:0]", "pass"),),
     "a state behind a live page": (
-        (PrefixTree, "advance", "new = starts[group] = end", "new = end"),
+        (Leases, "advance", "new = starts[group] = end", "new = end"),
     ),
     "a resumed lease wants everything": (
-        (PrefixTree, "lease", "if starts is None else starts", "if not starts or True else starts"),
+        (Leases, "take", "if starts is None else starts", "if not starts or True else starts"),
+        (Leases, "take_to_load", "if starts is None else starts",
+         "if not starts or True else starts"),
     ),
     "a branch is replaced": (
         (Checkpoints, "keep", "self._supersede(path[instead_of - 1 : instead_of])", REPLACED),
@@ -167,15 +171,15 @@ BUGS: dict[str, tuple[Edit, ...]] = {
         (Checkpoints, "keep", "if continued < instead_of < len(path):", "if len(path) < 0:"),
     ),
     "the price of everything": (
-        (PrefixTree, "price", "count = end - starts[group]",
-         "count = end - self._matcher.starts(end)[group]"),
+        (Leases, "price", "count = self._nodes, end - starts[group]",
+         "count = self._nodes, end - self._matcher.starts(end)[group]"),
     ),
-    "what others hold is mine": ((PrefixTree, "sole", "[rows] == 1", "[rows] >= 1"),),
+    "what others hold is mine": ((Leases, "sole", "[rows] == 1", "[rows] >= 1"),),
     "one apart holds on": (
-        (PrefixTree, "let_go", "self.pins.unpin(DEVICE, group, behind)", "pass"),
+        (Leases, "let_go", "self._pins.unpin(DEVICE, group, behind)", "pass"),
     ),
     "one apart lets go too early": (
-        (PrefixTree, "let_go", "self._matcher.starts(end)", "self._matcher.starts(end + 1)"),
+        (Leases, "let_go", "self._matcher.starts(end)", "self._matcher.starts(end + 1)"),
     ),
     "a milestone is a checkpoint": ((Pins, "cool", "needs < CHECKPOINT", "needs < 0"),),
     "a milestone is for ever": ((Checkpoints, "clear", "(tip), 0)", "(tip), MILESTONE)"),),

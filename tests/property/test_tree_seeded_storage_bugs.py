@@ -37,8 +37,8 @@ from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Request
 from stratakv.testing.tree_storing import StoringDriver
-from stratakv.tree import stored
-from stratakv.tree.prefix_tree import PrefixTree
+from stratakv.tree import leases
+from stratakv.tree.leases import Leases
 from stratakv.tree.stored import Stored
 
 CAUGHT = (AssertionError, KeyError, IndexError, ValueError)
@@ -273,18 +273,18 @@ BUGS: dict[str, tuple[Callable[[], None], tuple[Edit, ...]]] = {
     ),
     "held under a hole": (
         a_hold_below_a_device_page,
-        ((Stored, "hold", "lease.end = host_prefix(nodes, path)", "lease.end = end"),),
+        ((Leases, "hold_present", "whole = host_prefix(nodes, path)", "whole = end"),),
     ),
     "a hold takes what is being saved": (
         a_hold_while_a_window_page_is_saved,
-        ((Stored, "hold", "rows[READABLE_ON_HOST[nodes.state[group][rows]]]",
+        ((Leases, "hold_present", "rows[READABLE_ON_HOST[nodes.state[group][rows]]]",
           "rows[nodes.page[Tier.HOST][group][rows] != NONE]"),),
     ),
     "a path that is being saved": (
         a_hold_while_its_path_is_saved,
         (
-            (stored, "host_prefix", "~READABLE_ON_HOST[nodes.state[ANCHOR][path]]",
-             "nodes.page[Tier.HOST][ANCHOR][path] == NONE"),
+            (leases, "host_prefix", "~READABLE_ON_HOST[nodes.state[ANCHOR][path]]",
+             "nodes.page[Tier.HOST][ANCHOR][path] < 0"),
         ),
     ),
     "forget leaves marks": (
@@ -316,7 +316,7 @@ BUGS: dict[str, tuple[Callable[[], None], tuple[Edit, ...]]] = {
     ),
     "a hold is for ever": (
         a_fetch_lands,
-        ((PrefixTree, "release", "pins.unpin(HOST, group, lease.host[group])", "pass"),),
+        ((Leases, "release", "self._pins.unpin(HOST, group, lease.host[group])", "pass"),),
     ),
 }  # fmt: skip
 

@@ -161,13 +161,13 @@ def test_what_an_eviction_brings_short_is_fetched_shorter(monkeypatch):
         nonlocal lease
         if lease is None:
             keys = bench.keys(OTHER, CACHED)
-            lease = bench.tree.stored.hold(keys, CACHED, [0, 0])
+            lease = bench.tree.leases.hold_present(keys, CACHED, [0, 0])
         return make_room(tier, group, count)
 
     monkeypatch.setattr(bench.pools, "make_room", lease_first)
     bench.fetch("r", PROMPT, PAGES)
     assert bench.match(PROMPT, PAGES).end == 3
-    bench.tree.release(lease)
+    bench.tree.leases.release(lease)
     assert bench.lost() == {}, "not before it is settled"
     bench.admitted("r", 3)
     assert bench.lost() == {Reason.HOST_CAPACITY: PAGES - 3}

@@ -86,7 +86,7 @@ def test_every_page_is_written_once(benches):
 
 def test_a_page_is_held_until_its_write_has_ended(benches):
     bench = benches(WINDOW, host=4, held=["write"])
-    bench.tree.release(bench.serve(PROMPT, 4))
+    bench.tree.leases.release(bench.serve(PROMPT, 4))
     bench.tick()
     bench.backend.wait_entered()
     assert bench.tier.busy

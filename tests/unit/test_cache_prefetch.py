@@ -355,7 +355,7 @@ def test_from_storage_names_the_pages_that_came(benches):
     """The first two pages and the window's second were on the host before."""
     bench = benches(WINDOW)
     bench.fill(PROMPT, 4)
-    bench.tree.release(bench.serve(PROMPT, 2))
+    bench.tree.leases.release(bench.serve(PROMPT, 2))
     bench.settle()
     bench.backend.reads.clear()
     bench.fetch("r", PROMPT, 4)
@@ -372,7 +372,7 @@ def test_from_storage_names_the_pages_that_came(benches):
 def test_what_a_fetch_counts_on_stays_on_the_host(benches):
     bench = benches(FULL, host=6, held=["read"])
     bench.fill(PROMPT, 4)
-    bench.tree.release(bench.serve(PROMPT, 2))
+    bench.tree.leases.release(bench.serve(PROMPT, 2))
     bench.settle()
     bench.start("r", PROMPT, 4)
     bench.answered()

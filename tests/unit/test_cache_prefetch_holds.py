@@ -52,7 +52,7 @@ def test_nothing_is_allocated_nor_evicted_while_storage_is_asked(benches, monkey
     bench = benches(spec, "contains")
     for prompt, pages in ((OTHER, 3), (PROMPT, base)):  # what could be evicted, and a beginning
         if pages:
-            bench.tree.release(bench.serve(prompt, pages))
+            bench.tree.leases.release(bench.serve(prompt, pages))
     bench.fill(PROMPT, 5)
     before = bench.free()
     bench.start("r", PROMPT, 5)
@@ -106,7 +106,7 @@ def test_the_anchor_beyond_the_usable_end_is_held_and_not_fetched_again(benches)
 
 def test_a_question_that_the_queue_refuses_holds_nothing_and_is_asked_again(benches):
     bench = benches(FULL, "contains", queue_pages=4, policy=policy_of(FULL, retry_steps=2))
-    bench.tree.release(bench.serve(PROMPT, 1))
+    bench.tree.leases.release(bench.serve(PROMPT, 1))
     bench.fill(PROMPT, 4)
     bench.start("other", OTHER, 3)
     leases, pins = len(bench.tree.leases), pins_of(bench)

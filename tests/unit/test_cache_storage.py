@@ -109,10 +109,10 @@ def test_a_detach_that_is_given_up_goes_on_as_before(benches):
 
 def test_what_took_a_row_during_a_detach_is_not_mistaken_for_what_was_stored(benches):
     bench = benches(held=["write"], host=4)
-    bench.tree.release(bench.serve(PROMPT, 3))
+    bench.tree.leases.release(bench.serve(PROMPT, 3))
     bench.backend.let("write")
     bench.settle()
-    bench.tree.release(bench.serve(OTHER, 1))
+    bench.tree.leases.release(bench.serve(OTHER, 1))
     bench.tick()
     assert bench.tier.detach() is None
     nodes = len(bench.tree.nodes)
@@ -269,7 +269,7 @@ def test_what_was_on_its_way_while_the_store_was_emptied_is_written_again(benche
     bench.settle()
     assert bench.admitted("r", 4).end == 4
     before = len(bench.backend.writes)
-    bench.tier.used(bench.tree.stored.hold(bench.keys(PROMPT, 4), 4, [0, 0]))
+    bench.tier.used(bench.tree.leases.hold_present(bench.keys(PROMPT, 4), 4, [0, 0]))
     bench.settle()
     assert len(bench.backend.writes) > before, "a mark stood for what is gone"
 

@@ -242,17 +242,17 @@ def test_a_lease_moves_on_with_its_request_and_lets_the_window_go() -> None:
 def test_a_second_release_is_loud() -> None:
     it = tree()
     serve(it, (0,))
-    lease = it.tree.lease(it.keys((0,)), 1, load=False)
-    it.tree.release(lease)
+    lease = it.tree.leases.take(it.keys((0,)), 1)
+    it.tree.leases.release(lease)
     with pytest.raises(AssertionError, match="released twice"):
-        it.tree.release(lease)
+        it.tree.leases.release(lease)
 
 
 def test_a_leak_is_loud() -> None:
     it = tree()
     serve(it, (0,))
-    it.tree.lease(it.keys((0,)), 1, load=False)
-    it.tree.leases.clear()
+    it.tree.leases.take(it.keys((0,)), 1)
+    it.tree.leases._open.clear()
     with pytest.raises(AssertionError, match="pins leak or lack"):
         it.verify()
 
@@ -260,7 +260,7 @@ def test_a_leak_is_loud() -> None:
 def test_an_empty_lease_pins_nothing() -> None:
     it = tree(KeepWindow(2))
     request = it.arrive((0,), 0, load=True)
-    assert not len(it.tree.pages(request.lease, GroupId(0)))
+    assert not len(it.tree.leases.pages(request.lease, GroupId(0)))
     it.verify()
     it.finish(request)
 
@@ -284,7 +284,7 @@ def test_a_duplicate_costs_nothing_but_what_is_new() -> None:
 def test_pages_that_the_tree_holds_already_by_the_same_id_are_no_duplicates() -> None:
     it = tree()
     request = run(it, (0, 1))
-    mine = it.tree.pages(request.lease, GroupId(0))
+    mine = it.tree.leases.pages(request.lease, GroupId(0))
     effects = it.tree.insert(it.keys((0, 1)), 0, [mine])
     assert [type(effect).__name__ for effect in effects] == ["Backup"]
     it.verify()

@@ -101,7 +101,6 @@ def test_who_stands_on_a_lost_page_is_given_up_and_nobody_else() -> None:
 def test_a_request_within_its_first_page_stands_on_nothing_that_could_be_lost() -> None:
     it, lot = tree(KeepWindow(2), page_tokens=2)
     lot.park(it.arrive((0,), 0, load=False), 1)
-    assert lot.parked[0].hold.host is not None
     lot.park(running(it, (2, 3)), 0)
     it.end_copy(it.copies[0], ok=False)
     it.verify()
@@ -113,7 +112,7 @@ def test_a_page_without_a_host_copy_cannot_be_held() -> None:
     it, _ = tree(KeepWindow(1))
     request = running(it, (0, 1))
     with pytest.raises(AssertionError, match="not on the host"):
-        it.tree.hold(it.keys((0, 1)), 2, request.lease.starts)
+        it.tree.leases.hold(it.keys((0, 1)), 2, request.lease.starts)
 
 
 def test_a_resume_that_is_declined_stays_parked() -> None:
@@ -130,7 +129,7 @@ def test_a_lease_that_moves_on_without_a_state_lets_the_last_one_go() -> None:
     it, _ = tree(KeepBoundary())
     request = it.arrive((0, 1), 0, load=False)
     it.extend(request, 1, generous=False)
-    assert it.tree.sole(request.lease, GroupId(OTHER)) == 1
+    assert it.tree.leases.sole(request.lease, GroupId(OTHER)) == 1
     it.extend(request, 1, generous=False, state=False)
     it.verify()
     assert request.lease.starts == [0, 2]

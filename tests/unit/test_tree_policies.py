@@ -12,6 +12,7 @@ from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.tree.check import check
 from stratakv.tree.effects import Effect, FreeDevice, FreeHost
+from stratakv.tree.lease import LoadLease
 from stratakv.tree.nodes import Tier
 from stratakv.tree.order import COLD, WARM
 from stratakv.tree.policies import EVICTION_POLICIES
@@ -42,19 +43,19 @@ class Cache:
         for prompt in prompts:
             keys = self.keys(prompt)
             have = self.tree.match(keys, len(keys) - 1).device_end
-            lease = self.tree.lease(keys, have, load=False, priority=priority)
+            lease = self.tree.leases.take(keys, have, priority=priority)
             taken = [pool.alloc(len(keys) - have) for pool in self.pools[DEVICE]]
             pages = [ids for ids in taken if ids is not None]
             self.do(self.tree.insert(keys, have, pages))
-            self.tree.advance(lease, keys, len(keys))
+            self.tree.leases.advance(lease, keys, len(keys))
             self.do(self.tree.keep(lease, len(keys), have))
-            self.tree.release(lease)
+            self.tree.leases.release(lease)
             check(self.tree)
 
     def use(self, *prompts: Prompt, times: int = 1, priority: int = 0) -> None:
         for prompt in prompts * times:
             keys = self.keys(prompt)
-            self.tree.release(self.tree.lease(keys, len(keys), load=False, priority=priority))
+            self.tree.leases.release(self.tree.leases.take(keys, len(keys), priority=priority))
             check(self.tree)
 
     def save(self, prompt: Prompt) -> None:
@@ -67,14 +68,16 @@ class Cache:
 
     def load(self, prompt: Prompt) -> None:
         """A request comes for a prompt that is on the host, loads it, and finishes."""
-        lease = self.tree.lease(self.keys(prompt), len(prompt), load=True)
-        assert lease.host is not None
+        lease = self.tree.leases.take_to_load(self.keys(prompt), len(prompt))
+        assert isinstance(lease, LoadLease)
         rows = list(lease.host)
         taken = [pool.alloc(len(r)) for pool, r in zip(self.pools[DEVICE], rows, strict=True)]
-        self.tree.copies.begin_load(lease, [ids for ids in taken if ids is not None], TicketId(1))
+        moved = self.tree.leases.begin_load(
+            lease, [ids for ids in taken if ids is not None], TicketId(1)
+        )
         for group in self.groups:
             self.tree.copies.end_load(GroupId(group), rows[group])
-        self.tree.release(lease)
+        self.tree.leases.release(moved)
         check(self.tree)
 
     def do(self, effects: Sequence[Effect]) -> None:
@@ -152,7 +155,7 @@ def calls_of_one_page_evictions(policy: str, leaves: int) -> int:
     for leaf in range(leaves):
         cache.insert(keys[leaf : leaf + 1], 0, [np.array([leaf], np.int32)])
     for key in keys[::2]:
-        cache.release(cache.lease([key], 1, load=False))
+        cache.leases.release(cache.leases.take([key], 1))
     evicted, calls = counted(lambda: [cache.evict(DEVICE, ANCHOR, 1) for _ in range(100)])
     assert all(evicted)
     return calls

@@ -30,13 +30,13 @@ def chain(name: int, length: int) -> list[PageKey]:
 
 def grow(cache: PrefixTree, keys: Sequence[PageKey], pages: PageIds, chunk: int) -> None:
     """Insert as a running request does, and finish."""
-    lease = cache.lease(keys, 0, load=False)
+    lease = cache.leases.take(keys, 0)
     groups = len(cache.spec.groups)
     for first in range(0, len(keys), chunk):
         end = min(first + chunk, len(keys))
         cache.insert(keys[:end], first, [pages[first:end]] * groups)
-        cache.advance(lease, keys, end)
-    cache.release(lease)
+        cache.leases.advance(lease, keys, end)
+    cache.leases.release(lease)
 
 
 @pytest.mark.parametrize("chunk", [64, DEEP])
@@ -61,9 +61,9 @@ def test_a_deep_chain_drops_a_host_subtree_page_by_page() -> None:
     cache = tree(2 * DEEP)
     keys = chain(0, DEEP)
     grow(cache, keys[:1], np.zeros(1, np.int32), 1)
-    lease = cache.lease(keys, 1, load=False)
+    lease = cache.leases.take(keys, 1)
     cache.land(keys, 1, [np.arange(DEEP - 1, dtype=np.int32)])
-    cache.release(lease)
+    cache.leases.release(lease)
     cache.evict(DEVICE, GroupId(0), 1)
     assert not len(cache.nodes)
     check(cache)
@@ -79,7 +79,7 @@ def test_random_traffic_over_long_chains_keeps_every_invariant() -> None:
         if chance.random() < 0.5:  # turn off the trunk somewhere
             at = chance.randrange(depth)
             keys[at:] = [PageKey(b"%d:" % step + key) for key in keys[at:]]
-        lease = cache.lease(keys, cache.match(keys, len(keys)).device_end, load=False)
+        lease = cache.leases.take(keys, cache.match(keys, len(keys)).device_end)
         first = lease.end
         pages: list[PageIds] = []
         for group, pool in enumerate(pools):
@@ -89,10 +89,10 @@ def test_random_traffic_over_long_chains_keeps_every_invariant() -> None:
             assert taken is not None
             pages.append(taken)
         give(pools, cache.insert(keys, first, pages))
-        cache.advance(lease, keys, len(keys))
+        cache.leases.advance(lease, keys, len(keys))
         if step % 10 == 0:
             check(cache)
-        cache.release(lease)
+        cache.leases.release(lease)
     give(pools, cache.evict(DEVICE, GroupId(0), 800))
     assert [pool.available() for pool in pools] == [800, 800]
 
@@ -110,9 +110,9 @@ def calls_of_one_page_evictions(leaves: int) -> int:
     grow(cache, base, np.array([leaves], np.int32), 1)
     for leaf in range(leaves):
         keys = [*base, PageKey(b"leaf %d" % leaf)]
-        lease = cache.lease(keys, 1, load=False)
+        lease = cache.leases.take(keys, 1)
         cache.insert(keys, 1, [np.array([leaf], np.int32)])
-        cache.release(lease)
+        cache.leases.release(lease)
     evicted, calls = counted(lambda: [cache.evict(DEVICE, GroupId(0), 1) for _ in range(100)])
     assert all(evicted)
     return calls
@@ -128,7 +128,7 @@ def test_queues_do_not_grow_with_use() -> None:
     keys = chain(0, 32)
     grow(cache, keys, np.arange(32, dtype=np.int32), 8)
     for _ in range(2000):
-        cache.release(cache.lease(keys, 32, load=False))
+        cache.leases.release(cache.leases.take(keys, 32))
     weights = [queue.weight for tier in cache.pins.queues for queue in tier]
     assert max(weights) <= 4 * 64 + 4096 + 33
     check(cache)

@@ -127,9 +127,9 @@ def test_nothing_is_wanted_nor_told_without_a_store() -> None:
 
 def told(it: TreeDriver, prompt: Prefix, step: int) -> list[int]:
     """Depths that storage hears of when ``prompt`` is used."""
-    lease = it.tree.lease(it.keys(prompt), len(prompt), load=False)
+    lease = it.tree.leases.take(it.keys(prompt), len(prompt))
     parts = list(it.tree.stored.to_touch(lease, step))
-    it.tree.release(lease)
+    it.tree.leases.release(lease)
     return [int(depth) for _, rows in parts for depth in it.tree.nodes.depth[rows]]
 
 
@@ -184,9 +184,9 @@ def test_two_writes_of_one_page_hold_it_until_both_have_ended() -> None:
 
 def test_a_hold_of_nothing_can_be_released() -> None:
     it, _ = tree(KeepWindow(1))
-    hold = it.tree.stored.hold([], 0, [0, 0])
+    hold = it.tree.leases.hold_present([], 0, [0, 0])
     assert (hold.end, hold.starts) == (0, [0, 0])
-    it.tree.release(hold)
+    it.tree.leases.release(hold)
     assert not it.tree.leases
 
 
@@ -196,7 +196,7 @@ def test_a_store_is_told_of_no_page_that_it_lacks() -> None:
     save(it, (0, 0))
     for write in list(store.writes):
         store.end_write(write, [write.writing.group == 1] * len(write.writing.rows))
-    lease = it.tree.lease(it.keys((0, 0)), 2, load=False)
+    lease = it.tree.leases.take(it.keys((0, 0)), 2)
     stored: Stored = it.tree.stored
     assert [(g, rows.tolist()) for g, rows in stored.to_touch(lease, 0)] == [
         (GroupId(1), [it.row((0, 0))])

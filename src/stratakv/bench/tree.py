@@ -81,9 +81,9 @@ class _Subject:
 
     def lease_release(self, keys: list[PageKey], end: int) -> None:
         tree = self.tree
-        lease = tree.lease(keys, end, load=False)
-        tree.pages(lease, ANCHOR)
-        tree.release(lease)
+        lease = tree.leases.take(keys, end)
+        tree.leases.pages(lease, ANCHOR)
+        tree.leases.release(lease)
 
     def insert(self, keys: list[PageKey], have: int, pages: PageIds) -> None:
         self.tree.insert(keys, have, [pages] * self.groups)

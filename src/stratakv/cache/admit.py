@@ -6,6 +6,7 @@ not hand pages to the tree.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from stratakv.cache.copies import CopyDesk
 from stratakv.cache.live import LivePages
@@ -22,7 +23,7 @@ from stratakv.policy.checkpoints import CheckpointPolicy, last_end
 from stratakv.policy.load_back import LoadBack, LoadBackPolicy
 from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
 from stratakv.spec.groups import ANCHOR
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.matching import NO_MATCH, Match
 from stratakv.tree.prefix_tree import PrefixTree
 
@@ -152,8 +153,9 @@ class Admitter:
         if priced is None:
             return None
         wanted, host = priced
-        lease = self._lease(wish, end, starts, found.device_end)
-        if not self._load(lease, end - found.device_end):
+        claim = self._lease(wish, end, starts, found.device_end)
+        lease = self._load(claim, end - found.device_end)
+        if lease is None:
             return None
         seat = Seat(wish.prefix, lease, wanted, end, [], [], wish.use)
         if not seat.apart:
@@ -175,7 +177,8 @@ class Admitter:
         booked = min(wish.total_tokens, wish.tokens + booking.reserve_tokens)
         wanted = demand(self._spec, wish.total_tokens, booked, booking.chunk_tokens, end)
         keys = wish.prefix.keys
-        prices = [self._tree.price(keys, end, starts, group.id) for group in self._spec.groups]
+        price_of = self._tree.leases.price
+        prices = [price_of(keys, end, starts, group.id) for group in self._spec.groups]
         available = [
             self._pools.available(GroupId(group)) - price.to_pin - price.to_load
             for group, price in enumerate(prices)
@@ -184,34 +187,39 @@ class Admitter:
             return None
         return wanted, [price.to_load for price in prices]
 
-    def _lease(self, wish: Wish, end: int, starts: Sequence[int], device_end: int) -> Lease:
+    def _lease(
+        self, wish: Wish, end: int, starts: Sequence[int], device_end: int
+    ) -> DeviceLease | LoadLease:
         """Pin the prefix, on the host what of it must be loaded."""
-        return self._tree.lease(
-            wish.prefix.keys,
-            end,
-            load=end > device_end,
-            starts=starts,
-            priority=wish.priority,
-            again=wish.again,
-        )
+        leases = self._tree.leases
+        take = leases.take_to_load if end > device_end else leases.take
+        return take(wish.prefix.keys, end, starts=starts, priority=wish.priority, again=wish.again)
 
-    def _load(self, lease: Lease, saved_pages: int) -> bool:
+    def _load(self, lease: DeviceLease | LoadLease, saved_pages: int) -> DeviceLease | None:
         """Begin the load that a lease needs, if it does, as the last thing of an admission that may
-        fail: False, and the lease is released, without device pages for it."""
-        if lease.needs_load and not self._copies.load(lease, max(0, saved_pages)):
-            self._tree.release(lease)
-            return False
-        self._copies.used(lease)
-        return True
+        fail: None, and the lease is released, without device pages for it."""
+        match lease:
+            case DeviceLease():
+                loaded = lease
+            case LoadLease():
+                loaded = self._copies.load(lease, max(0, saved_pages))
+            case _:
+                assert_never(lease)
+        if loaded is None:
+            self._tree.leases.release(lease)
+            return None
+        self._copies.used(loaded)
+        return loaded
 
     def _seat(self, row: int, seat: Seat) -> None:
         for group in self._spec.groups:
             if not group.stateful:
                 start = seat.lease.starts[group.id]
-                self._tables.remap(row, group.id, start, self._tree.pages(seat.lease, group.id))
+                pages = self._tree.leases.pages(seat.lease, group.id)
+                self._tables.remap(row, group.id, start, pages)
         self._seats.open(row, seat)
 
-    def _cached(self, lease: Lease, device_end: int, host: Sequence[int]) -> CachedTokens:
+    def _cached(self, lease: DeviceLease, device_end: int, host: Sequence[int]) -> CachedTokens:
         spans = [lease.end - start for start in lease.starts]
         return CachedTokens(
             device=device_end * self._page,
@@ -248,12 +256,13 @@ class Admitter:
         if priced is None:
             return None
         wanted, host = priced
-        lease = self._lease(wish, end, parked.starts, device_end=0)
+        claim = self._lease(wish, end, parked.starts, device_end=0)
         taken = parking.take(parked)
         if taken is None:
-            self._tree.release(lease)
+            self._tree.leases.release(claim)
             return None
-        if not self._load(lease, end):
+        lease = self._load(claim, end)
+        if lease is None:
             parking.give_back(taken)
             return None
         tickets = parking.land(row, parked, lease, taken)

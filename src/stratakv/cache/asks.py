@@ -15,7 +15,7 @@ from stratakv.core.ids import AskId, PageIds, PageKey, TicketId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch_ends import Held, Objects
 from stratakv.policy.prefetch_reasons import Reason, Tally
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import HostHold
 
 Told: TypeAlias = Callable[[Tally | None], None]
 """Hears what storage had for a request, when its prefetch has ended; None: it was never asked."""
@@ -42,7 +42,7 @@ class Ask:
     prefix: PageHasher
     whole: int
     started_s: float
-    hold: Lease | None = None
+    hold: HostHold | None = None
     objects: Objects | None = None
     ticket: TicketId | None = None
     pages: tuple[PageIds, ...] = ()

@@ -71,7 +71,7 @@ class Committer:
             behind = pages[own:]
             self._pools.tiers[Tier.DEVICE][group.id].free(behind[behind != NONE])
             pages[:] = NONE
-        self._tree.let_go(seat.lease, end)
+        self._tree.leases.let_go(seat.lease, end)
 
     def _hand_over(self, row: int, seat: Seat, tokens: TokenIds, *, last: bool) -> None:
         """``last``: the request ends here."""
@@ -115,7 +115,7 @@ class Committer:
 
     def _move_on(self, row: int, seat: Seat, first: int, end: int) -> None:
         starts = seat.lease.starts
-        self._tree.advance(seat.lease, seat.prefix.keys[:end], end)
+        self._tree.leases.advance(seat.lease, seat.prefix.keys[:end], end)
         self._note_strays(row, seat, first)
         for group in self._spec.groups:
             table = self._tables.pages(group.id)
@@ -172,7 +172,7 @@ class Committer:
         """Pages in [first, lease.end) that the tree did not take: their place is being loaded."""
         if not self._tree.copies.loads:
             return
-        rows = self._tree.nodes.tail(seat.lease.tip, seat.lease.end - first)
+        rows = seat.lease.path[first:]
         for group in self._spec.groups:
             own = self._tables.pages(group.id)[row, first : seat.lease.end]
             canonical = self._tree.nodes.page[Tier.DEVICE][group.id][rows]
@@ -187,7 +187,7 @@ class Committer:
         for row, seat in seats.items():
             kept: list[tuple[GroupId, Int64s, PageIds]] = []
             for group, indices, pages in seat.strays:
-                rows = nodes.path(seat.lease.tip)[indices]
+                rows = seat.lease.path[indices]
                 if (nodes.ticket[group][rows] != NONE).any():
                     kept.append((group, indices, pages))
                     continue

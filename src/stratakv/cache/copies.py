@@ -20,7 +20,7 @@ from stratakv.policy.write import WritePolicy, safe_wanted, to_clean, weighs_use
 from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
 from stratakv.transfer.plan import Direction
 from stratakv.tree.effects import Backup
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.nodes import CHECKPOINT, Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
@@ -95,7 +95,7 @@ class CopyDesk:
         eviction: ``begin_backups`` comes first."""
         self._wanted += backups
 
-    def used(self, lease: Lease) -> None:
+    def used(self, lease: DeviceLease) -> None:
         """A request has leased ``lease``: some of it may be worth a backup now."""
         if self._weighs_uses:
             self.back_up(self._tree.kept_unsaved(lease))
@@ -184,13 +184,12 @@ class CopyDesk:
 
     # -- load ----------------------------------------------------------------------------------
 
-    def load(self, lease: Lease, saved_pages: int) -> bool:
+    def load(self, lease: LoadLease, saved_pages: int) -> DeviceLease | None:
         """Begin the load that ``lease`` plans, which takes a match ``saved_pages`` further. It
-        leaves with ``submit_loads``, and cannot fail any more. False without device pages: nothing
+        leaves with ``submit_loads``, and cannot fail any more. None without device pages: nothing
         has begun, and something may have been evicted all the same."""
-        assert lease.host is not None, "this lease plans no load"
         if any(self._pools.available(GroupId(g)) < len(rows) for g, rows in enumerate(lease.host)):
-            return False
+            return None
         device: list[PageIds] = []
         for group, rows in enumerate(lease.host):
             self._pools.make_room(Tier.DEVICE, GroupId(group), len(rows))
@@ -198,7 +197,7 @@ class CopyDesk:
             if pages is None:
                 for taken, back in enumerate(device):
                     self._pools.tiers[Tier.DEVICE][taken].free(back)
-                return False
+                return None
             device.append(pages)
         parts = [
             Part(GroupId(g), rows, device[g], self._tree.nodes.page[Tier.HOST][g][rows])
@@ -206,9 +205,8 @@ class CopyDesk:
             if len(rows)
         ]
         ticket = self._flights.begin_load(parts)
-        self._tree.copies.begin_load(lease, device, ticket)
         self._saves[ticket] = self._saves.get(ticket, 0) + saved_pages
-        return True
+        return self._tree.leases.begin_load(lease, device, ticket)
 
     def load_live(self, pages: LivePages) -> tuple[TicketId, ...]:
         """Begin to copy live pages back to the device, as ``load`` does others."""

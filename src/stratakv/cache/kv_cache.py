@@ -41,7 +41,7 @@ from stratakv.policy.prefetch_pace import PrefetchPolicy, Timeout, prefetch_poli
 from stratakv.policy.write import NoBackup, WritePolicy, WriteThrough
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.transfer.engine import LayerGate, TransferEngine
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import DeviceLease
 from stratakv.tree.matching import Match
 from stratakv.tree.nodes import TIERS, Tier
 from stratakv.tree.order import EvictionPolicy
@@ -164,7 +164,7 @@ class KVCache:
         return self._with_storage(admission, came, lease)
 
     def _with_storage(
-        self, admission: Admission, came: FromStorage | None, lease: Lease
+        self, admission: Admission, came: FromStorage | None, lease: DeviceLease
     ) -> Admission:
         """Say what of the prefix the request's own prefetch has brought."""
         if came is None:
@@ -253,7 +253,7 @@ class KVCache:
         for stray_group, _, stray in seat.strays:
             device[stray_group].free(stray)
         self._live.close(row)
-        self._tree.release(seat.lease)
+        self._tree.leases.release(seat.lease)
         self._seats.close(row)
 
     # -- retraction ------------------------------------------------------------------------------

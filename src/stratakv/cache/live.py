@@ -13,7 +13,7 @@ from stratakv.cache.pools import Pools
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey, RowIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import DeviceLease
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
@@ -31,11 +31,11 @@ class LivePages:
         # The snapshot that a row's next step starts from, where it does not go on from its own.
         self._start = {group: np.full(tables.rows, NONE, np.int32) for group in self.groups}
 
-    def open(self, row: int, lease: Lease) -> None:
+    def open(self, row: int, lease: DeviceLease) -> None:
         """Seat a request that starts from the snapshots under ``lease``, if it holds any."""
         self._seated[row] = True
         for group in self.groups:
-            pages = self._tree.pages(lease, group)
+            pages = self._tree.leases.pages(lease, group)
             self._start[group][row] = pages[-1] if len(pages) else NONE
 
     def restore(self, row: int, group: GroupId, page: int) -> None:
@@ -58,7 +58,7 @@ class LivePages:
         return self._slots.own(group).item(row)
 
     def give(
-        self, row: int, lease: Lease, key: PageKey, end: int, *, last: bool, spare: bool
+        self, row: int, lease: DeviceLease, key: PageKey, end: int, *, last: bool, spare: bool
     ) -> Given:
         """The pages to insert at ``key``, the last page before ``end``, whose state they hold;
         empty where the tree has it already, or where the pool has no page to go on with, unless
@@ -74,7 +74,7 @@ class LivePages:
                 owed += int(self._seated.sum())
                 room = self._pools.make_spare_room(Tier.DEVICE, group, owed + 1)
             else:  # what the lease stands on is let go of as it moves on to the new snapshot
-                room = self._pools.available(group) + self._tree.sole(lease, group)
+                room = self._pools.available(group) + self._tree.leases.sole(lease, group)
             if room <= owed:
                 self._pools.counters.snapshots_skipped += 1
                 return {}

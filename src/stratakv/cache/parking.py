@@ -19,7 +19,7 @@ from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import DeviceLease, HostHold
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
@@ -45,7 +45,7 @@ class Parked:
     tokens: int
     end: int
     starts: list[int]
-    hold: Lease | None = None
+    hold: HostHold | None = None
     live: list[LivePage] = field(default_factory=list[LivePage])
     tickets: tuple[TicketId, ...] = ()
 
@@ -139,7 +139,7 @@ class Parking:
         for group in self._spec.groups:
             counters.retracted_pages += self._copies.save(group.id, rows[group.id])
         keys = parked.seat.prefix.keys
-        parked.hold = self._tree.hold(keys, parked.end, parked.starts)
+        parked.hold = self._tree.leases.hold(keys, parked.end, parked.starts)
         for live in own:
             pages = self._pools.tiers[Tier.HOST][live.group].alloc(1)
             assert pages is not None, "room was made for every live page"
@@ -177,7 +177,7 @@ class Parking:
         self._free(Tier.DEVICE, taken)
 
     def land(
-        self, row: int, parked: Parked, lease: Lease, taken: list[LivePage]
+        self, row: int, parked: Parked, lease: DeviceLease, taken: list[LivePage]
     ) -> tuple[TicketId, ...]:
         """Give ``row`` its live pages back, on the device pages ``taken``, and end the hold, which
         ``lease`` replaces. Cannot fail; returns the loads."""
@@ -211,7 +211,7 @@ class Parking:
             return
         self._held.remove(parked)
         assert parked.hold is not None
-        self._tree.release(parked.hold)
+        self._tree.leases.release(parked.hold)
         parked.hold = None
         if parked.live:  # a host page that is still being written is not free
             self._moving.append((parked.tickets, Tier.HOST, parked.live))
@@ -221,7 +221,7 @@ class Parking:
         """A backup has failed: what stands on its host pages must be recomputed."""
         for parked in list(self._held):
             hold = parked.hold
-            if hold is None or hold.host is None:  # given up meanwhile; not a full page to hold
+            if hold is None:  # given up meanwhile
                 continue
             if np.isin(rows, hold.host[group]).any():
                 self._pools.counters.retracted_unsaved += 1

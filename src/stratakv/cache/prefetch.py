@@ -6,9 +6,6 @@ holds of requests that wait. ``policy.prefetch`` decides. Must not seat a reques
 
 from typing import Final, assert_never
 
-import numpy as np
-import numpy.typing as npt
-
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import Flags
 from stratakv.cache.asks import Ask, Left, Told, ballot_of, ends_of
@@ -36,7 +33,6 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Answer, Ending, Fetch, Fetched, Queried, Query
 from stratakv.storage.io_worker import IoWorker
-from stratakv.tree.lease import Lease
 from stratakv.tree.matching import Match
 from stratakv.tree.prefix_tree import PrefixTree
 
@@ -128,13 +124,13 @@ class Prefetcher:
             self._followers[ask.id] = ask
             return
         end = found.anchor_end
-        hold = self._tree.stored.hold(ask.keys, end, [0] * len(self._spec.groups))
-        held = Held(found.end, self._present(hold, ask.whole))
+        hold = self._tree.leases.hold_present(ask.keys, end, [0] * len(self._spec.groups))
+        held = Held(found.end, self._tree.leases.present(hold, ask.whole))
         objects = self._rules.ends.question(held)
         names = of_pages(ask.keys, objects.groups, objects.pages)
         ticket = worker.submit(Query(names)) if names else None
         if ticket is None:
-            self._tree.release(hold)
+            self._tree.leases.release(hold)
             if names:
                 self._book.put_off(ask.id, self._step)
             return
@@ -142,14 +138,6 @@ class Prefetcher:
         ask.epoch = self._tree.stored.epoch
         self._leaders[first] = ask
         self._move(ask, Probing(held, self._book.before(ask.id)), ticket)
-
-    def _present(self, hold: Lease, limit: int) -> tuple[npt.NDArray[np.bool_], ...]:
-        """What a hold found on the host, as flags over the pages of a prompt, by group."""
-        assert hold.host is not None, "a hold without rows"
-        flags = np.zeros((len(hold.host), limit), np.bool_)
-        for group, rows in enumerate(hold.host):
-            flags[group, self._tree.nodes.depth[rows]] = True
-        return tuple(flags)
 
     def _move(self, ask: Ask, state: Prefetch, ticket: TicketId | None) -> None:
         self._book.move(ask.id, state, self._step)
@@ -263,7 +251,7 @@ class Prefetcher:
         ask.landed = self._fetches.land(ask.keys, landed, ask.pages)
         ask.pages = ()
         end = landed.end
-        hold = self._tree.stored.hold(ask.keys, end, self._tree.starts(end))
+        hold = self._tree.leases.hold_present(ask.keys, end, self._tree.starts(end))
         if ask.epoch != self._tree.stored.epoch:  # it was emptied meanwhile
             self._tree.stored.unmark(hold)
         self._let_go(ask)
@@ -280,7 +268,7 @@ class Prefetcher:
 
     def _let_go(self, ask: Ask) -> None:
         if ask.hold is not None:
-            self._tree.release(ask.hold)
+            self._tree.leases.release(ask.hold)
             ask.hold = None
         if ask.first is not None and self._leaders.get(ask.first) is ask:
             del self._leaders[ask.first]

@@ -17,7 +17,7 @@ from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import Demand, PageBudget, Pages
 from stratakv.spec.groups import CacheSpec
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import DeviceLease
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
@@ -34,7 +34,7 @@ class Seat:
     """
 
     prefix: PageHasher
-    lease: Lease
+    lease: DeviceLease
     demand: Demand
     continued: int
     checkpoints: list[int]

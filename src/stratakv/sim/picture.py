@@ -34,9 +34,9 @@ from stratakv.sim.device import PageBytes, PoisoningAllocator, SimTransfer
 from stratakv.sim.runner import TokenRunner
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tree.leases import Leases
 from stratakv.tree.nodes import NodeTable, Run
 from stratakv.tree.order import EvictionQueue
-from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.stored import Stored
 
 OWN: Final = (
@@ -49,8 +49,8 @@ OWN: Final = (
 OWN_PARTS: Final[dict[type, frozenset[str]]] = {
     KVCache: frozenset({"_sleep"}),
     # Sets of objects have the order of their addresses; what is in them shows elsewhere.
-    PrefixTree: frozenset({"leases"}),
-    Stored: frozenset({"_leases", "writing"}),
+    Leases: frozenset({"_open"}),
+    Stored: frozenset({"writing"}),
     PoisoningAllocator: frozenset({"_position", "_bytes"}),  # scratch
     Prefetcher: frozenset({"fetched_pages"}),
     Abandoned: frozenset({"reason"}),

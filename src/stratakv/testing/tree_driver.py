@@ -5,13 +5,14 @@ against each other. Must not know Hypothesis, so that directed tests use it too.
 """
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.spec.groups import CacheSpec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
-from stratakv.testing.tree_records import Fetch, Prefetch, Request
+from stratakv.testing.tree_records import Claim, Fetch, Prefetch, Request
 from stratakv.testing.tree_tiers import TierDriver
 from stratakv.testing.tree_verify import (
     verify_leases,
@@ -21,6 +22,7 @@ from stratakv.testing.tree_verify import (
     verify_store,
 )
 from stratakv.tree.check import check
+from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.nodes import Tier
 from stratakv.tree.residency import Residency
 
@@ -56,35 +58,49 @@ class TreeDriver(TierDriver):
         device_end, end, _ = self.match(prompt, limit)
         request = None
         if load and end > device_end:
-            request = self.leased(prompt, end, load=True)
-            if not self.load(request, decline=decline):
-                request = None
+            request = self.load(self.claim(prompt, end, load=True), decline=decline)
         if request is None:
             device_end = self.match(prompt, limit)[0]  # room for a load may have cost some of it
-            request = self.leased(prompt, device_end, load=load)
+            request = self.load(self.claim(prompt, device_end, load=load), decline=False)
+            assert request is not None, "what is on the device needs no load"
             self.did["device hit"] += device_end > 0
         self.seat(request)
         return request
 
-    def leased(
+    def claim(
         self, prompt: Prefix, end: int, *, load: bool, starts: Sequence[int] | None = None
-    ) -> Request:
+    ) -> Claim:
         """A lease on [starts[g], ``end``) of every group, after its price."""
         self.serial += 1
         keys = self.keys(prompt)
         first = self.tree.starts(end) if starts is None else starts
-        prices = [self.tree.price(keys, end, first, group.id) for group in self.spec.groups]
+        prices = [self.tree.leases.price(keys, end, first, group.id) for group in self.spec.groups]
         expected = self.model.prices(prompt, end, first)
         assert prices == expected, f"prices {prices}, not {expected}"
-        lease = self.tree.lease(keys, end, load=load, starts=starts, priority=self.serial % 4)
+        take = self.tree.leases.take_to_load if load else self.tree.leases.take
+        lease = take(keys, end, starts=starts, priority=self.serial % 4)
         held = self.model.lease(self.serial, prompt, end, load=load, starts=starts)
-        assert lease.needs_load == bool(held.on_host), "what a lease must load"
-        return Request(self.serial, prompt, lease, continued=end)
+        assert isinstance(lease, LoadLease) == bool(held.on_host), "what a lease must load"
+        return Claim(self.serial, prompt, lease)
 
-    def load(self, request: Request, *, decline: bool) -> bool:
-        """Begin the load that a lease plans; where the device is short the lease is released."""
-        on_host = self.model.leases[request.id].on_host
-        rows = request.lease.host or []
+    def load(self, claim: Claim, *, decline: bool) -> Request | None:
+        """Begin the load that a lease plans, if it plans one; None, and it is released, where the
+        device is short."""
+        match claim.lease:
+            case DeviceLease():
+                lease = claim.lease
+            case LoadLease():
+                found = self._load(claim, claim.lease, decline=decline)
+                if found is None:
+                    return None
+                lease = found
+            case _:
+                assert_never(claim.lease)
+        return Request(claim.id, claim.prompt, lease, continued=lease.end)
+
+    def _load(self, claim: Claim, lease: LoadLease, *, decline: bool) -> DeviceLease | None:
+        on_host = self.model.leases[claim.id].on_host
+        rows = lease.host
         places = {group: self.places_of(rows[group], group) for group in self.model.groups}
         assert {p for found in places.values() for p in found} == on_host, "what a load reads"
         pages: list[PageIds] = []
@@ -93,21 +109,21 @@ class TreeDriver(TierDriver):
             if ids is None:
                 for done, taken in enumerate(pages):
                     self.pools[DEVICE][done].free(taken)
-                self.release(request)
+                self.release(claim)
                 self.did["load declined"] += 1
-                return False
+                return None
             pages.append(ids)
         assert not [p for p in on_host if self.model.spot(p).state != Residency.HOST]
         ticket = self.submit(load=True, rows=dict(enumerate(rows)), places=places)
-        self.tree.copies.begin_load(request.lease, pages, ticket)
+        moved = self.tree.leases.begin_load(lease, pages, ticket)
         landing = {
             place: page
             for group in self.model.groups
             for place, page in zip(places[group], pages[group].tolist(), strict=True)
         }
-        self.model.begin_load(request.id, landing)
+        self.model.begin_load(claim.id, landing)
         self.did["load"] += 1
-        return True
+        return moved
 
     def seat(self, request: Request) -> None:
         """It runs from now on: what it reads, and what it waits for."""
@@ -116,7 +132,7 @@ class TreeDriver(TierDriver):
         tickets = {c.ticket for c in loads for at in c.places.values() if set(at) & set(places)}
         assert set(request.lease.loading) == tickets, f"tickets {request.lease.loading}"
         for group, start in enumerate(request.lease.starts):
-            pages = self.tree.pages(request.lease, GroupId(group)).tolist()
+            pages = self.tree.leases.pages(request.lease, GroupId(group)).tolist()
             request.table.update({(group, at): page for at, page in enumerate(pages, start)})
         self.requests.append(request)
 
@@ -143,7 +159,7 @@ class TreeDriver(TierDriver):
                     if not kept and (group, at) not in expected.remapped:
                         request.own.append((DEVICE, group, page))
         request.table.update(self.apply(effects, expected).remapped)
-        self.tree.advance(request.lease, keys, len(prompt))
+        self.tree.leases.advance(request.lease, keys, len(prompt))
         self.model.advance(request.id, prompt, len(prompt))
         starts = request.lease.starts
         request.table = {at: p for at, p in request.table.items() if at[1] >= starts[at[0]]}
@@ -229,8 +245,8 @@ class TreeDriver(TierDriver):
         request.rolling = end
         self.did["rolling checkpoint"] += 0 < before < end
 
-    def release(self, holder: Request | Fetch) -> None:
-        self.tree.release(holder.lease)
+    def release(self, holder: Claim | Request | Fetch) -> None:
+        self.tree.leases.release(holder.lease)
         self.model.release(holder.id)
 
     def go_apart(self, request: Request, beyond: int) -> None:
@@ -239,7 +255,7 @@ class TreeDriver(TierDriver):
         self.apart.append(request)
         self.did["apart"] += 1
         end = request.lease.end + beyond
-        self.tree.let_go(request.lease, end)
+        self.tree.leases.let_go(request.lease, end)
         self.model.let_go(request.id, end)
         starts = request.lease.starts
         request.table = {at: p for at, p in request.table.items() if at[1] >= starts[at[0]]}
@@ -277,7 +293,10 @@ class TreeDriver(TierDriver):
 
     def fetch(self, prompt: Prefix, *, generous: bool) -> bool:
         """Begin to read what follows the device match from storage."""
-        request = self.leased(prompt, self.match(prompt, len(prompt))[0], load=False)
+        request = self.load(
+            self.claim(prompt, self.match(prompt, len(prompt))[0], load=False), decline=False
+        )
+        assert request is not None, "what is on the device needs no load"
         first = request.lease.end
         pages = self._chunk(HOST, prompt, first, generous=generous)
         if pages is None or first == len(prompt):

@@ -79,7 +79,7 @@ class ParkingDriver:
         if places:
             it.begin_backup(places, ids)
         it.serial += 1
-        hold = it.tree.hold(it.keys(request.prompt), end, starts)
+        hold = it.tree.leases.hold(it.keys(request.prompt), end, starts)
         it.model.hold(it.serial, request.prompt, end, starts)
         self.parked.append(Parked(it.serial, request, hold, sorted(request.live)))
 
@@ -87,8 +87,9 @@ class ParkingDriver:
         """Seat it where it was, with what is on the host alone under way. None where the device is
         short: it stays parked, and what a load brings stays cached."""
         it, was, hold = self._it, parked.request, parked.hold
-        again = it.leased(was.prompt, hold.end, load=True, starts=hold.starts)
-        if again.lease.needs_load and not it.load(again, decline=decline):
+        claim = it.claim(was.prompt, hold.end, load=True, starts=hold.starts)
+        again = it.load(claim, decline=decline)
+        if again is None:
             it.did["resume short"] += 1
             return None
         if not it.go_live(again, parked.live):
@@ -104,7 +105,7 @@ class ParkingDriver:
     def forget(self, parked: Parked) -> None:
         """It ends, has come back, or was lost."""
         self.parked.remove(parked)
-        self._it.tree.release(parked.hold)
+        self._it.tree.leases.release(parked.hold)
         self._it.model.release(parked.id)
 
     def drain(self) -> None:
@@ -117,7 +118,6 @@ class ParkingDriver:
         group = places[0][1]
         rows = [self._it.row(prefix) for prefix, _ in places]
         for parked in list(self.parked):
-            assert parked.hold.host is not None, "a hold without its host pages"
             lost = bool(np.isin(rows, parked.hold.host[group]).any())
             held = self._it.model.leases[parked.id].on_host
             assert lost != held.isdisjoint(places), "who stands on lost pages"

@@ -8,7 +8,7 @@ import numpy as np
 from stratakv.core.ids import NodeIds, PageKey, TicketId
 from stratakv.core.page_keys import Namespace, page_keys
 from stratakv.testing.tree_books import Freed, Place, Prefix
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import DeviceLease, HostHold, LoadLease
 from stratakv.tree.stored import Writing
 
 _NAMESPACE = Namespace(model=b"machine", spec_digest=b"")
@@ -21,6 +21,15 @@ def keys_of(prompt: Prefix, page_tokens: int) -> list[PageKey]:
     return page_keys(tokens, _NAMESPACE, page_tokens)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Claim:
+    """A lease, before what it lacks on the device is on its way there."""
+
+    id: int
+    prompt: Prefix
+    lease: DeviceLease | LoadLease
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """``table`` is its block table: the device page it reads at (group, page index); ``own`` are
@@ -30,7 +39,7 @@ class Request:
 
     id: int
     prompt: Prefix
-    lease: Lease
+    lease: DeviceLease
     continued: int
     table: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     own: list[Freed] = field(default_factory=list[Freed])
@@ -46,7 +55,7 @@ class Parked:
 
     id: int
     request: Request
-    hold: Lease
+    hold: HostHold
     live: list[int]
 
 
@@ -56,7 +65,7 @@ class Fetch:
 
     id: int
     prompt: Prefix
-    lease: Lease
+    lease: DeviceLease
     pages: list[list[int]]
 
 
@@ -67,7 +76,7 @@ class Prefetch:
 
     id: int
     prompt: Prefix
-    hold: Lease
+    hold: HostHold
     first: int
     pages: list[list[int]]
 

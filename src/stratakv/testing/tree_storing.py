@@ -15,7 +15,7 @@ from stratakv.testing.tree_books import DEVICE, HOST, Place, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Prefetch, Request, Written
 from stratakv.tree.effects import Persist
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import DeviceLease, HostHold
 from stratakv.tree.stored import TOUCH_STEPS
 
 MOST_WRITES: Final = 3
@@ -93,7 +93,7 @@ class StoringDriver:
         assert not store.worthy(every), "a use leaves a page behind that storage lacks"
         self._touch(lease, prompt)
 
-    def _touch(self, lease: Lease, prompt: Prefix) -> None:
+    def _touch(self, lease: DeviceLease, prompt: Prefix) -> None:
         it, store = self._it, self._it.model.store
         it.model.clock += 1
         told: list[Place] = []
@@ -112,16 +112,15 @@ class StoringDriver:
 
     # -- prefetch ------------------------------------------------------------------------------
 
-    def _hold(self, prompt: Prefix, starts: Sequence[int]) -> tuple[int, Lease]:
+    def _hold(self, prompt: Prefix, starts: Sequence[int]) -> tuple[int, HostHold]:
         """Of what is in the tree of ``prompt``."""
         it = self._it
         it.serial += 1
         end = it.model.reach(prompt)
-        hold = it.tree.stored.hold(it.keys(prompt), end, starts)
+        hold = it.tree.leases.hold_present(it.keys(prompt), end, starts)
         held = it.model.store.hold(prompt[:end], starts)
         it.model.leases[it.serial] = held
         assert (hold.end, hold.starts) == (held.end, held.starts), f"{hold}, not {held}"
-        assert hold.host is not None, "a hold without rows"
         for group, rows in enumerate(hold.host):
             expected = {place for place in held.on_host if place[1] == group}
             assert set(it.places_of(rows, group)) == expected, f"what is held of group {group}"
@@ -162,7 +161,7 @@ class StoringDriver:
         it.did["prefetch abandoned"] += 1
 
     def _release(self, fetch: Prefetch) -> None:
-        self._it.tree.release(fetch.hold)
+        self._it.tree.leases.release(fetch.hold)
         self._it.model.release(fetch.id)
 
     def end_prefetch(self, fetch: Prefetch, arrived: int) -> None:
@@ -191,7 +190,7 @@ class StoringDriver:
         assert found == end, f"landed to {end}, usable to {found}"
         before = fetch.hold, fetch.id
         fetch.id, fetch.hold = self._hold(prompt[:end], it.tree.starts(end))
-        it.tree.release(before[0])
+        it.tree.leases.release(before[0])
         it.model.release(before[1])
         self.landed.append(fetch)
         it.did["prefetch landed"] += 1

@@ -52,7 +52,7 @@ def verify_leases(
         lease, held = request.lease, model.leases[request.id]
         assert (lease.end, lease.starts) == (held.end, held.starts), f"{lease}, not {held}"
         for group in model.groups:
-            assert tree.sole(lease, GroupId(group)) == model.sole(request.id, group), "sole"
+            assert tree.leases.sole(lease, GroupId(group)) == model.sole(request.id, group), "sole"
         for end in range(held.end + 1):
             marked = held.prompt[:end] in model.checkpoints
             assert tree.is_checkpoint(lease, end) == marked, f"checkpoint at {end}"

@@ -5,6 +5,7 @@ operations.
 """
 
 from collections.abc import Callable
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from stratakv.core.ids import NONE, NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.spec.retention import needed
+from stratakv.tree.lease import DeviceLease, HostHold, LoadLease
 from stratakv.tree.nodes import ANY, CHECKPOINT, MILESTONE, TIERS, NodeTable
 from stratakv.tree.order import COLD, WARM
 from stratakv.tree.prefix_tree import PrefixTree
@@ -99,18 +101,24 @@ def _pins(tree: PrefixTree, rows: NodeIds) -> None:
         moving = ((state == Residency.SAVING) | (state == Residency.LOADING)).astype(np.int32)
         want = [moving.copy(), moving.copy()]
         for lease in tree.leases:
-            span = needed(spec.retention, lease.end * tree.spec.page_tokens, tree.spec.page_tokens)
+            assert len(lease.path) == lease.end, "a lease's path ends elsewhere"
             first = lease.starts[group]  # later than needed where a live page stands in
-            least = 0 if lease.parked else span.start
-            assert least <= first <= lease.end, f"group {group}: a lease begins at {first}"
-            if lease.host is not None:
-                want[1][lease.host[group]] += 1
-            if lease.parked or not lease.end:
-                continue
-            on_device = nodes.tail(lease.tip, lease.end - first)
-            if lease.host is not None:
-                on_device = on_device[~np.isin(on_device, lease.host[group])]
-            want[0][on_device] += 1
+            end, page = lease.end, tree.spec.page_tokens
+            least = (
+                0 if isinstance(lease, HostHold) else needed(spec.retention, end * page, page).start
+            )
+            assert least <= first <= end, f"group {group}: a lease begins at {first}"
+            rows = nodes.tail(lease.path.item(-1), end - first) if end else lease.path
+            match lease:
+                case DeviceLease():
+                    want[0][rows] += 1
+                case LoadLease():
+                    want[0][rows[~np.isin(rows, lease.host[group])]] += 1
+                    want[1][lease.host[group]] += 1
+                case HostHold():
+                    want[1][lease.host[group]] += 1
+                case _:
+                    assert_never(lease)
         for writing in tree.stored.writing:
             if group in {ANCHOR, writing.group}:
                 want[1][writing.rows] += 1

@@ -4,12 +4,13 @@ Owns the steps of a backup and of a load. A page under a copy is pinned on both 
 until the copy has ended. Must not allocate pages or move bytes.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.effects import Effect, FreeHost
-from stratakv.tree.lease import Lease
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import Event, Residency
@@ -64,13 +65,13 @@ class Copies:
         self._pins.offer_nodes(group, rows)
         return effects
 
-    def begin_load(self, lease: Lease, pages: list[PageIds], ticket: TicketId) -> None:
-        """Land ``lease.host`` rows on device ``pages`` (per group) with the plan ``ticket``, which
-        other leases may share; the lease then stands on the device alone, and the copy holds both
-        ends."""
-        assert lease.host is not None, "this lease plans no load"
+    def begin_load(
+        self, host: Sequence[NodeIds], pages: Sequence[PageIds], ticket: TicketId
+    ) -> None:
+        """Land ``host`` rows, pinned there by a lease, on device ``pages`` (both by group) with the
+        plan ``ticket``. Its host pins are the copy's from now on."""
         nodes = self._nodes
-        for group, rows in enumerate(lease.host):
+        for group, rows in enumerate(host):
             if not len(rows):
                 continue
             nodes.residency[group].move(rows, Event.LOAD_BEGUN)
@@ -80,9 +81,6 @@ class Copies:
             self._pins.born_pinned(DEVICE, group, rows, 2)  # the lease's and the copy's
             if group == ANCHOR:
                 np.add.at(nodes.kids[DEVICE], nodes.parent[rows], 1)
-        if ticket not in lease.loading:  # it may stand on pages of the same plan already
-            lease.loading = (*lease.loading, ticket)
-        lease.host = None  # its host pins are the copy's now
 
     def end_load(self, group: GroupId, rows: NodeIds) -> None:
         nodes = self._nodes

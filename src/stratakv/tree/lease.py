@@ -1,35 +1,51 @@
-"""A pin on exactly what a prefix needs at one end.
+"""Pins on exactly what a prefix needs at one end: three kinds, by what they stand on.
 
-Owns the record. Taken, moved on and released by ``PrefixTree`` only; released exactly once, a leak
-is reported by ``check`` and a second release raises.
+Owns the records. Taken, moved on and released by ``Leases`` only; released exactly once, a leak is
+reported by ``check`` and a second release raises. ``path`` are the rows of pages [0, end) of the
+prefix; a lease is for pages [starts[g], end) of every group g.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-import numpy as np
-
-from stratakv.core.ids import NONE, NodeIds, TicketId
+from stratakv.core.ids import NodeIds, TicketId
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
-    """Pins ``[starts[g], end)`` of every group g on ``path``, which ends at ``tip``.
+class DeviceLease:
+    """A request stands on its pages on the device, and moves on with it. ``loading`` are the loads
+    in flight that this prefix waits for, ``priority`` is the request's."""
 
-    ``loading`` are the loads in flight that this prefix waits for. While a load is planned
-    (``host`` set), the rows it will read are pinned on the host, the others on the device.
-    ``priority`` is the request's.
-    """
-
-    tip: int = NONE
-    end: int = 0
-    starts: list[int] = field(default_factory=list[int])
-    path: NodeIds = field(default_factory=lambda: np.empty(0, np.intp), repr=False)
+    end: int
+    starts: list[int]
+    path: NodeIds
     loading: tuple[TicketId, ...] = ()
-    host: list[NodeIds] | None = None
     priority: int = 0
-    parked: bool = False
-    released: bool = False
 
-    @property
-    def needs_load(self) -> bool:
-        return self.host is not None
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadLease:
+    """A load is planned: ``host[g]`` are the rows that it will read, pinned on the host; the others
+    are pinned on the device. ``Leases.begin_load`` makes a ``DeviceLease`` of it."""
+
+    end: int
+    starts: list[int]
+    path: NodeIds
+    host: Sequence[NodeIds]
+    loading: tuple[TicketId, ...]
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostHold:
+    """Somebody counts on the host alone: ``host[g]`` are the rows that are pinned there, all of
+    the prefix's or what there was of them."""
+
+    end: int
+    starts: list[int]
+    path: NodeIds
+    host: Sequence[NodeIds]
+
+
+Lease: TypeAlias = DeviceLease | LoadLease | HostHold

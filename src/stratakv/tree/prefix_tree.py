@@ -6,11 +6,10 @@ eviction, checkpoints and copies are the modules beside it, on the same columns.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
 
 import numpy as np
 
-from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
+from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.cleaning import Cleaning
@@ -18,7 +17,8 @@ from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
 from stratakv.tree.eviction import Evictor
 from stratakv.tree.journal import Journal
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import DeviceLease
+from stratakv.tree.leases import Leases
 from stratakv.tree.matching import Beyond, Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.order import WARM, EvictionPolicy, LeastRecentlyUsed
@@ -28,20 +28,10 @@ from stratakv.tree.residency import (
     ON_TIER,
     Event,
     Residency,
-    all_on_device,
-    count_on_tier,
 )
 from stratakv.tree.stored import Stored
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
-HIGHEST_PRIORITY: Final = 2**31 - 1
-
-
-class Price(NamedTuple):
-    """Pages of one group: those a lease would make unevictable, and those it would have to load."""
-
-    to_pin: int
-    to_load: int
 
 
 class PrefixTree:
@@ -60,17 +50,17 @@ class PrefixTree:
             journal.bind(self.nodes)
         self.pins = Pins(self.nodes, len(spec.groups), policy or LeastRecentlyUsed())
         self.checkpoints = Checkpoints(spec, self.nodes, self.pins)
-        self.leases: set[Lease] = set()  # open ones
-        self.stored = Stored(spec, self.nodes, self.pins, self.leases)
+        self.stored = Stored(spec, self.nodes, self.pins)
         self.copies = Copies(self.nodes, self.pins, self.stored)
         self._matcher = Matcher(spec, self.nodes)
+        self.leases = Leases(spec, self.nodes, self.pins, self._matcher, self.copies)
         self._evictor = Evictor(spec, self.nodes, self.pins, self.checkpoints)
         self.cleaning = Cleaning(self.nodes, self.pins, self._evictor)
         self._groups = range(len(spec.groups))
         self._keep_all = [group.id for group in spec.groups if group.keeps_all]
         self._partial = [group.id for group in spec.groups if not group.keeps_all]
 
-    # -- match and lease -----------------------------------------------------------------------
+    # -- match ---------------------------------------------------------------------------------
 
     def match(self, keys: Sequence[PageKey], limit: int) -> Match:
         """How far ``keys`` is usable, looking at no more than ``limit`` pages. Read-only."""
@@ -84,114 +74,20 @@ class PrefixTree:
         """First page that every group needs at ``end`` pages."""
         return self._matcher.starts(end)
 
-    def lease(
-        self,
-        keys: Sequence[PageKey],
-        end: int,
-        *,
-        load: bool,
-        starts: Sequence[int] | None = None,
-        priority: int = 0,
-        again: bool = False,
-    ) -> Lease:
-        """Pin exactly what every group needs at ``end``, and stamp recency and hits on it.
-
-        ``end`` must come from ``match``: its ``device_end``, or with ``load`` its ``end``, in which
-        case pages on the host alone are pinned there for ``copies.begin_load``. ``starts``: the
-        first page of each group where fewer are needed, as by a request that brings live pages.
-        ``priority``: the request's; every page that it uses counts by its highest one. ``again``:
-        the request has counted as a use of these pages before, and only comes back to them.
-        """
-        first = list(self._matcher.starts(end) if starts is None else starts)
-        if not end:
-            lease = Lease(starts=first, priority=priority)
-            self.leases.add(lease)
-            return lease
-        nodes, pins = self.nodes, self.pins
-        tip = nodes.index[keys[end - 1]]
-        path = nodes.tail(tip, end)
-        lease = Lease(tip, end, first, path, priority=priority)
-        self.leases.add(lease)
-        nodes.hits[path] += not again
-        use = pins.stamp if again else pins.hit
-        if priority > 0:
-            self._raise_priority(path, priority)
-        stamp = pins.tick()
-        host: list[NodeIds] = []
-        for group in self._groups:
-            rows = path[lease.starts[group] :]
-            use(group, rows, stamp)
-            if load:
-                there = ON_DEVICE[nodes.state[group][rows]]
-                host.append(rows[~there])
-                pins.pin(HOST, group, host[-1])
-                rows = rows[there]
-            pins.pin(DEVICE, group, rows)
-        if self.copies.loads:
-            lease.loading = self._tickets(lease, path)
-        if load and any(len(rows) for rows in host):
-            lease.host = host
-        return lease
-
-    def _raise_priority(self, rows: NodeIds, priority: int) -> None:
-        column = self.nodes.priority
-        column[rows] = np.maximum(column[rows], min(priority, HIGHEST_PRIORITY))
-
-    def _tickets(self, lease: Lease, path: NodeIds) -> tuple[TicketId, ...]:
-        found: set[int] = set()
-        for group in self._groups:
-            rows = path[lease.starts[group] :]
-            found.update(np.unique(self.nodes.ticket[group][rows]).tolist())
-        found.discard(NONE)
-        return tuple(TicketId(ticket) for ticket in sorted(found))
-
-    def hold(self, keys: Sequence[PageKey], end: int, starts: Sequence[int]) -> Lease:
-        """Pin pages [starts[g], ``end``) of every group on the host alone: all of them must have a
-        host page by now. Neither recency nor hits change; ``release`` ends it."""
-        nodes = self.nodes
-        lease = Lease(starts=list(starts), parked=True)
-        self.leases.add(lease)
-        if end:
-            lease.tip, lease.end = nodes.index[keys[end - 1]], end
-            lease.path = nodes.tail(lease.tip, end)
-        lease.host = [lease.path[start:] for start in starts]
-        for group, rows in enumerate(lease.host):
-            here = count_on_tier(HOST, nodes.state[group][rows])
-            assert here == len(rows), "a page to hold is not on the host"
-            self.pins.pin(HOST, group, rows)
-        return lease
-
-    def price(
-        self, keys: Sequence[PageKey], end: int, starts: Sequence[int], group: GroupId
-    ) -> Price:
-        """What a lease of [starts[g], ``end``) would take of one group. Read-only."""
-        if not end:
-            return Price(0, 0)
-        count = end - starts[group]
-        rows = self.nodes.tail(self.nodes.index[keys[end - 1]], count)
-        to_load = count - count_on_tier(DEVICE, self.nodes.state[group][rows])
-        pinned = int(np.count_nonzero(self.nodes.pins[DEVICE][group][rows]))
-        return Price(to_pin=count - to_load - pinned, to_load=to_load)
-
     def holds(self, key: PageKey, group: GroupId) -> bool:
         """Whether the page at ``key`` has the group on the device."""
         row = self.nodes.index.get(key)
         return row is not None and ON_DEVICE.item(self.nodes.state[group].item(row))
 
-    def sole(self, lease: Lease, group: GroupId) -> int:
-        """Pages of a group that could be evicted if ``lease`` let go of them."""
-        rows = lease.path[lease.starts[group] :]
-        return int(np.count_nonzero(self.nodes.pins[DEVICE][group][rows] == 1))
-
-    def is_checkpoint(self, lease: Lease, end: int) -> bool:
+    def is_checkpoint(self, lease: DeviceLease, end: int) -> bool:
         return 0 < end <= lease.end and self.nodes.checkpoint.item(lease.path.item(end - 1))
 
-    def unsaved(self, lease: Lease) -> list[Backup]:
+    def unsaved(self, lease: DeviceLease) -> list[Backup]:
         """Pages of a lease that are on the device alone, of the groups that keep all."""
         found = ((group, self.copies.unsaved(group, lease.path)) for group in self._keep_all)
         return [Backup(group, rows) for group, rows in found if len(rows)]
 
-    def kept_unsaved(self, lease: Lease) -> list[Backup]:
+    def kept_unsaved(self, lease: DeviceLease) -> list[Backup]:
         """``unsaved``, and of the other groups what the lease holds and a checkpoint needs."""
         found = self.unsaved(lease)
         for group in self._partial:
@@ -200,70 +96,6 @@ class PrefixTree:
             if len(rows):
                 found.append(Backup(group, rows))
         return found
-
-    def advance(self, lease: Lease, keys: Sequence[PageKey], end: int) -> None:
-        """Move a lease on along its own path: ``keys`` up to ``end`` are on the device by now.
-
-        Of a group whose requests carry a state, it holds the page at ``end`` where there is one;
-        elsewhere the request's live page stands for it.
-        """
-        assert not lease.released, "a released lease cannot move"
-        assert lease.host is None, "a lease cannot move before its load has begun"
-        if end <= lease.end:
-            return
-        nodes, pins = self.nodes, self.pins
-        tip = nodes.index[keys[end - 1]]
-        if lease.priority > 0:
-            self._raise_priority(nodes.tail(tip, end - lease.end), lease.priority)
-        starts = self._matcher.starts(end)
-        stamp = pins.tick()
-        for group in self._groups:
-            old, new = lease.starts[group], starts[group]
-            rows = nodes.tail(tip, end - old)
-            entering = rows[max(lease.end, new) - old :]
-            if not all_on_device(nodes.state[group][entering]):
-                assert self.spec.groups[group].stateful, "a needed page is not there"
-                new = starts[group] = end
-                entering = rows[:0]
-            pins.stamp(group, entering, stamp)
-            pins.pin(DEVICE, group, entering)
-            pins.unpin(DEVICE, group, rows[: max(0, min(new, lease.end) - old)])
-        lease.tip, lease.end, lease.starts = tip, end, starts
-        lease.path = nodes.tail(tip, end)
-
-    def let_go(self, lease: Lease, end: int) -> None:
-        """Pin no more of what a lease holds than its request needs at ``end`` pages: the request
-        has gone on, and the lease does not move on with it."""
-        starts = [min(start, lease.end) for start in self._matcher.starts(end)]
-        for group in self._groups:
-            behind = lease.path[lease.starts[group] : starts[group]]
-            self.pins.unpin(DEVICE, group, behind)
-        lease.starts = [max(pair) for pair in zip(lease.starts, starts, strict=True)]
-
-    def release(self, lease: Lease) -> None:
-        """End a lease; what it held may leave from now on."""
-        assert not lease.released, "a lease was released twice"
-        lease.released = True
-        self.leases.remove(lease)
-        if not lease.end:
-            return
-        pins, path = self.pins, lease.path
-        stamp = pins.tick()
-        for group in reversed(self._groups):  # the anchor last: its node waits for the others
-            rows = path[lease.starts[group] :]
-            if not lease.parked:  # a use of the host copy must not warm a device copy in its queue
-                pins.stamp(group, rows, stamp)
-            if lease.host is not None:
-                pins.unpin(HOST, group, lease.host[group])
-                rows = rows[~np.isin(rows, lease.host[group])]
-            if not lease.parked:
-                pins.unpin(DEVICE, group, rows)
-        if lease.host is not None:
-            lease.host = None
-
-    def pages(self, lease: Lease, group: GroupId) -> PageIds:
-        """Device pages of ``[starts[group], end)`` under a lease."""
-        return self.nodes.page[DEVICE][group][lease.path[lease.starts[group] :]]
 
     # -- insert --------------------------------------------------------------------------------
 
@@ -369,7 +201,9 @@ class PrefixTree:
 
     # -- keep and evict ------------------------------------------------------------------------
 
-    def keep(self, lease: Lease, end: int, continued: int, instead_of: int = 0) -> list[Effect]:
+    def keep(
+        self, lease: DeviceLease, end: int, continued: int, instead_of: int = 0
+    ) -> list[Effect]:
         """Make ``end`` (pages, at most the lease's) a checkpoint of the lease's path; the request
         matched ``continued`` pages when it came. It takes the place of the one at ``instead_of``,
         if any."""

@@ -5,17 +5,17 @@ what this process knows: the store may have evicted the object since, so it prom
 only saves writing a page twice. Must not know how a page is stored.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.core.ids import NONE, GroupId, NodeIds, PageKey
+from stratakv.core.ids import GroupId, NodeIds, PageKey
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.effects import Persist
-from stratakv.tree.lease import Lease
+from stratakv.tree.lease import HostHold, Lease
 from stratakv.tree.nodes import NodeTable, Tier
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import READABLE_ON_HOST
@@ -49,10 +49,9 @@ class Stored:
     """``active``: whether there is a store; without one nothing is marked and nothing asked for.
     ``epoch`` counts how often all was forgotten."""
 
-    def __init__(self, spec: CacheSpec, nodes: NodeTable, pins: Pins, leases: set[Lease]) -> None:
+    def __init__(self, spec: CacheSpec, nodes: NodeTable, pins: Pins) -> None:
         self.active = False
         self.epoch = 0
-        self._leases = leases
         self.writing: set[Writing] = set()
         self._nodes = nodes
         self._pins = pins
@@ -84,9 +83,9 @@ class Stored:
                 marks[rows] = False
             self._told[rows] = NEVER
 
-    def unmark(self, lease: Lease) -> None:
-        """What a lease holds on the host is in the store no more."""
-        for group, rows in enumerate(lease.host or ()):
+    def unmark(self, hold: HostHold) -> None:
+        """What ``hold`` pins is in the store no more."""
+        for group, rows in enumerate(hold.host):
             self._marks[group][rows] = False
 
     def marked(self) -> Iterator[tuple[GroupId, list[PageKey]]]:
@@ -103,26 +102,6 @@ class Stored:
             self._marks[group][rows] = fetched and self._has_bytes[group]
             if fetched:
                 self._told[rows] = NEVER
-
-    def hold(self, keys: Sequence[PageKey], end: int, starts: Sequence[int]) -> Lease:
-        """Pin what of pages [starts[g], ``end``) can be read on the host, in every group, as far as
-        the anchor's can; ``lease.host`` says what that is. ``end`` pages of ``keys`` are in the
-        tree. ``PrefixTree.release`` ends it."""
-        nodes = self._nodes
-        lease = Lease(parked=True)
-        self._leases.add(lease)
-        if end:
-            path = nodes.path(nodes.index[keys[end - 1]])
-            lease.end = host_prefix(nodes, path)
-            lease.path = path[: lease.end]
-            lease.tip = lease.path.item(-1) if lease.end else NONE
-        lease.starts = [min(start, lease.end) for start in starts]
-        lease.host = []
-        for group, start in enumerate(lease.starts):
-            rows = lease.path[start:]
-            lease.host.append(rows[READABLE_ON_HOST[nodes.state[group][rows]]])
-            self._pins.pin(Tier.HOST, group, lease.host[-1])
-        return lease
 
     # -- writing ---------------------------------------------------------------------------------
 

@@ -1,0 +1,303 @@
+"""Who stands on what: the open leases of a tree, and what taking and ending them pins.
+
+Owns the open leases. A lease, not a match, stamps recency and hits, on the whole of what it needs.
+Must not move a residency.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey, TicketId
+from stratakv.spec.groups import CacheSpec
+from stratakv.tree.copies import Copies
+from stratakv.tree.lease import DeviceLease, HostHold, Lease, LoadLease
+from stratakv.tree.matching import Matcher
+from stratakv.tree.nodes import NodeTable, Tier
+from stratakv.tree.pins import Pins
+from stratakv.tree.residency import (
+    ON_DEVICE,
+    READABLE_ON_HOST,
+    all_on_device,
+    count_on_tier,
+)
+from stratakv.tree.stored import host_prefix
+
+DEVICE, HOST = Tier.DEVICE, Tier.HOST
+HIGHEST_PRIORITY: Final = 2**31 - 1
+NO_ROWS: Final[NodeIds] = np.empty(0, np.intp)
+
+
+class Price(NamedTuple):
+    """Pages of one group: those a lease would make unevictable, and those it would have to load."""
+
+    to_pin: int
+    to_load: int
+
+
+class Leases:
+    """``matcher`` knows what a prefix needs, ``copies`` what is landing."""
+
+    def __init__(
+        self, spec: CacheSpec, nodes: NodeTable, pins: Pins, matcher: Matcher, copies: Copies
+    ) -> None:
+        self._stateful = [group.stateful for group in spec.groups]
+        self._groups = range(len(spec.groups))
+        self._nodes = nodes
+        self._pins = pins
+        self._matcher = matcher
+        self._copies = copies
+        self._open: set[Lease] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._open)
+
+    # -- taking ----------------------------------------------------------------------------------
+
+    def price(
+        self, keys: Sequence[PageKey], end: int, starts: Sequence[int], group: GroupId
+    ) -> Price:
+        """What a lease of [starts[g], ``end``) would take of one group. Read-only."""
+        if not end:
+            return Price(0, 0)
+        nodes, count = self._nodes, end - starts[group]
+        rows = nodes.tail(nodes.index[keys[end - 1]], count)
+        to_load = count - count_on_tier(DEVICE, nodes.state[group][rows])
+        pinned = int(np.count_nonzero(nodes.pins[DEVICE][group][rows]))
+        return Price(to_pin=count - to_load - pinned, to_load=to_load)
+
+    def take(
+        self,
+        keys: Sequence[PageKey],
+        end: int,
+        *,
+        starts: Sequence[int] | None = None,
+        priority: int = 0,
+        again: bool = False,
+    ) -> DeviceLease:
+        """Pin exactly what every group needs at ``end``, and stamp recency and hits on it.
+
+        ``end`` must come from ``match``: its ``device_end``. ``starts``: the first page of each
+        group where fewer are needed, as by a request that brings live pages. ``priority``: the
+        request's; every page that it uses counts by its highest one. ``again``: the request has
+        counted as a use of these pages before, and only comes back to them.
+        """
+        first = list(self._matcher.starts(end) if starts is None else starts)
+        lease = DeviceLease(end, first, NO_ROWS, (), priority)
+        if end:
+            lease.path = path = self._path(keys, end, priority)
+            self._nodes.hits[path] += not again
+            pins = self._pins
+            use = pins.stamp if again else pins.hit
+            stamp = pins.tick()
+            for group in self._groups:
+                rows = path[first[group] :]
+                use(group, rows, stamp)
+                pins.pin(DEVICE, group, rows)
+            if self._copies.loads:
+                lease.loading = self._tickets(first, path)
+        self._open.add(lease)
+        return lease
+
+    def take_to_load(
+        self,
+        keys: Sequence[PageKey],
+        end: int,
+        *,
+        starts: Sequence[int] | None = None,
+        priority: int = 0,
+        again: bool = False,
+    ) -> DeviceLease | LoadLease:
+        """``take`` at an end that is usable after a load: what is on the host alone is pinned there
+        until ``begin_load``. A ``DeviceLease`` where there is nothing to load."""
+        if not end:
+            return self.take(keys, end, starts=starts, priority=priority)
+        first = list(self._matcher.starts(end) if starts is None else starts)
+        path = self._path(keys, end, priority)
+        nodes, pins = self._nodes, self._pins
+        nodes.hits[path] += not again
+        use = pins.stamp if again else pins.hit
+        stamp = pins.tick()
+        host: list[NodeIds] = []
+        for group in self._groups:
+            rows = path[first[group] :]
+            use(group, rows, stamp)
+            there = ON_DEVICE[nodes.state[group][rows]]
+            host.append(rows[~there])
+            pins.pin(HOST, group, host[-1])
+            pins.pin(DEVICE, group, rows[there])
+        loading = self._tickets(first, path) if self._copies.loads else ()
+        lease = (
+            LoadLease(end, first, path, host, loading, priority)
+            if any(map(len, host))
+            else DeviceLease(end, first, path, loading, priority)
+        )
+        self._open.add(lease)
+        return lease
+
+    def _path(self, keys: Sequence[PageKey], end: int, priority: int) -> NodeIds:
+        nodes = self._nodes
+        path = nodes.tail(nodes.index[keys[end - 1]], end)
+        if priority > 0:
+            self._raise_priority(path, priority)
+        return path
+
+    def _raise_priority(self, rows: NodeIds, priority: int) -> None:
+        column = self._nodes.priority
+        column[rows] = np.maximum(column[rows], min(priority, HIGHEST_PRIORITY))
+
+    def _tickets(self, starts: Sequence[int], path: NodeIds) -> tuple[TicketId, ...]:
+        found: set[int] = set()
+        for group in self._groups:
+            found.update(np.unique(self._nodes.ticket[group][path[starts[group] :]]).tolist())
+        found.discard(NONE)
+        return tuple(TicketId(ticket) for ticket in sorted(found))
+
+    def begin_load(self, lease: LoadLease, pages: list[PageIds], ticket: TicketId) -> DeviceLease:
+        """Land what ``lease`` is to load on device ``pages`` (per group) with the plan ``ticket``,
+        which other leases may share. The lease that is returned takes its place: it stands on the
+        device alone, and the copy holds both ends."""
+        self._end(lease)
+        self._copies.begin_load(lease.host, pages, ticket)
+        loading = lease.loading
+        if ticket not in loading:  # it may stand on pages of the same plan already
+            loading = (*loading, ticket)
+        moved = DeviceLease(lease.end, lease.starts, lease.path, loading, lease.priority)
+        self._open.add(moved)
+        return moved
+
+    # -- on the host -----------------------------------------------------------------------------
+
+    def hold(self, keys: Sequence[PageKey], end: int, starts: Sequence[int]) -> HostHold:
+        """Pin pages [starts[g], ``end``) of every group on the host alone: all of them must have a
+        host page by now. Neither recency nor hits change."""
+        nodes = self._nodes
+        path = nodes.tail(nodes.index[keys[end - 1]], end) if end else NO_ROWS
+        host = [path[start:] for start in starts]
+        for group, rows in enumerate(host):
+            here = count_on_tier(HOST, nodes.state[group][rows])
+            assert here == len(rows), "a page to hold is not on the host"
+        return self._hold(end, list(starts), path, host)
+
+    def hold_present(self, keys: Sequence[PageKey], end: int, starts: Sequence[int]) -> HostHold:
+        """Pin what of pages [starts[g], ``end``) can be read on the host, in every group, as far as
+        the anchor's can. ``end`` pages of ``keys`` are in the tree."""
+        nodes = self._nodes
+        path = nodes.path(nodes.index[keys[end - 1]]) if end else NO_ROWS
+        whole = host_prefix(nodes, path)
+        path = path[:whole]
+        first = [min(start, whole) for start in starts]
+        host: list[NodeIds] = []
+        for group, start in enumerate(first):
+            rows = path[start:]
+            host.append(rows[READABLE_ON_HOST[nodes.state[group][rows]]])
+        return self._hold(whole, first, path, host)
+
+    def _hold(
+        self, end: int, starts: list[int], path: NodeIds, host: Sequence[NodeIds]
+    ) -> HostHold:
+        for group, rows in enumerate(host):
+            self._pins.pin(HOST, group, rows)
+        hold = HostHold(end, starts, path, host)
+        self._open.add(hold)
+        return hold
+
+    def present(self, hold: HostHold, limit: int) -> tuple[npt.NDArray[np.bool_], ...]:
+        """Which of the first ``limit`` pages of its prefix a hold has, by group."""
+        flags = np.zeros((len(hold.host), limit), np.bool_)
+        for group, rows in enumerate(hold.host):
+            flags[group, self._nodes.depth[rows]] = True
+        return tuple(flags)
+
+    # -- moving on -------------------------------------------------------------------------------
+
+    def advance(self, lease: DeviceLease, keys: Sequence[PageKey], end: int) -> None:
+        """Move a lease on along its own path: ``keys`` up to ``end`` are on the device by now.
+
+        Of a group whose requests carry a state, it holds the page at ``end`` where there is one;
+        elsewhere the request's live page stands for it.
+        """
+        assert lease in self._open, "a released lease cannot move"
+        if end <= lease.end:
+            return
+        nodes, pins = self._nodes, self._pins
+        path = nodes.tail(nodes.index[keys[end - 1]], end)
+        if lease.priority > 0:
+            self._raise_priority(path[lease.end :], lease.priority)
+        starts = self._matcher.starts(end)
+        stamp = pins.tick()
+        for group in self._groups:
+            old, new = lease.starts[group], starts[group]
+            entering = path[max(lease.end, new) :]
+            if not all_on_device(nodes.state[group][entering]):
+                assert self._stateful[group], "a needed page is not there"
+                new = starts[group] = end
+                entering = path[:0]
+            pins.stamp(group, entering, stamp)
+            pins.pin(DEVICE, group, entering)
+            pins.unpin(DEVICE, group, path[old : max(old, min(new, lease.end))])
+        lease.end, lease.starts, lease.path = end, starts, path
+
+    def let_go(self, lease: DeviceLease, end: int) -> None:
+        """Pin no more of what a lease holds than its request needs at ``end`` pages: the request
+        has gone on, and the lease does not move on with it."""
+        starts = [min(start, lease.end) for start in self._matcher.starts(end)]
+        for group in self._groups:
+            behind = lease.path[lease.starts[group] : starts[group]]
+            self._pins.unpin(DEVICE, group, behind)
+        lease.starts = [max(pair) for pair in zip(lease.starts, starts, strict=True)]
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def release(self, lease: Lease) -> None:
+        """End a lease; what it held may leave from now on."""
+        self._end(lease)
+        if not lease.end:
+            return
+        match lease:
+            case DeviceLease():
+                self._release(lease)
+            case LoadLease():
+                self._release_unloaded(lease)
+            case HostHold():  # a use of the host copy must not warm a device copy in its queue
+                for group in reversed(self._groups):
+                    self._pins.unpin(HOST, group, lease.host[group])
+            case _:
+                assert_never(lease)
+
+    def _end(self, lease: Lease) -> None:
+        assert lease in self._open, "a lease was released twice"
+        self._open.remove(lease)
+
+    def _release(self, lease: DeviceLease) -> None:
+        pins, path, starts = self._pins, lease.path, lease.starts
+        stamp = pins.tick()
+        for group in reversed(self._groups):  # the anchor last: its node waits for the others
+            rows = path[starts[group] :]
+            pins.stamp(group, rows, stamp)
+            pins.unpin(DEVICE, group, rows)
+
+    def _release_unloaded(self, lease: LoadLease) -> None:
+        pins = self._pins
+        stamp = pins.tick()
+        for group in reversed(self._groups):
+            rows, host = lease.path[lease.starts[group] :], lease.host[group]
+            pins.stamp(group, rows, stamp)
+            pins.unpin(HOST, group, host)
+            pins.unpin(DEVICE, group, rows[~np.isin(rows, host)])
+
+    # -- what a lease says -----------------------------------------------------------------------
+
+    def pages(self, lease: DeviceLease, group: GroupId) -> PageIds:
+        """Device pages of ``[starts[group], end)`` under a lease."""
+        return self._nodes.page[DEVICE][group][lease.path[lease.starts[group] :]]
+
+    def sole(self, lease: DeviceLease, group: GroupId) -> int:
+        """Pages of a group that could be evicted if ``lease`` let go of them."""
+        rows = lease.path[lease.starts[group] :]
+        return int(np.count_nonzero(self._nodes.pins[DEVICE][group][rows] == 1))
