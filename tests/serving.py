@@ -20,10 +20,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from stratakv.cache.records import StorageStats
 from stratakv.core.clock import MonotonicClock
+from stratakv.core.config import ServerConfig
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import GroupId, PageKey, RequestId, TicketId
 from stratakv.engine.request import CachedTokens, FinishReason, Output, Prompt, TokenLogprob
 from stratakv.serve.admin import Opener, StorageAdmin
+from stratakv.serve.crowd import LIMITS, ConnectionLimits, connection_limits
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.server import Server, bound_socket, serve_forever
@@ -358,13 +360,17 @@ class LiveServer:
 
 @contextmanager
 def running(
-    service: Service, engine: EchoEngine, *, drain_s: float = PATIENCE_S
+    service: Service,
+    engine: EchoEngine,
+    *,
+    drain_s: float = PATIENCE_S,
+    limits: ConnectionLimits = LIMITS,
 ) -> Iterator[LiveServer]:
     """Serve on a free port of the loopback until the block ends."""
     listener: socket.socket = bound_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     listener.listen()  # connections wait in its queue until uvicorn takes them
-    server = Server(service, drain_s=drain_s)
+    server = Server(service, drain_s=drain_s, limits=limits)
     service.driver.start()
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
@@ -388,12 +394,16 @@ def error_of(response, status):
 
 
 def main() -> int:
-    """Serve for a test of a whole process: DIRECTORY of a tokenizer, then what should happen."""
+    """Serve for a test of a whole process: DIRECTORY of a tokenizer, then what should happen: fail,
+    or hold, which answers nothing."""
     engine = EchoEngine()
     if "fail" in sys.argv:
         engine.failure = ValueError("a seeded failure")
-    service = make_service(Tokenizer(Path(sys.argv[1])), engine)
-    return serve_forever(service, host="127.0.0.1", port=0, drain_s=PATIENCE_S)
+    if "hold" in sys.argv:
+        engine.gate.clear()
+    service = make_service(Tokenizer(Path(sys.argv[1])), engine, max_waiting=4096)
+    limits = connection_limits(ServerConfig())
+    return serve_forever(service, host="127.0.0.1", port=0, drain_s=PATIENCE_S, limits=limits)
 
 
 if __name__ == "__main__":

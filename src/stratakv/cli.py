@@ -38,6 +38,8 @@ METAVAR: Final = {
     "prefetch_timeout": "SECONDS",
     "prefetch_timeout_per_1k": "SECONDS",
     "tp_timeout": "SECONDS",
+    "timeout_keep_alive": "SECONDS",
+    "timeout_request": "SECONDS",
     "admin_key": "KEY",
     "kv_events": "ENDPOINT",
     "kv_events_replay": "ENDPOINT",
@@ -92,6 +94,11 @@ HELP: Final = {
     "storage; default: the storage cannot be changed",
     "max_waiting": "requests that may wait; more get a 503",
     "default_max_tokens": "most tokens of a chat answer whose request names no max_tokens",
+    "limit_concurrency": "open connections; who comes when all are being answered gets a 503, but "
+    "for probes, and idle ones make room; default: what ulimit -n leaves, 8192 at most",
+    "timeout_keep_alive": "seconds that a connection may stay open without a request",
+    "timeout_request": "seconds in which a request must have come; a body gets one more for each "
+    "16 KiB",
     "drain_s": "seconds that running requests get after SIGTERM",
     "kv_events": "publish what is cached over ZeroMQ in vLLM's form, as tcp://*:5557; an endpoint "
     "without a wildcard is connected to",

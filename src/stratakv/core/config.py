@@ -216,6 +216,7 @@ class EngineConfig:
 class ServerConfig:
     """Where and how to listen. ``drain_s``: what running requests get after SIGTERM.
     ``admin_key``: opens what changes the server; None: nobody may change its storage.
+    ``limit_concurrency``: connections; None: as many as open files leave room for.
     ``kv_events``: ZeroMQ endpoint at which routers hear what is cached."""
 
     host: str = "127.0.0.1"
@@ -225,6 +226,9 @@ class ServerConfig:
     admin_key: str | None = None
     max_waiting: int = 4096
     default_max_tokens: int = 1024
+    limit_concurrency: int | None = None
+    timeout_keep_alive: float = 75.0
+    timeout_request: float = 10.0
     drain_s: float = 30.0
     kv_events: str | None = None
     kv_events_replay: str | None = None
@@ -240,8 +244,20 @@ class ServerConfig:
             raise ConfigError(
                 f"--default-max-tokens {self.default_max_tokens}: allowed is 1 and more"
             )
+        if self.limit_concurrency is not None and self.limit_concurrency < 1:
+            raise ConfigError(
+                f"--limit-concurrency {self.limit_concurrency}: allowed is 1 and more"
+            )
+        for flag, seconds in (
+            ("--timeout-keep-alive", self.timeout_keep_alive),
+            ("--timeout-request", self.timeout_request),
+        ):
+            if not 0 < seconds < float("inf"):
+                raise ConfigError(f"{flag} {seconds}: allowed are finite seconds above 0")
         if not 0 <= self.drain_s < float("inf"):
             raise ConfigError(f"--drain-s {self.drain_s}: allowed are finite seconds from 0 up")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("--api-key: allowed is a key that is not empty")
         if self.admin_key is not None and (
             not self.admin_key or self.admin_key == self.api_key
         ):  # the key itself never shows

@@ -63,6 +63,20 @@ def overloaded(waiting: int, max_waiting: int) -> ApiError:
     return ApiError(message, status=503, kind="overloaded", code="overloaded")
 
 
+def crowded(most: int) -> ApiError:
+    message = f"more than {most} connections are open (--limit-concurrency); try again later"
+    return ApiError(message, status=503, kind="overloaded", code="overloaded")
+
+
+def bad_framing() -> ApiError:
+    return ApiError("this is not a valid HTTP request", code="invalid_http")
+
+
+def too_slow(seconds: float) -> ApiError:
+    message = f"the request has not come in {seconds:g} seconds (--timeout-request)"
+    return ApiError(message, status=408, code="request_timeout")
+
+
 def unavailable(state: str) -> ApiError:
     message = f"the server is {state} and takes no requests"
     return ApiError(message, status=503, kind="service_unavailable", code=state)

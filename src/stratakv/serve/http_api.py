@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from stratakv.core.ids import TokenIds
 from stratakv.serve import bodies, fields, schemas
 from stratakv.serve.admin_api import AdminApi
+from stratakv.serve.crowd import Crowd, TurnAway
 from stratakv.serve.driver import Health
 from stratakv.serve.errors import (
     ApiError,
@@ -229,8 +230,9 @@ class Api:
         }
 
 
-def build_app(service: Service) -> ASGIApp:
-    """The ASGI application of ``service``, whose driver is started by whoever runs it."""
+def build_app(service: Service, crowd: Crowd) -> ASGIApp:
+    """The ASGI application of ``service``, whose driver is started by whoever runs it. ``crowd``:
+    of the connections over which it is asked."""
     routes = [*Api(service).routes(), *AdminApi(service).routes()]
     app = Starlette(
         routes=routes,
@@ -244,6 +246,7 @@ def build_app(service: Service) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     guarded = BearerKeys(app, service.api_key, service.admin_key)
+    guarded = TurnAway(guarded, crowd)
     return RequestIds(guarded, [route.path for route in routes], service.metrics.responded)
 
 

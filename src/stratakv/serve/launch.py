@@ -23,6 +23,7 @@ from stratakv.core.errors import ConfigError, StorageError, StrataError
 from stratakv.engine.model import CPU
 from stratakv.engine.parallel import device_refusal
 from stratakv.engine.ranked import RankedEngine
+from stratakv.serve.crowd import connection_limits
 from stratakv.serve.followers import Followers, Place, ended_by_interrupt, hold_leash, launched
 from stratakv.serve.server import bound_socket, serve_forever
 from stratakv.serve.sizing import ranks_here
@@ -41,10 +42,13 @@ def serve_alone(path: Path, config: EngineConfig, server: ServerConfig) -> int:
     launched(config.tp)  # refuses a launcher of several, which would each be a server of its own
     # A port that is taken shows now, not after a large model was loaded.
     bound_socket(server.host, server.port).close()
+    limits = connection_limits(server)
     service, parts = build_service(path, config, server)
     _show(parts.table)
     try:
-        return serve_forever(service, host=server.host, port=server.port, drain_s=server.drain_s)
+        return serve_forever(
+            service, host=server.host, port=server.port, drain_s=server.drain_s, limits=limits
+        )
     finally:
         parts.transfer.close()
 
@@ -77,6 +81,7 @@ def _refusal(path: Path, config: EngineConfig, server: ServerConfig | None) -> s
     try:
         if server is not None:
             bound_socket(server.host, server.port).close()
+            connection_limits(server)
         check_service(path, config, server or ServerConfig())
     except ConfigError as error:
         return str(error)
@@ -141,6 +146,7 @@ def _lead(
             host=server.host,
             port=server.port,
             drain_s=server.drain_s,
+            limits=connection_limits(server),
             stopped=parts.port.close,
         )
     finally:

@@ -4,20 +4,26 @@ Owns the process's signals and the order of the end: refuse, finish, abort, stor
 know routes.
 """
 
+import asyncio
 import logging
+import math
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import Final
+from typing import Final, cast
 
 import uvicorn
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError
+from stratakv.serve.connections import ClientConnection
+from stratakv.serve.crowd import ACCEPTED_AT_ONCE, LIMITS, ConnectionLimits, Crowd
 from stratakv.serve.driver import EngineDriver, Health
 from stratakv.serve.http_api import build_app
+from stratakv.serve.quiet import quieten
 from stratakv.serve.service import Service
 
 log = logging.getLogger(__name__)
@@ -27,7 +33,8 @@ FLUSH_S: Final = 1.0
 STOP_S: Final = 30.0
 STORE_S: Final = 10.0
 """What is queued for storage gets that long to be written."""
-KEEP_ALIVE_S: Final = 75
+BACKLOG: Final = 2048
+"""Connections that wait to be accepted."""
 
 
 def serve_forever(
@@ -36,6 +43,7 @@ def serve_forever(
     host: str,
     port: int,
     drain_s: float,
+    limits: ConnectionLimits = LIMITS,
     stopped: Callable[[], None] = lambda: None,
 ) -> int:
     """Start the engine and answer until SIGTERM or SIGINT; returns the process's exit code: 0 after
@@ -46,7 +54,8 @@ def serve_forever(
     address cannot be had.
     """
     listener = bound_socket(host, port)
-    server = Server(service, drain_s=drain_s)
+    quieten()
+    server = Server(service, drain_s=drain_s, limits=limits)
     service.driver.start()
     try:
         server.run([listener])
@@ -83,15 +92,20 @@ class Server(uvicorn.Server):
     the wait. ``exit`` on the engine's death comes after waiting clients were told.
     """
 
-    def __init__(self, service: Service, *, drain_s: float) -> None:
+    def __init__(
+        self, service: Service, *, drain_s: float, limits: ConnectionLimits = LIMITS
+    ) -> None:
+        crowd = Crowd(limits)
         config = uvicorn.Config(
-            build_app(service),
+            build_app(service, crowd),
+            http=cast("type[asyncio.Protocol]", partial(ClientConnection, crowd)),
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=math.ceil(limits.keep_alive_s),
+            backlog=ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=round(FLUSH_S),
         )
         super().__init__(config)
@@ -100,6 +114,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio takes one number for this and for one turn's accepts
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             sys.stdout.write(f"stratakv: listening on http://{shown}:{port}\n")
