@@ -30,6 +30,19 @@ def test_every_kind_has_its_lanes():
     assert len(Ballot().lanes) == LANES
 
 
+def test_a_ballot_costs_a_step_72_kib_whatever_is_said():
+    """Eight digests in two lanes each, a count of each of seven kinds, and 9,280 flags."""
+    assert Ballot().lanes.nbytes == 8 * (16 + 7 + 64 + 4096 + 4096 + 1024)
+
+
+def test_one_ballot_ends_a_million_operations_without_flags_at_most():
+    ballot = Ballot()
+    ballot.count(Work.LOAD, 2**20 + 1)
+    ballot.count(Work.TOUCH, 2**20 - 1)
+    (result,) = held(ballot)
+    assert (result.ended(Work.LOAD), result.ended(Work.TOUCH)) == (2**20, 2**20 - 1)
+
+
 def test_who_says_nothing_has_ended_nothing():
     for result in held(voted(Work.BACKUP, flags(1), flags(1)), Ballot()):
         assert result.ended(Work.BACKUP) == 0
@@ -202,6 +215,9 @@ def test_a_digest_has_62_bits_and_so_has_its_opposite_a_lane():
     assert len(set(digests)) == len(digests)
     assert 0 <= min(digests) <= max(digests) < 2**62
     assert max(digests) >= 2**61
+    ballot = Ballot()
+    ballot.digest(1, max(digests))
+    assert ballot.lanes[:4].tolist() == [0, 0, max(digests), -max(digests)]
     assert np.bitwise_or.reduce(digests) == 2**62 - 1, "no bit is masked away"
 
 

@@ -180,6 +180,11 @@ def test_the_dearer_a_checkpoint_the_fewer_per_chat(ratio: int, eighths: int) ->
     assert states == 4 * 2 + 10 * eighths
 
 
+def test_checkpoints_that_take_no_bytes_are_as_many_as_serve() -> None:
+    spec = CacheSpec(page_tokens=16, groups=(group(0, KeepAll(), 8, 16),))
+    assert checkpoint_parts(spec, 2048) == 32
+
+
 def test_a_window_reaches_no_further_back_than_its_conversation() -> None:
     groups = (group(0, KeepAll(), 80, 16), group(1, KeepWindow(10**6), 20, 16))
     spec = CacheSpec(page_tokens=16, groups=groups)
@@ -282,7 +287,8 @@ def test_bytes_that_scratch_cannot_use_go_to_the_others() -> None:
     assert host_pages(spec, device, HostMemory(128_000), GENEROUS) == (990, 1)
     assert host_pages(spec, device, HostRatio(10), GENEROUS) == (900, 1)
     assert host_pages(spec, device, HostAuto(), GENEROUS) == (180, 1)
-    assert host_pages(spec, device, HostAuto(), 20_000) == (115, 1)  # 16,000 bytes
+    limited = host_pages(spec, device, HostAuto(), 20_003)  # 16,002 bytes
+    assert (limited, {type(n) for n in limited}) == ((115, 1), {int})
 
 
 def test_a_host_smaller_than_the_device_keeps_a_page_of_scratch() -> None:

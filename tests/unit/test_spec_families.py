@@ -163,6 +163,9 @@ def test_engine_refuses_what_it_does_not_run_with_the_reason() -> None:
     reason = refusal(replace(spec, groups=(replace(anchor, buffers=(odd,)),)))
     assert reason is not None
     assert "c7_summary of group anchor" in reason
+    two = (odd, replace(odd, name="a_sketch"), anchor.buffers[1])
+    reason = refusal(replace(spec, groups=(replace(anchor, buffers=two),)))
+    assert str(reason).startswith("buffers a_sketch, c7_summary of group anchor are derived")
     assert "the engine does not run them yet" in reason
 
 

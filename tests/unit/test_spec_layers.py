@@ -51,10 +51,10 @@ def derive(config: dict[str, object]) -> CacheSpec:
 
 def kept(config: dict[str, object]) -> list[Kept]:
     """Of every group."""
-    return [
-        {b.name: (tuple(b.layers), b.row_shape) for b in group.buffers}
-        for group in derive(config).groups
-    ]
+    groups = derive(config).groups
+    sizes = [size for group in groups for b in group.buffers for size in b.row_shape]
+    assert {type(size) for size in sizes} == {int}
+    return [{b.name: (tuple(b.layers), b.row_shape) for b in group.buffers} for group in groups]
 
 
 def both(layers: tuple[int, ...], *row: int) -> Kept:

@@ -89,14 +89,16 @@ def test_each_layer_of_deepseek_v4_has_its_window_what_it_compresses_and_its_ind
         "latent": 1, "c4_overlap": 1, "c4_index_overlap": 1,
         "c4_open": 2, "c4_index_open": 2, "c128_open": 2,
     }  # fmt: skip
+    found = compressed_places(spec)
     sparse = BlockPlace(4, at["c4"], at["c4_open"], at["c4_overlap"])
     index = BlockPlace(4, at["c4_index_k"], at["c4_index_open"], at["c4_index_overlap"])
     heavy = BlockPlace(128, at["c128"], at["c128_open"], None)
-    assert compressed_places(spec) == {
+    assert found == {
         LayerId(0): CompressedPlaces(at["latent"], None, None),
         LayerId(1): CompressedPlaces(at["latent"], sparse, index),
         LayerId(2): CompressedPlaces(at["latent"], heavy, None),
     }
+    assert {type(place.blocks.ratio) for place in found.values() if place.blocks} == {int}
 
 
 def test_a_model_without_latents_compresses_nothing() -> None:

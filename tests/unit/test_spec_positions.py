@@ -74,3 +74,5 @@ def test_phimoe_scales_keys_by_the_last_position_whatever_its_type():
     assert stable_positions(fields) == ORIGINAL
     assert stable_positions(fields | {"rope_parameters": {"rope_type": "default"}}) is None
     assert stable_positions(fields | {"model_type": "phi3"}) is None
+    unsaid = {"model_type": "phimoe", "rope_parameters": {"rope_theta": 1e4}}
+    assert stable_positions(unsaid) is None, "a rotation without a type is the default one"

@@ -84,6 +84,20 @@ def test_a_spec_in_fp8_has_these_rows_and_its_other_buffers_as_they_were():
     }  # fmt: skip
 
 
+def test_layers_of_another_size_have_rows_of_their_own():
+    own = {"1": {"kv_lora_rank": 256, "index_head_dim": 64}}
+    config = {**V32, "per_layer_config": own}
+    spec = spec_of(config, page_tokens=64, dtype="bfloat16")
+    formats = fp8_rows(spec, config)
+    assert {name: row.row_bytes for name, row in formats.items()} == {
+        "latent": 512 + 4 * 4 + 2 * 64, "latent.1": 256 + 2 * 4 + 2 * 64,
+        "index_k": 128 + 4, "index_k.1": 64 + 4,
+    }  # fmt: skip
+    assert {b.name: b.row_shape for b in in_rows(spec, formats).groups[0].buffers} == {
+        name: (row.row_bytes,) for name, row in formats.items()
+    }
+
+
 def test_a_model_without_such_rows_is_refused():
     spec = spec_of(LLAMA, page_tokens=16, dtype="bfloat16")
     with pytest.raises(ConfigError, match=r"--rows fp8: .* 'llama' has none; allowed is plain"):

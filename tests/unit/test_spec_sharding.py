@@ -224,7 +224,12 @@ def written(config: dict[str, object], ranks: int, cut: int) -> dict[tuple[int, 
     return found
 
 
-@pytest.mark.parametrize("config", [LLAMA, GEMMA, NEXT, MIMO], ids=lambda c: c["model_type"])
+UNLIKE = {**LLAMA, "model_type": "qwen3", "per_layer_config": {"1": {"head_dim": 12}}}
+
+
+@pytest.mark.parametrize(
+    "config", [LLAMA, UNLIKE, GEMMA, NEXT, MIMO], ids=lambda c: c["model_type"]
+)
 def test_objects_do_not_tell_how_many_ranks_wrote_them(config: dict[str, object]) -> None:
     alone = written(config, 1, 8)
     assert len(alone) >= 4

@@ -84,7 +84,7 @@ def fp8_rows(spec: CacheSpec, config: Mapping[str, object]) -> dict[str, RowForm
             found[buffer.name] = index_key_row(buffer.row_shape[0])
         elif name == LATENT and model.has("kv_lora_rank"):
             rope_dim = model.integer("qk_rope_head_dim")
-            found[buffer.name] = latent_row(model.integer("kv_lora_rank"), rope_dim)
+            found[buffer.name] = latent_row(buffer.row_shape[0] - rope_dim, rope_dim)
         elif name == LATENT or (name[:1] == "c" and name[1:].isdecimal()):
             rope_dim = model.integer("qk_rope_head_dim")
             found[buffer.name] = shared_latent_row(buffer.row_shape[0], rope_dim)
