@@ -15,11 +15,11 @@ from stratakv.core.config import EngineConfig
 from stratakv.engine.request import FinishReason, Prompt
 from stratakv.serve.wiring import EngineParts
 from stratakv.spec.groups import CacheSpec
-from stratakv.transfer.torch_copy import TorchCopier
+from stratakv.transfer.numpy_copy import NumpyCopier
 from tests.engines import VOCABULARY, expected_tokens, greedy, token_engine, tokens_of
 
 
-class UnevenCopier(TorchCopier):
+class UnevenCopier(NumpyCopier):
     """Fails every ``fail``-th gather, and lets copies through only now and then."""
 
     def __init__(self, seed: int, fail: int) -> None:
@@ -143,7 +143,7 @@ def churn(
     copier=None,
 ):
     """Run ``traffic`` to its end; the cache's counters."""
-    with token_engine(spec, config, device, host, copier or TorchCopier()) as parts:
+    with token_engine(spec, config, device, host, copier or NumpyCopier()) as parts:
         traffic.run(parts, config.max_model_len)
         parts.cache.settle()
         parts.engine.check()

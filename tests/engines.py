@@ -23,11 +23,11 @@ from stratakv.engine.loop import Runner
 from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
+from stratakv.engine.torch_pools import TorchPools
 from stratakv.engine.verify import cached_on
 from stratakv.engine.verify_report import Way
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
-from stratakv.memory.device_pools import DevicePools
 from stratakv.serve import wiring
 from stratakv.serve.wiring import Outside
 from stratakv.sim import runner
@@ -298,7 +298,7 @@ class HeldTokens(runner.TokenRunner):
     the anchor's pages hold it; AssertionError where another group's pages disagree with them.
     ``pages_held`` is the most pages that any one row of the block table ever named, per group."""
 
-    def __init__(self, spec: CacheSpec, pools: DevicePools, tables: BlockTable) -> None:
+    def __init__(self, spec: CacheSpec, pools: TorchPools, tables: BlockTable) -> None:
         super().__init__(spec, [_rows(group, pools) for group in spec.groups], tables)
         self._spec = spec
         self.pages_held = [0] * len(spec.groups)
@@ -311,7 +311,7 @@ class HeldTokens(runner.TokenRunner):
         return super().forward(replace(batch, adapters=None))  # it says the same under all of them
 
 
-def _rows(group: CacheGroup, pools: DevicePools) -> np.ndarray:
+def _rows(group: CacheGroup, pools: TorchPools) -> np.ndarray:
     if not group.buffers:
         return np.empty((0, 0, 0), np.float32)
     return pools.layer(group.id, "tokens", LayerId(group.id)).numpy()
@@ -325,7 +325,7 @@ def token_engine(
     host: Sequence[int],
     copier: Copier = DEFAULT_COPIER,
     digests: Mapping[str, bytes] | None = None,
-    make_runner: Callable[[CacheSpec, DevicePools, BlockTable], Runner] = HeldTokens,
+    make_runner: Callable[[CacheSpec, TorchPools, BlockTable], Runner] = HeldTokens,
     outside: Outside = NOTHING_AROUND,
 ) -> Iterator[wiring.EngineParts]:
     """An engine over ``HeldTokens``: real pages, tree, copies and scheduling, no arithmetic.

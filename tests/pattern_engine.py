@@ -20,8 +20,8 @@ from stratakv.core.page_keys import PageHasher
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.request import Request
 from stratakv.engine.running import Running
+from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
-from stratakv.memory.device_pools import DevicePools
 from stratakv.serve.wiring import EngineParts
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
@@ -36,7 +36,7 @@ from tests.engines import VOCABULARY, next_token, token_engine
 class PatternRunner:
     """``running``: who sits in which row, and its tokens."""
 
-    def __init__(self, spec: CacheSpec, pools: DevicePools, tables: BlockTable) -> None:
+    def __init__(self, spec: CacheSpec, pools: TorchPools, tables: BlockTable) -> None:
         self._spec = spec
         self._page = spec.page_tokens
         self._pools = pools

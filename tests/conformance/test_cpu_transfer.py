@@ -7,8 +7,8 @@ import pytest
 from stratakv.testing.transfer_conformance import TransferConformance
 from stratakv.testing.transfer_ends import HookedCopier
 from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.transfer.numpy_copy import NumpyCopier
 from stratakv.transfer.plan import CopyPlan, Direction
-from stratakv.transfer.torch_copy import TorchCopier
 
 
 class TestCompiledCopies(TransferConformance):
@@ -19,27 +19,27 @@ class TestCompiledCopies(TransferConformance):
         return CpuTransferEngine(spec, pools, arenas, copier)
 
 
-class TestTorchCopies(TransferConformance):
+class TestNumpyCopies(TransferConformance):
     def engine(self, spec, pools, arenas, before_copy):
-        return CpuTransferEngine(spec, pools, arenas, HookedCopier(TorchCopier(), before_copy))
+        return CpuTransferEngine(spec, pools, arenas, HookedCopier(NumpyCopier(), before_copy))
 
 
-class SkipsLastLayer(TorchCopier):
+class SkipsLastLayer(NumpyCopier):
     def gather(self, route, device, host):
         super().gather(cut(route, slice(0, -1)), device, host)
 
 
-class OffByOneHostPage(TorchCopier):
+class OffByOneHostPage(NumpyCopier):
     def gather(self, route, device, host):
         super().gather(route, device, (host + 1) % route.arena.shape[0])
 
 
-class SwapsTwoPages(TorchCopier):
+class SwapsTwoPages(NumpyCopier):
     def scatter(self, route, device, host):
         super().scatter(route, device, host[::-1].copy())
 
 
-class SwapsSidecars(TorchCopier):
+class SwapsSidecars(NumpyCopier):
     """Keys land as values: every byte is moved, and comes back, but lies in the wrong place."""
 
     def gather(self, route, device, host):
@@ -49,22 +49,22 @@ class SwapsSidecars(TorchCopier):
         super().scatter(swapped(route), device, host)
 
 
-class MovesThePrefixTwice(TorchCopier):
+class MovesThePrefixTwice(NumpyCopier):
     """A stale page: the first device page of a plan goes everywhere."""
 
     def gather(self, route, device, host):
         super().gather(route, device[:1].repeat(len(device)), host)
 
 
-class ForgetsTheLastByte(TorchCopier):
+class ForgetsTheLastByte(NumpyCopier):
     def scatter(self, route, device, host):
         last = route.device[-1][:, -1]
-        before = last.clone()
+        before = last.copy()
         super().scatter(route, device, host)
-        last.copy_(before)
+        last[:] = before
 
 
-class LagsOneLayer(TorchCopier):
+class LagsOneLayer(NumpyCopier):
     """Gates open one layer before their bytes; all bytes arrive in the end but the last."""
 
     def __init__(self):
@@ -79,7 +79,7 @@ class BrokenEngine(CpuTransferEngine):
     """Seeds bugs that no copier can have."""
 
     def __init__(self, spec, pools, arenas, before_copy):
-        super().__init__(spec, pools, arenas, HookedCopier(TorchCopier(), before_copy))
+        super().__init__(spec, pools, arenas, HookedCopier(NumpyCopier(), before_copy))
 
 
 class TakesNewestFirst(BrokenEngine):

@@ -207,7 +207,7 @@ def test_another_requests_page_would_show(name, buffer):
         host.run((row, text[:69]))
     mine, other = (host.tables.pages(0)[row, 1] for row in rows)
     raw = host.pools.raw(0, buffer)
-    raw[:, mine] = raw[:, other].clone()
+    raw[:, mine] = raw[:, other].copy()
     assert differ(host.run((rows[0], texts[0][69:]))[0], wanted)
 
 
@@ -231,9 +231,9 @@ class LateLoad:
     def __init__(self, host):
         self.host, self.waited = host, []
         self.raw = {b.name: host.pools.raw(0, b.name) for b in host.spec.groups[0].buffers}
-        self.saved = {name: raw.clone() for name, raw in self.raw.items()}
+        self.saved = {name: raw.copy() for name, raw in self.raw.items()}
         for raw in self.raw.values():
-            raw.fill_(0xFF)
+            raw.fill(0xFF)
 
     def wait(self, layer):
         self.waited.append(layer)

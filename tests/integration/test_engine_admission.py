@@ -9,14 +9,14 @@ from stratakv.core.page_keys import PageHasher
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.patience import PATIENCE_S, wait_until
-from stratakv.transfer.torch_copy import TorchCopier
+from stratakv.transfer.numpy_copy import NumpyCopier
 from stratakv.tree.nodes import Tier
 from tests.engines import evict, expected_tokens, greedy, run, token_engine, token_spec, tokens_of
 
 PROMPT = list(range(1, 18))
 
 
-class HeldCopier(TorchCopier):
+class HeldCopier(NumpyCopier):
     """Copies wait while ``go`` is clear."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def test_a_page_that_found_no_host_room_is_saved_by_a_later_request():
     settings = config(max_running=2, step_tokens=80, chunk_tokens=16)
     fails = [True]
 
-    class Once(TorchCopier):
+    class Once(NumpyCopier):
         def gather(self, *arguments):
             if fails[0]:
                 raise OSError("the host is gone")

@@ -16,7 +16,7 @@ from tests.meta.source import Module, last_name, modules
 
 Rule = Callable[[Module], bool]
 
-CONCRETE: Final = {"CpuTransferEngine", "PageAllocator", "HostArena", "DevicePools"}
+CONCRETE: Final = {"CpuTransferEngine", "PageAllocator", "HostArena", "DevicePools", "TorchPools"}
 THREADS: Final = {
     "Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process", "to_thread",
     "run_in_executor", "fork", "start_new_thread",
@@ -174,7 +174,8 @@ def test_only_its_owners_do_it(rule):
 
 TORCH_FREE: Final = ("core", "spec", "tree", "policy", "storage", "engine.request", "engine.batch",
                      "engine.scheduler", "engine.rows", "engine.running", "engine.backlog",
-                     "engine.namespaces", "engine.step_calls", "cache")  # fmt: skip
+                     "engine.namespaces", "engine.step_calls", "cache", "memory",
+                     "transfer")  # fmt: skip
 
 
 def loaded_with(names: list[str], library: str) -> bool:
@@ -190,4 +191,4 @@ def test_decisions_run_without_torch():
     names = [n for n in dotted if n in roots or n.startswith(tuple(f"{r}." for r in roots))]
     assert len(names) > 25
     assert not loaded_with([n.removesuffix(".__init__") for n in names], "torch")
-    assert loaded_with(["stratakv.memory.device_pools"], "torch")
+    assert loaded_with(["stratakv.engine.torch_pools"], "torch")

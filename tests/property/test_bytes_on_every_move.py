@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +22,8 @@ from stratakv.testing.fake_engine import PatternWriter
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import cache_specs
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
+from stratakv.transfer.numpy_copy import NumpyCopier
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
-from stratakv.transfer.torch_copy import TorchCopier
 
 PAGES = 6
 
@@ -33,7 +32,7 @@ class Bench:
     def __init__(self, spec, copier):
         self.spec = spec
         counts = [PAGES] * len(spec.groups)
-        self.pools = DevicePools(spec, counts, torch.device("cpu"))
+        self.pools = DevicePools(spec, counts)
         self.arenas = [HostArena(group, PAGES) for group in spec.groups]
         self.transfer = CpuTransferEngine(spec, self.pools, self.arenas, copier)
         self.pattern = PatternWriter(spec)
@@ -123,18 +122,18 @@ def test_every_row_of_every_sidecar_arrives(spec, data):
 # -- the test has teeth --------------------------------------------------------------------------
 
 
-class OneRowTooFew(TorchCopier):
+class OneRowTooFew(NumpyCopier):
     """The last row of a page's last sidecar stays what it was."""
 
     def scatter(self, route, device, host):
         buffer = route.group.buffers[route.segments[-1].buffer]
         row = route.device[-1][int(device[-1]), -buffer.row_bytes :]
-        before = row.clone()
+        before = row.copy()
         super().scatter(route, device, host)
-        row.copy_(before)
+        row[:] = before
 
 
-class SwapsTwoOffsets(TorchCopier):
+class SwapsTwoOffsets(NumpyCopier):
     """Two sidecars of one size lie in each other's place on the host."""
 
     def gather(self, route, device, host):
@@ -149,7 +148,7 @@ class SwapsTwoOffsets(TorchCopier):
         super().gather(route, device, host)
 
 
-class OneGroupStaysBehind(TorchCopier):
+class OneGroupStaysBehind(NumpyCopier):
     """Of a plan over several groups the last one is forgotten."""
 
     def gather(self, route, device, host):

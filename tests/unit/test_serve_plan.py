@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
@@ -53,7 +52,7 @@ def test_figures_are_the_bytes_that_the_pools_allocate(tmp_path, family, page_to
     found = plan(tmp_path, family, page_tokens=page_tokens, host_ratio=1.5)
     spec, sizes, figures = found.sizes.spec, found.sizes, found.figures()
     assert figures["page_tokens"] == spec.page_tokens == (page_tokens or 64)
-    pools = DevicePools(spec, sizes.device, torch.device("cpu"))
+    pools = DevicePools(spec, sizes.device)
     arenas = [HostArena(g, n) for g, n in zip(spec.groups, sizes.host, strict=True)]
     device_bytes = 0
     for group, row, arena in zip(spec.groups, figures["groups"], arenas, strict=True):
@@ -64,14 +63,14 @@ def test_figures_are_the_bytes_that_the_pools_allocate(tmp_path, family, page_to
             assert tuple(raw.shape) == (
                 buffer["layers"], row["device_pages"], buffer["rows_per_page"], buffer["row_bytes"],
             )  # fmt: skip
-            assert buffer["device_bytes"] == raw.untyped_storage().nbytes()
+            assert buffer["device_bytes"] == raw.nbytes
             device_bytes += buffer["device_bytes"]
-        assert row["host_bytes"] == arena.bytes.untyped_storage().nbytes()
+        assert row["host_bytes"] == arena.bytes.nbytes
         assert row["host_bytes"] == row["host_pages"] * arena.layout.stride_bytes
         assert row["padding_bytes"] == arena.layout.stride_bytes - arena.layout.page_bytes
         assert row["page_bytes"] == arena.layout.page_bytes
         assert sum(buffer["page_bytes"] for buffer in row["buffers"]) == row["page_bytes"]
-    assert figures["device_bytes"] == device_bytes == pools.bytes_total
+    assert figures["device_bytes"] == device_bytes == pools.size_bytes
     assert figures["host_bytes"] == sum(arena.size_bytes for arena in arenas)
     slack = sum(group.page_bytes for group in spec.groups)
     assert 0 <= figures["device_budget_bytes"] - device_bytes < slack
@@ -90,7 +89,7 @@ def test_the_servers_own_table_is_the_plans(tmp_path, monkeypatch, family):
         assert parts.table == planned.table
         assert parts.max_model_len == planned.sizes.max_model_len
         assert parts.table.render() in planned.render()
-        assert parts.pools.bytes_total == planned.table.device_bytes
+        assert parts.pools.size_bytes == planned.table.device_bytes
     finally:
         parts.close()
 
@@ -213,8 +212,8 @@ def test_rows_in_fp8_are_planned_and_described(tmp_path, family):
     assert line.endswith(f": {latent['row_bytes']} bytes")
     (row,) = [b for g in packed.table.groups for b in g.buffers if b.name == "latent"]
     assert (row.row_bytes, row.dtype) == (latent["row_bytes"], "uint8")
-    pools = DevicePools(packed.sizes.spec, packed.sizes.device, torch.device("cpu"))
-    assert pools.bytes_total == packed.table.device_bytes
+    pools = DevicePools(packed.sizes.spec, packed.sizes.device)
+    assert pools.size_bytes == packed.table.device_bytes
     assert plain.figures()["row_formats"] == {}
 
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +24,6 @@ from stratakv.spec.budget import (
     host_budget,
     host_bytes,
     host_pages,
-    host_stride_bytes,
     pages_beside,
     shortage,
 )
@@ -327,7 +325,7 @@ def test_host_memory_is_split_as_the_device_is_and_never_exceeded(
     mirror = host_bytes(spec, device)
     size += mirror  # so that no group is left without a page
     host = host_pages(spec, device, HostMemory(size), GENEROUS)
-    slack = sum(host_stride_bytes(g) for g in spec.groups)
+    slack = sum(g.host_stride_bytes for g in spec.groups)
     assert size - slack < host_bytes(spec, host) <= size
     scratch = host_bytes(spec, live_only(spec, device))
     for g, here, there in zip(spec.groups, host, device, strict=True):
@@ -421,15 +419,15 @@ def test_an_empty_load_is_refused_naming_the_flag(field: str) -> None:
 def test_the_table_is_what_the_pools_allocate() -> None:
     device, host = (7, 5), (14, 9)
     table = BudgetTable.of(PAIR, device, host)
-    pools = DevicePools(PAIR, device, torch.device("cpu"))
+    pools = DevicePools(PAIR, device)
     arenas = [HostArena(g, n) for g, n in zip(PAIR.groups, host, strict=True)]
-    assert table.device_bytes == pools.bytes_total == device_bytes(PAIR, device)
+    assert table.device_bytes == pools.size_bytes == device_bytes(PAIR, device)
     assert table.host_bytes == sum(a.bytes.nbytes for a in arenas) == host_bytes(PAIR, host)
     layouts = [HostPageLayout.of(g) for g in PAIR.groups]
     assert [row.padding_bytes for row in table.groups] == [
         layout.stride_bytes - layout.page_bytes for layout in layouts
     ]
-    assert [host_stride_bytes(g) for g in PAIR.groups] == [la.stride_bytes for la in layouts]
+    assert [g.host_stride_bytes for g in PAIR.groups] == [la.stride_bytes for la in layouts]
 
 
 TABLE = """\

@@ -1,19 +1,18 @@
-"""The copier in C and the one in torch, bit against bit."""
+"""The copier in C and the one in NumPy, bit against bit."""
 
 import runpy
 import sys
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratakv.core.ids import LayerId
-from stratakv.testing.transfer_ends import Ends, cache_specs, hybrid_spec, spread
+from stratakv.testing.transfer_ends import Ends, cache_specs, hybrid_spec, page_keys_of, spread
 from stratakv.transfer import cpu
 from stratakv.transfer.copier import Route
-from stratakv.transfer.torch_copy import TorchCopier
+from stratakv.transfer.numpy_copy import NumpyCopier
 
 compiled = pytest.importorskip("stratakv.transfer.compiled_copy", exc_type=ImportError)
 _gather = pytest.importorskip("stratakv.transfer._gather", exc_type=ImportError)
@@ -21,19 +20,20 @@ _gather = pytest.importorskip("stratakv.transfer._gather", exc_type=ImportError)
 
 def snapshot(ends):
     device = [
-        ends.pools.raw(group.id, buffer.name).clone()
+        ends.pools.raw(group.id, buffer.name).copy()
         for group in ends.spec.groups
         for buffer in group.buffers
     ]
-    return device, [arena.bytes.clone() for arena in ends.arenas]
+    return device, [arena.bytes.copy() for arena in ends.arenas]
 
 
 def fill(ends, seed):
-    generator = torch.Generator().manual_seed(seed)
+    random = np.random.default_rng(seed)
     for group, arena in zip(ends.spec.groups, ends.arenas, strict=True):
-        arena.bytes.random_(0, 256, generator=generator)
+        arena.bytes[:] = random.integers(0, 256, arena.bytes.shape, np.uint8)
         for buffer in group.buffers:
-            ends.pools.raw(group.id, buffer.name).random_(0, 256, generator=generator)
+            raw = ends.pools.raw(group.id, buffer.name)
+            raw[:] = random.integers(0, 256, raw.shape, np.uint8)
 
 
 def moved(ends, copier, seed, verb, layers):
@@ -56,9 +56,9 @@ def moved(ends, copier, seed, verb, layers):
 def test_both_copiers_leave_the_same_bytes_everywhere(spec, seed, verb, layers):
     ends = Ends.of(spec, pages=5)
     ours = moved(ends, compiled.CompiledCopier(), seed, verb, layers)
-    theirs = moved(ends, TorchCopier(), seed, verb, layers)
+    theirs = moved(ends, NumpyCopier(), seed, verb, layers)
     for mine, other in zip(ours[0] + ours[1], theirs[0] + theirs[1], strict=True):
-        assert torch.equal(mine, other)
+        assert np.array_equal(mine, other)
 
 
 @pytest.mark.parametrize("elements", [1, 3, 31, 33, 127, 129, 2047])
@@ -67,19 +67,82 @@ def test_rows_about_the_edges_of_streamed_copies(elements, verb):
     ends = Ends.of(hybrid_spec(elements), pages=6)
     layers = frozenset(range(4))
     ours = moved(ends, compiled.CompiledCopier(), elements, verb, layers)
-    theirs = moved(ends, TorchCopier(), elements, verb, layers)
-    assert all(torch.equal(*pair) for pair in zip(ours[0], theirs[0], strict=True))
-    assert all(torch.equal(*pair) for pair in zip(ours[1], theirs[1], strict=True))
+    theirs = moved(ends, NumpyCopier(), elements, verb, layers)
+    assert all(np.array_equal(*pair) for pair in zip(ours[0], theirs[0], strict=True))
+    assert all(np.array_equal(*pair) for pair in zip(ours[1], theirs[1], strict=True))
 
 
-def test_torch_copies_work_on_pools_made_in_inference_mode():
-    with torch.inference_mode():
-        ends = Ends.of(hybrid_spec(), pages=6)
-        fill(ends, seed=1)
-    (pages, *_), (arena, *_) = spread(ends, 4, 1), ends.arenas
-    TorchCopier().scatter(Route.of(ends.pools, arena, (LayerId(0),)), pages, pages)
-    landed = ends.pools.raw(arena.group.id, "k")[0].flatten(1).numpy()
-    assert (landed[pages] == arena.bytes.numpy()[pages, : landed.shape[1]]).all()
+class Apart:
+    """Pages of pools that somebody else laid out: page beside page, a page's layers between."""
+
+    def __init__(self, pools):
+        self.pages = pools.pages
+        self.memory = {
+            (group.id, buffer.name): pools.raw(group.id, buffer.name).swapaxes(0, 1).copy()
+            for group in pools.spec.groups
+            for buffer in group.buffers
+        }
+
+    def layer_pages(self, group, buffer_name, layer):
+        pages = self.memory[group, buffer_name][:, layer]
+        view = pages.reshape(len(pages), -1)
+        assert np.shares_memory(view, pages)
+        return view
+
+
+@settings(max_examples=50, deadline=None)
+@given(spec=cache_specs(), seed=st.integers(0, 100))
+def test_pages_that_lie_apart_are_copied_alike_by_both(spec, seed):
+    """Another engine's pools: (address, distance between pages) is all that is known of them."""
+    ends = Ends.of(spec, pages=5)
+    keys, device, host = page_keys_of("apart", 4), spread(ends, 4, seed), spread(ends, 4, seed + 1)
+    ends.fill_device(device, keys)
+    copiers = compiled.CompiledCopier(), NumpyCopier()
+    for there, back in (copiers, copiers[::-1]):
+        apart = Apart(ends.pools)
+        ends.poison_host()
+        routes = [Route.of(apart, arena, frozenset(range(6))) for arena in ends.arenas]
+        for route in routes:
+            there.gather(route, device[route.group.id], host[route.group.id])
+        ends.verify_host(host, keys)
+        other = [pages[::-1].copy() for pages in device]
+        for route in routes:
+            back.scatter(route, other[route.group.id], host[route.group.id])
+            ends.pattern.verify_device(apart, route.group.id, other[route.group.id], keys)
+
+
+@pytest.mark.parametrize("page", [-1, 6])
+@pytest.mark.parametrize("verb", ["gather", "scatter"])
+def test_a_page_outside_the_pools_is_refused_by_both(page, verb):
+    ends = Ends.of(hybrid_spec(), pages=6)
+    inside, outside = np.array([1, 2], np.int32), np.array([1, page], np.int32)
+    route = Route.of(ends.pools, ends.arenas[0], (LayerId(0),))
+    for copier in (compiled.CompiledCopier(), NumpyCopier()):
+        for pair in ((inside, outside), (outside, inside)):
+            with pytest.raises((IndexError, ValueError)):
+                getattr(copier, verb)(route, *pair)
+
+
+def test_device_pages_that_no_copy_could_take_are_refused():
+    ends = Ends.of(hybrid_spec(), pages=6)
+    pools = ends.pools
+
+    class Whole:
+        pages = pools.pages
+
+        def __init__(self, change):
+            self.change = change
+
+        def layer_pages(self, *place):
+            return self.change(pools.layer_pages(*place))
+
+    for change, said in (
+        (lambda pages: pages.view(np.uint16), "bytes, not"),
+        (lambda pages: pages[:, 1:], "bytes of a page"),
+        (np.asfortranarray, "together"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            Route.of(Whole(change), ends.arenas[0], (LayerId(0),))
 
 
 def arguments(**changed):
@@ -138,12 +201,12 @@ def test_the_helper_refuses_what_would_leave_its_pages(changed, verb):
     assert (host.ravel() == np.arange(64)).all()
 
 
-def test_without_the_helper_the_engine_copies_with_torch(monkeypatch, caplog):
+def test_without_the_helper_the_engine_copies_with_numpy(monkeypatch, caplog):
     monkeypatch.delitem(sys.modules, "stratakv.transfer.compiled_copy")
     monkeypatch.setitem(sys.modules, "stratakv.transfer._gather", None)
     monkeypatch.delattr("stratakv.transfer._gather")
     fresh = runpy.run_path(str(cpu.__file__))
-    assert isinstance(fresh["DEFAULT_COPIER"], TorchCopier)
+    assert isinstance(fresh["DEFAULT_COPIER"], NumpyCopier)
     assert "not built" in caplog.text
 
 

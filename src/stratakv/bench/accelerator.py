@@ -94,13 +94,13 @@ class Simulated:
         """For one request at a time of at most ``longest_tokens``. ``pages``: per group, on the
         device and on the host, which is off where it has none."""
         config = EngineConfig(max_running=1)
-        pools = DevicePools(spec, pages[0], torch.device("cpu"))
+        pools = DevicePools(spec, pages[0])
         for group in spec.groups:
             for buffer in group.buffers:
-                pools.raw(group.id, buffer.name).fill_(1)  # memory is there before the clock runs
+                pools.raw(group.id, buffer.name).fill(1)  # memory is there before the clock runs
         arenas = [HostArena(group, pages[1][group.id]) for group in spec.groups]
         for arena in arenas:
-            arena.bytes.fill_(2)
+            arena.bytes.fill(2)
         transfer = CountingTransfer(spec, pools, arenas)
         tables = BlockTable(len(spec.groups), 1, -(-longest_tokens // spec.page_tokens))
         booking = Booking(

@@ -165,7 +165,7 @@ def _engine(meter: Meter, chat: Chat) -> tuple[RankedEngine, Engine, CpuTransfer
     )
     device = pages_beside(spec, DEVICE_LONGEST * -(-longest // PAGE_TOKENS), load)
     host = [HOST_RATIO * pages for pages in device]
-    pools = DevicePools(spec, device, torch.device("cpu"))
+    pools = DevicePools(spec, device)
     arenas = [HostArena(group, host[group.id]) for group in spec.groups]
     transfer = CpuTransferEngine(spec, pools, arenas)
     tables = BlockTable(len(spec.groups), MAX_RUNNING, -(-longest // PAGE_TOKENS))

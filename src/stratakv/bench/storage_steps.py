@@ -30,9 +30,9 @@ from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.runner import ModelRunner
 from stratakv.engine.scheduler import StepLimits
+from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
-from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.serve.wiring_storage import open_store
@@ -139,7 +139,7 @@ def _engine(
 ) -> tuple[Engine, list[HostArena], CpuTransferEngine]:
     longest = PROMPT_TOKENS + OUTPUT_TOKENS + 1
     config = EngineConfig(max_running=ROWS)
-    pools = DevicePools(spec, [DEVICE_PAGES] * len(spec.groups), torch.device("cpu"))
+    pools = TorchPools(spec, [DEVICE_PAGES] * len(spec.groups))
     arenas = [HostArena(group, HOST_PAGES) for group in spec.groups]
     transfer = CpuTransferEngine(spec, pools, arenas)
     tables = BlockTable(len(spec.groups), ROWS, -(-longest // PAGE_TOKENS))

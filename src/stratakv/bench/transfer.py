@@ -94,11 +94,11 @@ def _print_prefix(case: Case, prefill_ratio: float) -> None:
 def _measure(page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: Yardstick) -> Case:
     spec = _spec(page_tokens, page_bytes, segment_bytes)
     pages = _TIER_BYTES // page_bytes
-    pools = DevicePools(spec, [pages], torch.device("cpu"))
+    pools = DevicePools(spec, [pages])
     arena = HostArena(spec.groups[0], pages)
     for buffer in spec.groups[0].buffers:
-        pools.raw(GroupId(0), buffer.name).fill_(1)
-    arena.bytes.fill_(2)
+        pools.raw(GroupId(0), buffer.name).fill(1)
+    arena.bytes.fill(2)
     layers = page_bytes // segment_bytes // 2
     engine = CpuTransferEngine(spec, pools, [arena])
     rng = np.random.default_rng(page_bytes + segment_bytes)

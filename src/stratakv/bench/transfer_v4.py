@@ -12,7 +12,6 @@ from statistics import median
 from typing import Final
 
 import numpy as np
-import torch
 from transformers import DeepseekV4Config
 
 from stratakv.bench.accelerator import VOCABULARY, Accelerator, Simulated
@@ -100,12 +99,12 @@ class _Copies:
     def of(cls, spec: CacheSpec) -> "_Copies":
         pages = needed_pages(spec, PREFIX_TOKENS)
         room = [count + SPARE_PAGES for count in pages]
-        pools = DevicePools(spec, room, torch.device("cpu"))
+        pools = DevicePools(spec, room)
         arenas = [HostArena(g, n) for g, n in zip(spec.groups, room, strict=True)]
         for group, arena in zip(spec.groups, arenas, strict=True):
-            arena.bytes.fill_(2)
+            arena.bytes.fill(2)
             for buffer in group.buffers:
-                pools.raw(group.id, buffer.name).fill_(1)
+                pools.raw(group.id, buffer.name).fill(1)
         timed = _Timed(DEFAULT_COPIER)
         engine = CpuTransferEngine(spec, pools, arenas, timed)
         return cls(spec, pages, engine, timed, accelerator(spec))

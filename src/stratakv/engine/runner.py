@@ -21,8 +21,8 @@ from stratakv.engine.state_layer import OpenStates, StateBuffer, StatePages, Sta
 from stratakv.engine.step_calls import Call, Split, packed, side_by_side, token_by_token
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
+from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
-from stratakv.memory.device_pools import DevicePools
 from stratakv.spec.derive import shared_layers
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.support import (
@@ -38,7 +38,7 @@ class ModelRunner:
     """One model on one device. Raises ConfigError for a cache that it cannot run."""
 
     def __init__(
-        self, model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
+        self, model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
     ) -> None:
         if reason := refusal(spec):
             raise ConfigError(f"the model cannot be run: {reason}")
@@ -136,7 +136,7 @@ def adapters_of(batch: StepBatch, call: Call) -> Int32s | None:
 
 
 def token_pages(
-    spec: CacheSpec, pools: DevicePools, config: Mapping[str, object]
+    spec: CacheSpec, pools: TorchPools, config: Mapping[str, object]
 ) -> dict[LayerId, TokenPages]:
     """Where each layer of attention keeps its tokens; a layer that owns none reads its owner's."""
     found: dict[LayerId, TokenPages] = {
@@ -153,7 +153,7 @@ def token_pages(
     return found | {reader: found[owner] for reader, owner in shared_layers(config).items()}
 
 
-def state_pages(spec: CacheSpec, pools: DevicePools) -> dict[LayerId, StatePages]:
+def state_pages(spec: CacheSpec, pools: TorchPools) -> dict[LayerId, StatePages]:
     """Where each layer with a state keeps it."""
     found: dict[LayerId, StatePages] = {}
     for layer, place in state_places(spec).items():

@@ -4,11 +4,10 @@ Owns the arena; must not allocate page ids (``allocator``), copy (``transfer``) 
 """
 
 import numpy as np
-import torch
 
 from stratakv.core.ids import PageIds
-from stratakv.memory.device_pools import POISON
-from stratakv.memory.layout import ALIGNMENT_BYTES, HostPageLayout
+from stratakv.memory.layout import HostPageLayout
+from stratakv.memory.mapped import POISON, mapped_bytes, rows_of
 from stratakv.spec.groups import CacheGroup
 
 
@@ -23,9 +22,8 @@ class HostArena:
         self.group = group
         self.pages = pages
         self.layout = HostPageLayout.of(group)
-        self.bytes = torch.empty((pages, self.layout.stride_bytes), dtype=torch.uint8)
-        self._whole = self.bytes.numpy().reshape(-1).data
-        assert self.bytes.data_ptr() % ALIGNMENT_BYTES == 0, "the host's allocator is unaligned"
+        self.bytes = mapped_bytes(pages, self.layout.stride_bytes)
+        self._whole = self.bytes.reshape(-1).data
 
     @property
     def size_bytes(self) -> int:
@@ -40,4 +38,4 @@ class HostArena:
 
     def poison(self, pages: PageIds) -> None:
         """Fill pages with 0xFF bytes: NaN in every float dtype."""
-        self.bytes[torch.from_numpy(pages.astype(np.int64))] = POISON
+        self.bytes[rows_of(pages)] = POISON

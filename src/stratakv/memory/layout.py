@@ -1,4 +1,4 @@
-"""Where each layer's bytes lie inside a host page. Owns the page-first layout; torch-free.
+"""Where each layer's bytes lie inside a host page. Owns the page-first layout; takes no memory.
 
 A host page is one contiguous run of bytes that holds every sidecar and every layer of that page,
 buffer after buffer, layer after layer, without holes: one page is one storage object, one
@@ -6,13 +6,9 @@ buffer after buffer, layer after layer, without holes: one page is one storage o
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 from stratakv.core.ids import LayerId
 from stratakv.spec.groups import CacheGroup
-
-ALIGNMENT_BYTES: Final = 64
-"""Of tensors and of the stride between host pages: a cache line, and any vector load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,5 +43,4 @@ class HostPageLayout:
                 segments.append(Segment(at, layer, layer_id, offset, buffer.layer_bytes))
                 offset += buffer.layer_bytes
         assert offset == group.page_bytes, f"{group.name}: {offset} != {group.page_bytes} bytes"
-        stride = -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        return cls(tuple(segments), offset, stride)
+        return cls(tuple(segments), offset, group.host_stride_bytes)

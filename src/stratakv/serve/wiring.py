@@ -41,6 +41,7 @@ from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.runner import ModelRunner
 from stratakv.engine.scheduler import StepLimits
+from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
@@ -76,7 +77,7 @@ from stratakv.tree.policies import EVICTION_POLICIES
 log = logging.getLogger(__name__)
 
 Pages = Sequence[int]
-MakeRunner = Callable[[HuggingFaceModel, CacheSpec, DevicePools, BlockTable], Runner]
+MakeRunner = Callable[[HuggingFaceModel, CacheSpec, TorchPools, BlockTable], Runner]
 OWN_RUNNERS: Final[Mapping[str, MakeRunner]] = {
     "deepseek_v32": DeepSeekV32Runner,
     "glm_moe_dsa": DeepSeekV32Runner,
@@ -97,7 +98,7 @@ class EngineParts:
     port: Engine | RankedEngine
     model: HuggingFaceModel
     cache: KVCache
-    pools: DevicePools
+    pools: TorchPools
     arenas: Sequence[HostArena]
     transfer: TransferEngine
     spec: CacheSpec
@@ -167,7 +168,7 @@ def assemble(
 ) -> EngineParts:
     """Take the memory: ``pages`` per group on the device and on the host."""
     device, host = pages
-    pools = DevicePools(spec, device, model.device)
+    pools = TorchPools(spec, device)
     arenas = [HostArena(group, host[group.id]) for group in spec.groups]
     transfer = outside.transfer(spec, pools, arenas)
     tables = BlockTable(len(spec.groups), config.max_running, -(-max_model_len // spec.page_tokens))
@@ -346,7 +347,7 @@ def _opener(parts: EngineParts, config: EngineConfig, driver: EngineDriver) -> O
 
 
 def runner_of(
-    model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
+    model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
 ) -> Runner:
     """What runs the model: Hugging Face's module unmodified, or our own in its place."""
     own = OWN_RUNNERS.get(str(model.config["model_type"]), ModelRunner)

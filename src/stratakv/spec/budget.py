@@ -22,8 +22,6 @@ from stratakv.spec.retention import (
     peak_pages,
 )
 
-HOST_ALIGNMENT_BYTES: Final = 64
-"""A host page starts at a multiple of this; what it does not fill is padding."""
 MOST_CHECKPOINTS: Final = 4
 """Per conversation: 4 windows give gpt-oss a token hit rate of 0.85 where the best possible policy
 reaches 0.90, and more serve no more."""
@@ -94,17 +92,12 @@ def host_budget(host_memory: str | None, host_ratio: float | None) -> HostBudget
     return HostAuto() if host_ratio is None else HostRatio(host_ratio)
 
 
-def host_stride_bytes(group: CacheGroup) -> int:
-    """Bytes from one host page of ``group`` to the next; 0 for a group without buffers."""
-    return -(-group.page_bytes // HOST_ALIGNMENT_BYTES) * HOST_ALIGNMENT_BYTES
-
-
 def device_bytes(spec: CacheSpec, pages: Sequence[int]) -> int:
     return sum(n * group.page_bytes for n, group in zip(pages, spec.groups, strict=True))
 
 
 def host_bytes(spec: CacheSpec, pages: Sequence[int]) -> int:
-    return sum(n * host_stride_bytes(group) for n, group in zip(pages, spec.groups, strict=True))
+    return sum(n * group.host_stride_bytes for n, group in zip(pages, spec.groups, strict=True))
 
 
 def device_pages(spec: CacheSpec, budget_bytes: int, load: ExpectedLoad) -> tuple[int, ...]:
@@ -269,7 +262,7 @@ def _host_split(spec: CacheSpec, device: Sequence[int], size: int) -> tuple[int,
 def _scratch_bytes(spec: CacheSpec, pages: Sequence[int]) -> int:
     """Of ``host_bytes``, those of groups that cache nothing."""
     of = zip(pages, spec.groups, strict=True)
-    return sum(n * host_stride_bytes(group) for n, group in of if group.scratch)
+    return sum(n * group.host_stride_bytes for n, group in of if group.scratch)
 
 
 def _live_pages(spec: CacheSpec, group: CacheGroup, load: ExpectedLoad) -> int:

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import assert_never
 
 from stratakv.core.units import format_bytes
-from stratakv.spec.budget import host_stride_bytes
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import (
     KeepAll,
@@ -133,7 +132,7 @@ def _group_row(group: CacheGroup, device: int, host: int, page_tokens: int) -> G
         rule=_rule_text(group.retention),
         buffers=tuple(_buffer_row(buffer, device, host, tokens) for buffer in group.buffers),
         page_bytes=group.page_bytes,
-        padding_bytes=host_stride_bytes(group) - group.page_bytes,
+        padding_bytes=group.host_stride_bytes - group.page_bytes,
         token_bytes=None if tokens is None else group.page_bytes / tokens,
         device_pages=device,
         host_pages=host,

@@ -19,6 +19,10 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 
 ANCHOR: Final = GroupId(0)
 
+HOST_ALIGNMENT_BYTES: Final = 64
+"""A host page starts at a multiple of this, a cache line and any vector load; what it does not fill
+is padding."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSpec:
@@ -73,6 +77,11 @@ class CacheGroup:
     @property
     def page_bytes(self) -> int:
         return sum(buffer.page_bytes for buffer in self.buffers)
+
+    @property
+    def host_stride_bytes(self) -> int:
+        """Bytes from one host page to the next; 0 for a group without buffers."""
+        return -(-self.page_bytes // HOST_ALIGNMENT_BYTES) * HOST_ALIGNMENT_BYTES
 
     @property
     def keeps_all(self) -> bool:

@@ -9,15 +9,14 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from stratakv.core.ids import GroupId, LayerId, PageIds, PageKey
-from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
 from stratakv.memory.layout import HostPageLayout, Segment
+from stratakv.memory.mapped import Bytes, rows_of
 from stratakv.spec.groups import BufferSpec, CacheSpec
 
-Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 
 _STEP: Final = 0x9E3779B97F4A7C15
@@ -37,18 +36,17 @@ class PatternWriter:
         self._layouts = [HostPageLayout.of(group) for group in spec.groups]
 
     def write(
-        self, pools: DevicePools, group: GroupId, pages: PageIds, keys: Sequence[PageKey]
+        self, pools: DevicePages, group: GroupId, pages: PageIds, keys: Sequence[PageKey]
     ) -> None:
         """Fill device pages, every sidecar and layer: ``pages[i]`` holds the prefix ``keys[i]``."""
-        index = torch.from_numpy(pages.astype(np.int64)).to(pools.device)
         for segment in self._layouts[group].segments:
             buffer = self._spec.groups[group].buffers[segment.buffer]
-            pattern = torch.from_numpy(self._pattern(group, segment, keys)).to(pools.device)
-            pools.raw(group, buffer.name)[segment.layer][index] = pattern
+            pattern = self._pattern(group, segment, keys).reshape(len(keys), segment.bytes)
+            pools.layer_pages(group, buffer.name, segment.layer)[rows_of(pages)] = pattern
 
     def verify_device(
         self,
-        pools: DevicePools,
+        pools: DevicePages,
         group: GroupId,
         pages: PageIds,
         keys: Sequence[PageKey],
@@ -58,18 +56,18 @@ class PatternWriter:
 
         ``layers``: only these (None: all), for a load of which only some have landed.
         """
-        index = torch.from_numpy(pages.astype(np.int64)).to(pools.device)
         for segment in self._layouts[group].segments:
             if layers is None or segment.layer_id in layers:
                 buffer = self._spec.groups[group].buffers[segment.buffer]
-                found = pools.raw(group, buffer.name)[segment.layer][index].cpu().numpy()
-                self._compare("device", group, segment, pages, keys, found)
+                found = pools.layer_pages(group, buffer.name, segment.layer)[rows_of(pages)]
+                shape = (len(pages), buffer.rows_per_page, buffer.row_bytes)
+                self._compare("device", group, segment, pages, keys, found.reshape(shape))
 
     def verify_host(
         self, arena: HostArena, group: GroupId, pages: PageIds, keys: Sequence[PageKey]
     ) -> None:
         """AssertionError, naming the first wrong row, unless host pages hold these prefixes."""
-        found = arena.bytes.numpy()[pages]
+        found = arena.bytes[pages]
         for segment in self._layouts[group].segments:
             buffer = self._spec.groups[group].buffers[segment.buffer]
             stop = segment.offset_bytes + segment.bytes

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from hypothesis import strategies as st
 
 from stratakv.core.ids import GroupId, LayerId, PageIds, PageKey
@@ -81,7 +80,7 @@ class Ends:
 
     @classmethod
     def of(cls, spec: CacheSpec, pages: int) -> "Ends":
-        pools = DevicePools(spec, [pages] * len(spec.groups), torch.device("cpu"))
+        pools = DevicePools(spec, [pages] * len(spec.groups))
         arenas = tuple(HostArena(group, pages) for group in spec.groups)
         return cls(spec, pages, pools, arenas, PatternWriter(spec))
 
@@ -106,7 +105,7 @@ class Ends:
     def fill_host(self, pages: Sequence[PageIds], keys: Sequence[PageKey]) -> None:
         for arena, ids in zip(self.arenas, pages, strict=True):
             expected = self.pattern.host_pages(arena.group.id, keys)
-            arena.bytes.numpy()[ids, : arena.layout.page_bytes] = expected
+            arena.bytes[ids, : arena.layout.page_bytes] = expected
 
     def verify_device(
         self,
@@ -127,11 +126,11 @@ class Ends:
         for group, arena in zip(self.spec.groups, self.arenas, strict=True):
             others = np.setdiff1d(every, host[group.id])
             page_bytes = arena.layout.page_bytes
-            stray = arena.bytes.numpy()[others, :page_bytes] != 0xFF
+            stray = arena.bytes[others, :page_bytes] != 0xFF
             assert not stray.any(), f"group {group.name}: a host page outside the plan was written"
             others = np.setdiff1d(every, device[group.id])
             for buffer in group.buffers:
-                stray = self.pools.raw(group.id, buffer.name).numpy()[:, others] != 0xFF
+                stray = self.pools.raw(group.id, buffer.name)[:, others] != 0xFF
                 assert not stray.any(), f"group {group.name}: a stray write to {buffer.name}"
 
 

@@ -1,5 +1,5 @@
 """The copier in C. Owns the way into ``_gather``; must not move a byte itself. Importing this
-module fails with ImportError where the package was installed without a compiler; ``torch_copy``
+module fails with ImportError where the package was installed without a compiler; ``numpy_copy``
 then does the same work.
 """
 
@@ -17,7 +17,7 @@ class CompiledCopier:
         arena = route.arena
         _gather.gather(
             *(route.rows, device, host, route.device[0].shape[0]),
-            *(arena.shape[0], arena.data_ptr(), arena.shape[1]),
+            *(arena.shape[0], arena.ctypes.data, arena.shape[1]),
         )
 
     def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
@@ -26,5 +26,5 @@ class CompiledCopier:
         arena = route.arena
         _gather.scatter(
             *(route.rows, device, host, route.device[0].shape[0]),
-            *(arena.shape[0], arena.data_ptr(), arena.shape[1]),
+            *(arena.shape[0], arena.ctypes.data, arena.shape[1]),
         )

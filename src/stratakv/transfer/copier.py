@@ -10,12 +10,12 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from stratakv.core.ids import LayerId, PageIds
-from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
 from stratakv.memory.layout import Segment
+from stratakv.memory.mapped import Bytes
 from stratakv.spec.groups import CacheGroup
 
 SegmentRows: TypeAlias = npt.NDArray[np.int64]
@@ -28,26 +28,30 @@ class Route:
     """Segments of one group that are copied together: all of a page, or those of one layer.
 
     ``device[i]`` is uint8 [device pages, bytes] and ``rows[i]`` the addresses of ``segments[i]``;
-    ``arena`` is uint8 [host pages, stride]. Holding the tensors keeps the addresses valid.
+    ``arena`` is uint8 [host pages, stride]. Holding the arrays keeps the addresses valid.
     """
 
     group: CacheGroup
     segments: tuple[Segment, ...]
-    device: tuple[torch.Tensor, ...]
-    arena: torch.Tensor
+    device: tuple[Bytes, ...]
+    arena: Bytes
     rows: SegmentRows
 
     @classmethod
-    def of(cls, pools: DevicePools, arena: HostArena, layers: Collection[LayerId]) -> "Route":
+    def of(cls, pools: DevicePages, arena: HostArena, layers: Collection[LayerId]) -> "Route":
         """The route of the arena's group that takes the segments of ``layers``."""
         group = arena.group
         segments = tuple(item for item in arena.layout.segments if item.layer_id in layers)
         device = tuple(
-            pools.raw(group.id, group.buffers[item.buffer].name)[item.layer].flatten(1)
+            pools.layer_pages(group.id, group.buffers[item.buffer].name, item.layer)
             for item in segments
         )
+        for pages, item in zip(device, segments, strict=True):
+            assert pages.dtype == np.uint8, f"device pages are bytes, not {pages.dtype}"
+            assert pages.shape[1] == item.bytes, f"{pages.shape[1]} bytes of a page, {item.bytes}"
+            assert pages.strides[1] == 1, "a device page does not lie together"
         rows = [
-            (pages.data_ptr(), item.bytes, item.offset_bytes, item.bytes)
+            (pages.ctypes.data, pages.strides[0], item.offset_bytes, item.bytes)
             for pages, item in zip(device, segments, strict=True)
         ]
         table = np.array(rows, np.int64).reshape(len(segments), 4)

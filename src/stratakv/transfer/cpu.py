@@ -15,23 +15,23 @@ from typing import Final
 import numpy as np
 
 from stratakv.core.ids import LayerId, PageIds, TicketId
-from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.copier import Copier, Route
 from stratakv.transfer.engine import Completion
+from stratakv.transfer.numpy_copy import NumpyCopier
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
-from stratakv.transfer.torch_copy import TorchCopier
 
 _logger = logging.getLogger(__name__)
 
-_fastest: type[Copier] = TorchCopier
+_fastest: type[Copier] = NumpyCopier
 try:
     from stratakv.transfer.compiled_copy import CompiledCopier
 
     _fastest = CompiledCopier
 except ImportError:
-    _logger.warning("stratakv.transfer._gather is not built: copies run in torch, more slowly")
+    _logger.warning("stratakv.transfer._gather is not built: copies run in NumPy, more slowly")
 
 DEFAULT_COPIER: Final[Copier] = _fastest()
 _NOTHING_LANDED: Final = -1
@@ -128,15 +128,14 @@ class CpuTransferEngine:
     def __init__(
         self,
         spec: CacheSpec,
-        device_pools: DevicePools,
+        device_pools: DevicePages,
         arenas: Sequence[HostArena],
         copier: Copier = DEFAULT_COPIER,
     ) -> None:
-        assert device_pools.device.type == "cpu", f"a CPU engine for {device_pools.device}"
         assert tuple(arena.group for arena in arenas) == spec.groups, (
             "one arena per group, in order"
         )
-        self._device_capacity = device_pools.pages
+        self._device_capacity = tuple(device_pools.pages)
         self._arenas = tuple(arenas)
         self._copier = copier
         self._layers = [

@@ -15,8 +15,8 @@ from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.paged_layer import Scratch
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
+from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
-from stratakv.memory.device_pools import DevicePools
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.kinds import INDEX_KEY, LATENT
 from stratakv.spec.support import kind_of
@@ -27,7 +27,7 @@ class DeepSeekV32Runner:
     chunks of prompts share everything but attention."""
 
     def __init__(
-        self, model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
+        self, model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
     ) -> None:
         anchor = spec.groups[ANCHOR]
         self._model, self._rope = take_over(model.module, model.ranks)
@@ -69,7 +69,7 @@ class DeepSeekV32Runner:
         return torch.from_numpy(array).to(self._device)
 
 
-def layer_places(spec: CacheSpec, pools: DevicePools) -> dict[LayerId, LayerPlace]:
+def layer_places(spec: CacheSpec, pools: TorchPools) -> dict[LayerId, LayerPlace]:
     """Where every layer keeps its latents and index keys: both beside each other in the anchor."""
     found: dict[str, dict[LayerId, PagedRows]] = {LATENT: {}, INDEX_KEY: {}}
     for buffer in spec.groups[ANCHOR].buffers:

@@ -18,8 +18,8 @@ from stratakv.engine.deepseek.v4_shard import rank_model
 from stratakv.engine.deepseek.v4_step import V4Step
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.step_meta import StepShape
+from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
-from stratakv.memory.device_pools import DevicePools
 from stratakv.spec.compressed import BlockPlace, CompressedPlaces, compressed_places
 from stratakv.spec.groups import ANCHOR, CacheSpec
 
@@ -28,7 +28,7 @@ class DeepSeekV4Runner:
     """One model on one device; it shares its weights with the Hugging Face module."""
 
     def __init__(
-        self, model: HuggingFaceModel, spec: CacheSpec, pools: DevicePools, tables: BlockTable
+        self, model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
     ) -> None:
         assert not model.adapters.digests, "adapters were not refused"
         config = V4Config.of(model.config)
@@ -105,7 +105,7 @@ def _open_group(blocks: dict[int, BlockPlace]) -> GroupId:
     return next((place.open.group for place in blocks.values()), ANCHOR)
 
 
-def _pages_of(places: CompressedPlaces, pools: DevicePools, layer: LayerId) -> V4Pages:
+def _pages_of(places: CompressedPlaces, pools: TorchPools, layer: LayerId) -> V4Pages:
     local = pools.layer(places.local.group, places.local.buffer.name, layer).flatten(0, 1)
     found = [
         None if place is None else BlockPages.of(place, pools, layer)

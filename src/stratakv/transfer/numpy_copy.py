@@ -1,0 +1,29 @@
+"""The copier in plain NumPy: what an installation without a compiler uses, and the second opinion
+on the one in C. Owns how NumPy is asked to move rows.
+"""
+
+from stratakv.core.ids import PageIds
+from stratakv.memory.mapped import Bytes, rows_of
+from stratakv.transfer.copier import Route
+
+
+class NumpyCopier:
+    """Two index operations per segment; IndexError for ids outside the pools."""
+
+    def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
+        rows, columns = rows_of(device), rows_of(host)
+        for pool, arena in _ends(route):
+            arena[columns] = pool[rows]
+
+    def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
+        rows, columns = rows_of(device), rows_of(host)
+        for pool, arena in _ends(route):
+            pool[rows] = arena[columns]
+
+
+def _ends(route: Route) -> list[tuple[Bytes, Bytes]]:
+    """Both ends of each segment, [pages, bytes]."""
+    return [
+        (pool, route.arena[:, segment.offset_bytes : segment.offset_bytes + segment.bytes])
+        for segment, pool in zip(route.segments, route.device, strict=True)
+    ]
