@@ -10,7 +10,9 @@ import logging
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, asdict, fields
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -105,6 +107,13 @@ HELP: Final = {
     "kv_events_replay": "where subscribers ask for batches that they have missed, as tcp://*:5558",
     "kv_events_topic": "the topic of what is published; some routers want kv@POD@MODEL",
 }
+SERVE_MODULES: Final = (
+    "torch", "transformers", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn",
+    "prometheus_client", "tqdm",
+)  # fmt: skip
+"""What the extra ``serve`` brings, by the names that are imported."""
+LIBRARY_BENCHES: Final = ("tree", "policy", "imports")
+"""Parts of ``bench`` that need no more than the library."""
 SIZING: Final = (
     "page_tokens", "dtype", "cache", "device_memory", "host_memory", "host_ratio", "max_running",
     "max_model_len", "step_tokens", "chunk_tokens", "chat_tokens", "snapshot_tokens", "tp",
@@ -159,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         ("serve", "the engine by cache tier, beside Hugging Face's, and to the first token"),
         ("policy", "token hit rates of the eviction policies on a trace"),
         ("storage", "pages into a file store and back, beside a raw loop"),
+        ("imports", "the library's packages, beside NumPy alone"),
         ("ranks", "what ranks say to each other in a step, beside bare collectives"),
     ):
         part = parts.add_parser(name, help=text, allow_abbrev=False)
@@ -278,6 +288,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     server = _picked(arguments, ServerConfig)
     if arguments.threads is not None and arguments.threads < 1:
         raise ConfigError(f"--threads {arguments.threads}: allowed is 1 and more")
+    _check_extra("serve")
     if engine.tp == 1:  # a rank that is refused has to tell the others
         _check_model(arguments.model)
     import torch  # noqa: PLC0415 - --help and bad flags answer without loading torch
@@ -296,6 +307,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     engine = _picked(arguments, EngineConfig)
     _check_json(arguments.json)
+    _check_extra("plan")
     _check_model(arguments.model)
     from stratakv.serve.plan import plan_bytes  # noqa: PLC0415
 
@@ -309,6 +321,15 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _check_model(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise ConfigError(f"MODEL {path}: allowed is a directory with a Hugging Face config.json")
+
+
+def _check_extra(verb: str) -> None:
+    """ConfigError that names the extra, where the library alone is installed."""
+    if missing := [name for name in SERVE_MODULES if find_spec(name) is None]:
+        raise ConfigError(
+            f"{verb}: {', '.join(missing)} not installed; "
+            "allowed after: pip install 'stratakv[serve]'"
+        )
 
 
 def _check_json(path: str | None) -> None:
@@ -336,15 +357,11 @@ def _fsck(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     _check_json(arguments.json)
+    if arguments.part not in LIBRARY_BENCHES:
+        _check_extra(f"bench {arguments.part}")
     match arguments.part:
-        case "tree":
-            from stratakv.bench import tree  # noqa: PLC0415
-
-            tree.run(arguments.json)
-        case "transfer":
-            from stratakv.bench import transfer  # noqa: PLC0415
-
-            transfer.run(arguments.json)
+        case "tree" | "transfer" | "imports":
+            import_module(f"stratakv.bench.{arguments.part}").run(arguments.json)
         case "policy":
             from stratakv.bench import policy  # noqa: PLC0415
 

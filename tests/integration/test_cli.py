@@ -99,7 +99,7 @@ def test_help_of_serve_lists_every_setting_with_its_default(capsys):
         assert default in {None, ()} or f"(default: {default})" in about, flag
 
 
-@pytest.mark.parametrize("part", ["tree", "transfer", "serve", "policy", "storage"])
+@pytest.mark.parametrize("part", ["tree", "transfer", "serve", "policy", "storage", "imports"])
 def test_help_of_every_bench(part, capsys):
     assert part in help_of(["bench"], capsys)
     text = help_of(["bench", part], capsys)

@@ -1,7 +1,8 @@
 """From a storage URL's record to an open backend, and the schemes that installed packages add.
 
-Owns the table of backends. Must not read URLs, and imports no client library: a backend does when
-it is made.
+Owns the table of backends. Must not read URLs, and imports neither a remote store, which brings
+sockets and event loops, before one is opened, nor ever a client library: a backend does when it is
+made.
 
 A package adds a scheme with an entry point:
 
@@ -23,9 +24,6 @@ from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.segment import Geometry
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.memory import MemoryBackend
-from stratakv.storage.mooncake import MooncakeBackend, MooncakeOptions
-from stratakv.storage.redis import RedisBackend, RedisOptions
-from stratakv.storage.s3 import S3Backend, S3Options
 from stratakv.storage.urls import (
     FLAG,
     FileUrl,
@@ -67,11 +65,11 @@ def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
             _check_quota(url.quota_bytes, _least_file_bytes(form))
             return _file_store(url, form, _keeping(url))
         case RedisUrl():
-            return RedisBackend(form, _redis(url))
+            return _redis(url, form)
         case S3Url():
-            return S3Backend(form, _s3(url))
+            return _s3(url, form)
         case MooncakeUrl():
-            return MooncakeBackend(form, _mooncake(url))
+            return _mooncake(url, form)
         case PluginUrl():
             return _factory(url.scheme)(url, form)
         case _:
@@ -121,25 +119,36 @@ def _least_file_bytes(form: StoreFormat) -> int:
     )
 
 
-def _redis(url: RedisUrl) -> RedisOptions:
-    return RedisOptions(url=url.url, ttl_s=url.ttl_s, timeout_s=url.timeout_s)
+def _redis(url: RedisUrl, form: StoreFormat) -> StorageBackend:
+    from stratakv.storage.redis import RedisBackend, RedisOptions  # noqa: PLC0415
+
+    options = RedisOptions(url=url.url, ttl_s=url.ttl_s, timeout_s=url.timeout_s)
+    return RedisBackend(form, options)
 
 
-def _s3(url: S3Url) -> S3Options:
+def _s3(url: S3Url, form: StoreFormat) -> StorageBackend:
+    from stratakv.storage.s3 import S3Backend, S3Options  # noqa: PLC0415
+
     settings = {"endpoint": url.endpoint, "region": url.region}
     given = {name: value for name, value in settings.items() if value is not None}
-    return S3Options(bucket=url.bucket, prefix=url.prefix, settings=given, timeout_s=url.timeout_s)
+    options = S3Options(
+        bucket=url.bucket, prefix=url.prefix, settings=given, timeout_s=url.timeout_s
+    )
+    return S3Backend(form, options)
 
 
-def _mooncake(url: MooncakeUrl) -> MooncakeOptions:
+def _mooncake(url: MooncakeUrl, form: StoreFormat) -> StorageBackend:
+    from stratakv.storage.mooncake import MooncakeBackend, MooncakeOptions  # noqa: PLC0415
+
     host, _, port = url.master.rpartition(":")
-    return MooncakeOptions(
+    options = MooncakeOptions(
         master=(host.strip("[]"), int(port)),
         metadata=url.metadata,
         transport=url.protocol,
         segment_bytes=url.segment_bytes,
         timeout_s=url.timeout_s,
     )
+    return MooncakeBackend(form, options)
 
 
 def _factory(scheme: str) -> Factory:

@@ -6,7 +6,7 @@ contract of ``storage.backend``, as tests.
         def subject(self, tmp_path):
             return Subject(open=lambda form: MyBackend(tmp_path, form), ...)
 
-Needs the ``dev`` extra (pytest).
+Needs the ``testing`` extra (pytest).
 """
 
 import hashlib

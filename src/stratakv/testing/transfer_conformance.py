@@ -5,7 +5,7 @@ of ``transfer.engine``, as tests.
         def engine(self, spec, pools, arenas, before_copy):
             return MyEngine(spec, pools, arenas, before_copy=before_copy)
 
-Needs the ``dev`` extra (pytest, Hypothesis). What an engine does about a load that fails is its
+Needs the ``testing`` extra (pytest, Hypothesis). What an engine does about a load that fails is its
 own: it stops the process, which no suite survives.
 """
 

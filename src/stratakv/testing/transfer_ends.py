@@ -1,7 +1,7 @@
 """What transfer engines are tested on: both tiers of a spec filled with patterns, specs to draw,
 and hooks that hold a copy or break it.
 
-Owns no assertion about an engine (``transfer_conformance``). Needs the ``dev`` extra (Hypothesis).
+Owns no assertion about an engine (``transfer_conformance``). Needs the ``testing`` extra.
 """
 
 import hashlib

@@ -1,0 +1,61 @@
+"""``stratakv bench imports``: what the library adds to the start of a program that has NumPy.
+
+Fresh interpreters in turns: NumPy alone, then NumPy and some of the library. Owns the list of what
+is imported; must not judge the figures.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+REPEATS: Final = 9
+ALONE: Final = "numpy"
+PARTS: Final[dict[str, tuple[str, ...]]] = {
+    "testing": ("stratakv.testing",),
+    "fsck": ("stratakv.storage.file.fsck",),
+    "tree": ("stratakv.tree.prefix_tree",),
+    "transfer": ("stratakv.transfer.cpu",),
+    "storage": ("stratakv.storage.registry", "stratakv.storage.io_worker"),
+    "cache": ("stratakv.cache.kv_cache",),
+    "all of it": (
+        "stratakv.testing",
+        "stratakv.spec.derive",
+        "stratakv.transfer.cpu",
+        "stratakv.storage.registry",
+        "stratakv.storage.io_worker",
+        "stratakv.storage.file.fsck",
+        "stratakv.cache.kv_cache",
+    ),
+}
+
+
+def run(json_path: str | None) -> dict[str, object]:
+    """Measure every part, print a table, write the JSON to ``json_path`` if given; ~20 s."""
+    _cpu_s(*PARTS["all of it"])  # compiled once, as an installed package is
+    seconds = {name: list[float]() for name in (ALONE, *PARTS)}
+    for _ in range(REPEATS):
+        seconds[ALONE].append(_cpu_s(ALONE))
+        for name, modules in PARTS.items():
+            seconds[name].append(_cpu_s(ALONE, *modules))
+    alone_s = min(seconds.pop(ALONE))  # the least: whatever else the machine does only adds
+    added_ms = {name: round(1000 * (min(of) - alone_s), 1) for name, of in seconds.items()}
+    report: dict[str, object] = {"numpy_ms": round(1000 * alone_s, 1), "added_ms": added_ms}
+    print(f"NumPy alone, with the interpreter: {1000 * alone_s:.0f} ms of CPU; what is added:")
+    for name, milliseconds in added_ms.items():
+        print(f"{name:10} {milliseconds:6.1f} ms")
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def _cpu_s(*modules: str) -> float:
+    """CPU seconds of a fresh interpreter that imports ``modules``."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", f"import {', '.join(modules)}"]
+    subprocess.run(command, check=True, env=dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": ""})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

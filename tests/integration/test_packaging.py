@@ -1,0 +1,248 @@
+"""What is installed is what was tested: the sdist builds the wheel, the wheel alone is the library
+beside NumPy and xxhash, and with its extras it is the server.
+
+Without a network: environments are fresh, and hold links to the packages of the tests' own. The
+``long`` test installs from where pip finds them.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import urllib.request
+from importlib.metadata import distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from stratakv.cli import SERVE_MODULES
+from stratakv.testing.patience import PATIENCE_S
+from tests.meta.source import ROOT
+
+SITE = Path(sysconfig.get_path("purelib"))
+LIBRARY = (
+    "core", "spec", "tree", "memory", "transfer", "storage", "policy", "agreement", "testing",
+)  # fmt: skip
+EXAMPLE = """
+import sys
+import time
+
+import numpy as np
+
+from stratakv.core.clock import WallClock
+from stratakv.core.ids import GroupId, LayerId, PageKey
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
+from stratakv.spec.retention import KeepAll
+from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
+from stratakv.storage.registry import open_storage
+from stratakv.storage.urls import parse_storage_url
+from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+import stratakv.testing
+
+buffer = BufferSpec(name="k", layers=(LayerId(0), LayerId(1)), rows_per_page=16, row_shape=(64,),
+                    dtype="bfloat16")
+group = CacheGroup(id=GroupId(0), name="full", retention=KeepAll(), buffers=(buffer,))
+spec = CacheSpec(page_tokens=16, groups=(group,))
+pools, arena = DevicePools(spec, [8]), HostArena(group, 8)
+engine = CpuTransferEngine(spec, pools, [arena])
+pools.raw(GroupId(0), "k")[:, 5] = 7
+ids = [np.array([at], np.int32) for at in (5, 2, 3)]
+
+
+def move(direction, device, host):
+    engine.submit(CopyPlan(direction, (GroupCopy(GroupId(0), device, host),)))
+    while not engine.ready(direction):
+        time.sleep(0.001)
+    (done,) = engine.take(direction, 1)
+    assert done.ok
+
+
+move(Direction.BACKUP, ids[0], ids[1])
+form = StoreFormat(spec_digest=spec.digest, page_bytes=(group.page_bytes,))
+keys = [ObjectKey(PageKey(bytes(32)), GroupId(0))]
+store = open_storage(parse_storage_url(sys.argv[1]), form)
+assert store.write(keys, arena.views(ids[1])) == [WriteStatus.STORED]
+arena.poison(ids[1])
+assert store.read(keys, arena.views(ids[2])) == [ReadStatus.HIT]
+store.close()
+move(Direction.LOAD, ids[1], ids[2])
+engine.close()
+assert (pools.raw(GroupId(0), "k")[:, 2] == 7).all()
+heavy = {"torch", "transformers", "asyncio", "ssl", "pytest", "hypothesis"} & sys.modules.keys()
+assert not heavy, heavy
+print("moved")
+"""
+
+
+def run(*command: object, **options) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    return subprocess.run(
+        [str(part) for part in command],
+        capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=environment, **options,
+    )  # fmt: skip
+
+
+def done(*command: object, **options) -> str:
+    ended = run(*command, **options)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    """With the tests' own setuptools, as pip would with a fresh one."""
+    into.mkdir(exist_ok=True)
+    code = f"from setuptools import build_meta; build_meta.build_{kind}({str(into)!r})"
+    done(sys.executable, "-c", code, cwd=source)
+    (built,) = into.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """By way of the sdist, so that nothing is missing from that."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    rubbish = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info")
+    shutil.copytree(ROOT / "src", source / "src", ignore=rubbish)
+    sdist = build("sdist", source, tmp_path_factory.mktemp("dist") / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked := tmp_path_factory.mktemp("unpacked"), filter="data")
+    (source,) = unpacked.iterdir()
+    return build("wheel", source, unpacked / "wheel")
+
+
+class Environment:
+    """A fresh one at ``path``, without pip and with nothing in it."""
+
+    def __init__(self, path: Path) -> None:
+        done(sys.executable, "-m", "venv", "--without-pip", path)
+        self.bin = path / "bin"
+        where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        self.site = Path(done(self.bin / "python", "-c", where).strip())
+
+    def link(self, *entries: Path) -> None:
+        for entry in entries:
+            (self.site / entry.name).symlink_to(entry)
+
+    def install(self, requirement: str, *options: str) -> None:
+        pip = (sys.executable, "-m", "pip", "--python", self.bin / "python", "install", "-q")
+        done(*pip, *options, requirement)
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory) -> Environment:
+    """Python, NumPy, xxhash and the wheel, whose requirements pip finds met."""
+    environment = Environment(tmp_path_factory.mktemp("bare") / "venv")
+    for name in ("numpy", "xxhash"):
+        tops = {Path(file).parts[0] for file in distribution(name).files or ()} - {".."}
+        environment.link(*(SITE / top for top in tops if (SITE / top).exists()))
+    environment.install(str(wheel), "--no-index")
+    return environment
+
+
+def test_a_wheel_brings_the_helper_its_types_and_no_tests(bare):
+    installed = {p.relative_to(bare.site).as_posix() for p in bare.site.rglob("stratakv/**/*")}
+    assert {"stratakv/py.typed", "stratakv/transfer/_gather.pyi"} <= installed
+    helper = any(name.startswith("stratakv/transfer/_gather.c") for name in installed)
+    assert helper == (find_spec("stratakv.transfer._gather") is not None), "a compiler, or none"
+    assert not [name for name in os.listdir(bare.site) if name in {"tests", "demo", "scripts"}]
+
+
+def test_the_library_runs_beside_numpy_and_xxhash_alone(bare, tmp_path):
+    stored = tmp_path / "store"
+    said = done(bare.bin / "python", "-c", EXAMPLE, f"file://{stored}?quota=64MiB", cwd=tmp_path)
+    assert said == "moved\n"
+    assert done(bare.bin / "stratakv", "fsck", stored).splitlines()[-1] == "clean"
+
+
+def test_every_module_of_the_library_can_be_imported_alone(bare):
+    code = """
+import importlib, json, pkgutil, sys
+import stratakv
+found = {}
+for package in sys.argv[1:]:
+    name = f"stratakv.{package}"
+    for module in pkgutil.walk_packages([f"{stratakv.__path__[0]}/{package}"], name + "."):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            found[module.name] = error.name
+print(json.dumps([found, sorted({"torch", "transformers"} & sys.modules.keys())]))
+"""
+    lacking, loaded = json.loads(done(bare.bin / "python", "-c", code, *LIBRARY))
+    assert not loaded
+    suites = {name: of for name, of in lacking.items() if name.startswith("stratakv.testing.")}
+    assert set(suites.values()) <= {"pytest", "hypothesis", "torch"}
+    others = {name: of for name, of in lacking.items() if name not in suites}
+    assert others == {"stratakv.agreement.torch_ranks": "torch"}
+
+
+@pytest.mark.parametrize("line", ["serve MODEL", "plan bytes MODEL", "bench serve"])
+def test_what_needs_the_extra_says_so(bare, line):
+    ended = run(bare.bin / "stratakv", *line.split())
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("stratakv: ")
+    assert "torch, transformers, " in ended.stderr
+    assert ended.stderr.endswith("allowed after: pip install 'stratakv[serve]'\n")
+
+
+def test_benches_of_the_library_need_no_extra(bare):
+    code = "from stratakv.bench import imports; imports.REPEATS = 1; imports.run(None)"
+    assert "all of it" in done(bare.bin / "python", "-c", code)
+
+
+def test_the_extras_are_what_is_tested(wheel, tmp_path):
+    """Of this environment pip finds every requirement of ``all`` met, at its version."""
+    environment = Environment(tmp_path / "venv")
+    others = (e for e in SITE.iterdir() if "stratakv" not in e.name and e.suffix != ".pth")
+    environment.link(*others)
+    environment.install(f"{wheel}[all]", "--no-index")
+    ended = run(environment.bin / "stratakv", "serve", tmp_path)
+    assert ended.stderr == (
+        f"stratakv: MODEL {tmp_path}: allowed is a directory with a Hugging Face config.json\n"
+    )
+
+
+def test_the_library_asks_for_numpy_and_xxhash_alone(bare):
+    code = "from importlib.metadata import requires; print(*requires('stratakv'), sep=chr(10))"
+    asked = done(bare.bin / "python", "-c", code).splitlines()
+    needed = [line for line in asked if "extra ==" not in line]
+    assert sorted(re.split("[<>]", line)[0] for line in needed) == ["numpy", "xxhash"]
+    serve = {re.split("[<>]", line)[0] for line in asked if line.endswith('extra == "serve"')}
+    assert {name.replace("-", "_") for name in serve} == set(SERVE_MODULES)
+
+
+@pytest.mark.long
+def test_a_fresh_install_serves(wheel, tmp_path):
+    """By pip, from wherever it finds packages, with the versions that ``make`` installs."""
+    environment = Environment(tmp_path / "venv")
+    environment.install(f"{wheel}[serve]", "-c", str(ROOT / "constraints.txt"))
+    model = ROOT / "models" / "demo"
+    with subprocess.Popen(
+        [environment.bin / "stratakv", "serve", model, "--port", "0", "--device-memory", "64MiB",
+         "--host-memory", "64MiB"],
+        stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+    ) as server:  # fmt: skip
+        try:
+            words = (word for line in server.stdout for word in line.split())
+            address = next(word for word in words if word.startswith("http"))
+            body = json.dumps({"prompt": "def", "max_tokens": 4}).encode()
+            request = urllib.request.Request(
+                f"{address}/v1/completions", body, {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+                assert json.load(reply)["usage"]["completion_tokens"] == 4
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.stdout.read()
+        assert server.wait(PATIENCE_S) == 0

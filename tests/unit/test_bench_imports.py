@@ -1,0 +1,16 @@
+"""The bench of what an import costs."""
+
+import json
+
+from stratakv.bench import imports
+
+
+def test_every_part_is_measured_and_written(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(imports, "REPEATS", 1)
+    path = tmp_path / "imports.json"
+    report = imports.run(str(path))
+    assert json.loads(path.read_text()) == report
+    assert report["added_ms"].keys() == imports.PARTS.keys()
+    assert report["numpy_ms"] > 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in imports.PARTS)
