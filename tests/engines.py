@@ -7,7 +7,7 @@ recorded, and ``HeldTokens``, which computes nothing but checks every page it wo
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Final
 from unittest import mock
@@ -344,12 +344,3 @@ def token_engine(
     patch = mock.patch.object(wiring, "ModelRunner", made)
     with patch, _assembled(model, spec, config, (device, host), copier, outside) as parts:
         yield parts
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What an engine said to one prompt; ``logits`` [n, vocab] belong to ``tokens``."""
-
-    tokens: list[int]
-    logits: torch.Tensor
-    cached: CachedTokens

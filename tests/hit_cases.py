@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
-from stratakv.core.ids import TokenIds
+from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
 from stratakv.engine.verify import Settings, Verifier, compare
 from stratakv.engine.verify_report import Exact, Way
-from stratakv.engine.verify_session import Reply
+from stratakv.engine.verify_session import Reply, Scribe, Session
 from stratakv.serve.wiring import EngineParts
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES
@@ -26,14 +27,7 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.testing.hit_equals_recompute import Tried
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER
-from tests.engines import (
-    Answer,
-    RecordingRunner,
-    drain,
-    greedy,
-    small_engine,
-    tokens_of,
-)
+from tests.engines import RecordingRunner, small_engine
 from tests.fixtures.bounds import bound_of_model
 from tests.fixtures.composites import composite
 from tests.fixtures.models import (
@@ -106,54 +100,46 @@ def last_end(tokens: int, page: int) -> int:
 
 
 class Lab:
-    """An engine whose every answer is compared with a run of ``model`` that has no cache."""
+    """A session with an engine whose every reply is compared with a run of ``model`` that has no
+    cache. ``scribe``: the engine's meeting."""
 
-    def __init__(self, model: PreTrainedModel, parts: EngineParts) -> None:
+    def __init__(self, model: PreTrainedModel, parts: EngineParts, scribe: Scribe) -> None:
         self.model = model
         self.parts = parts
         self.spec = parts.spec
         self.page = parts.spec.page_tokens
         self.recorder = RecordingRunner(parts)
-        self.answers: dict[str, Answer] = {}
+        self.session = Session(Tried(parts), scribe, MonotonicClock())
+        self.answers: dict[str, Reply] = {}
         self._asked: dict[str, tuple[int, ...]] = {}
-        self._outputs: dict[str, list] = {}
 
     def submit(self, name: str, tokens: Sequence[int], count: int = OUTPUT, salt: str = "") -> None:
         self._asked[name] = tuple(tokens)
-        self._outputs[name] = []
-        self.parts.engine.submit(greedy(name, tokens, count, salt))
+        self.session.submit(np.array(tokens, np.int32), count, salt, name=RequestId(name))
 
     def step(self) -> None:
-        self._take(self.parts.engine.step())
+        self.session.step()
 
     def drain(self) -> None:
         """Serve all to the end and compare each with the oracle."""
-        self._take(drain(self.parts))
-        for name in list(self._outputs):
-            outputs = self._outputs.pop(name)
-            answer = Answer(
-                tokens_of(outputs), torch.stack(self.recorder.logits.pop(name)), outputs[0].cached
-            )
-            self.answers[name] = answer
-            self.compare(self._asked[name], answer)
+        self.session.drain()
+        self.parts.engine.check()
+        for name, reply in self.session.replies().items():
+            self.answers[name] = reply
+            self.compare(self._asked[name], reply)
 
-    def ask(self, tokens: Sequence[int], count: int = OUTPUT, salt: str = "") -> Answer:
+    def ask(self, tokens: Sequence[int], count: int = OUTPUT, salt: str = "") -> Reply:
         """One prompt alone."""
         name = str(len(self._asked))
         self.submit(name, tokens, count, salt)
         self.drain()
         return self.answers[name]
 
-    def compare(self, tokens: tuple[int, ...], answer: Answer) -> None:
+    def compare(self, tokens: tuple[int, ...], reply: Reply) -> None:
         """Greedy tokens are identical and logits agree at every one of them; NaN never does."""
-        right = hugging_face(self.model, tokens, len(answer.tokens))
-        got = Reply(tuple(answer.tokens), answer.logits, 0.0)
-        wrong, error = compare(right, got, bound_of_model(self.model))
+        right = hugging_face(self.model, tokens, len(reply.tokens))
+        wrong, error = compare(right, reply, bound_of_model(self.model))
         assert wrong is None, f"token {wrong} differs, or its logits; those by {error:.1e}"
-
-    def _take(self, outputs) -> None:
-        for output in outputs:
-            self._outputs[output.request].append(output)
 
 
 @contextmanager
@@ -171,8 +157,9 @@ def lab(
     plenty = (-(-4096 // page),) * groups
     config = config_for(page, **settings)
     pages = (plenty if device is None else device, plenty if host is None else host)
-    with small_engine(engine_model(family), config, *pages, copier) as parts:
-        yield Lab(tiny_model(family), parts)
+    scribe = Scribe()
+    with small_engine(engine_model(family), config, *pages, copier, scribe) as parts:
+        yield Lab(tiny_model(family), parts, scribe)
 
 
 # -- a short proof -------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def prove_storage(family: str, backend: StorageBackend, page: int = 16) -> None:
         assert this.ask(tokens).cached == on_storage(this.spec, end)
         assert this.ask(tokens).cached == on_device(this.spec, end)
         evict_all(this)
-        turn = tokens + reply.tokens + prompt(page, 2, page + 1)
+        turn = [*tokens, *reply.tokens, *prompt(page, 2, page + 1)]
         assert this.ask(turn).cached == on_storage(this.spec, end)
         check_sums(this)
 

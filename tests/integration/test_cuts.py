@@ -18,6 +18,7 @@ import torch
 
 from stratakv.core.config import EngineConfig
 from stratakv.engine.model import wrap
+from stratakv.engine.verify_session import Scribe
 from stratakv.spec.support import state_places
 from tests.engines import evict_device, on_device, on_host, small_engine
 from tests.exact_families import NAMED
@@ -194,8 +195,10 @@ def test_answers_of_ordinary_weights_are_the_same_from_every_tier(family):
         page_tokens=16, max_running=6, max_model_len=1024, chunk_tokens=40, step_tokens=88
     )
     groups = len(spec(family).groups)
-    with small_engine(wrap(copy.deepcopy(model)), config, (64,) * groups, (64,) * groups) as parts:
-        this = Lab(model, parts)
+    pages, scribe = (64,) * groups, Scribe()
+    engine = wrap(copy.deepcopy(model))
+    with small_engine(engine, config, pages, pages, meeting=scribe) as parts:
+        this = Lab(model, parts, scribe)
         for turn, tokens in enumerate((75, 97)):
             prompt = random_prompt(20 + turn, tokens)
             end = last_end(tokens, 16)

@@ -8,6 +8,7 @@ import torch
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
+from stratakv.engine.verify_session import Scribe
 from stratakv.spec.derive import spec_of
 from tests.engines import evict_device, on_device, on_host, on_storage, small_engine
 from tests.fixtures.deepseek_v4 import CLEAR, adopted, clearness, hugging_face, prompt_of
@@ -29,20 +30,21 @@ def lab(seed=0, device=None, host=None, **settings):
     )  # fmt: skip
     plenty = (PLENTY,) * groups
     pages = (plenty if device is None else device, plenty if host is None else host)
-    with small_engine(model, config, *pages) as parts:
-        yield ClearLab(seed, parts)
+    scribe = Scribe()
+    with small_engine(model, config, *pages, meeting=scribe) as parts:
+        yield ClearLab(seed, parts, scribe)
 
 
 class ClearLab(Lab):
     """Refuses prompts and answers on which rounding could decide what an indexer selects."""
 
-    def __init__(self, seed, parts):
-        super().__init__(hugging_face(seed), parts)
+    def __init__(self, seed, parts, scribe):
+        super().__init__(hugging_face(seed), parts, scribe)
         self.seed = seed
 
-    def compare(self, tokens, answer):
-        super().compare(tokens, answer)
-        assert clearness(self.seed, (*tokens, *answer.tokens)) > CLEAR
+    def compare(self, tokens, reply):
+        super().compare(tokens, reply)
+        assert clearness(self.seed, (*tokens, *reply.tokens)) > CLEAR
 
     def prompt(self, number, tokens=300):
         return prompt_of(self.seed, number, tokens).tolist()
@@ -66,7 +68,7 @@ def test_turns_of_a_conversation_with_eviction_between_them():
             reply = this.ask(tokens, count=6)
             assert reply.cached.host == known
             known = (len(tokens) + 5) // PAGE * PAGE
-            tokens = tokens + reply.tokens + this.prompt(100 + turn, 133)
+            tokens = [*tokens, *reply.tokens, *this.prompt(100 + turn, 133)]
             evict_device(this.parts)
 
 

@@ -135,7 +135,7 @@ def conversation(page, seed):
     tokens = prompt(page, seed, first)
     for turn in range(3):
         answer = yield tokens
-        tokens = tokens + answer + prompt(page, 100 * seed + turn, more)
+        tokens = [*tokens, *answer, *prompt(page, 100 * seed + turn, more)]
 
 
 def tight_pool(page, groups):

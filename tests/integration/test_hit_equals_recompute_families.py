@@ -49,7 +49,7 @@ def test_turns_of_a_conversation_with_eviction_between_them(family, page):
         for turn in range(3):
             reply = this.ask(tokens)
             assert turn == 0 or reply.cached.host >= PROMPT[page] // page * page - page
-            tokens = tokens + reply.tokens + prompt(page, 100 + turn, page + 3)
+            tokens = [*tokens, *reply.tokens, *prompt(page, 100 + turn, page + 3)]
             evict_device(this.parts)
 
 

@@ -67,7 +67,7 @@ def test_every_turn_of_a_conversation_goes_on_from_storage(family, page):
             assert reply.cached == on_storage(this.spec, last_end(known, page))
             assert lost(this) == {}
         known = len(tokens) + OUTPUT
-        tokens = tokens + reply.tokens + prompt(page, 100 + turn, page + 1)
+        tokens = [*tokens, *reply.tokens, *prompt(page, 100 + turn, page + 1)]
 
 
 @kinds

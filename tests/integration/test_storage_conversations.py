@@ -75,13 +75,11 @@ def serve(this, users: Users, rounds: int) -> None:
             if RequestId(gone) in engine._requests:
                 engine.abort(RequestId(gone))
                 this.step()
-                this._outputs.pop(gone)
-                this.recorder.logits.pop(gone, None)
                 del asked[gone]
         this.drain()
         for name, (user, tokens) in asked.items():
             if tokens is users.talks[user]:
-                users.talks[user] = tokens + this.answers[name].tokens
+                users.talks[user] = [*tokens, *this.answers[name].tokens]
     settled(this)
     check_sums(this)
     engine.check()

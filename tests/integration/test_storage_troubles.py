@@ -139,7 +139,6 @@ def test_a_request_that_waits_for_ever_can_be_aborted(family):
         assert this.parts.engine.stats().waiting == 1
         this.parts.engine.abort("known")
         this.step()
-        this._outputs.pop("known")
         assert this.parts.engine.stats().waiting == 0
         this.parts.engine.check()
         store.answers.set()
@@ -242,11 +241,9 @@ def test_an_engine_over_storage_that_hangs_ends_in_bounded_time(waits):
         if waits:
             this.submit("known", TOKENS)
             this.step()
-            this._outputs.clear()
         this.submit("fresh", prompt(PAGE, 60), count=4)
         for _ in range(12):
             this.step()
-        this._outputs.clear()
         this.parts.engine.close(timeout_s=0.2)
         assert not store.answers.is_set()
         assert not this.parts.engine._requests

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from stratakv.core.config import EngineConfig
+from stratakv.core.ids import RequestId
 from stratakv.engine.verify_session import HANG_S, Scribe, Session
 from stratakv.serve.wiring import Outside
 from stratakv.spec.retention import KeepWindow
@@ -14,7 +15,7 @@ from stratakv.testing.hit_equals_recompute import Tried
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import HookedCopier
 from stratakv.transfer.cpu import DEFAULT_COPIER
-from tests.engines import expected_tokens, token_engine, token_spec
+from tests.engines import drain, expected_tokens, token_engine, token_spec
 
 SPEC = token_spec(4, KeepWindow(10))
 CONFIG = EngineConfig(
@@ -72,3 +73,25 @@ def test_what_does_not_come_is_not_waited_for_when_nothing_is_left_to_do():
         this.subject.engine.abort(name)
         with pytest.raises(TimeoutError, match="nothing left to do"):
             this.step_until(lambda news: any(output.token is not None for output in news))
+
+
+def test_replies_are_those_that_ended_under_the_names_they_were_given():
+    with session(by_s=1.0) as this:
+        for name in ("a", "gone", "b"):
+            this.submit(PROMPT, 2, name, name=RequestId(name))
+        this.subject.engine.abort(RequestId("gone"))
+        this.drain()
+        replies = this.replies()
+        assert list(replies) == ["a", "b"]
+        assert {reply.tokens for reply in replies.values()} == {
+            tuple(expected_tokens(PROMPT.tolist(), 2))
+        }
+        assert not this.replies()
+
+
+def test_whoever_never_ends_is_missed():
+    with session(by_s=1.0) as this:
+        this.submit(PROMPT, 1, "", name=RequestId("lost"))
+        drain(this.subject.parts)  # somebody else takes the news
+        with pytest.raises(AssertionError, match="lost: no end was told"):
+            this.drain()

@@ -16,7 +16,7 @@ from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.batch import SamplingBatch
 from stratakv.engine.loop import Engine
 from stratakv.engine.meeting import Meeting, NoMeeting
-from stratakv.engine.request import Output, Prompt, SamplingParams
+from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
 from stratakv.engine.sampling import Sampled
 from stratakv.tree.nodes import Tier
 
@@ -76,12 +76,19 @@ class Session:
         self._begun_s: dict[RequestId, float] = {}
         self._first: dict[RequestId, tuple[float, CachedTokens | None]] = {}
         self._said: dict[RequestId, tuple[list[int], list[torch.Tensor]]] = {}
+        self._ended: list[RequestId] = []
 
     def submit(
-        self, tokens: TokenIds, count: int, salt: str, use: CacheUse = CacheUse.ALL
+        self,
+        tokens: TokenIds,
+        count: int,
+        salt: str,
+        use: CacheUse = CacheUse.ALL,
+        name: RequestId | None = None,
     ) -> RequestId:
-        name = RequestId(f"verify-{self._asked}")
+        """Queue a prompt, under ``name`` or the next free one."""
         self._asked += 1
+        name = RequestId(f"verify-{self._asked}") if name is None else name
         sampling = SamplingParams(max_tokens=count, temperature=0.0)
         self._begun_s[name] = self._clock.now_s()
         self._said[name] = ([], [])
@@ -102,7 +109,16 @@ class Session:
             assert output.token is not None
             tokens.append(output.token)
             scores.append(logits)
+        for output in news:
+            self._end(output)
         return news
+
+    def _end(self, output: Output) -> None:
+        if output.finish is FinishReason.ABORT:
+            for book in (self._begun_s, self._first, self._said):
+                book.pop(output.request, None)
+        elif output.finish is not None:
+            self._ended.append(output.request)
 
     def step_until(self, done: Callable[[list[Output]], bool]) -> None:
         """Step until ``done``, which is shown the news of each step. TimeoutError where the engine
@@ -119,16 +135,25 @@ class Session:
                 raise TimeoutError(f"the engine has not moved for {HANG_S:g} s")
 
     def drain(self) -> None:
-        """Serve all to their ends; TimeoutError as in ``step_until``."""
+        """Serve all to their ends; TimeoutError as in ``step_until``, AssertionError where the
+        engine has forgotten somebody."""
         engine = self.subject.engine
         if engine.has_work():
             self.step_until(lambda _: not engine.has_work())
+        forgotten = self._said.keys() - set(self._ended)
+        assert not forgotten, f"{', '.join(sorted(forgotten))}: no end was told"
 
     def reply(self, name: RequestId) -> Reply:
-        """Of a request that has ended."""
+        """Of a request that has ended, once."""
+        self._ended.remove(name)
+        del self._begun_s[name]
         tokens, logits = self._said.pop(name)
         first_s, cached = self._first.pop(name)
         return Reply(tuple(tokens), torch.stack(logits), first_s, cached)
+
+    def replies(self) -> dict[RequestId, Reply]:
+        """Of all that have ended and were not aborted, in that order, once."""
+        return {name: self.reply(name) for name in tuple(self._ended)}
 
     def ask(self, tokens: TokenIds, count: int, salt: str, use: CacheUse = CacheUse.ALL) -> Reply:
         """One prompt alone, to its end."""
