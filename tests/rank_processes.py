@@ -106,6 +106,11 @@ class Ranked:
         return [pid for pid in self.alive() if environment(pid).get("RANK", "0") != "0"]
 
 
+SILENCE_S = 10
+"""``--tp-timeout`` where a rank hangs on purpose: the others step every 2.5 s or more often, and so
+must be kept waiting for that long by the machine alone before one of them counts as lost."""
+
+
 def body(prompt: list[int], count: int, **more: object) -> dict[str, object]:
     return {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, **more}
 
@@ -117,11 +122,14 @@ def marked(mark: str) -> list[int]:
 
 
 def end_all(mark: str) -> None:
-    while left := marked(mark):
+    def none_is_left() -> bool:
+        left = marked(mark)
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        return not left
+
+    wait_until(none_is_left, "the end of all")
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -22,7 +22,7 @@ from stratakv.storage.file.fsck import fsck
 from tests.fixtures.models import random_prompt
 from tests.fixtures.servers import free_port
 from tests.parallel_models import build
-from tests.rank_processes import FLAGS, launched, started, streaming
+from tests.rank_processes import FLAGS, SILENCE_S, launched, started, streaming
 from tests.serving import train_tokenizer
 
 PROMPT = random_prompt(9, 60)
@@ -89,11 +89,11 @@ def test_a_rank_that_is_killed_ends_the_others(model, tmp_path):
 
 
 def test_a_rank_that_hangs_ends_the_others_in_time(model, tmp_path):
-    with launched([serve(model, 2, "--tp-timeout", 2)] * 2, tmp_path) as ranks:
+    with launched([serve(model, 2, "--tp-timeout", SILENCE_S)] * 2, tmp_path) as ranks:
         ranks.listen()
         os.kill(ranks.processes[1].pid, signal.SIGSTOP)
         assert ranks.ends(0) == 1, ranks.told()
-        assert "has not answered within 2 s" in ranks.said(0)
+        assert f"has not answered within {SILENCE_S} s" in ranks.said(0)
         assert "Traceback" not in ranks.said(0)
 
 

@@ -18,7 +18,7 @@ from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import random_prompt, tiny_model
 from tests.fixtures.servers import free_port
 from tests.parallel_models import build
-from tests.rank_processes import FLAGS, Ranked, started, streaming
+from tests.rank_processes import FLAGS, SILENCE_S, Ranked, started, streaming
 from tests.serving import train_tokenizer
 
 PROMPTS = [random_prompt(seed, 100) for seed in range(3)]
@@ -161,7 +161,7 @@ def _rob(server: Ranked) -> None:
 
 @pytest.mark.long
 def test_a_rank_that_hangs_is_lost_after_the_time_limit(model, tmp_path):
-    with started(serve(model, 2, "--tp-timeout", 3), tmp_path / "log") as server:
+    with started(serve(model, 2, "--tp-timeout", SILENCE_S), tmp_path / "log") as server:
         server.listen()
         with streaming(server, LONG, 900) as lines:
             (follower,) = server.followers()

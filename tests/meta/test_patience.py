@@ -18,8 +18,8 @@ from tests.meta.source import Module, repository
 PLACES: Final = ("tests/", "demo/", "src/stratakv/testing/")
 WAITS: Final = {
     "acquire", "close", "communicate", "create_connection", "get", "join", "poll", "post", "put",
-    "result", "settle", "stop", "wait", "wait_for", "Client", "HTTPConnection", "OpenAI", "Timer",
-    "TorchRanks", "urlopen",
+    "result", "settle", "sleep", "stop", "wait", "wait_for", "Client", "HTTPConnection", "OpenAI",
+    "Timer", "TorchRanks", "urlopen",
 }  # fmt: skip
 """Calls that end after a time that they are given."""
 LIMITS: Final = {"timeout", "timeout_s", "wait_s", "drain_s", "limit_s", "within_s"}
@@ -86,6 +86,8 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "tests/integration/test_http_api.py": "lets go of what the test waits for",
         "tests/integration/test_storage_troubles.py": "who closes over a store that hangs gives up",
         "tests/integration/test_tensor_parallel_model.py": "a rank that hangs is given up",
+        "tests/integration/test_storage_server.py": "a pause between two looks",
+        "tests/rank_processes.py": "a pause between two looks",
         "tests/unit/test_cache_copies.py": "a pause between two looks",
         "tests/unit/test_cache_storage.py": "who closes over a store that hangs gives up",
         "tests/unit/test_serve_kv_events.py": "a pause between two looks",
@@ -104,19 +106,22 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "src/stratakv/testing/patience.py": "the one limit",
         "src/stratakv/testing/transfer_conformance.py": "a glimpse of what must not happen",
         "demo/servers.py": "the demo's one limit",
+        "tests/rank_processes.py": "the operator's own limit, of a rank that hangs on purpose",
         "tests/ranks.py": "who waits for a rank that hangs says so first",
     },
 }
 SAMPLES: dict[Rule, tuple[str, ...]] = {
     waits_for_a_number_of_seconds: (
         "assert done.wait(5)", "thread.join(10)", "httpx.get(url, timeout=20)",
-        "service.stop(drain_s=1.5)",
+        "service.stop(drain_s=1.5)", "time.sleep(0.02)",
     ),
     reads_a_clock: ("began = time.monotonic()", "from time import perf_counter\nperf_counter()"),
     has_a_limit_of_its_own: ("SOON_S = 25.0", "LIMIT_S: Final = 3"),
 }  # fmt: skip
 FINE: dict[Rule, str] = {
-    waits_for_a_number_of_seconds: "done.wait(PATIENCE_S)\n', '.join(words)\nworker.close(0.0)",
+    waits_for_a_number_of_seconds: (
+        "done.wait(PATIENCE_S)\ntime.sleep(pause_s)\n', '.join(words)\nworker.close(0.0)"
+    ),
     reads_a_clock: "clock.now_s()",
     has_a_limit_of_its_own: "LIMIT_S = 2 * PATIENCE_S\nPAGES = 5",
 }

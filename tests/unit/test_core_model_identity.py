@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from stratakv.core.file_looks import Kernel, file_system_of
 from stratakv.core.model_identity import ModelIdentity, Surroundings
 from stratakv.core.tensor_files import read_layout
 from stratakv.core.tensor_hashing import Hashing
+from stratakv.testing.patience import PATIENCE_S
 from tests.unit.test_core_digest_cache import LOOK
 from tests.unit.test_sim_thread_ranks import together
 
@@ -296,17 +298,26 @@ def test_files_whose_inodes_say_nothing_are_read_twice(model, hashed):
 
 def test_files_whose_inodes_say_nothing_are_read_before_the_load_begins(model, monkeypatch):
     """Else they could change between the load and the first of two equal digests."""
-    real, read = Hashing._digests, []
+    digests, pause, read = Hashing._digests, Hashing.pause, []
+    awaited = threading.Event()
 
-    def slowly(self, task):
-        time.sleep(0.2)
-        found = real(self, task)
+    def late(self, task):
+        """Nothing is read before somebody waits for it, or has begun without it."""
+        assert awaited.wait(PATIENCE_S), "nobody waits"
+        found = digests(self, task)
         read.append(task.piece.path.name)
         return found
 
-    monkeypatch.setattr(Hashing, "_digests", slowly)
+    def waits(self):
+        awaited.set()
+        pause(self)
+
+    monkeypatch.setattr(Hashing, "_digests", late)
+    monkeypatch.setattr(Hashing, "pause", waits)
     with ModelIdentity(model, None, around(believed=False)):
-        assert sorted(read) == ["model-0-of-2.safetensors", "model-1-of-2.safetensors"]
+        found = sorted(read)
+        awaited.set()
+    assert found == ["model-0-of-2.safetensors", "model-1-of-2.safetensors"]
 
 
 def test_one_that_is_closed_hashes_no_more(tmp_path, monkeypatch):

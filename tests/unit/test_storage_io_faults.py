@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections import Counter, deque
 
 import numpy as np
@@ -28,7 +27,7 @@ from stratakv.storage.io_jobs import (
 )
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
-from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.io_gate import (
     FORM,
     PAGE,
@@ -363,7 +362,7 @@ def test_whatever_happens_every_job_is_answered_once_and_in_order(clock, seed):
         if rng.random() < 0.3:
             clock.advance(rng.choice((0.5, 5, 50)))
         if rng.random() < 0.3:
-            time.sleep(0.0002)
+            wait_until(lambda: not jobs or any(map(worker.ready, Kind)), "an answer")
             take()
     assert worker.close(PATIENCE_S)
     take()

@@ -5,7 +5,6 @@ import logging
 import os
 import random
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_jobs import Ending, Fetch, Kind, Query, Remove, Store, Touch
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
-from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from tests.io_gate import keys_of
 
@@ -81,13 +80,19 @@ class Load:
 
     def submit(self):
         job = self.job()
-        while (ticket := self.worker.submit(job)) is None:
-            time.sleep(0.001)
-            self.take()
-        self.jobs[ticket] = job
+        wait_until(lambda: self.offer(job), "room in the queue")
+        ticket = max(self.jobs)
         if self.rng.random() < 0.02:
             self.worker.cancel(ticket)
         self.clock.advance(0.05)
+
+    def offer(self, job):
+        """Whether the queue had room for it."""
+        self.take()
+        ticket = self.worker.submit(job)
+        if ticket is not None:
+            self.jobs[ticket] = job
+        return ticket is not None
 
     def take(self):
         for kind in Kind:

@@ -1,6 +1,5 @@
 """The I/O worker: what its jobs do, who owns a buffer, what waits for what, full queues."""
 
-import time
 from contextlib import suppress
 
 import pytest
@@ -234,11 +233,11 @@ def test_changes_of_the_store_stay_in_order_over_kinds(made):
 
 def test_a_cancelled_fetch_is_answered_only_when_the_backend_has_let_go(made):
     gate = Gate("read")
-    worker = made(gate, batch_pages=2)
+    worker = made(gate, Gate(), batch_pages=2)
     ticket = worker.submit(Fetch(keys_of(6), buffers(6)))
     gate.wait_entered()
     worker.cancel(ticket)
-    time.sleep(0.02)
+    stored(worker, 1)  # so the worker has gone on since
     assert worker.ready(Kind.FETCH) == 0
     gate.let("read")
     fetched = answer(worker, Kind.FETCH)
