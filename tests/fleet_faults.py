@@ -14,12 +14,9 @@ import numpy as np
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Work
-from stratakv.cache import prefetch
 from stratakv.cache.commits import Committer
-from stratakv.cache.copies import CopyDesk
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.parking import Parking
-from stratakv.cache.persist import Persister
 from stratakv.core.errors import RankLostError
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.letters import Desk
@@ -31,6 +28,9 @@ from stratakv.spec.sharding import Sharding, Strip
 from stratakv.storage import sharded
 from stratakv.storage.io_jobs import Kind
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.copies import CopyDesk
+from stratakv.tiers.persist import Persister
+from stratakv.tiers.prefetch import prefetcher as prefetch
 from stratakv.transfer.plan import Direction
 
 Patch = AbstractContextManager[object]

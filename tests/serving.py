@@ -18,7 +18,6 @@ import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from stratakv.cache.records import StorageStats
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import RequestError
@@ -35,6 +34,7 @@ from stratakv.storage.backend import Everything, ObjectKey, StoreFormat
 from stratakv.storage.io_jobs import Job, Kind, Remove, Store, kind_of
 from stratakv.storage.io_worker import IoWorker
 from stratakv.testing.patience import PATIENCE_S
+from stratakv.tiers.statistics import StorageStats
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. ",

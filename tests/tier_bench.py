@@ -11,9 +11,6 @@ import numpy as np
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ranks import Alone
-from stratakv.cache.fetches import Fetches
-from stratakv.cache.pools import Pools
-from stratakv.cache.storage import StorageTier
 from stratakv.core.clock import ManualClock
 from stratakv.core.ids import NONE, GroupId, RequestId
 from stratakv.core.page_keys import Namespace, PageHasher
@@ -27,6 +24,9 @@ from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.tree_books import DEVICE, HOST
+from stratakv.tiers.pools import Pools
+from stratakv.tiers.prefetch.fetches import Fetches
+from stratakv.tiers.storage import StorageTier
 from stratakv.tree.check import check
 from stratakv.tree.prefix_tree import PrefixTree
 from tests.io_gate import Gate

@@ -10,14 +10,14 @@ from scripts.mutants.zygote import ROOT
 TESTS: Final[dict[str, tuple[str, ...]]] = {
     "policy": (
         "tests/unit/test_policy_*.py",
-        "tests/unit/test_cache_prefetch*.py",
+        "tests/unit/test_tiers_prefetch*.py",
         "tests/unit/test_cache_write_policies.py",
         "tests/mutants/walks_prefetch.py",
     ),
     "agreement": (
         "tests/unit/test_agreement_*.py",
-        "tests/unit/test_cache_witness.py",
-        "tests/unit/test_cache_prefetch.py",
+        "tests/unit/test_tiers_witness.py",
+        "tests/unit/test_tiers_prefetch.py",
         "tests/unit/test_sim_thread_ranks.py",
         "tests/unit/test_sim_runs.py",
         "tests/integration/test_fleet_landing.py",  # threads of one process
@@ -33,8 +33,10 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/test_family_table.py",
         "tests/property/test_retention.py",
     ),
-    "cache": (
-        "tests/unit/test_cache_*.py",
+    "cache": ("tests/unit/test_cache_*.py",),
+    "tiers": (
+        "tests/unit/test_tiers_*.py",
+        "tests/unit/test_cache_[cw]*.py",
         "tests/mutants/walks_prefetch.py",
     ),
     "storage/file": (

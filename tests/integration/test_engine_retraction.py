@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from stratakv.cache import flights
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import NONE, RequestId
 from stratakv.engine.request import FinishReason, Phase
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow, needed
 from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.tiers import flights
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.transfer.plan import Direction
 from stratakv.tree.nodes import Tier

@@ -7,13 +7,13 @@ import logging
 import pytest
 
 from stratakv.agreement import ballot
-from stratakv.cache.copies import CopyDesk
 from stratakv.engine.letters import Flush, Stop, Submit
 from stratakv.sim.loss import Point
 from stratakv.sim.plan import plain_plan
 from stratakv.sim.run import Fleet, run
 from stratakv.sim.stores import Stores
 from stratakv.sim.variety import plan_of
+from stratakv.tiers.copies import CopyDesk
 
 RUNS, CHUNK = 100, 25
 LONG_RUNS, LONG_CHUNK = 10_400, 260

@@ -14,10 +14,10 @@ from unittest import mock
 
 import pytest
 
-from stratakv.cache.fetches import Fetches
 from stratakv.core.errors import DivergenceError
 from stratakv.sim.rank import SimRank
 from stratakv.sim.run import Fleet
+from stratakv.tiers.prefetch.fetches import Fetches
 from tests.fleet_plans import CALM, storage_plan
 
 

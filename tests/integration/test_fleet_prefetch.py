@@ -8,8 +8,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from stratakv.cache.fetches import Fetches
-from stratakv.cache.prefetch import Prefetcher
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.engine.letters import Flush
 from stratakv.policy.prefetch_pace import Timeout
@@ -17,6 +15,8 @@ from stratakv.sim.plan import PAGE
 from stratakv.sim.run import Fleet
 from stratakv.spec.retention import needed
 from stratakv.storage.backend import ObjectKey, ReadStatus
+from stratakv.tiers.prefetch.fetches import Fetches
+from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tree.nodes import Tier
 from tests.fleet_plans import CALM, storage_plan
 

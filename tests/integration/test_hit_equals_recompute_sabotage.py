@@ -9,9 +9,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from stratakv.cache.pools import Pools
 from stratakv.core.ids import PageIds
 from stratakv.memory.block_table import BlockTable
+from stratakv.tiers.pools import Pools
 from stratakv.transfer.copier import Copier, Route
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.tree.effects import Remap

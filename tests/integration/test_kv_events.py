@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.cache.events import tenant_of
 from stratakv.cli import main
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
@@ -19,6 +18,7 @@ from stratakv.serve.kv_wire import hashes_of
 from stratakv.serve.server import Server, bound_socket
 from stratakv.serve.wiring import build_service
 from stratakv.testing.patience import PATIENCE_S, wait_until
+from stratakv.tiers.events import tenant_of
 from tests.fixtures.models import tiny_model
 from tests.kv_follower import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
 from tests.replica import Replica, readable

@@ -10,14 +10,14 @@ from unittest import mock
 
 import pytest
 
-from stratakv.cache import persist, prefetch
-from stratakv.cache.fetches import Fetches
 from stratakv.core.ids import NONE
 from stratakv.engine.namespaces import Namespaces
 from stratakv.policy.prefetch_ends import Ends
 from stratakv.storage import memory
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.file.store import FileStore
+from stratakv.tiers import persist, prefetch
+from stratakv.tiers.prefetch.fetches import Fetches
 from tests.engines import on_device, on_storage
 from tests.hit_cases import last_end, prompt
 from tests.storage_cases import (

@@ -18,7 +18,6 @@ from unittest import mock
 
 import pytest
 
-from stratakv.cache.prefetch import Prefetcher
 from stratakv.core.clock import ManualClock, WallClock
 from stratakv.core.config import EngineConfig
 from stratakv.engine.request import FinishReason
@@ -31,6 +30,7 @@ from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend
+from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from tests.engines import VOCABULARY, expected_tokens, greedy, token_engine, token_spec, tokens_of
 from tests.storage_cases import format_of
 

@@ -175,7 +175,7 @@ def test_only_its_owners_do_it(rule):
 TORCH_FREE: Final = ("core", "spec", "tree", "policy", "storage", "engine.request", "engine.batch",
                      "engine.scheduler", "engine.rows", "engine.running", "engine.backlog",
                      "engine.namespaces", "engine.step_calls", "cache", "memory", "transfer",
-                     "agreement", "testing")  # fmt: skip
+                     "agreement", "testing", "tiers")  # fmt: skip
 ADAPTERS: Final = {"agreement/torch_ranks.py", "testing/hit_equals_recompute.py"}
 """The library's two modules that are nothing without the engine's extra."""
 

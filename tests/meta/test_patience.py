@@ -89,7 +89,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "tests/integration/test_storage_server.py": "a pause between two looks",
         "tests/rank_processes.py": "a pause between two looks",
         "tests/unit/test_cache_copies.py": "a pause between two looks",
-        "tests/unit/test_cache_storage.py": "who closes over a store that hangs gives up",
+        "tests/unit/test_tiers_storage.py": "who closes over a store that hangs gives up",
         "tests/unit/test_serve_kv_events.py": "a pause between two looks",
         "tests/unit/test_storage_file_ledger.py": "a glimpse of what must not happen",
         "tests/unit/test_storage_io_faults.py": "who closes over a store that hangs gives up",

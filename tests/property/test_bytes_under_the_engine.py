@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from stratakv.cache.fetches import Fetches
-from stratakv.cache.flights import Flights
 from stratakv.cache.parking import Parking
 from stratakv.core.config import EngineConfig
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow
 from stratakv.testing.transfer_ends import cache_specs
+from stratakv.tiers.flights import Flights
+from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.transfer.plan import Direction
 from tests.engines import (
     VOCABULARY,

@@ -4,7 +4,7 @@ engine's own check takes after the step. Each kind of effect is dropped once, wh
 
 import pytest
 
-from stratakv.cache.pools import Pools
+from stratakv.tiers.pools import Pools
 from stratakv.tree.effects import FreeDevice, FreeHost, Remap
 from stratakv.tree.nodes import Tier
 from tests.engines import evict, evict_device, greedy, run

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import zmq
 
-from stratakv.cache.events import AllCleared, Medium, PagesRemoved, PagesStored, tenant_of
 from stratakv.core.clock import ManualClock
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId
@@ -18,6 +17,7 @@ from stratakv.serve.kv_events import KvEventPublisher, KvEventsOptions
 from stratakv.serve.kv_wire import Encoder, hashes_of
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepWindow
 from stratakv.testing.patience import PATIENCE_S, wait_until
+from stratakv.tiers.events import AllCleared, Medium, PagesRemoved, PagesStored, tenant_of
 from tests.engines import token_spec
 from tests.kv_follower import (
     AllBlocksCleared,

@@ -10,7 +10,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from stratakv.cache.fetches import Fetches
 from stratakv.core.errors import DivergenceError
 from stratakv.core.ids import GroupId
 from stratakv.engine.letters import Submit
@@ -21,6 +20,7 @@ from stratakv.sim.run import Fleet
 from stratakv.sim.runner import as_kept, expected_tokens, next_token
 from stratakv.sim.stores import Stores
 from stratakv.sim.variety import adapted, loss_of, plan_of, restarted, shared
+from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.tree.nodes import Tier
 from tests.fleet_plans import storage_plan
 

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from stratakv.cache.copies import CopyDesk
 from stratakv.cache.live import LivePages
 from stratakv.cache.losses import Missed
 from stratakv.cache.parking import Parked, Parking
-from stratakv.cache.pools import Pools
 from stratakv.cache.records import Admission, CachedTokens, CacheUse, Refusal
 from stratakv.cache.seats import Seat, Seats
 from stratakv.core.ids import GroupId, RequestId
@@ -23,6 +21,8 @@ from stratakv.policy.checkpoints import CheckpointPolicy, last_end
 from stratakv.policy.load_back import LoadBack, LoadBackPolicy
 from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
 from stratakv.spec.groups import ANCHOR
+from stratakv.tiers.copies import CopyDesk
+from stratakv.tiers.pools import Pools
 from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.matching import NO_MATCH, Match
 from stratakv.tree.prefix_tree import PrefixTree

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stratakv.cache.copies import CopyDesk
-from stratakv.cache.events import Describe
 from stratakv.cache.live import Given, LivePages
-from stratakv.cache.pools import Pools
 from stratakv.cache.records import CacheUse
 from stratakv.cache.seats import Int64s, Seat, Seats
 from stratakv.core.ids import NONE, GroupId, PageIds, TokenIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.checkpoints import CheckpointPolicy
 from stratakv.spec.groups import CacheSpec
+from stratakv.tiers.copies import CopyDesk
+from stratakv.tiers.events import Describe
+from stratakv.tiers.pools import Pools
 from stratakv.tree.effects import Backup
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree

@@ -18,19 +18,11 @@ import numpy as np
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ranks import Alone
 from stratakv.cache.admit import Admitter, Booking, Wish
-from stratakv.cache.audit import audit
 from stratakv.cache.commits import Committer
-from stratakv.cache.copies import POLL_S, CopyDesk
-from stratakv.cache.events import CacheEvents
-from stratakv.cache.fetches import FromStorage
 from stratakv.cache.losses import LossBook
-from stratakv.cache.object_keys import HostBytes
 from stratakv.cache.parking import Parked, Parking
-from stratakv.cache.pools import Allocators, Pools
-from stratakv.cache.records import Admission, CacheUse, Counters, PoolStats, Refusal
+from stratakv.cache.records import Admission, CacheUse, Refusal
 from stratakv.cache.seats import Seats
-from stratakv.cache.storage import StorageTier
-from stratakv.cache.witness import testify
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import NONE, GroupId, PageIds, RequestId, RowIds, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
@@ -40,6 +32,15 @@ from stratakv.policy.checkpoints import CheckpointPolicy
 from stratakv.policy.prefetch_pace import PrefetchPolicy, Timeout, prefetch_policy
 from stratakv.policy.write import NoBackup, WritePolicy, WriteThrough
 from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.tiers.audit import audit
+from stratakv.tiers.copies import POLL_S, CopyDesk
+from stratakv.tiers.events import CacheEvents
+from stratakv.tiers.object_keys import HostBytes
+from stratakv.tiers.pools import Allocators, Pools
+from stratakv.tiers.prefetch.fetches import FromStorage
+from stratakv.tiers.statistics import Counters, PoolStats
+from stratakv.tiers.storage import StorageTier
+from stratakv.tiers.witness import testify
 from stratakv.transfer.engine import LayerGate, TransferEngine
 from stratakv.tree.lease import DeviceLease
 from stratakv.tree.matching import Match

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from stratakv.cache.pools import Pools
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey, RowIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
+from stratakv.tiers.pools import Pools
 from stratakv.tree.lease import DeviceLease
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stratakv.cache.copies import CopyDesk
 from stratakv.cache.live import LivePages
-from stratakv.cache.pools import Pools
 from stratakv.cache.seats import Seat
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
+from stratakv.tiers.copies import CopyDesk
+from stratakv.tiers.pools import Pools
 from stratakv.tree.lease import DeviceLease, HostHold
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree

@@ -13,7 +13,7 @@ import torch
 from stratakv.agreement.agreement import Figures
 from stratakv.cache.admit import Wish
 from stratakv.cache.kv_cache import KVCache
-from stratakv.cache.records import Admission, CacheUse, Refusal, StorageStats
+from stratakv.cache.records import Admission, CacheUse, Refusal
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import NONE, PageKey, RequestId, RowIds
 from stratakv.core.page_keys import PageHasher
@@ -30,6 +30,7 @@ from stratakv.engine.scheduler import StepLimits, worth_waiting
 from stratakv.engine.stats import EngineStats, Totals
 from stratakv.policy.checkpoints import last_end
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.statistics import StorageStats
 
 CLOSE_S: Final = 30.0
 """What storage gets, when the engine ends, to write what is queued."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, assert_never
 
 from stratakv.agreement.torch_ranks import is_loss, loss_told
-from stratakv.cache.records import StorageStats
 from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.attaching import Attaching, Openable, Opener, Report, no_store
@@ -32,6 +31,7 @@ from stratakv.engine.loop import Engine
 from stratakv.engine.request import Output, Prompt
 from stratakv.engine.stats import EngineStats
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.statistics import StorageStats
 
 CLOSE_S: Final = 10.0
 Done: TypeAlias = bool | IoWorker | None

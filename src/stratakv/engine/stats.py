@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stratakv.cache.records import PoolStats, StorageStats
+from stratakv.tiers.statistics import PoolStats, StorageStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

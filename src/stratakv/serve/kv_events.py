@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import zmq
 
-from stratakv.cache.events import AllCleared, CacheEvent, CacheEvents
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError
 from stratakv.serve.kv_wire import Encoder
 from stratakv.spec.groups import CacheSpec
+from stratakv.tiers.events import AllCleared, CacheEvent, CacheEvents
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from typing import Any, Final, assert_never
 import msgspec
 import numpy as np
 
-from stratakv.cache.events import AllCleared, CacheEvent, PagesRemoved, PagesStored
 from stratakv.core.ids import PageKey
 from stratakv.spec.event_kinds import event_kind
 from stratakv.spec.groups import CacheSpec
+from stratakv.tiers.events import AllCleared, CacheEvent, PagesRemoved, PagesStored
 
 KEY_WORDS: Final = 4
 """64-bit words of a page key."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from stratakv.cache.records import StorageStats
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import Output, Prompt
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.statistics import StorageStats
 
 
 class PoolView(Protocol):

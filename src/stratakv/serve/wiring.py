@@ -18,7 +18,6 @@ import torch
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ranks import Alone
 from stratakv.cache.admit import Booking
-from stratakv.cache.events import CacheEvents
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig, ServerConfig
@@ -70,6 +69,7 @@ from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.sharding import default_cut, sharding_of
 from stratakv.storage.urls import hidden
+from stratakv.tiers.events import CacheEvents
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import TransferEngine
 from stratakv.tree.policies import EVICTION_POLICIES

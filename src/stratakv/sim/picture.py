@@ -20,8 +20,6 @@ from stratakv.agreement.agreement import Agreement
 from stratakv.cache.admit import Booking
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.losses import LossBook
-from stratakv.cache.persist import PersistCounters
-from stratakv.cache.prefetch import Prefetcher
 from stratakv.core.clock import ToldClock
 from stratakv.engine.letters import Desk
 from stratakv.engine.loop import Engine, EngineLimits
@@ -34,6 +32,8 @@ from stratakv.sim.device import PageBytes, PoisoningAllocator, SimTransfer
 from stratakv.sim.runner import TokenRunner
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.persist import PersistCounters
+from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tree.leases import Leases
 from stratakv.tree.nodes import NodeTable, Run
 from stratakv.tree.order import EvictionQueue

@@ -8,7 +8,6 @@ from typing import Final, assert_never
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.cache.admit import Booking
-from stratakv.cache.events import AllCleared, CacheEvent, CacheEvents, PagesRemoved, PagesStored
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.clock import ManualClock, ToldClock
 from stratakv.engine.letters import Command, Desk, Flush, Stop
@@ -32,6 +31,7 @@ from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.io_lane import Lane
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.sharded import ShardedBackend
+from stratakv.tiers.events import AllCleared, CacheEvent, CacheEvents, PagesRemoved, PagesStored
 from stratakv.tree.policies import EVICTION_POLICIES
 
 CHECK_STEPS: Final = 16

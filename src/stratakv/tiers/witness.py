@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from stratakv.agreement.agreement import Agreement, Figures
 from stratakv.agreement.patrol import Patrol, Table
-from stratakv.cache.copies import CopyDesk
-from stratakv.cache.pools import Pools
-from stratakv.cache.storage import StorageTier
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheSpec
+from stratakv.tiers.copies import CopyDesk
+from stratakv.tiers.pools import Pools
+from stratakv.tiers.storage import StorageTier
 from stratakv.tree.nodes import TIERS
 from stratakv.tree.prefix_tree import PrefixTree
 

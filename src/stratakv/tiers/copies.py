@@ -13,10 +13,10 @@ import numpy as np
 
 from stratakv.agreement.agreement import Agreement, Figures
 from stratakv.agreement.ballot import Ballot, Result, Work
-from stratakv.cache.flights import Flight, Flights, Part
-from stratakv.cache.pools import Pools
 from stratakv.core.ids import GroupId, NodeIds, PageIds, TicketId
 from stratakv.policy.write import WritePolicy, safe_wanted, to_clean, weighs_uses, worth_backup
+from stratakv.tiers.flights import Flight, Flights, Part
+from stratakv.tiers.pools import Pools
 from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
 from stratakv.transfer.plan import Direction
 from stratakv.tree.effects import Backup

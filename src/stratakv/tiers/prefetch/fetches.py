@@ -11,14 +11,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.cache.object_keys import HostBytes
-from stratakv.cache.pools import Pools
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey
 from stratakv.policy.prefetch import Landed, Room
 from stratakv.policy.prefetch_ends import FetchPlan
 from stratakv.policy.prefetch_reasons import Arrival, Arrivals
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Ending, Fetched
+from stratakv.tiers.object_keys import HostBytes
+from stratakv.tiers.pools import Pools
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from stratakv.agreement.patrol import Patrol
-from stratakv.cache.witness import tables_of
 from stratakv.core.errors import DivergenceError
 from stratakv.core.ids import TicketId
+from stratakv.tiers.witness import tables_of
 from tests.engines import greedy, run
 from tests.unit.test_cache_copies import PROMPTS, engine
 

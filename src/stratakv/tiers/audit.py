@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stratakv.cache.pools import Pools
 from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.spec.groups import CacheSpec
+from stratakv.tiers.pools import Pools
 from stratakv.tree.check import check
 from stratakv.tree.nodes import TIERS, Tier
 from stratakv.tree.prefix_tree import PrefixTree

@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from stratakv.agreement import ballot
-from stratakv.cache.prefetch import GRACE_S, HUNG_S
 from stratakv.core.ids import GroupId
 from stratakv.policy.prefetch_pace import BestEffort, Timeout
 from stratakv.policy.prefetch_reasons import Reason
@@ -18,6 +17,7 @@ from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import small_spec
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from stratakv.testing.tree_books import HOST
+from stratakv.tiers.prefetch.prefetcher import GRACE_S, HUNG_S
 from tests.tier_bench import Bench, Store, policy_of
 
 FULL = small_spec([], page_tokens=2)

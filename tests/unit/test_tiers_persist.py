@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from stratakv.cache.persist import JOB_PAGES
 from stratakv.core.ids import GroupId
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.storage.io_jobs import Kind
@@ -15,6 +14,7 @@ from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import small_spec
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from stratakv.testing.tree_books import HOST
+from stratakv.tiers.persist import JOB_PAGES
 from stratakv.tree.stored import TOUCH_STEPS
 from tests.tier_bench import Bench, Store
 

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import numpy as np
 
 from stratakv.agreement.ballot import Flags
-from stratakv.cache.fetches import FromStorage
 from stratakv.core.ids import AskId, PageIds, PageKey, TicketId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch_ends import Held, Objects
 from stratakv.policy.prefetch_reasons import Reason, Tally
+from stratakv.tiers.prefetch.fetches import FromStorage
 from stratakv.tree.lease import HostHold
 
 Told: TypeAlias = Callable[[Tally | None], None]

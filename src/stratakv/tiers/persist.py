@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import Flags
-from stratakv.cache.object_keys import HostBytes, of_rows
 from stratakv.core.ids import NONE, GroupId, PageKey, TicketId
 from stratakv.storage.backend import ObjectKey, WriteStatus
 from stratakv.storage.io_jobs import Answer, Ending, Store, Stored, Touch
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.object_keys import HostBytes, of_rows
 from stratakv.tree.effects import Persist
 from stratakv.tree.lease import Lease
 from stratakv.tree.nodes import Tier

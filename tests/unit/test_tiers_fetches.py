@@ -5,7 +5,6 @@ every one, after one eviction at most; and nothing has changed where that is non
 import numpy as np
 import pytest
 
-from stratakv.cache.fetches import arrivals_of
 from stratakv.core.ids import TicketId
 from stratakv.policy.prefetch_reasons import Arrival, Reason
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
@@ -13,6 +12,7 @@ from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Ending, Fetched
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import HOST
+from stratakv.tiers.prefetch.fetches import arrivals_of
 from tests.prefetch_model import Path
 from tests.tier_bench import Bench, Store, count_evictions, policy_of
 

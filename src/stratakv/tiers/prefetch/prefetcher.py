@@ -8,10 +8,6 @@ from typing import Final, assert_never
 
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import Flags
-from stratakv.cache.asks import Ask, Left, Told, ballot_of, ends_of
-from stratakv.cache.events import Describe
-from stratakv.cache.fetches import Fetches, FromStorage, arrivals_of
-from stratakv.cache.object_keys import of_pages
 from stratakv.core.clock import Clock
 from stratakv.core.ids import NONE, AskId, GroupId, PageIds, PageKey, RequestId, TicketId
 from stratakv.core.page_keys import PageHasher
@@ -33,6 +29,10 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Answer, Ending, Fetch, Fetched, Queried, Query
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.events import Describe
+from stratakv.tiers.object_keys import of_pages
+from stratakv.tiers.prefetch.asks import Ask, Left, Told, ballot_of, ends_of
+from stratakv.tiers.prefetch.fetches import Fetches, FromStorage, arrivals_of
 from stratakv.tree.matching import Match
 from stratakv.tree.prefix_tree import PrefixTree
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import assert_never
 
-from stratakv.cache.records import Counters, PoolStats
 from stratakv.core.ids import GroupId, PageIds
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
+from stratakv.tiers.statistics import Counters, PoolStats
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Persist, Remap
 from stratakv.tree.nodes import TIERS, Tier
 from stratakv.tree.prefix_tree import PrefixTree

@@ -10,13 +10,6 @@ from dataclasses import asdict
 
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import NOTHING, Ballot, Flags, Result, Work
-from stratakv.cache.asks import Told
-from stratakv.cache.fetches import Fetches, FromStorage
-from stratakv.cache.object_keys import HostBytes
-from stratakv.cache.persist import Persister
-from stratakv.cache.pools import Pools
-from stratakv.cache.prefetch import Prefetcher
-from stratakv.cache.records import StorageStats
 from stratakv.core.clock import Clock
 from stratakv.core.ids import GroupId, PageIds, PageKey, RequestId
 from stratakv.core.page_keys import PageHasher
@@ -26,6 +19,13 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.storage.backend import Everything
 from stratakv.storage.io_jobs import Answer, Kind, Remove
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.object_keys import HostBytes
+from stratakv.tiers.persist import Persister
+from stratakv.tiers.pools import Pools
+from stratakv.tiers.prefetch.asks import Told
+from stratakv.tiers.prefetch.fetches import Fetches, FromStorage
+from stratakv.tiers.prefetch.prefetcher import Prefetcher
+from stratakv.tiers.statistics import StorageStats
 from stratakv.tree.effects import Persist
 from stratakv.tree.lease import Lease
 from stratakv.tree.prefix_tree import PrefixTree

@@ -7,7 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stratakv.cache.events import (
+from stratakv.core.config import EngineConfig
+from stratakv.core.ids import GroupId
+from stratakv.core.page_keys import Namespace, PageHasher, page_keys
+from stratakv.serve.wiring import Outside
+from stratakv.spec.retention import KeepBoundary, KeepWindow
+from stratakv.storage.memory import MemoryBackend
+from stratakv.tiers.events import (
     AllCleared,
     CacheEvents,
     Medium,
@@ -15,12 +21,6 @@ from stratakv.cache.events import (
     PagesStored,
     tenant_of,
 )
-from stratakv.core.config import EngineConfig
-from stratakv.core.ids import GroupId
-from stratakv.core.page_keys import Namespace, PageHasher, page_keys
-from stratakv.serve.wiring import Outside
-from stratakv.spec.retention import KeepBoundary, KeepWindow
-from stratakv.storage.memory import MemoryBackend
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.tree.nodes import Tier
 from tests.churn import Traffic, UnevenCopier
