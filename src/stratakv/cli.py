@@ -169,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         ("policy", "token hit rates of the eviction policies on a trace"),
         ("storage", "pages into a file store and back, beside a raw loop"),
         ("imports", "the library's packages, beside NumPy alone"),
+        ("load", "a model from disk with its identity, beside Hugging Face's loader alone"),
         ("ranks", "what ranks say to each other in a step, beside bare collectives"),
     ):
         part = parts.add_parser(name, help=text, allow_abbrev=False)
@@ -179,13 +180,14 @@ def _parser() -> argparse.ArgumentParser:
             part.add_argument("--model", metavar="DIR", help="a model directory; default: built-in")
         if name == "policy":
             _policy_flags(part)
-        if name == "storage":
+        if name in {"storage", "load"}:
             part.add_argument(
                 "--directory",
                 type=Path,
                 metavar="DIR",
-                help="where the store lies meanwhile; default: the one for temporary files",
+                help="where its files lie meanwhile; default: the one for temporary files",
             )
+        if name == "storage":
             part.add_argument("--redis", metavar="URL", help="also measure this server")
         if name == "ranks":
             part.add_argument("--tp", type=int, default=2, metavar="INT", help="ranks (default: 2)")
@@ -355,6 +357,11 @@ def _fsck(arguments: argparse.Namespace) -> int:
     return 0 if found.clean else 1
 
 
+def _check_directory(directory: Path | None) -> None:
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(f"--directory {directory}: allowed is a directory that exists")
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     _check_json(arguments.json)
     if arguments.part not in LIBRARY_BENCHES:
@@ -371,24 +378,20 @@ def _bench(arguments: argparse.Namespace) -> int:
                 chosen[flag] = tuple(filter(None, values[flag].split(",")))
             policy.run(arguments.json, policy.PolicyOptions(**chosen))
         case "storage":
-            from stratakv.bench import storage  # noqa: PLC0415
-
-            if arguments.directory is not None and not arguments.directory.is_dir():
-                raise ConfigError(
-                    f"--directory {arguments.directory}: allowed is a directory that exists"
-                )
+            _check_directory(arguments.directory)
+            storage = import_module("stratakv.bench.storage")
             storage.run(arguments.json, arguments.directory, arguments.redis)
+        case "load":
+            _check_directory(arguments.directory)
+            import_module("stratakv.bench.model_load").run(arguments.json, arguments.directory)
         case "ranks":
-            from stratakv.bench import ranks  # noqa: PLC0415
-
             try:
-                ranks.run(arguments.json, ranks=arguments.tp)
+                import_module("stratakv.bench.ranks").run(arguments.json, ranks=arguments.tp)
             except RankLostError as error:
                 print(f"stratakv: {error}", file=sys.stderr)
                 return 1
         case _:
-            from stratakv.bench import serve  # noqa: PLC0415
-
+            serve = import_module("stratakv.bench.serve")
             serve.run(arguments.json, trace=arguments.trace, model=arguments.model)
     return 0
 

@@ -99,14 +99,16 @@ def test_help_of_serve_lists_every_setting_with_its_default(capsys):
         assert default in {None, ()} or f"(default: {default})" in about, flag
 
 
-@pytest.mark.parametrize("part", ["tree", "transfer", "serve", "policy", "storage", "imports"])
+@pytest.mark.parametrize(
+    "part", ["tree", "transfer", "serve", "policy", "storage", "imports", "load"]
+)
 def test_help_of_every_bench(part, capsys):
     assert part in help_of(["bench"], capsys)
     text = help_of(["bench", part], capsys)
     assert "--json FILE" in text
     for flag in ("--trace FILE", "--model DIR"):
         assert (flag in text) == (part == "serve")
-    assert ("--directory DIR" in text) == (part == "storage")
+    assert ("--directory DIR" in text) == (part in {"storage", "load"})
 
 
 def test_the_version(capsys):
@@ -154,6 +156,7 @@ def test_the_installed_command(tmp_path):
         (["serve", "DIR", "--port"], "--port: expected one argument"),
         (["bench", "tree", "--json", "/nowhere/x"], "--json /nowhere/x: allowed is a file in a"),
         (["bench", "storage", "--directory", "/nowhere"], "--directory /nowhere: allowed is a dir"),
+        (["bench", "load", "--directory", "/nowhere"], "--directory /nowhere: allowed is a dir"),
         (["fsck"], "arguments are required: DIR"),
         (["fsck", "/nowhere", "--json", "/nowhere/x"], "--json /nowhere/x: allowed is a file in a"),
         (["fsck", "/nowhere"], "stratakv: /nowhere is no StrataKV store"),

@@ -129,7 +129,7 @@ def test_what_cannot_be_served_is_refused_by_name(saved_model, tmp_path):
         load_model(tmp_path / "nowhere")
     encoder = BertModel(BertConfig(hidden_size=8, num_attention_heads=1, num_hidden_layers=1))
     encoder.save_pretrained(tmp_path / "encoder")
-    with pytest.raises(ConfigError, match=r"model type 'bert'"):
+    with pytest.raises(ConfigError, match=r"^MODEL .*/encoder: model type 'bert' is not known"):
         load_model(tmp_path / "encoder")
     headless = tmp_path / "headless"
     tiny_model("llama").model.save_pretrained(headless)

@@ -121,7 +121,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
     builds_concrete_classes: {"serve/wiring.py": "the composition root"},
     imports_the_cpu_engine: {"serve/wiring.py": "the composition root"},
     makes_threads: {
-        "core/tensor_hashing.py": "several files are hashed while the weights load",
+        "core/identity/tensor_reader.py": "several files are hashed while the weights load",
         "transfer/cpu.py": "one worker per direction",
         "storage/io_worker.py": "one worker per open backend",
         "storage/opening.py": "no rank's step may wait for a store that opens",

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from stratakv.core.clock import ManualClock
-from stratakv.core.digest_cache import OLD_S, YOUNG_S, DigestCache, cache_directory
-from stratakv.core.file_looks import FileLook
+from stratakv.core.identity.digest_cache import OLD_S, YOUNG_S, DigestCache, cache_directory
+from stratakv.core.identity.file_stat import FileStat
 
 NOW_S = 1_000_000.0
-LOOK = FileLook(
+STAT = FileStat(
     device=1,
     inode=2,
     size=3,
     mtime_ns=4,
     ctime_ns=int((NOW_S - YOUNG_S) * 1e9),
     link=(1, 2, 4),
-    believed=True,
+    trusted=True,
 )
 HEADER = bytes(range(32))
 DIGESTS = [bytes([at]) * 16 for at in range(5)]
@@ -32,13 +32,13 @@ def cache(directory, boot="boot", now_s=None):
 def kept(tmp_path):
     """A directory with one entry."""
     directory = tmp_path / "cache" / "weights"
-    cache(directory).keep(LOOK, HEADER, DIGESTS)
+    cache(directory).keep(STAT, HEADER, DIGESTS)
     (entry,) = directory.iterdir()
     return directory, entry
 
 
-def found(directory, look=LOOK, header=HEADER, count=5, boot="boot"):
-    return cache(directory, boot).find(look, header, count)
+def found(directory, file=STAT, header=HEADER, count=5, boot="boot"):
+    return cache(directory, boot).find(file, header, count)
 
 
 def test_what_was_kept_is_found(kept):
@@ -49,13 +49,13 @@ def test_what_was_kept_is_found(kept):
 
 
 def test_a_file_without_tensors_is_found_too(tmp_path):
-    cache(tmp_path).keep(LOOK, HEADER, [])
+    cache(tmp_path).keep(STAT, HEADER, [])
     assert found(tmp_path, count=0) == []
 
 
 @pytest.mark.parametrize("field", ["device", "inode", "size", "mtime_ns", "ctime_ns"])
 def test_any_other_number_of_the_file_is_another_file(kept, field):
-    assert found(kept[0], replace(LOOK, **{field: LOOK.ctime_ns + 1})) is None
+    assert found(kept[0], replace(STAT, **{field: STAT.ctime_ns + 1})) is None
 
 
 def test_another_boot_header_or_count_finds_nothing(kept):
@@ -64,19 +64,19 @@ def test_another_boot_header_or_count_finds_nothing(kept):
     assert found(directory, header=bytes(32)) is None
     assert found(directory, count=4) is None
     assert found(directory, count=6) is None
-    assert found(directory, replace(LOOK, believed=False)) is None
+    assert found(directory, replace(STAT, trusted=False)) is None
 
 
 def test_another_name_of_the_same_inode_finds_it(kept):
-    assert found(kept[0], replace(LOOK, link=(7, 8, 9))) == DIGESTS
+    assert found(kept[0], replace(STAT, link=(7, 8, 9))) == DIGESTS
 
 
-def test_a_young_or_unbelieved_file_is_not_kept(tmp_path):
+def test_a_young_or_untrusted_file_is_not_kept(tmp_path):
     within = cache(tmp_path, now_s=NOW_S)
-    assert within.may_keep(LOOK)
-    assert not within.may_keep(replace(LOOK, ctime_ns=LOOK.ctime_ns + 1_000_000))
-    assert not within.may_keep(replace(LOOK, believed=False))
-    assert not cache(tmp_path, now_s=0.0).may_keep(LOOK)  # of a clock that was set back
+    assert within.may_keep(STAT)
+    assert not within.may_keep(replace(STAT, ctime_ns=STAT.ctime_ns + 1_000_000))
+    assert not within.may_keep(replace(STAT, trusted=False))
+    assert not cache(tmp_path, now_s=0.0).may_keep(STAT)  # of a clock that was set back
 
 
 def test_an_entry_with_any_wrong_bit_is_none(kept):
@@ -99,14 +99,14 @@ def test_an_entry_of_any_other_length_is_none(kept):
 
 def test_an_entry_of_another_file_is_none_under_this_ones_name(kept):
     directory, entry = kept
-    other = replace(LOOK, inode=9)
+    other = replace(STAT, inode=9)
     cache(directory).keep(other, HEADER, [bytes(16)] * 5)
     (stranger,) = set(directory.iterdir()) - {entry}
     stranger.replace(entry)
     assert found(directory) is None
 
 
-def test_what_others_may_write_is_not_believed(kept, monkeypatch):
+def test_what_others_may_write_is_not_trusted(kept, monkeypatch):
     directory, entry = kept
     for mode in (0o620, 0o602):
         entry.chmod(mode)
@@ -128,7 +128,7 @@ def test_a_link_a_pipe_or_a_directory_is_no_entry(kept, tmp_path):
     entry.unlink()
     entry.mkdir()
     assert found(directory) is None
-    cache(directory).keep(LOOK, HEADER, DIGESTS)  # cannot, and says nothing
+    cache(directory).keep(STAT, HEADER, DIGESTS)  # cannot, and says nothing
 
 
 @pytest.mark.parametrize("where", ["a file", "below a file", "nowhere"])
@@ -137,7 +137,7 @@ def test_a_directory_that_takes_nothing_costs_the_entry_alone(tmp_path, where):
     directory = {
         "a file": tmp_path / "file", "below a file": tmp_path / "file" / "x", "nowhere": None,
     }[where]  # fmt: skip
-    cache(directory).keep(LOOK, HEADER, DIGESTS)
+    cache(directory).keep(STAT, HEADER, DIGESTS)
     assert found(directory) is None
 
 
@@ -149,7 +149,7 @@ def test_an_entry_that_cannot_be_written_whole_leaves_nothing(kept, monkeypatch)
 
     with monkeypatch.context() as patches:
         patches.setattr(os, "fdopen", fails)
-        cache(directory).keep(replace(LOOK, inode=5), HEADER, DIGESTS)
+        cache(directory).keep(replace(STAT, inode=5), HEADER, DIGESTS)
     assert list(directory.iterdir()) == [entry]
 
 
@@ -157,9 +157,9 @@ def test_old_entries_go(kept):
     directory, entry = kept
     past_s = time.time() - OLD_S - 60
     os.utime(entry, (past_s, past_s))
-    cache(directory).keep(replace(LOOK, inode=5), HEADER, DIGESTS)
+    cache(directory).keep(replace(STAT, inode=5), HEADER, DIGESTS)
     assert found(directory) is None
-    assert found(directory, replace(LOOK, inode=5)) == DIGESTS
+    assert found(directory, replace(STAT, inode=5)) == DIGESTS
 
 
 def test_where_entries_lie(monkeypatch, tmp_path):

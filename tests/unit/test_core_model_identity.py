@@ -1,7 +1,9 @@
 """The identity of a model directory: every byte decides it, and it is that of what was loaded."""
 
+import errno
 import json
 import logging
+import mmap
 import os
 import shutil
 import threading
@@ -12,16 +14,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from stratakv.core import digest_cache, hash_shares, tensor_hashing
 from stratakv.core.clock import ManualClock
-from stratakv.core.digest_cache import DigestCache
 from stratakv.core.errors import ConfigError
-from stratakv.core.file_looks import Kernel, file_system_of
+from stratakv.core.identity import digest_cache, rank_shares, tensor_reader
+from stratakv.core.identity.digest_cache import DigestCache
+from stratakv.core.identity.file_stat import Kernel, file_system_of
+from stratakv.core.identity.safetensors_layout import read_layout
+from stratakv.core.identity.tensor_reader import TensorReader
 from stratakv.core.model_identity import ModelIdentity, Surroundings
-from stratakv.core.tensor_files import read_layout
-from stratakv.core.tensor_hashing import Hashing
 from stratakv.testing.patience import PATIENCE_S
-from tests.unit.test_core_digest_cache import LOOK
+from tests.unit.test_core_digest_cache import STAT
 from tests.unit.test_sim_thread_ranks import together
 
 WEIGHTS = {
@@ -54,9 +56,9 @@ def save(directory, weights=WEIGHTS, shards=1, metadata=None):
     return directory
 
 
-def around(directory=None, *, young_s=3600.0, believed=True, boot="boot"):
+def around(directory=None, *, young_s=3600.0, trusted=True, boot="boot"):
     """The machine, ``young_s`` after now; with a cache in ``directory``."""
-    kernel = Kernel(boot=boot, file_system=lambda fd: "ext4" if believed else "nfs")
+    kernel = Kernel(boot=boot, file_system=lambda fd: "ext4" if trusted else "nfs")
     return Surroundings(kernel, DigestCache(directory, boot, ManualClock(time.time() + young_s)), 2)
 
 
@@ -75,15 +77,16 @@ def model(tmp_path):
 def hashed(monkeypatch):
     """Bytes of tensors that were hashed, by file."""
     found = {}
-    real = Hashing._digests
+    real = TensorReader._read
 
     def counting(self, task):
         if task.hashed:
-            piece = task.piece
-            found[piece.path.name] = found.get(piece.path.name, 0) + piece.count_bytes
+            count = sum(task.piece.tensors[at].size for at in task.hashed)
+            name = task.piece.path.name
+            found[name] = found.get(name, 0) + count
         return real(self, task)
 
-    monkeypatch.setattr(Hashing, "_digests", counting)
+    monkeypatch.setattr(TensorReader, "_read", counting)
     return found
 
 
@@ -100,7 +103,7 @@ def flip(path, at):
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_every_byte_of_every_tensor_decides_it(tmp_path, shards):
-    path, where = save(tmp_path / "model", shards=shards), around(believed=False)  # no sync
+    path, where = save(tmp_path / "model", shards=shards), around(trusted=False)  # no sync
     found = {identity(path, where)}
     count = 0
     for file in sorted(path.glob("*.safetensors")):
@@ -206,8 +209,8 @@ def test_where_it_lies_does_not(model, tmp_path):
 def test_pieces_of_any_size_make_the_same(model, monkeypatch):
     before = identity(model)
     for piece, chunk in ((1, 1), (1, 7), (50, 64), (1 << 30, 3)):
-        monkeypatch.setattr(tensor_hashing, "PIECE_BYTES", piece)
-        monkeypatch.setattr(tensor_hashing, "CHUNK_BYTES", chunk)
+        monkeypatch.setattr(tensor_reader, "PIECE_BYTES", piece)
+        monkeypatch.setattr(tensor_reader, "CHUNK_BYTES", chunk)
         assert identity(model) == before
 
 
@@ -262,13 +265,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("believed", [True, False])
+@pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_while_it_is_loaded_is_refused(tmp_path, change, believed):
+def test_what_changes_while_it_is_loaded_is_refused(tmp_path, change, trusted):
     weights = WEIGHTS | {"model.norm.bias": np.zeros(400)}
     path = save(tmp_path / "model", weights, shards=2)
     with pytest.raises(ConfigError, match=r"changed while it was loaded; allowed are files that"):
-        identity(path, around(believed=believed), meanwhile=lambda: CHANGES[change](path))
+        identity(path, around(trusted=trusted), meanwhile=lambda: CHANGES[change](path))
 
 
 def test_a_change_that_restores_size_and_mtime_is_refused(model):
@@ -276,7 +279,7 @@ def test_a_change_that_restores_size_and_mtime_is_refused(model):
     kept = file.stat()
     fd = os.open(file, os.O_RDONLY)
     if file_system_of(fd) not in {"ext4", "xfs", "btrfs"}:
-        pytest.skip("its file system is not believed")
+        pytest.skip("its file system is not trusted")
     os.close(fd)
 
     def there_and_back():
@@ -292,19 +295,19 @@ def test_files_whose_inodes_say_nothing_are_read_twice(model, hashed):
     size = sum(array.nbytes for array in WEIGHTS.values())
     first = identity(model)
     assert sum(hashed.values()) == size
-    assert identity(model, around(believed=False)) == first
+    assert identity(model, around(trusted=False)) == first
     assert sum(hashed.values()) == 3 * size
 
 
 def test_files_whose_inodes_say_nothing_are_read_before_the_load_begins(model, monkeypatch):
     """Else they could change between the load and the first of two equal digests."""
-    digests, pause, read = Hashing._digests, Hashing.pause, []
+    read_piece, pause, read = TensorReader._read, TensorReader.pause, []
     awaited = threading.Event()
 
     def late(self, task):
         """Nothing is read before somebody waits for it, or has begun without it."""
         assert awaited.wait(PATIENCE_S), "nobody waits"
-        found = digests(self, task)
+        found = read_piece(self, task)
         read.append(task.piece.path.name)
         return found
 
@@ -312,16 +315,16 @@ def test_files_whose_inodes_say_nothing_are_read_before_the_load_begins(model, m
         awaited.set()
         pause(self)
 
-    monkeypatch.setattr(Hashing, "_digests", late)
-    monkeypatch.setattr(Hashing, "pause", waits)
-    with ModelIdentity(model, None, around(believed=False)):
+    monkeypatch.setattr(TensorReader, "_read", late)
+    monkeypatch.setattr(TensorReader, "pause", waits)
+    with ModelIdentity(model, None, around(trusted=False)):
         found = sorted(read)
         awaited.set()
     assert found == ["model-0-of-2.safetensors", "model-1-of-2.safetensors"]
 
 
 def test_one_that_is_closed_hashes_no_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_hashing, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(tensor_reader, "CHUNK_BYTES", 1)
     under_way = ModelIdentity(save(tmp_path / "m", {"a": np.zeros(10_000_000)}), None, around())
     under_way.begin(lambda tensor: True)
     under_way.close()
@@ -346,19 +349,19 @@ def layout(file):
         return read_layout(opened.fileno(), file.stat().st_size)
 
 
-@pytest.mark.parametrize("believed", [True, False])
-@pytest.mark.parametrize("beside", [True, False])
-def test_what_is_taken_is_what_is_hashed(model, hashed, believed, beside, monkeypatch):
-    """A file that changes after that is refused, and what was taken is as it was."""
-    monkeypatch.setattr(tensor_hashing, "CHUNK_BYTES", 7)
+@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("guess", [True, False])
+def test_what_is_taken_is_what_is_hashed(model, hashed, trusted, guess, monkeypatch):
+    """Read once where it was guessed what is taken, before the load has ended."""
+    monkeypatch.setattr(tensor_reader, "CHUNK_BYTES", 7)
     plain = identity(model)
     hashed.clear()
-    with ModelIdentity(model, None, around(believed=believed)) as under_way:
-        under_way.begin(lambda tensor: beside)
+    with ModelIdentity(model, None, around(trusted=trusted)) as under_way:
+        under_way.begin(lambda tensor: guess)
         held = under_way.take(everything(model))
         size = sum(array.nbytes for array in WEIGHTS.values())
         assert under_way.finish("dtype float32") == plain
-        assert sum(hashed.values()) == size * (1 if believed else 2)
+        assert sum(hashed.values()) == size * (1 if trusted and guess else 2)
     for file, ranges in everything(model).items():
         data = file.read_bytes()
         for begin, end in ranges:
@@ -369,33 +372,50 @@ def test_what_is_taken_is_what_is_hashed(model, hashed, believed, beside, monkey
     assert held.find(model, 0, 1) is None
 
 
-@pytest.mark.parametrize("believed", [True, False])
-def test_what_changes_between_the_load_and_the_taking_is_refused(model, believed):
+@pytest.mark.parametrize("trusted", [True, False])
+def test_what_changes_between_the_load_and_the_taking_is_refused(model, trusted):
     """Parts of it may have been converted from the bytes before."""
-    under_way = ModelIdentity(model, None, around(believed=believed))
+    under_way = ModelIdentity(model, None, around(trusted=trusted))
     file = model / "model-1-of-2.safetensors"
     flip(file, file.stat().st_size - 1)
-    with under_way:
+
+    def load():
         under_way.take(everything(model))
-        with pytest.raises(ConfigError, match="changed while it was loaded"):
-            under_way.finish()
+        under_way.finish()
+
+    with under_way, pytest.raises(ConfigError, match="changed while it was loaded"):
+        load()
+
+
+def test_what_is_read_after_the_load_is_what_was_hashed_beside_it(model, monkeypatch):
+    """Where the guess was wrong, whatever the inodes say."""
+    under_way = ModelIdentity(model, None, around())
+    monkeypatch.setattr("stratakv.core.model_identity.change_since", lambda *_: "")
+    file = model / "model-1-of-2.safetensors"
+    with under_way:
+        under_way.begin(lambda tensor: False)
+        under_way._readers[-1][1].pause()
+        flip(file, file.stat().st_size - 1)
+        with pytest.raises(ConfigError, match=r"model-1-of-2\.safetensors: it was changed while"):
+            under_way.take(everything(model))
 
 
 def test_of_what_cannot_be_taken_nothing_is_held(model):
     under_way = ModelIdentity(model, None, around())
     used = everything(model)
     os.truncate(model / "model-1-of-2.safetensors", 190)
-    with under_way:
-        assert under_way.take(used) is None
-        with pytest.raises(ConfigError, match="shorter while it was read"):
-            under_way.finish()
+    with under_way, pytest.raises(ConfigError, match="shorter while it was read"):
+        under_way.take(used)
 
 
-def test_only_tensors_that_are_asked_for_take_memory(model):
+@pytest.mark.parametrize("begun", [True, False])
+def test_only_tensors_that_are_asked_for_are_held(model, begun):
     used = {file: ranges[:1] for file, ranges in everything(model).items()}
     with ModelIdentity(model, None, around()) as under_way:
+        if begun:
+            under_way.begin(lambda tensor: True)
         held = under_way.take(used)
-    assert {path: len(rooms) for path, rooms in held.rooms.items()} == dict.fromkeys(used, 1)
+    assert {path: len(found) for path, found in held.buffers.items()} == dict.fromkeys(used, 1)
 
 
 # -- the next start --------------------------------------------------------------------------------
@@ -428,7 +448,7 @@ def test_a_changed_file_with_its_old_size_and_mtime_is_hashed_again(model, tmp_p
 
 @pytest.mark.parametrize(
     "where",
-    [{"young_s": digest_cache.YOUNG_S / 2}, {"believed": False}, {"boot": ""}],
+    [{"young_s": digest_cache.YOUNG_S / 2}, {"trusted": False}, {"boot": ""}],
 )
 def test_what_may_change_unseen_is_not_kept(model, tmp_path, where, hashed):
     first = identity(model, around(tmp_path / "cache", **where))
@@ -483,7 +503,7 @@ def of_ranks(*given):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_with_the_same_files_share_the_work(tmp_path, monkeypatch, hashed, ranks):
-    monkeypatch.setattr(tensor_hashing, "PIECE_BYTES", 1)
+    monkeypatch.setattr(tensor_reader, "PIECE_BYTES", 1)
     path = save(tmp_path / "model", shards=2)
     size = sum(array.nbytes for array in WEIGHTS.values())
     wanted = identity(path)
@@ -494,7 +514,7 @@ def test_ranks_with_the_same_files_share_the_work(tmp_path, monkeypatch, hashed,
 
 @pytest.mark.parametrize(
     "mine",
-    [{"boot": "another machine"}, {"believed": False}, {"boot": ""}],
+    [{"boot": "another machine"}, {"trusted": False}, {"boot": ""}],
 )
 def test_a_rank_elsewhere_hashes_all_that_it_has(model, hashed, mine):
     wanted = identity(model, around(**mine))
@@ -578,17 +598,47 @@ def test_all_are_told_of_one_whose_files_change(model, tmp_path, monkeypatch):
     assert first.startswith(f"rank 1: MODEL {other}: model-0-of-2.safetensors: it was changed")
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_all_are_told_of_one_that_has_no_memory_for_its_weights(tmp_path, monkeypatch, begun):
+    small = save(tmp_path / "small")
+    large = save(tmp_path / "large", WEIGHTS | {"more": np.zeros(5000)})
+    real = mmap.mmap
+
+    def full(fd, size, flags):
+        if size == 40_000:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(fd, size, flags)
+
+    monkeypatch.setattr(tensor_reader.mmap, "mmap", full)
+
+    def loading(path):
+        def found(ranks):
+            with ModelIdentity(path, ranks, around()) as under_way:
+                if begun:
+                    under_way.begin(lambda tensor: True)
+                try:
+                    under_way.take(everything(path))
+                    return under_way.finish()
+                except ConfigError as error:
+                    return str(error)
+
+        return found
+
+    said = f"MODEL {large}: no memory for its weights: 39.06 KiB for more: Cannot allocate memory"
+    assert together(loading(small), loading(large)) == [f"rank 1: {said}"] * 2
+    assert together(loading(large)) == [said]
+
+
 def test_no_digest_is_taken_from_a_rank_that_may_have_another_file():
     """What a stranger answers is not even looked at."""
     answers = [
-        hash_shares.Answer("", {0: [bytes(16)]}),
-        hash_shares.Answer("", {0: [b"\1" * 16], 1: [b"\1" * 16]}),
+        rank_shares.Answer("", {0: [bytes(16)]}),
+        rank_shares.Answer("", {0: [b"\1" * 16], 1: [b"\1" * 16]}),
     ]
-    believed, doubted = (
-        hash_shares.Part(0, tensor_hashing.Piece(None, replace(LOOK, believed=flag), ()))
-        for flag in (True, False)
+    trusted, doubted = (
+        tensor_reader.Piece(0, None, replace(STAT, trusted=flag), ()) for flag in (True, False)
     )
-    assert hash_shares.combined([believed, believed], answers, [0], 0) == {0: [bytes(16)]}
-    mixed = hash_shares.combined([believed, believed], answers[1:] + answers[:1], [0], 0)
+    assert rank_shares.combined([trusted, trusted], answers, [0], 0) == {0: [bytes(16)]}
+    mixed = rank_shares.combined([trusted, trusted], answers[1:] + answers[:1], [0], 0)
     assert mixed == {0: [b"\1" * 16], 1: [b"\1" * 16]}
-    assert hash_shares.combined([doubted, doubted], answers, [0, 1], 0) == {0: [bytes(16)]}
+    assert rank_shares.combined([doubted, doubted], answers, [0, 1], 0) == {0: [bytes(16)]}

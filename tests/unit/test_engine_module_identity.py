@@ -252,6 +252,46 @@ def test_what_was_written_to_is_not_taken_from_its_file(saved):
     assert module.mapped.equal(value)
 
 
+class Heard:
+    """The other ranks, who hear what this one says."""
+
+    rank = 0
+
+    def __init__(self):
+        self.said = []
+
+    def gather(self, text):
+        self.said.append(json.loads(text)[0])
+        return [text]
+
+
+def test_the_other_ranks_hear_of_one_that_has_no_memory_for_a_copy(saved, monkeypatch):
+    module = torch.nn.Module()
+    with safe_open(saved / "model.safetensors", "pt") as file:
+        module.register_buffer("mapped", file.get_tensor("model.norm.weight"))
+    module.mapped[0] = 77.0
+
+    def full(self):
+        raise RuntimeError("DefaultCPUAllocator: not enough memory")
+
+    monkeypatch.setattr(torch.Tensor, "clone", full)
+    others = Heard()
+    with (
+        ModelIdentity(saved, others) as identity,
+        pytest.raises(ConfigError, match=r"^MODEL .*/model: no memory for its weights: Default"),
+    ):
+        own_weights(module, identity)
+    assert [said[:5] for said in others.said] == ["", "MODEL"]
+
+
+def test_the_other_ranks_hear_of_one_whose_model_does_not_load(tmp_path):
+    tiny_model("llama").model.save_pretrained(tmp_path)
+    others = Heard()
+    with pytest.raises(ConfigError, match="lack lm_head") as refused:
+        load_model(tmp_path, identity=ModelIdentity(tmp_path, others))
+    assert others.said == ["", str(refused.value)]
+
+
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [(family, torch.float32) for family in USUAL]

@@ -16,7 +16,7 @@ from safetensors.torch import load
 from torch import nn
 
 from stratakv.core.errors import ConfigError
-from stratakv.core.tensor_lines import TensorLine, lines_digest
+from stratakv.core.identity.digests import TensorDigest, digest_of
 from stratakv.engine.lora_config import LoraConfig, read_config
 from stratakv.engine.module_identity import tensor_line
 
@@ -104,7 +104,7 @@ def _load(model: nn.Module, output: nn.Module | None, name: str, directory: Path
     _check_targets(config, modules, output, set(pairs))
     weights: dict[str, LoraWeights] = {}
     scales: list[bytes] = []
-    lines: list[TensorLine] = []
+    lines: list[TensorDigest] = []
     for path, (down, up) in sorted(pairs.items()):
         base = modules[path]
         assert isinstance(base, nn.Linear)
@@ -116,7 +116,7 @@ def _load(model: nn.Module, output: nn.Module | None, name: str, directory: Path
         weights[path] = LoraWeights(
             down=down.to(like.device, like.dtype), up=up.to(like.device, like.dtype), scale=scale
         )
-    digest = lines_digest((FORMAT, *scales), lines)
+    digest = digest_of((FORMAT, *scales), lines)
     return Adapter(name=name, digest=digest, weights=weights)
 
 

@@ -16,15 +16,15 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from stratakv.core.errors import ConfigError
+from stratakv.core.identity.safetensors_layout import StoredTensor
 from stratakv.core.model_identity import ModelIdentity
-from stratakv.core.tensor_files import StoredTensor
 from stratakv.engine.adapters import load_adapters
 from stratakv.engine.attention import ATTENTION
 from stratakv.engine.lora_hooks import Adapters
 from stratakv.engine.lora_probe import unfit
 from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
 from stratakv.engine.module_identity import ARITHMETIC, module_identity
-from stratakv.engine.own_memory import own_weights, read_by_the_loader
+from stratakv.engine.own_memory import left_by_the_loader, own_weights
 from stratakv.engine.parallel import device_refusal, loading, tp_refusal
 from stratakv.engine.time_steps import bound_time_steps
 
@@ -86,15 +86,18 @@ def load_model(
     with identity or ModelIdentity(path) as under_way:
         kind = str(facts.config["model_type"])
         leaves = ranks == 1 and device == CPU  # whole tensors, where they are to stay
-        under_way.begin(read_by_the_loader(kind, facts.dtype) if leaves else _everything)
-        module = _loaded(under_way.directory, dtype, facts, ranks).to(device)  # pyright: ignore[reportArgumentType]
+        under_way.begin(left_by_the_loader(kind, facts.dtype) if leaves else _none)
+        try:
+            module = _loaded(under_way.directory, dtype, facts, ranks).to(device)  # pyright: ignore[reportArgumentType]
+        except ConfigError as error:
+            under_way.refuse(str(error))
         own_weights(module, under_way)
         name = _dtype_name(module)
         return _adopt(module, under_way.finish(f"dtype {name}", ARITHMETIC), ranks)
 
 
-def _everything(tensor: StoredTensor) -> bool:
-    return True
+def _none(tensor: StoredTensor) -> bool:
+    return False
 
 
 def _loaded(path: Path, dtype: str, facts: ModelFacts, ranks: int) -> PreTrainedModel:
@@ -109,7 +112,7 @@ def _loaded(path: Path, dtype: str, facts: ModelFacts, ranks: int) -> PreTrained
             output_loading_info=True,
             **loading(config, facts, ranks),
         )
-    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
+    except (ValueError, OSError, KeyError, RuntimeError, MemoryError, SafetensorError) as error:
         raise ConfigError(f"MODEL {path}: not a causal LM that loads: {error}") from error
     module, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if info["missing_keys"]:

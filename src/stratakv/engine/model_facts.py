@@ -4,7 +4,8 @@ Owns the reading of a model directory's configuration. Must not load weights: a 
 served, or not with these settings, must be refused in a second, not after hundreds of gigabytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -54,12 +55,13 @@ def read_facts(path: Path, dtype: str = "auto") -> ModelFacts:
         raise ConfigError(f"MODEL {path}: no *.safetensors; other weight formats are not read")
     if reason := _other_weights(path, config):
         raise ConfigError(f"MODEL {path}: {reason}")
-    return facts_of(config, dtype)
+    with _naming(path):
+        return facts_of(config, dtype)
 
 
 def _other_weights(path: Path, config: PretrainedConfig) -> str | None:
     """Why Hugging Face's loader would read weights of which the model's identity knows nothing
-    (``core.model_directory``); None where it would not."""
+    (``core.identity.checkpoint``); None where it would not."""
     if (path / "adapter_config.json").exists():
         return "there is an adapter_config.json in it; allowed is a model alone, and --lora DIR"
     if sorted(path.glob("shard-*-model-*-of-*.safetensors")):
@@ -69,11 +71,20 @@ def _other_weights(path: Path, config: PretrainedConfig) -> str | None:
     return None
 
 
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"MODEL {path}: {error}") from None
+
+
 def read_planned(path: Path, dtype: str = "auto") -> tuple[ModelFacts, str | None]:
     """Of a directory that need not have weights, and why the checkpoint could not be served with
     what surrounds its text part; None where that is no reason. ConfigError as in ``read_facts``."""
     config, dtype = _read(path, dtype)
-    facts = _text_facts(config, dtype)
+    with _naming(path):
+        facts = _text_facts(config, dtype)
     try:
         check_composite(config.model_type, config.get_text_config(decoder=True).model_type)
     except ConfigError as error:
@@ -111,10 +122,10 @@ def _text_facts(config: PretrainedConfig, dtype: str) -> ModelFacts:
     vocab = text.get("vocab_size")
     if not isinstance(positions, int) or not isinstance(vocab, int):
         kind = config.model_type
-        raise ConfigError(f"MODEL: {kind} names no max_position_embeddings or vocab_size")
+        raise ConfigError(f"{kind} names no max_position_embeddings or vocab_size")
     if positions < 1 or vocab < 1:
         raise ConfigError(
-            f"MODEL: max_position_embeddings {positions}, vocab_size {vocab}: allowed is 1 and more"
+            f"max_position_embeddings {positions}, vocab_size {vocab}: allowed is 1 and more"
         )
     return ModelFacts(
         config=text,

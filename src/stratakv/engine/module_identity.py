@@ -21,7 +21,7 @@ from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
-from stratakv.core.tensor_lines import TensorLine, lines_digest
+from stratakv.core.identity.digests import TensorDigest, digest_of
 
 LOG: Final = logging.getLogger(__name__)
 FORMAT: Final = b"stratakv-model-in-memory-2"
@@ -61,13 +61,13 @@ def module_identity(module: PreTrainedModel, dtype: str) -> bytes:
     if walk.untold:
         LOG.warning("the model's pages are for itself alone; untold are %s", walk.untold[:3])
         head.append(secrets.token_bytes(32))
-    return lines_digest(head, walk.lines)
+    return digest_of(head, walk.lines)
 
 
-def tensor_line(name: str, tensor: torch.Tensor) -> TensorLine:
+def tensor_line(name: str, tensor: torch.Tensor) -> TensorDigest:
     """Of every byte of a tensor, as it would be stored."""
     plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return TensorLine.of(name, str(tensor.dtype), tensor.shape, plain)
+    return TensorDigest.of(name, str(tensor.dtype), tensor.shape, plain)
 
 
 class _Walk:
@@ -76,7 +76,7 @@ class _Walk:
     ``untold``: where something is that two models may hold alike and compute otherwise."""
 
     def __init__(self) -> None:
-        self.lines: list[TensorLine] = []
+        self.lines: list[TensorDigest] = []
         self.untold: list[str] = []
         self._met: dict[int, tuple[int, object]] = {}
 

@@ -22,9 +22,9 @@ from torch import nn
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightConverter, apply_converters
 
-from stratakv.core.file_looks import open_file
+from stratakv.core.identity.file_stat import open_file
+from stratakv.core.identity.safetensors_layout import StoredTensor
 from stratakv.core.model_identity import ModelIdentity
-from stratakv.core.tensor_files import StoredTensor
 
 _MAPS: Final = Path("/proc/self/smaps")
 _FILE: Final = re.compile(
@@ -47,21 +47,22 @@ class _Mapping:
     whole: bool
 
 
-def read_by_the_loader(kind: str, dtype: str) -> Callable[[StoredTensor], bool]:
-    """Whether Hugging Face makes other tensors of a stored one while it loads a model of ``kind``:
-    of another dtype, or fused of several. A guess: it decides only when a tensor is hashed."""
+def left_by_the_loader(kind: str, dtype: str) -> Callable[[StoredTensor], bool]:
+    """Whether Hugging Face leaves a stored tensor as it is while it loads a model of ``kind``, and
+    makes none of another dtype of it, nor one fused of several. A guess: it decides only when a
+    tensor is read."""
     converters = [
         one
         for one in get_checkpoint_conversion_mapping(kind) or ()
         if isinstance(one, WeightConverter)
     ]
 
-    def read(tensor: StoredTensor) -> bool:
+    def left(tensor: StoredTensor) -> bool:
         if tensor.dtype != _STORED[dtype]:
-            return True
-        return apply_converters(tensor.name, converters)[1] is not None
+            return False
+        return apply_converters(tensor.name, converters)[1] is None
 
-    return read
+    return left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,19 +77,21 @@ class _Place:
 
 def own_weights(module: nn.Module, identity: ModelIdentity) -> None:
     """Move every parameter and buffer that lies in a mapped file. What lies in a file of the
-    identity, unwritten, becomes what the identity has read of it; anything else is copied."""
+    identity, unwritten, becomes what the identity has read of it; anything else is copied.
+    ConfigError, on every peer of the identity, where there is no memory for them."""
     places = _places(module, identity.paths)
     used: dict[Path, list[tuple[int, int]]] = {}
     for place in places:
         if place.path is not None:
             used.setdefault(place.path, []).append((place.begin, place.end))
     held = identity.take(used)
-    if held is None:
-        return  # there is no whole model, and mapped pages may not be there any more
-    for place in places:
-        room = None if place.path is None else held.find(place.path, place.begin, place.end)
-        data = place.tensor.data
-        place.tensor.data = data.clone() if room is None else _view(data, room)
+    try:
+        for place in places:
+            found = None if place.path is None else held.find(place.path, place.begin, place.end)
+            data = place.tensor.data
+            place.tensor.data = data.clone() if found is None else _view(data, found)
+    except (MemoryError, RuntimeError) as error:  # the latter is torch's
+        identity.refuse(f"MODEL {identity.directory}: no memory for its weights: {error}")
 
 
 def _places(module: nn.Module, paths: Sequence[Path]) -> list[_Place]:
@@ -145,9 +148,9 @@ def _span(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _view(tensor: torch.Tensor, room: memoryview) -> torch.Tensor:
-    """Of ``room``, shaped and strided as ``tensor``."""
-    flat = torch.frombuffer(room, dtype=torch.uint8)
+def _view(tensor: torch.Tensor, buffer: memoryview) -> torch.Tensor:
+    """Of ``buffer``, shaped and strided as ``tensor``."""
+    flat = torch.frombuffer(buffer, dtype=torch.uint8)
     if flat.data_ptr() % tensor.element_size():
         flat = flat.clone()
     return flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())

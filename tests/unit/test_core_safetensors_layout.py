@@ -9,8 +9,8 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from stratakv.core.file_looks import open_file
-from stratakv.core.tensor_files import read_layout
+from stratakv.core.identity.file_stat import open_file
+from stratakv.core.identity.safetensors_layout import read_layout
 
 
 def layout(path):

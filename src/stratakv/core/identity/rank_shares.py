@@ -5,7 +5,7 @@ Owns the rule, and what ranks tell each other for it. Must not read files.
 A rank may take another's digest of a file only if that is its own file: both run on one kernel,
 have seen the same device, inode, size, mtime and ctime, any write would have shown there, and both
 look again when all is done. So those who say the same of every file are a team; files whose inodes
-are not believed are hashed by each of them. A rank that sees anything else, or runs elsewhere, is a
+are not trusted are hashed by each of them. A rank that sees anything else, or runs elsewhere, is a
 team of its own, has the whole work to do, and is found when identities are compared.
 """
 
@@ -14,33 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stratakv.core.model_directory import ModelDirectory, WeightsFile
-from stratakv.core.tensor_hashing import Piece, pieces
-from stratakv.core.tensor_lines import framed
+from stratakv.core.identity.checkpoint import Checkpoint
+from stratakv.core.identity.digests import framed
+from stratakv.core.identity.tensor_reader import Piece
 
 Digests: TypeAlias = Mapping[int, Sequence[bytes]]
 """Of the tensors of pieces, by the piece's number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One piece of the file with that number."""
-
-    file: int
-    piece: Piece
-
-    @property
-    def believed(self) -> bool:
-        return self.piece.look.believed
-
-
-def parts_of(files: Sequence[WeightsFile]) -> list[Part]:
-    """All pieces, in the order of the files: the same numbers on every rank of a team."""
-    return [
-        Part(number, piece)
-        for number, file in enumerate(files)
-        for piece in pieces(file.path, file.look, file.said.tensors)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +41,12 @@ class Told:
         return cls(refusal, team, tuple(cached))
 
 
-def team_of(found: ModelDirectory, boot: str) -> str:
+def team_of(found: Checkpoint, boot: str) -> str:
     """Of all who see these weights; empty where the kernel does not name itself."""
     if not boot:
         return ""
     said = (
-        (file.path.name, file.said.header.hex(), *file.look.key, file.look.believed)
+        (file.path.name, file.layout.header.hex(), *file.stat.key, file.stat.trusted)
         for file in found.weights
     )
     return framed([boot.encode(), *(repr(one).encode() for one in said)]).hex()
@@ -80,14 +59,14 @@ def members(told: Sequence[Told], rank: int) -> list[int]:
     return [other for other, theirs in enumerate(told) if theirs.team == told[rank].team]
 
 
-def share(parts: Sequence[Part], told: Sequence[Told], rank: int) -> list[int]:
-    """Numbers of the parts that ``rank`` hashes: every ``n``th of those that not all members of
-    its team have from their caches, and all that is not believed."""
+def share(pieces: Sequence[Piece], told: Sequence[Told], rank: int) -> list[int]:
+    """Numbers of the pieces that ``rank`` hashes: every ``n``th of those that not all members of
+    its team have from their caches, and all that is not trusted."""
     team = members(told, rank)
     everywhere = set.intersection(*(set(told[member].cached) for member in team))
-    wanted = [number for number, part in enumerate(parts) if part.file not in everywhere]
-    common = [number for number in wanted if parts[number].believed]
-    own = [number for number in wanted if not parts[number].believed]
+    wanted = [number for number, piece in enumerate(pieces) if piece.file not in everywhere]
+    common = [number for number in wanted if pieces[number].stat.trusted]
+    own = [number for number in wanted if not pieces[number].stat.trusted]
     return sorted(common[team.index(rank) :: len(team)] + own)
 
 
@@ -112,12 +91,12 @@ class Answer:
 
 
 def combined(
-    parts: Sequence[Part], answers: Sequence[Answer], team: Sequence[int], rank: int
+    pieces: Sequence[Piece], answers: Sequence[Answer], team: Sequence[int], rank: int
 ) -> Digests:
-    """What ``rank`` has found itself, and of what is believed what its team has found."""
+    """What ``rank`` has found itself, and of what is trusted what its team has found."""
     return {
         number: digests
         for member in team
         for number, digests in answers[member].digests.items()
-        if member == rank or parts[number].believed
+        if member == rank or pieces[number].stat.trusted
     }

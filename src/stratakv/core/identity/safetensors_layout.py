@@ -36,6 +36,10 @@ class StoredTensor:
     begin: int
     end: int
 
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -14,7 +14,7 @@ from xxhash import xxh3_128_digest
 
 
 @dataclass(frozen=True, slots=True)
-class TensorLine:
+class TensorDigest:
     """What a digest says of one tensor. ``digest``: xxh3-128 of all its bytes, contiguous and row
     by row."""
 
@@ -26,7 +26,7 @@ class TensorLine:
     @classmethod
     def of(
         cls, name: str, dtype: str, shape: Iterable[int], data: npt.NDArray[np.uint8]
-    ) -> "TensorLine":
+    ) -> "TensorDigest":
         return cls(name, dtype, tuple(shape), xxh3_128_digest(data.data))
 
 
@@ -38,12 +38,12 @@ def framed(parts: Iterable[bytes]) -> bytes:
     return digest.digest()
 
 
-def lines_digest(head: Iterable[bytes], lines: Iterable[TensorLine]) -> bytes:
+def digest_of(head: Iterable[bytes], lines: Iterable[TensorDigest]) -> bytes:
     """32 bytes over ``head``, whose first part names the format, and ``lines`` as they come."""
     return framed(_parts(list(head), lines))
 
 
-def _parts(head: list[bytes], lines: Iterable[TensorLine]) -> Iterable[bytes]:
+def _parts(head: list[bytes], lines: Iterable[TensorDigest]) -> Iterable[bytes]:
     yield b"%d" % len(head)
     yield from head
     for line in lines:

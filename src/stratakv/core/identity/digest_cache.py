@@ -2,7 +2,7 @@
 
 Owns the entries. One is found only under the boot, device, inode, size, mtime and ctime of its file
 and the header in it, and only whole: whatever else lies there costs a rehash and nothing more. Must
-not decide which files may be cached by their inode (``file_looks``), nor what a digest is for.
+not decide which files may be cached by their inode (``file_stat``), nor what a digest is for.
 
 An entry is as good as its inode's times. Across a boot these may lie: after a power loss new bytes
 can stand under an old time. So an entry counts until the machine starts again, and one in a home
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from stratakv.core.clock import Clock
-from stratakv.core.file_looks import FileLook
-from stratakv.core.tensor_hashing import DIGEST_BYTES
+from stratakv.core.identity.file_stat import FileStat
+from stratakv.core.identity.tensor_reader import DIGEST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -54,28 +54,28 @@ class DigestCache:
         self._boot = boot.encode()
         self._clock = clock
 
-    def may_keep(self, look: FileLook) -> bool:
+    def may_keep(self, file: FileStat) -> bool:
         """Whether a file that has just been looked at is one whose digests are kept."""
-        return look.believed and self._clock.now_s() - look.ctime_ns / 1e9 >= YOUNG_S
+        return file.trusted and self._clock.now_s() - file.ctime_ns / 1e9 >= YOUNG_S
 
-    def find(self, look: FileLook, header: bytes, count: int) -> Sequence[bytes] | None:
+    def find(self, file: FileStat, header: bytes, count: int) -> Sequence[bytes] | None:
         """Digests of the ``count`` tensors of a file; None where there is no sound entry.
         ``header``: 32 bytes that stand for the header that they were laid out by."""
-        if self._directory is None or not look.believed:
+        if self._directory is None or not file.trusted:
             return None
-        head = self._head(look, header)
+        head = self._head(file, header)
         length = len(head) + DIGEST_BYTES * count + _CHECKSUM().digest_size
-        data = _own_bytes(self._path(self._directory, look), length)
+        data = _own_bytes(self._path(self._directory, file), length)
         body = data[len(head) : length - _CHECKSUM().digest_size]
         if data != head + body + _CHECKSUM(head + body).digest() or len(data) != length:
             return None
         return [body[at : at + DIGEST_BYTES] for at in range(0, len(body), DIGEST_BYTES)]
 
-    def keep(self, look: FileLook, header: bytes, digests: Sequence[bytes]) -> None:
+    def keep(self, file: FileStat, header: bytes, digests: Sequence[bytes]) -> None:
         """Of a file of which ``may_keep`` was true when it was looked at."""
         if self._directory is None:
             return
-        data = self._head(look, header) + b"".join(digests)
+        data = self._head(file, header) + b"".join(digests)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._forget_old(self._directory)
@@ -83,21 +83,21 @@ class DigestCache:
             try:
                 with os.fdopen(fd, "wb") as entry:
                     entry.write(data + _CHECKSUM(data).digest())
-                Path(name).replace(self._path(self._directory, look))
+                Path(name).replace(self._path(self._directory, file))
             except OSError:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
             log.info("no digests are kept in %s: %s", self._directory, error)
 
-    def _head(self, look: FileLook, header: bytes) -> bytes:
-        return b"".join((_MAGIC, self._name(look), header))
+    def _head(self, file: FileStat, header: bytes) -> bytes:
+        return b"".join((_MAGIC, self._name(file), header))
 
-    def _path(self, directory: Path, look: FileLook) -> Path:
-        return directory / self._name(look).hex()
+    def _path(self, directory: Path, file: FileStat) -> Path:
+        return directory / self._name(file).hex()
 
-    def _name(self, look: FileLook) -> bytes:
-        return hashlib.sha256(b"%s\n%d %d %d %d %d" % (self._boot, *look.key)).digest()
+    def _name(self, file: FileStat) -> bytes:
+        return hashlib.sha256(b"%s\n%d %d %d %d %d" % (self._boot, *file.key)).digest()
 
     def _forget_old(self, directory: Path) -> None:
         for entry in directory.iterdir():

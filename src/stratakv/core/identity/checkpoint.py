@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from stratakv.core.file_looks import FileLook, Kernel, look, open_file
-from stratakv.core.tensor_files import Layout, read_layout
+from stratakv.core.identity.file_stat import FileStat, Kernel, open_file, stat_file
+from stratakv.core.identity.safetensors_layout import Layout, read_layout
 
 WHOLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -27,19 +27,19 @@ HARMLESS: Final = frozenset({
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
     path: Path
-    look: FileLook
-    said: bytes
+    stat: FileStat
+    contents: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
     path: Path
-    look: FileLook
-    said: Layout
+    stat: FileStat
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDirectory:
+class Checkpoint:
     """``settings``: ``config.json`` and every other JSON that is not known to be harmless, by name.
     ``index``: what names the weights' files, if anything does. ``weights``: in the order in which
     they are loaded, so that of two tensors of one name the later counts."""
@@ -53,10 +53,10 @@ class ModelDirectory:
         the weights' files, together, since which of them a tensor is in does not matter."""
         for file in self.settings:
             yield b"settings " + os.fsencode(file.path.name)
-            yield file.said
+            yield file.contents
         said: dict[tuple[str, str], None] = {}
         for weights in self.weights:
-            for name, value in sorted(weights.said.metadata.items()):
+            for name, value in sorted(weights.layout.metadata.items()):
                 said.setdefault((name, value))
         # Stable: of two values of one name, the order of their files says which counts.
         for name, value in sorted(said, key=lambda pair: pair[0]):
@@ -64,7 +64,7 @@ class ModelDirectory:
             yield value.encode("utf-8", "surrogatepass")
 
 
-def read_directory(directory: Path, kernel: Kernel) -> ModelDirectory:
+def read_checkpoint(directory: Path, kernel: Kernel) -> Checkpoint:
     """OSError or ValueError where it cannot be read, or not as Hugging Face would read it."""
     settings = [
         _settings(path, kernel)
@@ -76,43 +76,43 @@ def read_directory(directory: Path, kernel: Kernel) -> ModelDirectory:
         paths = [whole]
     else:
         index = _settings(directory / INDEX, kernel)
-        paths = [directory / name for name in _shards(index.said)]
-    return ModelDirectory(settings, index, [_weights(path, kernel) for path in paths])
+        paths = [directory / name for name in _shards(index.contents)]
+    return Checkpoint(settings, index, [_weights(path, kernel) for path in paths])
 
 
-def same_again(found: ModelDirectory, directory: Path, kernel: Kernel) -> str:
+def change_since(found: Checkpoint, directory: Path, kernel: Kernel) -> str:
     """What is not as ``found`` any more; empty where all is."""
     try:
-        again = read_directory(directory, kernel)
+        again = read_checkpoint(directory, kernel)
     except (OSError, ValueError) as error:
         return str(error)
-    if _named(found) != _named(again):
+    if [file.path for file in _files(found)] != [file.path for file in _files(again)]:
         return "its files"
     for file, other in zip(_files(found), _files(again), strict=True):
-        if file.said != other.said or not file.look.may_be(other.look):
+        if _read(file) != _read(other) or not file.stat.may_match(other.stat):
             return file.path.name
     return ""
 
 
-def _files(found: ModelDirectory) -> list[SettingsFile | WeightsFile]:
+def _files(found: Checkpoint) -> list[SettingsFile | WeightsFile]:
     index = [] if found.index is None else [found.index]
     return [*found.settings, *index, *found.weights]
 
 
-def _named(found: ModelDirectory) -> list[Path]:
-    return [file.path for file in _files(found)]
+def _read(file: SettingsFile | WeightsFile) -> bytes | Layout:
+    return file.contents if isinstance(file, SettingsFile) else file.layout
 
 
 def _settings(path: Path, kernel: Kernel) -> SettingsFile:
     fd = open_file(path)
     with os.fdopen(fd, "rb") as file:
-        return SettingsFile(path, look(path, fd, kernel), file.read())
+        return SettingsFile(path, stat_file(path, fd, kernel), file.read())
 
 
 def _weights(path: Path, kernel: Kernel) -> WeightsFile:
     fd = open_file(path)
     try:
-        found = look(path, fd, kernel)
+        found = stat_file(path, fd, kernel)
         return WeightsFile(path, found, read_layout(fd, found.size))
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None

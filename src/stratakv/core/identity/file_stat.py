@@ -8,7 +8,7 @@ any later write shows, however quick, and whatever it does to mtime. Two things 
 are dealt with here. A store through a mapping that is already dirty sets no time: so a file is
 synced before it is looked at, after which the first such store does. And file systems whose times
 or inodes are somebody else's (FUSE, network, overlay), or that set no time for stores through
-mappings (tmpfs), are not believed.
+mappings (tmpfs), are not trusted.
 """
 
 import os
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-BELIEVED: Final = frozenset({"ext4", "xfs", "btrfs"})
+TRUSTED: Final = frozenset({"ext4", "xfs", "btrfs"})
 """File systems in which every write, through a mapping too, sets ctime by this kernel's clock."""
 _COARSE: Final = 5
 """CLOCK_REALTIME_COARSE, by which Linux dates inodes."""
@@ -31,9 +31,9 @@ _TICK_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class FileLook:
+class FileStat:
     """``link``: device, inode and ctime of the directory entry, which may be a symbolic link.
-    ``believed``: whether an equal look later means that nobody has written meanwhile; without it,
+    ``trusted``: whether an equal look later means that nobody has written meanwhile; without it,
     only bytes can tell."""
 
     device: int
@@ -42,17 +42,17 @@ class FileLook:
     mtime_ns: int
     ctime_ns: int
     link: tuple[int, int, int]
-    believed: bool
+    trusted: bool
 
     @property
     def key(self) -> tuple[int, int, int, int, int]:
         return (self.device, self.inode, self.size, self.mtime_ns, self.ctime_ns)
 
-    def may_be(self, later: "FileLook") -> bool:
-        """Whether a later look may be at the same bytes; surely, where it is believed."""
-        if self.believed:
+    def may_match(self, later: "FileStat") -> bool:
+        """Whether a later look may be at the same bytes; surely, where it is trusted."""
+        if self.trusted:
             return self == later
-        return self.size == later.size and not later.believed
+        return self.size == later.size and not later.trusted
 
 
 def coarse_ns() -> int:
@@ -98,14 +98,14 @@ def open_file(path: Path) -> int:
     return fd
 
 
-def look(path: Path, fd: int, kernel: Kernel) -> FileLook:
+def stat_file(path: Path, fd: int, kernel: Kernel) -> FileStat:
     """At an open file. Waits for a tick of the clock where it was written within the last one."""
-    believed = bool(kernel.boot) and kernel.file_system(fd) in BELIEVED
-    if believed:
+    trusted = bool(kernel.boot) and kernel.file_system(fd) in TRUSTED
+    if trusted:
         try:
             os.fsync(fd)
         except OSError:
-            believed = False
+            trusted = False
     while True:
         now_ns = kernel.coarse_ns()
         inode, entry = os.fstat(fd), os.lstat(path)
@@ -113,18 +113,18 @@ def look(path: Path, fd: int, kernel: Kernel) -> FileLook:
         # No fraction: a file system that counts whole seconds.
         whole = not inode.st_ctime_ns % _WHOLE_SECOND_NS or not entry.st_ctime_ns % _WHOLE_SECOND_NS
         ahead_ns = newest_ns + (_WHOLE_SECOND_NS if whole else 1) - now_ns
-        if not believed or ahead_ns <= 0:
+        if not trusted or ahead_ns <= 0:
             break
         if ahead_ns > _LONGEST_WAIT_NS:
-            believed = False  # the clock was set back, and will be there again
+            trusted = False  # the clock was set back, and will be there again
         else:
             kernel.sleep(_TICK_S)
-    return FileLook(
+    return FileStat(
         device=inode.st_dev,
         inode=inode.st_ino,
         size=inode.st_size,
         mtime_ns=inode.st_mtime_ns,
         ctime_ns=inode.st_ctime_ns,
         link=(entry.st_dev, entry.st_ino, entry.st_ctime_ns),
-        believed=believed,
+        trusted=trusted,
     )
