@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -53,11 +54,11 @@ class Room:
             verdict, killer = self._swapped(job, self._ordered(name, near))
         early = bool(lines & self.clean.early.get(path, set()))
         if verdict is Verdict.NOT_SWAPPED or (verdict is Verdict.SURVIVED and early):
-            of_file = set().union(*by_line.values()) if by_line else set()
-            tests = near if near and not early else of_file
-            verdict, killer = Verdict.SURVIVED, ""
-            if tests:
-                verdict, killer = self._imported(job, name, self._ordered(name, tests))
+            of_file = set[str]().union(*by_line.values())
+            tests = near or of_file
+            if early:  # what was made while importing may be used by who runs no line of the file
+                tests = set(self.clean.seconds)
+            verdict, killer = self._imported(job, name, self._ordered(name, tests, of_file))
         if killer in self.clean.seconds:
             self.kills[name, killer] += 1
         return verdict
@@ -85,11 +86,18 @@ class Room:
         self.pipe.send(Job(job.path, job.source, job.name, job.line, tests))
         return heard(self.pipe)
 
-    def _ordered(self, name: str, tests: set[str]) -> tuple[str, ...]:
-        """Fast ones first, and before them those that killed a mutant of this function; as many as
-        ``BUDGET_S`` allows."""
+    def _ordered(
+        self, name: str, tests: set[str], likely: AbstractSet[str] = frozenset()
+    ) -> tuple[str, ...]:
+        """Fast ones first, and before them those that killed a mutant of this function and then
+        the ``likely`` ones; as many as ``BUDGET_S`` allows."""
         seconds, kills = self.clean.seconds, self.kills
-        order = sorted(tests, key=lambda test: (seconds[test] / (1 + 20 * kills[name, test]), test))
+
+        def late(test: str) -> tuple[bool, float, str]:
+            known = kills[name, test]
+            return not known and test not in likely, seconds[test] / (1 + 20 * known), test
+
+        order = sorted(tests, key=late)
         spent = accumulate(seconds[test] for test in order)
         return tuple(test for test, sum_s in zip(order, spent, strict=True) if sum_s <= BUDGET_S)
 

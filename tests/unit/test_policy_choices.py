@@ -177,3 +177,4 @@ def test_what_is_usual_where_nothing_is_said():
     assert WriteThroughSelective() == WriteThroughSelective(2)
     assert WriteBack() == WriteBack(0.1)
     assert PrefetchPolicy(threshold_tokens=1, budget_tokens=1).stop == Timeout()
+    assert Timeout().most_s == 30

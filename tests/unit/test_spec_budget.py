@@ -211,6 +211,11 @@ def test_who_keeps_requests_from_running_is_named_with_what_would_do() -> None:
     few = shortage(no_scratch, (20, 20, 11), load)
     assert few is not None
     assert (few.running, few.group, few.pages, few.live) == (5, "g2", 11, 2)
+    # Room for checkpoints is room to run: fewer than 8 chats are enough here.
+    least = few.device_bytes
+    assert least < device_bytes(no_scratch, pages_beside(no_scratch, 1024, load))
+    assert shortage(no_scratch, device_pages(no_scratch, least, load), load) is None
+    assert shortage(no_scratch, device_pages(no_scratch, least - 1, load), load) is not None
 
 
 @settings(deadline=None)
@@ -272,6 +277,14 @@ def test_scratch_is_never_more_than_requests_can_hold(
     for g, there in zip(spec.groups, device, strict=True):
         if isinstance(g.retention, KeepBoundary):  # two per request, and the tree's
             assert there <= 2 * load.max_running + device[0]
+
+
+def test_a_model_that_caches_nothing_has_no_budget() -> None:
+    spec = CacheSpec(
+        page_tokens=16, groups=(group(0, KeepAll(), 0, 16), group(1, KeepLive(), 8, 16))
+    )
+    with pytest.raises(AssertionError, match="a model that caches nothing has no budget"):
+        host_pages(spec, (4, 4), HostMemory(1000), GENEROUS)
 
 
 def test_bytes_that_scratch_cannot_use_go_to_the_others() -> None:

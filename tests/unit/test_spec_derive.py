@@ -223,6 +223,7 @@ def test_a_page_has_64_tokens_or_what_the_models_blocks_ask_for() -> None:
     assert default_page_tokens(V4) == 128
     small = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 48}
     assert default_page_tokens({**V4, "compress_rates": small}) == 96
+    assert default_page_tokens({**V4, "compress_rates": {"compressed_sparse_attention": 1}}) == 64
     for page_tokens in (128, 256, 1280):
         assert derive(V4, page_tokens).page_tokens == page_tokens
 
