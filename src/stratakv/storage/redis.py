@@ -6,6 +6,7 @@ not have threads or keep an index.
 """
 
 import re
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,12 @@ _NO_ROOM: Final = frozenset({"OOM", "MISCONF", "READONLY", "NOREPLICAS"})
 """Answers of a server that cannot take a write now, though it is otherwise well."""
 _CONTROL: Final = 4096
 """Small commands in one round trip."""
+_MOST_FOUND: Final = 16 * _CONTROL
+"""Names in one answer to SCAN, which takes the number that is asked for as a hint."""
+_NAME_BYTES: Final = 1024
+_CURSOR_BYTES: Final = 20
+_CLEAR_TIMEOUTS: Final = 12
+"""What the removal of everything may take, in ``timeout_s``: whoever writes waits behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +75,6 @@ class RedisBackend:
         except ImportError as error:
             raise library_missing("redis", error) from error
         self._form, self._options = form, options
-        self._errors = (redis.RedisError, OSError)
         # Retries are the I/O worker's; protocol 2 because `RedisWire` reads that one.
         self._pool: Any = redis.ConnectionPool.from_url(
             options.url,
@@ -77,6 +83,7 @@ class RedisBackend:
             socket_timeout=options.timeout_s,
             socket_connect_timeout=options.connect_timeout_s,
             retry=Retry(NoBackoff(), 0),
+            redis_connect_func=self._log_in,
         )
         with self._wire() as wire:
             wire.send([command(b"PING")])
@@ -140,17 +147,22 @@ class RedisBackend:
     def _remove_all(self) -> int:
         place = f"{self._options.prefix}:{self._form.spec_digest.hex()}:"
         pattern = re.sub(r"[][*?^\\-]", r"\\\g<0>", place).encode() + b"*"
-        removed, cursor = 0, b"0"
+        removed, cursor, seen = 0, b"0", set[bytes]()
+        end_s = time.monotonic() + _CLEAR_TIMEOUTS * self._options.timeout_s
         with self._wire() as wire:
             while True:
                 wire.within(self._options.timeout_s)
                 wire.send([command(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _CONTROL)])
-                cursor, names = _scanned(wire)
+                cursor, names = _scanned(wire, place.encode())
                 if names:
                     wire.send([command(b"UNLINK", *names)])
                     removed += _number(wire.reply())
                 if cursor == b"0":
                     return removed
+                # A cursor counts on and never comes again; one that does would go round for ever.
+                if cursor in seen or time.monotonic() > end_s:
+                    raise StorageError(f"redis: SCAN has no end; {removed} objects were removed")
+                seen.add(cursor)
 
     def _count(self, commands: Sequence[bytes]) -> list[int]:
         """Pipeline commands that answer with a number."""
@@ -212,7 +224,9 @@ class RedisBackend:
             raise StorageError("redis: the store is closed")
         try:
             connection = self._pool.get_connection()
-        except self._errors as error:
+        except StorageError:
+            raise
+        except Exception as error:  # its parser may raise anything, as on what it did not ask for
             raise StorageError(f"redis: no connection: {error}") from error
         try:
             # redis-py has no public way to a reply's bytes that does not copy them first.
@@ -224,6 +238,24 @@ class RedisBackend:
             raise
         finally:
             self._pool.release(connection)
+
+    def _log_in(self, connection: Any) -> None:  # noqa: ANN401 - redis-py
+        """In place of redis-py's own way, which takes any answer however long it is, and as much
+        time as its pieces take together."""
+        connection._parser.on_connect(connection)  # noqa: SLF001 - or it misses a dropped connection
+        words = [part.encode() for part in (connection.username, connection.password) if part]
+        logins = [command(b"AUTH", *words)] if words else []
+        if connection.db:
+            logins.append(command(b"SELECT", b"%d" % connection.db))
+        try:
+            wire = RedisWire(connection._sock)  # noqa: SLF001 - as in `_wire`
+            for login in logins:
+                wire.within(self._options.timeout_s)
+                wire.send([login])
+                _expect(wire.reply(), "the login")
+        except BaseException:  # or the pool would keep a connection that nobody has logged in
+            connection.disconnect()
+            raise
 
 
 def _milliseconds(seconds: float) -> bytes:
@@ -237,6 +269,8 @@ def _refused(what: str, error: ServerError) -> StorageError:
 def _expect(reply: Reply, what: str) -> None:
     if isinstance(reply, ServerError):
         raise _refused(what, reply)
+    if not isinstance(reply, bytes):
+        raise StorageError(f"redis: an unexpected answer to {what}")
 
 
 def _number(reply: Reply) -> int:
@@ -247,15 +281,19 @@ def _number(reply: Reply) -> int:
     return reply
 
 
-def _scanned(wire: RedisWire) -> tuple[bytes, list[bytes]]:
-    """The reply to SCAN: where to go on, and what was found."""
-    parts = wire.array()
+def _scanned(wire: RedisWire, place: bytes) -> tuple[bytes, list[bytes]]:
+    """The reply to SCAN: where to go on, and what was found, all of which begins with ``place``."""
+    parts = wire.array(2)
     if isinstance(parts, ServerError):
         raise _refused("SCAN", parts)
-    cursor = wire.string()
-    found = wire.array()
-    assert isinstance(found, int), "a part of an answer is a refusal"
-    return cursor, [wire.string() for _ in range(found)]
+    cursor = wire.string(_CURSOR_BYTES)
+    found = wire.array(_MOST_FOUND)
+    if isinstance(found, ServerError) or parts != 2 or not cursor.isdigit():
+        raise StorageError("redis: an unexpected answer to SCAN")
+    names = [wire.string(_NAME_BYTES) for _ in range(found)]
+    if not all(name.startswith(place) for name in names):
+        raise StorageError("redis: SCAN found what is not ours")
+    return cursor, names
 
 
 def _written(reply: Reply) -> WriteStatus:

@@ -6,6 +6,7 @@ call has one deadline, so that a server that drips is as bounded as one that is 
 know what a page is.
 """
 
+import re
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -18,12 +19,20 @@ _STAGED_BYTES: Final = 4096
 is little."""
 
 
+_NUMBER: Final = re.compile(rb"-?[0-9]{1,19}")
+_MOST_BYTES: Final = 512 << 20
+"""Of a string, by Redis's own rule: nobody waits for more."""
+_SHOWN: Final = 200
+"""Characters of what a server says, for a log: it may say anything."""
+
+
 class ServerError(Exception):
     """The server answered ``-CODE text``. Not a fault of the connection."""
 
-    def __init__(self, line: str) -> None:
-        super().__init__(line)
-        self.code = line.partition(" ")[0]
+    def __init__(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace")[:_SHOWN]
+        super().__init__("".join(c if c.isprintable() else "?" for c in text))
+        self.code = text.partition(" ")[0]
 
 
 Reply = int | bytes | None | ServerError
@@ -38,7 +47,8 @@ def command(*arguments: bytes) -> bytes:
 
 
 class RedisWire:
-    """One socket, one thread. After a StorageError the stream is out of step: close it."""
+    """One socket, one thread. After a StorageError the stream is out of step: close it. Whatever a
+    server says, nothing else is raised, and memory is taken for what a caller allows."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -70,26 +80,27 @@ class RedisWire:
             case b"+":
                 return rest
             case b":":
-                return int(rest)
+                return _number(line)
             case b"-":
-                return ServerError(rest.decode("utf-8", "replace"))
+                return ServerError(rest)
             case b"$" if rest == b"-1":
                 return None
             case _:
-                raise StorageError(f"redis: unexpected reply {line[:16]!r}")
+                raise _unexpected(line)
 
     def bulk(self, into: Sequence[memoryview]) -> int | ServerError | None:
         """Read the next reply, a bulk string, into these buffers, one after another: its length, or
         None where there is no such key. One of another length than they have is skipped."""
         line = self._line()
-        kind, rest = line[:1], line[1:]
-        if kind == b"-":
-            return ServerError(rest.decode("utf-8", "replace"))
-        if kind != b"$" or not rest.removeprefix(b"-").isdigit():
-            raise StorageError(f"redis: unexpected reply {line[:16]!r}")
-        length = int(rest)
-        if length < 0:
+        if line[:1] == b"-":
+            return ServerError(line[1:])
+        if line[:1] != b"$":
+            raise _unexpected(line)
+        length = _number(line)
+        if length == -1:
             return None
+        if not 0 <= length <= _MOST_BYTES:
+            raise _unexpected(line)
         if length == sum(map(len, into)):
             for place in into:
                 self._fill(place)
@@ -98,22 +109,21 @@ class RedisWire:
             self._skip(length + 2)
         return length
 
-    def array(self) -> int | ServerError:
-        """How many replies the next one has in it; they are read one by one."""
+    def array(self, most: int) -> int | ServerError:
+        """How many replies the next one has in it, ``most`` at most; they are read one by one."""
         line = self._line()
-        kind, rest = line[:1], line[1:]
-        if kind == b"-":
-            return ServerError(rest.decode("utf-8", "replace"))
-        if kind != b"*" or not rest.isdigit():
-            raise StorageError(f"redis: unexpected reply {line[:16]!r}")
-        return int(rest)
+        if line[:1] == b"-":
+            return ServerError(line[1:])
+        if line[:1] != b"*" or not 0 <= _number(line) <= most:
+            raise _unexpected(line)
+        return _number(line)
 
-    def string(self) -> bytes:
-        """The next reply, a short bulk string of any length, which must be there."""
+    def string(self, most: int) -> bytes:
+        """The next reply, a bulk string of ``most`` bytes at most, which must be there."""
         line = self._line()
-        if line[:1] != b"$" or not line[1:].isdigit():
-            raise StorageError(f"redis: unexpected reply {line[:16]!r}")
-        found = bytearray(int(line[1:]))
+        if line[:1] != b"$" or not 0 <= _number(line) <= most:
+            raise _unexpected(line)
+        found = bytearray(_number(line))
         self._fill(memoryview(found))
         self._skip(2)
         return bytes(found)
@@ -160,3 +170,14 @@ class RedisWire:
     def _patience(self) -> None:
         if time.monotonic() > self._deadline_s:
             raise StorageError("redis: the server took too long")
+
+
+def _number(line: bytes) -> int:
+    """What stands behind the first byte of a line."""
+    if _NUMBER.fullmatch(line, 1) is None:
+        raise _unexpected(line)
+    return int(line[1:])
+
+
+def _unexpected(line: bytes) -> StorageError:
+    return StorageError(f"redis: unexpected reply {line[:16]!r}")

@@ -36,7 +36,7 @@ FOLIO_BYTES: Final = 2 << 20
 MAGIC: Final = b"SKVSEG\0"
 """At the front of every segment, of any version."""
 MAKING: Final = b"SKVNEW\0\0"
-"""In its place from the moment that a file is created until all of it is there."""
+"""In its place until all of a file is there; before, it has blocks and nothing in them."""
 _MAGIC: Final = MAGIC + b"\1"
 _FIELDS: Final = struct.Struct("<8sII16sQ")
 _CHECKSUM: Final = struct.Struct("<Q")
@@ -136,8 +136,8 @@ class Segment:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(fd, MAKING, 0)
             os.posix_fallocate(fd, 0, geometry.tables_bytes)
+            os.pwrite(fd, MAKING, 0)
             os.posix_fallocate(fd, geometry.data_at, geometry.data_bytes)
             # What it is comes last: who dies before leaves a file that means nothing, but is ours.
             os.pwrite(fd, geometry.pack(), 0)
