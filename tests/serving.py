@@ -107,6 +107,7 @@ STORAGE_STATS = StorageStats(
     abandoned={"io_error": 2},
     reading_off=False,
     writing_off=True,
+    busy=False,
 )
 STORE_FORM = StoreFormat(spec_digest=b"s" * 16, page_bytes=(64,))
 

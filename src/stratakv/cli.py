@@ -34,6 +34,7 @@ METAVAR: Final = {
     "lora": "NAME=DIR",
     "storage": "URL",
     "storage_root": "DIR",
+    "storage_key_file": "FILE",
     "prefetch_policy": f"{{{','.join(PREFETCH_POLICIES)}}}",
     "prefetch_threshold": "TOKENS",
     "prefetch_share": "SHARE",
@@ -76,6 +77,8 @@ HELP: Final = {
     "mooncake://, memory://",
     "storage_root": "a directory below which PUT /cache/storage may attach file stores; may be "
     "repeated; default: none but the directory of --storage",
+    "storage_key_file": "a secret of all servers of a store: pages are sealed with it, and what "
+    "was written without it is never used; default: whoever can write to a store is trusted",
     "prefetch_policy": "how long a request waits for pages from storage: not at all, until they "
     "are there, or for a time",
     "prefetch_threshold": "a fetch from storage that saves fewer tokens is not begun; default: "

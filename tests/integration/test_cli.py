@@ -29,12 +29,13 @@ from stratakv.storage.file.fsck import Findings
 from stratakv.storage.file.fsck_report import lines_of
 from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.store import FileStore
+from stratakv.storage.header import is_sound, seal
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_conformance import FORM, keys_of, store
 from tests.fixtures.models import tiny_model
 from tests.fixtures.tiny_configs import tiny_config
 from tests.serving import train_tokenizer
-from tests.storage_files import flip_payload
+from tests.storage_files import flip_payload, segments
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +212,7 @@ def test_a_command_line_that_cannot_be_read(argv, said, capsys):
         ("--storage redis://:pw@h:x/0", "--storage redis://:***@h:x/0: that is no URL"),
         ("--storage memory:// --cache device", "--storage: with --cache device there is no host"),
         ("--storage memory:// --host-ratio 0", "--storage memory://: there is no host page"),
+        ("--storage-key-file /no", "--storage-key-file /no: No such file or directory; allowed is"),
         ("--storage-root x", "--storage-root x: allowed is the absolute path of a directory"),
         ("--storage-root / --cache off", "--storage-root: with --cache off there is no host"),
         ("--prefetch-policy never", "--prefetch-policy never: allowed are best-effort, wait-"),
@@ -478,6 +480,59 @@ def test_a_running_server_attaches_only_directories_that_it_was_told_of(director
                 assert by_tier(http)["storage"] == 0
         finally:
             parts.close()
+
+
+def test_servers_share_a_store_by_their_key_and_a_forged_page_is_computed(directory, tmp_path):
+    """By a server with a key, one with another, one with none, and the first again, robbed."""
+    keys = {name: tmp_path / name for name in ("one", "two")}
+    for name, path in keys.items():
+        path.write_text(name * 16)
+        path.chmod(0o600)
+    store = tmp_path / "store"
+    config = replace(STORED, storage=f"file://{store}?quota=64MiB")
+    seen = []
+    for key in ("one", "two", None, "one", "one"):
+        if len(seen) == 4:
+            forge(store)
+        here = replace(config, storage_key_file=key and str(keys[key]))
+        service, parts = wiring.build_service(directory, here, ServerConfig(admin_key="psst"))
+        try:
+            with running(service) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
+                http.headers["Authorization"] = "Bearer psst"
+                came, text = by_tier(http)["storage"], said(http)
+                figures = http.get("/cache/storage").json()
+                seal = figures["backend"].get("seal")
+                assert (seal is None) == (key is None)
+                assert "oneone" not in http.get("/server_info").text
+                forged = 0 if seal is None else seal["forged"]
+                lost = figures["lost_tokens"].get("corrupt", 0)
+                seen.append((came > 0, forged > 0, lost > 0, text))
+        finally:
+            parts.close()
+    first = seen[0][-1]
+    miss, hit, poisoned = (
+        (False, False, False, first), (True, False, False, first), (False, True, True, first)
+    )  # fmt: skip
+    assert seen == [miss, miss, miss, hit, poisoned]
+
+
+def said(http) -> str:
+    body = {"prompt": list(range(3, 323)), "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    return http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+
+def forge(directory: Path) -> None:
+    """Change a byte of every page, and all checksums with it, as who knows all but the key."""
+    for _, segment in segments(directory):
+        assert segment.own()
+        for slot in range(segment.geometry.slots):
+            header = segment.headers(slot, 1).copy()
+            if is_sound(header)[0]:
+                page = memoryview(bytearray(segment.geometry.page_bytes))
+                segment.read_page(slot, page)
+                page[0] ^= 1
+                (header["payload_hash"],) = segment.write_pages(slot, [page])
+                segment.put_headers(slot, seal(header))
 
 
 def test_storage_is_changed_while_a_server_runs(directory, tmp_path):

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,13 +61,9 @@ class Serving:
         return whole["choices"][0]["message"], whole["usage"]
 
     def stored(self) -> bool:
-        """Whether nothing is on its way to be written any more, for a whole second."""
-        figures = []
-        for _ in range(6):
-            found = self.http.get("/cache/storage").json()
-            figures.append((found["pages"]["stored"], found["queue"]["queued"]["store"]))
-            time.sleep(0.2)
-        return len(set(figures)) == 1 and figures[0][0] > 0 == figures[0][1]
+        """Whether nothing is on its way to be written any more."""
+        found = self.http.get("/cache/storage").json()
+        return found["pages"]["stored"] > 0 and not found["busy"]
 
 
 @contextmanager

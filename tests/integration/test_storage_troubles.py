@@ -130,6 +130,24 @@ def test_storage_that_hangs_delays_nobody_for_long(family, policy):
 
 
 @some
+def test_a_store_is_busy_until_all_that_a_finished_request_left_is_stored(family):
+    with hanging_lab(family, "best-effort") as (this, store):
+        store.answers.clear()
+        this.submit("fresh", prompt(PAGE, 40, 60), count=6)
+        wait_until(lambda: this.step() or not this.parts.engine._requests, "an end of all requests")
+        for _ in range(20):
+            this.step()
+            assert this.parts.engine.storage_stats().busy
+        store.answers.set()
+        wait_until(lambda: this.step() or not this.parts.engine.storage_stats().busy)
+        stored = this.parts.engine.storage_stats().pages["stored"]
+        assert stored > 0
+        settled(this)
+        this.drain()
+        assert this.parts.engine.storage_stats().pages["stored"] == stored
+
+
+@some
 def test_a_request_that_waits_for_ever_can_be_aborted(family):
     with hanging_lab(family, "wait-complete") as (this, store):
         store.answers.clear()

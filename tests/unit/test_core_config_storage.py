@@ -53,6 +53,7 @@ def test_what_is_refused_names_the_flag_and_what_is_allowed(fields, says):
     [
         ("storage", "memory://"),
         ("storage_root", ("/",)),
+        ("storage_key_file", "/key"),
         ("prefetch_policy", "best-effort"),
         ("prefetch_threshold", 300),
         ("prefetch_share", 0.25),

@@ -11,6 +11,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.serve.sizing import Sizes, ranks_here
 from stratakv.serve.wiring_ranks import Seat, check_alike, heartbeat_s
+from stratakv.storage.store_key import StoreKey
 from stratakv.testing.patience import PATIENCE_S
 from tests.unit.test_sim_thread_ranks import together
 
@@ -71,6 +72,18 @@ def test_another_setting_is_refused_on_both_with_its_flag(name, value):
     wanted = f"rank 0 has {flag}: {ours}, rank 1 has {flag}: {value}; all must agree"
     other = replace(CONFIG, **{name: value})
     assert said((CONFIG, b"w", b"d"), (other, b"w", b"d")) == [wanted, wanted]
+
+
+def test_ranks_need_one_key_wherever_each_has_its_file():
+    here, there = (replace(CONFIG, storage_key_file=path) for path in ("/here", "/there"))
+    one, two = StoreKey(b"1" * 32), StoreKey(b"2" * 32)
+    assert said((here, b"w", b"d", one), (there, b"w", b"d", one)) == [None, None]
+    for other, shown in ((two, two.id.hex()), (None, "None")):
+        wanted = (
+            f"rank 0 has --storage-key-file with key: {one.id.hex()}, rank 1 has "
+            f"--storage-key-file with key: {shown}; all must agree"
+        )
+        assert said((here, b"w", b"d", one), (there, b"w", b"d", other)) == [wanted, wanted]
 
 
 def test_a_rank_without_storage_is_refused_and_no_url_is_told():

@@ -1,6 +1,8 @@
 """From ``--storage`` to an open worker, and from ``--prefetch-*`` to a policy."""
 
 import threading
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -11,11 +13,13 @@ from stratakv.policy.prefetch_pace import BestEffort, Timeout, WaitComplete
 from stratakv.serve import wiring, wiring_storage
 from stratakv.serve.wiring_ranks import Sharing
 from stratakv.serve.wiring_storage import (
+    Trust,
     check_storage,
     check_url,
     open_store,
     prefetch_policy_of,
     reach_at_start,
+    trust_while_it_runs,
 )
 from stratakv.spec.derive import spec_of
 from stratakv.spec.sharding import default_cut, sharding_of
@@ -23,6 +27,10 @@ from stratakv.storage.backend import Everything, ObjectKey, ReadStatus
 from stratakv.storage.file.fsck import fsck
 from stratakv.storage.io_jobs import Fetch, Kind, Remove, Store, Touch
 from stratakv.storage.memory import MemoryBackend
+from stratakv.storage.registry import open_storage
+from stratakv.storage.sealed import sealed_form
+from stratakv.storage.store_key import StoreKey
+from stratakv.storage.urls import parse_storage_url
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import tiny_model
 from tests.fixtures.servers import free_port
@@ -31,6 +39,7 @@ from tests.serving import train_tokenizer
 
 CONFIG = tiny_config("gemma3").to_dict() | {"num_attention_heads": 8, "num_key_value_heads": 8}
 SPEC = spec_of(CONFIG, page_tokens=16, dtype="float32")
+NO_TRUST = Trust()
 HOST = tuple(40 for _ in SPEC.groups)
 KEYS = [
     ObjectKey(PageKey(bytes([name]) * 32), GroupId(group))
@@ -189,14 +198,84 @@ def test_the_prefetch_policy_of_the_flags():
         assert prefetch_policy_of(config, SPEC, HOST).stop == stop
 
 
+# -- pages that are sealed with a key --------------------------------------------------------------
+
+ONE, TWO = StoreKey(b"1" * 32), StoreKey(b"2" * 32)
+
+
+def filled(url, key, sharing=None):
+    """Store all pages at ``url`` under a key, or under none."""
+    store = open_store(url, SPEC, HOST, sharing, Trust(key=key))
+    done(store.worker, Kind.STORE, Store(KEYS, pages(7)))
+    assert store.worker.close(PATIENCE_S)
+
+
+def found(url, key):
+    """How all pages come back, and what the store says of its seals."""
+    store = open_store(url, SPEC, HOST, None, Trust(key=key))
+    into = pages(0)
+    statuses = done(store.worker, Kind.FETCH, Fetch(KEYS, into)).statuses
+    hits = [page for page, status in zip(into, statuses, strict=True) if status is ReadStatus.HIT]
+    assert hits == (pages(7) if hits else [])
+    figures = store.figures()
+    assert store.worker.close(PATIENCE_S)
+    return set(statuses), figures.get("seal")
+
+
+@pytest.mark.parametrize("writer", [None, ONE, TWO])
+@pytest.mark.parametrize("reader", [None, ONE, TWO])
+def test_a_page_is_found_under_the_key_that_it_was_stored_with(url, writer, reader):
+    filled(url, writer)
+    status, seal = found(url, reader)
+    assert status == {ReadStatus.HIT if reader is writer else ReadStatus.MISS}
+    assert seal == (None if reader is None else {"key": reader.id.hex(), "forged": 0})
+    filled(url, reader)
+    assert found(url, reader)[0] == found(url, writer)[0] == {ReadStatus.HIT}
+
+
+def test_a_forged_page_is_counted_by_either_end(url):
+    inner = sealed_form(wiring_storage._form(SPEC), ONE)
+    with closing(open_storage(parse_storage_url(url), inner)) as them:
+        them.write(KEYS, [memoryview(bytes(inner.page_bytes[key.group])) for key in KEYS])
+    assert found(url, ONE) == ({ReadStatus.CORRUPT}, {"key": ONE.id.hex(), "forged": len(KEYS)})
+    assert found(url, ONE) == ({ReadStatus.MISS}, {"key": ONE.id.hex(), "forged": 0})
+
+
+def test_slices_and_the_mark_of_a_cut_are_sealed_too(url):
+    use(url, cut=1)
+    for _ in range(2):  # those under no key are nobody's business
+        store = shared(url, cut=8, trust=Trust(key=ONE))
+        assert done(store.worker, Kind.FETCH, Fetch(KEYS, pages(0))).statuses[0] is ReadStatus.MISS
+        done(store.worker, Kind.TOUCH, Touch(KEYS[:1]))
+        assert store.worker.close(PATIENCE_S)
+    with pytest.raises(ConfigError, match="allowed is --storage-cut 8"):
+        shared(url, cut=4, trust=Trust(key=ONE))
+
+
+def test_a_key_is_read_once_the_flags_are_checked(tmp_path):
+    path = tmp_path / "key"
+    path.write_bytes(b"k" * 32)
+    path.chmod(0o600)
+    config = EngineConfig(storage_key_file=str(path))
+    check_storage(config, HOST)
+    assert trust_while_it_runs(config).key.id == StoreKey(b"k" * 32).id
+    path.chmod(0o644)
+    for call in (
+        check_storage,
+        lambda c, h: reach_at_start(replace(c, storage="memory://"), SPEC, h),
+    ):
+        with pytest.raises(ConfigError, match=r"^--storage-key-file .*/key: others may have it"):
+            call(config, HOST)
+
+
 # -- pages that are cut otherwise ------------------------------------------------------------------
 
 
-def shared(url, ranks=1, rank=0, cut=None, model=b"a model", config=CONFIG):
+def shared(url, ranks=1, rank=0, cut=None, model=b"a model", config=CONFIG, trust=NO_TRUST):
     spec = spec_of(config, page_tokens=16, dtype="float32")
     sharding = sharding_of(config, spec, ranks)
     sharing = Sharing(sharding, rank, cut or default_cut(ranks), model)
-    return open_store(url, sharding.spec, HOST, sharing)
+    return open_store(url, sharding.spec, HOST, sharing, trust)
 
 
 def use(*args, **kwargs):

@@ -16,10 +16,11 @@ def test_the_report_has_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(storage, "step_time_ratios", lambda directory: ratios)
     storage.run(str(tmp_path / "out.json"), tmp_path)
     report = json.loads((tmp_path / "out.json").read_text())
-    (case,) = report["cases"]
-    assert (case["backend"], case["page_bytes"]) == ("file", 256 << 10)
-    for name in ("write_ratio", "read_warm_ratio", "read_cold_ratio", "write_gb_s", "read_gb_s"):
-        assert case[name] > 0
+    assert [case["backend"] for case in report["cases"]] == ["file", "file+key"]
+    for case in report["cases"]:
+        assert case["page_bytes"] == 256 << 10
+        for name in ("write_ratio", "read_warm_ratio", "read_cold_ratio", "write_gb_s"):
+            assert case[name] > 0
     assert report["contains_10k_ms"] > 0
     assert report["step_time_ratio"] == 1.25
     assert "256" in capsys.readouterr().out

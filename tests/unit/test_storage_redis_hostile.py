@@ -1,4 +1,4 @@
-"""A server that is no Redis: whatever it says ends in a StorageError, soon, and in little memory."""
+"""A server that is no Redis: whatever it says is a StorageError, soon, and takes little memory."""
 
 import itertools
 import tracemalloc
@@ -28,9 +28,9 @@ def scanned(cursor: bytes, *names: bytes) -> bytes:
 
 
 JUNK = (
-    b":abc\r\n", b":\r\n", b":--1\r\n", b":" + b"9" * 4000 + b"\r\n", b"*2\r\n:1\r\n:2\r\n", b"\r\n",
-    b"+\xff\x00\r\n", b"$abc\r\n", b"$-2\r\n", b"$\r\n", b"%1\r\n", b"x" * 9000, b"_\r\n", b",1\r\n",
-    b"$" + b"9" * 30 + b"\r\n", b":\xd9\xa1\r\n",
+    b":abc\r\n", b":\r\n", b":--1\r\n", b":" + b"9" * 4000 + b"\r\n", b"*2\r\n:1\r\n:2\r\n",
+    b"+\xff\x00\r\n", b"$abc\r\n", b"$-2\r\n", b"$\r\n", b"%1\r\n", b"x" * 9000, b"_\r\n",
+    b",1\r\n", b"\r\n", b"$" + b"9" * 30 + b"\r\n", b":\xd9\xa1\r\n",
 )  # fmt: skip
 ENDLESS = itertools.count(1)
 SCANS = {

@@ -35,6 +35,8 @@ from stratakv.storage.backend import (
 )
 from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.store import FileStore
+from stratakv.storage.sealed import SealedBackend, sealed_form
+from stratakv.storage.store_key import LEAST_BYTES, StoreKey
 
 PAGE_KIB: Final = (256, 1024, 4096)
 TARGETS: Final = {"write_ratio": 0.75, "read_warm_ratio": 0.8, "read_cold_ratio": 0.85}
@@ -74,12 +76,17 @@ class Case:
 def run(
     json_path: str | None, directory: Path | None = None, redis_url: str | None = None
 ) -> dict[str, object]:
-    """Measure the file store in ``directory`` (default: the one for temporary files), and the Redis
-    at ``redis_url`` if given; print a table, write the JSON to ``json_path`` if given. Two to three
-    minutes. StorageError where Redis does not answer."""
+    """Measure the file store in ``directory`` (default: the one for temporary files), without a key
+    and with one, and the Redis at ``redis_url`` if given; print a table, write the JSON to
+    ``json_path`` if given. Three to four minutes. StorageError where Redis does not answer."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="stratakv-bench-") as name:
         root = Path(name)
-        cases = [measure("file", _file_opener(root), root, kib << 10) for kib in PAGE_KIB]
+        openers = {"file": _file_opener(root), "file+key": _sealed_opener(root)}
+        cases = [
+            measure(name, opener, root, kib << 10)
+            for name, opener in openers.items()
+            for kib in PAGE_KIB
+        ]
         contains_ms = measure_contains(_file_opener(root))
         print_table(cases, contains_ms)
         steps = step_time_ratios(root)
@@ -137,7 +144,7 @@ def measure(backend: str, opener: Opener, root: Path, page_bytes: int) -> Case:
 
     form = StoreFormat(spec_digest=_DIGEST, page_bytes=(page_bytes,))
     store = opener(form)
-    has_cache = isinstance(store, FileStore)
+    has_cache = isinstance(store.inner if isinstance(store, SealedBackend) else store, FileStore)
     for turn in range(_REPEATS + 1):
         keys = _keys(len(source), turn)
         # Who comes second meets what the first has left in the caches: they take turns.
@@ -232,6 +239,17 @@ def _file_opener(root: Path) -> Opener:
         return FileStore(directory, form, Keeping(quota_bytes=_QUOTA_BYTES), WallClock())
 
     return opener
+
+
+def _sealed_opener(root: Path) -> Opener:
+    """As a server with ``--storage-key-file`` has it."""
+    key, opener = StoreKey(bytes(range(LEAST_BYTES))), _file_opener(root)
+
+    def sealed(form: StoreFormat) -> StorageBackend:
+        inner = sealed_form(form, key)
+        return SealedBackend(opener(inner), inner, key)
+
+    return sealed
 
 
 def _write(store: StorageBackend, keys: list[ObjectKey], pages: Sequence[memoryview]) -> None:

@@ -30,7 +30,8 @@ class EngineConfig:
     """``page_tokens``: None is the model's own default. ``cache``: off (recompute everything),
     device, or host (device and host). ``lora``: adapters as NAME=DIR. ``storage``: a URL, read
     where the server is put together; the prefetch fields also hold for a storage that is attached
-    later, and ``storage_root`` only for one: directories below which it may be. ``tp``:
+    later, and ``storage_root`` only for one: directories below which it may be.
+    ``storage_key_file``: holds the secret that stored pages are sealed with. ``tp``:
     tensor-parallel ranks; sizes are of each."""
 
     page_tokens: int | None = None
@@ -55,6 +56,7 @@ class EngineConfig:
     lora: tuple[str, ...] = ()
     storage: str | None = None
     storage_root: tuple[str, ...] = ()
+    storage_key_file: str | None = None
     prefetch_policy: str = "timeout"
     prefetch_threshold: int | None = None
     prefetch_share: float = PREFETCH_SHARE
@@ -159,6 +161,7 @@ class EngineConfig:
         for flag, used in (
             ("--storage", self.storage is not None),
             ("--storage-root", bool(self.storage_root)),
+            ("--storage-key-file", self.storage_key_file is not None),
             ("--storage-cut", self.storage_cut is not None),
             ("--prefetch-policy", self.prefetch_policy != "timeout"),
             ("--prefetch-threshold", self.prefetch_threshold is not None),

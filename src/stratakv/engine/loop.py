@@ -164,7 +164,7 @@ class Engine:
             lost_tokens=self._cache.losses.by_tier(),
             pages=self._cache.stats(),
             counters=self._cache.counters.snapshot(),
-            storage=self._cache.storage.stats(),
+            storage=self.storage_stats(),
         )
 
     def figures(self) -> Figures:
@@ -210,7 +210,7 @@ class Engine:
 
     def storage_stats(self) -> StorageStats | None:
         """None: nothing is attached."""
-        return self._cache.storage.stats()
+        return self._cache.storage.stats(busy=self.has_work())
 
     # -- a step ----------------------------------------------------------------------------------
 

@@ -63,6 +63,7 @@ from stratakv.serve.wiring_storage import (
     operators_store,
     prefetch_policy_of,
     reach_at_start,
+    store_key,
     trust_while_it_runs,
 )
 from stratakv.spec.budget_table import BudgetTable
@@ -137,7 +138,7 @@ def build_engine(
     check_model(model.facts, config)
     model = with_adapters(model, config.adapters())
     if (seat := outside.seat) is not None:
-        check_alike(seat, config, model.fingerprint, sizes.spec.digest)
+        check_alike(seat, config, model.fingerprint, sizes.spec.digest, store_key(config))
         sizes = outside.sizes or seat.least(sizes)
         sharing = sharing_of(sizes, config, seat.ranks.rank, model.fingerprint)
         opener = opener_while_it_runs(config, sizes.spec, sizes.host, sharing)

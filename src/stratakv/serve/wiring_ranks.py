@@ -20,6 +20,7 @@ from stratakv.serve.sizing import Sizes
 from stratakv.spec.sharding import Sharding
 from stratakv.storage.backend import StorageBackend
 from stratakv.storage.sharded import ShardedBackend
+from stratakv.storage.store_key import StoreKey
 
 HEARTBEAT_S: Final = 5.0
 
@@ -70,13 +71,17 @@ class Seat:
         )
 
 
-def check_alike(seat: Seat, config: EngineConfig, fingerprint: bytes, digest: bytes) -> None:
-    """ConfigError where ranks were started with other settings, weights or caches."""
+def check_alike(
+    seat: Seat, config: EngineConfig, fingerprint: bytes, digest: bytes, key: StoreKey | None = None
+) -> None:
+    """ConfigError where ranks were started with other settings, weights, caches or keys."""
     settings = asdict(config)
     settings.pop("storage")  # its URL may have a password, and ranks may reach it by other names
+    settings.pop("storage_key_file")  # the same: what counts is that it holds one key
     flags = [(f"--{name.replace('_', '-')}", value) for name, value in settings.items()]
     weights = [("weights", fingerprint.hex()), ("a cache of", digest.hex())]
-    stored = [("--storage", config.storage is not None)]
+    stored: list[tuple[str, object]] = [("--storage", config.storage is not None)]
+    stored.append(("--storage-key-file with key", None if key is None else key.id.hex()))
     seat.same([*flags, *stored, *weights])
 
 

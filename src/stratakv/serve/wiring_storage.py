@@ -32,6 +32,8 @@ from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.registry import open_marks, open_storage, plugin_schemes
 from stratakv.storage.roots import Roots, check_roots
+from stratakv.storage.sealed import SealedBackend, sealed_form
+from stratakv.storage.store_key import StoreKey, read_key
 from stratakv.storage.urls import (
     FileUrl,
     MemoryUrl,
@@ -53,14 +55,32 @@ LONGEST_WAIT_S: Final = 30.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
     """What an operator demands of a store. ``roots``: where its directory must lie; None: the
-    operator has named it."""
+    operator has named it. ``key``: with which its pages are sealed; None: they are not."""
 
     roots: Roots | None = None
+    key: StoreKey | None = None
+
+    def opened(
+        self,
+        opening: Callable[[StorageUrl, StoreFormat], StorageBackend],
+        url: StorageUrl,
+        form: StoreFormat,
+    ) -> StorageBackend:
+        """A store for objects of ``form``, behind the key where there is one."""
+        if self.key is None:
+            return opening(url, form)
+        inner = sealed_form(form, self.key)
+        return SealedBackend(opening(url, inner), inner, self.key)
 
 
 def trust_at_start(config: EngineConfig) -> Trust:
-    """Of the store that ``--storage`` names."""
-    return Trust()
+    """Of the store that ``--storage`` names; ConfigError for a key that is none."""
+    return Trust(key=store_key(config))
+
+
+def store_key(config: EngineConfig) -> StoreKey | None:
+    """What ``--storage-key-file`` holds."""
+    return None if config.storage_key_file is None else read_key(config.storage_key_file)
 
 
 def trust_while_it_runs(config: EngineConfig) -> Trust:
@@ -75,10 +95,11 @@ def trust_while_it_runs(config: EngineConfig) -> Trust:
 
 def check_storage(config: EngineConfig, host_pages: Sequence[int]) -> None:
     """ConfigError for a ``--storage`` that cannot be had with these pages by group, and for a
-    ``--storage-root`` that is none; opens nothing."""
+    ``--storage-root`` or a ``--storage-key-file`` that is none; opens nothing."""
     check_roots(config.storage_root)
+    trust = trust_at_start(config)
     if config.storage is not None:
-        check_url(config.storage, config.tp, host_pages, trust_at_start(config))
+        check_url(config.storage, config.tp, host_pages, trust)
 
 
 def check_url(url: str, ranks: int, host_pages: Sequence[int], trust: Trust = Trust()) -> None:
@@ -125,6 +146,7 @@ class ReachedStore:
     spec: CacheSpec
     host_pages: Sequence[int]
     backends: Backends
+    trust: Trust
 
     def open(self, sharing: Sharing | None = None) -> OpenStore:
         """For the model of ``sharing``, as ``open_store``; whatever is raised, all is closed."""
@@ -133,7 +155,8 @@ class ReachedStore:
             undo.callback(self.close)
             backends = self.backends
             if sharing is not None:
-                backends = _shared(backends, sharing, _marks(self.parsed, sharing, self.url))
+                marks = _marks(self.parsed, sharing, self.url, self.trust)
+                backends = _shared(backends, sharing, marks)
             undo.pop_all()
         # What waits to be written is pinned on the host; half of it must stay free to come and go.
         queued = min(max(sum(self.host_pages) // 2, LEAST_QUEUED_PAGES), MOST_QUEUED_PAGES)
@@ -163,15 +186,15 @@ def reach_store(
     parsed = _checked(url, host_pages, trust)
     form = _form(spec if sharing is None else sharing.sharding.stored(sharing.cut))
     with ExitStack() as undo:
-        reading = _opened(lambda: open_storage(parsed, form), url)
+        reading = _opened(lambda: trust.opened(open_storage, parsed, form), url)
         undo.callback(reading.close)
         writing = reading
         # These are made for several clients; a second one of another store may be another store.
         if isinstance(parsed, FileUrl | RedisUrl | S3Url):
-            writing = _opened(lambda: open_storage(parsed, form), url)
+            writing = _opened(lambda: trust.opened(open_storage, parsed, form), url)
             undo.callback(writing.close)
         undo.pop_all()
-    return ReachedStore(url, parsed, spec, host_pages, Backends(reading, writing))
+    return ReachedStore(url, parsed, spec, host_pages, Backends(reading, writing), trust)
 
 
 def _shared(backends: Backends, sharing: Sharing, marks: CutMarks | None) -> Backends:
@@ -185,14 +208,14 @@ def _shared(backends: Backends, sharing: Sharing, marks: CutMarks | None) -> Bac
     return Backends(sharing.between(backends.reading), ours)
 
 
-def _marks(parsed: StorageUrl, sharing: Sharing, url: str) -> CutMarks | None:
+def _marks(parsed: StorageUrl, sharing: Sharing, url: str, trust: Trust) -> CutMarks | None:
     """The marks of a store, for the rank that keeps them; ConfigError where they say that pages are
     cut otherwise. None too where nobody else could ever cut them otherwise."""
     others = sharing.other_cuts
     if not others or isinstance(parsed, MemoryUrl):
         return None
     form, keeps = marks_form(sharing.sharding.whole.digest), sharing.rank == 0
-    store = _opened(lambda: open_marks(parsed, form), url)
+    store = _opened(lambda: trust.opened(open_marks, parsed, form), url)
     with ExitStack() as undo:
         undo.callback(store.close)
         marks = CutMarks(store, sharing.model, sharing.sharding.alike(sharing.cut), others)
@@ -281,6 +304,10 @@ def _opened(opening: Callable[[], T], url: str) -> T:
 
 def _figures(reading: StorageBackend, writing: StorageBackend) -> Mapping[str, object]:
     """What a store says of itself, counters of both ends together; nothing of one that does not."""
+    if isinstance(reading, SealedBackend) and isinstance(writing, SealedBackend):
+        forged = sum(end.forged for end in {reading, writing})
+        seal = {"key": writing.key.id.hex(), "forged": forged}
+        return {**_figures(reading.inner, writing.inner), "seal": seal}
     if not isinstance(reading, FileStore) or not isinstance(writing, FileStore):
         return {}
     found = asdict(writing.stats())

@@ -20,7 +20,9 @@ class StorageStats:
     """The storage tier since the start. ``pages`` and ``tokens``: counts by what happened to
     them. ``lost_tokens``: found in storage and not given to the request, by reason; with
     ``tokens["hits"]`` they are ``tokens["found"]``. ``abandoned``: prefetches, by reason.
-    ``reading_off``, ``writing_off``: the store failed lately and is left alone for a while."""
+    ``reading_off``, ``writing_off``: the store failed lately and is left alone for a while.
+    ``busy``: requests run, or pages are on their way between device, host and storage; where not,
+    all that was to be stored has been answered for."""
 
     pages: Mapping[str, int]
     tokens: Mapping[str, int]
@@ -28,6 +30,7 @@ class StorageStats:
     abandoned: Mapping[str, int]
     reading_off: bool
     writing_off: bool
+    busy: bool
 
 
 @dataclass(slots=True)

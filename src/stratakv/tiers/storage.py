@@ -217,8 +217,8 @@ class StorageTier:
 
     # -- figures ---------------------------------------------------------------------------------
 
-    def stats(self) -> StorageStats | None:
-        """None where no store is attached."""
+    def stats(self, *, busy: bool) -> StorageStats | None:
+        """None where no store is attached. ``busy``: what only the engine can say."""
         if self._worker is None:
             return None
         found, io = self.prefetcher.counters, self._worker.stats
@@ -232,6 +232,7 @@ class StorageTier:
             abandoned=_by_name(found.abandoned),
             reading_off=io.reading_off,
             writing_off=io.writing_off,
+            busy=busy,
         )
 
     def figures(self) -> Figures:
