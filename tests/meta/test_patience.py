@@ -86,8 +86,6 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "tests/integration/test_http_api.py": "lets go of what the test waits for",
         "tests/integration/test_storage_troubles.py": "who closes over a store that hangs gives up",
         "tests/integration/test_tensor_parallel_model.py": "a rank that hangs is given up",
-        "tests/integration/test_storage_server.py": "a pause between two looks",
-        "tests/rank_processes.py": "a pause between two looks",
         "tests/unit/test_cache_copies.py": "a pause between two looks",
         "tests/unit/test_tiers_storage.py": "who closes over a store that hangs gives up",
         "tests/unit/test_serve_kv_events.py": "a pause between two looks",
