@@ -38,14 +38,11 @@ METAVAR: Final = {
     "prefetch_policy": f"{{{','.join(PREFETCH_POLICIES)}}}",
     "prefetch_threshold": "TOKENS",
     "prefetch_share": "SHARE",
-    "prefetch_timeout": "SECONDS",
-    "prefetch_timeout_per_1k": "SECONDS",
-    "tp_timeout": "SECONDS",
+    **dict.fromkeys(("prefetch_timeout", "prefetch_timeout_per_1k", "tp_timeout"), "SECONDS"),
     "timeout_keep_alive": "SECONDS",
     "timeout_request": "SECONDS",
     "admin_key": "KEY",
-    "kv_events": "ENDPOINT",
-    "kv_events_replay": "ENDPOINT",
+    **dict.fromkeys(("kv_events", "kv_events_replay"), "ENDPOINT"),
 }
 HELP: Final = {
     "page_tokens": "tokens of a page: the unit of identity, allocation and transfer; default: 64, "
