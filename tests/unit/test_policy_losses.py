@@ -4,7 +4,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratakv.policy.losses import CAUSES, Declined, Known, Lost, bill, bill_aborted, label
+from stratakv.policy.losses import (
+    CAUSES,
+    NOTHING_KNOWN,
+    Declined,
+    Known,
+    Lost,
+    bill,
+    bill_aborted,
+    label,
+)
 from stratakv.policy.prefetch_reasons import Reason, Tally
 
 THRESHOLD, CAPACITY = Declined.BELOW_THRESHOLD, Declined.DEVICE_CAPACITY
@@ -95,6 +104,13 @@ def test_one_that_leaves_before_its_turn_loses_what_is_there():
         Reason.CORRUPT: 2,
     }
     assert lost(bill_aborted(known(0, 0, gone=[True]), None)) == {}
+
+
+def test_of_a_prompt_that_nobody_looked_up_only_storage_knew_anything():
+    tally = Tally(0, 3).cut(1, Reason.DEADLINE)
+    assert bill(NOTHING_KNOWN, 0, CAPACITY, None) == bill_aborted(NOTHING_KNOWN, None)
+    assert bill(NOTHING_KNOWN, 0, CAPACITY, None).known == 0
+    assert lost(bill_aborted(NOTHING_KNOWN, tally)) == {Lost.DEVICE_EVICTED: 1, Reason.DEADLINE: 2}
 
 
 def test_these_are_all_causes_by_tier_and_reason():

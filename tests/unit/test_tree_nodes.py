@@ -108,6 +108,15 @@ def test_a_chain_that_leaves_through_two_runs_leaves_nothing(nodes: NodeTable) -
     assert nodes.gone.of(keys("abcf"), 0, 4).tolist() == [True, True, False, False]
 
 
+def test_a_chain_that_leaves_through_three_runs_leaves_nothing(nodes: NodeTable) -> None:
+    nodes.grow(Tier.HOST, 3, keys("g"))  # row 6, beside 4
+    nodes.remove(rows(2, 5), from_host=False)
+    nodes.remove_one(4, from_host=True)
+    nodes.remove(rows(0, 1, 3, 6), from_host=True)
+    assert (len(nodes), nodes.index) == (0, {})
+    assert nodes.newest_key() is None
+
+
 def test_a_part_of_a_run_may_leave_and_come_again(nodes: NodeTable) -> None:
     nodes.remove(rows(2, 5), from_host=False)
     fresh = nodes.grow(Tier.DEVICE, 1, keys("xyz"))
