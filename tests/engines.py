@@ -30,10 +30,10 @@ from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.serve import wiring
 from stratakv.serve.wiring import Outside
-from stratakv.sim import runner
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, Retention, needed
+from stratakv.testing.fleet import runner
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.tree.nodes import TIERS, Tier

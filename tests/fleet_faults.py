@@ -21,13 +21,13 @@ from stratakv.core.errors import RankLostError
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.letters import Desk
 from stratakv.policy.prefetch_ends import Ends, last_of
-from stratakv.sim.loss import RankDied
-from stratakv.sim.rank import SimRank
-from stratakv.sim.store import UnkindStore
 from stratakv.spec.sharding import Sharding, Strip
 from stratakv.storage import sharded
 from stratakv.storage.io_jobs import Kind
 from stratakv.storage.io_worker import IoWorker
+from stratakv.testing.fleet.loss import RankDied
+from stratakv.testing.fleet.rank import SimRank
+from stratakv.testing.fleet.store import UnkindStore
 from stratakv.tiers.copies import CopyDesk
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.prefetch import prefetcher as prefetch

@@ -10,8 +10,9 @@ from stratakv.engine.letters import Flush, Submit
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.prefetch_pace import PrefetchPolicy, StopPolicy, WaitComplete
 from stratakv.policy.write import WriteThrough
-from stratakv.sim.adversary import Hazards
-from stratakv.sim.plan import (
+from stratakv.spec.sharding import Sharding
+from stratakv.testing.fleet.adversary import Hazards
+from stratakv.testing.fleet.plan import (
     LANES,
     LONGEST,
     PAGE,
@@ -21,9 +22,8 @@ from stratakv.sim.plan import (
     plain_plan,
     spec_named,
 )
-from stratakv.sim.runner import VOCABULARY
-from stratakv.sim.variety import with_heads
-from stratakv.spec.sharding import Sharding
+from stratakv.testing.fleet.runner import VOCABULARY
+from stratakv.testing.fleet.variety import with_heads
 
 PACE = dict.fromkeys(LANES, 0.9)
 CALM = Hazards(pace=PACE)

@@ -18,8 +18,8 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/test_agreement_*.py",
         "tests/unit/test_tiers_witness.py",
         "tests/unit/test_tiers_prefetch.py",
-        "tests/unit/test_sim_thread_ranks.py",
-        "tests/unit/test_sim_runs.py",
+        "tests/unit/test_testing_fleet_thread_ranks.py",
+        "tests/unit/test_testing_fleet_runs.py",
         "tests/integration/test_fleet_landing.py",  # threads of one process
     ),
     "tree": (

@@ -8,11 +8,11 @@ import pytest
 
 from stratakv.agreement import ballot
 from stratakv.engine.letters import Flush, Stop, Submit
-from stratakv.sim.loss import Point
-from stratakv.sim.plan import plain_plan
-from stratakv.sim.run import Fleet, run
-from stratakv.sim.stores import Stores
-from stratakv.sim.variety import plan_of
+from stratakv.testing.fleet.loss import Point
+from stratakv.testing.fleet.plan import plain_plan
+from stratakv.testing.fleet.run import Fleet, run
+from stratakv.testing.fleet.stores import Stores
+from stratakv.testing.fleet.variety import plan_of
 from stratakv.tiers.copies import CopyDesk
 
 RUNS, CHUNK = 100, 25

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from stratakv.core.errors import DivergenceError, RankLostError
-from stratakv.sim.loss import Loss, Point
-from stratakv.sim.plan import PAGE, plain_plan
-from stratakv.sim.run import run_plan
-from stratakv.sim.variety import adapted
+from stratakv.testing.fleet.loss import Loss, Point
+from stratakv.testing.fleet.plan import PAGE, plain_plan
+from stratakv.testing.fleet.run import run_plan
+from stratakv.testing.fleet.variety import adapted
 from tests import fleet_faults
 from tests.fleet_plans import CALM, over_one_store, storage_plan
 from tests.integration.test_fleet_prefetch import Again

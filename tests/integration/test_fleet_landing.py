@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 
 from stratakv.core.errors import DivergenceError
-from stratakv.sim.rank import SimRank
-from stratakv.sim.run import Fleet
+from stratakv.testing.fleet.rank import SimRank
+from stratakv.testing.fleet.run import Fleet
 from stratakv.tiers.prefetch.fetches import Fetches
 from tests.fleet_plans import CALM, storage_plan
 

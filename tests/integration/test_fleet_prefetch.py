@@ -11,10 +11,10 @@ import pytest
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.engine.letters import Flush
 from stratakv.policy.prefetch_pace import Timeout
-from stratakv.sim.plan import PAGE
-from stratakv.sim.run import Fleet
 from stratakv.spec.retention import needed
 from stratakv.storage.backend import ObjectKey, ReadStatus
+from stratakv.testing.fleet.plan import PAGE
+from stratakv.testing.fleet.run import Fleet
 from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tree.nodes import Tier

@@ -18,9 +18,9 @@ from stratakv.bench.policy_cache import (
 from stratakv.bench.policy_chats import ChatTraffic, generate
 from stratakv.bench.policy_replay import Figures, Replay
 from stratakv.bench.policy_tokens import TraceTokens, unlimited_tokens
-from stratakv.bench.trace import TraceRequest, read_trace, write_trace
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.errors import ConfigError
+from stratakv.sim.trace import TraceRequest, read_trace, write_trace
 from stratakv.spec.budget import ExpectedLoad
 from stratakv.tree.policies import EVICTION_POLICIES
 

@@ -24,7 +24,7 @@ from stratakv.core.identity.tensor_reader import TensorReader
 from stratakv.core.model_identity import ModelIdentity, Surroundings
 from stratakv.testing.patience import PATIENCE_S
 from tests.unit.test_core_digest_cache import STAT
-from tests.unit.test_sim_thread_ranks import together
+from tests.unit.test_testing_fleet_thread_ranks import together
 
 WEIGHTS = {
     "model.embed.weight": np.arange(60, dtype=np.float32).reshape(15, 4),

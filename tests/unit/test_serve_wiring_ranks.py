@@ -13,7 +13,7 @@ from stratakv.serve.sizing import Sizes, ranks_here
 from stratakv.serve.wiring_ranks import Seat, check_alike, heartbeat_s
 from stratakv.storage.store_key import StoreKey
 from stratakv.testing.patience import PATIENCE_S
-from tests.unit.test_sim_thread_ranks import together
+from tests.unit.test_testing_fleet_thread_ranks import together
 
 CONFIG = EngineConfig(tp=2, storage="redis://:secret@here/0")
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from stratakv.bench import transfer, transfer_v4
-from stratakv.bench.accelerator import Accelerator
 from stratakv.core.ids import LayerId
+from stratakv.sim.accelerator import Accelerator
 from stratakv.testing.patience import wait_until
 from stratakv.transfer.plan import Direction
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stratakv.bench.policy_traffic import Traffic, lengths
-from stratakv.bench.trace import BLOCK_TOKENS, TraceRequest
+from stratakv.sim.trace import BLOCK_TOKENS, TraceRequest
 
 Said: TypeAlias = tuple[tuple[int, int], ...]
 """A prompt, as pieces: whose number, and how many of its first tokens."""

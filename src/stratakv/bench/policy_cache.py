@@ -5,24 +5,21 @@ Owns the specs that are compared, their pools, and the one variant that is not t
 Must not know traces.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from stratakv.cache.admit import Booking
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.config import SNAPSHOT_TOKENS
-from stratakv.core.ids import GroupId, LayerId, TicketId
+from stratakv.core.ids import GroupId, LayerId
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.load_back import LoadBackPolicy
+from stratakv.sim.instant_transfer import InstantTransfer
 from stratakv.spec.budget import ExpectedLoad, pages_beside
 from stratakv.spec.groups import ANCHOR, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow, Retention
-from stratakv.transfer.engine import Completion
-from stratakv.transfer.plan import CopyPlan, Direction
 from stratakv.tree.nodes import CHECKPOINT
 from stratakv.tree.order import EvictionPolicy
 
@@ -108,50 +105,10 @@ class WithoutCheckpoints(KVCache):
         spec: CacheSpec,
         tiers: tuple[Sequence[PageAllocator], Sequence[PageAllocator]],
         tables: BlockTable,
-        transfer: "InstantTransfer",
+        transfer: InstantTransfer,
         options: CacheOptions,
     ) -> None:
         assert not tiers[1][ANCHOR].capacity, "the baseline has no host tier"
         super().__init__(spec, tiers, tables, transfer, options)
         for need in self._tree.nodes.need:
             need[:] = CHECKPOINT
-
-
-class _Open:
-    """A gate over copies that are done."""
-
-    def wait(self, layer: LayerId) -> None:
-        del layer
-
-
-class InstantTransfer:
-    """A transfer engine that moves nothing and has finished before it is asked."""
-
-    def __init__(self) -> None:
-        self._last = 0
-        self._done: dict[Direction, deque[TicketId]] = {way: deque() for way in Direction}
-
-    def submit(self, plan: CopyPlan) -> TicketId:
-        self._last += 1
-        self._done[plan.direction].append(TicketId(self._last))
-        return TicketId(self._last)
-
-    def gate(self, tickets: Sequence[TicketId]) -> _Open:
-        del tickets
-        return _Open()
-
-    def ready(self, direction: Direction) -> int:
-        return len(self._done[direction])
-
-    def peek(self, direction: Direction, count: int) -> list[Completion]:
-        done = islice(self._done[direction], count)
-        return [Completion(ticket, ok=True, bytes_moved=0) for ticket in done]
-
-    def take(self, direction: Direction, count: int) -> list[Completion]:
-        taken = self.peek(direction, count)
-        for _ in taken:
-            self._done[direction].popleft()
-        return taken
-
-    def close(self) -> None:
-        """There is nothing to finish."""

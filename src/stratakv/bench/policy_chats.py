@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stratakv.bench.policy_traffic import Traffic, lengths
-from stratakv.bench.trace import BLOCK_TOKENS, TraceRequest
+from stratakv.sim.trace import BLOCK_TOKENS, TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,13 @@ from typing import Final
 import numpy as np
 
 from stratakv.bench.policy_tokens import TraceTokens
-from stratakv.bench.trace import TraceRequest
 from stratakv.cache.admit import Wish
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import Admission, Refusal
 from stratakv.core.config import SNAPSHOT_TOKENS
 from stratakv.core.ids import TokenIds
 from stratakv.core.page_keys import Namespace, PageHasher
+from stratakv.sim.trace import TraceRequest
 
 DECODE_TOK_S: Final = 50.0
 """Virtual speed of every answer."""

@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from stratakv.bench.trace import BLOCK_TOKENS, TraceRequest
 from stratakv.core.ids import TokenIds
+from stratakv.sim.trace import BLOCK_TOKENS, TraceRequest
 
 SEVERAL: Final = -1
 

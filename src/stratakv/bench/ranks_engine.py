@@ -16,7 +16,6 @@ from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Ballot, Result
 from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import TorchRanks
-from stratakv.bench.accelerator import VOCABULARY, Accelerator
 from stratakv.bench.ranks_meter import Heard, Meter
 from stratakv.bench.workload import Ask, Chat
 from stratakv.cache.admit import Booking
@@ -36,6 +35,7 @@ from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.policy.load_back import LoadBackPolicy
+from stratakv.sim.accelerator import VOCABULARY, Accelerator
 from stratakv.spec.budget import ExpectedLoad, pages_beside
 from stratakv.spec.derive import spec_of
 from stratakv.storage.io_worker import IoWorker

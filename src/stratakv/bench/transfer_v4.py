@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 from transformers import DeepseekV4Config
 
-from stratakv.bench.accelerator import VOCABULARY, Accelerator, Simulated
 from stratakv.bench.transfer_case import Case, Yardstick, seconds_of
 from stratakv.core.ids import LayerId, PageIds, RequestId, TokenIds
 from stratakv.engine.model_facts import plain_config
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
+from stratakv.sim.accelerator import VOCABULARY, Accelerator, Simulated
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed, peak_pages

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from stratakv.bench.trace import BLOCK_TOKENS, TraceRequest, read_trace
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import RequestId, TokenIds
+from stratakv.sim.trace import BLOCK_TOKENS, TraceRequest, read_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

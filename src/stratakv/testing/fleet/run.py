@@ -8,13 +8,13 @@ from threading import Thread
 from typing import Final
 
 from stratakv.core.errors import RankLostError
-from stratakv.sim.client import Client, Trace
-from stratakv.sim.plan import Plan
-from stratakv.sim.rank import SimRank
-from stratakv.sim.stores import Stores
-from stratakv.sim.thread_ranks import Rendezvous
-from stratakv.sim.variety import plan_of
 from stratakv.storage.io_worker import IoWorker
+from stratakv.testing.fleet.client import Client, Trace
+from stratakv.testing.fleet.plan import Plan
+from stratakv.testing.fleet.rank import SimRank
+from stratakv.testing.fleet.stores import Stores
+from stratakv.testing.fleet.thread_ranks import Rendezvous
+from stratakv.testing.fleet.variety import plan_of
 
 PATIENCE_S: Final = 60.0
 """A rank that has not come to a collective after so much real time never will."""

@@ -8,14 +8,14 @@ import pytest
 from stratakv.core.clock import ManualClock
 from stratakv.core.errors import StorageError
 from stratakv.core.ids import GroupId, LayerId, PageKey
-from stratakv.sim.adversary import Adversary, Hazards
-from stratakv.sim.device import PageBytes, PoisoningAllocator, SimTransfer
-from stratakv.sim.plan import spec_named
-from stratakv.sim.store import SteppedHand, UnkindStore
 from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.io_jobs import Kind, Query
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.fleet.adversary import Adversary, Hazards
+from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
+from stratakv.testing.fleet.plan import spec_named
+from stratakv.testing.fleet.store import SteppedHand, UnkindStore
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
 SPEC = spec_named("window")

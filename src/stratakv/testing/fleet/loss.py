@@ -13,7 +13,7 @@ from typing import Final
 from stratakv.agreement.ballot import Lanes
 from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import RankLostError
-from stratakv.sim.thread_ranks import Rendezvous, ThreadRanks
+from stratakv.testing.fleet.thread_ranks import Rendezvous, ThreadRanks
 
 
 class Point(Enum):

@@ -15,11 +15,11 @@ from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.engine.letters import Submit
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import Prompt
-from stratakv.sim.plan import ADAPTERS, Plan
-from stratakv.sim.runner import Numbers, as_kept, by_head, expected_tokens, state_after
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.fleet.plan import ADAPTERS, Plan
+from stratakv.testing.fleet.runner import Numbers, as_kept, by_head, expected_tokens, state_after
 
 MODEL: Final = b"tokens"
 

@@ -11,12 +11,12 @@ from stratakv.core.ids import RequestId
 from stratakv.engine.letters import Submit
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.prefetch_pace import BestEffort
-from stratakv.sim.loss import POINTS, Fate, Loss, MortalRanks, Point, RankDied
-from stratakv.sim.plan import PAGE, Event
-from stratakv.sim.run import Fleet
+from stratakv.testing.fleet.loss import POINTS, Fate, Loss, MortalRanks, Point, RankDied
+from stratakv.testing.fleet.plan import PAGE, Event
+from stratakv.testing.fleet.run import Fleet
 from tests.fleet_faults import a_lost_rank_ignored
 from tests.fleet_plans import storage_plan
-from tests.unit.test_sim_thread_ranks import together
+from tests.unit.test_testing_fleet_thread_ranks import together
 
 
 @pytest.mark.parametrize("point", [Point.STEP, Point.LETTER, Point.BALLOT, Point.RESULT])

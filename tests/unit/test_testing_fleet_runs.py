@@ -13,13 +13,13 @@ import pytest
 from stratakv.core.errors import DivergenceError
 from stratakv.core.ids import GroupId
 from stratakv.engine.letters import Submit
-from stratakv.sim.picture import first_difference, picture
-from stratakv.sim.plan import RULES, plain_plan
-from stratakv.sim.rank import PICTURE_STEPS
-from stratakv.sim.run import Fleet
-from stratakv.sim.runner import as_kept, expected_tokens, next_token
-from stratakv.sim.stores import Stores
-from stratakv.sim.variety import adapted, loss_of, plan_of, restarted, shared
+from stratakv.testing.fleet.picture import first_difference, picture
+from stratakv.testing.fleet.plan import RULES, plain_plan
+from stratakv.testing.fleet.rank import PICTURE_STEPS
+from stratakv.testing.fleet.run import Fleet
+from stratakv.testing.fleet.runner import as_kept, expected_tokens, next_token
+from stratakv.testing.fleet.stores import Stores
+from stratakv.testing.fleet.variety import adapted, loss_of, plan_of, restarted, shared
 from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.tree.nodes import Tier
 from tests.fleet_plans import storage_plan
@@ -169,7 +169,7 @@ def test_equal_things_do_not_differ_and_others_name_the_place():
 
 
 def test_a_rank_that_never_comes_is_named(monkeypatch):
-    monkeypatch.setattr("stratakv.sim.run.PATIENCE_S", 0.3)
+    monkeypatch.setattr("stratakv.testing.fleet.run.PATIENCE_S", 0.3)
     free = threading.Event()
     fleet = Fleet(storage_plan(1, "anchor", 3))
     fleet.ranks[2].before_step = free.wait

@@ -25,9 +25,6 @@ from stratakv.policy.prefetch_pace import (
     WaitComplete,
 )
 from stratakv.policy.write import WriteBack, WritePolicy, WriteThrough, WriteThroughSelective
-from stratakv.sim.adversary import Hazards
-from stratakv.sim.loss import Loss
-from stratakv.sim.runner import VOCABULARY
 from stratakv.spec.groups import ANCHOR, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import (
     KeepAll,
@@ -39,6 +36,9 @@ from stratakv.spec.retention import (
     peak_pages,
 )
 from stratakv.spec.sharding import Sharding
+from stratakv.testing.fleet.adversary import Hazards
+from stratakv.testing.fleet.loss import Loss
+from stratakv.testing.fleet.runner import VOCABULARY
 
 PAGE: Final = 4
 LONGEST: Final = 44

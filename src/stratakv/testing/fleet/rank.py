@@ -18,19 +18,19 @@ from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.scheduler import StepLimits
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.load_back import LoadBackPolicy
-from stratakv.sim.adversary import Adversary
-from stratakv.sim.device import PageBytes, PoisoningAllocator, SimTransfer
-from stratakv.sim.loss import Fate, MortalRanks, Point, RankDied
-from stratakv.sim.picture import columns, first_difference, picture
-from stratakv.sim.plan import ADAPTERS, LONGEST, Plan
-from stratakv.sim.runner import TokenRunner
-from stratakv.sim.store import SteppedHand, UnkindStore
-from stratakv.sim.stores import Stores, namespaces
-from stratakv.sim.thread_ranks import Rendezvous
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.io_lane import Lane
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.sharded import ShardedBackend
+from stratakv.testing.fleet.adversary import Adversary
+from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
+from stratakv.testing.fleet.loss import Fate, MortalRanks, Point, RankDied
+from stratakv.testing.fleet.picture import columns, first_difference, picture
+from stratakv.testing.fleet.plan import ADAPTERS, LONGEST, Plan
+from stratakv.testing.fleet.runner import TokenRunner
+from stratakv.testing.fleet.store import SteppedHand, UnkindStore
+from stratakv.testing.fleet.stores import Stores, namespaces
+from stratakv.testing.fleet.thread_ranks import Rendezvous
 from stratakv.tiers.events import AllCleared, CacheEvent, CacheEvents, PagesRemoved, PagesStored
 from stratakv.tree.policies import EVICTION_POLICIES
 

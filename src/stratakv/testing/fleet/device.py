@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from stratakv.core.ids import LayerId, PageIds, TicketId
 from stratakv.memory.allocator import PageAllocator
-from stratakv.sim.adversary import Adversary
 from stratakv.spec.groups import CacheGroup, CacheSpec
+from stratakv.testing.fleet.adversary import Adversary
 from stratakv.transfer.engine import Completion
 from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 

@@ -28,10 +28,10 @@ from stratakv.engine.request import Prompt
 from stratakv.policy.prefetch import Abandoned, PrefetchRules
 from stratakv.policy.prefetch_book import PrefetchCounters
 from stratakv.policy.prefetch_reasons import Tally
-from stratakv.sim.device import PageBytes, PoisoningAllocator, SimTransfer
-from stratakv.sim.runner import TokenRunner
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.storage.io_worker import IoWorker
+from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
+from stratakv.testing.fleet.runner import TokenRunner
 from stratakv.tiers.persist import PersistCounters
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tree.leases import Leases

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from stratakv.core.ids import GroupId, PageKey
-from stratakv.sim.run import Fleet, run_plan
-from stratakv.sim.stores import Stores
 from stratakv.storage.backend import ObjectKey
+from stratakv.testing.fleet.run import Fleet, run_plan
+from stratakv.testing.fleet.stores import Stores
 from tests.fleet_plans import over_one_store, storage_plan
 
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import StorageError
-from stratakv.sim.adversary import Adversary
 from stratakv.spec.groups import ANCHOR
 from stratakv.storage.backend import (
     Everything,
@@ -24,6 +23,7 @@ from stratakv.storage.backend import (
     WriteStatus,
 )
 from stratakv.storage.io_lane import Lane
+from stratakv.testing.fleet.adversary import Adversary
 
 POISON = 0xFF
 

@@ -26,9 +26,9 @@ from stratakv.engine.letters import (
 )
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import FinishReason, Output, Prompt
-from stratakv.sim.plan import Plan
-from stratakv.sim.runner import expected_tokens
-from stratakv.sim.stores import namespaces
+from stratakv.testing.fleet.plan import Plan
+from stratakv.testing.fleet.runner import expected_tokens
+from stratakv.testing.fleet.stores import namespaces
 
 MOST_STEPS: Final = 4000
 

@@ -12,9 +12,11 @@ from typing import Final
 
 from stratakv.engine.letters import Submit
 from stratakv.policy.prefetch_pace import WaitComplete
-from stratakv.sim.adversary import Hazards
-from stratakv.sim.loss import POINTS, Loss, Point
-from stratakv.sim.plan import (
+from stratakv.spec.groups import CacheGroup, CacheSpec
+from stratakv.spec.sharding import Sharding
+from stratakv.testing.fleet.adversary import Hazards
+from stratakv.testing.fleet.loss import POINTS, Loss, Point
+from stratakv.testing.fleet.plan import (
     ADAPTERS,
     Event,
     OneStore,
@@ -25,8 +27,6 @@ from stratakv.sim.plan import (
     prompt_of,
     skew_of,
 )
-from stratakv.spec.groups import CacheGroup, CacheSpec
-from stratakv.spec.sharding import Sharding
 
 SHARED: Final = 0.3
 LOST: Final = 0.14
