@@ -23,6 +23,7 @@ from stratakv.core.config import (
     WRITE_POLICIES,
     EngineConfig,
     ServerConfig,
+    check_count,
 )
 from stratakv.core.errors import ConfigError, RankLostError, StorageError
 
@@ -288,8 +289,7 @@ def _picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
 def _serve(arguments: argparse.Namespace) -> int:
     engine = _picked(arguments, EngineConfig)
     server = _picked(arguments, ServerConfig)
-    if arguments.threads is not None and arguments.threads < 1:
-        raise ConfigError(f"--threads {arguments.threads}: allowed is 1 and more")
+    check_count("--threads", arguments.threads)
     _check_extra("serve")
     if engine.tp == 1:  # a rank that is refused has to tell the others
         _check_model(arguments.model)

@@ -250,7 +250,7 @@ def test_a_port_that_is_taken(directory, no_weights, capsys):
         ("--device-memory 1000TiB", "--device-memory 1000TiB: "),
         ("--device-memory 1MiB --host-memory 9TiB", "--host-memory 9 TiB: "),
         ("--host-memory 1", "--host-memory 1 B: too little for one page of group"),
-        ("--dtype int8", "--dtype int8: must be one of float32, bfloat16, float16, auto"),
+        ("--dtype int8", "--dtype int8: allowed are float32, bfloat16, float16, auto"),
     ],
 )  # fmt: skip
 def test_flags_that_the_model_decides_are_refused_before_weights_are_read(

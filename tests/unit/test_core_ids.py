@@ -14,7 +14,6 @@ from stratakv.core.errors import (
     RequestError,
     StorageError,
     StrataError,
-    TransportError,
 )
 
 
@@ -45,7 +44,7 @@ def test_core_and_spec_run_without_torch() -> None:
 
 
 def test_errors_say_whose_fault_it_is() -> None:
-    kinds = (ConfigError, RequestError, StorageError, TransportError, DivergenceError)
+    kinds = (ConfigError, RequestError, StorageError, DivergenceError)
     assert all(issubclass(kind, StrataError) for kind in kinds)
     values = [kind for kind in kinds if issubclass(kind, ValueError)]
     assert values == [ConfigError, RequestError]

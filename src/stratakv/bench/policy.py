@@ -29,6 +29,7 @@ from stratakv.bench.policy_chats import ChatTraffic, generate
 from stratakv.bench.policy_replay import Figures, Replay
 from stratakv.bench.policy_tokens import TraceTokens, unlimited_tokens
 from stratakv.cache.kv_cache import KVCache
+from stratakv.core.config import check_choice, check_count, flag_of
 from stratakv.core.errors import ConfigError
 from stratakv.sim.trace import TraceRequest, read_trace, write_trace
 from stratakv.spec.budget import ExpectedLoad
@@ -69,18 +70,14 @@ class PolicyOptions:
             "message_tokens", "requests", "device_tokens", "chat_tokens", "max_running",
             "chunk_tokens",
         ):  # fmt: skip
-            value = getattr(self, name)
             least = PAGE_TOKENS if name == "device_tokens" else 1
-            if value is not None and value < least:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag} {value}: allowed is {least} and up")
+            check_count(flag_of(name), getattr(self, name), least)
         for flag, names, known in (
             ("--policies", self.policies, EVICTION_POLICIES),
             ("--specs", self.specs, RULES),
         ):
             for name in names:
-                if name not in known:
-                    raise ConfigError(f"{flag} {name}: allowed are {', '.join(known)}")
+                check_choice(flag, name, known)
 
     def _check_source(self) -> None:
         """ConfigError where what is generated or read is said twice, and one would be ignored."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from stratakv.core.errors import ConfigError
+from stratakv.core.config import check_count
 
 MAX_ANSWER_TOKENS: Final = 4096
 READ_S_PER_TOKEN: Final = 0.02
@@ -33,10 +33,8 @@ class Traffic:
 
     def check(self, flag: str, sessions: int) -> None:
         """ConfigError where there are none, or the seed is none."""
-        if sessions < 1:
-            raise ConfigError(f"{flag} {sessions}: allowed is 1 and up")
-        if self.seed < 0:
-            raise ConfigError(f"--seed {self.seed}: allowed is 0 and up")
+        check_count(flag, sessions)
+        check_count("--seed", self.seed, 0)
 
     def popular(self, rng: np.random.Generator, things: int, sessions: int) -> list[int]:
         """Which of ``things`` each session has chosen: Zipf with exponent ``zipf``."""

@@ -17,7 +17,7 @@ from stratakv.agreement.ballot import LANES
 from stratakv.bench.ranks_engine import take_part
 from stratakv.bench.ranks_meter import Heard, Turn
 from stratakv.bench.ranks_processes import on_ranks
-from stratakv.core.errors import ConfigError
+from stratakv.core.config import check_count
 
 TARGET: Final = 1.2
 STEPS: Final = 2000
@@ -59,8 +59,7 @@ def run(json_path: str | None, *, ranks: int = 2, steps: int = STEPS) -> Report:
     """Measure, print, write the JSON to ``json_path`` if given. Seconds with two ranks; more than
     there are cores take much longer. ConfigError for fewer than two ranks; RankLostError where one
     dies or hangs."""
-    if ranks < 2:
-        raise ConfigError(f"--tp {ranks}: allowed is 2 and more")
+    check_count("--tp", ranks, 2)
     report = report_of(on_ranks(ranks, take_part, steps, LIMIT_S), steps)
     if json_path is not None:
         text = json.dumps(asdict(report), indent=2)

@@ -4,6 +4,7 @@ environment.
 The flag of a field is its name with dashes. Sizes are strings with units until ``spec.budget``.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 from stratakv.core.errors import ConfigError
 
 SNAPSHOT_TOKENS: Final = 256
+DTYPES: Final = ("float32", "bfloat16", "float16")
 TIERS: Final = ("off", "device", "host")
 EVICTIONS: Final = ("lru", "lfu", "slru", "s3-fifo", "priority")
 WRITE_HITS: Final = 2
@@ -72,20 +74,15 @@ class EngineConfig:
             "load_back_budget", "reserve_tokens", "write_hits", "tp",
         )  # fmt: skip
         for name in least_one:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{_flag(name)} {getattr(self, name)}: allowed is 1 and more")
-        if self.page_tokens is not None and self.page_tokens < 1:
-            raise ConfigError(f"--page-tokens {self.page_tokens}: allowed is 1 and more")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError(f"--max-model-len {self.max_model_len}: allowed is 2 and more")
+            check_count(flag_of(name), getattr(self, name))
+        check_count("--page-tokens", self.page_tokens)
+        check_count("--max-model-len", self.max_model_len, 2)
         if self.page_tokens is not None:
             self.snapshot_pages(self.page_tokens)
-        if self.load_back_threshold < 0:
-            raise ConfigError(
-                f"--load-back-threshold {self.load_back_threshold}: allowed is 0 and more"
-            )
-        if self.cache not in TIERS:
-            raise ConfigError(f"--cache {self.cache}: allowed are {', '.join(TIERS)}")
+        check_count("--load-back-threshold", self.load_back_threshold, 0)
+        check_choice("--dtype", self.dtype, (*DTYPES, "auto"))
+        check_choice("--cache", self.cache, TIERS)
+        self._check_host()
         self._check_policies()
         self._check_storage()
         self._check_ranks()
@@ -94,24 +91,27 @@ class EngineConfig:
                 f"--step-tokens {self.step_tokens}: more than --max-running {self.max_running} is "
                 "needed, or prefill would starve beside decoding"
             )
-        if self.cache != "host" and (self.host_memory is not None or self.host_ratio is not None):
+        self.adapters()
+
+    def _check_host(self) -> None:
+        memory, ratio = self.host_memory, self.host_ratio
+        if self.cache != "host" and (memory is not None or ratio is not None):
             raise ConfigError(
                 f"--cache {self.cache} has no host tier to size: --host-memory and --host-ratio "
                 "are allowed with --cache host"
             )
-        self.adapters()
+        if ratio is not None and not 0 <= ratio < float("inf"):
+            raise ConfigError(f"--host-ratio {ratio}: allowed are finite numbers from 0 up")
+        if memory is not None and ratio is not None:
+            raise ConfigError(
+                f"--host-memory {memory} and --host-ratio {ratio:g} both size the host tier: "
+                "allowed is one of them, or neither"
+            )
 
     def _check_policies(self) -> None:
-        if self.eviction not in EVICTIONS:
-            raise ConfigError(f"--eviction {self.eviction}: allowed are {', '.join(EVICTIONS)}")
-        if self.write_policy not in WRITE_POLICIES:
-            raise ConfigError(
-                f"--write-policy {self.write_policy}: allowed are {', '.join(WRITE_POLICIES)}"
-            )
-        if not 0 < self.write_back_reserve <= 1:
-            raise ConfigError(
-                f"--write-back-reserve {self.write_back_reserve}: allowed is above 0, and 1 at most"
-            )
+        check_choice("--eviction", self.eviction, EVICTIONS)
+        check_choice("--write-policy", self.write_policy, WRITE_POLICIES)
+        check_share("--write-back-reserve", self.write_back_reserve)
         if self.cache != "host" and self.write_policy != "write-through":
             raise ConfigError(
                 f"--write-policy {self.write_policy}: with --cache {self.cache} there is no host "
@@ -125,25 +125,11 @@ class EngineConfig:
                 raise ConfigError(f"{flag}: allowed with --write-policy {policy}")
 
     def _check_storage(self) -> None:
-        if self.prefetch_policy not in PREFETCH_POLICIES:
-            raise ConfigError(
-                f"--prefetch-policy {self.prefetch_policy}: allowed are "
-                f"{', '.join(PREFETCH_POLICIES)}"
-            )
-        if self.prefetch_threshold is not None and self.prefetch_threshold < 1:
-            raise ConfigError(
-                f"--prefetch-threshold {self.prefetch_threshold}: allowed is 1 and more"
-            )
-        if not 0 < self.prefetch_share <= 1:
-            raise ConfigError(
-                f"--prefetch-share {self.prefetch_share}: allowed is above 0, and 1 at most"
-            )
-        for flag, seconds in (
-            ("--prefetch-timeout", self.prefetch_timeout),
-            ("--prefetch-timeout-per-1k", self.prefetch_timeout_per_1k),
-        ):
-            if not 0 <= seconds < float("inf"):
-                raise ConfigError(f"{flag} {seconds}: allowed are finite seconds from 0 up")
+        check_choice("--prefetch-policy", self.prefetch_policy, PREFETCH_POLICIES)
+        check_count("--prefetch-threshold", self.prefetch_threshold)
+        check_share("--prefetch-share", self.prefetch_share)
+        check_seconds("--prefetch-timeout", self.prefetch_timeout)
+        check_seconds("--prefetch-timeout-per-1k", self.prefetch_timeout_per_1k)
         self._check_use_of_storage()
 
     def _check_use_of_storage(self) -> None:
@@ -175,10 +161,7 @@ class EngineConfig:
                 )
 
     def _check_ranks(self) -> None:
-        if not 1 <= self.tp_timeout < float("inf"):
-            raise ConfigError(
-                f"--tp-timeout {self.tp_timeout}: allowed are finite seconds from 1 up"
-            )
+        check_seconds("--tp-timeout", self.tp_timeout, 1)
         if self.tp_timeout != TP_TIMEOUT_S and self.tp == 1:
             raise ConfigError("--tp-timeout: allowed with --tp 2 and more")
         if self.storage_cut is not None and (self.storage_cut < 1 or self.storage_cut % self.tp):
@@ -241,24 +224,16 @@ class ServerConfig:
         self._check_kv_events()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port}: allowed are 0 (any free one) to 65535")
-        if self.max_waiting < 1:
-            raise ConfigError(f"--max-waiting {self.max_waiting}: allowed is 1 and more")
-        if self.default_max_tokens < 1:
-            raise ConfigError(
-                f"--default-max-tokens {self.default_max_tokens}: allowed is 1 and more"
-            )
-        if self.limit_concurrency is not None and self.limit_concurrency < 1:
-            raise ConfigError(
-                f"--limit-concurrency {self.limit_concurrency}: allowed is 1 and more"
-            )
+        check_count("--max-waiting", self.max_waiting)
+        check_count("--default-max-tokens", self.default_max_tokens)
+        check_count("--limit-concurrency", self.limit_concurrency)
         for flag, seconds in (
             ("--timeout-keep-alive", self.timeout_keep_alive),
             ("--timeout-request", self.timeout_request),
         ):
             if not 0 < seconds < float("inf"):
                 raise ConfigError(f"{flag} {seconds}: allowed are finite seconds above 0")
-        if not 0 <= self.drain_s < float("inf"):
-            raise ConfigError(f"--drain-s {self.drain_s}: allowed are finite seconds from 0 up")
+        check_seconds("--drain-s", self.drain_s)
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("--api-key: allowed is a key that is not empty")
         if self.admin_key is not None and (
@@ -283,8 +258,29 @@ class ServerConfig:
                 raise ConfigError(f"{flag}: allowed with --kv-events")
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
+    """The flag of a field."""
     return f"--{name.replace('_', '-')}"
+
+
+def check_count(flag: str, value: int | None, least: int = 1) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{flag} {value}: allowed is {least} and more")
+
+
+def check_choice(flag: str, value: str, allowed: Collection[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{flag} {value}: allowed are {', '.join(allowed)}")
+
+
+def check_share(flag: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ConfigError(f"{flag} {value}: allowed is above 0, and 1 at most")
+
+
+def check_seconds(flag: str, value: float, least: int = 0) -> None:
+    if not least <= value < float("inf"):
+        raise ConfigError(f"{flag} {value}: allowed are finite seconds from {least} up")
 
 
 def _is_endpoint(text: str) -> bool:

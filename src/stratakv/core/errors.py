@@ -4,7 +4,6 @@
     ├── ConfigError      the operator's: names the flag and what is allowed (also a ValueError)
     ├── RequestError     the client's: the request can never be served (also a ValueError)
     ├── StorageError     the environment's: the request falls back to recompute, a counter says why
-    ├── TransportError   the environment's: as above, for a hand-off
     ├── RankLostError    the environment's: a rank is gone, the others must stop
     └── DivergenceError  ours: ranks disagree, the process must stop
 
@@ -26,10 +25,6 @@ class RequestError(StrataError, ValueError):
 
 class StorageError(StrataError):
     """A storage backend failed."""
-
-
-class TransportError(StrataError):
-    """A peer or the wire to it failed."""
 
 
 class RankLostError(StrataError):

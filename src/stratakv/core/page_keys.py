@@ -14,23 +14,22 @@ import numpy as np
 from stratakv.core.ids import PageKey, TokenIds
 
 FORMAT: Final = b"stratakv-page-key-1"
+UNITS: Final = (b"0", b"1")
+"""Ends every namespace: a page is full without the token after it, and a unit of the prefix is one
+token. Draft heads that read ahead, or in bigrams, would say otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
     """Everything beside the tokens that decides what a page's bytes are, and who may read them.
 
-    ``lookahead`` is 1 for draft heads that read the next token: a page is full only when the token
-    after it is known. ``unit_tokens`` is how many token ids one unit of the prefix holds (a bigram
-    is 2). Fields are length-framed: ("ab", "c") and ("a", "bc") differ.
+    Fields are length-framed: ("ab", "c") and ("a", "bc") differ.
     """
 
     model: bytes
     spec_digest: bytes
     adapter: bytes = b""
     salt: str = ""
-    lookahead: int = 0
-    unit_tokens: int = 1
 
     def adapted(self, digest: bytes) -> "Namespace":
         """The pages of the model under another adapter; ``digest``: of its weights, never a name.
@@ -44,9 +43,8 @@ class Namespace:
     def root(self) -> bytes:
         """Digest that stands before page 0."""
         framed = hashlib.sha256()
-        numbers = (self.lookahead, self.unit_tokens)
-        parts = (FORMAT, self.model, self.spec_digest, self.adapter, self.salt.encode())
-        for part in (*parts, *(b"%d" % number for number in numbers)):
+        parts = (FORMAT, self.model, self.spec_digest, self.adapter, self.salt.encode(), *UNITS)
+        for part in parts:
             framed.update(len(part).to_bytes(8, "little") + part)
         return framed.digest()
 

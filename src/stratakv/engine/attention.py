@@ -14,7 +14,6 @@ import torch
 from transformers import AttentionInterface
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine.batch import Gate
 from stratakv.engine.decode_attention import (
     RowIndex,
     attend_padded,
@@ -26,6 +25,7 @@ from stratakv.engine.latent_layer import Contexts, LatentPages, bucket_keys, con
 from stratakv.engine.paged_layer import LayerPages, Scoring, Scratch
 from stratakv.engine.prefill_attention import attend_block, chunk_keys
 from stratakv.engine.step_meta import DecodeBucket, GroupStep
+from stratakv.transfer.engine import LayerGate
 
 ATTENTION: Final = "stratakv_paged"
 STEP: Final = "stratakv_step"
@@ -54,7 +54,7 @@ class PagedStep:
     layers: Mapping[LayerId, TokenPages]
     groups: Mapping[GroupId, GroupStep]
     positions: torch.Tensor
-    gate: Gate | None
+    gate: LayerGate | None
     scratch: Scratch
     cursor: Cursor = field(default_factory=Cursor)
     _indices: dict[tuple[int, int, int], RowIndex] = field(default_factory=dict)

@@ -1,20 +1,14 @@
 """One step's work. Owns the plain records between scheduler, runner and loop; torch-free."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.core.ids import LayerId, RowIds, TokenIds
+from stratakv.core.ids import RowIds, TokenIds
+from stratakv.transfer.engine import LayerGate
 
 Int32s = npt.NDArray[np.int32]
-
-
-class Gate(Protocol):
-    """The part of ``transfer.engine.LayerGate`` that a forward needs."""
-
-    def wait(self, layer: LayerId) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,7 +26,7 @@ class StepBatch:
     counts: Int32s
     tokens: TokenIds
     sampled: npt.NDArray[np.bool_]
-    gate: Gate | None
+    gate: LayerGate | None
     adapters: Int32s | None = None
 
 

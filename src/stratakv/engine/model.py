@@ -185,7 +185,7 @@ def _dtype_name(module: PreTrainedModel) -> str:
     for name, dtype in DTYPES.items():
         if module.dtype == dtype:
             return name
-    raise ConfigError(f"--dtype: weights are {module.dtype}, must be one of {', '.join(DTYPES)}")
+    raise ConfigError(f"--dtype: weights are {module.dtype}, allowed are {', '.join(DTYPES)}")
 
 
 def _eos_ids(module: PreTrainedModel, config: Mapping[str, object]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
+from stratakv.core.config import check_choice
 from stratakv.core.errors import ConfigError
 from stratakv.spec.derive import check_composite
 from stratakv.spec.positions import stable_positions
@@ -94,8 +95,7 @@ def read_planned(path: Path, dtype: str = "auto") -> tuple[ModelFacts, str | Non
 
 def _read(path: Path, dtype: str) -> tuple[PretrainedConfig, str]:
     """The configuration, and the dtype where it is "auto"."""
-    if dtype not in (*DTYPES, "auto"):
-        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}, auto")
+    check_choice("--dtype", dtype, (*DTYPES, "auto"))
     if not (path / "config.json").is_file():
         raise ConfigError(f"MODEL {path}: not a directory with a Hugging Face config.json")
     try:

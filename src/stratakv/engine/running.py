@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from stratakv.agreement.agreement import Figures
 from stratakv.core.ids import RowIds, TicketId
-from stratakv.engine.batch import Gate, StepBatch
+from stratakv.engine.batch import StepBatch
 from stratakv.engine.request import Request
 from stratakv.engine.rows import Rows
 from stratakv.engine.scheduler import StepLimits, chunk_sizes, prefill_room
+from stratakv.transfer.engine import LayerGate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +117,7 @@ class Running:
         counts[decodes:] = [size for _, size in some]
         return Work(rows, starts, starts + counts, tuple(request for request, _ in some))
 
-    def batch(self, work: Work, gate: Gate | None) -> StepBatch:
+    def batch(self, work: Work, gate: LayerGate | None) -> StepBatch:
         """``work`` with its tokens, as a runner takes it."""
         columns, rows, decodes = self.rows, work.rows, len(self.decoding)
         tokens = [columns.tokens[rows[:decodes], work.starts[:decodes]]]

@@ -8,7 +8,6 @@ whose next page another one is computing right now waits for that page instead o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stratakv.core.errors import ConfigError
 from stratakv.core.ids import PageKey
 
 
@@ -23,10 +22,7 @@ class StepLimits:
 
     def __post_init__(self) -> None:
         if self.step_tokens < 1 or self.chunk_tokens < 1:
-            raise ConfigError(
-                f"--step-tokens {self.step_tokens} --chunk-tokens {self.chunk_tokens}: "
-                "at least 1 is needed"
-            )
+            raise ValueError(f"{self}: allowed is 1 token and more")
 
 
 def chunk_sizes(limits: StepLimits, decoding: int, left: Sequence[int]) -> list[int]:

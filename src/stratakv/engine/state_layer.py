@@ -11,8 +11,8 @@ from typing import Final
 import torch
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine.batch import Gate
 from stratakv.engine.paged_layer import Scratch
+from stratakv.transfer.engine import LayerGate
 
 _WORDS: Final = (torch.complex128, torch.float64)
 
@@ -80,7 +80,7 @@ class OpenStates:
         self,
         layers: Mapping[LayerId, StatePages],
         rows: Mapping[GroupId, StateRows],
-        gate: Gate | None,
+        gate: LayerGate | None,
         scratch: Scratch,
     ) -> None:
         self._layers = layers

@@ -6,8 +6,6 @@ Pure; must not touch the tree or start a copy.
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from stratakv.core.errors import ConfigError
-
 
 class LoadBack(Enum):
     LOAD = auto()
@@ -25,9 +23,9 @@ class LoadBackPolicy:
 
     def __post_init__(self) -> None:
         if self.threshold_tokens < 0:
-            raise ConfigError(f"--load-back-threshold {self.threshold_tokens}: allowed is 0 and up")
+            raise ValueError(f"threshold_tokens {self.threshold_tokens}: allowed is 0 and more")
         if self.budget_tokens < 1:
-            raise ConfigError(f"--load-back-budget {self.budget_tokens}: allowed is 1 and up")
+            raise ValueError(f"budget_tokens {self.budget_tokens}: allowed is 1 and more")
 
     def decide(self, saved_tokens: int, in_flight_tokens: int) -> LoadBack:
         """``saved_tokens``: how much further the prefix is usable with the load."""

@@ -13,7 +13,6 @@ from stratakv.core.config import (
     PREFETCH_TIMEOUT_PER_1K_S,
     PREFETCH_TIMEOUT_S,
 )
-from stratakv.core.errors import ConfigError
 
 THRESHOLD_TOKENS: Final = 256
 
@@ -39,7 +38,7 @@ class Timeout:
 
     def __post_init__(self) -> None:
         if min(self.base_s, self.per_1k_tokens_s, self.most_s) < 0:
-            raise ConfigError("--prefetch-timeout: allowed are 0 seconds and more")
+            raise ValueError(f"{self}: allowed are 0 seconds and more")
 
 
 StopPolicy: TypeAlias = BestEffort | WaitComplete | Timeout
@@ -103,9 +102,9 @@ class PrefetchPolicy:
 
     def __post_init__(self) -> None:
         if self.threshold_tokens < 1:
-            raise ConfigError(f"--prefetch-threshold {self.threshold_tokens}: allowed is 1 and up")
+            raise ValueError(f"threshold_tokens {self.threshold_tokens}: allowed is 1 and more")
         if self.budget_tokens < 1:
-            raise ConfigError(f"--prefetch-budget {self.budget_tokens}: allowed is 1 and up")
+            raise ValueError(f"budget_tokens {self.budget_tokens}: allowed is 1 and more")
 
     def weigh(self, ahead_tokens: int, in_flight_tokens: int) -> Start:
         """``ahead_tokens``: what storage could at most add to what the tree has. A question costs
@@ -131,7 +130,7 @@ def prefetch_policy(
     """The usual thresholds. ``host_pages``: the anchor's host pages, of which ``share`` may be
     in flight."""
     if not 0 < share <= 1:
-        raise ConfigError(f"--prefetch-share {share}: allowed is above 0, and 1 at most")
+        raise ValueError(f"share {share}: allowed is above 0, and 1 at most")
     return PrefetchPolicy(
         threshold_tokens=max(THRESHOLD_TOKENS, page_tokens),
         budget_tokens=max(1, int(share * host_pages * page_tokens)),

@@ -9,8 +9,6 @@ from typing import TypeAlias, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.core.errors import ConfigError
-
 
 @dataclass(frozen=True, slots=True)
 class WriteThrough:
@@ -25,7 +23,7 @@ class WriteThroughSelective:
 
     def __post_init__(self) -> None:
         if self.hits < 1:
-            raise ConfigError(f"--write-hits {self.hits}: allowed is 1 and more")
+            raise ValueError(f"hits {self.hits}: allowed is 1 and more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +35,7 @@ class WriteBack:
 
     def __post_init__(self) -> None:
         if not 0 < self.reserve <= 1:
-            raise ConfigError(
-                f"--write-back-reserve {self.reserve}: allowed is above 0, and 1 at most"
-            )
+            raise ValueError(f"reserve {self.reserve}: allowed is above 0, and 1 at most")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:
-            raise ConfigError(f"--max-model-len is {self.max_model_len}, at least 2 is allowed")
+            raise ConfigError(f"--max-model-len {self.max_model_len}: allowed is 2 and more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

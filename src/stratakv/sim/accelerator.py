@@ -17,7 +17,7 @@ from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId
 from stratakv.core.page_keys import Namespace
-from stratakv.engine.batch import Gate, StepBatch
+from stratakv.engine.batch import StepBatch
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.roles import UnifiedRole
@@ -29,7 +29,7 @@ from stratakv.memory.host_arena import HostArena
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.cpu import CpuTransferEngine
-from stratakv.transfer.engine import Completion
+from stratakv.transfer.engine import Completion, LayerGate
 from stratakv.transfer.plan import Direction
 
 VOCABULARY: Final = 64
@@ -47,7 +47,7 @@ class Accelerator:
         self.run(batch.gate, len(batch.tokens))
         return torch.zeros(int(batch.sampled.sum()), VOCABULARY)
 
-    def run(self, gate: Gate | None, tokens: int) -> None:
+    def run(self, gate: LayerGate | None, tokens: int) -> None:
         """The device is at work until ``done_s``, whenever this thread wakes up: what a thread
         oversleeps is not added layer by layer."""
         done_s = time.perf_counter()

@@ -46,7 +46,7 @@ class ExpectedLoad:
         for field in ("max_running", "max_model_len", "chunk_tokens", "chat_tokens"):
             value = getattr(self, field)
             if value < 1:
-                raise ConfigError(f"--{field.replace('_', '-')} {value}: at least 1 is needed")
+                raise ValueError(f"{field} {value}: allowed is 1 and more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class HostMemory:
 
     def __post_init__(self) -> None:
         if self.bytes < 0:
-            raise ConfigError(f"--host-memory {self.bytes}: allowed are 0 bytes and more")
+            raise ValueError(f"{self.bytes} bytes of the host: allowed are 0 and more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class HostRatio:
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio < float("inf"):
-            raise ConfigError(f"--host-ratio {self.ratio}: allowed are finite numbers from 0 up")
+            raise ValueError(f"host ratio {self.ratio}: allowed are finite numbers from 0 up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,8 @@ HostBudget: TypeAlias = HostMemory | HostRatio | HostAuto
 
 
 def host_budget(host_memory: str | None, host_ratio: float | None) -> HostBudget:
-    """The two flags as given. ConfigError where both are."""
-    if host_memory is not None and host_ratio is not None:
-        raise ConfigError(
-            f"--host-memory {host_memory} and --host-ratio {host_ratio:g} both size the host tier: "
-            "allowed is one of them, or neither"
-        )
+    """The two flags as given, of which one at most is."""
+    assert host_memory is None or host_ratio is None, "both size the host tier"
     if host_memory is not None:
         return HostMemory(parse_bytes(host_memory, "--host-memory"))
     return HostAuto() if host_ratio is None else HostRatio(host_ratio)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final, assert_never
 
+from stratakv.core.config import check_choice, check_count
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.spec.families import COMPOSITES, FAMILIES, NOT_CACHED, NOT_PROVEN, Family
@@ -45,10 +46,8 @@ def spec_of(config: Mapping[str, object], *, page_tokens: int, dtype: str) -> Ca
     size, then states. ConfigError names a model type, layer type, field or flag that it cannot
     honour.
     """
-    if page_tokens < 1:
-        raise ConfigError(f"--page-tokens {page_tokens}: a page holds at least one token")
-    if dtype not in DTYPE_BYTES:
-        raise ConfigError(f"--dtype {dtype}: allowed are {', '.join(sorted(DTYPE_BYTES))}")
+    check_count("--page-tokens", page_tokens)
+    check_choice("--dtype", dtype, sorted(DTYPE_BYTES))
     model = ModelConfig(config)
     family = family_of(model)
     unit = family.page_unit(model)

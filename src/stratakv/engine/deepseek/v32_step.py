@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from stratakv.core.ids import LayerId
-from stratakv.engine.batch import Gate
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.paged_layer import Scratch
 from stratakv.engine.step_meta import DecodeBucket, GroupStep, PrefillBlock, PrefillChunk
+from stratakv.transfer.engine import LayerGate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +146,7 @@ class V32Step:
     rotation: Rotation
     buckets: tuple[Bucket, ...]
     chunks: tuple[Chunk, ...]
-    gate: Gate | None
+    gate: LayerGate | None
     scratch: Scratch
 
     @classmethod
@@ -156,7 +156,7 @@ class V32Step:
         group: GroupStep,
         page_tokens: int,
         rotation: Rotation,
-        gate: Gate | None,
+        gate: LayerGate | None,
         scratch: Scratch,
     ) -> "V32Step":
         return cls(

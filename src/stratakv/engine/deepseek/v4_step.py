@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from stratakv.engine.batch import Gate
 from stratakv.engine.deepseek.common_rope import Rotation
+from stratakv.transfer.engine import LayerGate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,4 +106,4 @@ class V4Step:
     rotations: Mapping[str, Rotation]
     blocks: Mapping[int, BlockStep]
     queries: tuple[Queries, ...]
-    gate: Gate | None
+    gate: LayerGate | None
