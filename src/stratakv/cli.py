@@ -109,7 +109,7 @@ HELP: Final = {
     "kv_events_topic": "the topic of what is published; some routers want kv@POD@MODEL",
 }
 SERVE_MODULES: Final = (
-    "torch", "transformers", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn",
+    "torch", "transformers", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "h11",
     "prometheus_client", "tqdm",
 )  # fmt: skip
 """What the extra ``serve`` brings, by the names that are imported."""

@@ -27,7 +27,8 @@ from tests.meta.source import ROOT
 
 SITE = Path(sysconfig.get_path("purelib"))
 LIBRARY = (
-    "core", "spec", "tree", "memory", "transfer", "storage", "policy", "agreement", "tiers", "testing",
+    "core", "spec", "tree", "memory", "transfer", "storage", "policy", "agreement", "tiers",
+    "testing",
 )  # fmt: skip
 EXAMPLE = """
 import sys

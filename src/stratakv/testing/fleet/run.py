@@ -5,7 +5,6 @@ Owns the order of a run, and what must be true at its end. One seed gives one ru
 """
 
 from threading import Thread
-from typing import Final
 
 from stratakv.core.errors import RankLostError
 from stratakv.storage.io_worker import IoWorker
@@ -15,9 +14,7 @@ from stratakv.testing.fleet.rank import SimRank
 from stratakv.testing.fleet.stores import Stores
 from stratakv.testing.fleet.thread_ranks import Rendezvous
 from stratakv.testing.fleet.variety import plan_of
-
-PATIENCE_S: Final = 60.0
-"""A rank that has not come to a collective after so much real time never will."""
+from stratakv.testing.patience import PATIENCE_S
 
 
 class Fleet:
