@@ -5,7 +5,10 @@ It runs on the driver's real thread, behind a real uvicorn.
 """
 
 import json
+import os
+import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -394,6 +397,34 @@ def error_of(response, status):
     return error
 
 
+@contextmanager
+def process(
+    directory: Path, log: Path, *, soft: int, hard: int
+) -> Iterator[tuple[subprocess.Popen, str]]:
+    """A server that answers no completion, under limits of open files."""
+    root = Path(__file__).parents[1]
+    paths = f"{root / 'src'}{os.pathsep}{root}"
+    limits = f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"'
+    server = [sys.executable, "-m", "tests.serving", str(directory), "hold"]
+    with log.open("wb") as errors:
+        found = subprocess.Popen(
+            ["sh", "-c", limits, "sh", *server],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        line = found.stdout.readline()
+        url = re.fullmatch(r"stratakv: listening on (http://\S+)\n", line)
+        assert url is not None, log.read_text()
+        yield found, url[1]
+    finally:
+        found.kill()
+        found.communicate()
+
+
 def main() -> int:
     """Serve for a test of a whole process: DIRECTORY of a tokenizer, then what should happen: fail,
     or hold, which answers nothing."""
@@ -402,7 +433,9 @@ def main() -> int:
         engine.failure = ValueError("a seeded failure")
     if "hold" in sys.argv:
         engine.gate.clear()
-    service = make_service(Tokenizer(Path(sys.argv[1])), engine, max_waiting=4096)
+    service = make_service(
+        Tokenizer(Path(sys.argv[1])), engine, max_waiting=4096, body_bytes=8 << 20
+    )
     limits = connection_limits(ServerConfig())
     return serve_forever(service, host="127.0.0.1", port=0, drain_s=PATIENCE_S, limits=limits)
 

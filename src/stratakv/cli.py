@@ -16,98 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stratakv.core.config import (
-    EVICTIONS,
-    PREFETCH_POLICIES,
-    TIERS,
-    WRITE_POLICIES,
-    EngineConfig,
-    ServerConfig,
-    check_count,
-)
+from stratakv.core.config import EngineConfig, ServerConfig, check_count
 from stratakv.core.errors import ConfigError, RankLostError, StorageError
+from stratakv.core.flag_help import HELP, METAVAR
 
 Record = TypeVar("Record")
-METAVAR: Final = {
-    "cache": f"{{{','.join(TIERS)}}}",
-    "device_memory": "SIZE",
-    "host_memory": "SIZE",
-    "lora": "NAME=DIR",
-    "storage": "URL",
-    "storage_root": "DIR",
-    "storage_key_file": "FILE",
-    "prefetch_policy": f"{{{','.join(PREFETCH_POLICIES)}}}",
-    "prefetch_threshold": "TOKENS",
-    "prefetch_share": "SHARE",
-    **dict.fromkeys(("prefetch_timeout", "prefetch_timeout_per_1k", "tp_timeout"), "SECONDS"),
-    "timeout_keep_alive": "SECONDS",
-    "timeout_request": "SECONDS",
-    "admin_key": "KEY",
-    **dict.fromkeys(("kv_events", "kv_events_replay"), "ENDPOINT"),
-}
-HELP: Final = {
-    "page_tokens": "tokens of a page: the unit of identity, allocation and transfer; default: 64, "
-    "or 128 where the model compresses that many to one row (DeepSeek-V4)",
-    "dtype": "float32, bfloat16, float16, or auto: the checkpoint's own",
-    "cache": "off: recompute everything; device: one tier; host: device and host",
-    "device_memory": "bytes for the device tier, as 512MiB, 2GiB or 1.5GB",
-    "host_memory": "bytes for the host tier; not together with --host-ratio",
-    "host_ratio": "host pages per device page; default: 2.0, or what fits 0.8 of the free memory",
-    "max_running": "requests that run at once",
-    "max_model_len": "tokens of prompt and answer together; default: what the model and the "
-    "device memory allow",
-    "step_tokens": "most tokens that one step computes",
-    "chunk_tokens": "most prompt tokens of one request in a step",
-    "chat_tokens": "typical length of a conversation; decides the split between cache groups",
-    "reserve_tokens": "output tokens booked per request at admission; one that needs more when "
-    "pages run short may be retracted to the host and comes back",
-    "snapshot_tokens": "how often a decoding request keeps its state (Mamba and linear attention), "
-    "a multiple of --page-tokens; default: 256, in whole pages",
-    "load_back_threshold": "a host hit that saves fewer tokens is recomputed",
-    "load_back_budget": "most tokens being loaded at once",
-    "eviction": f"which cached pages leave first: {', '.join(EVICTIONS)}",
-    "write_policy": f"when a page is copied to the host: {', '.join(WRITE_POLICIES)}",
-    "write_hits": "uses after which write-through-selective copies a page; the first counts",
-    "write_back_reserve": "share of the device's pages that write-back keeps free or copied",
-    "lora": "a LoRA adapter in a PEFT directory, which requests name in place of the model; may be "
-    "repeated",
-    "storage": "a third tier that outlives the server: file:///DIR?quota=200GiB, redis://, s3://, "
-    "mooncake://, memory://",
-    "storage_root": "a directory below which PUT /cache/storage may attach file stores; may be "
-    "repeated; default: none but the directory of --storage",
-    "storage_key_file": "a secret of all servers of a store: pages are sealed with it, and what "
-    "was written without it is never used; default: whoever can write to a store is trusted",
-    "prefetch_policy": "how long a request waits for pages from storage: not at all, until they "
-    "are there, or for a time",
-    "prefetch_threshold": "a fetch from storage that saves fewer tokens is not begun; default: "
-    "256, or a page if that is more",
-    "prefetch_share": "share of the host's pages that may be on their way from storage",
-    "prefetch_timeout": "seconds that a request waits for storage under --prefetch-policy timeout",
-    "prefetch_timeout_per_1k": "and for each 1,024 tokens of its fetch; 30 seconds at most in all, "
-    "or --prefetch-timeout if that is more",
-    "tp": "tensor-parallel ranks, started on this machine or by torchrun; memory sizes are of each",
-    "tp_timeout": "seconds after which a rank that does not answer is lost, and all end",
-    "storage_cut": "slices by key heads that stored pages are cut into, a multiple of --tp: "
-    "servers with the same cut share a store, others are refused it; default: none, or 8 with --tp",
-    "host": "address to listen on",
-    "port": "port to listen on; 0: any free one, printed",
-    "served_model_name": "the name clients use; default: the directory's",
-    "api_key": "what Authorization: Bearer must carry; default: anyone may ask",
-    "admin_key": "what Authorization: Bearer must carry to flush the cache and to change its "
-    "storage; default: the storage cannot be changed",
-    "max_waiting": "requests that may wait; more get a 503",
-    "default_max_tokens": "most tokens of a chat answer whose request names no max_tokens",
-    "limit_concurrency": "open connections; who comes when all are being answered gets a 503, but "
-    "for probes, and idle ones make room; default: what ulimit -n leaves, 8192 at most",
-    "timeout_keep_alive": "seconds that a connection may stay open without a request",
-    "timeout_request": "seconds in which a request must have come; a body gets one more for each "
-    "16 KiB",
-    "drain_s": "seconds that running requests get after SIGTERM",
-    "kv_events": "publish what is cached over ZeroMQ in vLLM's form, as tcp://*:5557; an endpoint "
-    "without a wildcard is connected to",
-    "kv_events_replay": "where subscribers ask for batches that they have missed, as tcp://*:5558",
-    "kv_events_topic": "the topic of what is published; some routers want kv@POD@MODEL",
-}
 SERVE_MODULES: Final = (
     "torch", "transformers", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "h11",
     "prometheus_client", "tqdm",
@@ -172,12 +85,14 @@ def _parser() -> argparse.ArgumentParser:
         ("imports", "the library's packages, beside NumPy alone"),
         ("load", "a model from disk with its identity, beside Hugging Face's loader alone"),
         ("ranks", "what ranks say to each other in a step, beside bare collectives"),
+        ("http", "how long others wait while a server works on a body that takes long"),
     ):
         part = parts.add_parser(name, help=text, allow_abbrev=False)
         part.add_argument("--json", metavar="FILE", help="also write the figures there")
         part.set_defaults(run=_bench, part=name)
         if name == "serve":
             part.add_argument("--trace", metavar="FILE", help="a Mooncake-format trace to replay")
+        if name in {"serve", "http"}:
             part.add_argument("--model", metavar="DIR", help="a model directory; default: built-in")
         if name == "policy":
             _policy_flags(part)
@@ -384,6 +299,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         case "load":
             _check_directory(arguments.directory)
             import_module("stratakv.bench.model_load").run(arguments.json, arguments.directory)
+        case "http":
+            import_module("stratakv.bench.http").run(arguments.json, model=arguments.model)
         case "ranks":
             try:
                 import_module("stratakv.bench.ranks").run(arguments.json, ranks=arguments.tp)

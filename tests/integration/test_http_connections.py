@@ -3,13 +3,9 @@ and whoever else is connected does not notice.
 """
 
 import json
-import os
-import re
 import resource
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPResponse
 from pathlib import Path
@@ -20,7 +16,15 @@ import pytest
 from stratakv.serve.crowd import SPARE, ConnectionLimits
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.testing.patience import PATIENCE_S, wait_until
-from tests.serving import FOX, EchoEngine, error_of, make_service, running, train_tokenizer
+from tests.serving import (
+    FOX,
+    EchoEngine,
+    error_of,
+    make_service,
+    process,
+    running,
+    train_tokenizer,
+)
 
 MOST = 4
 SHORT = 0.2
@@ -233,32 +237,6 @@ def test_a_connection_serves_one_request_after_the_other_and_pipelined_ones(toke
 
 
 # -- the process -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def process(directory: Path, log: Path, *, soft: int, hard: int):
-    """A server that answers no completion, under limits of open files."""
-    root = Path(__file__).parents[2]
-    paths = f"{root / 'src'}{os.pathsep}{root}"
-    limits = f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"'
-    server = [sys.executable, "-m", "tests.serving", str(directory), "hold"]
-    with log.open("wb") as errors:
-        found = subprocess.Popen(
-            ["sh", "-c", limits, "sh", *server],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": paths},
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    try:
-        line = found.stdout.readline()
-        url = re.fullmatch(r"stratakv: listening on (http://\S+)\n", line)
-        assert url is not None, log.read_text()
-        yield found, url[1]
-    finally:
-        found.kill()
-        found.communicate()
 
 
 def crowd_in(directory: Path, log: Path, *, files: int, clients: int) -> None:

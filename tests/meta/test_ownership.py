@@ -135,7 +135,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "serve/kv_events.py": "who publishes must not hold a step up",
         "serve/followers.py": "who watches the processes of other ranks",
         "serve/launch.py": "a store that was detached is closed beside the steps",
-        "serve/http_api.py": "long texts are tokenized in asyncio's pool",
+        "serve/lanes.py": "what takes long runs beside the event loop, one thread for each lane",
         "serve/admin_api.py": "opening, closing and waiting for storage, in asyncio's pool",
     },
     tells_rules_apart: {},

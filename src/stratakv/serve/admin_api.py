@@ -19,13 +19,14 @@ from stratakv.serve.service import Service
 WAIT_S: Final = 30.0
 MOST_WAIT_S: Final = 3600.0
 MAX_URL_CHARS: Final = 4096
+MOST_BODY_BYTES: Final = 1 << 15
 YES_NO: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 class AdminApi:
     def __init__(self, service: Service) -> None:
         self._admin = service.storage
-        self._most_bytes = service.limits.body_bytes
+        self._most_bytes = min(service.limits.body_bytes, MOST_BODY_BYTES)
 
     def routes(self) -> list[Route]:
         return [

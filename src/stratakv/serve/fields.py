@@ -5,24 +5,41 @@ Owns type and range checks. Must not know what a field means.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NoReturn, TypeAlias, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stratakv.serve.errors import ApiError, invalid
 
 JsonObject: TypeAlias = Mapping[str, object]
 T = TypeVar("T")
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntegerArray:
+    """A JSON array of integers from a body that holds many, int64 [n], n >= 1."""
+
+    values: NDArray[np.int64]
+
+
 JSON_NAMES: Final[Mapping[type, str]] = {
     bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array",
-    dict: "an object", type(None): "null",
+    IntegerArray: "an array", dict: "an object", type(None): "null",
 }  # fmt: skip
 
 
-def parse_object(body: bytes) -> JsonObject:
-    """The JSON object in ``body``; 400 for anything else, NaN and infinity included."""
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def parse_object(body: bytes, constant: Callable[[str], object] = _no_constant) -> JsonObject:
+    """The JSON object in ``body``; 400 for anything else, NaN and infinity included. ``constant``:
+    what those mean."""
     try:
-        data: object = json.loads(body.decode(), parse_constant=_no_constant)
+        data: object = json.loads(body.decode(), parse_constant=constant)
     except (ValueError, RecursionError) as error:  # ValueError: syntax, UTF-8, endless integers
         message = f"the request body is not valid JSON: {error}"
         raise ApiError(message, code="invalid_json") from None
@@ -118,6 +135,8 @@ def child(data: JsonObject, name: str) -> JsonObject:
 
 
 def array(param: str, value: object) -> Sequence[object]:
+    if isinstance(value, IntegerArray):
+        return value.values.tolist()
     if not isinstance(value, list):
         raise wrong_type(param, "an array", value)
     return cast("Sequence[object]", value)
@@ -128,7 +147,3 @@ def brief(value: float) -> str:
     if isinstance(value, int) and value.bit_length() > 128:
         return "an integer of more than 128 bits"
     return str(value)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -6,9 +6,9 @@ Owns which path does what. Must not know how an answer is made (``generate``).
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stratakv.core.ids import TokenIds
-from stratakv.serve import bodies, fields, schemas
+from stratakv.serve import bodies, json_body, schemas
 from stratakv.serve.admin_api import AdminApi
 from stratakv.serve.crowd import Crowd, TurnAway
 from stratakv.serve.driver import Health
@@ -29,10 +29,12 @@ from stratakv.serve.errors import (
     conflict,
     internal,
     invalid,
+    too_long,
     unavailable,
 )
 from stratakv.serve.fields import JsonObject
 from stratakv.serve.generate import Call, EventStream, answer
+from stratakv.serve.lanes import INLINE_BYTES
 from stratakv.serve.middleware import BearerKeys, RequestIds
 from stratakv.serve.ports import StatsView
 from stratakv.serve.replies import ChatFormat, CompletionFormat
@@ -40,9 +42,9 @@ from stratakv.serve.service import Service
 
 COMPLETION_TOKENS: Final = 16
 """OpenAI's default of ``max_tokens`` for completions."""
-LONG_TEXT_CHARS: Final = 4096
-"""From here on, encoding is worth a thread: it would hold streams up for more than 2 ms."""
 SCRAPE_S: Final = 2.0
+
+T = TypeVar("T")
 
 
 class Api:
@@ -52,6 +54,7 @@ class Api:
         self._service = service
         self._created = int(time.time())
         self._stats: StatsView | None = None
+        self._lanes = service.lanes
 
     def routes(self) -> list[Route]:
         get, post = ["GET"], ["POST"]
@@ -72,12 +75,12 @@ class Api:
     async def completions(self, request: Request) -> JSONResponse | EventStream:
         start_s = self._service.clock.now_s()
         limits = self._service.limits
-        found = schemas.completion_call(await self._body(request), limits.vocab)
+        found = await self._read(request, lambda body: schemas.completion_call(body, limits.vocab))
         name, adapter = self._named(found.model)
         self._check_choices(len(found.prompts), found.decoding.n)
         call = Call(
             prompts=[
-                await self._encode(prompt) if isinstance(prompt, str) else prompt
+                await self._encode(request, prompt) if isinstance(prompt, str) else prompt
                 for prompt in found.prompts
             ],
             adapter=adapter,
@@ -97,11 +100,11 @@ class Api:
 
     async def chat(self, request: Request) -> JSONResponse | EventStream:
         start_s = self._service.clock.now_s()
-        found = schemas.chat_call(await self._body(request))
+        found = await self._read(request, schemas.chat_call)
         name, adapter = self._named(found.model)
         self._check_choices(1, found.decoding.n)
         call = Call(
-            prompts=[await self._encode_chat(found.messages)],
+            prompts=[await self._encode_chat(request, found.messages)],
             adapter=adapter,
             decoding=found.decoding,
             format=ChatFormat(
@@ -127,26 +130,33 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """``{"prompt": text}`` or ``{"messages": [...]}`` -> token ids."""
-        data = await self._body(request)
-        if data.get("messages") is not None:
-            tokens = await self._encode_chat(schemas.messages(data["messages"]))
+        limit = self._service.limits.body_bytes
+        found = await self._read(request, lambda body: schemas.tokenize_call(body, limit))
+        if isinstance(found.prompt, str):
+            tokens = await self._encode(request, found.prompt, special=found.special)
         else:
-            limit = self._service.limits.body_bytes
-            prompt = fields.text(data, "prompt", None, max_chars=limit)
-            if prompt is None:
-                raise invalid("prompt", "'prompt' or 'messages' is required")
-            special = fields.boolean(data, "add_special_tokens", default=True)
-            tokens = await self._encode(prompt, special=special)
+            tokens = await self._encode_chat(request, found.prompt)
         most = self._service.limits.max_model_len
-        return JSONResponse({
-            "tokens": tokens.tolist(), "count": len(tokens), "max_model_len": most,
-        })  # fmt: skip
+        return await self._lanes.run(
+            _client(request),
+            tokens.nbytes,
+            lambda: JSONResponse({
+                "tokens": tokens.tolist(), "count": len(tokens), "max_model_len": most,
+            }),
+        )  # fmt: skip
 
     async def detokenize(self, request: Request) -> Response:
         """``{"tokens": [...]}`` -> text."""
-        data = await self._body(request)
-        tokens = schemas.token_ids("tokens", data.get("tokens"), self._service.limits.vocab)
-        return JSONResponse({"prompt": self._service.tokenizer.decode(tokens.tolist())})
+        vocab = self._service.limits.vocab
+        tokens = await self._read(
+            request, lambda body: schemas.token_ids("tokens", body.get("tokens"), vocab)
+        )
+        decode = self._service.tokenizer.decode_long
+        return await self._lanes.run(
+            _client(request),
+            tokens.nbytes,
+            lambda: JSONResponse({"prompt": decode(tokens.tolist())}),
+        )
 
     async def flush_cache(self, _request: Request) -> Response:
         if not await self._service.driver.flush():
@@ -185,8 +195,14 @@ class Api:
     async def version(self, _request: Request) -> Response:
         return JSONResponse({"version": self._service.version})
 
-    async def _body(self, request: Request) -> JsonObject:
-        return await bodies.json_object(request, self._service.limits.body_bytes)
+    async def _read(self, request: Request, make: Callable[[JsonObject], T]) -> T:
+        """What ``make`` makes of the body."""
+        body = await bodies.whole(request, self._service.limits.body_bytes)
+        if len(body) <= json_body.SMALL_BYTES:
+            return make(json_body.read_object(body))
+        return await self._lanes.run(
+            _client(request), len(body), lambda: make(json_body.read_object(body))
+        )
 
     def _named(self, name: str | None) -> tuple[str, str]:
         """What a client calls a model: its name, and the adapter that it stands for, "" for the
@@ -206,17 +222,31 @@ class Api:
             field = "n" if n > 1 else "prompt"
             raise invalid(field, f"{prompts} prompts x {n} choices are more than {most} requests")
 
-    async def _encode(self, text: str, *, special: bool = True) -> TokenIds:
-        encode = self._service.tokenizer.encode
-        if len(text) < LONG_TEXT_CHARS:
-            return encode(text, special=special)
-        return await asyncio.to_thread(encode, text, special=special)
+    async def _encode(self, request: Request, text: str, *, special: bool = True) -> TokenIds:
+        if len(text) >= INLINE_BYTES and await request.is_disconnected():
+            raise ClientGoneError("the client closed the connection")
+        return await self._lanes.run(
+            _client(request), len(text), lambda: self._encoded("prompt", text, special=special)
+        )
 
-    async def _encode_chat(self, messages: tuple[schemas.Message, ...]) -> TokenIds:
-        encode = self._service.tokenizer.encode_chat
-        if sum(len(message["content"]) for message in messages) < LONG_TEXT_CHARS:
-            return encode(messages)
-        return await asyncio.to_thread(encode, messages)
+    async def _encode_chat(
+        self, request: Request, messages: tuple[schemas.Message, ...]
+    ) -> TokenIds:
+        def work() -> TokenIds:
+            return self._encoded("messages", tokenizer.chat_text(messages), special=False)
+
+        tokenizer = self._service.tokenizer
+        # A message costs a template more than its text does.
+        size = sum(len(message["content"]) for message in messages) + 64 * len(messages)
+        return await self._lanes.run(_client(request), size, work)
+
+    def _encoded(self, field: str, text: str, *, special: bool) -> TokenIds:
+        """A text that can by no means fit is refused without being tokenized."""
+        tokenizer, most = self._service.tokenizer, self._service.limits.max_model_len
+        if len(text) > most and (least := tokenizer.least_tokens(text)) > most:
+            message = f"this model's maximum context length is {most} tokens, "
+            raise too_long(field, f"{message}your prompt has at least {least}")
+        return tokenizer.encode(text, special=special)
 
     def _model(self, name: str) -> Mapping[str, object]:
         """``parent``: the model under an adapter."""
@@ -228,6 +258,11 @@ class Api:
             "parent": None if name == self._service.model else self._service.model,
             "max_model_len": self._service.limits.max_model_len,
         }
+
+
+def _client(request: Request) -> str:
+    """Whose turn it is when work waits."""
+    return "" if request.client is None else request.client.host
 
 
 def build_app(service: Service, crowd: Crowd) -> ASGIApp:

@@ -128,6 +128,25 @@ def chat_call(data: JsonObject) -> ChatCall:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeCall:
+    """``prompt``: a text, or a conversation. ``special``: with what the tokenizer adds."""
+
+    prompt: str | tuple[Message, ...]
+    special: bool
+
+
+def tokenize_call(data: JsonObject, max_chars: int) -> TokenizeCall:
+    """Read a body of ``/tokenize``."""
+    if data.get("messages") is not None:
+        return TokenizeCall(prompt=messages(data["messages"]), special=False)
+    prompt = fields.text(data, "prompt", None, max_chars=max_chars)
+    if prompt is None:
+        raise invalid("prompt", "'prompt' or 'messages' is required")
+    special = fields.boolean(data, "add_special_tokens", default=True)
+    return TokenizeCall(prompt=prompt, special=special)
+
+
 def messages(value: object) -> tuple[Message, ...]:
     """A conversation as a chat template takes it: role and plain text."""
     if value is None:
@@ -142,17 +161,23 @@ def messages(value: object) -> tuple[Message, ...]:
 
 def token_ids(param: str, value: object, vocab: int) -> TokenIds:
     """A list of token ids as int32 [n], n >= 1."""
+    if isinstance(value, fields.IntegerArray):
+        _check_tokens(param, int(value.values.min()), int(value.values.max()), vocab)
+        return value.values.astype(np.int32)
     found = fields.array(param, value)
     if not found:
         raise invalid(param, f"'{param}' must hold at least one token")
     for kind in set(map(type, found)) - {int}:
         raise wrong_element(param, next(x for x in found if type(x) is kind))
     tokens = cast("list[int]", found)
-    low, high = min(tokens), max(tokens)
+    _check_tokens(param, min(tokens), max(tokens), vocab)
+    return np.array(tokens, np.int32)
+
+
+def _check_tokens(param: str, low: int, high: int, vocab: int) -> None:
     if low < 0 or high >= vocab:
         worst = fields.brief(low if low < 0 else high)
         raise invalid(param, f"'{param}' holds token {worst}; the vocabulary is 0 to {vocab - 1}")
-    return np.array(tokens, np.int32)
 
 
 def wrong_element(param: str, value: object) -> ApiError:
@@ -221,6 +246,8 @@ def _prompts(value: object, vocab: int) -> tuple[str | TokenIds, ...]:
         raise ApiError("'prompt' is required", param="prompt", code="missing_required_parameter")
     if isinstance(value, str):
         return (_text_prompt("prompt", value),)
+    if isinstance(value, fields.IntegerArray):
+        return (token_ids("prompt", value, vocab),)
     found = fields.array("prompt", value)
     if not found:
         raise invalid("prompt", "'prompt' must not be empty")

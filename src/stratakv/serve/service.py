@@ -1,13 +1,14 @@
 """What a server is made of. Owns the record; ``wiring`` builds one, ``serve`` reads it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId
 from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.driver import EngineDriver
+from stratakv.serve.lanes import Lanes
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.tokenizer import Tokenizer
 
@@ -35,7 +36,8 @@ class Service:
     may use in its place. ``groups``: names of those that a prompt can hit.
     ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``: what ``/server_info`` shows
     (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask;
-    ``admin_key``: the same for what changes the server, None: nobody may."""
+    ``admin_key``: the same for what changes the server, None: nobody may. ``lanes``: where long
+    texts and bodies are worked on."""
 
     driver: EngineDriver
     storage: StorageAdmin
@@ -51,3 +53,4 @@ class Service:
     api_key: str | None = None
     admin_key: str | None = None
     adapters: tuple[str, ...] = ()
+    lanes: Lanes = field(default_factory=Lanes)

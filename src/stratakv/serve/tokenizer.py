@@ -15,8 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import TokenIds
+from stratakv.serve.byte_alphabet import BYTE_OF_CHAR
 from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.schemas import Message
+from stratakv.serve.text_bound import bound_of
 
 REPLACEMENT: Final = "\ufffd"
 
@@ -36,6 +38,7 @@ class Tokenizer:
         # Prompts come whole or not at all: a file may ask for cutting or padding.
         self._fast.no_truncation()
         self._fast.no_padding()
+        self._bound = bound_of(self._fast)
         added = self._fast.get_added_tokens_decoder()
         self.silent: Final = frozenset(token for token, kind in added.items() if kind.special)
         """Tokens without text."""
@@ -50,8 +53,17 @@ class Tokenizer:
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=special)
         return np.array(encoding.ids, np.int32)
 
+    def least_tokens(self, text: str) -> int:
+        """How many tokens ``text`` has at least, found without tokenizing; 0 where that is not
+        known of this tokenizer."""
+        return 0 if self._bound is None else self._bound.least_tokens(text)
+
     def encode_chat(self, messages: Sequence[Message]) -> TokenIds:
         """Token ids of a conversation, ready for the assistant's turn, int32 [n]."""
+        return self.encode(self.chat_text(messages), special=False)
+
+    def chat_text(self, messages: Sequence[Message]) -> str:
+        """A conversation as the model reads it, with its special tokens spelled out."""
         if self._templates.chat_template is None:
             raise invalid("messages", "this model has no chat template; use /v1/completions")
         try:
@@ -62,7 +74,12 @@ class Tokenizer:
             message = f"the model's chat template refuses these messages: {error}"
             raise ApiError(message, param="messages", code="invalid_value") from None
         assert isinstance(text, str)
-        return self.encode(text, special=False)
+        return text
+
+    def decode_long(self, tokens: Sequence[int]) -> str:
+        """As ``decode``, without Python's lock meanwhile."""
+        (text,) = self._fast.decode_batch([tokens], skip_special_tokens=True)
+        return text
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens`` without special tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -89,19 +106,6 @@ class Tokenizer:
         if all(char in BYTE_OF_CHAR for char in piece):
             return [BYTE_OF_CHAR[char] for char in piece]
         return list(text.encode())
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet of byte-level BPE: printable bytes stand for themselves, the rest follow
-    from U+0100 in order."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(rest)
-    }
-
-
-BYTE_OF_CHAR: Final = _byte_alphabet()
 
 
 class StreamDecoder:

@@ -1,0 +1,122 @@
+"""A large JSON body to an object, in pieces: ``json`` holds Python's lock while it reads, so that a
+body of millions of values would stop every other thread for seconds.
+
+Owns how many values a body may hold and how arrays of token ids are read. What is taken and what it
+means is ``json``'s.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratakv.serve import fields
+from stratakv.serve.errors import ApiError
+from stratakv.serve.fields import IntegerArray, JsonObject
+
+SMALL_BYTES: Final = 1 << 15
+"""A body of that size is read at once, wherever that is."""
+MOST_VALUES: Final = 1 << 16
+"""Of a body, beside arrays of integers: about as many as take 10 ms."""
+LEAST_RUN: Final = 32
+"""Bytes of an array of integers that is worth being read by itself."""
+PIECE_BYTES: Final = 1 << 15
+
+Marks: TypeAlias = NDArray[np.bool_]
+PLACE: Final = b"-Infinity"
+"""What stands for an array that was taken out: ``json`` asks what it means, and it is not JSON."""
+
+
+def _table(chars: bytes) -> Marks:
+    found = np.zeros(256, np.bool_)
+    found[list(chars)] = True
+    return found
+
+
+OPENS_OR_PARTS: Final = _table(b",[{")
+IN_INTEGERS: Final = _table(b"0123456789-, \t\r\n")
+
+
+def read_object(body: bytes) -> JsonObject:
+    """The JSON object in ``body``, as ``fields.parse_object`` reads it; where it holds many values,
+    arrays of integers are IntegerArrays. ApiError (400) for too many others, before any is made."""
+    if len(body) <= SMALL_BYTES:
+        return fields.parse_object(body)
+    text = np.frombuffer(body, np.uint8)
+    outside = outside_strings(text)
+    values = int(np.count_nonzero(OPENS_OR_PARTS[text] & outside))
+    if values <= MOST_VALUES:
+        return fields.parse_object(body)
+    runs = list(_integer_runs(text, IN_INTEGERS[text] & outside))
+    del text, outside
+    rest = values - sum(body.count(b",", start, end) for start, end in runs)
+    if rest > MOST_VALUES:
+        message = f"the request body holds {rest} values; at most {MOST_VALUES} are allowed beside "
+        raise ApiError(f"{message}arrays of token ids", code="too_many_values")
+    return fields.parse_object(_without(body, runs), _arrays(body, runs))
+
+
+def outside_strings(text: NDArray[np.uint8]) -> Marks:
+    """bool [n]: whether a byte is in no string."""
+    quotes = text == ord('"')
+    at = np.flatnonzero(quotes[1:]) + 1
+    behind = at[text[at - 1] == ord("\\")]
+    if len(behind):  # a quote behind an odd number of backslashes ends no string
+        other = np.where(text != ord("\\"), np.arange(len(text), dtype=np.int32), np.int32(-1))
+        last = np.maximum.accumulate(other)
+        quotes[behind[(behind - 1 - last[behind - 1]) % 2 == 1]] = False
+    return np.cumsum(quotes, dtype=np.uint8) % 2 == 0
+
+
+def _integer_runs(text: NDArray[np.uint8], plain: Marks) -> Iterator[tuple[int, int]]:
+    """[start, end) of what is between ``[`` and ``]`` and may be integers."""
+    edges = np.flatnonzero(plain[1:] != plain[:-1]) + 1
+    if plain[0]:
+        edges = edges[1:]  # no array begins there
+    pairs = edges[: len(edges) // 2 * 2].reshape(-1, 2)
+    pairs = pairs[pairs[:, 1] - pairs[:, 0] >= LEAST_RUN]
+    arrays = (text[pairs[:, 0] - 1] == ord("[")) & (text[pairs[:, 1]] == ord("]"))
+    yield from pairs[arrays].tolist()
+
+
+def _without(body: bytes, runs: list[tuple[int, int]]) -> bytes:
+    pieces: list[bytes] = []
+    at = 0
+    for start, end in runs:
+        pieces += (body[at : start - 1], PLACE)
+        at = end + 1
+    return b"".join([*pieces, body[at:]])
+
+
+def _arrays(body: bytes, runs: list[tuple[int, int]]) -> Callable[[str], IntegerArray]:
+    """Answers ``json``'s questions, in the body's order. One question too many is one that the
+    client has put there."""
+    left = iter(runs)
+
+    def next_array(name: str) -> IntegerArray:
+        found = next(left, None) if name == PLACE.decode() else None
+        if found is None:
+            raise ValueError(f"{name} is not JSON")
+        return IntegerArray(np.concatenate([_integers(one) for one in _cut(body, *found)]))
+
+    return next_array
+
+
+def _cut(body: bytes, start: int, end: int) -> Iterator[bytes]:
+    """The array's text, cut at commas."""
+    while (comma := body.find(b",", start + PIECE_BYTES, end)) >= 0:
+        yield body[start:comma]
+        start = comma + 1
+    yield body[start:end]
+
+
+def _integers(piece: bytes) -> NDArray[np.int64]:
+    found: list[int] = json.loads(b"[" + piece + b"]")
+    if not found:
+        raise ValueError("Expecting value in an array of integers")
+    try:
+        return np.array(found, np.int64)
+    except OverflowError:  # no token, however the error spells it
+        return np.array([max(min(one, 1 << 62), -1 << 62) for one in found], np.int64)

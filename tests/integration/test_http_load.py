@@ -1,0 +1,185 @@
+"""Bodies that are cheap to send and dear to answer: others are answered while they are worked on,
+and a server is as large after many of them as after some.
+"""
+
+import asyncio
+import json
+import os
+import re
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stratakv.serve.lanes import LONG_BYTES
+from stratakv.serve.tokenizer import Tokenizer
+from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.serving import (
+    FOX,
+    EchoEngine,
+    error_of,
+    make_service,
+    process,
+    running,
+    train_tokenizer,
+)
+
+MOST_BYTES = 8 << 20
+"""Of a body, as servers have it."""
+COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+
+
+def attacks(size: int) -> dict[str, tuple[str, bytes, str]]:
+    """Path, body of about ``size`` bytes, and the error's code."""
+    room = size - 100
+    message = b'{"role":"user","content":""}'
+    chat = {"messages": [{"role": "user", "content": "é" * (room // 6)}]}
+    texts = {"prompt": ["word " * (room // 60)] * 12}
+    integers = b"1," * (room // 2)
+    return {
+        "one-token prompts": (
+            COMPLETIONS, b'{"prompt": [' + b"[1]," * (room // 4) + b"[1]]}", "too_many_values",
+        ),
+        "empty messages": (
+            CHAT,
+            b'{"messages": [' + (message + b",") * (room // 29) + message + b"]}",
+            "too_many_values",
+        ),
+        "a long text": (TOKENIZE, b'{"prompt": "%s"}' % (b"x" * room), "context_length_exceeded"),
+        "long prompts": (COMPLETIONS, json.dumps(texts).encode(), "context_length_exceeded"),
+        "a long chat": (CHAT, json.dumps(chat).encode(), "context_length_exceeded"),
+        "many tokens": (
+            COMPLETIONS, b'{"prompt": [' + integers + b"1]}", "context_length_exceeded",
+        ),
+        "many tokens to text": (
+            "/detokenize", b'{"tokens": [' + integers + b"400]}", "invalid_value",
+        ),
+    }  # fmt: skip
+
+
+ATTACKS = attacks(1 << 20)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return Tokenizer(train_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@contextmanager
+def serving(tokenizer):
+    engine = EchoEngine()
+    with running(make_service(tokenizer, engine, body_bytes=MOST_BYTES), engine) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def shared(tokenizer):
+    with serving(tokenizer) as live:
+        yield live
+
+
+@contextmanager
+def occupied(live):
+    """The thread for long work is busy until the block ends."""
+    gate, begun = threading.Event(), threading.Event()
+
+    async def hold():
+        def work():
+            begun.set()
+            gate.wait(PATIENCE_S)
+
+        await live.service.lanes.run("somebody", LONG_BYTES, work)
+
+    loop = next(iter(live.server.servers)).get_loop()
+    held = asyncio.run_coroutine_threadsafe(hold(), loop)
+    assert begun.wait(PATIENCE_S)
+    try:
+        yield
+    finally:
+        gate.set()
+        held.result(PATIENCE_S)
+
+
+def ask(url: str, words: str = FOX) -> str:
+    body = {"prompt": words, "max_tokens": 4, "temperature": 0}
+    answer = httpx.post(url + COMPLETIONS, json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_others_are_answered_before_a_body_that_takes_long(shared, name):
+    path, body, code = ATTACKS[name]
+    before = ask(shared.url)
+    with ThreadPoolExecutor(1) as pool:
+        with occupied(shared):
+            attack = pool.submit(httpx.post, shared.url + path, content=body, timeout=PATIENCE_S)
+            wait_until(lambda: shared.service.lanes.long._waiting or attack.done())
+            assert httpx.get(shared.url + "/health", timeout=PATIENCE_S).status_code == 200
+            assert ask(shared.url) == before
+            # Long enough to be worked on in a thread, and short.
+            short = {"prompt": "word " * 3000}
+            answer = httpx.post(shared.url + TOKENIZE, json=short, timeout=PATIENCE_S)
+            assert answer.status_code in {200, 400}, answer.text
+            assert not attack.done()
+        refused = attack.result(PATIENCE_S)
+    assert error_of(refused, 400)["code"] == code
+    assert ask(shared.url) == before
+
+
+def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(shared, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("it was tokenized"))
+    for path in (TOKENIZE, COMPLETIONS):
+        body = {"prompt": "word " * 100_000}
+        refused = httpx.post(shared.url + path, json=body, timeout=PATIENCE_S)
+        assert error_of(refused, 400)["code"] == "context_length_exceeded"
+
+
+def test_long_bodies_that_can_be_served_are_served(shared):
+    """Texts and token ids that are read in pieces are what they were."""
+    text = "word " * 200
+    tokens = httpx.post(shared.url + TOKENIZE, json={"prompt": text}, timeout=PATIENCE_S).json()
+    assert len(tokens["tokens"]) == tokens["count"]
+    back = {"tokens": tokens["tokens"] * 300}
+    answer = httpx.post(shared.url + "/detokenize", json=back, timeout=PATIENCE_S)
+    assert answer.json()["prompt"] == text * 300
+    prompts = [[1 + (i + j) % 300 for j in range(300)] for i in range(300)]
+    body = {"prompt": prompts[:60] * 5, "max_tokens": 1}
+    refused = httpx.post(shared.url + COMPLETIONS, json=body, timeout=PATIENCE_S)
+    assert "more than 64 requests" in error_of(refused, 400)["message"]
+    body = {"prompt": prompts[:60], "max_tokens": 2, "temperature": 0}
+    padded = json.dumps(body) + " " * (1 << 17)
+    answer = httpx.post(shared.url + COMPLETIONS, content=padded, timeout=PATIENCE_S).json()
+    one = {"prompt": prompts[59], "max_tokens": 2, "temperature": 0}
+    alone = httpx.post(shared.url + COMPLETIONS, json=one, timeout=PATIENCE_S).json()
+    assert answer["choices"][59]["text"] == alone["choices"][0]["text"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("size", [1 << 20, pytest.param(MOST_BYTES, marks=pytest.mark.long)])
+def test_a_server_is_as_large_after_three_rounds_as_after_two(tmp_path, size):
+    directory = train_tokenizer(tmp_path / "tokenizer")
+    with process(directory, tmp_path / "log", soft=512, hard=512) as (server, url):
+
+        def measured() -> tuple[int, int, int]:
+            status = Path(f"/proc/{server.pid}/status").read_text()
+            rss = int(re.search(r"VmRSS:\s+(\d+)", status)[1])
+            threads = int(re.search(r"Threads:\s+(\d+)", status)[1])
+            return rss, threads, len(os.listdir(f"/proc/{server.pid}/fd"))
+
+        rounds = []
+        for _ in range(3):
+            with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
+                for path, body, code in attacks(size).values():
+                    answer = http.post(path, content=body)
+                    assert error_of(answer, 400)["code"] == code
+                    assert http.get("/health").status_code == 200
+            rounds.append(measured())
+        _, second, third = rounds
+        assert third[0] <= 1.05 * second[0], rounds
+        assert third[1] <= second[1], rounds
+        assert third[2] <= second[2], rounds
