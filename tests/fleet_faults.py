@@ -15,7 +15,6 @@ import numpy as np
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Work
 from stratakv.cache.commits import Committer
-from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.parking import Parking
 from stratakv.core.errors import RankLostError
 from stratakv.core.page_keys import Namespace
@@ -31,7 +30,9 @@ from stratakv.testing.fleet.store import UnkindStore
 from stratakv.tiers.copies import CopyDesk
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.prefetch import prefetcher as prefetch
+from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.transfer.plan import Direction
+from stratakv.tree.observer import Medium
 
 Patch = AbstractContextManager[object]
 
@@ -45,24 +46,19 @@ def both(one: Patch, other: Patch) -> Iterator[None]:
 def a_collective_inside_a_condition() -> Patch:
     """A rank to which nothing has happened does not vote."""
 
-    def tick(self, head=None):
+    def collect(self):
         ballot = self._agreement.ballot()
-        self._copies.vote(ballot)
+        self.copies.vote(ballot)
         self.storage.vote(ballot)
-        met = self._copies.ready or self.storage.ready
-        submit = self._copies.submit
-        if met:
-            agreed = self._agreement.agree(ballot, submit)
+        if self.copies.ready or self.storage.ready:
+            agreed = self._agreement.agree(ballot, self.copies.submit)
         else:
-            submit()
+            self.copies.submit()
             agreed = ballot.result(ballot.lanes)
-        if self._copies.apply(agreed):
-            self._commits.free_strays(self._seats)
-        self._parking.poll()
-        self._copies.clean()
-        self.storage.tick(head, agreed)
+        self.copies.apply(agreed)
+        return agreed
 
-    return mock.patch.object(KVCache, "tick", tick)
+    return mock.patch.object(TieredCache, "collect", collect)
 
 
 def lengths_instead_of_flags() -> Patch:
@@ -227,13 +223,13 @@ def events_of_what_is_stored_here() -> Patch:
     real = Persister.answered
 
     def answered(self, answer, agreed):
-        tell, self.on_stored = self.on_stored, None
+        tell, self._observer = self._observer, None
         mine, job = self.kept_here(answer), self._jobs[answer.ticket]
         real(self, answer, agreed)
-        self.on_stored = tell
+        self._observer = tell
         kept = list(compress(job.keys, mine.tolist()))
         for group in sorted({key.group for key in kept}) if tell else ():
-            tell(group, [key.page for key in kept if key.group == group])
+            tell.stored(Medium.STORAGE, group, [key.page for key in kept if key.group == group])
 
     return mock.patch.object(Persister, "answered", answered)
 

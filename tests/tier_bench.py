@@ -15,7 +15,6 @@ from stratakv.core.clock import ManualClock
 from stratakv.core.ids import NONE, GroupId, RequestId
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.memory.allocator import PageAllocator
-from stratakv.memory.block_table import BlockTable
 from stratakv.policy.prefetch_pace import PrefetchPolicy, WaitComplete
 from stratakv.policy.prefetch_reasons import Reason
 from stratakv.spec.retention import needed
@@ -24,10 +23,12 @@ from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.tree_books import DEVICE, HOST
+from stratakv.tiers.persist import Persister
 from stratakv.tiers.pools import Pools
 from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.tiers.storage import StorageTier
 from stratakv.tree.check import check
+from stratakv.tree.observer import Medium
 from stratakv.tree.prefix_tree import PrefixTree
 from tests.io_gate import Gate
 
@@ -96,10 +97,28 @@ def policy_of(spec, threshold=1, budget=1 << 20, stop=None, **more):
     )
 
 
+class Hearer:
+    """Hears what storage has, and has no more, by group."""
+
+    def __init__(self):
+        self.kept, self.gone = [], []
+
+    def inserted(self, namespace, keys, first, tokens):
+        pass
+
+    def stored(self, medium, group, keys):
+        assert medium is Medium.STORAGE, "the tree has no observer here"
+        self.kept.append((group, keys))
+
+    def removed(self, medium, group, keys):
+        assert medium is Medium.STORAGE, "the tree has no observer here"
+        self.gone.append((group, set(keys)))
+
+
 class Bench:
     """``prompt`` i is a prefix of its own; ``host``: pages of every group. All lengths in pages."""
 
-    def __init__(self, spec, host=16, device=64, policy=None, **limits):
+    def __init__(self, spec, host=16, device=64, policy=None, observer=None, **limits):
         self.spec = spec
         self.groups = range(len(spec.groups))
         count = len(spec.groups)
@@ -109,7 +128,6 @@ class Bench:
             [PageAllocator(pages) for pages in self.hosts],
         )
         self.tree = PrefixTree(spec, device + self.hosts[0])
-        self.pools = Pools(spec, self.tree, BlockTable(count, 1, 64), self.tiers)
         self.arenas = [
             Arena(pages, group.page_bytes)
             for group, pages in zip(spec.groups, self.hosts, strict=True)
@@ -119,7 +137,11 @@ class Bench:
         policy = policy or policy_of(spec)
         self.told = []
         """What storage had for each request that has left, in the order in which it was settled."""
-        self.tier = StorageTier(spec, self.tree, self.pools, self.arenas, policy, self.clock)
+        self.observer = observer
+        persister = Persister(self.tree.stored, self.arenas, observer)
+        self.pools = Pools(spec, self.tree, self.tiers, persister.want)
+        fetches = Fetches(self.tree, self.pools, self.arenas)
+        self.tier = StorageTier(self.tree, persister, fetches, policy, self.clock, observer)
         self.limits = IoLimits(**limits)
         self.worker = None
         self.backend = None
@@ -222,9 +244,9 @@ class Bench:
             columns.append(column)
         known = self.tree.nodes.reach(keys, 0, pages)
         assert not known, "it is cached already"
-        self.pools.execute(self.tree.insert(keys, 0, columns), -1)
+        self.pools.execute(self.tree.insert(keys, 0, columns).effects)
         lease = self.tree.leases.take(keys, pages)
-        self.pools.execute(self.tree.keep(lease, pages, 0), -1)
+        self.pools.execute(self.tree.keep(lease, pages, 0))
         if save:
             self.save(lease.path)
         return lease
@@ -239,7 +261,7 @@ class Bench:
             self.tree.copies.begin_backup(GroupId(group), rows, ids)
             for row, view in zip(rows.tolist(), self.arenas[group].views(ids), strict=True):
                 view[:] = self.content(nodes.key_of(row), group)
-            self.pools.execute(self.tree.copies.end_backup(GroupId(group), rows, ok=True), -1)
+            self.pools.execute(self.tree.copies.end_backup(GroupId(group), rows, ok=True))
 
     def match(self, prompt, pages):
         return self.tree.match(self.keys(prompt, pages), pages)
@@ -296,7 +318,7 @@ class Bench:
 
     def lost(self):
         """By reason, in pages; hits and losses must be what was found."""
-        stats = self.tier.stats()
+        stats = self.tier.stats(busy=False)
         page = self.spec.page_tokens
         lost = {
             reason: stats.lost_tokens[reason.name.lower()] // page
@@ -307,10 +329,10 @@ class Bench:
         return lost
 
     def hits(self):
-        return self.tier.stats().tokens["hits"] // self.spec.page_tokens
+        return self.tier.stats(busy=False).tokens["hits"] // self.spec.page_tokens
 
     def abandoned(self):
-        counts = self.tier.stats().abandoned
+        counts = self.tier.stats(busy=False).abandoned
         return Counter({reason: counts[reason.name.lower()] for reason in Reason}) + Counter()
 
 

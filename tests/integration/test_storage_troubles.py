@@ -220,7 +220,7 @@ def blocked(cache):
             (threading.Condition, "wait"),
             (threading.Thread, "join"),
             (time, "sleep"),
-            (cache, "_sleep"),
+            (cache._tiers, "_sleep"),
             (cache._copies, "_sleep"),
         ):
             patched = mock.patch.object(owner, name, seen(name, getattr(owner, name)))

@@ -23,7 +23,8 @@ DESIGN = {
     (R.HOST, E.INSERTED), (R.HOST, E.LOAD_BEGUN), (R.HOST, E.HOST_EVICTED),
     (R.LOADING, E.LOAD_DONE),
 }  # fmt: skip
-"""The thirteen transitions of the design's table."""
+"""The transitions of the design's table, but for what a foreign engine saves: its pages never have
+a place on the device."""
 
 
 def real_work(machine: type[TreeMachine]) -> None:

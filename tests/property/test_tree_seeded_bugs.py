@@ -108,10 +108,10 @@ BUGS: dict[str, tuple[Edit, ...]] = {
         (Pins, "offer_above", "if on_device:", "if row < 0:"),
     ),
     "remap forgotten": (
-        (PrefixTree, "_meet", "return [Remap(group, at, canonical), ", "return ["),
+        (PrefixTree, "_meet", "found.remaps.append(Remap(group, at, canonical))", "pass"),
     ),
     "duplicate not freed": (
-        (PrefixTree, "_meet", ", FreeDevice(group, mine[spare])]", "]"),
+        (PrefixTree, "_meet", "found.effects.append(FreeDevice(group, mine[spare]))", "pass"),
     ),
     "failed backup keeps its host page": (
         (Copies, "end_backup", "effects.append(FreeHost(", "(FreeHost("),

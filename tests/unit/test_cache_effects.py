@@ -5,6 +5,7 @@ engine's own check takes after the step. Each kind of effect is dropped once, wh
 import pytest
 
 from stratakv.tiers.pools import Pools
+from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.effects import FreeDevice, FreeHost, Remap
 from stratakv.tree.nodes import Tier
 from tests.engines import evict, evict_device, greedy, run
@@ -15,13 +16,15 @@ def dropping(monkeypatch, kind):
     """From now on one list of effects loses those of ``kind``; returns what was dropped."""
     dropped, execute = [], Pools.execute
 
-    def executed(pools, effects, row):
+    def without(effects):
         if not dropped:
             dropped.extend(effect for effect in effects if isinstance(effect, kind))
-            effects = [effect for effect in effects if effect not in dropped]
-        return execute(pools, effects, row)
+            return [effect for effect in effects if effect not in dropped]
+        return effects
 
-    monkeypatch.setattr(Pools, "execute", executed)
+    insert = TieredCache.insert
+    monkeypatch.setattr(Pools, "execute", lambda pools, effects: execute(pools, without(effects)))
+    monkeypatch.setattr(TieredCache, "insert", lambda *of: without(insert(*of)))
     return dropped
 
 

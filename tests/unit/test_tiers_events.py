@@ -202,19 +202,19 @@ def described(count, salt="", adapter=b"", names=None):
     prefix = PageHasher(namespace, PAGE)
     tokens = np.arange(count * PAGE + 1, dtype=np.int32)
     keys = prefix.extend(tokens)
-    events.describe(prefix.namespace, keys, 0, tokens)
+    events.inserted(prefix.namespace, keys, 0, tokens)
     return events, list(keys)
 
 
 def test_pages_of_an_adapter_carry_its_name():
     events, keys = described(2, adapter=b"digest", names={"poet": b"digest"})
-    events.stored_in_storage(GroupId(0), keys)
+    events.stored(Medium.STORAGE, GroupId(0), keys)
     assert [event.lora for event in events.take()] == ["poet"]
 
 
 def test_what_storage_holds_is_told_chain_by_chain():
     events, keys = described(5)
-    events.stored_in_storage(GroupId(1), [keys[0], keys[1], keys[3], keys[4]])
+    events.stored(Medium.STORAGE, GroupId(1), [keys[0], keys[1], keys[3], keys[4]])
     one, two = events.take()
     assert (one.medium, one.group, one.parent) == (Medium.STORAGE, 1, None)
     assert list(one.keys) == keys[:2]
@@ -226,7 +226,7 @@ def test_what_storage_holds_is_told_chain_by_chain():
 def test_pages_of_unknown_tokens_are_told_without_them():
     events, keys = described(2)
     stranger = page_keys(np.ones(PAGE, np.int32), Namespace(model=b"x", spec_digest=b"y"), PAGE)
-    events.stored_in_storage(GroupId(0), [*keys, *stranger])
+    events.stored(Medium.STORAGE, GroupId(0), [*keys, *stranger])
     (told,) = events.take()
     assert list(told.keys) == keys + stranger
     assert (told.parent, len(told.tokens)) == (None, 0)
@@ -234,7 +234,7 @@ def test_pages_of_unknown_tokens_are_told_without_them():
 
 def test_a_flush_voids_what_was_noted_before_it():
     events, keys = described(2)
-    events.stored_in_storage(GroupId(0), keys)
-    events.cleared()
+    events.stored(Medium.STORAGE, GroupId(0), keys)
+    events.dropped()
     assert events.take() == [AllCleared()]
     assert events.take() == []

@@ -16,7 +16,7 @@ from stratakv.testing.storage_faults import Faults, FaultyBackend
 from stratakv.testing.tree_books import HOST
 from stratakv.tiers.persist import JOB_PAGES
 from stratakv.tree.stored import TOUCH_STEPS
-from tests.tier_bench import Bench, Store
+from tests.tier_bench import Bench, Hearer, Store
 
 FULL = small_spec([], page_tokens=1)
 WINDOW = small_spec([KeepWindow(2)], page_tokens=1)
@@ -198,13 +198,12 @@ def test_cancel_gives_up_what_was_not_submitted(benches):
 
 
 def test_who_follows_the_cache_hears_of_what_is_stored(benches):
-    bench = benches(WINDOW)
-    heard = []
-    bench.tier.persister.on_stored = lambda *told: heard.append(told)
+    told = Hearer()
+    bench = benches(WINDOW, observer=told)
     bench.serve(PROMPT, 3)
     bench.settle()
     keys = bench.keys(PROMPT, 3)
-    assert heard == [(0, keys), (1, keys[1:])]
+    assert told.kept == [(0, keys), (1, keys[1:])]
 
 
 # -- use -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from stratakv.spec.retention import KeepWindow
 from stratakv.storage.io_jobs import Kind
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import small_spec
-from tests.tier_bench import Bench, Store
+from tests.tier_bench import Bench, Hearer, Store
 
 SPEC = small_spec([KeepWindow(2)], page_tokens=1)
 PROMPT, OTHER = 1, 2
@@ -35,7 +35,7 @@ def benches():
 
 
 def stored(bench):
-    return bench.tier.stats().pages["stored"]
+    return bench.tier.stats(busy=False).pages["stored"]
 
 
 def test_without_a_store_every_verb_does_nothing():
@@ -47,7 +47,7 @@ def test_without_a_store_every_verb_does_nothing():
     bench.tick("r")
     assert bench.admitted("r", 4) is None
     bench.forget("r")
-    assert bench.tier.stats() is None
+    assert bench.tier.stats(busy=False) is None
     assert not bench.tier.busy
     assert not bench.tier.ready
     bench.tier.close(PATIENCE_S)
@@ -75,7 +75,7 @@ def test_detach_waits_for_what_is_being_written_and_begins_nothing_new(benches):
     bench.settle()
     assert bench.tier.detach() is bench.worker
     assert len(bench.backend.writes) == 5, "of the second prompt nothing was written"
-    assert bench.tier.stats() is None
+    assert bench.tier.stats(busy=False) is None
 
 
 def test_detach_waits_for_what_is_being_fetched(benches):
@@ -117,7 +117,7 @@ def test_what_took_a_row_during_a_detach_is_not_mistaken_for_what_was_stored(ben
     assert bench.tier.detach() is None
     nodes = len(bench.tree.nodes)
     for tier in (0, 1):  # the first prompt leaves, the second is being written
-        bench.pools.execute(bench.tree.evict(tier, 0, 9), -1)
+        bench.pools.execute(bench.tree.evict(tier, 0, 9))
     assert len(bench.tree.nodes) < nodes
     lease = bench.serve(3, 3)
     bench.tier.keep()
@@ -168,7 +168,9 @@ def test_a_store_that_comes_back_gets_what_is_used(benches):
     assert stored(bench) == 5
     bench.tier.used(lease)
     bench.settle()
-    assert bench.tier.stats().pages["present"] == 5, "nothing is known of a store that comes"
+    assert bench.tier.stats(busy=False).pages["present"] == 5, (
+        "nothing is known of a store that comes"
+    )
 
 
 def test_a_store_that_is_emptied_is_filled_by_use(benches):
@@ -209,7 +211,7 @@ def test_close_writes_what_is_queued_within_its_time(benches):
     bench.tier.close(PATIENCE_S)
     assert len(bench.backend.writes) == 5
     assert bench.backend.closed == 1
-    assert bench.tier.stats() is None
+    assert bench.tier.stats(busy=False) is None
     bench.check()
 
 
@@ -241,9 +243,9 @@ def test_requests_outlive_the_store(benches):
 
 
 def test_who_follows_the_cache_hears_of_a_store_that_is_emptied_or_leaves(benches):
-    gone = []
-    bench = benches()
-    bench.tier.on_gone = lambda group, keys: gone.append((group, set(keys)))
+    told = Hearer()
+    gone = told.gone
+    bench = benches(observer=told)
     lease = bench.serve(PROMPT, 3)
     bench.settle()
     keys = bench.keys(PROMPT, 3)

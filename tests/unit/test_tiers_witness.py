@@ -170,7 +170,7 @@ def test_a_difference_shows_in_the_same_ballot_under_its_name(spoil, field, monk
     with engine() as parts:
         cache = parts.engine._cache
         run(parts, greedy("a", PROMPTS[0], 3))
-        agreement = cache._agreement
+        agreement = cache._tiers._agreement
         agreement._ranks = Twin()
         for _ in range(2):
             agreement.agree(agreement.ballot())

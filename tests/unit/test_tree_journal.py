@@ -1,7 +1,7 @@
-"""Who follows the journal alone knows which pages of which group can be read on which tier.
+"""Who follows a tree alone knows which pages of which group can be read on which tier.
 
-The walks of the tree machine, beside a replica that is fed by nothing but notes: after every step
-the two must agree, through evictions, copies that fail, loads, fetches and retractions.
+The walks of the tree machine, beside a replica that is fed by nothing but what it is told: after
+every step the two must agree, through evictions, copies that fail, loads, fetches and retractions.
 """
 
 from collections import Counter
@@ -17,40 +17,52 @@ from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_campaign import campaign
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.tree import journal
-from stratakv.tree.journal import Change, Journal
+from stratakv.tree.observer import Medium
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import Event
 from tests.replica import Replica, readable
 
 WALKS = 100
-DO = {
-    Change.DEVICE_STORED: ("GPU", Replica.store),
-    Change.DEVICE_REMOVED: ("GPU", Replica.remove),
-    Change.HOST_STORED: ("CPU", Replica.store),
-    Change.HOST_REMOVED: ("CPU", Replica.remove),
-}
+CHANGES = [(verb, medium) for verb in ("stored", "removed") for medium in ("GPU", "CPU")]
+
+
+class Follower:
+    """A replica, and what it was told: (verb, medium, group, keys)."""
+
+    changes: ClassVar[Counter[tuple[str, str]]] = Counter()
+
+    def __init__(self):
+        self.replica = Replica()
+        self.seen: set[bytes] = set()
+        self.told = []
+
+    def stored(self, medium, group, keys):
+        self.replica.store(medium.value, group, keys)
+        self.seen.update(keys)
+        self._note("stored", medium, group, keys)
+
+    def removed(self, medium, group, keys):
+        self.replica.remove(medium.value, group, keys)
+        self._note("removed", medium, group, keys)
+
+    def gone(self, keys):
+        self.seen.difference_update(keys)
+
+    def _note(self, verb, medium, group, keys):
+        self.changes[verb, medium.value] += 1
+        self.told.append((verb, medium, group, keys))
 
 
 class FollowedTree(PrefixTree):
-    """A tree with a journal and its follower."""
-
-    changes: ClassVar[Counter[Change]] = Counter()
+    """A tree with its follower."""
 
     def __init__(self, spec, capacity, policy=None):
-        self.journal = Journal()
-        super().__init__(spec, capacity, policy, self.journal)
-        self.replica = Replica()
-        self.seen: set[bytes] = set()
+        self.follower = Follower()
+        super().__init__(spec, capacity, policy, self.follower)
 
     def follow(self):
-        for note in self.journal.take():
-            medium, do = DO[note.change]
-            do(self.replica, medium, note.group, note.keys)
-            self.seen.update(note.keys)
-            self.changes[note.change] += 1
-        assert self.replica.known() == readable(self)
-        self.seen.difference_update(self.journal.gone())
-        assert self.seen == set(self.nodes.index), "what has left the tree"
+        assert self.follower.replica.known() == readable(self)
+        assert self.follower.seen == set(self.nodes.index), "what has left the tree"
 
 
 @pytest.fixture
@@ -63,28 +75,28 @@ def followed(monkeypatch):
 
     monkeypatch.setattr(tree_tiers, "PrefixTree", FollowedTree)
     monkeypatch.setattr(TreeDriver, "verify", verify_and_follow)
-    FollowedTree.changes.clear()
+    Follower.changes.clear()
     return FollowedTree
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3-fifo"])
-def test_a_replica_that_reads_the_journal_agrees_with_the_tree(followed, policy):
+def test_a_replica_that_hears_of_the_tree_agrees_with_it(followed, policy):
     campaign(11, WALKS, policy=policy, shrink=False)
-    assert min(followed.changes[change] for change in Change) > WALKS / 10
+    assert min(Follower.changes[change] for change in CHANGES) > WALKS / 10
 
 
 @pytest.mark.parametrize(
-    ("event", "told_as"),
+    ("told", "event", "told_as"),
     [
-        (Event.BACKUP_BEGUN, Change.HOST_STORED),  # before its bytes are there
-        (Event.LOAD_BEGUN, Change.DEVICE_STORED),
-        (Event.HOST_EVICTED, None),
-        (Event.FETCHED, None),
-        (Event.LOAD_DONE, None),
+        (journal.STORED, Event.BACKUP_BEGUN, Medium.HOST),  # before its bytes are there
+        (journal.STORED, Event.LOAD_BEGUN, Medium.DEVICE),
+        (journal.REMOVED, Event.HOST_EVICTED, None),
+        (journal.STORED, Event.FETCHED, None),
+        (journal.STORED, Event.LOAD_DONE, None),
     ],
 )
-def test_an_event_told_wrongly_is_noticed(followed, monkeypatch, event, told_as):
-    monkeypatch.setitem(journal.CHANGES, event, told_as)
+def test_an_event_told_wrongly_is_noticed(followed, monkeypatch, told, event, told_as):
+    monkeypatch.setitem(told, event, told_as)
     with pytest.raises(AssertionError):
         campaign(11, WALKS, shrink=False)
 
@@ -97,28 +109,24 @@ def test_keys_are_noted_before_their_rows_are_used_again(followed):
         request = driver.arrive(prompt, len(prompt) - 1, load=False)
         assert driver.extend(request, 3, generous=True)
         driver.finish(request)
-    notes = driver.tree.journal.take()
-    said = [(note.change, key) for note in notes if note.group == 0 for key in note.keys]
-    for prompt, change in (
-        (old, Change.DEVICE_STORED),
-        (old, Change.DEVICE_REMOVED),
-        (new, Change.DEVICE_STORED),
-    ):
-        assert [(change, key) for key in driver.keys(prompt)] == [
-            pair for pair in said if pair[0] is change and pair[1] in driver.keys(prompt)
+    told = driver.tree.follower.told
+    said = [(verb, key) for verb, _, group, keys in told if group == 0 for key in keys]
+    for prompt, verb in ((old, "stored"), (old, "removed"), (new, "stored")):
+        assert [(verb, key) for key in driver.keys(prompt)] == [
+            pair for pair in said if pair[0] == verb and pair[1] in driver.keys(prompt)
         ]
 
 
-def test_a_tree_without_a_journal_tells_nobody():
+def test_a_tree_that_nobody_follows_keeps_no_journal():
     tree = PrefixTree(small_spec([], page_tokens=2), 4)
-    assert tree.nodes.grown is None
-    assert all(column.moved is None for column in tree.nodes.residency)
+    assert tree.nodes._journal is None
+    assert all(column._moved is None for column in tree.nodes.residency)
 
 
 def test_a_key_that_ends_in_zeros_is_told_whole():
-    kept = Journal()
+    kept = Follower()
     cache = PrefixTree(small_spec([], page_tokens=1), 4, None, kept)
     keys = [PageKey(b"a" + bytes(31)), PageKey(bytes(32))]
     cache.insert(keys, 0, [np.arange(2, dtype=np.int32)])
-    (note,) = kept.take()
-    assert note.keys == keys
+    ((_, _, _, told),) = kept.told
+    assert told == keys

@@ -285,7 +285,8 @@ def test_pages_that_the_tree_holds_already_by_the_same_id_are_no_duplicates() ->
     it = tree()
     request = run(it, (0, 1))
     mine = it.tree.leases.pages(request.lease, GroupId(0))
-    effects = it.tree.insert(it.keys((0, 1)), 0, [mine])
+    remaps, effects = it.tree.insert(it.keys((0, 1)), 0, [mine])
+    assert not remaps
     assert [type(effect).__name__ for effect in effects] == ["Backup"]
     it.verify()
 

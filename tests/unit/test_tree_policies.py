@@ -46,7 +46,7 @@ class Cache:
             lease = self.tree.leases.take(keys, have, priority=priority)
             taken = [pool.alloc(len(keys) - have) for pool in self.pools[DEVICE]]
             pages = [ids for ids in taken if ids is not None]
-            self.do(self.tree.insert(keys, have, pages))
+            self.do(self.tree.insert(keys, have, pages).effects)
             self.tree.leases.advance(lease, keys, len(keys))
             self.do(self.tree.keep(lease, len(keys), have))
             self.tree.leases.release(lease)

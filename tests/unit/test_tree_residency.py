@@ -1,10 +1,12 @@
-"""Where a page can be, and the thirteen ways in which that changes; there is no other."""
+"""Where a page can be, and the fourteen ways in which that changes; there is no other."""
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from stratakv.core.ids import NodeIds
 from stratakv.tree.residency import (
     ON_DEVICE,
     ON_HOST,
@@ -23,6 +25,7 @@ from stratakv.tree.residency import (
 MOVES = """
     absent  inserted       device
     absent  fetched        host
+    absent  saved          host
     device  fetched        both
     device  backup_begun   saving
     device  device_evicted absent
@@ -45,11 +48,12 @@ WAYS = {
     Residency.BOTH: (Event.INSERTED, Event.FETCHED), Residency.HOST: (Event.FETCHED,),
     Residency.LOADING: (Event.FETCHED, Event.LOAD_BEGUN),
 }  # fmt: skip
+Moved = Callable[[NodeIds, Event], None]
 EVERY = [(now, event) for now in Residency for event in Event]
 
 
-def column(*states: Residency) -> ResidencyColumn:
-    made = ResidencyColumn(len(states))
+def column(*states: Residency, moved: Moved | None = None) -> ResidencyColumn:
+    made = ResidencyColumn(len(states), moved)
     for node, state in enumerate(states):
         for event in WAYS[state]:
             made.move(np.array([node]), event)
@@ -57,11 +61,11 @@ def column(*states: Residency) -> ResidencyColumn:
     return made
 
 
-def test_there_are_six_states_and_nine_events() -> None:
+def test_there_are_six_states_and_ten_events() -> None:
     assert [state.name for state in Residency] == [
         "ABSENT", "DEVICE", "SAVING", "BOTH", "HOST", "LOADING",
     ]  # fmt: skip
-    assert len(THEN) == 13
+    assert len(THEN) == 14
     assert {event for _, event in THEN} == set(Event)
 
 
@@ -76,8 +80,8 @@ def move(it: ResidencyColumn, nodes: list[int], event: Event) -> None:
 def test_a_page_moves_in_these_ways_and_no_other(now: Residency, event: Event) -> None:
     heard: list[tuple[list[int], Event]] = []
     for nodes in ([1], [0, 1], [1, 2]):
-        it = column(now, now, Residency.HOST)
-        it.moved = lambda nodes, event: heard.append((nodes.tolist(), event))
+        it = column(now, now, Residency.HOST, moved=lambda of, by: heard.append((of.tolist(), by)))
+        heard.clear()
         before = it.states.tolist()
         bad = [node for node in nodes if (before[node], event) not in THEN]
         if bad:

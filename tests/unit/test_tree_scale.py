@@ -88,7 +88,7 @@ def test_random_traffic_over_long_chains_keeps_every_invariant() -> None:
             taken = pool.alloc(len(keys) - first)
             assert taken is not None
             pages.append(taken)
-        give(pools, cache.insert(keys, first, pages))
+        give(pools, cache.insert(keys, first, pages).effects)
         cache.leases.advance(lease, keys, len(keys))
         if step % 10 == 0:
             check(cache)

@@ -20,6 +20,7 @@ from stratakv.sim.instant_transfer import InstantTransfer
 from stratakv.spec.budget import ExpectedLoad, pages_beside
 from stratakv.spec.groups import ANCHOR, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow, Retention
+from stratakv.tiers.tiered_cache import TierOptions
 from stratakv.tree.nodes import CHECKPOINT
 from stratakv.tree.order import EvictionPolicy
 
@@ -86,7 +87,9 @@ def build_cache(
         reuse=True,
     )
     options = CacheOptions(
-        booking=booking, snapshot_pages=SNAPSHOT_TOKENS // PAGE_TOKENS, eviction=policy
+        booking=booking,
+        snapshot_pages=SNAPSHOT_TOKENS // PAGE_TOKENS,
+        tiers=TierOptions(eviction=policy),
     )
     tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
     return kind(spec, tiers, rows, InstantTransfer(), options)

@@ -39,6 +39,7 @@ from stratakv.sim.accelerator import VOCABULARY, Accelerator
 from stratakv.spec.budget import ExpectedLoad, pages_beside
 from stratakv.spec.derive import spec_of
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.tiered_cache import TierOptions
 from stratakv.transfer.cpu import CpuTransferEngine
 
 MODEL: Final[dict[str, object]] = {
@@ -177,7 +178,7 @@ def _engine(meter: Meter, chat: Chat) -> tuple[RankedEngine, Engine, CpuTransfer
         load_back=LoadBackPolicy(threshold_tokens=PAGE_TOKENS, budget_tokens=8 * longest),
         reuse=True,
     )
-    options = CacheOptions(booking=booking, clock=told, agreement=agreement)
+    options = CacheOptions(booking=booking, tiers=TierOptions(clock=told, agreement=agreement))
     tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
     cache = MeteredCache(spec, tiers, tables, transfer, options, arenas)
     cache.meter = meter

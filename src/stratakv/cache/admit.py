@@ -21,11 +21,9 @@ from stratakv.policy.checkpoints import CheckpointPolicy, last_end
 from stratakv.policy.load_back import LoadBack, LoadBackPolicy
 from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
 from stratakv.spec.groups import ANCHOR
-from stratakv.tiers.copies import CopyDesk
-from stratakv.tiers.pools import Pools
+from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.matching import NO_MATCH, Match
-from stratakv.tree.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +56,18 @@ class Booking:
 class Admitter:
     def __init__(
         self,
-        tree: PrefixTree,
-        pools: Pools,
+        tiers: TieredCache,
         tables: BlockTable,
-        copies: CopyDesk,
         seats: Seats,
         booking: Booking,
         checkpoints: CheckpointPolicy,
     ) -> None:
-        self._spec = tree.spec
-        self._page = tree.spec.page_tokens
+        self._spec = tiers.spec
+        self._page = tiers.spec.page_tokens
         self._checkpoints = checkpoints
-        self._tree = tree
-        self._pools = pools
+        self._tree, self._leases = tiers.tree, tiers.tree.leases
+        self._pools, self._copies = tiers.pools, tiers.copies
         self._tables = tables
-        self._copies = copies
         self._seats = seats
         self._booking = booking
 
@@ -90,16 +85,14 @@ class Admitter:
 
     def known(self, prefix: PageHasher, found: Match, tokens: int) -> Known:
         """What the tree knows of a prompt of ``tokens``, of which a match has found ``found``."""
-        beyond = self._tree.beyond(prefix.keys, found)
-        limit = last_end(tokens, self._page)
-        gone = self._tree.nodes.gone.of(prefix.keys, beyond.whole, limit)
+        beyond = self._tree.beyond(prefix.keys, found, last_end(tokens, self._page))
         return Known(
             usable=found.end,
             anchor=found.anchor_end,
             whole=beyond.whole,
             device=beyond.device,
             states_only=beyond.states_only,
-            gone=gone,
+            gone=beyond.gone,
         )
 
     def admit(self, wish: Wish, live: LivePages) -> tuple[Admission, Missed] | Refusal:
@@ -177,7 +170,7 @@ class Admitter:
         booked = min(wish.total_tokens, wish.tokens + booking.reserve_tokens)
         wanted = demand(self._spec, wish.total_tokens, booked, booking.chunk_tokens, end)
         keys = wish.prefix.keys
-        price_of = self._tree.leases.price
+        price_of = self._leases.price
         prices = [price_of(keys, end, starts, group.id) for group in self._spec.groups]
         available = [
             self._pools.available(GroupId(group)) - price.to_pin - price.to_load
@@ -191,7 +184,7 @@ class Admitter:
         self, wish: Wish, end: int, starts: Sequence[int], device_end: int
     ) -> DeviceLease | LoadLease:
         """Pin the prefix, on the host what of it must be loaded."""
-        leases = self._tree.leases
+        leases = self._leases
         take = leases.take_to_load if end > device_end else leases.take
         return take(wish.prefix.keys, end, starts=starts, priority=wish.priority, again=wish.again)
 
@@ -206,7 +199,7 @@ class Admitter:
             case _:
                 assert_never(lease)
         if loaded is None:
-            self._tree.leases.release(lease)
+            self._leases.release(lease)
             return None
         self._copies.used(loaded)
         return loaded
@@ -215,7 +208,7 @@ class Admitter:
         for group in self._spec.groups:
             if not group.stateful:
                 start = seat.lease.starts[group.id]
-                pages = self._tree.leases.pages(seat.lease, group.id)
+                pages = self._leases.pages(seat.lease, group.id)
                 self._tables.remap(row, group.id, start, pages)
         self._seats.open(row, seat)
 
@@ -259,7 +252,7 @@ class Admitter:
         claim = self._lease(wish, end, parked.starts, device_end=0)
         taken = parking.take(parked)
         if taken is None:
-            self._tree.leases.release(claim)
+            self._leases.release(claim)
             return None
         lease = self._load(claim, end)
         if lease is None:

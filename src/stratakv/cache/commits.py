@@ -15,41 +15,37 @@ from stratakv.cache.seats import Int64s, Seat, Seats
 from stratakv.core.ids import NONE, GroupId, PageIds, TokenIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.checkpoints import CheckpointPolicy
-from stratakv.spec.groups import CacheSpec
-from stratakv.tiers.copies import CopyDesk
-from stratakv.tiers.events import Describe
-from stratakv.tiers.pools import Pools
+from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.effects import Backup
 from stratakv.tree.nodes import Tier
-from stratakv.tree.prefix_tree import PrefixTree
+from stratakv.tree.observer import CacheObserver
 
 
 class Committer:
     def __init__(
         self,
-        spec: CacheSpec,
-        tree: PrefixTree,
-        pools: Pools,
+        tiers: TieredCache,
         tables: BlockTable,
-        copies: CopyDesk,
+        live: LivePages,
         checkpoints: CheckpointPolicy,
+        observer: CacheObserver | None,
     ) -> None:
+        spec = tiers.spec
         self._spec = spec
         self._page = spec.page_tokens
-        self._tree = tree
-        self._pools = pools
+        self._tiers = tiers
+        self._tree, self._pools, self._copies = tiers.tree, tiers.pools, tiers.copies
+        self._leases, self._marks = tiers.tree.leases, tiers.tree.checkpoints
         self._tables = tables
-        self._copies = copies
         self._checkpoints = checkpoints
         self._partial = any(not group.keeps_all for group in spec.groups)
         self._states = any(group.stateful and not group.scratch for group in spec.groups)
-        self.live = LivePages(spec, tree, pools, tables)
-        self.describe: Describe | None = None
-        """Told of pages that are about to enter the tree, where somebody follows the cache."""
+        self._live = live
+        self._observer = observer
 
     def cut(self, seat: Seat) -> int | None:
         """The token at which a chunk must end, because a snapshot is due there."""
-        if not self.live.groups:
+        if not self._live.groups:
             return None
         due = seat.checkpoints[:1] + (seat.milestones[:1] if self._states else [])
         return min(due) * self._page if due else None
@@ -71,7 +67,7 @@ class Committer:
             behind = pages[own:]
             self._pools.tiers[Tier.DEVICE][group.id].free(behind[behind != NONE])
             pages[:] = NONE
-        self._tree.leases.let_go(seat.lease, end)
+        self._leases.let_go(seat.lease, end)
 
     def _hand_over(self, row: int, seat: Seat, tokens: TokenIds, *, last: bool) -> None:
         """``last``: the request ends here."""
@@ -84,18 +80,18 @@ class Committer:
         given: Given = {}
         if end and len(tokens) == end * self._page and (last or self._due(seat, end)):
             spare = not last and self._is_milestone(seat, end)
-            given = self.live.give(row, seat.lease, keys[-1], end, last=last, spare=spare)
-        if grown and self.describe is not None:
-            self.describe(seat.prefix.namespace, keys, first, tokens)
+            given = self._live.give(row, seat.lease, keys[-1], end, last=last, spare=spare)
+        if grown and self._observer is not None:
+            self._observer.inserted(seat.prefix.namespace, keys, first, tokens)
         if grown or given:
             start = first if grown else end - 1
             pages = list(self._pages(row, start, end, given))
-            backups = self._pools.execute(self._tree.insert(keys, start, pages), row)
-            self.live.gave(row, given)
+            for remap in self._tiers.insert(keys, start, pages):
+                self._tables.pages(remap.group)[row, remap.indices] = remap.canonical
+            self._live.gave(row, given)
             if grown:
                 self._move_on(row, seat, first, end)
-            self._copies.back_up(backups)
-        self._keep_due(row, seat, end, given)
+        self._keep_due(seat, end, given)
 
     def _due(self, seat: Seat, end: int) -> bool:
         if seat.checkpoints:
@@ -115,41 +111,41 @@ class Committer:
 
     def _move_on(self, row: int, seat: Seat, first: int, end: int) -> None:
         starts = seat.lease.starts
-        self._tree.leases.advance(seat.lease, seat.prefix.keys[:end], end)
+        self._leases.advance(seat.lease, seat.prefix.keys[:end], end)
         self._note_strays(row, seat, first)
         for group in self._spec.groups:
             table = self._tables.pages(group.id)
             table[row, starts[group.id] : seat.lease.starts[group.id]] = NONE
 
-    def _keep_due(self, row: int, seat: Seat, end: int, given: Given) -> None:
+    def _keep_due(self, seat: Seat, end: int, given: Given) -> None:
         if not self._partial:
             return
         if not seat.checkpoints:
             if given if self._states else not end % self._checkpoints.snapshot_pages:
                 # A host copy is made when the request ends: the next one takes the place of most.
-                self._keep(row, seat, end, seat.rolling)
+                self._keep(seat, end, seat.rolling)
                 seat.rolling = end
                 self._thin(seat, end)
             return
         path = seat.lease.path
         while seat.milestones and seat.milestones[0] <= end:
-            effects = self._tree.checkpoints.pave(path[: seat.milestones.pop(0)])
-            self._copies.back_up(self._pools.execute(effects, row))
+            effects = self._marks.pave(path[: seat.milestones.pop(0)])
+            self._copies.back_up(self._pools.execute(effects))
         while seat.checkpoints and seat.checkpoints[0] <= end:
             last = seat.checkpoints.pop(0)
-            self._copies.back_up(self._keep(row, seat, last))
+            self._copies.back_up(self._keep(seat, last))
             if not seat.checkpoints:
                 self._thin(seat, last)
 
     def _thin(self, seat: Seat, last: int) -> None:
         """The prefix has grown to ``last``: fewer milestones serve it as well."""
-        path, marks = seat.lease.path, self._tree.checkpoints
+        path, marks = seat.lease.path, self._marks
         superfluous = self._checkpoints.superfluous(marks.milestones(path), last)
         marks.clear(path[np.array(superfluous, np.intp) - 1])
 
-    def _keep(self, row: int, seat: Seat, end: int, instead_of: int = 0) -> list[Backup]:
+    def _keep(self, seat: Seat, end: int, instead_of: int = 0) -> list[Backup]:
         effects = self._tree.keep(seat.lease, end, seat.continued, instead_of)
-        return self._pools.execute(effects, row)
+        return self._pools.execute(effects)
 
     def finish(self, row: int, seat: Seat, tokens: TokenIds) -> None:
         """The request ends after ``tokens``: what it leaves behind is its last checkpoint. One that
@@ -158,12 +154,12 @@ class Committer:
             return
         self._hand_over(row, seat, tokens, last=True)
         end, rolling = seat.lease.end, seat.rolling
-        self._copies.back_up(self._keep(row, seat, end, rolling if rolling < end else 0))
+        self._copies.back_up(self._keep(seat, end, rolling if rolling < end else 0))
         if self._tree.is_checkpoint(seat.lease, rolling):
-            self._copies.back_up(self._keep(row, seat, rolling))
+            self._copies.back_up(self._keep(seat, rolling))
         if self._partial and end:
             self._thin(seat, end)
-            self._copies.back_up(self._tree.checkpoints.unsaved(seat.lease.path))
+            self._copies.back_up(self._marks.unsaved(seat.lease.path))
         self._copies.back_up(self._tree.unsaved(seat.lease))  # what the host had no room for then
 
     # -- strays ----------------------------------------------------------------------------------
@@ -172,10 +168,10 @@ class Committer:
         """Pages in [first, lease.end) that the tree did not take: their place is being loaded."""
         if not self._tree.copies.loads:
             return
-        rows = seat.lease.path[first:]
+        indices = np.arange(first, seat.lease.end)
         for group in self._spec.groups:
             own = self._tables.pages(group.id)[row, first : seat.lease.end]
-            canonical = self._tree.nodes.page[Tier.DEVICE][group.id][rows]
+            canonical = self._leases.pages_at(seat.lease, group.id, indices)
             at = np.flatnonzero((own != canonical) & (own != NONE))
             if len(at):
                 seat.strays.append((group.id, first + at, own[at]))
@@ -183,16 +179,14 @@ class Committer:
     def free_strays(self, seats: Seats) -> None:
         """Where a load has ended, move the requests that computed the same pages meanwhile over to
         the loaded ones, and free theirs: admission has booked one page for a place, not two."""
-        nodes = self._tree.nodes
         for row, seat in seats.items():
             kept: list[tuple[GroupId, Int64s, PageIds]] = []
             for group, indices, pages in seat.strays:
-                rows = seat.lease.path[indices]
-                if (nodes.ticket[group][rows] != NONE).any():
+                if self._tree.copies.landing(group, seat.lease.path[indices]):
                     kept.append((group, indices, pages))
                     continue
                 leased = indices >= seat.lease.starts[group]
-                loaded = nodes.page[Tier.DEVICE][group][rows[leased]]
+                loaded = self._leases.pages_at(seat.lease, group, indices[leased])
                 self._tables.pages(group)[row, indices[leased]] = loaded
                 self._pools.tiers[Tier.DEVICE][group].free(pages)
                 self._pools.counters.duplicate_pages += len(pages)

@@ -7,70 +7,47 @@ Must not run a model or read a clock. The device tier is whatever the allocators
 engine say it is: no byte passes here.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
 
 import numpy as np
 
-from stratakv.agreement.agreement import Agreement
-from stratakv.agreement.ranks import Alone
+from stratakv.agreement.ballot import Work
 from stratakv.cache.admit import Admitter, Booking, Wish
 from stratakv.cache.commits import Committer
+from stratakv.cache.live import LivePages
 from stratakv.cache.losses import LossBook
 from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.records import Admission, CacheUse, Refusal
 from stratakv.cache.seats import Seats
-from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import NONE, GroupId, PageIds, RequestId, RowIds, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import demand
 from stratakv.policy.checkpoints import CheckpointPolicy
-from stratakv.policy.prefetch_pace import PrefetchPolicy, Timeout, prefetch_policy
-from stratakv.policy.write import NoBackup, WritePolicy, WriteThrough
-from stratakv.spec.groups import ANCHOR, CacheSpec
-from stratakv.tiers.audit import audit
-from stratakv.tiers.copies import POLL_S, CopyDesk
-from stratakv.tiers.events import CacheEvents
+from stratakv.spec.groups import CacheSpec
 from stratakv.tiers.object_keys import HostBytes
-from stratakv.tiers.pools import Allocators, Pools
+from stratakv.tiers.pools import Allocators
 from stratakv.tiers.prefetch.fetches import FromStorage
 from stratakv.tiers.statistics import Counters, PoolStats
-from stratakv.tiers.storage import StorageTier
-from stratakv.tiers.witness import testify
+from stratakv.tiers.tiered_cache import FLUSH_PAUSES, TieredCache, TierOptions
 from stratakv.transfer.engine import LayerGate, TransferEngine
 from stratakv.tree.lease import DeviceLease
 from stratakv.tree.matching import Match
-from stratakv.tree.nodes import TIERS, Tier
-from stratakv.tree.order import EvictionPolicy
-from stratakv.tree.prefix_tree import PrefixTree
+from stratakv.tree.nodes import Tier
 
 Int32s = RowIds
-PAUSE_POLLS: Final = 25
-"""An engine that has nothing to run looks for new requests every 5 ms or so."""
-FLUSH_PAUSES: Final = 200
-"""A flush gives storage a second or so: one that hangs must not stop the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
     """``booking.reuse`` False computes everything and keeps nothing. ``snapshot_pages``: how often
-    a request that decodes keeps its state. ``prefetch``: None: the usual thresholds. ``clock``: of
-    its deadlines alone; the same on every rank, as is all else here. ``agreement``: where ranks
-    meet. ``sleep``: how a moment is waited for, in seconds."""
+    a request that decodes keeps its state. ``tiers``: of what is below."""
 
     booking: Booking
     snapshot_pages: int = 4
-    eviction: EvictionPolicy | None = None
-    write: WritePolicy = field(default_factory=WriteThrough)
-    prefetch: PrefetchPolicy | None = None
-    clock: Clock = field(default_factory=MonotonicClock)
-    events: CacheEvents | None = None
-    agreement: Agreement = field(default_factory=lambda: Agreement(Alone()))
-    sleep: Callable[[float], None] = time.sleep
+    tiers: TierOptions = field(default_factory=TierOptions)
 
 
 def _checkpoint_policy(spec: CacheSpec, snapshot_pages: int) -> CheckpointPolicy:
@@ -96,41 +73,22 @@ class KVCache:
         options: CacheOptions,
         arenas: Sequence[HostBytes] = (),
     ) -> None:
-        device, host = tiers
         self.spec = spec
         self._tables = tables
         self._page = spec.page_tokens
-        capacity = device[ANCHOR].capacity + host[ANCHOR].capacity
-        self._events = options.events
-        journal = self._events.journal if self._events is not None else None
-        self._tree = PrefixTree(spec, capacity, options.eviction, journal)
-        self._pools = Pools(spec, self._tree, tables, tiers)
-        write = options.write if host[ANCHOR].capacity else NoBackup()
-        self._agreement = options.agreement
-        self._sleep = options.sleep
-        self._copies = CopyDesk(
-            self._tree, self._pools, transfer, write, self._agreement, self._sleep
-        )
+        self._tiers = TieredCache(spec, tiers, transfer, options.tiers, arenas)
+        self._tree, self._pools = self._tiers.tree, self._tiers.pools
+        self._copies, self.storage = self._tiers.copies, self._tiers.storage
         self.losses = LossBook(spec.page_tokens)
-        self._seats = Seats(spec, tables, [space.capacity for space in device])
-        shared = (spec, self._tree, self._pools, tables, self._copies)
+        self._seats = Seats(spec, tables, [space.capacity for space in tiers[Tier.DEVICE]])
         checkpoints = _checkpoint_policy(spec, options.snapshot_pages)
-        self._commits = Committer(*shared, checkpoints)
-        if self._events is not None:
-            self._commits.describe = self._events.describe
-        self._live = self._commits.live
-        self._parking = Parking(*shared, self._live)
-        self._admit = Admitter(*shared[1:], self._seats, options.booking, checkpoints)
-        prefetch = options.prefetch or prefetch_policy(
-            spec.page_tokens, host[ANCHOR].capacity, Timeout()
+        self._live = LivePages(self._tiers, tables)
+        self._commits = Committer(
+            self._tiers, tables, self._live, checkpoints, options.tiers.observer
         )
-        self.storage = StorageTier(spec, self._tree, self._pools, arenas, prefetch, options.clock)
-        parts = (self._tree, self._pools, (tables, self._seats), self._copies, self.storage)
-        testify(self._agreement, spec, *parts)
-        if self._events is not None:
-            self.storage.persister.on_stored = self._events.stored_in_storage
-            self.storage.on_gone = self._events.gone_from_storage
-            self.storage.prefetcher.describe = self._events.describe
+        self._parking = Parking(self._tiers, tables, self._live)
+        self._admit = Admitter(self._tiers, tables, self._seats, options.booking, checkpoints)
+        self._tiers.watch((tables, self._seats))
 
     @property
     def counters(self) -> Counters:
@@ -254,7 +212,7 @@ class KVCache:
         for stray_group, _, stray in seat.strays:
             device[stray_group].free(stray)
         self._live.close(row)
-        self._tree.leases.release(seat.lease)
+        self._tiers.release(seat.lease)
         self._seats.close(row)
 
     # -- retraction ------------------------------------------------------------------------------
@@ -293,32 +251,25 @@ class KVCache:
         """Vote on what has ended, and submit this step's backups while the others vote; apply what
         has ended on every rank, in submission order, and back up pages that must soon make room;
         then the same with storage. ``head``: the request whose turn comes next."""
-        ballot = self._agreement.ballot()
-        self._copies.vote(ballot)
-        self.storage.vote(ballot)
-        agreed = self._agreement.agree(ballot, self._copies.submit)
-        if self._copies.apply(agreed):
+        agreed = self._tiers.collect()
+        if agreed.ended(Work.LOAD):
             self._commits.free_strays(self._seats)
         self._parking.poll()
-        self._copies.clean()
-        self.storage.tick(head, agreed)
+        self._tiers.go_on(head, agreed)
 
     @property
     def busy(self) -> bool:
         """Whether a copy or an I/O operation is under way or waits to be submitted."""
-        return self._copies.busy or self.storage.busy
+        return self._tiers.busy
 
     def pause(self, head: RequestId | None = None) -> None:
         """Let a little time pass, less where a copy or storage has something to say, and tick."""
-        for _ in range(PAUSE_POLLS):
-            if self._copies.ready or self.storage.ready:
-                break
-            self._sleep(POLL_S)
+        self._tiers.idle_a_moment()
         self.tick(head)
 
     def wait(self) -> bool:
         """Block until one more copy has ended; False when none is under way."""
-        waited = self._copies.wait()
+        waited = self._tiers.wait()
         self._commits.free_strays(self._seats)
         self._parking.poll()
         return waited
@@ -349,21 +300,14 @@ class KVCache:
             self.pause()
         if self.storage.holding or self.busy or len(self._parking):
             return False
-        for tier in reversed(TIERS):
-            self._pools.execute(self._tree.evict(tier, ANCHOR, len(self._tree.nodes)), -1)
-        assert not len(self._tree.nodes), "a flush left pages behind"
-        self._tree.nodes.gone.clear()  # nobody lost what was dropped on purpose
-        if self._events is not None:
-            self._events.cleared()
+        self._tiers.clear()
         return True
 
     def push_out(self, tier: Tier) -> None:
         """Wait for what is under way, then take everything that nothing pins off a tier; what the
         tier below has of it stays there."""
         self.settle()
-        for group in reversed(self.spec.groups):
-            space = self._pools.tiers[tier][group.id]
-            self._pools.make_room(tier, group.id, space.capacity)
+        self._tiers.push_out(tier)
 
     def unowned(self, tier: Tier, group: GroupId) -> PageIds:
         """Pages that are nobody's, int32."""
@@ -378,13 +322,13 @@ class KVCache:
     def check(self) -> None:
         """Verify the tree, and that every page of every pool is accounted for exactly once."""
         self.losses.check()
-        audit(self.spec, self._tree, self._pools, self._owned)
+        self._tiers.check(self._owned)
 
     def _owned(self, tier: Tier, group: GroupId) -> list[PageIds]:
         """Pages that no node of the tree stands for."""
         owned = [self._parking.owned(tier, group)]
         if tier == Tier.HOST:
-            return owned + self.storage.owned(group)
+            return owned
         if self.spec.groups[group].stateful:
             return [*owned, self._live.all_owned(group)]
         for row, seat in self._seats.items():

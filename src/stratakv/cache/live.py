@@ -11,21 +11,18 @@ import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey, RowIds
 from stratakv.memory.block_table import BlockTable
-from stratakv.spec.groups import CacheSpec
-from stratakv.tiers.pools import Pools
+from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.lease import DeviceLease
 from stratakv.tree.nodes import Tier
-from stratakv.tree.prefix_tree import PrefixTree
 
 Given = Mapping[GroupId, int]
 """The page that a request gives to the tree, by group."""
 
 
 class LivePages:
-    def __init__(self, spec: CacheSpec, tree: PrefixTree, pools: Pools, tables: BlockTable) -> None:
-        self.groups = [group.id for group in spec.groups if group.stateful]
-        self._tree = tree
-        self._pools = pools
+    def __init__(self, tiers: TieredCache, tables: BlockTable) -> None:
+        self.groups = [group.id for group in tiers.spec.groups if group.stateful]
+        self._tree, self._leases, self._pools = tiers.tree, tiers.tree.leases, tiers.pools
         self._slots = tables.slots
         self._seated = np.zeros(tables.rows, np.bool_)
         # The snapshot that a row's next step starts from, where it does not go on from its own.
@@ -35,7 +32,7 @@ class LivePages:
         """Seat a request that starts from the snapshots under ``lease``, if it holds any."""
         self._seated[row] = True
         for group in self.groups:
-            pages = self._tree.leases.pages(lease, group)
+            pages = self._leases.pages(lease, group)
             self._start[group][row] = pages[-1] if len(pages) else NONE
 
     def restore(self, row: int, group: GroupId, page: int) -> None:
@@ -74,7 +71,7 @@ class LivePages:
                 owed += int(self._seated.sum())
                 room = self._pools.make_spare_room(Tier.DEVICE, group, owed + 1)
             else:  # what the lease stands on is let go of as it moves on to the new snapshot
-                room = self._pools.available(group) + self._tree.leases.sole(lease, group)
+                room = self._pools.available(group) + self._leases.sole(lease, group)
             if room <= owed:
                 self._pools.counters.snapshots_skipped += 1
                 return {}

@@ -11,28 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stratakv.cache.footprint import Footprints, LivePage
 from stratakv.cache.live import LivePages
 from stratakv.cache.seats import Seat
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.memory.block_table import BlockTable
-from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import needed
-from stratakv.tiers.copies import CopyDesk
-from stratakv.tiers.pools import Pools
+from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.lease import DeviceLease, HostHold
 from stratakv.tree.nodes import Tier
-from stratakv.tree.prefix_tree import PrefixTree
-
-
-@dataclass(frozen=True, slots=True)
-class LivePage:
-    """A page that is a request's own: the partly filled page at ``index``, or, where ``index`` is
-    NONE, its state. Its bytes move between a ``device`` and a ``host`` page."""
-
-    group: GroupId
-    index: int
-    device: int
-    host: int
 
 
 @dataclass(slots=True, eq=False)
@@ -53,24 +39,20 @@ class Parked:
 class Parking:
     def __init__(
         self,
-        spec: CacheSpec,
-        tree: PrefixTree,
-        pools: Pools,
+        tiers: TieredCache,
         tables: BlockTable,
-        copies: CopyDesk,
         live: LivePages,
     ) -> None:
-        self._spec = spec
-        self._tree = tree
-        self._pools = pools
+        self._spec = tiers.spec
+        self._unsaved, self._leases = tiers.tree.copies.unsaved, tiers.tree.leases
+        self._pools, self._copies = tiers.pools, tiers.copies
         self._tables = tables
-        self._copies = copies
         self._live = live
+        self._footprints = Footprints(tiers.spec, tables, live)
         self._held: list[Parked] = []
         # Live pages under a copy, with its tickets: those to free on a tier when it has ended.
         self._moving: list[tuple[tuple[TicketId, ...], Tier, list[LivePage]]] = []
         self._landing: dict[int, tuple[TicketId, ...]] = {}  # loads of live pages, by row
-        copies.on_lost = self._lost
 
     def __len__(self) -> int:
         return len(self._held) + len(self._moving)
@@ -83,44 +65,22 @@ class Parking:
     def park(self, row: int, seat: Seat, tokens: int) -> Parked:
         """Save what the request at ``row`` needs to go on after ``tokens``. Its lease and its row
         stay the caller's to end; live pages that are being saved have left it."""
-        page, end = self._spec.page_tokens, seat.lease.end
-        own = list(self._own(row, tokens))
-        stateful = {live.group for live in own if live.index == NONE}
-        starts = [
-            end if group.id in stateful else min(end, needed(group.retention, tokens, page).start)
-            for group in self._spec.groups
-        ]
-        for group in self._live.groups:  # no live page: its state is the snapshot it stands on
-            if group not in stateful:
-                starts[group] = seat.lease.starts[group]
-        parked = Parked(seat, tokens, end, starts)
-        rows = [seat.lease.path[start:] for start in starts]
+        need = self._footprints.of(row, seat, tokens)
+        parked = Parked(seat, tokens, need.end, need.starts)
+        rows = [seat.lease.path[start:] for start in need.starts]
         self._copies.begin_backups()
-        if not tokens or not self._room(rows, own):
+        if not tokens or not self._room(rows, need.live):
             self._pools.counters.retracted_unsaved += 1
             return parked
-        self._save(row, parked, rows, own)
+        self._save(row, parked, rows, need.live)
         return parked
-
-    def _own(self, row: int, tokens: int) -> list[LivePage]:
-        """Live pages that have bytes of the first ``tokens`` tokens."""
-        index, part = divmod(tokens, self._spec.page_tokens)
-        own: list[LivePage] = []
-        for group in self._spec.groups:
-            if group.stateful:
-                page, at = self._live.owned(row, group.id), NONE
-            else:
-                page, at = self._tables.pages(group.id).item(row, index) if part else NONE, index
-            if page != NONE and needed(group.retention, tokens, self._spec.page_tokens):
-                own.append(LivePage(group.id, at, page, NONE))
-        return own
 
     def _room(self, rows: Sequence[NodeIds], own: Sequence[LivePage]) -> bool:
         """Make the host pages free that a save needs. Making them may cost some of its own pages
         their host copy, so it looks again."""
         for _ in range(3):
             wanted = [
-                len(self._tree.copies.unsaved(group.id, rows[group.id]))
+                len(self._unsaved(group.id, rows[group.id]))
                 + sum(live.group == group.id for live in own)
                 for group in self._spec.groups
             ]
@@ -139,7 +99,7 @@ class Parking:
         for group in self._spec.groups:
             counters.retracted_pages += self._copies.save(group.id, rows[group.id])
         keys = parked.seat.prefix.keys
-        parked.hold = self._tree.leases.hold(keys, parked.end, parked.starts)
+        parked.hold = self._leases.hold(keys, parked.end, parked.starts)
         for live in own:
             pages = self._pools.tiers[Tier.HOST][live.group].alloc(1)
             assert pages is not None, "room was made for every live page"
@@ -209,30 +169,28 @@ class Parking:
         """Hold nothing for a request any more: it has come back, or ends, or was lost."""
         if parked not in self._held:
             return
-        self._held.remove(parked)
         assert parked.hold is not None
-        self._tree.leases.release(parked.hold)
+        self._leases.release(parked.hold)
+        self._let_go(parked)
+
+    def _let_go(self, parked: Parked) -> None:
+        """Its hold has ended."""
+        self._held.remove(parked)
         parked.hold = None
         if parked.live:  # a host page that is still being written is not free
             self._moving.append((parked.tickets, Tier.HOST, parked.live))
             parked.live = []
-
-    def _lost(self, group: GroupId, rows: NodeIds) -> None:
-        """A backup has failed: what stands on its host pages must be recomputed."""
-        for parked in list(self._held):
-            hold = parked.hold
-            if hold is None:  # given up meanwhile
-                continue
-            if np.isin(rows, hold.host[group]).any():
-                self._pools.counters.retracted_unsaved += 1
-                self.forget(parked)
 
     # -- time ------------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Free the live pages whose copy has ended; give up what could not be saved."""
         for parked in list(self._held):
-            if self._copies.failed(parked.tickets):
+            assert parked.hold is not None
+            if not self._leases.is_open(parked.hold):  # the backup of a page has failed
+                self._pools.counters.retracted_unsaved += 1
+                self._let_go(parked)
+            elif self._copies.failed(parked.tickets):
                 self._pools.counters.retracted_unsaved += 1
                 self.forget(parked)
         moving, self._moving = self._moving, []

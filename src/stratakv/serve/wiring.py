@@ -70,9 +70,10 @@ from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.sharding import default_cut, sharding_of
 from stratakv.storage.urls import hidden
-from stratakv.tiers.events import CacheEvents
+from stratakv.tiers.tiered_cache import TierOptions
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import TransferEngine
+from stratakv.tree.observer import CacheObserver
 from stratakv.tree.policies import EVICTION_POLICIES
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ OWN_RUNNERS: Final[Mapping[str, MakeRunner]] = {
 """Model types whose Hugging Face module takes no ragged batch: our own runs in its place."""
 assert OWN_RUNNERS.keys() == OWN_TYPES
 MakeTransfer = Callable[[CacheSpec, DevicePools, Sequence[HostArena]], TransferEngine]
-Follow = Callable[[CacheSpec, Mapping[str, bytes]], CacheEvents]
+Follow = Callable[[CacheSpec, Mapping[str, bytes]], CacheObserver]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,12 +186,14 @@ def assemble(
             reuse=config.cache != "off",
         ),
         snapshot_pages=config.snapshot_pages(spec.page_tokens),
-        eviction=EVICTION_POLICIES[config.eviction](),
-        write=_write_policy(config),
-        prefetch=prefetch_policy_of(config, spec, host),
-        events=None if follow is None else follow(spec, model.adapters.digests),
-        clock=MonotonicClock() if seat is None else seat.clock,
-        agreement=Agreement(Alone()) if seat is None else seat.agreement,
+        tiers=TierOptions(
+            eviction=EVICTION_POLICIES[config.eviction](),
+            write=_write_policy(config),
+            prefetch=prefetch_policy_of(config, spec, host),
+            observer=None if follow is None else follow(spec, model.adapters.digests),
+            clock=MonotonicClock() if seat is None else seat.clock,
+            agreement=Agreement(Alone()) if seat is None else seat.agreement,
+        ),
     )
     cache = KVCache(spec, tiers, tables, transfer, options, arenas)
     engine = Engine(

@@ -149,7 +149,7 @@ class TreeDriver(TierDriver):
             return False
         keys = self.keys(prompt)
         given = [np.array(column, np.int32) for column in pages]
-        effects = self.tree.insert(keys, first, given)
+        done = self.tree.insert(keys, first, given)
         expected = self.model.place(DEVICE, prompt, first, pages)
         for group, column in enumerate(pages):
             for at, page in enumerate(column, first):
@@ -158,7 +158,7 @@ class TreeDriver(TierDriver):
                     kept = self.model.spot((prompt[: at + 1], group)).pages[DEVICE] == page
                     if not kept and (group, at) not in expected.remapped:
                         request.own.append((DEVICE, group, page))
-        request.table.update(self.apply(effects, expected).remapped)
+        request.table.update(self.apply(done.effects, expected, done.remaps).remapped)
         self.tree.leases.advance(request.lease, keys, len(prompt))
         self.model.advance(request.id, prompt, len(prompt))
         starts = request.lease.starts
@@ -215,9 +215,9 @@ class TreeDriver(TierDriver):
             pages[group] = [page]
             request.own.remove((DEVICE, group, page))
         expected = self.model.place(DEVICE, prompt, at, pages)
-        effects = self.tree.insert(keys, at, [np.array(column, np.int32) for column in pages])
+        done = self.tree.insert(keys, at, [np.array(column, np.int32) for column in pages])
         request.own = [page for page in request.own if page not in expected.freed]
-        request.table.update(self.apply(effects, expected).remapped)
+        request.table.update(self.apply(done.effects, expected, done.remaps).remapped)
         self.did["late snapshot"] += 1
         return True
 

@@ -6,13 +6,12 @@ no business of the tree. Must not choose who is retracted.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from stratakv.core.ids import PageIds
 from stratakv.spec.retention import needed
 from stratakv.testing.tree_books import HOST, Place
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Parked, Request
+from stratakv.tree.lease import HostHold
 
 
 class ParkingDriver:
@@ -114,13 +113,13 @@ class ParkingDriver:
             self.forget(parked)
         self._it.drain()
 
-    def _lost(self, places: Sequence[Place]) -> None:
-        group = places[0][1]
-        rows = [self._it.row(prefix) for prefix, _ in places]
+    def _lost(self, places: Sequence[Place], ended: Sequence[HostHold]) -> None:
         for parked in list(self.parked):
-            lost = bool(np.isin(rows, parked.hold.host[group]).any())
+            lost = parked.hold in ended
             held = self._it.model.leases[parked.id].on_host
             assert lost != held.isdisjoint(places), "who stands on lost pages"
+            assert lost != self._it.tree.leases.is_open(parked.hold), "a hold on lost pages"
             if lost:
-                self.forget(parked)
+                self.parked.remove(parked)
+                self._it.model.release(parked.id)
                 self._it.did["hold lost"] += 1

@@ -43,11 +43,13 @@ class StoringDriver:
     def start(self) -> None:
         """Another store: nothing is known to be in it."""
         self.forget()
-        self._it.tree.stored.active = self._it.model.store.active = True
+        self._it.model.store.active = True
+        self._it.tree.stored.open()
 
     def stop(self) -> None:
         """From now on nothing new is written; what is under way goes on."""
-        self._it.tree.stored.active = self._it.model.store.active = False
+        self._it.model.store.active = False
+        self._it.tree.stored.close()
 
     def forget(self) -> None:
         self._it.tree.stored.forget()

@@ -17,6 +17,7 @@ from stratakv.testing.tree_books import DEVICE, HOST, Freed, Outcome, Place, Pre
 from stratakv.testing.tree_model import WARM, TreeModel
 from stratakv.testing.tree_records import Copy, keys_of
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Persist, Remap
+from stratakv.tree.lease import HostHold
 from stratakv.tree.nodes import Tier
 from stratakv.tree.policies import EVICTION_POLICIES
 from stratakv.tree.prefix_tree import PrefixTree
@@ -47,7 +48,7 @@ class TierDriver:
         self.bytes: dict[Freed, Prefix] = {}
         self.copies: list[Copy] = []
         self.did: Counter[str] = Counter()
-        self.on_lost: Callable[[Sequence[Place]], None] = lambda places: None
+        self.on_lost: Callable[[Sequence[Place], Sequence[HostHold]], None] = _nobody_stands_there
         """Called with places whose backup has failed, before their host pages go."""
         self.on_persist: Callable[[Persist], None] = lambda effect: None
         """Called with pages that a store should get; who drops them may have them later."""
@@ -178,16 +179,21 @@ class TierDriver:
                 self.model.end_load(places)
             elif places:
                 if not ok:
-                    self.on_lost(places)
+                    self.on_lost(places, self.tree.leases.lose(GroupId(group), copy.rows[group]))
                 effects = self.tree.copies.end_backup(GroupId(group), copy.rows[group], ok=ok)
                 self.apply(effects, self.model.end_backup(places, ok=ok))
         self.did["load done" if copy.load else "backup done" if ok else "backup failed"] += 1
 
     # -- comparing -----------------------------------------------------------------------------
 
-    def apply(self, effects: Sequence[Effect], expected: Outcome) -> Outcome:
+    def apply(
+        self, effects: Sequence[Effect], expected: Outcome, remaps: Sequence[Remap] = ()
+    ) -> Outcome:
         """Execute effects in order; together they must be exactly the expected ones."""
         found = Outcome()
+        for remap in remaps:
+            at = [(int(remap.group), index) for index in remap.indices.tolist()]
+            found.remapped.update(zip(at, remap.canonical.tolist(), strict=True))
         for effect in effects:
             match effect:
                 case FreeDevice(group, pages) | FreeHost(group, pages):
@@ -195,11 +201,6 @@ class TierDriver:
                     gone = [(tier, int(group), page) for page in pages.tolist()]
                     found.freed.update(gone)
                     self.give_back(gone)
-                case Remap(group, indices, canonical):
-                    at = [(int(group), index) for index in indices.tolist()]
-                    early = [page for page in found.freed if page[1] == group]
-                    assert not early, f"{early} were freed before the request was remapped"
-                    found.remapped.update(zip(at, canonical.tolist(), strict=True))
                 case Backup(group, rows):
                     saved = [p for p, _ in self.places_of(rows, group)]
                     found.backups.setdefault(int(group), []).extend(saved)
@@ -224,3 +225,7 @@ class TierDriver:
     def places_of(self, rows: NodeIds, group: int) -> list[Place]:
         prefix_at = {row: self.prefix_of[key] for key, row in self.tree.nodes.index.items()}
         return [(prefix_at[row], group) for row in rows.tolist()]
+
+
+def _nobody_stands_there(places: Sequence[Place], ended: Sequence[HostHold]) -> None:
+    del places, ended

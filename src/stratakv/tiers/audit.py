@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stratakv.core.ids import NONE, GroupId, PageIds
+from stratakv.core.ids import GroupId, PageIds
 from stratakv.spec.groups import CacheSpec
 from stratakv.tiers.pools import Pools
 from stratakv.tree.check import check
@@ -20,11 +20,9 @@ Owned = Callable[[Tier, GroupId], list[PageIds]]
 def audit(spec: CacheSpec, tree: PrefixTree, pools: Pools, owned: Owned) -> None:
     """Verify the tree, and that every page that is taken has exactly one owner."""
     check(tree)
-    rows = tree.nodes.rows()
     for tier in TIERS:
         for group in spec.groups:
-            held = tree.nodes.page[tier][group.id][rows]
-            pages = np.concatenate([held[held != NONE], *owned(tier, group.id)])
+            pages = np.concatenate([tree.held(tier, group.id), *owned(tier, group.id)])
             space = pools.tiers[tier][group.id]
             used = space.capacity - space.available()
             name = f"{tier.name} pages of group {group.name}"

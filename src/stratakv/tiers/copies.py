@@ -21,7 +21,7 @@ from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
 from stratakv.transfer.plan import Direction
 from stratakv.tree.effects import Backup
 from stratakv.tree.lease import DeviceLease, LoadLease
-from stratakv.tree.nodes import CHECKPOINT, Tier
+from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
 POLL_S: Final = 2e-4
@@ -42,19 +42,16 @@ class CopyDesk:
         self._agreement = agreement
         self._sleep = sleep
         self._tree = tree
+        self._moves, self._cleaning, self._leases = tree.copies, tree.cleaning, tree.leases
         self._pools = pools
         self._flights = Flights(tree.spec, transfer)
         self._write = write
         self._weighs_uses = weighs_uses(write)
         self._safe_wanted = [safe_wanted(write, s.capacity) for s in pools.tiers[Tier.DEVICE]]
-        if any(self._safe_wanted):
-            pools.evict_device = tree.cleaning.evict
         self._wanted: list[Backup] = []  # not yet begun in the tree
         self._pending: list[Part] = []  # backups begun in the tree, not yet submitted
         self._saves: dict[TicketId, int] = {}  # pages by which a plan's loads carry matches on
         self._failed: set[TicketId] = set()  # of live pages; asked about once
-        self.on_lost: Callable[[GroupId, NodeIds], None] = _nobody_stands_there
-        """Called with nodes whose backup has failed, before their host pages go."""
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
         """A gate over those of ``tickets`` that are still in flight; None when none is."""
@@ -107,17 +104,17 @@ class CopyDesk:
             if free >= wanted:
                 continue
             id_ = GroupId(group)
-            saved = self._tree.cleaning.saved(id_)
+            saved = self._cleaning.saved(id_)
             # A copy that pushes another page's copy off the host saves nothing, and would be made
             # and lost for ever.
             host = self._pools.tiers[Tier.HOST][group].available()
             room = host + max(0, self._tree.evictable(Tier.HOST, id_) - saved)
             count = min(to_clean(wanted, free + saved), room)
-            paths = self._tree.cleaning.coldest(id_, count) if count else []
+            paths = self._cleaning.coldest(id_, count) if count else []
             if paths:
                 self._pools.make_room(Tier.HOST, id_, sum(map(len, paths)))
             for rows in paths:
-                self._begin_backup(id_, self._tree.copies.unsaved(id_, rows))
+                self._begin_backup(id_, self._moves.unsaved(id_, rows))
         if self._pending:
             self.submit()
 
@@ -127,14 +124,14 @@ class CopyDesk:
         than a page of it."""
         if not self._wanted:
             return
-        unsaved, nodes = self._tree.copies.unsaved, self._tree.nodes
+        moves, unsaved = self._moves, self._moves.unsaved
         backups, self._wanted = self._wanted, []
         kept: dict[GroupId, list[NodeIds]] = {}
         spare: dict[GroupId, list[NodeIds]] = {}
         for backup in backups:
-            worth = backup.nodes[worth_backup(self._write, nodes.hits[backup.nodes])]
+            worth = backup.nodes[worth_backup(self._write, moves.hits(backup.nodes))]
             rows = unsaved(backup.group, worth)
-            needed = nodes.need[backup.group][rows] >= CHECKPOINT
+            needed = moves.needed(backup.group, rows)
             for by_group, some in ((kept, rows[needed]), (spare, rows[~needed])):
                 if len(some):
                     by_group.setdefault(backup.group, []).append(some)
@@ -160,13 +157,13 @@ class CopyDesk:
             return
         host = space.alloc(len(rows))
         assert host is not None, "the host pool has lost pages"
-        device = self._tree.copies.begin_backup(group, rows, host)
+        device = self._moves.begin_backup(group, rows, host)
         self._pending.append(Part(group, rows.copy(), device, host))
 
     def save(self, group: GroupId, rows: NodeIds) -> int:
         """Back up what of ``rows`` has no host copy, whatever the write policy: host pages for it
         are free. Returns how many pages that is."""
-        rows = self._tree.copies.unsaved(group, rows)
+        rows = self._moves.unsaved(group, rows)
         self._begin_backup(group, rows)
         return len(rows)
 
@@ -199,14 +196,15 @@ class CopyDesk:
                     self._pools.tiers[Tier.DEVICE][taken].free(back)
                 return None
             device.append(pages)
+        sources = self._moves.sources(lease.host)
         parts = [
-            Part(GroupId(g), rows, device[g], self._tree.nodes.page[Tier.HOST][g][rows])
+            Part(GroupId(g), rows, device[g], sources[g])
             for g, rows in enumerate(lease.host)
             if len(rows)
         ]
         ticket = self._flights.begin_load(parts)
         self._saves[ticket] = self._saves.get(ticket, 0) + saved_pages
-        return self._tree.leases.begin_load(lease, device, ticket)
+        return self._leases.begin_load(lease, device, ticket)
 
     def load_live(self, pages: LivePages) -> tuple[TicketId, ...]:
         """Begin to copy live pages back to the device, as ``load`` does others."""
@@ -247,7 +245,7 @@ class CopyDesk:
         self._saves.pop(flight.ticket, None)
         for part in flight.parts:
             if len(part.rows):
-                self._tree.copies.end_load(part.group, part.rows)
+                self._moves.end_load(part.group, part.rows)
 
     def _backed_up(self, ended: tuple[Completion, Flight], *, ok: bool) -> None:
         done, flight = ended
@@ -266,8 +264,8 @@ class CopyDesk:
                 self._failed.add(ticket)
             return
         if not ok:
-            self.on_lost(part.group, part.rows)
-        self._pools.execute(self._tree.copies.end_backup(part.group, part.rows, ok=ok), -1)
+            self._leases.lose(part.group, part.rows)
+        self._pools.execute(self._moves.end_backup(part.group, part.rows, ok=ok))
 
     def wait(self) -> bool:
         """Block until one more copy has ended everywhere; False when none is under way. All ranks
@@ -285,7 +283,3 @@ class CopyDesk:
 def _live_parts(pages: LivePages) -> list[Part]:
     none = np.empty(0, np.intp)
     return [Part(group, none, device, host) for group, device, host in pages]
-
-
-def _nobody_stands_there(group: GroupId, rows: NodeIds) -> None:
-    del group, rows

@@ -1,8 +1,8 @@
 """What the cache tells the outside about its pages: stored, removed, cleared, per tier and group.
 
 Owns the tokens, parents and namespaces of the pages in the tree, which the tree itself does not
-know, and the records that come out. Must not know a wire or a socket. Follows a tree from its
-beginning through its journal; what nobody takes grows without bound.
+know, and the records that come out. Must not know a wire or a socket. A ``CacheObserver``, from
+its tree's beginning; what nobody takes grows without bound.
 
 A tenant shows as a digest of its salt, ``TENANT`` before it, 32 hex digits. vLLM publishes the salt
 itself; here it is a secret between a client and its server, and whoever knows it can ask for that
@@ -12,29 +12,20 @@ digest by itself. A salt that can be guessed can be found by trying: salts are t
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 from itertools import chain, compress, count, pairwise, repeat
 from operator import itemgetter, ne
-from typing import Final, TypeAlias, assert_never
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from stratakv.core.ids import GroupId, PageKey, TokenIds
 from stratakv.core.page_keys import Namespace
-from stratakv.tree.journal import Change, Journal, Note
+from stratakv.tree.observer import Medium
 
 TENANT: Final = b"stratakv-tenant-1:"
-
-
-class Medium(Enum):
-    """vLLM's words for the tiers."""
-
-    DEVICE = "GPU"
-    HOST = "CPU"
-    STORAGE = "STORAGE"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +61,6 @@ class AllCleared:
     in storage too, until it comes back."""
 
 
-Describe: TypeAlias = Callable[[Namespace, Sequence[PageKey], int, TokenIds], None]
-"""``CacheEvents.describe``."""
-
 CacheEvent: TypeAlias = PagesStored | PagesRemoved | AllCleared
 
 
@@ -92,7 +80,6 @@ class CacheEvents:
     changes the tree."""
 
     def __init__(self, page_tokens: int, adapters: Mapping[str, bytes]) -> None:
-        self.journal: Final = Journal()
         self._page_tokens = page_tokens
         self._lora_of = {digest: name for name, digest in adapters.items()}
         self._pages: dict[PageKey, _Page] = {}
@@ -102,7 +89,7 @@ class CacheEvents:
         """Pages whose tokens are known."""
         return len(self._pages)
 
-    def describe(
+    def inserted(
         self, namespace: Namespace, keys: Sequence[PageKey], first: int, tokens: TokenIds
     ) -> None:
         """The pages ``keys[first:]`` are about to enter the tree; ``tokens`` (int32 [n]) is the
@@ -117,45 +104,28 @@ class CacheEvents:
             zip(fresh, zip(texts, parents, repeat(origin), strict=False), strict=True)
         )
 
-    def stored_in_storage(self, group: GroupId, keys: Sequence[PageKey]) -> None:
-        """Storage holds ``keys`` from now on. What it drops later is its own affair, and is not
-        told: a router must take a page in storage for likely, not for certain."""
-        self._news += self._stored(Medium.STORAGE, group, keys)
+    def stored(self, medium: Medium, group: GroupId, keys: Sequence[PageKey]) -> None:
+        """``keys`` can be read at ``medium`` from now on. What storage drops later is its own
+        affair, and is not told: a router must take a page there for likely, not for certain."""
+        self._news += self._stored(medium, group, keys)
 
-    def gone_from_storage(self, group: GroupId, keys: Sequence[PageKey]) -> None:
-        """Storage was emptied or taken away: it has ``keys`` no more. Nor has it those that the
-        tree does not know any more, which are not told."""
-        self._news.append(PagesRemoved(Medium.STORAGE, group, keys))
+    def removed(self, medium: Medium, group: GroupId, keys: Sequence[PageKey]) -> None:
+        """``medium`` has ``keys`` no more. Where storage was emptied or taken away, it has none of
+        those either that the tree does not know any more, which are not told."""
+        self._news.append(PagesRemoved(medium, group, keys))
 
-    def cleared(self) -> None:
+    def gone(self, keys: Sequence[PageKey]) -> None:
+        """``keys`` have left the tree: their tokens are not needed any more."""
+        deque(map(self._pages.pop, keys, repeat(None)), maxlen=0)
+
+    def dropped(self) -> None:
         """The tree was emptied on purpose: whatever was noted before is void."""
-        self.journal.take()
         self._news = [AllCleared()]
-        self._forget()
 
     def take(self) -> list[CacheEvent]:
         """What has happened since the last ``take``, oldest first."""
         news, self._news = self._news, []
-        for note in self.journal.take():
-            news += self._told(note)
-        self._forget()
         return news
-
-    def _forget(self) -> None:
-        deque(map(self._pages.pop, self.journal.gone(), repeat(None)), maxlen=0)
-
-    def _told(self, note: Note) -> Iterator[CacheEvent]:
-        match note.change:
-            case Change.DEVICE_STORED:
-                yield from self._stored(Medium.DEVICE, note.group, note.keys)
-            case Change.HOST_STORED:
-                yield from self._stored(Medium.HOST, note.group, note.keys)
-            case Change.DEVICE_REMOVED:
-                yield PagesRemoved(Medium.DEVICE, note.group, note.keys)
-            case Change.HOST_REMOVED:
-                yield PagesRemoved(Medium.HOST, note.group, note.keys)
-            case _:
-                assert_never(note.change)
 
     def _stored(
         self, medium: Medium, group: GroupId, keys: Sequence[PageKey]

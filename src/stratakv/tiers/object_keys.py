@@ -8,9 +8,8 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.core.ids import GroupId, NodeIds, PageIds, PageKey
+from stratakv.core.ids import GroupId, PageIds, PageKey
 from stratakv.storage.backend import ObjectKey
-from stratakv.tree.nodes import NodeTable
 
 _NAMED: Final = partial(tuple.__new__, ObjectKey)
 
@@ -30,11 +29,9 @@ def of_pages(
     return _named(map(keys.__getitem__, pages.tolist()), groups.tolist())
 
 
-def of_rows(nodes: NodeTable, group: GroupId, rows: NodeIds) -> list[ObjectKey]:
-    """Objects of ``rows``, nodes of one path, top first."""
-    depth = nodes.depth[rows]
-    chain = nodes.keys_to(rows.item(-1), int(depth[-1] - depth[0]) + 1)
-    return _named(map(chain.__getitem__, (depth - depth[0]).tolist()), repeat(group))
+def of_group(keys: Sequence[PageKey], group: GroupId) -> list[ObjectKey]:
+    """The pages ``keys`` of one group."""
+    return _named(keys, repeat(group))
 
 
 def _named(pages: Iterable[PageKey], groups: Iterable[int]) -> list[ObjectKey]:

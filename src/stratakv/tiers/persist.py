@@ -4,7 +4,7 @@ Owns the writes in flight and what they pin. Never waits: what the queue has no 
 counted, and written when a request uses it again. Must not choose pages (``tree.stored``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Final
@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import Flags
-from stratakv.core.ids import NONE, GroupId, PageKey, TicketId
+from stratakv.core.ids import NONE, TicketId
 from stratakv.storage.backend import ObjectKey, WriteStatus
 from stratakv.storage.io_jobs import Answer, Ending, Store, Stored, Touch
 from stratakv.storage.io_worker import IoWorker
-from stratakv.tiers.object_keys import HostBytes, of_rows
+from stratakv.tiers.object_keys import HostBytes, of_group
 from stratakv.tree.effects import Persist
 from stratakv.tree.lease import Lease
-from stratakv.tree.nodes import Tier
-from stratakv.tree.prefix_tree import PrefixTree
+from stratakv.tree.observer import CacheObserver, Medium
+from stratakv.tree.stored import Stored as Marks
 from stratakv.tree.stored import Writing
 
 KEPT: Final = frozenset({WriteStatus.STORED, WriteStatus.PRESENT})
@@ -53,13 +53,14 @@ class _Job:
 
 
 class Persister:
-    """``on_stored``: told of the pages, by group, that storage has from now on, where somebody
-    follows the cache."""
+    """``observer``: told of the pages that storage has from now on."""
 
-    def __init__(self, tree: PrefixTree, arenas: Sequence[HostBytes]) -> None:
+    def __init__(
+        self, stored: Marks, arenas: Sequence[HostBytes], observer: CacheObserver | None = None
+    ) -> None:
         self.counters = PersistCounters()
-        self.on_stored: Callable[[GroupId, Sequence[PageKey]], None] | None = None
-        self._tree = tree
+        self._observer = observer
+        self._stored = stored
         self._arenas = arenas
         self._fresh: list[Writing] = []  # pinned, not yet submitted
         self._uses: list[Touch] = []
@@ -83,19 +84,19 @@ class Persister:
         of the step."""
         for at in range(0, len(effect.nodes), JOB_PAGES):
             rows = effect.nodes[at : at + JOB_PAGES]
-            self._fresh.append(self._tree.stored.begin(effect.group, rows))
+            self._fresh.append(self._stored.begin(effect.group, rows))
 
     def used(self, lease: Lease, step: int) -> None:
         """A request stands on ``lease``, or did until now: storage learns of it, and gets what it
         lacks of it."""
-        for effect in self._tree.stored.unstored(lease):
+        for effect in self._stored.unstored(lease):
             self.want(effect)
-        parts = list(self._tree.stored.to_touch(lease, step))
+        parts = list(self._stored.to_touch(lease, step))
         if not parts:
             return
-        nodes = self._tree.nodes
-        keys = [key for group, rows in parts for key in of_rows(nodes, group, rows)]
-        depth = np.concatenate([nodes.depth[rows] for _, rows in parts])
+        named = [(group, *self._stored.names(rows)) for group, rows in parts]
+        keys = [key for group, pages, _ in named for key in of_group(pages, group)]
+        depth = np.concatenate([depth for _, _, depth in named])
         deepest_first = np.argsort(-depth, kind="stable").tolist()
         self._uses.append(Touch(list(map(keys.__getitem__, deepest_first))))
 
@@ -124,15 +125,15 @@ class Persister:
             worker.submit(use)  # may be dropped
 
     def _send(self, writings: list[Writing], worker: IoWorker) -> None:
-        nodes = self._tree.nodes
-        rows = [writing.rows for writing in writings]
-        order = np.argsort(nodes.depth[np.concatenate(rows)], kind="stable")
         keys: list[ObjectKey] = []
         views: list[memoryview] = []
+        depths: list[npt.NDArray[np.int32]] = []
         for writing in writings:
-            keys += of_rows(nodes, writing.group, writing.rows)
-            pages = nodes.page[Tier.HOST][writing.group][writing.rows]
-            views += self._arenas[writing.group].views(pages)
+            pages, depth = self._stored.names(writing.rows)
+            depths.append(depth)
+            keys += of_group(pages, writing.group)
+            views += self._arenas[writing.group].views(self._stored.sources(writing))
+        order = np.argsort(np.concatenate(depths), kind="stable")
         sequence = order.tolist()
         keys = list(map(keys.__getitem__, sequence))
         ticket = worker.submit(Store(keys, list(map(views.__getitem__, sequence))))
@@ -169,10 +170,11 @@ class Persister:
             counters.dropped += total - len(said)
             rest -= total - len(said)
         counters.failed += rest
-        if self.on_stored is not None:
+        if self._observer is not None:
             kept = list(compress(job.keys, agreed.tolist()))
             for group in sorted({key.group for key in kept}):
-                self.on_stored(group, [key.page for key in kept if key.group == group])
+                pages = [key.page for key in kept if key.group == group]
+                self._observer.stored(Medium.STORAGE, group, pages)
         by_writing = np.empty(total, np.bool_)
         by_writing[job.order] = agreed
         self._end(job.writings, by_writing)
@@ -180,7 +182,7 @@ class Persister:
     def _end(self, writings: Sequence[Writing], kept: Flags) -> None:
         at = 0
         for writing in writings:
-            self._tree.stored.end(writing, kept[at : at + len(writing.rows)])
+            self._stored.end(writing, kept[at : at + len(writing.rows)])
             at += len(writing.rows)
 
     def cancel(self, worker: IoWorker) -> int:

@@ -10,10 +10,9 @@ from typing import assert_never
 
 from stratakv.core.ids import GroupId, PageIds
 from stratakv.memory.allocator import PageAllocator
-from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
 from stratakv.tiers.statistics import Counters, PoolStats
-from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Persist, Remap
+from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Persist
 from stratakv.tree.nodes import TIERS, Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
@@ -22,29 +21,28 @@ Evict = Callable[[GroupId, int], list[Effect]]
 
 
 class Pools:
-    """``device[g]`` and ``host[g]`` hand out the pages of group g."""
+    """``tiers[tier][g]`` hands out the pages of group g. ``persist``: what is done with pages that
+    are worth a stored object. ``evict_device``: how device pages are taken, None: coldest first."""
 
     def __init__(
         self,
         spec: CacheSpec,
         tree: PrefixTree,
-        tables: BlockTable,
         tiers: tuple[Allocators, Allocators],
+        persist: Callable[[Persist], None],
+        evict_device: Evict | None = None,
     ) -> None:
         self._spec = spec
         self._tree = tree
-        self._tables = tables
         self.tiers = tiers
         self.counters = Counters()
-        self.evict_device: Evict = partial(tree.evict, Tier.DEVICE)
-        """How device pages are taken: coldest first, or, for a cleaner, saved ones first."""
+        self._evict_device = evict_device or partial(tree.evict, Tier.DEVICE)
         self._evict_host = partial(tree.evict, Tier.HOST)
-        self.persist: Callable[[Persist], None] = _nowhere
-        """What is done with pages that are worth a stored object."""
+        self._persist = persist
 
-    def execute(self, effects: list[Effect], row: int) -> list[Backup]:
-        """Carry out ``effects`` in order for the request at ``row`` (-1: none). Returns the backups
-        asked for, which are the write policy's to weigh."""
+    def execute(self, effects: Sequence[Effect]) -> list[Backup]:
+        """Carry out ``effects`` in order. Returns the backups asked for, which are the write
+        policy's to weigh."""
         backups: list[Backup] = []
         for effect in effects:
             match effect:
@@ -52,14 +50,10 @@ class Pools:
                     self.tiers[Tier.DEVICE][group].free(pages)
                 case FreeHost(group, pages):
                     self.tiers[Tier.HOST][group].free(pages)
-                case Remap(group, indices, canonical):
-                    assert row >= 0, "a remap without a request"
-                    self._tables.pages(group)[row, indices] = canonical
-                    self.counters.duplicate_pages += len(canonical)
                 case Backup():
                     backups.append(effect)
                 case Persist():
-                    self.persist(effect)
+                    self._persist(effect)
                 case _:
                     assert_never(effect)
         return backups
@@ -73,7 +67,7 @@ class Pools:
         """Evict once towards ``count`` free pages; returns how many are free then."""
         on_device = tier == Tier.DEVICE
         return self._make_room(
-            tier, group, count, self.evict_device if on_device else self._evict_host
+            tier, group, count, self._evict_device if on_device else self._evict_host
         )
 
     def make_spare_room(self, tier: Tier, group: GroupId, count: int) -> int:
@@ -95,7 +89,7 @@ class Pools:
                 self.counters.evicted_device_pages += taken
             else:
                 self.counters.evicted_host_pages += taken
-            self.execute(effects, -1)
+            self.execute(effects)
         return space.available()
 
     def take(self, group: GroupId, count: int, wait: Callable[[], bool]) -> PageIds:
@@ -121,7 +115,3 @@ class Pools:
             for tier in TIERS
             for group in self._spec.groups
         )
-
-
-def _nowhere(effect: Persist) -> None:
-    raise AssertionError(f"there is no storage tier for {effect}")

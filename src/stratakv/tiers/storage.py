@@ -5,54 +5,48 @@ What is written is ``persist``'s, what is fetched ``prefetch``'s. Never waits fo
 ``close``. Must not open a store.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import NOTHING, Ballot, Flags, Result, Work
 from stratakv.core.clock import Clock
-from stratakv.core.ids import GroupId, PageIds, PageKey, RequestId
+from stratakv.core.ids import GroupId, PageIds, RequestId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch_pace import PrefetchPolicy
 from stratakv.policy.prefetch_reasons import Reason
-from stratakv.spec.groups import CacheSpec
 from stratakv.storage.backend import Everything
 from stratakv.storage.io_jobs import Answer, Kind, Remove
 from stratakv.storage.io_worker import IoWorker
-from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.persist import Persister
-from stratakv.tiers.pools import Pools
 from stratakv.tiers.prefetch.asks import Told
 from stratakv.tiers.prefetch.fetches import Fetches, FromStorage
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tiers.statistics import StorageStats
-from stratakv.tree.effects import Persist
 from stratakv.tree.lease import Lease
+from stratakv.tree.observer import CacheObserver, Medium
 from stratakv.tree.prefix_tree import PrefixTree
 
 
 class StorageTier:
-    """``arenas``: host bytes of every group. Without a store every verb is a no-op."""
+    """``observer``: told of what storage has no more. Without a store every verb is a no-op."""
 
     def __init__(
         self,
-        spec: CacheSpec,
         tree: PrefixTree,
-        pools: Pools,
-        arenas: Sequence[HostBytes],
+        persister: Persister,
+        fetches: Fetches,
         policy: PrefetchPolicy,
         clock: Clock,
+        observer: CacheObserver | None = None,
     ) -> None:
-        self.persister = Persister(tree, arenas)
-        self.prefetcher = Prefetcher(spec, tree, Fetches(tree, pools, arenas), policy, clock)
-        self._tree = tree
+        self.persister = persister
+        self.prefetcher = Prefetcher(tree, fetches, policy, clock, observer)
+        self._stored, self._observer = tree.stored, observer
         self._worker: IoWorker | None = None
         self._leaving = False
         self._step = 0
         self._clearing = 0
-        self.on_gone: Callable[[GroupId, Sequence[PageKey]], None] | None = None
-        """Told of pages, by group, that storage has no more, where somebody follows the cache."""
-        pools.persist = self._want
 
     # -- attach and detach -----------------------------------------------------------------------
 
@@ -67,7 +61,8 @@ class StorageTier:
         fetched. From the first call on nothing new is begun, and with ``force`` what is queued is
         given up too; ``keep`` undoes the first, not the second."""
         assert self._worker is not None, "no store is attached"
-        self._leaving, self._tree.stored.active = True, False
+        self._leaving = True
+        self._stored.close()
         if force:
             self.persister.cancel(self._worker)
             self.prefetcher.cancel(self._worker)
@@ -82,8 +77,8 @@ class StorageTier:
         """Go on with the store that is attached. What has changed in the tree meanwhile was not
         noted, so what storage has is learned anew, as it is used."""
         self._leaving = False
-        self._tree.stored.forget()
-        self._tree.stored.active = self._worker is not None
+        if self._worker is not None:
+            self._stored.open()
 
     def clear(self) -> bool:
         """Forget every object of the store, behind what is queued; False, and nothing done, where
@@ -93,14 +88,15 @@ class StorageTier:
             return False
         self._clearing += 1
         self._tell_gone()
-        self._tree.stored.forget()
+        self._stored.forget()
         return True
 
     def close(self, timeout_s: float) -> None:
         """Give what is queued ``timeout_s`` to be written, and let go of the store."""
         if self._worker is None:
             return
-        self._leaving, self._tree.stored.active = True, False
+        self._leaving = True
+        self._stored.close()
         if self._worker.closed:  # whoever opened it was first
             self.persister.cancel(self._worker)
         self.persister.submit(self._worker)
@@ -115,9 +111,9 @@ class StorageTier:
         self._worker = None
 
     def _tell_gone(self) -> None:
-        if (tell := self.on_gone) is not None:
-            for group, keys in self._tree.stored.marked():
-                tell(group, keys)
+        if self._observer is not None:
+            for group, keys in self._stored.marked():
+                self._observer.removed(Medium.STORAGE, group, keys)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -143,10 +139,6 @@ class StorageTier:
         """A request stands on ``lease``, or did until now."""
         if self._worker is not None and not self._leaving:
             self.persister.used(lease, self._step)
-
-    def _want(self, effect: Persist) -> None:
-        if self._worker is not None and not self._leaving:
-            self.persister.want(effect)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -242,7 +234,7 @@ class StorageTier:
             "attached": self._worker is not None,
             "leaving": self._leaving,
             "clearing": self._clearing,
-            "epoch": self._tree.stored.epoch,
+            "epoch": self._stored.epoch,
             **self.prefetcher.figures(),
             **self.persister.figures(),
         }

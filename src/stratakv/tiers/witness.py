@@ -69,12 +69,13 @@ def testify(
     names = [
         f"{group.name} to evict on {tier.name.lower()}" for tier in TIERS for group in spec.groups
     ]
-    evictable, nodes, free = tree.pins.evictable, tree.nodes, _FreePages(_spaces(spec, pools))
+    pairs = [(tier, group.id) for tier in TIERS for group in spec.groups]
+    free = _FreePages(_spaces(spec, pools))
 
     def residency() -> Figures:
-        counts = [count for tier in evictable for count in tier]
-        key = int.from_bytes((nodes.newest_key() or b"")[:8])
-        return {"nodes": len(nodes), "newest key": key, **dict(zip(names, counts, strict=True))}
+        counts = [tree.evictable(tier, group) for tier, group in pairs]
+        key = int.from_bytes((tree.newest_key() or b"")[:8])
+        return {"nodes": len(tree), "newest key": key, **dict(zip(names, counts, strict=True))}
 
     patrol = Patrol(tables_of(tree, pools, beside))
     agreement.watch("the tree", residency)
@@ -86,7 +87,7 @@ def testify(
 
 def tables_of(tree: PrefixTree, pools: Pools, beside: Sequence[HasColumns]) -> Iterator[Table]:
     """Every array of which all ranks must have the same."""
-    for of in (tree.nodes, tree.stored, *beside):
+    for of in (tree, *beside):
         yield from (Table(name, column) for name, column in of.columns())
     for name, space in _spaces(tree.spec, pools).items():
         yield Table(f"free place of {name}", space.stack)

@@ -7,11 +7,12 @@ until the copy has ended. Must not allocate pages or move bytes.
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.effects import Effect, FreeHost
-from stratakv.tree.nodes import TIERS, NodeTable, Tier
+from stratakv.tree.nodes import CHECKPOINT, TIERS, NodeTable, Tier
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import Event, Residency
 from stratakv.tree.stored import Stored
@@ -64,6 +65,22 @@ class Copies:
             effects += self._stored.wanted(group, rows)
         self._pins.offer_nodes(group, rows)
         return effects
+
+    def hits(self, rows: NodeIds) -> npt.NDArray[np.int32]:
+        """How often requests have used each of ``rows``."""
+        return self._nodes.hits[rows]
+
+    def needed(self, group: GroupId, rows: NodeIds) -> npt.NDArray[np.bool_]:
+        """Which of ``rows`` a checkpoint needs; the others are a milestone's, or nobody's."""
+        return self._nodes.need[group][rows] >= CHECKPOINT
+
+    def sources(self, host: Sequence[NodeIds]) -> list[PageIds]:
+        """The host pages that a load of ``host`` rows (by group) reads."""
+        return [self._nodes.page[HOST][group][rows] for group, rows in enumerate(host)]
+
+    def landing(self, group: GroupId, rows: NodeIds) -> bool:
+        """Whether a load of any of ``rows`` is under way."""
+        return bool(self.loads and (self._nodes.ticket[group][rows] != NONE).any())
 
     def begin_load(
         self, host: Sequence[NodeIds], pages: Sequence[PageIds], ticket: TicketId

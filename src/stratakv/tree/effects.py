@@ -3,7 +3,7 @@ in order.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -51,4 +51,13 @@ class Persist:
     nodes: NodeIds
 
 
-Effect: TypeAlias = FreeDevice | FreeHost | Remap | Backup | Persist
+Effect: TypeAlias = FreeDevice | FreeHost | Backup | Persist
+"""What the owner of the pages carries out, in order."""
+
+
+class Inserted(NamedTuple):
+    """What an insert asks for. ``remaps`` come first, and are for whoever owns the request's rows:
+    the pages that it reads no more are freed by ``effects``."""
+
+    remaps: list[Remap]
+    effects: list[Effect]

@@ -49,7 +49,7 @@ class Leases:
         self._pins = pins
         self._matcher = matcher
         self._copies = copies
-        self._open: set[Lease] = set()
+        self._open: dict[Lease, None] = {}  # in the order of their taking, alike on every rank
 
     def __len__(self) -> int:
         return len(self._open)
@@ -101,7 +101,7 @@ class Leases:
                 pins.pin(DEVICE, group, rows)
             if self._copies.loads:
                 lease.loading = self._tickets(first, path)
-        self._open.add(lease)
+        self._open[lease] = None
         return lease
 
     def take_to_load(
@@ -137,7 +137,7 @@ class Leases:
             if any(map(len, host))
             else DeviceLease(end, first, path, loading, priority)
         )
-        self._open.add(lease)
+        self._open[lease] = None
         return lease
 
     def _path(self, keys: Sequence[PageKey], end: int, priority: int) -> NodeIds:
@@ -168,7 +168,7 @@ class Leases:
         if ticket not in loading:  # it may stand on pages of the same plan already
             loading = (*loading, ticket)
         moved = DeviceLease(lease.end, lease.starts, lease.path, loading, lease.priority)
-        self._open.add(moved)
+        self._open[moved] = None
         return moved
 
     # -- on the host -----------------------------------------------------------------------------
@@ -204,8 +204,12 @@ class Leases:
         for group, rows in enumerate(host):
             self._pins.pin(HOST, group, rows)
         hold = HostHold(end, starts, path, host)
-        self._open.add(hold)
+        self._open[hold] = None
         return hold
+
+    def again(self, hold: HostHold) -> HostHold:
+        """A second hold on the same pages, which ends by itself."""
+        return self._hold(hold.end, hold.starts, hold.path, hold.host)
 
     def present(self, hold: HostHold, limit: int) -> tuple[npt.NDArray[np.bool_], ...]:
         """Which of the first ``limit`` pages of its prefix a hold has, by group."""
@@ -270,9 +274,24 @@ class Leases:
             case _:
                 assert_never(lease)
 
+    def lose(self, group: GroupId, rows: NodeIds) -> list[HostHold]:
+        """The host pages of ``rows`` are about to go, for their backup has failed: holds that stand
+        on any of them are ended, and returned."""
+        lost = [
+            lease
+            for lease in self._open
+            if isinstance(lease, HostHold) and np.isin(rows, lease.host[group]).any()
+        ]
+        for hold in lost:
+            self.release(hold)
+        return lost
+
+    def is_open(self, lease: Lease) -> bool:
+        return lease in self._open
+
     def _end(self, lease: Lease) -> None:
         assert lease in self._open, "a lease was released twice"
-        self._open.remove(lease)
+        del self._open[lease]
 
     def _release(self, lease: DeviceLease) -> None:
         pins, path, starts = self._pins, lease.path, lease.starts
@@ -296,6 +315,12 @@ class Leases:
     def pages(self, lease: DeviceLease, group: GroupId) -> PageIds:
         """Device pages of ``[starts[group], end)`` under a lease."""
         return self._nodes.page[DEVICE][group][lease.path[lease.starts[group] :]]
+
+    def pages_at(
+        self, lease: DeviceLease, group: GroupId, indices: npt.NDArray[np.int64]
+    ) -> PageIds:
+        """Device pages at page ``indices`` of a leased path, NONE where there is none."""
+        return self._nodes.page[DEVICE][group][lease.path[indices]]
 
     def sole(self, lease: DeviceLease, group: GroupId) -> int:
         """Pages of a group that could be evicted if ``lease`` let go of them."""

@@ -29,11 +29,13 @@ NO_MATCH = Match(0, 0, 0)
 class Beyond(NamedTuple):
     """What there is behind a match's end. ``whole``: how far the anchor goes, beyond the match's
     limit too; ``device``: of that, on the device. ``states_only``: nothing but states is missing
-    at ``anchor_end``."""
+    at ``anchor_end``. ``gone``: of the pages behind ``whole``, as far as they are remembered,
+    whether the host had the last copy, bool [n]."""
 
     whole: int
     device: int
     states_only: bool
+    gone: npt.NDArray[np.bool_]
 
 
 class Matcher:
@@ -85,8 +87,9 @@ class Matcher:
                     high = middle - 1
         return low
 
-    def beyond(self, keys: Sequence[PageKey], found: Match) -> Beyond:
-        """What the tree has of all of ``keys`` that a match did not find usable."""
+    def beyond(self, keys: Sequence[PageKey], found: Match, limit: int) -> Beyond:
+        """What the tree has of all of ``keys`` that a match did not find usable, and had of the
+        first ``limit`` pages."""
         nodes, end = self._nodes, found.anchor_end
         whole = nodes.reach(keys, end, len(keys))
         device = self._anchor_on_device(keys, whole)
@@ -99,7 +102,7 @@ class Matcher:
                     nodes.state[group][rows]
                 ):
                     states_only = False
-        return Beyond(whole, device, states_only)
+        return Beyond(whole, device, states_only, nodes.gone.of(keys, whole, limit))
 
     def _usable(
         self,

@@ -9,7 +9,7 @@ indexing with it needs no special case.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -20,6 +20,8 @@ import numpy.typing as npt
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import CacheSpec
 from stratakv.tree.gone import Gone
+from stratakv.tree.journal import Journal
+from stratakv.tree.observer import CacheObserver
 from stratakv.tree.residency import ResidencyColumn
 
 Int32s = npt.NDArray[np.int32]
@@ -57,7 +59,9 @@ class NodeTable:
     """Columns of every node. ``groups`` columns are lists indexed by group, ``[tier][group]`` first
     by tier. Capacity is exact: a node exists only while its anchor owns a page."""
 
-    def __init__(self, spec: CacheSpec, capacity: int) -> None:
+    def __init__(
+        self, spec: CacheSpec, capacity: int, observer: CacheObserver | None = None
+    ) -> None:
         groups = range(len(spec.groups))
         size = capacity + 1  # the root's row
         self.capacity = capacity
@@ -69,7 +73,9 @@ class NodeTable:
         self.kids = [self._kids[:, of] for of in (Tier.DEVICE, Tier.HOST, ANY)]
         self.hits: Int32s = np.zeros(size, np.int32)
         self.priority: Int32s = np.zeros(size, np.int32)  # of any request that used it, the highest
-        self.residency = [ResidencyColumn(size) for _ in groups]
+        self._journal = None if observer is None else Journal(size, observer)
+        told = None if self._journal is None else self._journal.of_group
+        self.residency = [ResidencyColumn(size, told and told(GroupId(group))) for group in groups]
         self.state = [column.states for column in self.residency]
         self.page = [[np.full(size, NONE, np.int32) for _ in groups] for _ in TIERS]
         self.pins = [[np.zeros(size, np.int32) for _ in groups] for _ in TIERS]
@@ -86,8 +92,6 @@ class NodeTable:
         self._next_run = 0
         self._free: NodeIds = np.arange(capacity - 1, -1, -1, dtype=np.intp)
         self._free_rows = capacity
-        self.grown: Callable[[NodeIds, Sequence[PageKey]], None] | None = None
-        """Hears of new rows before any of their pages has a place."""
 
     def __len__(self) -> int:
         return self.capacity - self._free_rows
@@ -173,8 +177,8 @@ class NodeTable:
         kids[rows[-1]] = 0
         kids[parent] += ONE_CHILD[tier]
         self._run_of[rows] = self._append(parent, start, rows, keys)
-        if self.grown is not None:
-            self.grown(rows, keys)
+        if self._journal is not None:
+            self._journal.grown(rows, keys)
         return rows
 
     def _append(self, parent: int, start: int, rows: NodeIds, keys: Sequence[PageKey]) -> int:
@@ -210,6 +214,8 @@ class NodeTable:
             cut = max(0, len(run.keys) - left)
             deque(map(self.index.pop, run.keys[cut:]), maxlen=0)
             self.gone.add(run.keys[cut:], from_host=from_host)
+            if self._journal is not None:
+                self._journal.gone(run.keys[cut:])
             left -= len(run.keys) - cut
             del run.keys[cut:]
             if not cut:
@@ -226,6 +232,8 @@ class NodeTable:
         key = run.keys.pop()
         del self.index[key]
         self.gone.add_one(key, from_host=from_host)
+        if self._journal is not None:
+            self._journal.gone((key,))
         if not run.keys:
             del self._runs[run_id]
         top = self.parent.item(row)

@@ -5,27 +5,30 @@ return effects in the order in which they must be executed. Owns leases and inse
 eviction, checkpoints and copies are the modules beside it, on the same columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.cleaning import Cleaning
 from stratakv.tree.copies import Copies
-from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Remap
+from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Inserted, Remap
 from stratakv.tree.eviction import Evictor
-from stratakv.tree.journal import Journal
 from stratakv.tree.lease import DeviceLease
 from stratakv.tree.leases import Leases
 from stratakv.tree.matching import Beyond, Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
+from stratakv.tree.observer import CacheObserver
 from stratakv.tree.order import WARM, EvictionPolicy, LeastRecentlyUsed
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import (
     ON_DEVICE,
     ON_TIER,
+    READABLE_ON_HOST,
     Event,
     Residency,
 )
@@ -42,12 +45,10 @@ class PrefixTree:
         spec: CacheSpec,
         capacity: int,
         policy: EvictionPolicy | None = None,
-        journal: Journal | None = None,
+        observer: CacheObserver | None = None,
     ) -> None:
         self.spec = spec
-        self.nodes = NodeTable(spec, capacity)
-        if journal is not None:
-            journal.bind(self.nodes)
+        self.nodes = NodeTable(spec, capacity, observer)
         self.pins = Pins(self.nodes, len(spec.groups), policy or LeastRecentlyUsed())
         self.checkpoints = Checkpoints(spec, self.nodes, self.pins)
         self.stored = Stored(spec, self.nodes, self.pins)
@@ -66,9 +67,10 @@ class PrefixTree:
         """How far ``keys`` is usable, looking at no more than ``limit`` pages. Read-only."""
         return self._matcher.match(keys, limit)
 
-    def beyond(self, keys: Sequence[PageKey], found: Match) -> Beyond:
-        """What there is of ``keys`` that the match ``found`` could not use. Read-only."""
-        return self._matcher.beyond(keys, found)
+    def beyond(self, keys: Sequence[PageKey], found: Match, limit: int) -> Beyond:
+        """What there is, or was, of the first ``limit`` pages of ``keys`` that the match ``found``
+        could not use. Read-only."""
+        return self._matcher.beyond(keys, found, limit)
 
     def starts(self, end: int) -> list[int]:
         """First page that every group needs at ``end`` pages."""
@@ -99,34 +101,48 @@ class PrefixTree:
 
     # -- insert --------------------------------------------------------------------------------
 
-    def insert(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> list[Effect]:
+    def insert(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> Inserted:
         """Adopt a request's device pages for page indices [first, len(keys)).
 
         ``pages[g]``: int32 [len(keys) - first], NONE where the group holds none. The pages above
         ``first`` are in the tree and leased by the caller. A page the tree holds already comes back
-        as ``Remap`` then ``FreeDevice``; one that is just being loaded stays the request's own.
+        as ``Remap`` and ``FreeDevice``; one that is just being loaded stays the request's own.
         """
-        return self._place(DEVICE, keys, first, pages)
+        return self._place(Event.INSERTED, keys, first, pages)
 
     def land(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> list[Effect]:
         """Adopt host pages that storage delivered; arguments as for ``insert``. The pages above
         ``first`` are leased by the caller. What the host holds already is freed."""
-        return self._place(HOST, keys, first, pages)
+        return self._place(Event.FETCHED, keys, first, pages).effects
+
+    def adopt_saved(
+        self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
+    ) -> list[Effect]:
+        """Adopt host pages that a foreign engine's were copied to; as ``land``, and what of them is
+        worth a stored object is asked for."""
+        effects = self._place(Event.SAVED, keys, first, pages).effects
+        if first < len(keys):
+            rows = self.nodes.tail(self.nodes.index[keys[-1]], len(keys) - first)
+            for group in self._groups:
+                there = rows[READABLE_ON_HOST[self.nodes.state[group][rows]]]
+                effects += self.stored.wanted(GroupId(group), there)
+        return effects
 
     def _place(
-        self, tier: Tier, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
-    ) -> list[Effect]:
+        self, event: Event, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
+    ) -> Inserted:
+        tier = DEVICE if event is Event.INSERTED else HOST
         nodes, pins = self.nodes, self.pins
-        effects: list[Effect] = []
+        found = Inserted([], [])
         if first >= len(keys):
-            return effects
+            return found
         known = nodes.reach(keys, first, len(keys))
         stamp = pins.tick()
         if known > first:
             rows = nodes.tail(nodes.index[keys[known - 1]], known - first)
             for group in self._groups:
                 mine = pages[group][: known - first]
-                effects += self._meet(tier, GroupId(group), rows, mine)
+                self._meet(event, GroupId(group), rows, mine, found)
         if known < len(keys):
             parent = nodes.index[keys[known - 1]] if known else NONE
             fresh_rows = nodes.grow(tier, parent, keys[known:])
@@ -139,21 +155,26 @@ class PrefixTree:
                     fresh, mine = fresh[held], mine[held]
                 if len(fresh):
                     self.pins.enter(group, fresh, stamp)
-                    self.stored.entered(GroupId(group), fresh, fetched=tier == HOST)
-                    self._adopt(tier, GroupId(group), fresh, mine)
+                    fetched = event is Event.FETCHED
+                    self.stored.entered(GroupId(group), fresh, fetched=fetched)
+                    self._adopt(event, GroupId(group), fresh, mine)
         if tier == DEVICE:
-            effects += self._unsaved(keys, first, known)
-        return effects
+            found.effects.extend(self._unsaved(keys, first, known))
+        return found
 
-    def _adopt(self, tier: Tier, group: GroupId, rows: NodeIds, pages: PageIds) -> None:
+    def _adopt(self, event: Event, group: GroupId, rows: NodeIds, pages: PageIds) -> None:
         """Pages of one path that enter a tier."""
+        tier = DEVICE if event is Event.INSERTED else HOST
         nodes = self.nodes
-        nodes.residency[group].move(rows, (Event.INSERTED, Event.FETCHED)[tier])
+        nodes.residency[group].move(rows, event)
         nodes.page[tier][group][rows] = pages
         self.pins.born(tier, group, rows)
 
-    def _meet(self, tier: Tier, group: GroupId, rows: NodeIds, mine: PageIds) -> list[Effect]:
+    def _meet(
+        self, event: Event, group: GroupId, rows: NodeIds, mine: PageIds, found: Inserted
+    ) -> None:
         """A request's (or storage's) pages for nodes that exist already."""
+        tier = DEVICE if event is Event.INSERTED else HOST
         nodes = self.nodes
         state = nodes.state[group][rows]
         held = mine != NONE
@@ -165,8 +186,9 @@ class PrefixTree:
             if absent.any():
                 self.pins.enter(group, adopted[absent], self.pins.tick())
             if tier == HOST or absent.any():
-                self.stored.entered(group, adopted[absent | (tier == HOST)], fetched=tier == HOST)
-            self._adopt(tier, group, adopted, mine[take])
+                fetched = event is Event.FETCHED
+                self.stored.entered(group, adopted[absent | (tier == HOST)], fetched=fetched)
+            self._adopt(event, group, adopted, mine[take])
             if group == ANCHOR:
                 np.add.at(nodes.kids[tier], nodes.parent[adopted], 1)
             # The other copy is not the last one any more.
@@ -178,12 +200,14 @@ class PrefixTree:
         if tier == DEVICE:
             spare &= (state != Residency.LOADING) & (nodes.page[DEVICE][group][rows] != mine)
         if not spare.any():
-            return []
+            return
         if tier == HOST:
-            return [FreeHost(group, mine[spare])]
+            found.effects.append(FreeHost(group, mine[spare]))
+            return
         canonical = nodes.page[DEVICE][group][rows[spare]]
         at = nodes.depth[rows[spare]].astype(np.int64)
-        return [Remap(group, at, canonical), FreeDevice(group, mine[spare])]
+        found.remaps.append(Remap(group, at, canonical))
+        found.effects.append(FreeDevice(group, mine[spare]))
 
     def _unsaved(self, keys: Sequence[PageKey], first: int, known: int) -> list[Effect]:
         """Pages without a host copy among those just inserted, of the groups that keep all; those
@@ -219,6 +243,16 @@ class PrefixTree:
         """``evict``, but only what no checkpoint needs."""
         return self._evictor.evict(tier, group, count, below=WARM)
 
+    def clear(self) -> list[Effect]:
+        """Drop everything; nothing is pinned. Nobody lost what was dropped on purpose: what has
+        left is not remembered."""
+        effects: list[Effect] = []
+        for tier in reversed(TIERS):
+            effects += self.evict(tier, ANCHOR, len(self.nodes))
+        assert not len(self.nodes), "a flush left pages behind"
+        self.nodes.gone.clear()
+        return effects
+
     @property
     def dropped_dirty(self) -> int:
         """Pages of any group that have left the device for good though they were worth keeping."""
@@ -232,3 +266,23 @@ class PrefixTree:
     def evictable(self, tier: Tier, group: GroupId) -> int:
         """Resident pages that nothing pins; exact but for pages that a copy below them holds."""
         return self.pins.evictable[tier][group]
+
+    # -- for those who look on ---------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Nodes, that is pages of prefixes."""
+        return len(self.nodes)
+
+    def held(self, tier: Tier, group: GroupId) -> PageIds:
+        """Every page that the tree has on a tier, in no order."""
+        pages = self.nodes.page[tier][group][self.nodes.rows()]
+        return pages[pages != NONE]
+
+    def newest_key(self) -> PageKey | None:
+        """The last key of the newest chain that is still there; None: there is none."""
+        return self.nodes.newest_key()
+
+    def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Every array by name, for those who compare two trees."""
+        yield from self.nodes.columns()
+        yield from self.stored.columns()

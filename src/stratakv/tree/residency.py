@@ -36,12 +36,14 @@ class Event(IntEnum):
     LOAD_DONE = 6
     DEVICE_EVICTED = 7
     HOST_EVICTED = 8
+    SAVED = 9  # a foreign engine's page has been copied to the host
 
 
 R, E = Residency, Event
 TRANSITIONS: Final[dict[tuple[Residency, Event], Residency]] = {
     (R.ABSENT, E.INSERTED): R.DEVICE,
     (R.ABSENT, E.FETCHED): R.HOST,
+    (R.ABSENT, E.SAVED): R.HOST,
     (R.DEVICE, E.FETCHED): R.BOTH,
     (R.DEVICE, E.BACKUP_BEGUN): R.SAVING,
     (R.DEVICE, E.DEVICE_EVICTED): R.ABSENT,
@@ -102,12 +104,12 @@ def all_present(states: States) -> bool:
 
 class ResidencyColumn:
     """Residency of one group in every node; ``states`` is read-only, ``move`` the only way on.
-    ``moved`` hears of every move that has been made."""
+    ``moved``, if any, hears of every move that has been made."""
 
-    __slots__ = ("_states", "moved", "states")
+    __slots__ = ("_moved", "_states", "states")
 
-    def __init__(self, nodes: int) -> None:
-        self.moved: Callable[[NodeIds, Event], None] | None = None
+    def __init__(self, nodes: int, moved: Callable[[NodeIds, Event], None] | None = None) -> None:
+        self._moved = moved
         self._states = np.zeros(nodes, np.uint8)
         self.states: States = self._states.view()
         self.states.flags.writeable = False
@@ -120,8 +122,8 @@ class ResidencyColumn:
             alike = _NEXT.item(event, states[0])
             if alike != _ILLEGAL:
                 self._states[nodes] = alike
-                if self.moved is not None:
-                    self.moved(nodes, event)
+                if self._moved is not None:
+                    self._moved(nodes, event)
                 return
         then = _NEXT[event][now]
         if _ILLEGAL in then.tobytes():
@@ -130,8 +132,8 @@ class ResidencyColumn:
                 f"{event.name} is illegal in {Residency(now[bad]).name} (node {nodes[bad]})"
             )
         self._states[nodes] = then
-        if self.moved is not None:
-            self.moved(nodes, event)
+        if self._moved is not None:
+            self._moved(nodes, event)
 
     def move_one(self, node: int, event: Event) -> None:
         """``move`` of a single node."""
@@ -140,5 +142,5 @@ class ResidencyColumn:
             now = Residency(self._states.item(node))
             raise AssertionError(f"{event.name} is illegal in {now.name} (node {node})")
         self._states[node] = then
-        if self.moved is not None:
-            self.moved(np.array((node,), np.intp), event)
+        if self._moved is not None:
+            self._moved(np.array((node,), np.intp), event)

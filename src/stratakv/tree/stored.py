@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.core.ids import GroupId, NodeIds, PageKey
+from stratakv.core.ids import GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.effects import Persist
 from stratakv.tree.lease import HostHold, Lease
@@ -67,6 +67,25 @@ class Stored:
         yield "told to storage", self._told
         for group, marks in enumerate(self._marks):
             yield f"stored of group {group}", marks
+
+    def open(self) -> None:
+        """There is a store from now on, of which nothing is known."""
+        self.forget()
+        self.active = True
+
+    def close(self) -> None:
+        """Nothing more is to be stored or asked for."""
+        self.active = False
+
+    def names(self, rows: NodeIds) -> tuple[list[PageKey], npt.NDArray[np.int32]]:
+        """Keys and page indices of ``rows``, nodes of one path, top first."""
+        depth = self._nodes.depth[rows]
+        chain = self._nodes.keys_to(rows.item(-1), int(depth[-1] - depth[0]) + 1)
+        return list(map(chain.__getitem__, (depth - depth[0]).tolist())), depth
+
+    def sources(self, writing: Writing) -> PageIds:
+        """The host pages to write."""
+        return self._nodes.page[Tier.HOST][writing.group][writing.rows]
 
     def forget(self) -> None:
         """The store is empty, or another one: nothing is in it."""

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.cache.admit import Booking
-from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.losses import LossBook
 from stratakv.core.clock import ToldClock
 from stratakv.engine.letters import Desk
@@ -34,6 +33,7 @@ from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTran
 from stratakv.testing.fleet.runner import TokenRunner
 from stratakv.tiers.persist import PersistCounters
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
+from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.leases import Leases
 from stratakv.tree.nodes import NodeTable, Run
 from stratakv.tree.order import EvictionQueue
@@ -47,7 +47,7 @@ OWN: Final = (
 )  # fmt: skip
 """Types of which every rank has its own, or the same for ever."""
 OWN_PARTS: Final[dict[type, frozenset[str]]] = {
-    KVCache: frozenset({"_sleep"}),
+    TieredCache: frozenset({"_sleep"}),
     # Sets of objects have the order of their addresses; what is in them shows elsewhere.
     Leases: frozenset({"_open"}),
     Stored: frozenset({"writing"}),

@@ -32,6 +32,7 @@ from stratakv.testing.fleet.store import SteppedHand, UnkindStore
 from stratakv.testing.fleet.stores import Stores, namespaces
 from stratakv.testing.fleet.thread_ranks import Rendezvous
 from stratakv.tiers.events import AllCleared, CacheEvent, CacheEvents, PagesRemoved, PagesStored
+from stratakv.tiers.tiered_cache import TierOptions
 from stratakv.tree.policies import EVICTION_POLICIES
 
 CHECK_STEPS: Final = 16
@@ -110,13 +111,15 @@ class SimRank:
                 reuse=plan.reuse,
             ),
             snapshot_pages=plan.snapshot_pages,
-            eviction=EVICTION_POLICIES[plan.eviction](),
-            write=plan.write,
-            prefetch=plan.prefetch,
-            clock=told,
-            events=self._events,
-            agreement=self.agreement,
-            sleep=self.sleep,
+            tiers=TierOptions(
+                eviction=EVICTION_POLICIES[plan.eviction](),
+                write=plan.write,
+                prefetch=plan.prefetch,
+                clock=told,
+                observer=self._events,
+                agreement=self.agreement,
+                sleep=self.sleep,
+            ),
         )
 
     def _attach(self, stores: Stores) -> UnkindStore:

@@ -97,7 +97,7 @@ class Fetches:
             columns.append(column)
             came.append(at[keep])
             self._host[group].free(pages[~keep])
-        self._pools.execute(self._tree.land(keys[:end], first, columns), -1)
+        self._pools.execute(self._tree.land(keys[:end], first, columns))
         return FromStorage(landed.tally.base, end, tuple(came))
 
 

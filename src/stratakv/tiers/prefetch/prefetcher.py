@@ -25,15 +25,14 @@ from stratakv.policy.prefetch_book import PrefetchBook
 from stratakv.policy.prefetch_ends import Held
 from stratakv.policy.prefetch_pace import PrefetchPolicy, Start, allowance_s, stops
 from stratakv.policy.prefetch_reasons import Arrivals, Reason
-from stratakv.spec.groups import CacheSpec
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Answer, Ending, Fetch, Fetched, Queried, Query
 from stratakv.storage.io_worker import IoWorker
-from stratakv.tiers.events import Describe
 from stratakv.tiers.object_keys import of_pages
 from stratakv.tiers.prefetch.asks import Ask, Left, Told, ballot_of, ends_of
 from stratakv.tiers.prefetch.fetches import Fetches, FromStorage, arrivals_of
 from stratakv.tree.matching import Match
+from stratakv.tree.observer import CacheObserver
 from stratakv.tree.prefix_tree import PrefixTree
 
 GRACE_S: Final = 0.5
@@ -47,14 +46,16 @@ will not soon, and nobody who may go without storage waits for it any more."""
 class Prefetcher:
     def __init__(
         self,
-        spec: CacheSpec,
         tree: PrefixTree,
         fetches: Fetches,
         policy: PrefetchPolicy,
         clock: Clock,
+        observer: CacheObserver | None = None,
     ) -> None:
+        spec = tree.spec
         self._spec = spec
-        self._tree = tree
+        self._tree, self._leases, self._stored = tree, tree.leases, tree.stored
+        self._observer = observer
         self._fetches = fetches
         self._policy = policy
         self._clock = clock
@@ -71,8 +72,6 @@ class Prefetcher:
         self.fetched_pages = 0
         self._asked = 0
         self._step = 0
-        self.describe: Describe | None = None
-        """Told of pages that are about to enter the tree, where somebody follows the cache."""
 
     @property
     def busy(self) -> bool:
@@ -124,18 +123,18 @@ class Prefetcher:
             self._followers[ask.id] = ask
             return
         end = found.anchor_end
-        hold = self._tree.leases.hold_present(ask.keys, end, [0] * len(self._spec.groups))
-        held = Held(found.end, self._tree.leases.present(hold, ask.whole))
+        hold = self._leases.hold_present(ask.keys, end, [0] * len(self._spec.groups))
+        held = Held(found.end, self._leases.present(hold, ask.whole))
         objects = self._rules.ends.question(held)
         names = of_pages(ask.keys, objects.groups, objects.pages)
         ticket = worker.submit(Query(names)) if names else None
         if ticket is None:
-            self._tree.leases.release(hold)
+            self._leases.release(hold)
             if names:
                 self._book.put_off(ask.id, self._step)
             return
         ask.hold, ask.objects, ask.first, ask.stopped_s = hold, objects, first, None
-        ask.epoch = self._tree.stored.epoch
+        ask.epoch = self._stored.epoch
         self._leaders[first] = ask
         self._move(ask, Probing(held, self._book.before(ask.id)), ticket)
 
@@ -245,15 +244,16 @@ class Prefetcher:
                 assert_never(ended)
 
     def _land(self, ask: Ask, landed: Landed) -> None:
-        if self.describe is not None:
+        if self._observer is not None:
             prefix = ask.prefix
-            self.describe(prefix.namespace, prefix.keys[: landed.end], 0, prefix.tokens)
+            keys = prefix.keys[: landed.end]
+            self._observer.inserted(prefix.namespace, keys, 0, prefix.tokens)
         ask.landed = self._fetches.land(ask.keys, landed, ask.pages)
         ask.pages = ()
         end = landed.end
-        hold = self._tree.leases.hold_present(ask.keys, end, self._tree.starts(end))
-        if ask.epoch != self._tree.stored.epoch:  # it was emptied meanwhile
-            self._tree.stored.unmark(hold)
+        hold = self._leases.hold_present(ask.keys, end, self._tree.starts(end))
+        if ask.epoch != self._stored.epoch:  # it was emptied meanwhile
+            self._stored.unmark(hold)
         self._let_go(ask)
         ask.hold = hold
         self._move(ask, landed, None)
@@ -268,7 +268,7 @@ class Prefetcher:
 
     def _let_go(self, ask: Ask) -> None:
         if ask.hold is not None:
-            self._tree.leases.release(ask.hold)
+            self._leases.release(ask.hold)
             ask.hold = None
         if ask.first is not None and self._leaders.get(ask.first) is ask:
             del self._leaders[ask.first]

@@ -1,0 +1,48 @@
+"""Who follows a cache: the one protocol by which it tells others what happens to its pages.
+
+Owns the words. Given to constructors, None where nobody follows; everything is told on the thread
+that changes the tree, at once and in order. An observer must not touch the cache.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Protocol
+
+from stratakv.core.ids import GroupId, PageKey, TokenIds
+from stratakv.core.page_keys import Namespace
+
+
+class Medium(Enum):
+    """vLLM's words for the tiers."""
+
+    DEVICE = "GPU"
+    HOST = "CPU"
+    STORAGE = "STORAGE"
+
+
+class CacheObserver(Protocol):
+    """A page counts as being on a tier from the moment it can be read there until it leaves."""
+
+    def inserted(
+        self, namespace: Namespace, keys: Sequence[PageKey], first: int, tokens: TokenIds
+    ) -> None:
+        """The pages ``keys[first:]`` are about to enter the tree; ``tokens`` (int32 [n]) is the
+        whole prefix, full pages and perhaps more."""
+        ...
+
+    def stored(self, medium: Medium, group: GroupId, keys: Sequence[PageKey]) -> None:
+        """``keys`` can be read at ``medium`` from now on."""
+        ...
+
+    def removed(self, medium: Medium, group: GroupId, keys: Sequence[PageKey]) -> None:
+        """``medium`` has ``keys`` no more, as far as the cache knows."""
+        ...
+
+    def gone(self, keys: Sequence[PageKey]) -> None:
+        """``keys`` have left the tree altogether: device and host have nothing of them."""
+        ...
+
+    def dropped(self) -> None:
+        """Device and host were emptied on purpose; ``removed`` and ``gone`` have been said of every
+        page, and may be forgotten."""
+        ...
