@@ -16,7 +16,7 @@ reused was. Owns the engine that it is tried in; the ways are ``engine.verify``'
     class TestMyModel(HitEqualsRecompute):
         directory = Path("path/to/model")
 
-Needs the ``testing`` extra (pytest). Pages that nobody owns are NaN throughout.
+Needs the extras ``serve`` and ``testing`` (pytest). Pages that nobody owns are NaN throughout.
 """
 
 from collections.abc import Sequence
