@@ -19,6 +19,7 @@ from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.forward import Forward
 from stratakv.engine.loop import Runner
 from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel
@@ -242,12 +243,12 @@ class RecordingRunner:
         self.logits: dict[str, list[torch.Tensor]] = defaultdict(list)
         self.batches: list[StepBatch] = []
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
-        logits = self._inner.forward(batch)
+    def forward(self, batch: StepBatch) -> Forward:
+        found = self._inner.forward(batch)
         self.batches.append(batch)
-        for row, scores in zip(batch.rows[batch.sampled].tolist(), logits, strict=True):
+        for row, scores in zip(batch.rows[batch.sampled].tolist(), found.logits, strict=True):
             self.logits[self._engine._running.by_row[row].id].append(scores.clone())
-        return logits
+        return found
 
     @property
     def computed_tokens(self) -> int:
@@ -303,7 +304,7 @@ class HeldTokens(runner.TokenRunner):
         self._spec = spec
         self.pages_held = [0] * len(spec.groups)
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch) -> Forward:
         for group, held in enumerate(self.pages_held):
             most = int((self._tables.pages(GroupId(group)) >= 0).sum(axis=1).max())
             most += int((self._tables.slots.own(GroupId(group)) >= 0).any())

@@ -18,6 +18,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.ids import NONE, GroupId, PageKey
 from stratakv.core.page_keys import PageHasher
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.forward import Forward
 from stratakv.engine.request import Request
 from stratakv.engine.running import Running
 from stratakv.engine.torch_pools import TorchPools
@@ -50,7 +51,7 @@ class PatternRunner:
         groups = self._spec.groups
         return sorted({i for group in groups for buffer in group.buffers for i in buffer.layers})
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch) -> Forward:
         rows, starts = batch.rows.tolist(), batch.starts.tolist()
         if batch.gate is None:
             self._verify(rows, starts, None)
@@ -64,9 +65,8 @@ class PatternRunner:
             self._write(row, start, start + count)
             if sampled:
                 answers.append(next_token(self._tokens(row)[: start + count]))
-        return torch.nn.functional.one_hot(
-            torch.tensor(answers, dtype=torch.int64), VOCABULARY
-        ).float()
+        said = torch.tensor(answers, dtype=torch.int64)
+        return Forward.of_numbers(torch.nn.functional.one_hot(said, VOCABULARY).float(), batch)
 
     def _tokens(self, row: int) -> np.ndarray:
         assert self.running is not None

@@ -100,6 +100,7 @@ class FakeStats:
     known_tokens: int
     lost_tokens: dict[tuple[str, str], int]
     counters: dict[str, int]
+    failures: dict[str, int]
     storage: StorageStats | None
 
 
@@ -261,6 +262,7 @@ class EchoEngine:
             48,
             {("device", "evicted"): 16, ("storage", "deadline"): 32},
             counters,
+            {"internal": 3},
             self.storage_stats(),
         )
 

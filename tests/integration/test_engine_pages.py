@@ -165,7 +165,7 @@ def test_a_request_that_computes_what_another_one_loads_keeps_no_second_page():
     [
         (0, 4, "empty"),
         (400, 4, "at most 399"),
-        (5, 0, "at least 1"),
+        (5, 0, "1 to"),
         (300, 99, "pages of group 0, which has 50"),
     ],
 )

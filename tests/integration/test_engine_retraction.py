@@ -74,13 +74,13 @@ def retractions(parts):
 
 def seatings(parts):
     """Ids of requests in the order in which they get a row, from now on."""
-    seen, seat = [], parts.engine._seat
+    seen, seat = [], parts.engine._seating._seat
 
     def watch(request, admission):
         seen.append(request.id)
         seat(request, admission)
 
-    parts.engine._seat = watch
+    parts.engine._seating._seat = watch
     return seen
 
 

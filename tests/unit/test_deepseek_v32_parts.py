@@ -135,14 +135,14 @@ def test_another_models_module_is_not_taken():
 # --- indexer -------------------------------------------------------------------------------------
 
 
-def test_padding_names_a_row_that_is_written():
+def test_padding_names_the_newest_row_of_its_own_request():
     mask = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, -torch.inf, -torch.inf, -torch.inf]])
     bucket = DecodeBucket(
         count=2, width=2, tokens=None, pages=torch.tensor([4, 1, 3, 9]), keys=slice(None),
         mask=mask[:, None, None], stale=None,
     )  # fmt: skip
     seen = Seen.of(bucket, torch.tensor([3, 6]), page_tokens=2)
-    assert seen.rows.tolist() == [[8, 9, 2, 3], [6, 3, 3, 3]]
+    assert seen.rows.tolist() == [[8, 9, 2, 3], [6, 6, 6, 6]]
     assert seen.hidden.tolist() == (mask != 0).tolist()
     picked = seen.only(torch.tensor([[0, 3], [0, 1]]))
     assert picked.rows.tolist() == [[8, 3], [6, 3]]

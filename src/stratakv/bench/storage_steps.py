@@ -23,6 +23,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, RequestId
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.forward import Forward
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.model import HuggingFaceModel, wrap
 from stratakv.engine.namespaces import Namespaces
@@ -59,8 +60,8 @@ VOCABULARY: Final = 64
 class _Still:
     """A forward that takes no time: token 0, always."""
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
-        return torch.zeros(int(batch.sampled.sum()), VOCABULARY)
+    def forward(self, batch: StepBatch) -> Forward:
+        return Forward.of_numbers(torch.zeros(int(batch.sampled.sum()), VOCABULARY), batch)
 
 
 def step_time_ratios(directory: Path) -> dict[str, float]:

@@ -105,9 +105,21 @@ class Admitter:
         row = self._tables.open_row()
         if row is None:
             return Refusal.NO_ROW
+        try:
+            return self._enter(row, wish, found, live)
+        finally:
+            self._give_up(row)
+
+    def _give_up(self, row: int) -> None:
+        """Close a row at which nobody was seated, also where its request has failed."""
+        if row not in self._seats:
+            self._tables.close_row(row)
+
+    def _enter(
+        self, row: int, wish: Wish, found: Match, live: LivePages
+    ) -> tuple[Admission, Missed] | Refusal:
         load = self._weigh_load(found)
         if load is LoadBack.WAIT:
-            self._tables.close_row(row)
             return Refusal.LOAD_BUDGET
         declined = Declined.DEVICE_CAPACITY
         if load is LoadBack.DECLINE:
@@ -122,10 +134,7 @@ class Admitter:
                 found = self._found(wish)
         if admission is None:
             admission = self._try(row, wish, found, found.device_end, live)
-        if admission is None:
-            self._tables.close_row(row)
-            return Refusal.NO_PAGES
-        return admission, missed
+        return Refusal.NO_PAGES if admission is None else (admission, missed)
 
     def _found(self, wish: Wish) -> Match:
         return self.match(wish.prefix, wish.tokens) if CacheUse.READ in wish.use else NO_MATCH
@@ -146,15 +155,15 @@ class Admitter:
         if priced is None:
             return None
         wanted, host = priced
+        checkpoints, milestones = list[int](), list[int]()
+        if wish.use is CacheUse.ALL:  # else it is apart
+            checkpoints += self._checkpoints.checkpoints(wish.tokens, end, found.anchor_end)
+            milestones += self._checkpoints.milestones(wish.tokens, end)
         claim = self._lease(wish, end, starts, found.device_end)
         lease = self._load(claim, end - found.device_end)
         if lease is None:
             return None
-        seat = Seat(wish.prefix, lease, wanted, end, [], [], wish.use)
-        if not seat.apart:
-            ends = self._checkpoints
-            seat.checkpoints += ends.checkpoints(wish.tokens, end, found.anchor_end)
-            seat.milestones += ends.milestones(wish.tokens, end)
+        seat = Seat(wish.prefix, lease, wanted, end, checkpoints, milestones, wish.use)
         self._seat(row, seat)
         live.open(row, lease)
         device_end = min(found.device_end, end)
@@ -235,11 +244,11 @@ class Admitter:
         row = self._tables.open_row()
         if row is None:
             return Refusal.NO_ROW
-        admission = self._try_resume(row, parked, wish, parking)
-        if admission is None:
-            self._tables.close_row(row)
-            return Refusal.NO_PAGES
-        return admission
+        try:
+            admission = self._try_resume(row, parked, wish, parking)
+        finally:
+            self._give_up(row)
+        return Refusal.NO_PAGES if admission is None else admission
 
     def _try_resume(
         self, row: int, parked: Parked, wish: Wish, parking: Parking

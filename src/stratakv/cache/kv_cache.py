@@ -21,7 +21,7 @@ from stratakv.cache.losses import LossBook
 from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.records import Admission, CacheUse, Refusal
 from stratakv.cache.seats import Seats
-from stratakv.core.ids import NONE, GroupId, PageIds, RequestId, RowIds, TicketId, TokenIds
+from stratakv.core.ids import NONE, GroupId, PageIds, PageKey, RequestId, RowIds, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import demand
@@ -158,14 +158,10 @@ class KVCache:
         return self._commits.cut(self._seats[row])
 
     def fits(self, starts: Int32s, ends: Int32s) -> bool:
-        """Whether ``extend`` would find its pages. Only groups that keep all can fall short: the
-        others' peaks were booked."""
+        """Whether ``extend`` would find its pages; groups that do not keep all have booked them."""
         total = int((-(-ends // self._page) + starts // -self._page).sum())
-        return all(
-            self._pools.available(group.id) >= total
-            for group in self.spec.groups
-            if group.keeps_all
-        )
+        kept = [group.id for group in self.spec.groups if group.keeps_all]
+        return all(self._pools.available(group) >= total for group in kept)
 
     def extend(self, rows: RowIds, starts: Int32s, ends: Int32s) -> None:
         """Give every row pages for tokens [start, end), and a live page where it needs one."""
@@ -199,6 +195,15 @@ class KVCache:
         """End a request, finished or aborted, of which ``tokens`` have their KV."""
         self._parking.landed(row, self.wait)
         self._commits.finish(row, self._seats[row], tokens)
+        self._leave(row)
+
+    def suspect(self, row: int) -> PageKey | None:
+        """What the request at ``row`` stands on and may be why it has met NaN or infinity."""
+        return self.storage.distrust(self._seats[row].lease)
+
+    def drop(self, row: int) -> None:
+        """End a request of which nothing is kept but what the tree has already."""
+        self._parking.landed(row, self.wait)
         self._leave(row)
 
     def _leave(self, row: int) -> None:
@@ -322,6 +327,7 @@ class KVCache:
     def check(self) -> None:
         """Verify the tree, and that every page of every pool is accounted for exactly once."""
         self.losses.check()
+        self._seats.check(self._tree.leases)
         self._tiers.check(self._owned)
 
     def _owned(self, tier: Tier, group: GroupId) -> list[PageIds]:

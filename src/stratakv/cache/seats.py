@@ -4,7 +4,7 @@ Owns the records and the bookkeeping between block-table rows and the page budge
 the tree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import Demand, PageBudget, Pages
 from stratakv.spec.groups import CacheSpec
-from stratakv.tree.lease import DeviceLease
+from stratakv.tree.lease import DeviceLease, HostHold, Lease
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
@@ -62,6 +62,9 @@ class Seats:
     def __len__(self) -> int:
         return len(self._seats)
 
+    def __contains__(self, row: int) -> bool:
+        return row in self._seats
+
     def __getitem__(self, row: int) -> Seat:
         return self._seats[row]
 
@@ -89,6 +92,12 @@ class Seats:
         """The request at ``row`` holds at most ``peak`` pages of each group from now on."""
         seat = self._seats[row]
         seat.demand = self.budget.lower(seat.demand, peak)
+
+    def check(self, leases: Iterable[Lease]) -> None:
+        """AssertionError unless every lease of a request that runs, and every row, has its seat."""
+        seated = {seat.lease for seat in self._seats.values()}
+        assert seated == {one for one in leases if not isinstance(one, HostHold)}, "a lease leaks"
+        assert self._tables.taken == len(seated), "a row is nobody's"
 
     def close(self, row: int) -> Seat:
         seat = self._seats.pop(row)

@@ -6,6 +6,7 @@ models, cache layouts, adapters or tenants can ever meet. Must not know trees or
 
 import hashlib
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +18,8 @@ FORMAT: Final = b"stratakv-page-key-1"
 UNITS: Final = (b"0", b"1")
 """Ends every namespace: a page is full without the token after it, and a unit of the prefix is one
 token. Draft heads that read ahead, or in bigrams, would say otherwise."""
+AGAIN: Final = b"stratakv-page-computed-again"
+NO_SUSPECTS: Final[AbstractSet[PageKey]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +54,27 @@ class Namespace:
 
 class PageHasher:
     """Extends one prefix's chain of page keys; each full page is hashed once. ``tokens``: what was
-    given last, not copied."""
+    given last, not copied. ``suspects``: keys under which a page may hold something else; where the
+    chain comes to one it parts from it, so that nothing is found or left there or below."""
 
-    __slots__ = ("_page_bytes", "_page_tokens", "_previous", "keys", "namespace", "tokens")
+    __slots__ = (
+        "_page_bytes",
+        "_page_tokens",
+        "_previous",
+        "_suspects",
+        "keys",
+        "namespace",
+        "tokens",
+    )
 
-    def __init__(self, namespace: Namespace, page_tokens: int) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        page_tokens: int,
+        suspects: AbstractSet[PageKey] = NO_SUSPECTS,
+    ) -> None:
         self.namespace: Final = namespace
+        self._suspects = suspects
         self._page_tokens = page_tokens
         self._page_bytes = 4 * page_tokens
         self._previous = namespace.root()
@@ -75,14 +93,25 @@ class PageHasher:
         full = len(tokens) // self._page_tokens
         data = tokens[first * self._page_tokens : full * self._page_tokens].tobytes()
         size, previous, sha = self._page_bytes, self._previous, hashlib.sha256
+        suspects = self._suspects
         fresh: list[PageKey] = []
         append = fresh.append
         for at in range(0, len(data), size):
             previous = sha(previous + data[at : at + size]).digest()
+            while previous in suspects:
+                previous = sha(previous + AGAIN).digest()
             append(PageKey(previous))
         self._previous = previous
         self.keys += fresh
         return fresh
+
+    def trusted(self, tokens: TokenIds) -> "PageHasher":
+        """Of ``tokens``, the whole prefix; itself where none of its keys is suspect by now."""
+        if not self._suspects or self._suspects.isdisjoint(self.keys):
+            return self
+        again = PageHasher(self.namespace, self._page_tokens, self._suspects)
+        again.extend(tokens)
+        return again
 
 
 def page_keys(tokens: TokenIds, namespace: Namespace, page_tokens: int) -> list[PageKey]:

@@ -41,3 +41,14 @@ class SamplingBatch:
     seeds: npt.NDArray[np.uint64]
     positions: npt.NDArray[np.int64]
     logprobs: npt.NDArray[np.int32]  # alternatives wanted per row, -1: none
+
+    def only(self, rows: npt.NDArray[np.intp]) -> "SamplingBatch":
+        """Some of the rows."""
+        return SamplingBatch(
+            temperature=self.temperature[rows],
+            top_p=self.top_p[rows],
+            top_k=self.top_k[rows],
+            seeds=self.seeds[rows],
+            positions=self.positions[rows],
+            logprobs=self.logprobs[rows],
+        )

@@ -44,8 +44,10 @@ class RowIndex:
         tokens = bucket.pages.view(bucket.count, -1, 1) * size + inside
         tokens = tokens.view(bucket.count, -1)[:, bucket.keys]
         if bucket.mask is not None:
-            # What is masked may not be written; any row that is will do, and one stays in cache.
-            tokens = torch.where(bucket.mask[:, 0, 0] == 0, tokens, slots[0])
+            # What is masked may not be written; the request's own newest token is, and harms
+            # nobody else where it is not finite.
+            own = slots[: bucket.count] if bucket.tokens is None else slots[bucket.tokens]
+            tokens = torch.where(bucket.mask[:, 0, 0] == 0, tokens, own[:, None])
         head = torch.arange(query_heads, device=slots.device) // (query_heads // layer.heads)
         columns = (tokens[:, None] * layer.heads + head[:, None]).view(-1)
         offsets = torch.arange(0, len(columns) + 1, tokens.shape[1], device=slots.device)

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
-import torch
 
 from stratakv.agreement.agreement import Agreement, Figures
 from stratakv.core.clock import Clock, ToldClock
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.forward import Forward
 from stratakv.engine.request import Prompt
-from stratakv.engine.sampling import Sampled, sample
+from stratakv.engine.sampling import Places, Sampled, choose
 
-_NO_TOKENS: Final = np.empty(0, np.int32)
+_NOTHING: Final = Sampled(np.empty(0, np.int32), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,11 @@ Command: TypeAlias = Submit | Abort | Flush | Attachment | Detach | Keep | Clear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Letter:
+    """``tokens``, ``broken``: as in ``Sampled``."""
+
     now_s: float
     tokens: TokenIds
+    broken: Places
     commands: tuple[Command, ...]
 
 
@@ -105,28 +108,30 @@ class Desk:
         self.outbox: list[Command] = []
         self._came: tuple[Command, ...] = ()
 
-    def choose(self, logits: torch.Tensor, params: SamplingBatch) -> Sampled:
-        """Rank 0 chooses for all, so that rounding on another rank says nothing."""
+    def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
+        """Rank 0 chooses for all, so that rounding on another rank says nothing; it also says who
+        cannot go on."""
         if self._agreement.leads:
-            sampled = sample(logits, params)
-            self._meet(sampled.tokens)
+            sampled = choose(forward, params)
+            self._meet(sampled)
             return sampled
-        tokens = self._meet(_NO_TOKENS)
-        assert len(tokens) == len(params.seeds), "rank 0 has another batch"
-        return Sampled(tokens, [None] * len(tokens))
+        letter = self._meet(_NOTHING)
+        assert len(letter.tokens) == len(params.seeds), "rank 0 has another batch"
+        return Sampled(letter.tokens, [None] * len(letter.tokens), letter.broken)
 
     def idle(self) -> None:
-        self._meet(_NO_TOKENS)
+        self._meet(_NOTHING)
 
-    def _meet(self, tokens: TokenIds) -> TokenIds:
+    def _meet(self, said: Sampled) -> Letter:
         mine = b""
         if self._agreement.leads:
-            mine = pickle.dumps(Letter(self._clock.now_s(), tokens, tuple(self.outbox)))
+            letter = Letter(self._clock.now_s(), said.tokens, said.broken, tuple(self.outbox))
+            mine = pickle.dumps(letter)
             self.outbox.clear()
         letter: Letter = pickle.loads(self._agreement.tell(mine))
         self._told.set(letter.now_s)
         self._came = letter.commands
-        return letter.tokens
+        return letter
 
     def watch(
         self, name: str, figures: Callable[[], Figures], told: Callable[[], Iterable[str]]

@@ -4,40 +4,52 @@ Owns the queue of requests and the order of a step. Decisions are the scheduler'
 tensors the runner's. One thread calls it; must not know HTTP.
 """
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
-import torch
 
 from stratakv.agreement.agreement import Figures
-from stratakv.cache.admit import Wish
 from stratakv.cache.kv_cache import KVCache
-from stratakv.cache.records import Admission, CacheUse, Refusal
+from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import NONE, PageKey, RequestId, RowIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.forward import Forward
 from stratakv.engine.meeting import Meeting, NoMeeting
 from stratakv.engine.namespaces import Namespaces
-from stratakv.engine.request import FinishReason, Output, Phase, Prompt, Request, Signal
+from stratakv.engine.request import (
+    Failure,
+    FinishReason,
+    Output,
+    Phase,
+    Prompt,
+    Request,
+    Signal,
+)
 from stratakv.engine.roles import Role
 from stratakv.engine.rows import Rows
 from stratakv.engine.running import Running, Work
 from stratakv.engine.sampling import Sampled
-from stratakv.engine.scheduler import StepLimits, worth_waiting
-from stratakv.engine.stats import EngineStats, Totals
-from stratakv.policy.checkpoints import last_end
+from stratakv.engine.scheduler import StepLimits
+from stratakv.engine.seating import ALONE, Seating, wish_of
+from stratakv.engine.stats import EngineStats, Totals, stats_of
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.prefetch.asks import ignored
 from stratakv.tiers.statistics import StorageStats
+
+log = logging.getLogger(__name__)
 
 CLOSE_S: Final = 30.0
 """What storage gets, when the engine ends, to write what is queued."""
 
 
 class Runner(Protocol):
-    def forward(self, batch: StepBatch) -> torch.Tensor: ...
+    def forward(self, batch: StepBatch) -> Forward: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +77,20 @@ class Engine:
         self._meeting = meeting or NoMeeting()
         self._runner = runner
         self._role = role
+        self._totals = Totals()
         self._namespaces = namespaces
         self._limits = limits
         self._page = cache.spec.page_tokens
         rows = Rows(limits.max_running, limits.max_model_len)
         self._running = Running(rows, limits.step, cache.cut)
         self._backlog = Backlog()
+        self._seating = Seating(
+            cache, self._backlog, self._running, role, self._totals, limits.step
+        )
+        self._suspects: set[PageKey] = set()
         self._submitted = 0
         self._requests: dict[RequestId, Request] = {}
-        self._computing: set[PageKey] = set()
         self._news: list[Output] = []
-        self._totals = Totals()
         self._torn = False  # in a step, or after one that failed: states are ahead of their tokens
 
     # -- requests --------------------------------------------------------------------------------
@@ -88,8 +103,8 @@ class Engine:
             raise RequestError("the prompt is empty")
         if length >= most:
             raise RequestError(f"the prompt has {length} tokens; at most {most - 1} are allowed")
-        if prompt.sampling.max_tokens < 1:
-            raise RequestError(f"max_tokens is {prompt.sampling.max_tokens}; at least 1 is needed")
+        if reason := prompt.sampling.refusal():
+            raise RequestError(reason)
         if prompt.id in self._requests:
             raise RequestError(f"request {prompt.id} exists already")
         total = min(length + prompt.sampling.max_tokens, most)
@@ -101,23 +116,34 @@ class Engine:
         return total
 
     def submit(self, prompt: Prompt) -> None:
-        """Queue a prompt; RequestError as in ``checked``."""
-        total = self.checked(prompt)
-        prefix = PageHasher(self._namespaces.of(prompt.adapter, prompt.salt), self._page)
-        prefix.extend(prompt.tokens)
-        adapter = self._namespaces.place(prompt.adapter)
+        """Queue a prompt; RequestError as in ``checked``. What else fails over it ends it with an
+        ``Output``."""
+        try:
+            request = self._taken(prompt)
+        except RequestError:
+            raise
+        except ALONE:
+            log.exception("request %s failed while it was taken", prompt.id)
+            self._tell_failure(prompt.id, Failure.INTERNAL)
+            return
         self._submitted += 1
-        request = Request(
-            prompt=prompt,
-            prefix=prefix,
-            total_tokens=total,
-            adapter=adapter,
-            serial=self._submitted,
-        )
         self._requests[request.id] = request
         self._backlog.submit(request)
         if CacheUse.READ in prompt.use:
-            self._cache.storage.prefetch(request.id, prefix, request.prompt_tokens)
+            self._cache.storage.prefetch(request.id, request.prefix, request.prompt_tokens)
+
+    def _taken(self, prompt: Prompt) -> Request:
+        total = self.checked(prompt)
+        namespace = self._namespaces.of(prompt.adapter, prompt.salt)
+        prefix = PageHasher(namespace, self._page, self._suspects)
+        prefix.extend(prompt.tokens)
+        return Request(
+            prompt=prompt,
+            prefix=prefix,
+            total_tokens=total,
+            adapter=self._namespaces.place(prompt.adapter),
+            serial=self._submitted + 1,
+        )
 
     def abort(self, request: RequestId) -> None:
         """Forget a request, whatever its phase; unknown ones are no error. Its last ``Output``
@@ -130,7 +156,7 @@ class Engine:
         if found.parked is not None:
             self._cache.forget(found.parked)
         if found.phase is Phase.WAITING:
-            self._cache.abandon(_wish(found))
+            self._cache.abandon(wish_of(found))
         found.signal(Signal.ABORT)
         self._leave(found)
         self._news.append(Output(request=request, token=None, finish=FinishReason.ABORT))
@@ -149,22 +175,8 @@ class Engine:
         return self._cache.flush()
 
     def stats(self) -> EngineStats:
-        totals = self._totals
-        return EngineStats(
-            waiting=len(self._backlog),
-            retracted=self._backlog.retracted,
-            running=len(self._running),
-            steps=totals.steps,
-            prompt_tokens=totals.prompt_tokens,
-            output_tokens=totals.output_tokens,
-            cached_device_tokens=totals.cached_device_tokens,
-            cached_host_tokens=totals.cached_host_tokens,
-            cached_storage_tokens=totals.cached_storage_tokens,
-            known_tokens=self._cache.losses.known,
-            lost_tokens=self._cache.losses.by_tier(),
-            pages=self._cache.stats(),
-            counters=self._cache.counters.snapshot(),
-            storage=self.storage_stats(),
+        return stats_of(
+            self._totals, self._backlog, self._running, self._cache, self.storage_stats()
         )
 
     def figures(self) -> Figures:
@@ -217,24 +229,30 @@ class Engine:
     def step(self) -> list[Output]:
         """Advance every running request once; returns what is new."""
         self._admit()
-        news, self._news = self._news, []
-        work = self._plan()
+        work = self._planned()
         if work is None:
             self._meeting.idle()
             self._wait()
-            return news
+            return self._take_news()
         self._totals.steps += 1
         self._cache.extend(work.rows, work.starts, work.ends)
         batch = self._running.batch(work, self._cache.gate(work.take_tickets()))
         self._torn = True
-        logits = self._runner.forward(batch)
+        forward = self._runner.forward(batch)
         rows = batch.rows[batch.sampled]
-        sampled = self._meeting.choose(logits, self._running.rows.sampling(rows))
+        sampled = self._meeting.choose(forward, self._running.rows.sampling(rows))
+        if failures := sampled.failures(batch.rows, rows):
+            work, rows, sampled = self._without(failures, work, rows, sampled)
         self._commit(work)
         self._torn = False
         if len(rows):
-            news += self._answer(rows, sampled)
+            self._news += self._answer(rows, sampled)
         self._cache.tick(self._head())
+        return self._take_news()
+
+    def _take_news(self) -> list[Output]:
+        """What is new; told once."""
+        news, self._news = self._news, []
         return news
 
     def _head(self) -> RequestId | None:
@@ -251,54 +269,18 @@ class Engine:
         self._cache.tick(self._head())
 
     def _admit(self) -> None:
-        """Seat requests whose turn it is, until one does not fit."""
-        held: list[Request] = []
-        for _ in range(min(len(self._backlog), self._limits.step.look_ahead)):
-            if not self._running.has_room():
-                break
-            request = self._backlog.pop()
-            if self._must_wait(request):
-                held.append(request)
-                continue
-            answer = self._ask(request)
-            if isinstance(answer, Refusal):
-                held.append(request)
-                break
-            self._seat(request, answer)
-        self._backlog.put_back(held)
+        self._seating.admit(lambda request, error: self._alone(request, "seated", error))
 
-    def _ask(self, request: Request) -> Admission | Refusal:
-        wish = _wish(request)
-        if request.parked is None:
-            return self._cache.admit(wish)
-        return self._cache.resume(request.parked, wish)
-
-    def _must_wait(self, request: Request) -> bool:
-        if request.parked is not None:
-            return False
-        if not self._role.may_start(request) or self._cache.storage.holds_back(request.id):
-            return True
-        if not self._computing or CacheUse.READ not in request.prompt.use:
-            return False
-        limit = last_end(request.prompt_tokens, self._page)
-        end = self._cache.match(request.prefix, request.prompt_tokens).end
-        return worth_waiting(request.prefix.keys, end, limit, self._computing)
-
-    def _seat(self, request: Request, admission: Admission) -> None:
-        if request.phase is Phase.WAITING:
-            request.cached = admission.cached
-            totals = self._totals
-            totals.prompt_tokens += request.prompt_tokens
-            totals.cached_device_tokens += admission.cached.device
-            totals.cached_host_tokens += admission.cached.host
-            totals.cached_storage_tokens += admission.cached.storage
-        request.row = admission.row
-        request.tickets = admission.tickets
-        request.parked = None
-        request.signal(Signal.ADMITTED)
-        self._running.seat(request, admission.computed)
-        if admission.cached.use is CacheUse.ALL:
-            self._computing.update(request.prefix.keys[admission.computed // self._page :])
+    def _planned(self) -> Work | None:
+        """What runs next, without those who cannot be planned."""
+        while True:
+            try:
+                return self._plan()
+            except ALONE as error:
+                request = self._running.unplannable(ALONE)
+                if request is None:
+                    raise
+                self._alone(request, "planned", error)
 
     def _plan(self) -> Work | None:
         """What runs next. Where pages run short, the youngest request leaves until the rest
@@ -329,11 +311,26 @@ class Engine:
         for row in filled.tolist():
             self._cache.commit(row, self._running.rows.computed_tokens(row))
         for request in done:
-            self._computes_no_more(request)
+            self._seating.computes_no_more(request)
             request.signal(self._role.prefilled(request))
             if request.phase is Phase.DECODING:
                 self._running.decode(request)
                 self._cache.prefilled(request.row, request.total_tokens)
+
+    def _without(
+        self, failures: Mapping[int, Failure], work: Work, rows: RowIds, sampled: Sampled
+    ) -> tuple[Work, RowIds, Sampled]:
+        """End the requests at ``failures``, before anything of this step is kept; what is left."""
+        for row, failure in failures.items():
+            request = self._running.by_row[row]
+            log.error("request %s failed: %s", request.id, failure.value)
+            if suspect := self._cache.suspect(row):
+                self._suspects.add(suspect)
+            self._fail(request, failure)
+        failed = list(failures)
+        kept = ~np.isin(rows, failed)
+        left = [request for request in work.prefilling if request.row not in failures]
+        return work.only(~np.isin(work.rows, failed), left), rows[kept], sampled.only(kept)
 
     def _answer(self, rows: RowIds, sampled: Sampled) -> list[Output]:
         columns = self._running.rows
@@ -364,14 +361,35 @@ class Engine:
         computed = self._running.rows.computed_tokens(request.row)
         self._cache.release(request.row, computed[:0] if self._torn else computed)
 
+    def _alone(self, request: Request, doing: str, error: Exception) -> None:
+        """``error`` came while one request was seated or planned: the others go on, unless what
+        they share was harmed. AssertionError if it was."""
+        log.error("request %s failed while it was %s", request.id, doing, exc_info=error)
+        self._fail(request, Failure.INTERNAL)
+        self.check()
+
+    def _fail(self, request: Request, failure: Failure) -> None:
+        """End a request that is not in the backlog; nothing of its last step is kept."""
+        if request.parked is not None:
+            self._cache.forget(request.parked)
+        if request.row >= 0:
+            self._stop(request)
+            self._cache.drop(request.row)
+        elif request.phase is Phase.WAITING and CacheUse.READ in request.prompt.use:
+            self._cache.storage.forget(request.id, ignored)
+        request.signal(Signal.ABORT)
+        del self._requests[request.id]
+        self._tell_failure(request.id, failure)
+
+    def _tell_failure(self, request: RequestId, failure: Failure) -> None:
+        self._totals.failures[failure] += 1
+        ended = Output(request=request, token=None, finish=FinishReason.ERROR, failure=failure)
+        self._news.append(ended)
+
     def _stop(self, request: Request) -> None:
         if request in self._running.prefilling:
-            self._computes_no_more(request)
+            self._seating.computes_no_more(request)
         self._running.stop(request)
-
-    def _computes_no_more(self, request: Request) -> None:
-        if request.prompt.use is CacheUse.ALL:  # nobody waits for the pages of the others
-            self._computing.difference_update(request.prefix.keys)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Abort what is left, wait for the copies, and at most ``timeout_s`` for what storage is to
@@ -379,16 +397,3 @@ class Engine:
         for request in list(self._requests):
             self.abort(request)
         self._cache.close(timeout_s)
-
-
-def _wish(request: Request) -> Wish:
-    """Of one that does not run."""
-    return Wish(
-        prefix=request.prefix,
-        tokens=len(request.known),
-        total_tokens=request.total_tokens,
-        request=request.id,
-        priority=request.prompt.priority,
-        again=request.phase is Phase.RETRACTED,
-        use=request.prompt.use,
-    )

@@ -6,15 +6,14 @@ count calls differently hang.
 
 from typing import Protocol
 
-import torch
-
 from stratakv.engine.batch import SamplingBatch
-from stratakv.engine.sampling import Sampled, sample
+from stratakv.engine.forward import Forward
+from stratakv.engine.sampling import Sampled, choose
 
 
 class Meeting(Protocol):
-    def choose(self, logits: torch.Tensor, params: SamplingBatch) -> Sampled:
-        """The next token of every sampled row; logits: float32 [S, vocab], S may be 0."""
+    def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
+        """The next token of every sampled row, and who cannot go on; S may be 0."""
         ...
 
     def idle(self) -> None:
@@ -25,8 +24,8 @@ class Meeting(Protocol):
 class NoMeeting:
     """A single rank asks nobody."""
 
-    def choose(self, logits: torch.Tensor, params: SamplingBatch) -> Sampled:
-        return sample(logits, params)
+    def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
+        return choose(forward, params)
 
     def idle(self) -> None:
         pass

@@ -46,12 +46,25 @@ PHASES: Final[dict[tuple[Phase, Signal], Phase]] = {
 }
 
 
+LARGEST: Final = 2**31 - 1
+"""What a column of a batch holds."""
+LARGEST_TEMPERATURE: Final = 1e6
+
+
 class FinishReason(Enum):
     """OpenAI's words."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"  # this request failed, and no other
+
+
+class Failure(Enum):
+    """Why a request ended with ERROR."""
+
+    INTERNAL = "internal"  # an exception while it was taken, seated, planned or sampled
+    NOT_FINITE = "not_finite"  # the model said NaN or infinity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +82,23 @@ class SamplingParams:
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
     logprobs: int | None = None
+
+    def refusal(self) -> str | None:
+        """None, or which field holds what the engine's columns cannot, and what they can."""
+        whole = (
+            ("max_tokens", self.max_tokens, 1),
+            ("top_k", self.top_k, 0),
+            ("logprobs", 0 if self.logprobs is None else self.logprobs, 0),
+            *(("stop_tokens", token, 0) for token in self.stop_tokens),
+        )
+        for name, value, low in whole:
+            if not low <= value <= LARGEST:
+                return f"{name} is {value}; {low} to {LARGEST} is allowed"
+        if not 0 <= self.temperature <= LARGEST_TEMPERATURE:
+            return f"temperature is {self.temperature}; 0 to {LARGEST_TEMPERATURE:g} is allowed"
+        if not 0 <= self.top_p <= 1:
+            return f"top_p is {self.top_p}; 0 to 1 is allowed"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,13 +127,15 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """One request's news of one step. ``cached`` is set with the first token, ``finish`` with the
-    last one; an aborted request gets ``token`` None and ``finish`` ABORT."""
+    last one; an aborted request gets ``token`` None and ``finish`` ABORT, and one that failed the
+    same with ERROR and why."""
 
     request: RequestId
     token: int | None
     logprob: TokenLogprob | None = None
     cached: CachedTokens | None = None
     finish: FinishReason | None = None
+    failure: Failure | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,9 @@ from stratakv.core.errors import ConfigError
 from stratakv.core.ids import NONE, GroupId, LayerId, PageIds
 from stratakv.engine.attention import STEP, PagedStep, TokenPages
 from stratakv.engine.batch import Int32s, StepBatch
+from stratakv.engine.forward import Forward
 from stratakv.engine.hf_cache import PagedCache
+from stratakv.engine.last_hidden import LastHidden
 from stratakv.engine.latent_layer import LatentPages
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.paged_layer import LayerPages, Scratch
@@ -43,6 +45,7 @@ class ModelRunner:
         if reason := refusal(spec):
             raise ConfigError(f"the model cannot be run: {reason}")
         self._module = model.module
+        self._hidden = LastHidden(model.module)
         self._adapters = model.adapters
         self._cache_keyword = model.cache_keyword
         self._device = model.device
@@ -65,20 +68,24 @@ class ModelRunner:
         self._scratch = Scratch()
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch) -> Forward:
         """Compute every token of ``batch``; what is to be kept of them goes to their rows' pages.
 
-        Returns float32 logits [S, vocab] after the last token of each sampled request, in order.
+        AssertionError where a token that is needed has no page.
         """
         calls = self._split(batch)
-        logits = [self._run(call, adapters_of(batch, call)) for call in calls]
+        said = [self._run(call, adapters_of(batch, call)) for call in calls]
         if len(calls) == 1:
-            return logits[0]
+            return said[0]
         places = np.concatenate([call.places[call.batch.sampled] for call in calls])
-        return torch.cat(logits)[self._ship(np.argsort(places))]
+        finite = np.ones(len(batch.rows), np.bool_)
+        for call, one in zip(calls, said, strict=True):
+            finite[call.places] &= one.finite
+        logits = torch.cat([one.logits for one in said])
+        return Forward(logits[self._ship(np.argsort(places))], finite)
 
-    def _run(self, call: Call, adapters: Int32s | None) -> torch.Tensor:
-        """Float32 logits [S, vocab] of the call's sampled requests, in order."""
+    def _run(self, call: Call, adapters: Int32s | None) -> Forward:
+        """Of the call's requests, in order."""
         batch, shape = call.batch, StepShape.of(call.batch)
         positions = self._ship(shape.positions)
         step = PagedStep(
@@ -97,7 +104,7 @@ class ModelRunner:
         # Chunks that lie side by side end in one column; the rows that nobody wants go later.
         width = len(shape.positions) // call.height
         kept = lasts if call.height == 1 else np.full(min(len(lasts), 1), width - 1)
-        with self._adapters.applied(adapters):
+        with self._adapters.applied(adapters), self._hidden.kept():
             logits = self._module(
                 input_ids=self._ship(batch.tokens).view(call.height, -1).long(),
                 position_ids=positions.view(call.height, -1),
@@ -108,8 +115,8 @@ class ModelRunner:
         states.close()
         found = cast("torch.Tensor", logits).flatten(0, 1).float()
         if call.height > 1 and 0 < len(lasts) < call.height:
-            return found[torch.from_numpy(batch.sampled).to(self._device)]
-        return found
+            found = found[torch.from_numpy(batch.sampled).to(self._device)]
+        return Forward.of_hidden(found, self._hidden.take(len(batch.tokens)), batch)
 
     def _state_rows(self, group: GroupId, call: Call) -> StateRows:
         rows, slots = call.batch.rows, self._tables.slots

@@ -4,7 +4,7 @@ Owns these sets, and the columns of ``rows.Rows`` through them. Torch-free; must
 decide who comes in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -29,6 +29,10 @@ class Work:
     starts: RowIds
     ends: RowIds
     prefilling: tuple[Request, ...]
+
+    def only(self, kept: npt.NDArray[np.bool_], prefilling: Sequence[Request]) -> "Work":
+        """Some of the rows; ``prefilling``: of theirs."""
+        return Work(self.rows[kept], self.starts[kept], self.ends[kept], tuple(prefilling))
 
     def take_tickets(self) -> list[TicketId]:
         """The loads that the step's first-timers wait for; told once."""
@@ -101,6 +105,15 @@ class Running:
         """The most that its next chunk may hold."""
         left, cut = self.left(request), self._cut(request.row)
         return left if cut is None else min(left, cut - self.rows.computed.item(request.row))
+
+    def unplannable(self, errors: tuple[type[Exception], ...]) -> Request | None:
+        """The first of those who prefill whose next chunk cannot be told, but for ``errors``."""
+        for request in self.prefilling:
+            try:
+                self._chunk(request)
+            except errors:
+                return request
+        return None
 
     def work(self) -> Work | None:
         """The next step: one token of every decoding request, and chunks in what is left."""

@@ -1,30 +1,94 @@
-"""Chooses the next token of every sampled row, all rows at once.
+"""Chooses the next token of every sampled row, all rows at once, and says of which row it cannot.
 
 Owns the randomness: one number per token, a function of (seed, position) alone, so that what a
 request says does not depend on who shares its batch. Ties always go to the lowest token id.
 """
 
-from dataclasses import dataclass
-from typing import Final
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stratakv.core.ids import TokenIds
+from stratakv.core.ids import NONE, RowIds, TokenIds
 from stratakv.engine.batch import SamplingBatch
-from stratakv.engine.request import TokenLogprob
+from stratakv.engine.forward import Forward
+from stratakv.engine.request import Failure, TokenLogprob
 
 CANDIDATES: Final = 1024
 """Tokens sorted to find the nucleus; the whole vocabulary only where these weigh too little."""
 
 
+NOT_FINITE: Final = -1
+FAILED: Final = -2
+FAILURES: Final = {NOT_FINITE: Failure.NOT_FINITE, FAILED: Failure.INTERNAL}
+"""What stands where there is no token, and why: ranks tell each other tokens."""
+
+Places: TypeAlias = npt.NDArray[np.intp]
+
+
+def nowhere() -> Places:
+    return np.empty(0, np.intp)
+
+
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """tokens: int32 [S]. logprobs: [S], None where the row wants none."""
+    """tokens: int32 [S], or one of ``FAILURES``. logprobs: [S], None where the row wants none.
+    broken: places in the step's batch of the requests of which not all is finite, int64 [B]."""
 
     tokens: TokenIds
     logprobs: list[TokenLogprob | None]
+    broken: Places = field(default_factory=nowhere)
+
+    def failures(self, batch: RowIds, rows: RowIds) -> dict[int, Failure]:
+        """Which rows go on no further; ``batch``: all rows of the step, ``rows``: [S] of them."""
+        if not len(self.broken) and (not len(self.tokens) or self.tokens.min() >= 0):
+            return {}
+        found = dict.fromkeys(batch[self.broken].tolist(), Failure.NOT_FINITE)
+        bad = np.flatnonzero(self.tokens < 0)
+        for row, token in zip(rows[bad].tolist(), self.tokens[bad].tolist(), strict=True):
+            found.setdefault(row, FAILURES[token])
+        return found
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> "Sampled":
+        """Some of the sampled rows, none of them broken."""
+        logprobs = [self.logprobs[at] for at in np.flatnonzero(kept).tolist()]
+        return Sampled(self.tokens[kept], logprobs)
+
+
+def choose(forward: Forward, params: SamplingBatch) -> Sampled:
+    """A token for every row that can have one."""
+    sampled = sample_each(forward.logits, params)
+    if forward.finite.all():
+        return sampled
+    return replace(sampled, broken=np.flatnonzero(~forward.finite))
+
+
+def sample_each(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
+    """``sample``, and where that fails row by row, so that only the rows fail that must."""
+    try:
+        return sample(logits, params)
+    except AssertionError:
+        raise
+    except Exception:
+        log.exception("sampling %s rows at once failed; each is tried alone", len(logits))
+    tokens = np.full(len(logits), FAILED, np.int32)
+    logprobs: list[TokenLogprob | None] = [None] * len(logits)
+    for row in range(len(logits)):
+        try:
+            alone = sample(logits[row : row + 1], params.only(np.array([row])))
+        except AssertionError:
+            raise
+        except Exception:
+            log.exception("sampling failed for one request")
+            continue
+        tokens[row], logprobs[row] = alone.tokens[0], alone.logprobs[0]
+    return Sampled(tokens, logprobs)
 
 
 def sample(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
@@ -33,12 +97,23 @@ def sample(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
     ``temperature`` 0 takes the likeliest token. Otherwise logits are divided by it, cut to the
     ``top_k`` likeliest (0: all), then to the fewest of these that hold ``top_p`` of their mass (at
     least one). Log-probabilities are of the raw logits, as OpenAI's and vLLM's are.
+
+    A row that holds NaN or +infinity, or nothing that is finite, gets ``NOT_FINITE``. -infinity is
+    what a model says of tokens that it never chooses.
     """
-    tokens = logits.argmax(-1).cpu().numpy().astype(np.int32)  # the first one, where several tie
-    random = np.flatnonzero(params.temperature > 0)
-    if len(random):
-        tokens[random] = _draw(logits, params, random)
-    return Sampled(tokens, _logprobs(logits, tokens, params.logprobs))
+    if not len(logits):
+        return Sampled(np.empty(0, np.int32), [])
+    most, first = logits.max(-1)  # the first one, where several tie; NaN is more than anything
+    tokens = first.cpu().numpy().astype(np.int32)
+    finite = most.isfinite().cpu().numpy()
+    random, wanted = params.temperature > 0, params.logprobs
+    if not finite.all():
+        tokens[~finite] = NOT_FINITE
+        random, wanted = random & finite, np.where(finite, wanted, np.int32(NONE))
+    if random.any():
+        drawn = np.flatnonzero(random)
+        tokens[drawn] = _draw(logits, params, drawn)
+    return Sampled(tokens, _logprobs(logits, tokens, wanted))
 
 
 def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> torch.Tensor:

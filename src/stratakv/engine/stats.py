@@ -1,8 +1,12 @@
 """What an engine counts, and tells whoever watches it. Owns the records; must not count."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from stratakv.cache.kv_cache import KVCache
+from stratakv.engine.backlog import Backlog
+from stratakv.engine.request import Failure
+from stratakv.engine.running import Running
 from stratakv.tiers.statistics import PoolStats, StorageStats
 
 
@@ -11,7 +15,8 @@ class EngineStats:
     """``waiting`` counts the ``retracted`` requests too. ``cached_*_tokens`` count what admitted
     prompts did not have to compute; ``known_tokens`` what the cache knew of them, on any tier, and
     ``lost_tokens`` what of that they had to compute all the same, by tier and reason. A request
-    counts among these when what storage does for it has ended."""
+    counts among these when what storage does for it has ended. ``failures``: requests that ended
+    with an error of their own, by cause."""
 
     waiting: int
     retracted: int
@@ -26,6 +31,7 @@ class EngineStats:
     lost_tokens: Mapping[tuple[str, str], int]
     pages: tuple[PoolStats, ...]
     counters: Mapping[str, int]
+    failures: Mapping[str, int]
     storage: StorageStats | None
 
 
@@ -37,3 +43,30 @@ class Totals:
     cached_device_tokens: int = 0
     cached_host_tokens: int = 0
     cached_storage_tokens: int = 0
+    failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
+
+
+def stats_of(
+    totals: Totals,
+    backlog: Backlog,
+    running: Running,
+    cache: KVCache,
+    storage: StorageStats | None,
+) -> EngineStats:
+    return EngineStats(
+        waiting=len(backlog),
+        retracted=backlog.retracted,
+        running=len(running),
+        steps=totals.steps,
+        prompt_tokens=totals.prompt_tokens,
+        output_tokens=totals.output_tokens,
+        cached_device_tokens=totals.cached_device_tokens,
+        cached_host_tokens=totals.cached_host_tokens,
+        cached_storage_tokens=totals.cached_storage_tokens,
+        known_tokens=cache.losses.known,
+        lost_tokens=cache.losses.by_tier(),
+        pages=cache.stats(),
+        counters=cache.counters.snapshot(),
+        failures={failure.value: count for failure, count in totals.failures.items()},
+        storage=storage,
+    )

@@ -80,15 +80,12 @@ class GroupPlanner:
         size = self.page_tokens
         low = first // size
         widths = last // size - low + 1
-        widest = int(widths.argmax())
-        columns = np.arange(widths.item(widest))
+        columns = np.arange(widths.max())
         row, column = rows[:, None], low[:, None] + columns
         if widths.min() < len(columns):
-            # Padding reads the first page of the widest request: that one has a later page, so all
-            # rows of this one are written and finite; the mask hides them.
-            inside = columns < widths[:, None]
-            row = np.where(inside, row, rows[widest])
-            column = np.where(inside, column, low[widest])
+            # Padding reads the row's own first page again, never another's: the mask hides it, but
+            # what is not finite shows through a mask, and a damaged page is to harm its own alone.
+            column = np.where(columns < widths[:, None], column, low[:, None])
         pages = _present(table[row, column])
         start, stop = first - low * size, last - low * size + 1
         keys, mask, stale = slice(None), None, None
@@ -98,8 +95,7 @@ class GroupPlanner:
             at = np.arange(pages.shape[1] * size)
             hidden = (at < start[:, None]) | (at >= stop[:, None])
             mask = np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None]
-            tail = (widths[:, None] - 1) * size + np.arange(size)
-            stale = (np.arange(len(rows))[:, None] * len(at) + tail)[tail >= stop[:, None]]
+            stale = _unwritten(widths, stop, size, pages.shape[1])
         return DecodeBucket(
             count=len(rows),
             width=pages.shape[1],
@@ -171,6 +167,18 @@ def split_widths(widths: Ints, slack_pages: int) -> list[slice]:
         parts.append(slice(start, stop))
         start, done = stop, int(total[stop - 1])
     return parts
+
+
+def _unwritten(widths: Ints, stop: Ints, size: int, width: int) -> Ints:
+    """Of ``width`` pages gathered for each row, the tokens that nobody may have written: the rest
+    of the row's last page, and where that is its first, all of its padding."""
+    tail = (widths[:, None] - 1) * size + np.arange(size)
+    found = (np.arange(len(widths))[:, None] * (width * size) + tail)[tail >= stop[:, None]]
+    short = np.flatnonzero(widths == 1)
+    if width == 1 or not len(short):
+        return found
+    padding = short[:, None] * (width * size) + np.arange(size, width * size)
+    return np.concatenate((found, padding.ravel()))
 
 
 def _all_equal(numbers: Ints) -> bool:

@@ -14,6 +14,7 @@ from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.clock import Clock
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.forward import Forward
 from stratakv.engine.loop import Engine
 from stratakv.engine.meeting import Meeting, NoMeeting
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
@@ -57,9 +58,9 @@ class Scribe:
         self._meeting = meeting or NoMeeting()
         self.logits = torch.empty(0, 0)
 
-    def choose(self, logits: torch.Tensor, params: SamplingBatch) -> Sampled:
-        self.logits = logits.clone()
-        return self._meeting.choose(logits, params)
+    def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
+        self.logits = forward.logits.clone()
+        return self._meeting.choose(forward, params)
 
     def idle(self) -> None:
         self._meeting.idle()

@@ -35,6 +35,11 @@ class BlockTable:
             yield f"live page of group {group}", self.slots.own(GroupId(group))
             yield f"live page before, of group {group}", self.slots.source(GroupId(group))
 
+    @property
+    def taken(self) -> int:
+        """Rows that are open."""
+        return self.rows - len(self._free)
+
     def open_row(self) -> int | None:
         """A row with no pages, or None when every row is taken."""
         return self._free.pop() if self._free else None

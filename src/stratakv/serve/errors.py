@@ -4,11 +4,13 @@ Owns the mapping from what went wrong to a status and an error object. Must not 
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, assert_never
 
 from stratakv.core.errors import StrataError
+from stratakv.engine.request import Failure
 
 RETRY_AFTER_S: Final = 1
+SHOWN_CHARS: Final = 1000
 
 
 class ApiError(StrataError):
@@ -24,10 +26,10 @@ class ApiError(StrataError):
         code: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = _shown(message)
         self.status = status
         self.kind = kind
-        self.param = param
+        self.param = None if param is None else _shown(param)
         self.code = code
 
     @property
@@ -39,6 +41,13 @@ class ApiError(StrataError):
     def headers(self) -> Mapping[str, str]:
         """A client that may try again is told when."""
         return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+
+
+def _shown(text: str) -> str:
+    """As JSON can say it in UTF-8, and not too much of it: a client may call a field anything."""
+    if len(text) > SHOWN_CHARS:
+        text = f"{text[:SHOWN_CHARS]}..."
+    return text.encode(errors="backslashreplace").decode()
 
 
 class ClientGoneError(StrataError):
@@ -117,6 +126,20 @@ def engine_failed() -> ApiError:
     """Details are in the server's log, never in an answer."""
     message = "the engine failed while this request was running"
     return ApiError(message, status=500, kind="server_error", code="engine_failed")
+
+
+def request_failed(failure: Failure) -> ApiError:
+    """This request alone; the engine goes on."""
+    match failure:
+        case Failure.INTERNAL:
+            message = "this request failed inside the engine; the server's log says how"
+        case Failure.NOT_FINITE:
+            message = "the model said NaN or infinity where it continues this prompt, so that no "
+            message += "token could be chosen: its weights or its dtype, or a damaged cached page"
+        case _:
+            assert_never(failure)
+    code = f"request_failed_{failure.value}"
+    return ApiError(message, status=500, kind="server_error", code=code)
 
 
 def internal() -> ApiError:

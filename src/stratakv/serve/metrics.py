@@ -141,6 +141,14 @@ def _of_engine(stats: StatsView) -> Iterator[Metric]:
     for labels, tokens in stats.lost_tokens.items():
         lost.add_metric(labels, tokens)
     yield lost
+    failed = CounterMetricFamily(
+        "stratakv_requests_failed",
+        "Requests that ended with an error of their own, while the others went on",
+        labels=("cause",),
+    )
+    for cause, count in stats.failures.items():
+        failed.add_metric((cause,), count)
+    yield failed
     for name, value in stats.counters.items():
         yield CounterMetricFamily(f"stratakv_cache_{name}", f"Engine counter {name}", value)
 

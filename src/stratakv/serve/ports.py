@@ -25,7 +25,8 @@ class PoolView(Protocol):
 
 
 class RequestsView(Protocol):
-    """An engine's requests at one moment. Retracted ones are among the waiting ones."""
+    """An engine's requests at one moment. Retracted ones are among the waiting ones; ``failures``
+    are those that failed alone since the start, by cause."""
 
     @property
     def waiting(self) -> int: ...
@@ -33,6 +34,8 @@ class RequestsView(Protocol):
     def retracted(self) -> int: ...
     @property
     def running(self) -> int: ...
+    @property
+    def failures(self) -> Mapping[str, int]: ...
 
 
 class StatsView(RequestsView, Protocol):

@@ -21,7 +21,8 @@ MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 1024
 MAX_LOGPROBS: Final = 20
-MAX_TOKENS: Final = 1 << 31
+LARGEST: Final = (1 << 31) - 1
+"""Of whole numbers: the engine keeps them in 32 bits."""
 MAX_PRIORITY: Final = 100
 
 Message: TypeAlias = Mapping[str, str]
@@ -203,13 +204,13 @@ def _decoding(data: JsonObject, logprobs: int | None, max_tokens: str) -> Decodi
         raise invalid("stream_options", "'stream_options' needs 'stream': true")
     options = fields.child(data, "stream_options")
     # -1 is vLLM's word for "off"; ours is 0.
-    top_k = fields.integer(data, "top_k", 0, low=-1, high=MAX_TOKENS)
+    top_k = fields.integer(data, "top_k", 0, low=-1, high=LARGEST)
     top_p = fields.number(data, "top_p", 1.0, low=0.0, high=1.0)
     if top_p == 0:
         raise invalid("top_p", "invalid 'top_p': it must be above 0; for greedy, temperature is 0")
     return Decoding(
         n=fields.integer(data, "n", 1, low=1, high=MAX_CHOICES),
-        max_tokens=fields.integer(data, max_tokens, None, low=1, high=MAX_TOKENS),
+        max_tokens=fields.integer(data, max_tokens, None, low=1, high=LARGEST),
         temperature=fields.number(data, "temperature", 1.0, low=0.0, high=2.0),
         top_p=top_p,
         top_k=max(top_k, 0),

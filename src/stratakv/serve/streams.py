@@ -11,7 +11,7 @@ from typing import Final
 
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import CachedTokens, FinishReason, Output, TokenLogprob
-from stratakv.serve.errors import shut_down
+from stratakv.serve.errors import request_failed, shut_down
 from stratakv.serve.stops import StopMatcher
 from stratakv.serve.subscription import News, Subscription
 from stratakv.serve.tokenizer import StreamDecoder, Tokenizer
@@ -121,7 +121,8 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
         """What the choices gained, as it comes, at most one delta of each at a time.
 
-        Raises what the subscription raises, and ApiError when the server aborts a request.
+        Raises what the subscription raises, and ApiError when the server aborts a request or one
+        fails.
         """
         while self._running:
             touched: dict[RequestId, Choice] = {}
@@ -132,8 +133,11 @@ class Generation:
                     continue  # its stop string came before
                 if output.finish is FinishReason.ABORT:
                     raise shut_down()
-                self._observe(news)
+                if output.failure is None:
+                    self._observe(news)
                 choice.feed(output)
+                if output.failure is not None:
+                    raise request_failed(output.failure)
                 touched[output.request] = choice
                 if choice.finish is not None:
                     del self._running[output.request]

@@ -18,6 +18,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.forward import Forward
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.roles import UnifiedRole
@@ -43,9 +44,9 @@ class Accelerator:
         self._layers = layers
         self._token_s = layer_s / chunk_tokens
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch) -> Forward:
         self.run(batch.gate, len(batch.tokens))
-        return torch.zeros(int(batch.sampled.sum()), VOCABULARY)
+        return Forward.of_numbers(torch.zeros(int(batch.sampled.sum()), VOCABULARY), batch)
 
     def run(self, gate: LayerGate | None, tokens: int) -> None:
         """The device is at work until ``done_s``, whenever this thread wakes up: what a thread

@@ -11,13 +11,14 @@ from dataclasses import asdict
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import NOTHING, Ballot, Flags, Result, Work
 from stratakv.core.clock import Clock
-from stratakv.core.ids import GroupId, PageIds, RequestId
+from stratakv.core.ids import GroupId, PageIds, PageKey, RequestId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch_pace import PrefetchPolicy
 from stratakv.policy.prefetch_reasons import Reason
 from stratakv.storage.backend import Everything
 from stratakv.storage.io_jobs import Answer, Kind, Remove
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.object_keys import of_group
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.prefetch.asks import Told
 from stratakv.tiers.prefetch.fetches import Fetches, FromStorage
@@ -43,10 +44,13 @@ class StorageTier:
         self.persister = persister
         self.prefetcher = Prefetcher(tree, fetches, policy, clock, observer)
         self._stored, self._observer = tree.stored, observer
+        self._nodes = tree.nodes
+        self._groups = [group.id for group in tree.spec.groups if group.page_bytes]
         self._worker: IoWorker | None = None
         self._leaving = False
         self._step = 0
         self._clearing = 0
+        self.distrusted = 0  # pages
 
     # -- attach and detach -----------------------------------------------------------------------
 
@@ -90,6 +94,22 @@ class StorageTier:
         self._tell_gone()
         self._stored.forget()
         return True
+
+    def distrust(self, lease: Lease) -> PageKey | None:
+        """Whoever stands on ``lease`` has met NaN or infinity: the key of the first page that this
+        process has not computed itself. The store is to forget it and those that follow, behind
+        what is queued; where too much is queued they stay. None: all pages were computed here, and
+        found finite."""
+        nodes, first = self._nodes, self._stored.first_fetched(lease.path)
+        if first is None:
+            return None
+        chain = nodes.keys_to(lease.path.item(-1), lease.end - first)
+        self.distrusted += len(chain)
+        if self._worker is not None:
+            keys = [key for group in self._groups for key in of_group(chain, group)]
+            if self._worker.submit(Remove(keys)) is not None:
+                self._clearing += 1
+        return chain[0]
 
     def close(self, timeout_s: float) -> None:
         """Give what is queued ``timeout_s`` to be written, and let go of the store."""
@@ -218,6 +238,7 @@ class StorageTier:
             pages={
                 **asdict(self.persister.counters),
                 "fetched": self.prefetcher.fetched_pages,
+                "distrusted": self.distrusted,
             },
             tokens={"found": found.found, "hits": found.hits},
             lost_tokens=_by_name(found.lost),

@@ -1,8 +1,8 @@
 """Which pages storage has or is being given, and which chains it should hear of as used.
 
-Owns the marks, and the pins of pages that are being written or that a prefetch counts on. A mark is
-what this process knows: the store may have evicted the object since, so it promises nothing and
-only saves writing a page twice. Must not know how a page is stored.
+Owns the marks, what came from storage, and the pins of pages that are being written or that a
+prefetch counts on. A mark is what this process knows: the store may have evicted the object since,
+so it promises nothing and only saves writing a page twice. Must not know how a page is stored.
 """
 
 from collections.abc import Iterator
@@ -61,10 +61,12 @@ class Stored:
         size = len(nodes.parent)
         self._marks = [np.zeros(size, np.bool_) for _ in spec.groups]
         self._told = np.full(size, NEVER, np.int64)
+        self._fetched = np.zeros(size, np.bool_)  # a page of it has come from storage
 
     def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Every array by name, for those who compare two of these."""
         yield "told to storage", self._told
+        yield "fetched from storage", self._fetched
         for group, marks in enumerate(self._marks):
             yield f"stored of group {group}", marks
 
@@ -97,6 +99,7 @@ class Stored:
     def grown(self, rows: NodeIds) -> None:
         """New nodes, whose rows others may have had before: also of a group that has no page there
         yet nothing is known."""
+        self._fetched[rows] = False
         if self.active:
             for marks in self._marks:
                 marks[rows] = False
@@ -117,10 +120,16 @@ class Stored:
 
     def entered(self, group: GroupId, rows: NodeIds, *, fetched: bool) -> None:
         """Pages that have just become resident, from storage or not."""
+        self._fetched[rows] |= fetched
         if self.active:
             self._marks[group][rows] = fetched and self._has_bytes[group]
             if fetched:
                 self._told[rows] = NEVER
+
+    def first_fetched(self, path: NodeIds) -> int | None:
+        """Index of the first page of a path from the root of which something came from storage."""
+        found = np.flatnonzero(self._fetched[path])
+        return found.item(0) if len(found) else None
 
     # -- writing ---------------------------------------------------------------------------------
 

@@ -76,11 +76,13 @@ class DeepSeekV32(nn.Module):
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(self, tokens: torch.Tensor, step: V32Step, kept: torch.Tensor) -> torch.Tensor:
-        """tokens: int64 [T], packed. kept: int64 [S], the places whose logits are wanted. Returns
-        float32 [S, vocab]."""
-        x = self.model(tokens, step)
-        return self.lm_head(self.model.norm(x[kept])).float()
+    def forward(self, tokens: torch.Tensor, step: V32Step) -> torch.Tensor:
+        """tokens: int64 [T], packed. Returns [T, hidden], not yet normed."""
+        return self.model(tokens, step)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [S, hidden], not yet normed. Returns float32 [S, vocab]."""
+        return self.lm_head(self.model.norm(x)).float()
 
 
 def take_over(module: PreTrainedModel, ranks: int = 1) -> tuple[DeepSeekV32, Rope]:

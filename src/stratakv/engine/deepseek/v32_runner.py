@@ -11,6 +11,7 @@ from stratakv.core.ids import LayerId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.deepseek.v32_model import take_over
 from stratakv.engine.deepseek.v32_step import LayerPlace, PagedRows, V32Step
+from stratakv.engine.forward import Forward
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.paged_layer import Scratch
 from stratakv.engine.step_meta import StepShape
@@ -46,10 +47,10 @@ class DeepSeekV32Runner:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch) -> Forward:
         """Compute every token of ``batch``; what is to be kept of them goes to their rows' pages.
 
-        Returns float32 logits [S, vocab] after the last token of each sampled request, in order.
+        AssertionError for a batch with adapters.
         """
         assert batch.adapters is None, "this model has no adapters"
         shape = StepShape.of(batch)
@@ -63,7 +64,9 @@ class DeepSeekV32Runner:
             self._scratch,
         )
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
-        return self._model(self._ship(batch.tokens).long(), step, self._ship(lasts))
+        hidden = self._model.model(self._ship(batch.tokens).long(), step)
+        logits = self._model.logits(hidden[self._ship(lasts)])
+        return Forward.of_hidden(logits, hidden, batch)
 
     def _ship(self, array: np.ndarray[tuple[int], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -50,7 +50,8 @@ class Seen:
     """What b one-token queries see: rows of the pools, int64 [b, n].
 
     hidden: bool [b, n], the ones that only pad a shorter query's list; None if there are none.
-    Padding names a row that is written: not even weight 0 makes a NaN harmless.
+    Padding names the query's own newest row, which is written: not even weight 0 makes a NaN
+    harmless, and of another request's rows nobody knows.
     """
 
     rows: torch.Tensor
@@ -65,7 +66,8 @@ class Seen:
         if bucket.mask is None:
             return cls(rows, None)
         hidden = bucket.mask[:, 0, 0] != 0
-        return cls(torch.where(hidden, slots[0], rows), hidden)
+        own = slots[: bucket.count] if bucket.tokens is None else slots[bucket.tokens]
+        return cls(torch.where(hidden, own[:, None], rows), hidden)
 
     def only(self, places: torch.Tensor) -> "Seen":
         """places: int64 [b, k] into the n."""

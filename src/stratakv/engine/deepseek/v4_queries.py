@@ -68,13 +68,14 @@ class QueryPlanner:
         return self._keys(found, columns > (positions - first)[:, None])
 
     def _entries_of_rows(self, rows: Ints, counts: Ints, ratio: int, table: Table) -> Entries:
-        """Entries [n, m] of one query per row; padding reads the first entry of the row that has
-        the most, since that one is written."""
+        """Entries [n, m] of one query per row; padding reads the row's own first entry again, and
+        where it has none that of the row that has the most, since one is written."""
         width, per_page = int(counts.max()), self.page_tokens // ratio
         pages = table[rows, : -(-width // per_page)].astype(np.int64)
         found = (pages[:, :, None] * per_page + np.arange(per_page)).reshape(len(rows), -1)
         hidden = np.arange(width) >= counts[:, None]
-        found = np.where(hidden, found[counts.argmax(), 0], found[:, :width])
+        filler = np.where(counts > 0, found[:, 0], found[counts.argmax(), 0])
+        found = np.where(hidden, filler[:, None], found[:, :width])
         assert found.min() >= 0, "an entry that is needed has no page"
         return self._entries(found, counts)
 

@@ -16,6 +16,7 @@ from stratakv.engine.deepseek.v4_config import ROPES, V4Config
 from stratakv.engine.deepseek.v4_queries import QueryPlanner
 from stratakv.engine.deepseek.v4_shard import rank_model
 from stratakv.engine.deepseek.v4_step import V4Step
+from stratakv.engine.forward import Forward
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.torch_pools import TorchPools
@@ -53,15 +54,15 @@ class DeepSeekV4Runner:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch) -> Forward:
         """Compute every token of ``batch``; what is to be kept of them goes to their rows' pages.
 
-        Returns float32 logits [S, vocab] after the last token of each sampled request, in order.
+        AssertionError where a token that is needed has no page.
         """
         shape = StepShape.of(batch)
         streams = self._model(self._pages, self._plan(batch, shape))
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
-        return self._model.logits(streams[self._ship(lasts)])
+        return Forward.of_hidden(self._model.logits(streams[self._ship(lasts)]), streams, batch)
 
     def _plan(self, batch: StepBatch, shape: StepShape) -> V4Step:
         tables = self._tables_now()

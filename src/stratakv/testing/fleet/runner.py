@@ -15,6 +15,7 @@ import torch
 
 from stratakv.core.ids import NONE, GroupId, LayerId, TokenIds
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.forward import Forward
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
@@ -84,7 +85,7 @@ class TokenRunner:
         self._anchor = bool(spec.groups[0].buffers)
         self.said: list[int] = []
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch) -> Forward:
         if (gate := batch.gate) is not None:
             for group in self._groups:
                 gate.wait(LayerId(group.id))
@@ -107,7 +108,7 @@ class TokenRunner:
                 self.said.append(answer)
         logits = torch.zeros((len(self.said), VOCABULARY))
         logits[range(len(self.said)), self.said] = 1.0
-        return logits
+        return Forward.of_numbers(logits, batch)
 
     # -- rows per token --------------------------------------------------------------------------
 

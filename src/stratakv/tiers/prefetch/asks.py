@@ -21,6 +21,10 @@ Told: TypeAlias = Callable[[Tally | None], None]
 """Hears what storage had for a request, when its prefetch has ended; None: it was never asked."""
 
 
+def ignored(_: Tally | None) -> None:
+    """What storage had for a request that has failed counts for nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """A request is admitted on ``end`` pages, or gone (0), and why its prefetch, which has not

@@ -1,0 +1,48 @@
+"""What a model says of one step. Owns the record, and the look at whether all of it is finite.
+
+A token's last hidden state holds whatever its layers have added, so what is not finite in it shows
+there; what its keys, values and states hold was computed from the same. Must not choose tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stratakv.engine.batch import StepBatch
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """logits: float32 [S, vocab] after the last token of each sampled request, in order. finite:
+    bool [R], whether everything that was computed of each request's chunk is."""
+
+    logits: torch.Tensor
+    finite: Bools
+
+    @classmethod
+    def of_numbers(cls, logits: torch.Tensor, batch: StepBatch) -> "Forward":
+        """Of a runner that computes no hidden states."""
+        return cls(logits, np.ones(len(batch.rows), np.bool_))
+
+    @classmethod
+    def of_hidden(cls, logits: torch.Tensor, hidden: torch.Tensor, batch: StepBatch) -> "Forward":
+        """hidden: [T, ...], of every token of ``batch``, after its last layer."""
+        return cls(logits, by_request(finite_tokens(hidden), batch.counts))
+
+
+def finite_tokens(hidden: torch.Tensor) -> Bools:
+    """bool [T], one pass over ``hidden`` [T, ...]. A sum keeps NaN and infinity, and in float32
+    nothing that a model computes with makes one of its own."""
+    sums = hidden.flatten(1).sum(1, dtype=torch.float32)
+    return sums.isfinite().cpu().numpy()
+
+
+def by_request(finite: Bools, counts: npt.NDArray[np.int32]) -> Bools:
+    """bool [R]: whether all of each chunk's tokens are; ``finite`` [T], chunks in a row."""
+    if finite.all():
+        return np.ones(len(counts), np.bool_)
+    return np.logical_and.reduceat(finite, np.cumsum(counts) - counts)

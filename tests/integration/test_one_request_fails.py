@@ -1,0 +1,263 @@
+"""What fails over one request fails that request, with an error that says so; the others go on.
+
+Faults are put into a running server, while other clients are in the middle of their answers.
+"""
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from stratakv.core.config import EngineConfig
+from stratakv.engine import sampling
+from stratakv.testing.patience import PATIENCE_S
+from tests.fixtures.models import changed_model
+from tests.real_server import (
+    CHAT,
+    COMPLETIONS,
+    Bystanders,
+    RealServer,
+    completion,
+    real_server,
+    tokens,
+)
+from tests.serving import error_of, train_tokenizer
+
+PAGE = 16
+CONFIG = EngineConfig(
+    page_tokens=PAGE,
+    dtype="float32",
+    device_memory="2MiB",
+    host_memory="2MiB",
+    max_running=16,
+    step_tokens=256,
+    chunk_tokens=32,
+)
+OVERFLOWS = 397
+"""A token whose embedding is infinite: a checkpoint that overflows."""
+FAULT_SEED = 13
+SALT = "a fault"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    path = train_tokenizer(tmp_path_factory.mktemp("model"))
+    model = changed_model("gemma3", tie_word_embeddings=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[OVERFLOWS] = torch.inf
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared(directory):
+    torch.set_num_threads(1)
+    with real_server(directory, CONFIG) as live:
+        yield live
+
+
+@pytest.fixture
+def live(shared):
+    yield shared
+    shared.settled()
+
+
+@pytest.fixture
+def http(live):
+    with httpx.Client(base_url=live.url, timeout=PATIENCE_S) as found:
+        yield found
+
+
+@pytest.fixture
+def bystanders(http):
+    return Bystanders(http, [tokens(20 + 17 * i, 50 + i) for i in range(3)])
+
+
+def failures(http: httpx.Client, cause: str) -> int:
+    text = http.get("/metrics").text
+    found = re.search(
+        rf'^stratakv_requests_failed_total{{cause="{cause}"}} (\S+)$', text, re.MULTILINE
+    )
+    assert found, text
+    return int(float(found[1]))
+
+
+# -- at the door -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_k", 1 << 31),
+        ("top_k", 1 << 63),
+        ("top_k", 10**400),
+        ("max_tokens", 1 << 31),
+        ("max_tokens", 1 << 64),
+        ("seed", 1 << 63),
+        ("temperature", 2.0000001),
+        ("top_p", -0.0),
+        ("top_p", 5e-324 - 1),
+        ("n", 1 << 31),
+    ],
+)
+def test_a_number_beyond_its_bound_is_refused_by_name(http, bystanders, path, field, value):
+    asked = {"prompt": "x"} if path == COMPLETIONS else {}
+    if path == CHAT:
+        asked = {"messages": [{"role": "user", "content": "x"}]}
+    with bystanders.running():
+        error = error_of(http.post(path, json=asked | {"max_tokens": 2, field: value}), 400)
+    assert error["param"] == field
+    assert field in error["message"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"top_k": (1 << 31) - 1, "temperature": 1},
+        {"top_k": 1, "temperature": 5e-324},
+        {"temperature": 1e-45, "top_p": 1e-45},
+        {"temperature": -0.0},
+        {"temperature": 2, "top_p": 5e-324},
+        {"temperature": 1e-38, "top_p": 0.9999999999},
+        {"seed": -(1 << 63), "temperature": 2},
+        {"seed": (1 << 63) - 1, "temperature": 2},
+    ],
+)
+def test_numbers_at_their_bounds_are_served(http, bystanders, extra):
+    with bystanders.running():
+        answer = http.post(COMPLETIONS, json=completion(tokens(9, 1), 3) | extra)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_name_that_is_no_text_is_named_in_the_answer(http):
+    body = b'{"prompt": "x", "\\ud800": 1}'
+    assert error_of(http.post(COMPLETIONS, content=body), 400)["code"] == "unknown_parameter"
+
+
+# -- one request's exception -----------------------------------------------------------------------
+
+
+def is_fault(prefix) -> bool:
+    return prefix.namespace.salt == SALT
+
+
+def raises_if(plain, condition):
+    def wrapped(*arguments, **more):
+        if condition(*arguments, **more):
+            raise OverflowError("a seeded fault")
+        return plain(*arguments, **more)
+
+    return wrapped
+
+
+def fault_while_taken(live: RealServer, patch) -> None:
+    spaces = live.parts.engine._namespaces
+    patch.setattr(spaces, "of", raises_if(spaces.of, lambda _, salt: salt == SALT))
+
+
+def fault_while_asked(live: RealServer, patch) -> None:
+    admit = live.parts.cache._admit
+    patch.setattr(admit, "known", raises_if(admit.known, lambda prefix, *_: is_fault(prefix)))
+
+
+def fault_while_seated(live: RealServer, patch) -> None:
+    rows = live.parts.engine._running.rows
+    wrong = raises_if(rows.open, lambda request, _: request.prompt.salt == SALT)
+    patch.setattr(rows, "open", wrong)
+
+
+def fault_while_planned(live: RealServer, patch) -> None:
+    running = live.parts.engine._running
+    wrong = raises_if(running._cut, lambda row: running.by_row[row].prompt.salt == SALT)
+    patch.setattr(running, "_cut", wrong)
+
+
+def fault_while_sampled(live: RealServer, patch) -> None:
+    def wrong(_logits, params, _rows) -> bool:
+        return bool((params.seeds == FAULT_SEED).any())
+
+    patch.setattr(sampling, "_draw", raises_if(sampling._draw, wrong))
+
+
+FAULTS = [
+    fault_while_taken, fault_while_asked, fault_while_seated, fault_while_planned,
+    fault_while_sampled,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_exception_over_one_request_ends_that_request_alone(
+    live, http, bystanders, monkeypatch, fault
+):
+    before = failures(http, "internal")
+    wrong = completion(tokens(70, 5), 8, cache_salt=SALT, seed=FAULT_SEED, temperature=1)
+    with bystanders.running():
+        with monkeypatch.context() as patch:
+            fault(live, patch)
+            error = error_of(http.post(COMPLETIONS, json=wrong), 500)
+            streamed = http.post(COMPLETIONS, json=wrong | {"stream": True})
+        assert http.get("/health").json() == {"status": "ready"}
+    assert error["code"] == "request_failed_internal"
+    assert "request_failed_internal" in streamed.text
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    assert failures(http, "internal") == before + 2
+    live.settled()
+    answer = http.post(COMPLETIONS, json=wrong)  # and nothing is left of it
+    assert answer.status_code == 200, answer.text
+
+
+# -- what is not finite ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize(
+    "place", [69, 5, 40], ids=["in the last chunk", "in the first chunk", "in the middle"]
+)
+def test_a_model_that_overflows_ends_that_request_alone(live, http, bystanders, temperature, place):
+    before = failures(http, "not_finite")
+    prompt = tokens(70, 300 + 2 * place + temperature)
+    prompt[place] = OVERFLOWS
+    wrong = completion(prompt, 8, temperature=temperature)
+    with bystanders.running():
+        error = error_of(http.post(COMPLETIONS, json=wrong), 500)
+    assert error["code"] == "request_failed_not_finite"
+    assert "NaN or infinity" in error["message"]
+    assert failures(http, "not_finite") == before + 1
+    # What it had computed before is no worse than anybody's; from there on nothing was kept.
+    again = http.post(COMPLETIONS, json=completion(prompt[:place] + tokens(40, 9), 1))
+    cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached <= place // PAGE * PAGE
+    live.settled()
+
+
+def test_a_damaged_page_ends_who_reads_it_and_nobody_else(live, http, bystanders):
+    """While it decodes beside others, whose keys are padded to its length or it to theirs."""
+    long = Bystanders(http, [tokens(100, 77)])
+    engine = live.parts.engine
+    with bystanders.running(), long.running():
+        pass
+    wrong = completion(tokens(90, 78), 200, stream=True)
+    with (
+        bystanders.running(),
+        long.running(),
+        http.stream("POST", COMPLETIONS, json=wrong) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        live.driver.ask(lambda: damage(live, engine, 90)).result(PATIENCE_S)
+        rest = "".join(lines)
+    assert "request_failed_not_finite" in rest
+    live.settled()
+
+
+def damage(live: RealServer, engine, prompt_tokens: int) -> None:
+    """Put NaN into the first page of a running request, on the engine's thread."""
+    running = engine._running
+    row = next(r for r, one in running.by_row.items() if one.prompt_tokens == prompt_tokens)
+    for group in live.parts.spec.groups:
+        pages = live.parts.cache._tables.pages(group.id)[row]
+        live.parts.pools.poison(group.id, pages[pages >= 0][:1])
