@@ -11,11 +11,10 @@ import pytest
 
 from stratakv.core.ids import PageIds
 from stratakv.memory.block_table import BlockTable
-from stratakv.tiers.pools import Pools
+from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.transfer.copier import Copier, Route
 from stratakv.transfer.cpu import DEFAULT_COPIER
-from stratakv.tree.effects import Remap
-from stratakv.tree.prefix_tree import PrefixTree
+from stratakv.tree.leases import Leases
 from tests.engines import evict_device
 from tests.hit_cases import Lab, lab, prompt, prove_reuse
 
@@ -106,12 +105,13 @@ def test_a_copy_that_moves_the_wrong_page_is_seen(family, fault):
 @contextmanager
 def forgotten_remap() -> Iterator[None]:
     """A duplicate page is freed, and the request goes on reading it."""
-    execute = Pools.execute
+    insert = TieredCache.insert
 
-    def without_remap(self: Pools, effects, row):
-        return execute(self, [e for e in effects if not isinstance(e, Remap)], row)
+    def without_remap(self: TieredCache, keys, first, pages):
+        insert(self, keys, first, pages)
+        return []
 
-    with mock.patch.object(Pools, "execute", without_remap):
+    with mock.patch.object(TieredCache, "insert", without_remap):
         yield
 
 
@@ -129,16 +129,15 @@ def table_off_by_one() -> Iterator[None]:
 @contextmanager
 def lease_that_pins_too_little() -> Iterator[None]:
     """A request's prefix is named by the tree but may be evicted: here it is, before the read."""
-    lease = PrefixTree.lease
+    take = Leases.take
 
-    def unpinned(self: PrefixTree, keys, end, **how):
-        taken = lease(self, keys, end, **how)
-        for group, start in enumerate(taken.starts if end else ()):
-            pages = self.nodes.page[0][group][self.nodes.tail(taken.tip, end - start)]
-            poison[group](pages[-1:])
+    def unpinned(self: Leases, keys, end, **how):
+        taken = take(self, keys, end, **how)
+        for group in range(len(taken.starts) if end else 0):
+            poison[group](self.pages(taken, group)[-1:])
         return taken
 
-    with mock.patch.object(PrefixTree, "lease", unpinned):
+    with mock.patch.object(Leases, "take", unpinned):
         yield
 
 
