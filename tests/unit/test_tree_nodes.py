@@ -150,15 +150,6 @@ def test_rows_are_used_again_each_by_one_node(nodes: NodeTable) -> None:
         nodes.grow(Tier.HOST, 0, keys("q"))
 
 
-def test_who_follows_hears_of_new_rows_with_their_keys() -> None:
-    nodes = NodeTable(small_spec([], page_tokens=1), 4)
-    heard: list[tuple[list[int], list[PageKey]]] = []
-    nodes.grown = lambda new, of: heard.append((new.tolist(), list(of)))
-    nodes.grow(Tier.DEVICE, NONE, keys("ab"))
-    nodes.grow(Tier.DEVICE, 1, keys("c"))
-    assert heard == [([0, 1], keys("ab")), ([2], keys("c"))]
-
-
 def test_long_runs_grow_without_moving_anybody() -> None:
     nodes = NodeTable(small_spec([], page_tokens=1), 200)
     text = [PageKey(bytes([at])) for at in range(200)]
