@@ -137,7 +137,8 @@ class Lab:
 
     def compare(self, tokens: tuple[int, ...], reply: Reply) -> None:
         """Greedy tokens are identical and logits agree at every one of them; NaN never does."""
-        right = hugging_face(self.model, tokens, len(reply.tokens))
+        said = len(reply.tokens) + (reply.failure is not None)
+        right = hugging_face(self.model, tokens, said)
         wrong, error = compare(right, reply, bound_of_model(self.model))
         assert wrong is None, f"token {wrong} differs, or its logits; those by {error:.1e}"
 

@@ -5,10 +5,15 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
-from stratakv.engine.verify_session import HANG_S, Scribe, Session
+from stratakv.engine.forward import Forward
+from stratakv.engine.request import Failure
+from stratakv.engine.sampling import Sampled
+from stratakv.engine.verify import compare
+from stratakv.engine.verify_session import HANG_S, Reply, Scribe, Session
 from stratakv.serve.wiring import Outside
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.hit_equals_recompute import Tried
@@ -95,3 +100,37 @@ def test_whoever_never_ends_is_missed():
         drain(this.subject.parts)  # somebody else takes the news
         with pytest.raises(AssertionError, match="lost: no end was told"):
             this.drain()
+
+
+# -- requests that fail ------------------------------------------------------------------------
+
+
+class TwoFail:
+    """Of four sampled rows the second cannot be sampled, and what the third computed is broken."""
+
+    def choose(self, forward, params):
+        return Sampled(np.array([3, -1, 5, 7], np.int32), [None] * 4, np.array([3]))
+
+    def idle(self):
+        raise AssertionError("it was not idle")
+
+
+def test_logits_of_rows_that_fail_are_left_out():
+    scribe = Scribe(TwoFail())
+    sampled = np.array([True, False, True, True, True])
+    logits = torch.arange(4.0)[:, None].expand(4, 2)
+    scribe.choose(Forward(logits, np.ones(5, np.bool_), sampled), None)
+    assert scribe.logits[:, 0].tolist() == [0.0, 3.0]
+
+
+def reply(*tokens, failure=None):
+    logits = torch.nn.functional.one_hot(torch.tensor(tokens, dtype=torch.int64), 8).float()
+    return Reply(tokens, logits, 0.0, None, failure)
+
+
+def test_what_failed_differs_where_it_ended_if_not_before():
+    failed = Failure.NOT_FINITE
+    assert compare(reply(1, 2, 3), reply(1, 2, failure=failed), 1e-5) == (2, float("inf"))
+    assert compare(reply(1, 2, 3), reply(4, 2, failure=failed), 1e-5) == (0, float("inf"))
+    assert compare(reply(1, 2, 3), reply(failure=failed), 1e-5) == (0, float("inf"))
+    assert compare(reply(1, 2, 3), reply(1, 2, 3), 1e-5) == (None, 0.0)

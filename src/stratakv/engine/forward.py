@@ -18,20 +18,22 @@ Bools = npt.NDArray[np.bool_]
 @dataclass(frozen=True, slots=True, eq=False)
 class Forward:
     """logits: float32 [S, vocab] after the last token of each sampled request, in order. finite:
-    bool [R], whether everything that was computed of each request's chunk is."""
+    bool [R], whether everything that was computed of each request's chunk is. sampled: bool [R],
+    the batch's own."""
 
     logits: torch.Tensor
     finite: Bools
+    sampled: Bools
 
     @classmethod
     def of_numbers(cls, logits: torch.Tensor, batch: StepBatch) -> "Forward":
         """Of a runner that computes no hidden states."""
-        return cls(logits, np.ones(len(batch.rows), np.bool_))
+        return cls(logits, np.ones(len(batch.rows), np.bool_), batch.sampled)
 
     @classmethod
     def of_hidden(cls, logits: torch.Tensor, hidden: torch.Tensor, batch: StepBatch) -> "Forward":
         """hidden: [T, ...], of every token of ``batch``, after its last layer."""
-        return cls(logits, by_request(finite_tokens(hidden), batch.counts))
+        return cls(logits, by_request(finite_tokens(hidden), batch.counts), batch.sampled)
 
 
 def finite_tokens(hidden: torch.Tensor) -> Bools:

@@ -82,7 +82,7 @@ class ModelRunner:
         for call, one in zip(calls, said, strict=True):
             finite[call.places] &= one.finite
         logits = torch.cat([one.logits for one in said])
-        return Forward(logits[self._ship(np.argsort(places))], finite)
+        return Forward(logits[self._ship(np.argsort(places))], finite, batch.sampled)
 
     def _run(self, call: Call, adapters: Int32s | None) -> Forward:
         """Of the call's requests, in order."""

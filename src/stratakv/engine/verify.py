@@ -4,8 +4,9 @@ Owns the ways and the comparison. Builds no engine: it is given what starts one.
 found, and asserts nothing.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, assert_never
 
 import numpy as np
@@ -32,7 +33,13 @@ Oracle: TypeAlias = Callable[[TokenIds, int], Reply]
 
 def compare(expected: Reply, got: Reply, bound: float) -> tuple[int | None, float]:
     """The first token at which an answer differs, if one does, and the largest error; logits are
-    equal within ``bound`` parts of the largest one. NaN never is."""
+    equal within ``bound`` parts of the largest one. NaN never is, nor what a request that failed
+    did not say."""
+    if got.failure is not None:
+        said = len(got.tokens)
+        begun = replace(expected, tokens=expected.tokens[:said], logits=expected.logits[:said])
+        wrong = compare(begun, replace(got, failure=None), bound)[0] if said else None
+        return (said if wrong is None else wrong), math.inf
     scale = expected.logits.abs().max().item()
     errors = (got.logits - expected.logits).abs().amax(dim=1) / scale
     wrong = ~(errors <= bound) | (torch.tensor(got.tokens) != torch.tensor(expected.tokens))
@@ -134,6 +141,7 @@ class Verifier:
             error = max(error, off)
             if verdict is None and (wrong is not None or not off <= self._settings.bound):
                 what = f"{got.tokens} instead of {expected.tokens}; logits by {off:.1e}"
+                what += "" if got.failure is None else f"; it failed: {got.failure.value}"
                 verdict = Differs(at, wrong, off, what)
             elif verdict is None and (right := self._reuse(way, tokens)) not in (None, got.cached):
                 verdict = Differs(at, None, off, f"reused {got.cached} instead of {right}")
@@ -161,7 +169,9 @@ class Verifier:
     def _expected(self, tokens: TokenIds) -> Reply:
         known = tokens.tobytes()
         if known not in self._known:
-            self._known[known] = self._oracle(tokens, self._settings.output_tokens)
+            reply = self._oracle(tokens, self._settings.output_tokens)
+            assert reply.failure is None, f"without a cache it fails: {reply.failure.value}"
+            self._known[known] = reply
         return self._known[known]
 
     def _uncached(self, tokens: TokenIds, count: int) -> Reply:
@@ -237,7 +247,8 @@ class Verifier:
         session = self._session
         name = session.submit(tokens, self._settings.output_tokens, self._settings.salt)
         session.step_until(lambda news: any(output.request == name for output in news))
-        session.subject.engine.retract(name)
+        if not session.has_ended(name):
+            session.subject.engine.retract(name)
         session.drain()
         return session.reply(name)
 

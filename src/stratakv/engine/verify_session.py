@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 
 from stratakv.cache.kv_cache import KVCache
@@ -17,7 +18,7 @@ from stratakv.engine.batch import SamplingBatch
 from stratakv.engine.forward import Forward
 from stratakv.engine.loop import Engine
 from stratakv.engine.meeting import Meeting, NoMeeting
-from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
+from stratakv.engine.request import Failure, FinishReason, Output, Prompt, SamplingParams
 from stratakv.engine.sampling import Sampled
 from stratakv.tree.nodes import Tier
 
@@ -43,24 +44,27 @@ class Subject(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
     """What an engine said: logits float32 [n, vocab] that the n tokens were chosen from, and
-    seconds until the first one."""
+    seconds until the first one. ``failure``: why it said no more, if it did not end well."""
 
     tokens: tuple[int, ...]
     logits: torch.Tensor
     first_s: float
     cached: CachedTokens | None = None
+    failure: Failure | None = None
 
 
 class Scribe:
-    """Keeps the logits of the step that has just run; chooses as ever."""
+    """Keeps the logits of the step that has just run, of rows that go on; chooses as ever."""
 
     def __init__(self, meeting: Meeting | None = None) -> None:
         self._meeting = meeting or NoMeeting()
         self.logits = torch.empty(0, 0)
 
     def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
-        self.logits = forward.logits.clone()
-        return self._meeting.choose(forward, params)
+        sampled = self._meeting.choose(forward, params)
+        broken = np.isin(np.flatnonzero(forward.sampled), sampled.broken)
+        self.logits = forward.logits[torch.from_numpy(~broken & (sampled.tokens >= 0))]
+        return sampled
 
     def idle(self) -> None:
         self._meeting.idle()
@@ -78,6 +82,7 @@ class Session:
         self._first: dict[RequestId, tuple[float, CachedTokens | None]] = {}
         self._said: dict[RequestId, tuple[list[int], list[torch.Tensor]]] = {}
         self._ended: list[RequestId] = []
+        self._failed: dict[RequestId, Failure] = {}
 
     def submit(
         self,
@@ -120,6 +125,8 @@ class Session:
                 book.pop(output.request, None)
         elif output.finish is not None:
             self._ended.append(output.request)
+            if output.failure is not None:
+                self._failed[output.request] = output.failure
 
     def step_until(self, done: Callable[[list[Output]], bool]) -> None:
         """Step until ``done``, which is shown the news of each step. TimeoutError where the engine
@@ -144,13 +151,17 @@ class Session:
         forgotten = self._said.keys() - set(self._ended)
         assert not forgotten, f"{', '.join(sorted(forgotten))}: no end was told"
 
+    def has_ended(self, name: RequestId) -> bool:
+        return name in self._ended
+
     def reply(self, name: RequestId) -> Reply:
         """Of a request that has ended, once."""
         self._ended.remove(name)
         del self._begun_s[name]
         tokens, logits = self._said.pop(name)
-        first_s, cached = self._first.pop(name)
-        return Reply(tuple(tokens), torch.stack(logits), first_s, cached)
+        first_s, cached = self._first.pop(name, (0.0, None))
+        scores = torch.stack(logits) if logits else torch.empty(0, 0)
+        return Reply(tuple(tokens), scores, first_s, cached, self._failed.pop(name, None))
 
     def replies(self) -> dict[RequestId, Reply]:
         """Of all that have ended and were not aborted, in that order, once."""
