@@ -49,8 +49,10 @@ class RealServer:
 
 
 @contextmanager
-def real_server(directory: Path, config: EngineConfig) -> Iterator[RealServer]:
-    service, parts = build_service(directory, config, ServerConfig())
+def real_server(
+    directory: Path, config: EngineConfig, server_config: ServerConfig | None = None
+) -> Iterator[RealServer]:
+    service, parts = build_service(directory, config, server_config or ServerConfig())
     listener = bound_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     listener.listen(128)

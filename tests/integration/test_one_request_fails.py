@@ -4,15 +4,22 @@ Faults are put into a running server, while other clients are in the middle of t
 """
 
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
 from stratakv.core.config import EngineConfig
+from stratakv.core.page_keys import PageHasher
 from stratakv.engine import sampling
+from stratakv.storage.backend import ReadStatus
+from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S
+from stratakv.tree.nodes import TIERS
 from tests.fixtures.models import changed_model
 from tests.real_server import (
     CHAT,
@@ -70,9 +77,10 @@ def http(live):
         yield found
 
 
-@pytest.fixture
-def bystanders(http):
-    return Bystanders(http, [tokens(20 + 17 * i, 50 + i) for i in range(3)])
+@pytest.fixture(scope="module")
+def bystanders(shared):
+    with httpx.Client(base_url=shared.url, timeout=PATIENCE_S) as http:
+        yield Bystanders(http, [tokens(20 + 17 * i, 50 + i) for i in range(3)])
 
 
 def failures(http: httpx.Client, cause: str) -> int:
@@ -84,53 +92,44 @@ def failures(http: httpx.Client, cause: str) -> int:
     return int(float(found[1]))
 
 
+BEYOND = [
+    ("top_k", 1 << 31), ("top_k", 1 << 63), ("top_k", 10**400), ("max_tokens", 1 << 31),
+    ("max_tokens", 1 << 64), ("seed", 1 << 63), ("temperature", 2.0000001), ("top_p", -0.0),
+    ("top_p", 5e-324 - 1), ("n", 1 << 31),
+]  # fmt: skip
+AT_THE_BOUND = [
+    {"top_k": (1 << 31) - 1, "temperature": 1},
+    {"top_k": 1, "temperature": 5e-324},
+    {"temperature": 1e-45, "top_p": 1e-45},
+    {"temperature": -0.0},
+    {"temperature": 2, "top_p": 5e-324},
+    {"temperature": 1e-38, "top_p": 0.9999999999},
+    {"seed": -(1 << 63), "temperature": 2},
+    {"seed": (1 << 63) - 1, "temperature": 2},
+]
+
+
 # -- at the door -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("top_k", 1 << 31),
-        ("top_k", 1 << 63),
-        ("top_k", 10**400),
-        ("max_tokens", 1 << 31),
-        ("max_tokens", 1 << 64),
-        ("seed", 1 << 63),
-        ("temperature", 2.0000001),
-        ("top_p", -0.0),
-        ("top_p", 5e-324 - 1),
-        ("n", 1 << 31),
-    ],
-)
-def test_a_number_beyond_its_bound_is_refused_by_name(http, bystanders, path, field, value):
+def test_a_number_beyond_its_bound_is_refused_by_name(http, bystanders, path):
     asked = {"prompt": "x"} if path == COMPLETIONS else {}
     if path == CHAT:
         asked = {"messages": [{"role": "user", "content": "x"}]}
     with bystanders.running():
-        error = error_of(http.post(path, json=asked | {"max_tokens": 2, field: value}), 400)
-    assert error["param"] == field
-    assert field in error["message"]
+        for field, value in BEYOND:
+            error = error_of(http.post(path, json=asked | {"max_tokens": 2, field: value}), 400)
+            assert error["param"] == field
+            assert field in error["message"]
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"top_k": (1 << 31) - 1, "temperature": 1},
-        {"top_k": 1, "temperature": 5e-324},
-        {"temperature": 1e-45, "top_p": 1e-45},
-        {"temperature": -0.0},
-        {"temperature": 2, "top_p": 5e-324},
-        {"temperature": 1e-38, "top_p": 0.9999999999},
-        {"seed": -(1 << 63), "temperature": 2},
-        {"seed": (1 << 63) - 1, "temperature": 2},
-    ],
-)
-def test_numbers_at_their_bounds_are_served(http, bystanders, extra):
+def test_numbers_at_their_bounds_are_served(http, bystanders):
     with bystanders.running():
-        answer = http.post(COMPLETIONS, json=completion(tokens(9, 1), 3) | extra)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] == 3
+        for extra in AT_THE_BOUND:
+            answer = http.post(COMPLETIONS, json=completion(tokens(9, 1), 3) | extra)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 3
 
 
 def test_a_name_that_is_no_text_is_named_in_the_answer(http):
@@ -228,10 +227,16 @@ def test_a_model_that_overflows_ends_that_request_alone(live, http, bystanders, 
     assert "NaN or infinity" in error["message"]
     assert failures(http, "not_finite") == before + 1
     # What it had computed before is no worse than anybody's; from there on nothing was kept.
-    again = http.post(COMPLETIONS, json=completion(prompt[:place] + tokens(40, 9), 1))
-    cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached <= place // PAGE * PAGE
+    assert cached_tokens(live, prompt) <= place // PAGE * PAGE
     live.settled()
+
+
+def cached_tokens(live: RealServer, prompt: list[int]) -> int:
+    """What a request for ``prompt`` would not compute."""
+    hasher = PageHasher(live.parts.engine._namespaces.of("", ""), PAGE)
+    hasher.extend(np.array(prompt, np.int32))
+    found = live.driver.ask(lambda: live.parts.cache.match(hasher, len(prompt)))
+    return found.result(PATIENCE_S).end * PAGE
 
 
 def test_a_damaged_page_ends_who_reads_it_and_nobody_else(live, http, bystanders):
@@ -261,3 +266,51 @@ def damage(live: RealServer, engine, prompt_tokens: int) -> None:
     for group in live.parts.spec.groups:
         pages = live.parts.cache._tables.pages(group.id)[row]
         live.parts.pools.poison(group.id, pages[pages >= 0][:1])
+
+
+# -- a store that says NaN -------------------------------------------------------------------------
+
+
+def resealed(patch) -> None:
+    """From now on every page of the store is NaN, and its seal is right."""
+    plain = MemoryBackend.read
+
+    def read(self, keys, into):
+        found = plain(self, keys, into)
+        for status, page in zip(found, into, strict=True):
+            if status is ReadStatus.HIT:
+                page[:] = b"\xff" * len(page)
+        return found
+
+    patch.setattr(MemoryBackend, "read", read)
+
+
+def told(http: httpx.Client, prompt: list[int]) -> tuple[str, int]:
+    answer = http.post(COMPLETIONS, json=completion(prompt, 8))
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]["prompt_tokens_details"]
+    return answer.json()["choices"][0]["text"], usage["cached_tokens"]
+
+
+def test_a_resealed_page_is_a_hit_for_one_request_and_for_no_other(directory, monkeypatch):
+    config = replace(CONFIG, storage="memory://?quota=32MiB", prefetch_threshold=PAGE)
+    prompt = tokens(100, 400)
+    with (
+        real_server(directory, config) as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
+    ):
+        bystanders = Bystanders(http, [tokens(30 + 17 * i, 50 + i) for i in range(3)])
+        alone, _ = told(http, prompt)
+        live.settled()
+        for tier in TIERS:
+            live.driver.ask(partial(live.parts.cache.push_out, tier)).result(PATIENCE_S)
+        with bystanders.running():
+            pass
+        resealed(monkeypatch)
+        with bystanders.running():
+            error = error_of(http.post(COMPLETIONS, json=completion(prompt, 8)), 500)
+            assert error["code"] == "request_failed_not_finite"
+            assert told(http, prompt) == (alone, 0)  # computed again
+            assert told(http, prompt) == (alone, 96)  # and cached again
+        assert live.stats().storage.pages["distrusted"] == 6
+        live.settled()

@@ -6,7 +6,7 @@ harmless, which are refused because ignoring them would change the answer. Must 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -25,7 +25,19 @@ LARGEST: Final = (1 << 31) - 1
 """Of whole numbers: the engine keeps them in 32 bits."""
 MAX_PRIORITY: Final = 100
 
+WHOLE: Final[Mapping[str, tuple[int, int]]] = {
+    "n": (1, MAX_CHOICES), "max_tokens": (1, LARGEST), "max_completion_tokens": (1, LARGEST),
+    "top_k": (-1, LARGEST), "seed": (-(1 << 63), (1 << 63) - 1), "priority": (0, MAX_PRIORITY),
+    "logprobs": (0, MAX_LOGPROBS), "top_logprobs": (0, MAX_LOGPROBS),
+}  # fmt: skip
+"""Fields that hold a whole number: the least and the most. Of a chat ``logprobs`` is a boolean."""
+NUMBERS: Final[Mapping[str, tuple[float, float]]] = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
+"""The same of other numbers; a ``top_p`` of 0 is refused too."""
+TEXTS: Final[Mapping[str, int]] = {"model": MAX_NAME_CHARS, "cache_salt": MAX_NAME_CHARS}
+"""Names: the most characters."""
+
 Message: TypeAlias = Mapping[str, str]
+T = TypeVar("T")
 
 HARMLESS: Final = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -104,9 +116,9 @@ class ChatCall:
 def completion_call(data: JsonObject, vocab: int) -> CompletionCall:
     """Read a body of ``/v1/completions``; token ids must be below ``vocab``."""
     _check_fields(data, COMPLETION)
-    logprobs = fields.integer(data, "logprobs", None, low=0, high=MAX_LOGPROBS)
+    logprobs = _whole(data, "logprobs", None)
     return CompletionCall(
-        model=fields.text(data, "model", None, max_chars=MAX_NAME_CHARS),
+        model=_name(data, "model", None),
         prompts=_prompts(data.get("prompt"), vocab),
         decoding=_decoding(data, logprobs, "max_tokens"),
     )
@@ -116,12 +128,12 @@ def chat_call(data: JsonObject) -> ChatCall:
     """Read a body of ``/v1/chat/completions``."""
     _check_fields(data, CHAT)
     wanted = fields.boolean(data, "logprobs", default=False)
-    top = fields.integer(data, "top_logprobs", None, low=0, high=MAX_LOGPROBS)
+    top = _whole(data, "top_logprobs", None)
     if top is not None and not wanted:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true")
     newer = data.get("max_completion_tokens") is not None
     return ChatCall(
-        model=fields.text(data, "model", None, max_chars=MAX_NAME_CHARS),
+        model=_name(data, "model", None),
         messages=messages(data.get("messages")),
         decoding=_decoding(
             data, (top or 0) if wanted else None, "max_completion_tokens" if newer else "max_tokens"
@@ -204,26 +216,40 @@ def _decoding(data: JsonObject, logprobs: int | None, max_tokens: str) -> Decodi
         raise invalid("stream_options", "'stream_options' needs 'stream': true")
     options = fields.child(data, "stream_options")
     # -1 is vLLM's word for "off"; ours is 0.
-    top_k = fields.integer(data, "top_k", 0, low=-1, high=LARGEST)
-    top_p = fields.number(data, "top_p", 1.0, low=0.0, high=1.0)
+    top_k = _whole(data, "top_k", 0)
+    top_p = _number(data, "top_p", 1.0)
     if top_p == 0:
         raise invalid("top_p", "invalid 'top_p': it must be above 0; for greedy, temperature is 0")
     return Decoding(
-        n=fields.integer(data, "n", 1, low=1, high=MAX_CHOICES),
-        max_tokens=fields.integer(data, max_tokens, None, low=1, high=LARGEST),
-        temperature=fields.number(data, "temperature", 1.0, low=0.0, high=2.0),
+        n=_whole(data, "n", 1),
+        max_tokens=_whole(data, max_tokens, None),
+        temperature=_number(data, "temperature", 1.0),
         top_p=top_p,
         top_k=max(top_k, 0),
-        seed=fields.integer(data, "seed", None, low=-(1 << 63), high=(1 << 63) - 1),
+        seed=_whole(data, "seed", None),
         stop=_stops(data.get("stop")),
         logprobs=logprobs,
         ignore_eos=fields.boolean(data, "ignore_eos", default=False),
         cache=fields.choice(data, "cache", CacheUse.ALL, CACHE_WORDS),
-        salt=fields.text(data, "cache_salt", "", max_chars=MAX_NAME_CHARS),
-        priority=fields.integer(data, "priority", 0, low=0, high=MAX_PRIORITY),
+        salt=_name(data, "cache_salt", ""),
+        priority=_whole(data, "priority", 0),
         stream=stream,
         include_usage=fields.boolean(options, "include_usage", default=False),
     )
+
+
+def _whole(data: JsonObject, name: str, default: T) -> int | T:
+    low, high = WHOLE[name]
+    return fields.integer(data, name, default, low=low, high=high)
+
+
+def _number(data: JsonObject, name: str, default: T) -> float | T:
+    low, high = NUMBERS[name]
+    return fields.number(data, name, default, low=low, high=high)
+
+
+def _name(data: JsonObject, name: str, default: T) -> str | T:
+    return fields.text(data, name, default, max_chars=TEXTS[name])
 
 
 def _stops(value: object) -> tuple[str, ...]:

@@ -1,0 +1,180 @@
+"""Requests that try every field of the schema, at, below and above each bound, alone and in pairs.
+
+Owns the values. They are made from the schema's own tables, so that a field that is added there is
+tried here too (``tests/unit/test_request_fuzzer.py``). Must not know what an answer should be, but
+whether it is well-formed.
+"""
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import httpx
+
+from stratakv.serve import schemas
+
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
+FIELDS: Final = {
+    COMPLETIONS: schemas.COMPLETION | schemas.HARMLESS | schemas.NEUTRAL.keys(),
+    CHAT: schemas.CHAT | schemas.HARMLESS | schemas.NEUTRAL.keys(),
+}
+LONE: Final = "\ud800"
+HONOURED: Final = schemas.COMPLETION | schemas.CHAT
+WRONG: Final = (None, True, False, "", "1", LONE, [], [0], {}, {"a": {}}, 0, -1, 1.5, -0.0, 5e-324)
+HUGE: Final = (
+    *((1 << bits) + off for bits in (31, 32, 53, 63, 64, 128) for off in (-1, 0, 1)),
+    -(1 << 31), -(1 << 31) - 1, -(1 << 63), -(1 << 63) - 1, 10**400, 1e308, -1e308,
+)  # fmt: skip
+"""JSON has no NaN, but ``Raw`` has."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A value as it is spelled in the body, whatever JSON says of it."""
+
+    text: str
+
+
+RAW: Final = tuple(map(Raw, ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "1e400")))
+
+
+def values_of(field: str) -> list[object]:
+    """What is tried in ``field``: around its own bounds, and what fits no field."""
+    return [*_own(field), *WRONG, *HUGE, *RAW]
+
+
+def own_values(field: str) -> list[object]:
+    """What is tried in ``field`` alone."""
+    return list(_own(field))
+
+
+def _own(field: str) -> Iterator[object]:
+    if (whole := schemas.WHOLE.get(field)) is not None:
+        yield from _around(*whole)
+    if (number := schemas.NUMBERS.get(field)) is not None:
+        for bound in number:
+            yield from (bound, math.nextafter(bound, -math.inf), math.nextafter(bound, math.inf))
+        yield from (1e-45, 1e-38, 1e-7, 0.5)
+    if (chars := schemas.TEXTS.get(field)) is not None:
+        yield from ("x" * count for count in (1, chars - 1, chars, chars + 1))
+    yield from schemas.NEUTRAL.get(field, ())
+    match field:
+        case "prompt":
+            yield from _prompts()
+        case "messages":
+            yield from _conversations()
+        case "stop":
+            most, chars = schemas.MAX_STOPS, schemas.MAX_STOP_CHARS
+            yield from (["a"] * count for count in (1, most, most + 1))
+            yield from ("e" * count for count in (1, chars, chars + 1))
+            yield from ([1], [None], ["a", ""], [[]], "\u2028", "\0")
+        case "cache":
+            yield from (*schemas.CACHE_WORDS, "no-cache")
+        case "stream_options":
+            yield from ({"include_usage": True}, {"include_usage": 1}, {"include_usage": None})
+        case _:
+            pass
+
+
+def _around(*bounds: int) -> Iterator[object]:
+    for bound in bounds:
+        yield from (bound - 1, bound, bound + 1)
+
+
+def _prompts() -> Iterator[object]:
+    yield from ("a", ["a", "b"], [1, 2], [[1], [2, 3]], ["a", [4]], [[]], [""], [1, "a"], [True])
+    yield from ([399], [400], [-1], [1 << 31], [1 << 63], [1.0], [10**400], [[1], [400]], "\0")
+    yield from ([5] * count for count in (511, 512, 513, 4000))
+    yield "a" * 5000
+
+
+def _conversations() -> Iterator[object]:
+    user = {"role": "user", "content": "hi"}
+    yield from ([user], [user] * 3, [{}], ["hi"], [user | {"role": "tool"}], [user | {"name": 1}])
+    yield from ([user | {"content": value}] for value in ("", None, 7, [], [{}], LONE, "b" * 5000))
+    yield [user | {"content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}]
+    yield [user | {LONE: 1}]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    path: str
+    fields: Mapping[str, object]
+
+    def body(self) -> bytes:
+        """JSON, but for what is raw; a lone surrogate is escaped."""
+        spelled = (f"{json.dumps(name)}: {_spelled(value)}" for name, value in self.fields.items())
+        return ("{" + ", ".join(spelled) + "}").encode()
+
+
+def _spelled(value: object) -> str:
+    return value.text if isinstance(value, Raw) else json.dumps(value)
+
+
+def attempts(seed: int) -> Iterator[Attempt]:
+    """Without an end: every value of every field alone, and after those, pairs. First come names
+    that are none and the bounds of what is honoured; within each the order is the seed's own."""
+    draw = random.Random(seed)
+    parts: tuple[list[Attempt], ...] = ([], [], [])
+    for path, known in FIELDS.items():
+        parts[0].extend(Attempt(path, _plain(path) | {name: 1}) for name in (LONE, "a" * 9000))
+        for field in sorted(known):
+            own = own_values(field) if field in HONOURED else []
+            rest = values_of(field) if not own else [*WRONG, *HUGE, *RAW]
+            for part, values in ((1, own), (2, rest)):
+                parts[part].extend(Attempt(path, _plain(path) | {field: one}) for one in values)
+    for part in parts:
+        draw.shuffle(part)
+        yield from part
+    while True:
+        path = draw.choice(sorted(FIELDS))
+        two = draw.sample(sorted(FIELDS[path]), 2)
+        yield Attempt(path, _plain(path) | {name: draw.choice(values_of(name)) for name in two})
+
+
+def alone() -> int:
+    """How many of ``attempts`` try one field."""
+    return sum(len(values_of(field)) for known in FIELDS.values() for field in known) + 4
+
+
+def mixed(seed: int, count: int) -> list[Attempt]:
+    """Two thirds of them alone, the others pairs."""
+    draw = random.Random(seed)
+    pairs = islice(attempts(seed), alone(), None)
+    single = attempts(seed)
+    return [next(pairs if draw.random() < 1 / 3 else single) for _ in range(count)]
+
+
+def _plain(path: str) -> dict[str, object]:
+    if path == COMPLETIONS:
+        return {"prompt": [7, 8, 9], "max_tokens": 2}
+    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+def judge(attempt: Attempt, answer: httpx.Response) -> None:
+    """AssertionError unless the answer is well-formed and no fault of the server's."""
+    told = f"{attempt.path} {attempt.body()[:300]!r} -> {answer.status_code} {answer.text[:300]!r}"
+    assert answer.status_code in {200, 400, 404, 413}, told
+    if answer.status_code != 200:
+        error = answer.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}, told
+        assert error["message"], told
+        return
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        events = [line.removeprefix("data: ") for line in answer.text.split("\n") if line]
+        assert events[-1] == "[DONE]", told
+        chunks = [json.loads(event, parse_constant=_never) for event in events[:-1]]
+        assert not any("error" in chunk for chunk in chunks), told
+        return
+    whole = json.loads(answer.text, parse_constant=_never)
+    assert all(choice["finish_reason"] in {"stop", "length"} for choice in whole["choices"]), told
+    assert whole["usage"]["completion_tokens"] >= len(whole["choices"]), told
+
+
+def _never(name: str) -> None:
+    raise AssertionError(f"{name} in an answer")
