@@ -12,11 +12,12 @@ import pytest
 
 from stratakv.core.ids import NONE
 from stratakv.engine.namespaces import Namespaces
+from stratakv.policy.prefetch_book import PrefetchBook
 from stratakv.policy.prefetch_ends import Ends
 from stratakv.storage import memory
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.file.store import FileStore
-from stratakv.tiers import persist, prefetch
+from stratakv.tiers import persist
 from stratakv.tiers.prefetch.fetches import Fetches
 from tests.engines import on_device, on_storage
 from tests.hit_cases import last_end, prompt
@@ -273,7 +274,7 @@ def test_a_page_stored_before_it_is_written_is_seen(family):
 
     def stale(self, effect):
         begin(self, effect)
-        nodes = self._tree.nodes
+        nodes = self._stored._nodes
         pages = nodes.page[1][effect.group][effect.nodes]
         if (pages != NONE).all():
             self._arenas[effect.group].poison(pages[-1:])
@@ -286,7 +287,7 @@ def test_a_page_stored_before_it_is_written_is_seen(family):
 
 def test_an_ask_that_is_counted_twice_is_seen():
     """The identity of what was found."""
-    settle = prefetch.PrefetchBook.settle
+    settle = PrefetchBook.settle
 
     def twice(self, ask, used_end, reason):
         settle(self, ask, used_end, reason)
@@ -294,7 +295,7 @@ def test_an_ask_that_is_counted_twice_is_seen():
 
     shelf = stored("llama")
     with (
-        mock.patch.object(prefetch.PrefetchBook, "settle", twice),
+        mock.patch.object(PrefetchBook, "settle", twice),
         shelf_lab("llama", PAGE, shelf) as this,
     ):
         this.ask(TOKENS)

@@ -145,5 +145,5 @@ def test_padding_names_the_newest_row_of_its_own_request():
     assert seen.rows.tolist() == [[8, 9, 2, 3], [6, 6, 6, 6]]
     assert seen.hidden.tolist() == (mask != 0).tolist()
     picked = seen.only(torch.tensor([[0, 3], [0, 1]]))
-    assert picked.rows.tolist() == [[8, 3], [6, 3]]
+    assert picked.rows.tolist() == [[8, 3], [6, 6]]
     assert picked.hidden.tolist() == [[False, False], [False, True]]
