@@ -281,6 +281,33 @@ def room_where_there_is_none() -> None:
     it.evict_spare(DEVICE, 1, 1)
 
 
+def milestone_that_is_not_worth_it() -> None:
+    """It is cleared while its request runs."""
+    it = served(KeepBoundary())
+    request = it.arrive((0, 0), 0, load=False)
+    it.extend(request, 1, generous=False)
+    it.pave(request, 1)
+    it.verify()
+    it.pave(request, 1, every=1)
+    it.verify()
+
+
+def turn_from_a_milestone() -> None:
+    """Another prompt parts from the first one where that has left a milestone."""
+    it = served(KeepBoundary())
+    request = it.arrive((0, 0), 0, load=False)
+    it.extend(request, 1, generous=False)
+    it.pave(request, 1)
+    it.extend(request, 1, generous=False)
+    it.keep(request, 2, 0)
+    it.finish(request)
+    other = it.arrive((0, 1), 1, load=False)
+    it.extend(other, 1, generous=False)
+    it.keep(other, 2, other.continued)
+    it.finish(other)
+    it.verify()
+
+
 DIRECTED: dict[str, Callable[[], None]] = {
     "cascade while a group is in flight": copy_of_a_window,
     "anchor absent with children": host_below_device,
@@ -288,7 +315,11 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "branch superseded": two_turns_from_one,
     "a branch is replaced": answer_past_a_branch,
     "room for milestones is made of checkpoints": room_where_there_is_none,
+    "a milestone is for ever": milestone_that_is_not_worth_it,
+    "who parts from a milestone leaves it one": turn_from_a_milestone,
 }
+"""What walks may miss: what they draw depends on which modules are there, constants of theirs
+being tried too."""
 
 
 def served(rule: Retention, *prompts: Prefix) -> TreeDriver:
