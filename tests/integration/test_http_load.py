@@ -182,4 +182,5 @@ def test_a_server_is_as_large_after_three_rounds_as_after_two(tmp_path, size):
         _, second, third = rounds
         assert third[0] <= 1.05 * second[0], rounds
         assert third[1] <= second[1], rounds
-        assert third[2] <= second[2], rounds
+        # The server closes its end of a connection a moment after the client has closed its own.
+        wait_until(lambda: measured()[2] <= second[2])
