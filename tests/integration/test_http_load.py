@@ -131,6 +131,35 @@ def test_others_are_answered_before_a_body_that_takes_long(shared, name):
     assert ask(shared.url) == before
 
 
+SERVED = {
+    "many short texts": {"prompt": ["The quick brown fox. " * 50] * 62, "max_tokens": 1},
+    "many log-probabilities": {"prompt": FOX, "n": 60, "max_tokens": 20, "logprobs": 20},
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_others_are_answered_before_small_things_that_are_many(shared, name):
+    """A text of a kilobyte is worked on where it is, and so is an answer; not so sixty of them."""
+    body = SERVED[name] | {"temperature": 0}
+    before = ask(shared.url)
+    with ThreadPoolExecutor(1) as pool:
+        with occupied(shared):
+            attack = pool.submit(
+                httpx.post, shared.url + COMPLETIONS, json=body, timeout=PATIENCE_S
+            )
+            wait_until(lambda: shared.service.lanes.long._waiting or attack.done())
+            assert httpx.get(shared.url + "/health", timeout=PATIENCE_S).status_code == 200
+            assert ask(shared.url) == before
+            assert not attack.done()
+        answer = attack.result(PATIENCE_S).json()
+    one = {"n": 1, "prompt": body["prompt"][-1] if name == "many short texts" else FOX}
+    alone = httpx.post(shared.url + COMPLETIONS, json=body | one, timeout=PATIENCE_S).json()
+    choices = answer["choices"]
+    assert len(choices) >= 60
+    assert all(one["text"] == alone["choices"][0]["text"] for one in choices)
+    assert all(one["logprobs"] == alone["choices"][0]["logprobs"] for one in choices)
+
+
 def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(shared, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("it was tokenized"))
     for path in (TOKENIZE, COMPLETIONS):

@@ -11,5 +11,5 @@ def test_every_attack_is_answered_and_waits_are_measured(tmp_path):
     with running(service, engine) as live:
         host, _, port = live.url.removeprefix("http://").rpartition(":")
         waits = measure(host, int(port), attacks(1 << 18), 1)
-    assert [wait.status for wait in waits] == [200] + [400] * 5
+    assert [wait.status for wait in waits] == [200] + [400] * 6
     assert all(min(wait.health_ms, wait.prompt_ms, wait.answered_ms) > 0 for wait in waits)

@@ -5,7 +5,14 @@ import threading
 
 import pytest
 
-from stratakv.serve.lanes import INLINE_BYTES, LONG_BYTES, Lane, Lanes, give_memory_back
+from stratakv.serve.lanes import (
+    INLINE_BYTES,
+    LONG_BYTES,
+    Lane,
+    Lanes,
+    give_memory_back,
+    in_pieces,
+)
 from stratakv.testing.patience import PATIENCE_S
 
 
@@ -88,3 +95,12 @@ def test_memory_can_be_given_back():
 def test_an_error_is_its_askers():
     with pytest.raises(ZeroDivisionError):
         asyncio.run(Lanes().run("a", LONG_BYTES, lambda: 1 // 0))
+
+
+def test_small_parts_are_worked_on_together_and_large_ones_alone():
+    half, whole = LONG_BYTES // 2, LONG_BYTES
+    assert list(in_pieces([half, half, half, whole, whole, 1, 0], int)) == [
+        [half, half], [half, whole], [whole], [1, 0],
+    ]  # fmt: skip
+    assert list(in_pieces([0, 0], int)) == [[0, 0]]
+    assert list(in_pieces([], int)) == []

@@ -53,6 +53,11 @@ def attacks(size: int) -> Mapping[str, tuple[str, bytes]]:
         "a long text": ("/tokenize", b'{"prompt": "%s"}' % (b"x" * room)),
         "twelve long texts": (COMPLETIONS, b'{"prompt": [' + (b'"%s",' % words) * 11
                               + b'"%s"]}' % words),
+        "many short texts": (
+            COMPLETIONS,
+            b'{"prompt": [' + b'"%s",' % (b"word " * 400) * (room // 4008)
+            + b'"%s"]}' % (b"word " * (room // 10)),
+        ),
         "many token ids": (COMPLETIONS, b'{"prompt": [' + b"1," * (room // 2) + b"1]}"),
     }  # fmt: skip
 

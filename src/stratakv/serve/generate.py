@@ -14,13 +14,23 @@ from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.serve.errors import ApiError, ClientGoneError, internal, invalid, too_long
-from stratakv.serve.replies import DONE, Format, Json, error_event, event, usage
+from stratakv.serve.lanes import EACH_BYTES, client_of
+from stratakv.serve.replies import (
+    DONE,
+    Format,
+    Json,
+    encoded,
+    error_event,
+    event,
+    size_of,
+    usage,
+)
 from stratakv.serve.schemas import Decoding
 from stratakv.serve.service import Service
 from stratakv.serve.streams import Choice, Delta, Generation
@@ -95,24 +105,31 @@ def derived_seed(seed: int, choice: int) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-async def answer(service: Service, request: Request, call: Call) -> "JSONResponse | EventStream":
+async def answer(service: Service, request: Request, call: Call) -> "Response | EventStream":
     """Run ``call`` in the engine. Raises ApiError as long as no status line has gone out."""
-    prompts = engine_prompts(service, call)
+    client = client_of(request)
+    size = EACH_BYTES * len(call.prompts) * call.decoding.n
+    prompts, choices = await service.lanes.run(client, size, lambda: _begun(service, call))
     with ExitStack() as stack:
         subscription = stack.enter_context(service.driver.subscribe(prompts))
         watch = asyncio.create_task(_watch(request.receive, subscription))
         stack.callback(watch.cancel)
-        choices = [
-            Choice(i, service.tokenizer, call.decoding.stop, prompt.sampling.stop_tokens)
-            for i, prompt in enumerate(prompts)
-        ]
         account = _Account(service, call.start_s, prompts, choices)
         stack.callback(account.close)
         await subscription.accepted()
         generation = Generation(subscription, choices, account.observe)
         if call.decoding.stream:
             return EventStream(_chunks(service, call, generation), stack.pop_all())
-        return await _whole(service, call, generation)
+        return await _whole(service, client, call, generation)
+
+
+def _begun(service: Service, call: Call) -> tuple[tuple[Prompt, ...], list[Choice]]:
+    prompts = engine_prompts(service, call)
+    choices = [
+        Choice(i, service.tokenizer, call.decoding.stop, prompt.sampling.stop_tokens)
+        for i, prompt in enumerate(prompts)
+    ]
+    return prompts, choices
 
 
 class EventStream:
@@ -157,18 +174,24 @@ async def _chunks(service: Service, call: Call, generation: Generation) -> Async
         yield event({**head, "choices": [], "usage": _usage(service, call, generation)})
 
 
-async def _whole(service: Service, call: Call, generation: Generation) -> JSONResponse:
+async def _whole(service: Service, client: str, call: Call, generation: Generation) -> Response:
     parts: list[list[Delta]] = [[] for _ in generation.choices]
+    size = EACH_BYTES * len(parts)
     async with aclosing(generation.deltas()) as deltas:
         async for found in deltas:
             for delta in found:
                 parts[delta.index].append(delta)
-    whole = {
-        **call.format.whole_head(),
-        "choices": [call.format.whole(part) for part in parts],
-        "usage": _usage(service, call, generation),
-    }
-    return JSONResponse(whole)
+                size += size_of(delta)
+
+    def work() -> Response:
+        whole = {
+            **call.format.whole_head(),
+            "choices": [call.format.whole(part) for part in parts],
+            "usage": _usage(service, call, generation),
+        }
+        return Response(encoded(whole), media_type="application/json")
+
+    return await service.lanes.run(client, size, work)
 
 
 def _usage(service: Service, call: Call, generation: Generation) -> Json:

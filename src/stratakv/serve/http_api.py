@@ -6,8 +6,9 @@ Owns which path does what. Must not know how an answer is made (``generate``).
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -34,7 +35,7 @@ from stratakv.serve.errors import (
 )
 from stratakv.serve.fields import JsonObject
 from stratakv.serve.generate import Call, EventStream, answer
-from stratakv.serve.lanes import INLINE_BYTES
+from stratakv.serve.lanes import EACH_BYTES, INLINE_BYTES, client_of, in_pieces
 from stratakv.serve.middleware import BearerKeys, RequestIds
 from stratakv.serve.ports import StatsView
 from stratakv.serve.replies import ChatFormat, CompletionFormat
@@ -72,17 +73,14 @@ class Api:
             Route("/version", self.version, methods=get),
         ]
 
-    async def completions(self, request: Request) -> JSONResponse | EventStream:
+    async def completions(self, request: Request) -> Response | EventStream:
         start_s = self._service.clock.now_s()
         limits = self._service.limits
         found = await self._read(request, lambda body: schemas.completion_call(body, limits.vocab))
         name, adapter = self._named(found.model)
         self._check_choices(len(found.prompts), found.decoding.n)
         call = Call(
-            prompts=[
-                await self._encode(request, prompt) if isinstance(prompt, str) else prompt
-                for prompt in found.prompts
-            ],
+            prompts=await self._encode(request, found.prompts),
             adapter=adapter,
             decoding=found.decoding,
             format=CompletionFormat(
@@ -98,7 +96,7 @@ class Api:
         )
         return await answer(self._service, request, call)
 
-    async def chat(self, request: Request) -> JSONResponse | EventStream:
+    async def chat(self, request: Request) -> Response | EventStream:
         start_s = self._service.clock.now_s()
         found = await self._read(request, schemas.chat_call)
         name, adapter = self._named(found.model)
@@ -133,12 +131,12 @@ class Api:
         limit = self._service.limits.body_bytes
         found = await self._read(request, lambda body: schemas.tokenize_call(body, limit))
         if isinstance(found.prompt, str):
-            tokens = await self._encode(request, found.prompt, special=found.special)
+            (tokens,) = await self._encode(request, (found.prompt,), special=found.special)
         else:
             tokens = await self._encode_chat(request, found.prompt)
         most = self._service.limits.max_model_len
         return await self._lanes.run(
-            _client(request),
+            client_of(request),
             tokens.nbytes,
             lambda: JSONResponse({
                 "tokens": tokens.tolist(), "count": len(tokens), "max_model_len": most,
@@ -153,7 +151,7 @@ class Api:
         )
         decode = self._service.tokenizer.decode_long
         return await self._lanes.run(
-            _client(request),
+            client_of(request),
             tokens.nbytes,
             lambda: JSONResponse({"prompt": decode(tokens.tolist())}),
         )
@@ -201,7 +199,7 @@ class Api:
         if len(body) <= json_body.SMALL_BYTES:
             return make(json_body.read_object(body))
         return await self._lanes.run(
-            _client(request), len(body), lambda: make(json_body.read_object(body))
+            client_of(request), len(body), lambda: make(json_body.read_object(body))
         )
 
     def _named(self, name: str | None) -> tuple[str, str]:
@@ -222,12 +220,24 @@ class Api:
             field = "n" if n > 1 else "prompt"
             raise invalid(field, f"{prompts} prompts x {n} choices are more than {most} requests")
 
-    async def _encode(self, request: Request, text: str, *, special: bool = True) -> TokenIds:
-        if len(text) >= INLINE_BYTES and await request.is_disconnected():
-            raise ClientGoneError("the client closed the connection")
-        return await self._lanes.run(
-            _client(request), len(text), lambda: self._encoded("prompt", text, special=special)
-        )
+    async def _encode(
+        self, request: Request, prompts: Sequence[str | TokenIds], *, special: bool = True
+    ) -> list[TokenIds]:
+        """Between the pieces others have their turn, however many texts there are."""
+
+        def work(piece: Sequence[str | TokenIds]) -> list[TokenIds]:
+            return [
+                self._encoded("prompt", one, special=special) if isinstance(one, str) else one
+                for one in piece
+            ]
+
+        found: list[TokenIds] = []
+        size = sum(map(_work_of, prompts))
+        for piece in in_pieces(prompts, _work_of):
+            if size >= INLINE_BYTES and await request.is_disconnected():
+                raise ClientGoneError("the client closed the connection")
+            found += await self._lanes.run(client_of(request), size, partial(work, piece))
+        return found
 
     async def _encode_chat(
         self, request: Request, messages: tuple[schemas.Message, ...]
@@ -237,8 +247,8 @@ class Api:
 
         tokenizer = self._service.tokenizer
         # A message costs a template more than its text does.
-        size = sum(len(message["content"]) for message in messages) + 64 * len(messages)
-        return await self._lanes.run(_client(request), size, work)
+        size = sum(len(message["content"]) + EACH_BYTES for message in messages)
+        return await self._lanes.run(client_of(request), size, work)
 
     def _encoded(self, field: str, text: str, *, special: bool) -> TokenIds:
         """A text that can by no means fit is refused without being tokenized."""
@@ -260,9 +270,9 @@ class Api:
         }
 
 
-def _client(request: Request) -> str:
-    """Whose turn it is when work waits."""
-    return "" if request.client is None else request.client.host
+def _work_of(prompt: str | TokenIds) -> int:
+    """Bytes to tokenize."""
+    return EACH_BYTES + len(prompt) if isinstance(prompt, str) else 0
 
 
 def build_app(service: Service, crowd: Crowd) -> ASGIApp:

@@ -7,9 +7,11 @@ import asyncio
 import ctypes
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
+
+from starlette.requests import Request
 
 T = TypeVar("T")
 
@@ -17,6 +19,8 @@ INLINE_BYTES: Final = 1 << 12
 """Text of that size is worked on where it is: it takes no longer than 2 ms."""
 LONG_BYTES: Final = 1 << 16
 """From here on, work waits in the lane of long work, and short work does not wait for it."""
+EACH_BYTES: Final = 64
+"""A text, a message or a choice costs as much as that many bytes beside its own."""
 
 
 class Lane:
@@ -74,11 +78,29 @@ class Lanes:
         self.long: Final = Lane("long", give_memory_back)
 
     async def run(self, client: str, size: int, work: Callable[[], T]) -> T:
-        """``size``: bytes to work on. What ``work`` raises is raised here."""
+        """``size``: bytes to work on, with what is left of the same request: many small pieces are
+        long work. What ``work`` raises is raised here."""
         if size < INLINE_BYTES:
             return work()
         lane = self.short if size < LONG_BYTES else self.long
         return await lane.run(client, work)
+
+
+def in_pieces(parts: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
+    """Neighbours together, about ``LONG_BYTES`` in a piece: what one request works on at a turn."""
+    start = size = 0
+    for end, part in enumerate(parts, 1):
+        size += size_of(part)
+        if size >= LONG_BYTES:
+            yield parts[start:end]
+            start, size = end, 0
+    if start < len(parts):
+        yield parts[start:]
+
+
+def client_of(request: Request) -> str:
+    """Whose turn it is when work waits."""
+    return "" if request.client is None else request.client.host
 
 
 def give_memory_back() -> None:

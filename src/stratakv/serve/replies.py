@@ -1,14 +1,15 @@
 """Answers as OpenAI spells them: whole ones, streamed chunks, usage, log-probabilities.
 
-Owns the JSON shapes. Plain dictionaries and one encoding a chunk: this is the per-token path.
+Owns the JSON shapes. Plain dictionaries and one encoding a chunk: this is the per-token path. A
+whole answer is spelled in pieces.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import Final
+from typing import Final, cast
 
 from stratakv.cache.records import CacheUse
 from stratakv.core.ids import GroupId
@@ -21,8 +22,15 @@ from stratakv.serve.tokenizer import Tokenizer
 Json = dict[str, object]
 
 ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+WHOLE_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 DONE: Final = b"data: [DONE]\n\n"
 CACHE_WORD_OF: Final = {use: word for word, use in CACHE_WORDS.items()}
+ALTERNATIVE_BYTES: Final = 4
+"""A token with its log-probability costs as much as that many bytes of text to be tokenized."""
+PIECE: Final = 64
+"""Values of an array that are spelled at once."""
+CHOICE_DEPTH: Final = 4
+"""From an answer to the arrays of its choices' tokens."""
 LOWEST_LOGPROB: Final = -9999.0
 """JSON has no infinity."""
 
@@ -141,6 +149,12 @@ class ChatFormat:
 Format = CompletionFormat | ChatFormat
 
 
+def size_of(delta: Delta) -> int:
+    """What a choice's gain costs to spell, in bytes of ``Lanes``."""
+    alternatives = sum(1 + len(shown.logprob.top) for shown in delta.tokens)
+    return len(delta.text) + ALTERNATIVE_BYTES * alternatives
+
+
 def merged(deltas: Sequence[Delta]) -> Delta:
     """All deltas of one choice as one."""
     last = deltas[-1]
@@ -189,6 +203,42 @@ def cached_details(found: Sequence[CachedTokens], groups: Mapping[GroupId, str])
             for i, group in groups.items()
         },
     }
+
+
+def encoded(whole: Mapping[str, object]) -> bytes:
+    """An answer as JSON, spelled in pieces: the encoder holds Python's lock from end to end, and an
+    answer may have millions of log-probabilities."""
+    return "".join(spelled(whole, CHOICE_DEPTH)).encode()
+
+
+def spelled(value: object, depth: int) -> Iterator[str]:
+    """A value in JSON, piece by piece. ``depth``: of containers that are spelled part by part."""
+    spell = WHOLE_ENCODER.encode
+    comma = ""
+    match value:
+        case dict() if depth:
+            yield "{"
+            for name, part in cast("Json", value).items():
+                yield f"{comma}{spell(name)}:"
+                yield from spelled(part, depth - 1)
+                comma = ","
+            yield "}"
+        case list() if depth:
+            yield "["
+            for part in cast("list[object]", value):
+                yield comma
+                yield from spelled(part, depth - 1)
+                comma = ","
+            yield "]"
+        case list():
+            parts = cast("list[object]", value)
+            yield "["
+            for at in range(0, len(parts), PIECE):
+                yield comma + spell(parts[at : at + PIECE])[1:-1]
+                comma = ","
+            yield "]"
+        case _:
+            yield spell(value)
 
 
 def event(data: Json) -> bytes:
