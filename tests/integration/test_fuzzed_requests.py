@@ -107,4 +107,4 @@ def test_ten_thousand_requests_in_three_rounds(live):
     (_, second, third) = sizes
     assert third[0] <= 1.05 * second[0], sizes
     assert third[1] <= second[1], sizes
-    assert third[2] <= second[2], sizes
+    wait_until(lambda: handles() <= second[2])  # the server closes its end a moment later

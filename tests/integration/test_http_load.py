@@ -160,6 +160,16 @@ def test_others_are_answered_before_small_things_that_are_many(shared, name):
     assert all(one["logprobs"] == alone["choices"][0]["logprobs"] for one in choices)
 
 
+def test_no_thread_is_made_for_an_error(tokenizer):
+    with serving(tokenizer) as live, httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http:
+        assert http.get("/health").status_code == 200
+        before = set(threading.enumerate())
+        assert http.post(COMPLETIONS, content=b"{").status_code == 400
+        assert http.get("/nowhere").status_code == 404
+        assert http.get(COMPLETIONS).status_code == 405
+        assert not set(threading.enumerate()) - before
+
+
 def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(shared, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("it was tokenized"))
     for path in (TOKENIZE, COMPLETIONS):

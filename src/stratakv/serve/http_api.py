@@ -295,12 +295,15 @@ def build_app(service: Service, crowd: Crowd) -> ASGIApp:
     return RequestIds(guarded, [route.path for route in routes], service.metrics.responded)
 
 
-def _api_error(_request: Request, error: Exception) -> Response:
+# Coroutines, although they wait for nothing: for other functions Starlette makes threads.
+
+
+async def _api_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body, error.status, error.headers)
 
 
-def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """Starlette's own answers: no such path, no such method."""
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
@@ -309,12 +312,12 @@ def _http_error(request: Request, error: Exception) -> Response:
     return JSONResponse(found.body, found.status, error.headers)
 
 
-def _gone(_request: Request, _error: Exception) -> Response:
+async def _gone(_request: Request, _error: Exception) -> Response:
     """Nobody reads this; 499 is what proxies log for it."""
     return Response(status_code=499)
 
 
-def _failure(_request: Request, _error: Exception) -> Response:
+async def _failure(_request: Request, _error: Exception) -> Response:
     """Ours; Starlette raises the error again after this answer, and the server logs it."""
     error = internal()
     return JSONResponse(error.body, error.status)
