@@ -27,6 +27,7 @@ from stratakv.core.errors import RequestError
 from stratakv.core.ids import GroupId, PageKey, RequestId, TicketId
 from stratakv.engine.request import CachedTokens, FinishReason, Output, Prompt, TokenLogprob
 from stratakv.serve.admin import Opener, StorageAdmin
+from stratakv.serve.bodies import TOGETHER_BYTES, BodyMemory
 from stratakv.serve.crowd import LIMITS, ConnectionLimits, connection_limits
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
@@ -332,6 +333,7 @@ def make_service(
     admin_key: str | None = None,
     opener: Opener | str = "there is no host tier",
     body_bytes: int = 1 << 16,
+    bodies_bytes: int = TOGETHER_BYTES,
 ) -> Service:
     vocab = 400
     clock = MonotonicClock()
@@ -350,6 +352,7 @@ def make_service(
         info={"spec": {"groups": list(GROUPS.values())}},
         api_key=api_key,
         admin_key=admin_key,
+        bodies=BodyMemory(bodies_bytes),
     )
 
 

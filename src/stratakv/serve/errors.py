@@ -77,6 +77,12 @@ def crowded(most: int) -> ApiError:
     return ApiError(message, status=503, kind="overloaded", code="overloaded")
 
 
+def too_many_bodies() -> ApiError:
+    message = "the bodies of requests that are being read take all the memory that there is for "
+    message += "them; try again later"
+    return ApiError(message, status=503, kind="overloaded", code="overloaded")
+
+
 def bad_framing() -> ApiError:
     return ApiError("this is not a valid HTTP request", code="invalid_http")
 

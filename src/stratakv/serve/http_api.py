@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from stratakv.core.ids import TokenIds
 from stratakv.serve import bodies, json_body, schemas
 from stratakv.serve.admin_api import AdminApi
+from stratakv.serve.bodies import Hold
 from stratakv.serve.crowd import Crowd, TurnAway
 from stratakv.serve.driver import Health
 from stratakv.serve.errors import (
@@ -56,6 +57,7 @@ class Api:
         self._created = int(time.time())
         self._stats: StatsView | None = None
         self._lanes = service.lanes
+        self._bodies = service.bodies
 
     def routes(self) -> list[Route]:
         get, post = ["GET"], ["POST"]
@@ -75,47 +77,14 @@ class Api:
 
     async def completions(self, request: Request) -> Response | EventStream:
         start_s = self._service.clock.now_s()
-        limits = self._service.limits
-        found = await self._read(request, lambda body: schemas.completion_call(body, limits.vocab))
-        name, adapter = self._named(found.model)
-        self._check_choices(len(found.prompts), found.decoding.n)
-        call = Call(
-            prompts=await self._encode(request, found.prompts),
-            adapter=adapter,
-            decoding=found.decoding,
-            format=CompletionFormat(
-                id=f"cmpl-{uuid.uuid4().hex}",
-                created=int(time.time()),
-                model=name,
-                tokenizer=self._service.tokenizer,
-                logprobs=found.decoding.logprobs is not None,
-            ),
-            field="prompt",
-            default_tokens=COMPLETION_TOKENS,
-            start_s=start_s,
-        )
+        with self._bodies.share(client_of(request)) as hold:
+            call = await self._completion_call(request, hold, start_s)
         return await answer(self._service, request, call)
 
     async def chat(self, request: Request) -> Response | EventStream:
         start_s = self._service.clock.now_s()
-        found = await self._read(request, schemas.chat_call)
-        name, adapter = self._named(found.model)
-        self._check_choices(1, found.decoding.n)
-        call = Call(
-            prompts=[await self._encode_chat(request, found.messages)],
-            adapter=adapter,
-            decoding=found.decoding,
-            format=ChatFormat(
-                id=f"chatcmpl-{uuid.uuid4().hex}",
-                created=int(time.time()),
-                model=name,
-                tokenizer=self._service.tokenizer,
-                logprobs=found.decoding.logprobs is not None,
-            ),
-            field="messages",
-            default_tokens=self._service.limits.default_max_tokens,
-            start_s=start_s,
-        )
+        with self._bodies.share(client_of(request)) as hold:
+            call = await self._chat_call(request, hold, start_s)
         return await answer(self._service, request, call)
 
     async def models(self, _request: Request) -> Response:
@@ -129,11 +98,12 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """``{"prompt": text}`` or ``{"messages": [...]}`` -> token ids."""
         limit = self._service.limits.body_bytes
-        found = await self._read(request, lambda body: schemas.tokenize_call(body, limit))
-        if isinstance(found.prompt, str):
-            (tokens,) = await self._encode(request, (found.prompt,), special=found.special)
-        else:
-            tokens = await self._encode_chat(request, found.prompt)
+        with self._bodies.share(client_of(request)) as hold:
+            found = await self._read(request, hold, lambda body: schemas.tokenize_call(body, limit))
+            if isinstance(found.prompt, str):
+                (tokens,) = await self._encode(request, (found.prompt,), special=found.special)
+            else:
+                tokens = await self._encode_chat(request, found.prompt)
         most = self._service.limits.max_model_len
         return await self._lanes.run(
             client_of(request),
@@ -145,10 +115,12 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         """``{"tokens": [...]}`` -> text."""
-        vocab = self._service.limits.vocab
-        tokens = await self._read(
-            request, lambda body: schemas.token_ids("tokens", body.get("tokens"), vocab)
-        )
+        limits = self._service.limits
+        vocab, most = limits.vocab, limits.max_model_len
+        with self._bodies.share(client_of(request)) as hold:
+            tokens = await self._read(
+                request, hold, lambda body: schemas.detokenize_call(body, vocab, most)
+            )
         decode = self._service.tokenizer.decode_long
         return await self._lanes.run(
             client_of(request),
@@ -193,9 +165,50 @@ class Api:
     async def version(self, _request: Request) -> Response:
         return JSONResponse({"version": self._service.version})
 
-    async def _read(self, request: Request, make: Callable[[JsonObject], T]) -> T:
+    async def _completion_call(self, request: Request, hold: Hold, start_s: float) -> Call:
+        vocab = self._service.limits.vocab
+        found = await self._read(request, hold, lambda body: schemas.completion_call(body, vocab))
+        name, adapter = self._named(found.model)
+        self._check_choices(len(found.prompts), found.decoding.n)
+        return Call(
+            prompts=await self._encode(request, found.prompts),
+            adapter=adapter,
+            decoding=found.decoding,
+            format=CompletionFormat(
+                id=f"cmpl-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=name,
+                tokenizer=self._service.tokenizer,
+                logprobs=found.decoding.logprobs is not None,
+            ),
+            field="prompt",
+            default_tokens=COMPLETION_TOKENS,
+            start_s=start_s,
+        )
+
+    async def _chat_call(self, request: Request, hold: Hold, start_s: float) -> Call:
+        found = await self._read(request, hold, schemas.chat_call)
+        name, adapter = self._named(found.model)
+        self._check_choices(1, found.decoding.n)
+        return Call(
+            prompts=[await self._encode_chat(request, found.messages)],
+            adapter=adapter,
+            decoding=found.decoding,
+            format=ChatFormat(
+                id=f"chatcmpl-{uuid.uuid4().hex}",
+                created=int(time.time()),
+                model=name,
+                tokenizer=self._service.tokenizer,
+                logprobs=found.decoding.logprobs is not None,
+            ),
+            field="messages",
+            default_tokens=self._service.limits.default_max_tokens,
+            start_s=start_s,
+        )
+
+    async def _read(self, request: Request, hold: Hold, make: Callable[[JsonObject], T]) -> T:
         """What ``make`` makes of the body."""
-        body = await bodies.whole(request, self._service.limits.body_bytes)
+        body = await bodies.whole(request, self._service.limits.body_bytes, hold)
         if len(body) <= json_body.SMALL_BYTES:
             return make(json_body.read_object(body))
         return await self._lanes.run(

@@ -10,7 +10,8 @@ from stratakv.core.clock import Clock, MonotonicClock
 
 PERIOD_S: Final = 60.0
 LOGGERS: Final = (
-    "uvicorn.error", "asyncio", "stratakv.serve.crowd", "stratakv.serve.generate",
+    "uvicorn.error", "asyncio", "stratakv.serve.bodies", "stratakv.serve.crowd",
+    "stratakv.serve.generate",
 )  # fmt: skip
 """Those whose lines a client can cause."""
 

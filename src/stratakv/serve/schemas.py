@@ -14,7 +14,7 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.config import MAX_NAME_CHARS
 from stratakv.core.ids import TokenIds
 from stratakv.serve import fields
-from stratakv.serve.errors import ApiError, invalid
+from stratakv.serve.errors import ApiError, invalid, too_long
 from stratakv.serve.fields import JsonObject
 
 MAX_CHOICES: Final = 128
@@ -158,6 +158,16 @@ def tokenize_call(data: JsonObject, max_chars: int) -> TokenizeCall:
         raise invalid("prompt", "'prompt' or 'messages' is required")
     special = fields.boolean(data, "add_special_tokens", default=True)
     return TokenizeCall(prompt=prompt, special=special)
+
+
+def detokenize_call(data: JsonObject, vocab: int, most: int) -> TokenIds:
+    """Read a body of ``/detokenize``: a token of two bytes may stand for a hundred, so that a text
+    is bounded by the model's length here as well."""
+    found = token_ids("tokens", data.get("tokens"), vocab)
+    if len(found) > most:
+        message = f"this model's maximum context length is {most} tokens, 'tokens' holds"
+        raise too_long("tokens", f"{message} {len(found)}")
+    return found
 
 
 def messages(value: object) -> tuple[Message, ...]:

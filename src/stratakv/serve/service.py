@@ -7,6 +7,7 @@ from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId
 from stratakv.serve.admin import StorageAdmin
+from stratakv.serve.bodies import BodyMemory
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.lanes import Lanes
 from stratakv.serve.metrics import ServerMetrics
@@ -37,7 +38,7 @@ class Service:
     ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``: what ``/server_info`` shows
     (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask;
     ``admin_key``: the same for what changes the server, None: nobody may. ``lanes``: where long
-    texts and bodies are worked on."""
+    texts and bodies are worked on; ``bodies``: how many there may be at once."""
 
     driver: EngineDriver
     storage: StorageAdmin
@@ -54,3 +55,4 @@ class Service:
     admin_key: str | None = None
     adapters: tuple[str, ...] = ()
     lanes: Lanes = field(default_factory=Lanes)
+    bodies: BodyMemory = field(default_factory=BodyMemory)
