@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from stratakv.core.ids import GroupId
-from stratakv.policy.prefetch import Room
+from stratakv.policy.prefetch import HostSpace
 from stratakv.serve.wiring import EngineParts
 from stratakv.tree.nodes import TIERS, Tier
 
@@ -41,8 +41,8 @@ class Faults:
         self._wrap(cache._pools, "take", self._take)
         self._wrap(cache._pools, "available", self._evictable)
         self._wrap(cache._copies, "_begin_backup", self._begin_backup)
-        self._wrap(cache._parking, "_room", self._room_to_park)
-        self._wrap(cache._parking, "_save", self._surely)
+        self._wrap(cache._retraction, "_room", self._room_to_park)
+        self._wrap(cache._retraction, "_save", self._surely)
         self._wrap(cache._live, "give", self._give)
         self._wrap(cache._admit, "_price", self._price)
         self._wrap(cache._admit, "resume", self._resume)
@@ -147,11 +147,11 @@ class Faults:
             return False
         return right(starts, ends)
 
-    def _room_to_fetch(self, right: Wrapped) -> Room:
+    def _room_to_fetch(self, right: Wrapped) -> HostSpace:
         room = right()
         for group in range(len(room.free)):
             if self._due(f"fetch {group}"):
-                return Room(_zeroed(room.free, group), _zeroed(room.evictable, group))
+                return HostSpace(_zeroed(room.free, group), _zeroed(room.evictable, group))
         return room
 
     def _make_room_to_fetch(self, right: Wrapped, pages):

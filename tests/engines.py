@@ -21,9 +21,9 @@ from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.forward import Forward
 from stratakv.engine.loop import Runner
-from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
+from stratakv.engine.token_source import TokenSource
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.engine.verify import cached_on
 from stratakv.engine.verify_report import Way
@@ -69,12 +69,14 @@ def small_engine(
     device: Sequence[int],
     host: Sequence[int],
     copier: Copier = DEFAULT_COPIER,
-    meeting: Meeting | None = None,
+    token_source: TokenSource | None = None,
 ) -> Iterator[wiring.EngineParts]:
-    """An engine with exactly these pages per group, everything unowned poisoned. ``meeting``: where
-    its tokens are chosen."""
+    """An engine with exactly these pages per group, everything unowned poisoned. ``token_source``:
+    where its tokens are chosen."""
     spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
-    with _assembled(model, spec, config, (device, host), copier, Outside(meeting=meeting)) as parts:
+    with _assembled(
+        model, spec, config, (device, host), copier, Outside(token_source=token_source)
+    ) as parts:
         yield parts
 
 

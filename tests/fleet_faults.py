@@ -15,10 +15,10 @@ import numpy as np
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Work
 from stratakv.cache.commits import Committer
-from stratakv.cache.parking import Parking
+from stratakv.cache.retraction import Retraction
 from stratakv.core.errors import RankLostError
 from stratakv.core.page_keys import Namespace
-from stratakv.engine.letters import Desk
+from stratakv.engine.step_messages import StepSync
 from stratakv.policy.prefetch_ends import Ends, last_of
 from stratakv.spec.sharding import Sharding, Strip
 from stratakv.storage import sharded
@@ -26,12 +26,12 @@ from stratakv.storage.io_jobs import Kind
 from stratakv.storage.io_worker import IoWorker
 from stratakv.testing.fleet.loss import RankDied
 from stratakv.testing.fleet.rank import SimRank
-from stratakv.testing.fleet.store import UnkindStore
-from stratakv.tiers.copies import CopyDesk
+from stratakv.testing.fleet.store import FaultyStore
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.prefetch import prefetcher as prefetch
 from stratakv.tiers.tiered_cache import TieredCache
-from stratakv.transfer.plan import Direction
+from stratakv.tiers.transfer_manager import TransferManager
+from stratakv.transfer.copy_plan import Direction
 from stratakv.tree.observer import Medium
 
 Patch = AbstractContextManager[object]
@@ -85,14 +85,14 @@ def a_sidecar_missing_in_the_vote() -> Patch:
 
 def a_clock_of_its_own() -> Patch:
     """Deadlines pass when this rank's clock says so, not when rank 0's does."""
-    real = Desk._meet
+    real = StepSync._meet
 
     def meet(self, tokens):
         came = real(self, tokens)
         self._told.set(self._clock.now_s())
         return came
 
-    return mock.patch.object(Desk, "_meet", meet)
+    return mock.patch.object(StepSync, "_meet", meet)
 
 
 def a_backup_that_is_good_here() -> Patch:
@@ -106,7 +106,7 @@ def a_backup_that_is_good_here() -> Patch:
             self._loaded(done)
         return bool(loads or saved)
 
-    return mock.patch.object(CopyDesk, "apply", apply)
+    return mock.patch.object(TransferManager, "apply", apply)
 
 
 def pages_that_are_stored_here() -> Patch:
@@ -178,7 +178,7 @@ def a_lost_rank_ignored() -> Patch:
 
 def half_an_object_after_a_loss() -> Patch:
     """What a rank was writing when it died is there, as far as it had come."""
-    real = UnkindStore.write
+    real = FaultyStore.write
 
     def write(self, keys, pages):
         try:
@@ -191,7 +191,7 @@ def half_an_object_after_a_loss() -> Patch:
             self._inner.write([keys[at]], [memoryview(half)])
             raise
 
-    return mock.patch.object(UnkindStore, "write", write)
+    return mock.patch.object(FaultyStore, "write", write)
 
 
 def a_dead_rank_that_still_writes() -> Patch:
@@ -250,7 +250,7 @@ def pages_dropped_twice() -> Patch:
 
 def room_on_a_host_that_is_not_there() -> Patch:
     """Who is retracted is saved, whether or not there is room."""
-    return mock.patch.object(Parking, "_room", return_value=True)
+    return mock.patch.object(Retraction, "_room", return_value=True)
 
 
 def answers_of_the_other_lane() -> Patch:

@@ -6,13 +6,14 @@ from random import Random
 import numpy as np
 
 from stratakv.core.ids import RequestId
-from stratakv.engine.letters import Flush, Submit
 from stratakv.engine.request import Prompt, SamplingParams
+from stratakv.engine.step_messages import Flush, Submit
 from stratakv.policy.prefetch_pace import PrefetchPolicy, StopPolicy, WaitComplete
 from stratakv.policy.write import WriteThrough
 from stratakv.spec.sharding import Sharding
-from stratakv.testing.fleet.adversary import Hazards
-from stratakv.testing.fleet.plan import (
+from stratakv.testing.fleet.adversary import FaultRates
+from stratakv.testing.fleet.runner import VOCABULARY
+from stratakv.testing.fleet.scenario import (
     LANES,
     LONGEST,
     PAGE,
@@ -22,11 +23,10 @@ from stratakv.testing.fleet.plan import (
     plain_plan,
     spec_named,
 )
-from stratakv.testing.fleet.runner import VOCABULARY
 from stratakv.testing.fleet.variety import with_heads
 
 PACE = dict.fromkeys(LANES, 0.9)
-CALM = Hazards(pace=PACE)
+CALM = FaultRates(pace=PACE)
 
 
 def asked(name: str, tokens: list[int], **settings) -> Event:
@@ -70,7 +70,7 @@ def storage_plan(
         ),
         queue_pages=400,
         store_objects=10_000,
-        hazards=(CALM,) * ranks,
+        fault_rates=(CALM,) * ranks,
         skew=(1.0,) * ranks,
         events=(*first, Event(after=0, command=Flush(), settled=True), again),
     )

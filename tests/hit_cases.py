@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId, TokenIds
-from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
+from stratakv.engine.token_source import TokenSource
 from stratakv.engine.verify import Settings, Verifier, compare
 from stratakv.engine.verify_report import Exact, Way
 from stratakv.engine.verify_session import Reply, Scribe, Session
@@ -187,7 +187,7 @@ def prove_exact(model: HuggingFaceModel, reference: PreTrainedModel, page: int) 
     asked = [np.array(prompt(page, 1), np.int32)]
     with ExitStack() as undo:
 
-        def start(meeting: Meeting, _: int | None) -> Tried:
+        def start(meeting: TokenSource, _: int | None) -> Tried:
             engine = small_engine(model, config_for(page), pages, pages, meeting=meeting)
             return Tried(undo.enter_context(engine))
 

@@ -14,11 +14,11 @@ from stratakv.core.ids import RequestId
 from stratakv.policy.prefetch import (
     Abandoned,
     Fetching,
+    HostSpace,
     Landed,
     MakeRoom,
     PrefetchRules,
     Probing,
-    Room,
 )
 from stratakv.policy.prefetch_book import PrefetchBook
 from stratakv.policy.prefetch_ends import Held
@@ -240,7 +240,9 @@ class Walk:
         self.spare = tuple(rng.choice((0, 0, 2, 5, 99)) for _ in path.groups)
         others = rng.choice((0, 0, path.page, self.budget))
         state = self.move(
-            self.rules.answered(probing, answers[0], agreed, Room(self.free, self.spare), others)
+            self.rules.answered(
+                probing, answers[0], agreed, HostSpace(self.free, self.spare), others
+            )
         )
         self.expect_answer(state, others)
         return state

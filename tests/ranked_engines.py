@@ -18,7 +18,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.engine.model import load_model
 from stratakv.engine.ranked import RankedEngine
 from stratakv.serve import wiring, wiring_storage
-from stratakv.serve.wiring_ranks import Seat
+from stratakv.serve.wiring_ranks import RankContext
 from stratakv.storage.backend import ObjectKey, WriteStatus
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend
@@ -135,10 +135,10 @@ def _engine(
     written: list[ObjectKey] | None = None,
     faults: Faults | None = None,
 ) -> None:
-    seat = Seat(TorchRanks(PATIENCE_S))
+    seat = RankContext(TorchRanks(PATIENCE_S))
     rank = seat.ranks.rank
     config = replace(play.config, tp=seat.ranks.size)
-    sizes = seat.least(wiring.size(model.facts, config, on_cpu=True))
+    sizes = seat.all_reduce_min(wiring.size(model.facts, config, on_cpu=True))
     sharing = wiring.sharing_of(sizes, config, rank)
     store = wiring_storage.open_store(play.url, sizes.spec, sizes.host, sharing)
     lanes = store.worker._lanes

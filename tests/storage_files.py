@@ -9,8 +9,8 @@ from pathlib import Path
 
 from stratakv.core.clock import ManualClock
 from stratakv.storage.backend import ObjectKey, StoreFormat
-from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.segment import BLOCK_BYTES, Segment
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import HEADER_BYTES
 from stratakv.testing.storage_conformance import FORM
@@ -24,12 +24,12 @@ class Place:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.clock = ManualClock(START_S)
-        self.keeping = Keeping(quota_bytes=64 << 20)
+        self.limits = StoreLimits(quota_bytes=64 << 20)
         self.form = FORM
 
     def open(self, form: StoreFormat = FORM, **changes: object) -> FileStore:
-        keeping = replace(self.keeping, **changes)
-        return FileStore(self.path, form, keeping, self.clock)
+        limits = replace(self.limits, **changes)
+        return FileStore(self.path, form, limits, self.clock)
 
     def physical_bytes(self) -> int:
         return sum(path.stat().st_blocks * 512 for path in self.path.glob("*.seg"))

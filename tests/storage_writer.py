@@ -12,7 +12,7 @@ import numpy as np
 
 from stratakv.core.clock import WallClock
 from stratakv.storage.backend import WriteStatus
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, Arena, keys_of
 
@@ -28,7 +28,7 @@ def write_forever(
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
     rng = np.random.default_rng(seed)
     keys = [*keys_of("killed", KEYS), *keys_of("killed", KEYS, group=1)]
-    store = FileStore(directory, FORM, Keeping(quota_bytes=quota_bytes), WallClock())
+    store = FileStore(directory, FORM, StoreLimits(quota_bytes=quota_bytes), WallClock())
     said.send("ready")
     while True:
         some = rng.permutation(len(keys))[: rng.integers(1, 9)].tolist()

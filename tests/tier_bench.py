@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 
 from stratakv.agreement.agreement import Agreement
-from stratakv.agreement.ranks import Alone
+from stratakv.agreement.ranks import SingleRank
 from stratakv.core.clock import ManualClock
 from stratakv.core.ids import NONE, GroupId, RequestId
 from stratakv.core.page_keys import Namespace, PageHasher
@@ -133,7 +133,7 @@ class Bench:
             for group, pages in zip(spec.groups, self.hosts, strict=True)
         ]
         self.clock = ManualClock()
-        self.agreement = Agreement(Alone())
+        self.agreement = Agreement(SingleRank())
         policy = policy or policy_of(spec)
         self.told = []
         """What storage had for each request that has left, in the order in which it was settled."""
@@ -226,8 +226,8 @@ class Bench:
     def forget(self, request):
         self.tier.forget(RequestId(request), self.told.append)
 
-    def holds_back(self, request):
-        return self.tier.holds_back(RequestId(request))
+    def must_wait(self, request):
+        return self.tier.must_wait(RequestId(request))
 
     # -- the tiers -------------------------------------------------------------------------------
 

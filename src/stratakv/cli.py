@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from stratakv.core.config import EngineConfig, ServerConfig, check_count
 from stratakv.core.errors import ConfigError, RankLostError, StorageError
-from stratakv.core.flag_help import HELP, METAVAR
+from stratakv.core.flag_help import HELP, METAVAR, RENAMED
 
 Record = TypeVar("Record")
 SERVE_MODULES: Final = (
@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--threads", type=int, metavar="INT", help="threads of the forward; default: torch's"
     )
+    for old in RENAMED:
+        serve.add_argument(f"--{old}", action=_Renamed, help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
     plan = verbs.add_parser("plan", help="what a server would do, without one")
     plans = plan.add_subparsers(required=True, metavar="PART")
@@ -194,6 +196,14 @@ def _flags(
         )
 
 
+class _Renamed(argparse.Action):
+    """A flag that has another name now; refused, so that nobody's server changes unseen."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        old = self.option_strings[0]
+        parser.error(f"{old}: its name is {RENAMED[old.removeprefix('--')]} now")
+
+
 def _picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
     values = vars(arguments)
     names = [field.name for field in fields(record)]  # pyright: ignore[reportArgumentType]
@@ -226,7 +236,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     _check_json(arguments.json)
     _check_extra("plan")
     _check_model(arguments.model)
-    from stratakv.serve.plan import plan_bytes  # noqa: PLC0415
+    from stratakv.serve.memory_plan import plan_bytes  # noqa: PLC0415
 
     plan = plan_bytes(arguments.model, engine, arguments.rows)
     if arguments.json is not None:

@@ -6,9 +6,9 @@ import pytest
 
 from stratakv.testing.transfer_conformance import TransferConformance
 from stratakv.testing.transfer_ends import HookedCopier
+from stratakv.transfer.copy_plan import CopyPlan, Direction
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.numpy_copy import NumpyCopier
-from stratakv.transfer.plan import CopyPlan, Direction
 
 
 class TestCompiledCopies(TransferConformance):

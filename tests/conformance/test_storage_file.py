@@ -7,28 +7,28 @@ import pytest
 
 from stratakv.core.clock import WallClock
 from stratakv.storage.backend import ObjectKey, StorageBackend, StoreFormat
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, StorageConformance, Subject
 from tests.storage_files import flip_payload
 
 
-def opener(directory: Path, keeping: Keeping) -> Callable[[StoreFormat], StorageBackend]:
-    return lambda form: FileStore(directory, form, keeping, WallClock())
+def opener(directory: Path, limits: StoreLimits) -> Callable[[StoreFormat], StorageBackend]:
+    return lambda form: FileStore(directory, form, limits, WallClock())
 
 
 class TestFileStore(StorageConformance):
     @pytest.fixture(params=[False, True], ids=["process", "power"])
     def subject(self, tmp_path: Path, request: pytest.FixtureRequest) -> Subject:
         place = tmp_path / "store"
-        keeping = Keeping(quota_bytes=64 << 20, power_safe=request.param)
-        open_small = opener(tmp_path / "small", Keeping(quota_bytes=12 * 7 * 4096))
+        limits = StoreLimits(quota_bytes=64 << 20, power_safe=request.param)
+        open_small = opener(tmp_path / "small", StoreLimits(quota_bytes=12 * 7 * 4096))
 
         def corrupt(key: ObjectKey) -> None:
             flip_payload(place, key, 100 if key.group < 2 else 0)
 
         return Subject(
-            open=opener(place, keeping),
+            open=opener(place, limits),
             corrupt=corrupt,
             shared=True,
             lasting=True,

@@ -83,7 +83,7 @@ def converse(spec, kind="", nth=0, after_step=KVCache.settle):
 
 def kinds(spec):
     """Everything that asks for pages of some group."""
-    every = {f"{what} {group.id}" for group in spec.groups for what in ("alloc DEVICE", "park")}
+    every = {f"{what} {group.id}" for group in spec.groups for what in ("alloc DEVICE", "retract")}
     kept = [group.id for group in spec.groups if not isinstance(group.retention, KeepLive)]
     every |= {f"{what} {group}" for group in kept for what in ("backup", "fetch", "alloc HOST")}
     every |= {f"snapshot {group.id}" for group in spec.groups if group.stateful}

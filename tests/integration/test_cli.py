@@ -27,7 +27,7 @@ from stratakv.serve.server import Server, bound_socket
 from stratakv.storage.file import fsck as fsck_module
 from stratakv.storage.file.fsck import Findings
 from stratakv.storage.file.fsck_report import lines_of
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import is_sound, seal
 from stratakv.testing.patience import PATIENCE_S
@@ -152,6 +152,8 @@ def test_the_installed_command(tmp_path):
         (["bench"], "arguments are required: PART"),
         (["bench", "nothing"], "'nothing' (choose from"),
         (["serve", "DIR", "--page", "16"], "unrecognized arguments: --page 16"),
+        (["serve", "DIR", "--storage-cut", "8"], "--storage-cut: its name is --storage-shards now"),
+        (["serve", "DIR", "--storage-cut=8"], "--storage-cut: its name is --storage-shards now"),
         (["serve", "DIR", "--port", "http"], "--port: invalid int value: 'http'"),
         (["serve", "DIR", "--host-ratio", "two"], "--host-ratio: invalid float value: 'two'"),
         (["serve", "DIR", "--port"], "--port: expected one argument"),
@@ -350,7 +352,7 @@ def test_bench_storage_is_told_where(tmp_path, monkeypatch):
 def damaged_store(path: Path) -> Path:
     """A store of six pages, one of them with a flipped byte."""
     keys = keys_of("a", 6)
-    with closing(FileStore(path, FORM, Keeping(quota_bytes=64 << 20), WallClock())) as backend:
+    with closing(FileStore(path, FORM, StoreLimits(quota_bytes=64 << 20), WallClock())) as backend:
         store(backend, keys)
     flip_payload(path, keys[1], 5000)
     return path
@@ -375,7 +377,7 @@ def test_fsck_reports_mends_and_says_so_with_its_exit_code(tmp_path, capsys):
 
 def test_fsck_cannot_mend_what_a_running_process_writes(tmp_path, capsys):
     keys = keys_of("a", 2)
-    keeping = Keeping(quota_bytes=64 << 20)
+    keeping = StoreLimits(quota_bytes=64 << 20)
     with closing(FileStore(tmp_path, FORM, keeping, WallClock())) as backend:
         store(backend, keys)
         flip_payload(tmp_path, keys[0], 0)

@@ -197,7 +197,7 @@ def test_answers_of_ordinary_weights_are_the_same_from_every_tier(family):
     groups = len(spec(family).groups)
     pages, scribe = (64,) * groups, Scribe()
     engine = wrap(copy.deepcopy(model))
-    with small_engine(engine, config, pages, pages, meeting=scribe) as parts:
+    with small_engine(engine, config, pages, pages, token_source=scribe) as parts:
         this = Lab(model, parts, scribe)
         for turn, tokens in enumerate((75, 97)):
             prompt = random_prompt(20 + turn, tokens)

@@ -31,7 +31,7 @@ def lab(seed=0, device=None, host=None, **settings):
     plenty = (PLENTY,) * groups
     pages = (plenty if device is None else device, plenty if host is None else host)
     scribe = Scribe()
-    with small_engine(model, config, *pages, meeting=scribe) as parts:
+    with small_engine(model, config, *pages, token_source=scribe) as parts:
         yield ClearLab(seed, parts, scribe)
 
 
@@ -100,7 +100,7 @@ def test_a_retracted_request_takes_its_open_blocks_along(computed):
         engine._retract(request)
         engine.check()
         (live,) = [group.id for group in this.spec.groups if group.stateful]
-        assert (live in {page.group for page in request.parked.live}) == (computed % PAGE > 0)
+        assert (live in {page.group for page in request.retracted.live}) == (computed % PAGE > 0)
         evict_device(this.parts)
         this.drain()
         assert this.recorder.computed_tokens == 250 + 40 - 1, "a token was computed twice"

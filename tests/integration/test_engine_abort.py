@@ -10,8 +10,8 @@ from stratakv.core.ids import RequestId
 from stratakv.engine.request import FinishReason, Phase
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
-from stratakv.transfer.plan import Direction
 from tests.engines import (
     VOCABULARY,
     all_free,

@@ -14,8 +14,8 @@ from stratakv.engine.request import FinishReason, Prompt, SamplingParams
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
-from stratakv.transfer.plan import Direction
 from stratakv.tree.nodes import Tier
 from tests.engines import (
     RecordingRunner,

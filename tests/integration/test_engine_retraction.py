@@ -16,8 +16,8 @@ from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow, needed
 from stratakv.testing.transfer_ends import Hold, HookedCopier
 from stratakv.tiers import flights
+from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
-from stratakv.transfer.plan import Direction
 from stratakv.tree.nodes import Tier
 from tests.engines import (
     VOCABULARY,
@@ -59,13 +59,13 @@ def engine(spec, pages=100, host=300, copier=DEFAULT_COPIER, **settings):
 
 @contextmanager
 def retractions(parts):
-    """Every retraction as (who, who else ran, what was parked), while the engine works on."""
+    """Every retraction as (who, who else ran, what was retracted), while the engine works on."""
     seen, retract = [], parts.engine._retract
 
     def watch(request):
         others = [other for other in parts.engine._running.by_row.values() if other is not request]
         retract(request)
-        seen.append((request, others, request.parked))
+        seen.append((request, others, request.retracted))
 
     parts.engine._retract = watch
     yield seen
@@ -108,7 +108,7 @@ def retract(parts, name):
     parts.engine._retract(request)
     parts.engine.check()
     assert request.phase is Phase.RETRACTED
-    return request.parked
+    return request.retracted
 
 
 def held_copier(direction):
@@ -244,15 +244,15 @@ def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
         parts.cache.settle()
         nodes, rule = parts.cache._tree.nodes, {g.id: g.retention for g in spec.groups}
         whole = computed // PAGE
-        lease = parts.cache._seats[request_of(parts, "r").row].lease
+        lease = parts.cache._sequences[request_of(parts, "r").row].lease
         path = lease.path.copy()
         missing = 0
         wanted = {g: needed(rule[g], computed, PAGE) for g in rule}
         before = parts.cache.counters.retracted_pages
         on_host = {g: nodes.page[Tier.HOST][g][path] != NONE for g in rule}
-        parked = retract(parts, "r")
-        live = {page.group: page for page in parked.live}
-        assert len(live) == len(parked.live)
+        retracted = retract(parts, "r")
+        live = {page.group: page for page in retracted.live}
+        assert len(live) == len(retracted.live)
         for group in spec.groups:
             span = wanted[group.id]
             if group.id in live:  # off a boundary, or a state that no snapshot was made of
@@ -261,12 +261,12 @@ def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
                 assert live[group.id].index == at
                 assert group.stateful or computed % PAGE
                 missing += 1
-            assert parked.starts[group.id] == (span.start if len(span) else whole)
+            assert retracted.starts[group.id] == (span.start if len(span) else whole)
             assert len(span) + (group.id in live) == len(wanted[group.id])
             pinned = nodes.pins[Tier.HOST][group.id][path]
             assert np.flatnonzero(pinned).tolist() == list(span)
             missing += int((~on_host[group.id][list(span)]).sum())
-        assert (parked.tokens, parked.end) == (computed, whole)
+        assert (retracted.tokens, retracted.end) == (computed, whole)
         assert parts.cache.counters.retracted_pages - before == missing
         out += drain(parts)
         assert tokens_of(out) == expected_tokens(PROMPT[:prompt_tokens], 40)
@@ -390,9 +390,9 @@ def test_without_host_room_it_is_recomputed(spec, host, computed):
     settings = {"snapshot_tokens": 16, "cache": "host" if host else "device"}
     with engine(spec, host=host, **settings) as parts:
         out = start(parts, "r", PROMPT[:20], 30, computed)
-        parked = retract(parts, "r")
+        retracted = retract(parts, "r")
         counters = parts.cache.counters
-        saved = parked in parts.cache._parking
+        saved = retracted in parts.cache._retraction
         assert saved == (computed == 9 and host == 3)
         assert counters.retracted_unsaved == (not saved)
         assert (counters.retracted_pages > 0) == saved
@@ -417,11 +417,11 @@ def test_a_save_that_fails_means_recompute(spec, group):
     with engine(spec, copier=HookedCopier(DEFAULT_COPIER, fail)) as parts:
         out = start(parts, "r", PROMPT[:20], 30, 30)
         failing[0] = True
-        parked = retract(parts, "r")
-        assert parked in parts.cache._parking
+        retracted = retract(parts, "r")
+        assert retracted in parts.cache._retraction
         parts.cache.settle()
         failing[0] = False
-        assert parked not in parts.cache._parking
+        assert retracted not in parts.cache._retraction
         assert parts.cache.counters.retracted_unsaved == 1
         parts.engine.check()
         evict_device(parts)
@@ -442,7 +442,7 @@ def test_another_ones_failed_backup_is_nothing_to_a_request_without_a_full_page(
     with engine(spec, copier=HookedCopier(DEFAULT_COPIER, fail)) as parts:
         parts.engine.submit(greedy("other", PROMPT[:20], 9))
         out = start(parts, "r", PROMPT[:2], 9, 3)
-        parked = retract(parts, "r")
+        retracted = retract(parts, "r")
         parts.cache.settle()
         failing[0] = True
         with monkeypatch.context() as patch:
@@ -452,7 +452,7 @@ def test_another_ones_failed_backup_is_nothing_to_a_request_without_a_full_page(
             parts.cache.settle()
         failing[0] = False
         assert parts.cache.counters.backup_failed_pages > 0
-        assert parked in parts.cache._parking
+        assert retracted in parts.cache._retraction
         out += drain(parts)
         for name, count in (("r", 2), ("other", 20)):
             said = tokens_of([output for output in out if output.request == name])
@@ -488,7 +488,7 @@ def test_an_abort_while_parked(spec, computed):
         retract(parts, "r")
         parts.cache.settle()
         abort(parts, "r")
-        assert len(parts.cache._parking) == 0
+        assert len(parts.cache._retraction) == 0
         assert ended(drain(parts)) is FinishReason.ABORT
         said = tokens_of(run(parts, greedy("next", PROMPT[:40], 5))["next"])
         assert said == expected_tokens(PROMPT[:40], 5)
@@ -510,7 +510,7 @@ def test_an_abort_while_its_save_is_in_flight(spec, computed):
         finally:
             hold.allow(1_000)
         assert ended(drain(parts)) is FinishReason.ABORT
-        assert len(parts.cache._parking) == 0
+        assert len(parts.cache._retraction) == 0
         assert_nothing_left(parts)
 
 

@@ -7,13 +7,13 @@ import logging
 import pytest
 
 from stratakv.agreement import ballot
-from stratakv.engine.letters import Flush, Stop, Submit
+from stratakv.engine.step_messages import Flush, Stop, Submit
 from stratakv.testing.fleet.loss import Point
-from stratakv.testing.fleet.plan import plain_plan
 from stratakv.testing.fleet.run import Fleet, run
+from stratakv.testing.fleet.scenario import plain_plan
 from stratakv.testing.fleet.stores import Stores
 from stratakv.testing.fleet.variety import plan_of
-from stratakv.tiers.copies import CopyDesk
+from stratakv.tiers.transfer_manager import TransferManager
 
 RUNS, CHUNK = 100, 25
 LONG_RUNS, LONG_CHUNK = 10_400, 260
@@ -128,12 +128,12 @@ def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
     """But where it must wait for a copy, and then one more ballot for each look at it."""
     fleet, extra = Fleet(plain_plan(seed)), []
     rank = fleet.ranks[-1]
-    wait, tick = CopyDesk.wait, type(rank.cache).tick
+    wait, tick = TransferManager.wait, type(rank.cache).tick
 
-    def waited(desk):
+    def waited(manager):
         before = rank.agreement.ballots
-        found = wait(desk)
-        if desk is rank.cache._copies:
+        found = wait(manager)
+        if manager is rank.cache._copies:
             extra.append(rank.agreement.ballots - before)
         return found
 
@@ -143,7 +143,7 @@ def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
         ticks.append(cache)
         tick(cache, head)
 
-    monkeypatch.setattr(CopyDesk, "wait", waited)
+    monkeypatch.setattr(TransferManager, "wait", waited)
     monkeypatch.setattr(type(rank.cache), "tick", ticked)
     plain = []
     step = rank.engine.step
@@ -151,9 +151,9 @@ def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
     def stepped():
         extra.clear()
         ticks.clear()
-        ballots, letters = rank.agreement.ballots, rank.agreement.letters
+        ballots, broadcasts = rank.agreement.ballots, rank.agreement.broadcasts
         news = step()
-        assert rank.agreement.letters - letters == 1
+        assert rank.agreement.broadcasts - broadcasts == 1
         mine = sum(cache is rank.cache for cache in ticks)
         assert rank.agreement.ballots - ballots == mine + sum(extra)
         if not any(isinstance(command, Flush | Stop) for command in done):

@@ -9,8 +9,8 @@ import pytest
 
 from stratakv.core.errors import DivergenceError, RankLostError
 from stratakv.testing.fleet.loss import Loss, Point
-from stratakv.testing.fleet.plan import PAGE, plain_plan
 from stratakv.testing.fleet.run import run_plan
+from stratakv.testing.fleet.scenario import PAGE, plain_plan
 from stratakv.testing.fleet.variety import adapted
 from tests import fleet_faults
 from tests.fleet_plans import CALM, over_one_store, storage_plan
@@ -42,9 +42,9 @@ def all_well(plans):
     return caught(plans()) is None
 
 
-def with_hazards(seed, **hazards):
+def with_hazards(seed, **fault_rates):
     plan = plain_plan(seed)
-    return replace(plan, hazards=tuple(replace(one, **hazards) for one in plan.hazards))
+    return replace(plan, fault_rates=tuple(replace(one, **fault_rates) for one in plan.fault_rates))
 
 
 def drawn():
@@ -60,9 +60,9 @@ def refusing_stores():
 
 
 def missing_states():
-    hazards = (CALM, replace(CALM, loses=0.4))
+    fault_rates = (CALM, replace(CALM, loses=0.4))
     names = ("state", "three")
-    return [replace(storage_plan(n, names[n % 2]), hazards=hazards) for n in range(RUNS)]
+    return [replace(storage_plan(n, names[n % 2]), fault_rates=fault_rates) for n in range(RUNS)]
 
 
 def over_one_stores():
@@ -73,7 +73,8 @@ def over_one_stores():
 
 def forgetful_stores():
     return [
-        replace(plan, hazards=(replace(CALM, read_misses=0.1),) * 2) for plan in over_one_stores()
+        replace(plan, fault_rates=(replace(CALM, read_misses=0.1),) * 2)
+        for plan in over_one_stores()
     ]
 
 
@@ -106,7 +107,9 @@ def ends_in_writes():
 
 def ends_with_much_queued():
     slow = (replace(CALM, pace=CALM.pace | {"storage": 0.1}),) * 3
-    return [replace(plan, hazards=slow) for plan in losses(Point.STEP, Point.LETTER, Point.RESULT)]
+    return [
+        replace(plan, fault_rates=slow) for plan in losses(Point.STEP, Point.LETTER, Point.RESULT)
+    ]
 
 
 def under_adapters():
@@ -179,11 +182,11 @@ def test_a_condition_around_the_ballot_is_named_as_such():
 def test_lengths_instead_of_flags_lose_what_all_ranks_could_use():
     """Trees stay alike, since what arrives is looked at once more: what is caught is that less
     lands than all could use."""
-    hazards = (replace(CALM, loses=0.25),) * 2
+    fault_rates = (replace(CALM, loses=0.25),) * 2
 
     def short():
         for seed in range(RUNS):
-            again = Again(replace(storage_plan(seed, "window"), hazards=hazards))
+            again = Again(replace(storage_plan(seed, "window"), fault_rates=fault_rates))
             if again.run() != again.common * 4:
                 return True
         return False

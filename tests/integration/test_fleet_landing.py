@@ -1,9 +1,9 @@
 """Landing pages over ranks: one rank cannot be short of them while the others are not.
 
-Ranks take the smallest size of every pool (``Seat.least``), every change of a pool follows from
-what the ballot has agreed on, and the ballot compares the free pages themselves. So a fetch finds
-the same room on all ranks, however unlike their stores are; and where one did not, all would stop
-at the next ballot, before a page has landed. Owns what it watches.
+Ranks take the smallest size of every pool (``RankContext.all_reduce_min``), every change of a pool
+follows from what the ballot has agreed on, and the ballot compares the free pages themselves. So a
+fetch finds the same room on all ranks, however unlike their stores are; and where one did not, all
+would stop at the next ballot, before a page has landed. Owns what it watches.
 """
 
 import logging
@@ -59,7 +59,7 @@ def test_every_rank_finds_the_same_room_for_a_fetch_whatever_its_store_has(name,
     plan = replace(
         plan,
         host=(host,) * len(plan.spec.groups),
-        hazards=tuple(replace(CALM, loses=some) for some in (0.0, 0.05, 0.1)),
+        fault_rates=tuple(replace(CALM, loses=some) for some in (0.0, 0.05, 0.1)),
     )
     with watched() as (asked, landed):
         Fleet(plan).run()

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from stratakv.core.page_keys import Namespace, PageHasher
-from stratakv.engine.letters import Flush
+from stratakv.engine.step_messages import Flush
 from stratakv.policy.prefetch_pace import Timeout
 from stratakv.spec.retention import needed
 from stratakv.storage.backend import ObjectKey, ReadStatus
-from stratakv.testing.fleet.plan import PAGE
 from stratakv.testing.fleet.run import Fleet
+from stratakv.testing.fleet.scenario import PAGE
 from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tree.nodes import Tier
@@ -95,7 +95,7 @@ class Again:
 def test_what_lands_is_the_largest_end_that_all_ranks_can_use(name, seed):
     ranks = 2 + seed % 3
     plan = storage_plan(seed, name, ranks)
-    again = Again(replace(plan, hazards=(replace(CALM, loses=0.2),) * ranks))
+    again = Again(replace(plan, fault_rates=(replace(CALM, loses=0.2),) * ranks))
     assert again.run() == again.common * PAGE
 
 

@@ -46,7 +46,7 @@ from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteSt
 from stratakv.storage.registry import open_storage
 from stratakv.storage.urls import parse_storage_url
 from stratakv.transfer.cpu import CpuTransferEngine
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 import stratakv.testing
 
 buffer = BufferSpec(name="k", layers=(LayerId(0), LayerId(1)), rows_per_page=16, row_shape=(64,),

@@ -69,10 +69,10 @@ def test_a_state_goes_on_from_the_host_on_and_off_a_page_boundary(family, comput
         assert engine._running.rows.computed.item(request.row) == computed
         engine._retract(request)
         engine.check()
-        assert request.parked.tokens == computed
-        parked = {page.group for page in request.parked.live}
+        assert request.retracted.tokens == computed
+        retracted = {page.group for page in request.retracted.live}
         states = {group.id for group in this.spec.groups if group.stateful}
-        assert (states <= parked) if computed % PAGE else not (states & parked)
+        assert (states <= retracted) if computed % PAGE else not (states & retracted)
         evict_device(this.parts)
         this.drain()
         assert this.parts.cache.counters.load_pages > 0

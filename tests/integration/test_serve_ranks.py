@@ -104,7 +104,7 @@ def test_a_kill_leaves_no_damage_in_the_store(story):
 @pytest.mark.parametrize("ranks", [2, 1, pytest.param(4, marks=pytest.mark.long)])
 def test_the_next_server_finds_what_two_ranks_have_stored(ranks, story, model, tmp_path):
     """And then changes it while it runs, ends well, or is robbed of a rank."""
-    more = in_store(story.store) + (() if ranks > 1 else ("--storage-cut", 8))
+    more = in_store(story.store) + (() if ranks > 1 else ("--storage-shards", 8))
     with started(serve(model, ranks, *more), tmp_path / "log") as server:
         server.listen()
         for prompt, wanted in zip(PROMPTS, story.alone, strict=True):
@@ -212,8 +212,8 @@ def test_pages_of_ranks_are_not_missed_by_one_that_cuts_otherwise(model, story, 
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == (
         f"stratakv: --storage {in_store(story.store)[1]}: pages of this model are there in slices "
-        "of --storage-cut 8, which a server with --storage-cut 1 would never find; allowed is "
-        "--storage-cut 8"
+        "of --storage-shards 8, which a server with --storage-shards 1 would never find; allowed "
+        "is --storage-shards 8"
     )
 
 
@@ -223,7 +223,7 @@ def test_pages_of_ranks_are_not_missed_by_one_that_cuts_otherwise(model, story, 
         ("--tp 0", "--tp 0: allowed is 1 and more"),
         ("--tp 2 --storage memory://", "--storage memory://: it is one process's own, and --tp 2"),
         ("--tp 2 --lora a=b", "--tp 2: adapters are not sharded"),
-        ("--tp 2 --storage-cut 3", "--storage-cut 3: allowed are multiples of --tp 2"),
+        ("--tp 2 --storage-shards 3", "--storage-shards 3: allowed are multiples of --tp 2"),
         ("--tp 2 --tp-timeout 0", "--tp-timeout 0.0: allowed are finite seconds from 1 up"),
         ("--tp 2 --tp-timeout nan", "--tp-timeout nan: allowed are finite seconds from 1 up"),
         ("--tp-timeout 5", "--tp-timeout: allowed with --tp 2 and more"),

@@ -11,7 +11,7 @@ import pytest
 from stratakv.core.clock import WallClock
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.file.fsck import fsck
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
 from tests.forks import fork_server
@@ -74,7 +74,9 @@ def verify(directory: Path, lines: list[str], quota: int = ROOMY) -> int:
     """No corrupt and no wrong page, and where there was room, nothing is gone that was
     acknowledged. Returns how many pages were."""
     there, evicted = acknowledged(lines)
-    with closing(FileStore(directory, FORM, Keeping(quota_bytes=quota), WallClock())) as backend:
+    with closing(
+        FileStore(directory, FORM, StoreLimits(quota_bytes=quota), WallClock())
+    ) as backend:
         statuses = fetch(backend, KEYS_OF)  # compares every byte of every hit
         assert ReadStatus.CORRUPT not in statuses
         assert ReadStatus.FAILED not in statuses
@@ -116,7 +118,7 @@ def test_kill_9_while_writing_200_times(tmp_path: Path, quota: int) -> None:
 def test_two_processes_share_a_directory_and_one_is_killed(tmp_path: Path) -> None:
     one, two = Writer(tmp_path, 1), Writer(tmp_path, 2)
     one.killed(100)
-    with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=ROOMY), WallClock())) as backend:
+    with closing(FileStore(tmp_path, FORM, StoreLimits(quota_bytes=ROOMY), WallClock())) as backend:
         for _ in range(20):
             statuses = fetch(backend, KEYS_OF)
             assert ReadStatus.CORRUPT not in statuses

@@ -15,7 +15,7 @@ import pytest
 from stratakv.core.clock import WallClock
 from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
 from stratakv.storage.file.fsck import fsck
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
 from tests.integration.test_storage_file_crash import (
@@ -124,7 +124,7 @@ def test_a_disk_without_a_free_byte_is_read_and_a_new_store_on_it_stores_nothing
 def test_one_process_evicts_what_another_reads(tmp_path: Path, writer: Writer) -> None:
     hits = misses = 0
     lines: list[str] = []
-    with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=TIGHT), WallClock())) as reader:
+    with closing(FileStore(tmp_path, FORM, StoreLimits(quota_bytes=TIGHT), WallClock())) as reader:
         while min(hits, misses, acknowledged(lines)[1]) < 100:
             lines.append(writer.hear())
             statuses = fetch(reader, KEYS_OF[:120])  # compares every byte of every hit
@@ -139,7 +139,7 @@ def test_one_process_evicts_what_another_reads(tmp_path: Path, writer: Writer) -
 def test_everything_is_forgotten_while_another_process_writes(
     tmp_path: Path, writer: Writer
 ) -> None:
-    with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=ROOMY), WallClock())) as backend:
+    with closing(FileStore(tmp_path, FORM, StoreLimits(quota_bytes=ROOMY), WallClock())) as backend:
         for _ in range(20):
             removed = 0
             while not removed:
@@ -161,7 +161,7 @@ def half_made(directory: Path, size_bytes: int) -> Path:
 
 
 def test_a_segment_that_was_never_finished_goes_with_everything(tmp_path: Path) -> None:
-    with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=ROOMY), WallClock())) as backend:
+    with closing(FileStore(tmp_path, FORM, StoreLimits(quota_bytes=ROOMY), WallClock())) as backend:
         path = half_made(tmp_path, 1 << 16)
         assert set(store(backend, KEYS_OF[:3])) == {STORED}
         assert path.exists()
@@ -170,7 +170,7 @@ def test_a_segment_that_was_never_finished_goes_with_everything(tmp_path: Path) 
 
 
 def test_a_segment_that_was_never_finished_makes_room_for_another(tmp_path: Path) -> None:
-    with closing(FileStore(tmp_path, FORM, Keeping(quota_bytes=TIGHT), WallClock())) as backend:
+    with closing(FileStore(tmp_path, FORM, StoreLimits(quota_bytes=TIGHT), WallClock())) as backend:
         path = half_made(tmp_path, TIGHT)
         assert set(store(backend, KEYS_OF[:3])) == {STORED}
         assert not path.exists()

@@ -10,7 +10,7 @@ import pytest
 from stratakv.core.clock import WallClock
 from stratakv.spec.retention import needed
 from stratakv.storage.file.fsck import fsck
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from tests.engines import on_storage
 from tests.hit_cases import last_end, prompt
@@ -99,7 +99,7 @@ def test_a_flipped_byte_on_the_disk_is_never_served(family, of, tmp_path):
         if of == "first group" and this.spec.groups[0].page_bytes:
             group = 0
         bad = objects_of(this, TOKENS, group)[LAST]
-        keeping = Keeping(quota_bytes=64 << 20)
+        keeping = StoreLimits(quota_bytes=64 << 20)
         with closing(FileStore(tmp_path, format_of(this.spec), keeping, WallClock())) as backend:
             stored = stored_pages(this, backend, TOKENS)
     flip_payload(tmp_path, bad, at=777)

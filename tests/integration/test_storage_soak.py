@@ -25,7 +25,7 @@ from stratakv.policy.prefetch_book import PrefetchBook
 from stratakv.serve.wiring import EngineParts
 from stratakv.spec.retention import KeepBoundary
 from stratakv.storage.file.ledger import Ledger
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.testing.patience import PATIENCE_S
@@ -113,7 +113,7 @@ class Soak:
     def attach(self) -> None:
         """A new opening of the directory; every second one fails now and then."""
         self.turn += 1
-        form, keeping = format_of(SPEC), Keeping(quota_bytes=QUOTA_BYTES)
+        form, keeping = format_of(SPEC), StoreLimits(quota_bytes=QUOTA_BYTES)
         faults = replace(FAULTS, seed=self.turn) if self.turn % 2 == 0 else Faults()
         self.stores = [FileStore(self.directory, form, keeping, WallClock()) for _ in range(2)]
         self.backends = [FaultyBackend(store, faults) for store in self.stores]

@@ -21,9 +21,9 @@ from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.fake_engine import PatternWriter
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import cache_specs
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.transfer.numpy_copy import NumpyCopier
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
 PAGES = 6
 

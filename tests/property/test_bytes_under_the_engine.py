@@ -18,7 +18,7 @@ from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow
 from stratakv.testing.transfer_ends import cache_specs
 from stratakv.tiers.flights import Flights
 from stratakv.tiers.prefetch.fetches import Fetches
-from stratakv.transfer.plan import Direction
+from stratakv.transfer.copy_plan import Direction
 from tests.engines import (
     VOCABULARY,
     all_free,

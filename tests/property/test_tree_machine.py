@@ -12,9 +12,9 @@ import pytest
 from stratakv.core.config import EVICTIONS
 from stratakv.testing.tree_campaign import campaign
 from stratakv.testing.tree_machine import TreeMachine
-from stratakv.tree.residency import Event, Residency
+from stratakv.tree.residency import Residency, ResidencyEvent
 
-R, E = Residency, Event
+R, E = Residency, ResidencyEvent
 WALKS = 500
 DESIGN = {
     (R.ABSENT, E.INSERTED), (R.ABSENT, E.FETCHED), (R.DEVICE, E.FETCHED),

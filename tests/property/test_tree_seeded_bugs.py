@@ -25,7 +25,7 @@ A bug is a few characters of one function's source. "Walks" is the most that fin
 | a new rank on one tier only          | a page moved between segments is not queued on the other  |
 | a page set aside is lost             | an eviction of saved pages forgets those it passed over   |
 | a hold's end warms the device        | a leaf comes up too early for its new rank and is dropped |
-| a hold pins the device               | a parked request keeps what it was to give up             |
+| a hold pins the device               | a retracted request keeps what it was to give up          |
 | a hold passes over what is saved now | a host page leaves when its copy ends, under a hold       |
 | a hold's end unpins the device       | as if it had stood there                                  |
 | a hold is for ever                   | its host pins stay                                        |
@@ -64,7 +64,6 @@ from stratakv.testing.tree_campaign import campaign
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.tree import matching
 from stratakv.tree.checkpoints import Checkpoints
-from stratakv.tree.cleaning import Cleaning
 from stratakv.tree.copies import Copies
 from stratakv.tree.eviction import Evictor
 from stratakv.tree.leases import Leases
@@ -72,6 +71,7 @@ from stratakv.tree.matching import Matcher
 from stratakv.tree.pins import Pins
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.segments import Pair
+from stratakv.tree.write_back import WriteBackEviction
 
 WALKS = 300
 SEED = 300
@@ -196,7 +196,9 @@ POLICY_BUGS: dict[str, tuple[str, Edit]] = {
     "a new rank on one tier only": (
         "slru", (Pair, "rank_anew", "in self.tiers:", "in self.tiers[:1]:"),
     ),
-    "a page set aside is lost": ("priority", (Cleaning, "evict", "in aside:", "in aside[:0]:")),
+    "a page set aside is lost": (
+        "priority", (WriteBackEviction, "evict", "in aside:", "in aside[:0]:"),
+    ),
 }  # fmt: skip
 """By the policy under which the machine looks for it."""
 

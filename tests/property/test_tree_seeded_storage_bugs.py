@@ -39,7 +39,7 @@ from stratakv.testing.tree_records import Request
 from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree import leases
 from stratakv.tree.leases import Leases
-from stratakv.tree.stored import Stored
+from stratakv.tree.stored import StorageMarks
 
 CAUGHT = (AssertionError, KeyError, IndexError, ValueError)
 Edit = tuple[Any, str, str, str]  # owner, function, its text, the bug's text
@@ -242,34 +242,38 @@ def a_page_is_fetched_late() -> None:
 PIN_BOTH = "for held in {ANCHOR, group}:"
 BUGS: dict[str, tuple[Callable[[], None], tuple[Edit, ...]]] = {
     "pins not taken": (
-        a_path_is_written, ((Stored, "begin", "self._pins.pin(Tier.HOST, held, rows)", "pass"),),
+        a_path_is_written,
+        ((StorageMarks, "begin", "self._pins.pin(Tier.HOST, held, rows)", "pass"),),
     ),
     "a node without its anchor": (
         a_window_page_is_written_alone,
         (
-            (Stored, "begin", PIN_BOTH, "for held in {group}:"),
-            (Stored, "end", "self._pins.unpin(Tier.HOST, ANCHOR,",
+            (StorageMarks, "begin", PIN_BOTH, "for held in {group}:"),
+            (StorageMarks, "end", "self._pins.unpin(Tier.HOST, ANCHOR,",
              "writing.group or self._pins.unpin(Tier.HOST, ANCHOR,"),
         ),
     ),
     "unpin forgotten": (
         a_path_is_written,
-        ((Stored, "end", "self._pins.unpin(Tier.HOST, ANCHOR, writing.rows)", "pass"),),
+        ((StorageMarks, "end", "self._pins.unpin(Tier.HOST, ANCHOR, writing.rows)", "pass"),),
     ),
     "another group's unpin forgotten": (
         a_path_is_written,
-        ((Stored, "end", "self._pins.unpin(Tier.HOST, writing.group, writing.rows)", "pass"),),
+        (
+            (StorageMarks, "end",
+             "self._pins.unpin(Tier.HOST, writing.group, writing.rows)", "pass"),
+        ),
     ),
     "mark not cleared on failure": (
         a_path_is_written,
-        ((Stored, "end", "self._marks[writing.group][writing.rows[~kept]] = False", "pass"),),
+        ((StorageMarks, "end", "self._marks[writing.group][writing.rows[~kept]] = False", "pass"),),
     ),
     "no need is asked": (
         a_page_that_nobody_needs,
-        ((Stored, "wanted", "if not self._keeps_all[group]:", "if False:"),),
+        ((StorageMarks, "wanted", "if not self._keeps_all[group]:", "if False:"),),
     ),
     "written under a hole": (
-        a_window_page_without_its_path, ((Stored, "wanted", "] < whole]", "] >= 0]"),),
+        a_window_page_without_its_path, ((StorageMarks, "wanted", "] < whole]", "] >= 0]"),),
     ),
     "held under a hole": (
         a_hold_below_a_device_page,
@@ -288,31 +292,31 @@ BUGS: dict[str, tuple[Callable[[], None], tuple[Edit, ...]]] = {
         ),
     ),
     "forget leaves marks": (
-        a_store_is_emptied, ((Stored, "forget", "marks[:] = False", "pass"),),
+        a_store_is_emptied, ((StorageMarks, "forget", "marks[:] = False", "pass"),),
     ),
     "fetched and not marked": (
-        a_fetch_lands, ((Stored, "entered", "= fetched and", "= False and"),),
+        a_fetch_lands, ((StorageMarks, "entered", "= fetched and", "= False and"),),
     ),
     "a computed page is marked": (
         computed_again_after_a_fetch,
-        ((Stored, "entered", "if self.active:", "if self.active and fetched:"),),
+        ((StorageMarks, "entered", "if self.active:", "if self.active and fetched:"),),
     ),
     "a row's former marks": (
-        a_row_is_used_again, ((Stored, "grown", "marks[rows] = False", "pass"),),
+        a_row_is_used_again, ((StorageMarks, "grown", "marks[rows] = False", "pass"),),
     ),
     "an object without bytes": (
         an_anchor_without_bytes_lands,
-        ((Stored, "entered", "fetched and self._has_bytes[group]", "fetched"),),
+        ((StorageMarks, "entered", "fetched and self._has_bytes[group]", "fetched"),),
     ),
     "only what is stale is told": (
         a_path_grows_that_storage_has_heard_of,
-        ((Stored, "to_touch", "lease.path[: stale.item(-1) + 1]", "lease.path[stale]"),),
+        ((StorageMarks, "to_touch", "lease.path[: stale.item(-1) + 1]", "lease.path[stale]"),),
     ),
     "a write is not told": (
-        a_page_is_written_late, ((Stored, "begin", "self._told[rows] = NEVER", "pass"),),
+        a_page_is_written_late, ((StorageMarks, "begin", "self._told[rows] = NEVER", "pass"),),
     ),
     "a fetch is not told": (
-        a_page_is_fetched_late, ((Stored, "entered", "self._told[rows] = NEVER", "pass"),),
+        a_page_is_fetched_late, ((StorageMarks, "entered", "self._told[rows] = NEVER", "pass"),),
     ),
     "a hold is for ever": (
         a_fetch_lands,

@@ -5,7 +5,7 @@ import pytest
 
 from stratakv.agreement.agreement import SHOWN, Agreement, digest_of
 from stratakv.agreement.ballot import FIELDS, FLAGS, LANES, Ballot, Work
-from stratakv.agreement.ranks import Alone
+from stratakv.agreement.ranks import SingleRank
 from stratakv.core.errors import DivergenceError
 
 
@@ -181,7 +181,7 @@ class _Twin:
         self.told = told
         self.order = []
 
-    def least(self, lanes, meanwhile):
+    def all_reduce_min(self, lanes, meanwhile):
         self.order.append("said")
         meanwhile()
         self.order.append("heard")
@@ -247,15 +247,15 @@ def test_what_is_to_be_done_in_any_case_is_done_while_others_vote():
     Agreement(twin).agree(Ballot(), lambda: twin.order.append("done"))
     assert twin.order == ["said", "done", "heard"]
     done = []
-    Agreement(Alone()).agree(Ballot(), lambda: done.append(1))
+    Agreement(SingleRank()).agree(Ballot(), lambda: done.append(1))
     assert done == [1]
 
 
 def test_a_rank_alone_agrees_with_itself():
-    agreement = Agreement(Alone())
+    agreement = Agreement(SingleRank())
     agreement.watch("the tree", lambda: {"nodes": 1 // 0})
     assert agreement.agree(voted(Work.BACKUP, flags(1))).ended(Work.BACKUP) == 1
-    assert agreement.tell(b"letter") == b"letter"
+    assert agreement.broadcast(b"letter") == b"letter"
 
 
 def test_a_difference_of_just_as_many_lines_as_are_shown_is_told_whole():
@@ -269,16 +269,16 @@ def test_a_difference_of_just_as_many_lines_as_are_shown_is_told_whole():
 
 
 def test_only_the_first_rank_leads_and_meetings_are_counted():
-    class Second(Alone):
+    class Second(SingleRank):
         rank = 1
 
-    agreement = Agreement(Alone())
+    agreement = Agreement(SingleRank())
     assert agreement.leads
     assert not Agreement(Second()).leads
     for _ in range(3):
         agreement.agree(Ballot())
-        agreement.tell(b"letter")
-    assert (agreement.ballots, agreement.letters) == (3, 3)
+        agreement.broadcast(b"letter")
+    assert (agreement.ballots, agreement.broadcasts) == (3, 3)
 
 
 def test_what_one_rank_has_and_the_other_lacks_is_told_as_nothing():
@@ -289,7 +289,7 @@ def test_what_one_rank_has_and_the_other_lacks_is_told_as_nothing():
 
 
 def test_there_is_a_lane_for_so_many_fields_and_no_more():
-    agreement = Agreement(Alone())
+    agreement = Agreement(SingleRank())
     for field in range(FIELDS):
         agreement.watch(f"field {field}", dict)
     with pytest.raises(AssertionError, match="no lane for one more"):
@@ -307,5 +307,5 @@ def test_who_has_parted_agrees_with_itself():
 
 def test_a_group_of_one_does_meanwhile_what_is_to_be_done():
     done, lanes = [], Ballot().lanes
-    assert Alone().least(lanes, lambda: done.append(1)) is lanes
+    assert SingleRank().all_reduce_min(lanes, lambda: done.append(1)) is lanes
     assert done == [1]

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stratakv.cache.admit import Wish
+from stratakv.cache.admit import AdmissionRequest
 from stratakv.cache.records import Admission, Refusal
 from stratakv.core.config import EngineConfig
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import HookedCopier
+from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
-from stratakv.transfer.plan import Direction
 from stratakv.tree.nodes import Tier
 from tests.engines import (
     allocator,
@@ -38,8 +38,8 @@ CONFIG = EngineConfig(
 PROMPTS = [[(n * 5 + k) % 97 for n in range(41)] for k in range(4)]
 
 
-def wish(prefix, tokens, total_tokens):
-    return Wish(prefix=prefix, tokens=tokens, total_tokens=total_tokens)
+def admission_request(prefix, tokens, total_tokens):
+    return AdmissionRequest(prefix=prefix, tokens=tokens, total_tokens=total_tokens)
 
 
 def engine(device=(60, 30), host=(60, 30), copier=DEFAULT_COPIER, **settings):
@@ -77,15 +77,15 @@ def test_all_backups_of_a_step_are_one_plan(monkeypatch):
 def test_a_refusal_changes_nothing():
     with engine(device=(25, 14)) as parts:
         cache = parts.cache
-        held = cache.admit(wish(prefix_of(PROMPTS[0]), 41, 60))
+        held = cache.admit(admission_request(prefix_of(PROMPTS[0]), 41, 60))
         assert isinstance(held, Admission)
         before = cache.stats(), cache.counters.snapshot()
-        assert cache.admit(wish(prefix_of(PROMPTS[1]), 41, 60)) is Refusal.NO_PAGES
+        assert cache.admit(admission_request(prefix_of(PROMPTS[1]), 41, 60)) is Refusal.NO_PAGES
         assert (cache.stats(), cache.counters.snapshot()) == before
         cache.check()
-        small = [cache.admit(wish(prefix_of([k]), 1, 4)) for k in range(2)]
+        small = [cache.admit(admission_request(prefix_of([k]), 1, 4)) for k in range(2)]
         assert all(isinstance(admission, Admission) for admission in small)
-        assert cache.admit(wish(prefix_of([9]), 1, 4)) is Refusal.NO_ROW
+        assert cache.admit(admission_request(prefix_of([9]), 1, 4)) is Refusal.NO_ROW
         for admission in (held, *small):
             cache.release(admission.row, np.empty(0, np.int32))
         assert cache.flush()
@@ -155,7 +155,7 @@ def asked(parts, tokens):
     """What the engine would ask of its cache for a prompt, and a few tokens more."""
     prefix = PageHasher(parts.engine._namespaces.of("", ""), 4)
     prefix.extend(np.array(tokens, np.int32))
-    return wish(prefix, len(tokens), len(tokens) + 3)
+    return admission_request(prefix, len(tokens), len(tokens) + 3)
 
 
 def plans_of(parts, monkeypatch):

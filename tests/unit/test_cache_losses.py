@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from stratakv.cache.admit import Wish
+from stratakv.cache.admit import AdmissionRequest
 from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
@@ -209,12 +209,14 @@ def test_the_cache_bills_who_leaves_for_what_it_would_have_read(use, known):
         run(parts, greedy("first", PROMPT, 1))
         prefix = PageHasher(parts.engine._namespaces.of("", ""), 4)
         prefix.extend(np.array(PROMPT, np.int32))
-        wish = Wish(prefix=prefix, tokens=41, total_tokens=42, request=RequestId("left"), use=use)
+        asked = AdmissionRequest(
+            prefix=prefix, tokens=41, total_tokens=42, request=RequestId("left"), use=use
+        )
         match, matched = parts.cache.match, []
         with mock.patch.object(
             parts.cache, "match", lambda *what: (matched.append(what), match(*what))[1]
         ):
-            parts.cache.abandon(wish)
+            parts.cache.abandon(asked)
         assert (parts.cache.losses.known, bool(matched)) == (known, bool(known))
         parts.cache.losses.check()
 

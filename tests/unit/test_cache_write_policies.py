@@ -155,10 +155,10 @@ def test_write_back_keeps_its_reserve_free_or_saved(reserve):
             cache.check()
             for group in parts.spec.groups:
                 space = cache._pools.tiers[Tier.DEVICE][group.id]
-                cleaning = cache._tree.cleaning
+                write_back = cache._tree.write_back
                 wanted = safe_wanted(cache._copies._write, space.capacity)
-                assert space.available() + cleaning.saved(group.id) >= min(
-                    wanted, space.available() + sum(map(len, cleaning.coldest(group.id, 999)))
+                assert space.available() + write_back.saved(group.id) >= min(
+                    wanted, space.available() + sum(map(len, write_back.coldest(group.id, 999)))
                 )
         assert cache.counters.backup_pages > 0
 

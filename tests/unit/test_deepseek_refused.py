@@ -12,7 +12,7 @@ from stratakv.engine import model_facts
 from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.model_facts import read_planned
 from stratakv.serve import wiring
-from stratakv.serve.plan import plan_bytes
+from stratakv.serve.memory_plan import plan_bytes
 from stratakv.serve.wiring import build_service
 from tests.fixtures.deepseek_v4 import config_of
 from tests.fixtures.deepseek_v32 import CONFIGS, v32_model

@@ -55,9 +55,9 @@ def test_demand_grows_by_what_is_not_cached():
 
 def test_what_can_never_fit_names_the_group():
     budget = PageBudget(small_spec([KeepWindow(8)], page_tokens=4), (10, 5))
-    assert budget.could_ever_fit(Demand(growth=(10, 5), peak=(10, 5))) is None
-    assert "group 0" in (budget.could_ever_fit(Demand(growth=(0, 0), peak=(11, 5))) or "")
-    assert "group 1" in (budget.could_ever_fit(Demand(growth=(0, 0), peak=(10, 6))) or "")
+    assert budget.refusal(Demand(growth=(10, 5), peak=(10, 5))) is None
+    assert "group 0" in (budget.refusal(Demand(growth=(0, 0), peak=(11, 5))) or "")
+    assert "group 1" in (budget.refusal(Demand(growth=(0, 0), peak=(10, 6))) or "")
 
 
 def test_peaks_of_a_window_share_the_pool_and_growth_of_the_anchor_what_is_available():

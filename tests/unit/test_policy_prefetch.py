@@ -6,11 +6,11 @@ import pytest
 from stratakv.policy.prefetch import (
     Abandoned,
     Fetching,
+    HostSpace,
     Landed,
     MakeRoom,
     PrefetchRules,
     Probing,
-    Room,
 )
 from stratakv.policy.prefetch_ends import Held
 from stratakv.policy.prefetch_pace import PrefetchPolicy
@@ -46,7 +46,7 @@ def answered(rules, probe, *stored, free=PLENTY, evictable=0, in_flight=0):
     """``free`` and ``evictable``: of all groups alike, or of each."""
     there = flags(probe.held.limit, *stored)
     groups = len(stored)
-    room = Room(*(n if isinstance(n, tuple) else (n,) * groups for n in (free, evictable)))
+    room = HostSpace(*(n if isinstance(n, tuple) else (n,) * groups for n in (free, evictable)))
     return rules.answered(probe, there, rules.usable(probe, there), room, in_flight)
 
 
@@ -347,7 +347,7 @@ def test_ranks_that_can_use_different_ends_use_neither():
     probe = probing(8, (), ())
     mine, theirs = flags(8, range(8), [4]), flags(8, range(8), [1, 2])
     agreed = rules.usable(probe, mine) & rules.usable(probe, theirs)
-    state = rules.answered(probe, mine, agreed, Room((9, 9), (0, 0)), 0)
+    state = rules.answered(probe, mine, agreed, HostSpace((9, 9), (0, 0)), 0)
     assert isinstance(state, Abandoned)
     assert state.tally.lost == ((Reason.STATE_MISSING, 3), (Reason.SHARD_DISAGREEMENT, 5))
 

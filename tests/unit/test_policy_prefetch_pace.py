@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stratakv.core.ids import RequestId
-from stratakv.policy.prefetch import PrefetchRules, Probing, Room
+from stratakv.policy.prefetch import HostSpace, PrefetchRules, Probing
 from stratakv.policy.prefetch_book import PrefetchBook
 from stratakv.policy.prefetch_ends import Held
 from stratakv.policy.prefetch_pace import (
@@ -133,7 +133,7 @@ def probing(book, of, limit=8):
 
 def answered(rules, book, probe, pages, free=99):
     there = (np.arange(probe.held.limit) < pages,)
-    room = Room((free,), (0,))
+    room = HostSpace((free,), (0,))
     return rules.answered(probe, there, rules.usable(probe, there), room, book.in_flight_tokens)
 
 

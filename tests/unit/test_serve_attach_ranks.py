@@ -9,10 +9,10 @@ import pytest
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Ballot
-from stratakv.core.clock import MonotonicClock, ToldClock
+from stratakv.core.clock import BroadcastClock, MonotonicClock
 from stratakv.core.errors import ConfigError, StorageError
-from stratakv.engine.letters import Desk, Prepare
 from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.step_messages import Prepare, StepSync
 from stratakv.serve.admin import OpenStore, StorageAdmin
 from stratakv.serve.attach_ranks import RankedOpener
 from stratakv.serve.driver import EngineDriver
@@ -43,18 +43,18 @@ class Table:
         return everyone
 
 
-class Seat:
+class OneRank:
     size = RANKS
 
     def __init__(self, table, rank):
         self._table = table
         self.rank = rank
 
-    def least(self, lanes, meanwhile=lambda: None):
+    def all_reduce_min(self, lanes, meanwhile=lambda: None):
         meanwhile()
         return np.minimum.reduce(self._table.meet(self.rank, lanes.copy()))
 
-    def tell(self, letter):
+    def broadcast(self, letter):
         return self._table.meet(self.rank, letter)[0]
 
     def gather(self, text):
@@ -65,9 +65,9 @@ class Seat:
 class Inner:
     """What a rank's engine does of a step, and with a store."""
 
-    def __init__(self, agreement, desk):
+    def __init__(self, agreement, sync):
         self.agreement = agreement
-        self.desk = desk
+        self.sync = sync
         self.steps = 0
         self.worker = None
         self.history = []
@@ -80,7 +80,7 @@ class Inner:
 
     def step(self):
         self.steps += 1
-        self.desk.idle()
+        self.sync.idle()
         self.agreement.agree(Ballot())
         return []
 
@@ -156,10 +156,10 @@ class House:
         self.openers = [Opener() for _ in range(RANKS)]
         self.inner, self.engines = [], []
         for rank in range(RANKS):
-            agreement = Agreement(Seat(self.table, rank))
-            desk = Desk(agreement, MonotonicClock(), ToldClock())
-            self.inner.append(Inner(agreement, desk))
-            self.engines.append(RankedEngine(self.inner[rank], desk, self.openers[rank]))
+            agreement = Agreement(OneRank(self.table, rank))
+            sync = StepSync(agreement, MonotonicClock(), BroadcastClock())
+            self.inner.append(Inner(agreement, sync))
+            self.engines.append(RankedEngine(self.inner[rank], sync, self.openers[rank]))
         self.checked = []
         self.driver = EngineDriver(
             self.engines[0], max_waiting=8, clock=MonotonicClock(), heartbeat_s=0.005
@@ -333,7 +333,7 @@ def test_other_steps_have_one_letter_one_ballot_and_nothing_more(house):
 
 def counts(house):
     agreement = house.inner[0].agreement
-    return house.inner[0].steps, agreement.ballots, agreement.letters, house.table.gathers
+    return house.inner[0].steps, agreement.ballots, agreement.broadcasts, house.table.gathers
 
 
 def test_a_url_does_not_show_in_a_letter_that_is_printed():

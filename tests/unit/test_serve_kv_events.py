@@ -195,6 +195,8 @@ def test_who_joins_late_catches_up_by_a_replay():
         made.follow(SPEC, {})
         for _ in range(5):
             publish(made, stored())
+        with Subscriber(*ends(made)) as early:  # else they may still wait to be sent
+            wait_until(lambda: early.ask_again(5) == [5])
         with Subscriber(*ends(made)) as follower:
             seen = subscribed(follower, made, stored())
             assert 0 in follower.missing()

@@ -10,7 +10,7 @@ import pytest
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.serve.sizing import Sizes, ranks_here
-from stratakv.serve.wiring_ranks import Seat, check_alike, heartbeat_s
+from stratakv.serve.wiring_ranks import RankContext, check_alike, heartbeat_s
 from stratakv.storage.store_key import StoreKey
 from stratakv.testing.patience import PATIENCE_S
 from tests.unit.test_testing_fleet_thread_ranks import together
@@ -40,7 +40,7 @@ def said(*started) -> list[str | None]:
 
     def one(rank):
         try:
-            check_alike(Seat(TwoRanks(rank, texts, barrier)), *started[rank])
+            check_alike(RankContext(TwoRanks(rank, texts, barrier)), *started[rank])
         except ConfigError as error:
             return str(error)
         return None
@@ -64,7 +64,7 @@ def test_ranks_that_are_alike_go_on():
         ("page_tokens", 32),
         ("prefetch_policy", "best-effort"),
         ("tp_timeout", 3.0),
-        ("storage_cut", 8),
+        ("storage_shards", 8),
     ],
 )
 def test_another_setting_is_refused_on_both_with_its_flag(name, value):
@@ -115,6 +115,8 @@ def test_ranks_take_the_least_of_every_size():
     given = {"spec": None, "sharding": None, "notice": None}
     mine = Sizes(device=(10, 20), host=(30, 5), max_model_len=400, **given)
     theirs = Sizes(device=(12, 8), host=(3, 50), max_model_len=300, **given)
-    said = together(*[lambda ranks: Seat(ranks).least((mine, theirs)[ranks.rank])] * 2)
+    said = together(
+        *[lambda ranks: RankContext(ranks).all_reduce_min((mine, theirs)[ranks.rank])] * 2
+    )
     wanted = {"device": (10, 8), "host": (3, 5), "max_model_len": 300}
     assert said == [replace(mine, **wanted), replace(theirs, **wanted)]

@@ -248,7 +248,7 @@ def test_slices_and_the_mark_of_a_cut_are_sealed_too(url):
         assert done(store.worker, Kind.FETCH, Fetch(KEYS, pages(0))).statuses[0] is ReadStatus.MISS
         done(store.worker, Kind.TOUCH, Touch(KEYS[:1]))
         assert store.worker.close(PATIENCE_S)
-    with pytest.raises(ConfigError, match="allowed is --storage-cut 8"):
+    with pytest.raises(ConfigError, match="allowed is --storage-shards 8"):
         shared(url, cut=4, trust=Trust(key=ONE))
 
 
@@ -301,16 +301,16 @@ def test_ranks_are_told_of_a_store_of_whole_pages(url, ranks, rank):
     use(url)
     found = refused(url, ranks, rank)
     assert found == (
-        f"--storage {url}: pages of this model are there in slices of --storage-cut 1, which a "
-        f"server with --storage-cut 8 would never find, and no cut of --tp {ranks} would; allowed "
-        "is another directory, database or prefix, or this one once it is cleared, by a server "
-        "with --storage-cut 1, and --storage-cut 8 for every server that shares it"
+        f"--storage {url}: pages of this model are there in slices of --storage-shards 1, which a "
+        f"server with --storage-shards 8 would never find, and no cut of --tp {ranks} would; "
+        "allowed is another directory, database or prefix, or this one once it is cleared, by a "
+        "server with --storage-shards 1, and --storage-shards 8 for every server that shares it"
     )
 
 
 def test_a_single_rank_is_told_what_finds_the_pages_of_several(url):
     use(url, 4)
-    assert refused(url).endswith("would never find; allowed is --storage-cut 8")
+    assert refused(url).endswith("would never find; allowed is --storage-shards 8")
     assert shared(url, cut=8).worker.close(PATIENCE_S)
     assert shared(url, cut=16).worker.close(PATIENCE_S)  # it has no more heads than 8
     for ranks in (1, 2, 4, 8):
@@ -319,7 +319,7 @@ def test_a_single_rank_is_told_what_finds_the_pages_of_several(url):
 
 def test_ranks_are_told_of_a_cut_that_they_could_have(url):
     use(url, cut=4)
-    assert refused(url, 2).endswith("allowed is --storage-cut 4")
+    assert refused(url, 2).endswith("allowed is --storage-shards 4")
     assert "no cut of --tp 8 would" in refused(url, 8)
 
 
@@ -352,11 +352,11 @@ def test_a_store_that_was_opened_by_mistake_is_free_for_any_cut(url):
 def test_a_store_that_was_cleared_is_free_for_any_cut(url):
     first = shared(url, cut=1)
     done(first.worker, Kind.STORE, Store(KEYS, pages(7)))
-    assert "--storage-cut 1" in refused(url, cut=8)
+    assert "--storage-shards 1" in refused(url, cut=8)
     done(first.worker, Kind.REMOVE, Remove(Everything.EVERYTHING))
     assert first.worker.close(PATIENCE_S)
     second = shared(url, cut=8)
-    assert "--storage-cut 8" in refused(url, cut=1)
+    assert "--storage-shards 8" in refused(url, cut=1)
     assert second.worker.close(PATIENCE_S)
 
 

@@ -9,7 +9,7 @@ from stratakv.core.errors import StorageError
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import Everything, ObjectKey, StoreFormat, WriteStatus
 from stratakv.storage.cut_marks import MARK_BYTES, RENEW_S, CutMarks, MarkedBackend, marks_form
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.memory import MemoryBackend
 from stratakv.storage.registry import MARK_SLOTS, open_marks, open_storage
@@ -68,7 +68,7 @@ def test_marks_of_both_cuts_let_either_go_on(store, caplog):
     for cut in (1, 8):
         marks_of(store, cut)._write()
     assert claim(store, 1) == ()
-    assert "slices of --storage-cut 8 too; those of --storage-cut 1 are used" in caplog.text
+    assert "slices of --storage-shards 8 too; those of --storage-shards 1 are used" in caplog.text
 
 
 class Racing(MemoryBackend):
@@ -184,7 +184,7 @@ def test_who_lost_its_mark_to_another_cut_says_so(store, used, caplog):
     assert claim(store, 1) == ()
     clock.advance(RENEW_S + 1)
     backend.write([KEY], [PAGE])
-    assert "slices of --storage-cut 1 too; those of --storage-cut 8 are used" in caplog.text
+    assert "slices of --storage-shards 1 too; those of --storage-shards 8 are used" in caplog.text
     assert claim(store, 1) == claim(store, 8) == ()
 
 
@@ -323,7 +323,7 @@ LARGE = StoreFormat(spec_digest=SPEC, page_bytes=(4096,))
 
 def full(directory, clock):
     """An open store that has evicted: no segment more fits its directory."""
-    pages = FileStore(directory, LARGE, Keeping(quota_bytes=QUOTA), clock)
+    pages = FileStore(directory, LARGE, StoreLimits(quota_bytes=QUOTA), clock)
     for at in range(1200):
         clock.advance(0.001)
         pages.write([ObjectKey(PageKey(b"%032d" % at), GroupId(0))], [memoryview(bytes(4096))])
@@ -333,7 +333,7 @@ def full(directory, clock):
 
 def marks_beside(pages, directory, clock):
     """Open, where what the pages take is all that there may be."""
-    keeping = Keeping(quota_bytes=pages.stats().physical_bytes, slots=MARK_SLOTS)
+    keeping = StoreLimits(quota_bytes=pages.stats().physical_bytes, slots=MARK_SLOTS)
     return FileStore(directory, marks_form(SPEC), keeping, clock)
 
 
@@ -345,7 +345,7 @@ def test_a_full_directory_gives_a_mark_a_segment_that_nobody_uses(tmp_path):
     assert claim(store, 8) == ()
     assert claim(store, 1) == (8,)
     store.close()
-    again = FileStore(tmp_path, LARGE, Keeping(quota_bytes=QUOTA), clock)
+    again = FileStore(tmp_path, LARGE, StoreLimits(quota_bytes=QUOTA), clock)
     assert count * 31 // 32 <= again.stats().pages < count
     again.close()
 

@@ -13,8 +13,8 @@ import pytest
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import ReadStatus, WriteStatus
 from stratakv.storage.file.fsck import fsck
-from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.segment import Segment
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import Headers, is_blank
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
@@ -116,14 +116,14 @@ def test_a_directory_that_was_deleted_is_an_error_and_no_page_is_taken_into_nowh
 
 def test_a_clock_that_is_set_back_changes_neither_order_nor_service(tmp_path: Path):
     clock = WanderingClock()
-    keeping = Keeping(quota_bytes=3 << 20, ttl_s=1000)
+    limits = StoreLimits(quota_bytes=3 << 20, ttl_s=1000)
     old, young = keys_of("old", 40), keys_of("young", 40)
-    with closing(FileStore(tmp_path, FORM, keeping, clock)) as backend:
+    with closing(FileStore(tmp_path, FORM, limits, clock)) as backend:
         store(backend, old)
         clock.date_s -= 3 * 86_400
         store(backend, young)
         assert set(fetch(backend, old + young)) == {HIT}
-    with closing(FileStore(tmp_path, FORM, keeping, clock)) as backend:
+    with closing(FileStore(tmp_path, FORM, limits, clock)) as backend:
         assert set(fetch(backend, old + young)) == {HIT}
         for turn in range(12):
             clock.date_s += 1

@@ -142,8 +142,12 @@ def test_what_lies_beside_a_store_is_nobodys_business(place: Place, outside: Pat
     for name in ("00000000aaaa.seg", "0" * 11 + "2.seg", "notes.txt"):
         make(place.path / name, outside)
     (place.path / "ledger.bak").write_bytes(TEXT)
-    strangers = {path for path in place.path.iterdir() if path.name not in {"ledger", SEGMENT}}
-    before = {name: seen for name, seen in picture(place.path).items() if Path(name) in strangers}
+    foreign_segments = {
+        path for path in place.path.iterdir() if path.name not in {"ledger", SEGMENT}
+    }
+    before = {
+        name: seen for name, seen in picture(place.path).items() if Path(name) in foreign_segments
+    }
     with closing(place.open(quota_bytes=4 << 20)) as backend:
         assert fetch(backend, KEYS) == [ReadStatus.HIT] * 3
         store(backend, keys_of("more than fits", 300))

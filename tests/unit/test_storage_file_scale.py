@@ -9,8 +9,8 @@ import pytest
 from stratakv.core.clock import WallClock
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat
-from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.segment import Geometry, Segment
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import HEADER, MAGIC, VERSION, payload_hash, seal
 from tests.counting import counted
@@ -50,8 +50,8 @@ def make(directory: Path, pages: int, segments: int) -> np.ndarray:
 def test_many_pages_open_fast_and_are_found_fast(tmp_path: Path, pages: int) -> None:
     """With few calls for a page; `stratakv bench storage` has the seconds."""
     keys = make(tmp_path / "store", pages, segments=50)
-    keeping = Keeping(quota_bytes=64 << 30)
-    store, calls = counted(lambda: FileStore(tmp_path / "store", FORM, keeping, WallClock()))
+    limits = StoreLimits(quota_bytes=64 << 30)
+    store, calls = counted(lambda: FileStore(tmp_path / "store", FORM, limits, WallClock()))
     with closing(store):
         assert calls < pages / 5
         assert store.stats().pages == pages

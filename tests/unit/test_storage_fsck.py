@@ -8,7 +8,7 @@ from stratakv.core.errors import StorageError
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.file.fsck import fsck
 from stratakv.storage.file.fsck_report import lines_of
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
 from tests.storage_files import flip, flip_header, flip_payload
@@ -17,7 +17,7 @@ HIT, MISS = ReadStatus.HIT, ReadStatus.MISS
 
 
 def open_at(path: Path) -> FileStore:
-    return FileStore(path, FORM, Keeping(quota_bytes=64 << 20), ManualClock(1000))
+    return FileStore(path, FORM, StoreLimits(quota_bytes=64 << 20), ManualClock(1000))
 
 
 def test_a_store_without_faults_is_clean(tmp_path: Path):

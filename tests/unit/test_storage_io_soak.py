@@ -13,7 +13,7 @@ import pytest
 
 from stratakv.core.clock import ManualClock, WallClock
 from stratakv.storage.backend import Everything, ReadStatus, StoreFormat
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_jobs import Ending, Fetch, Kind, Query, Remove, Store, Touch
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
@@ -57,7 +57,7 @@ class Load:
 
     def __init__(self, directory, seed):
         self.rng = random.Random(seed)
-        keeping = Keeping(quota_bytes=4 << 20)
+        keeping = StoreLimits(quota_bytes=4 << 20)
         stores = (FileStore(directory, FORM, keeping, WallClock()) for _ in range(2))
         faulty = [FaultyBackend(store, FAULTS) for store in stores]
         self.clock = ManualClock()

@@ -10,7 +10,7 @@ import pytest
 
 from stratakv.core.clock import ManualClock
 from stratakv.storage.backend import ObjectKey, ReadStatus, StorageBackend, WriteStatus
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.memory import MemoryBackend
 from stratakv.storage.redis import RedisBackend, RedisOptions
@@ -54,7 +54,7 @@ def redis():
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., StorageBackend]:
     """One place, opened for any format."""
     if request.param == "file":
-        keeping, clock = Keeping(quota_bytes=64 << 20), ManualClock(1000)
+        keeping, clock = StoreLimits(quota_bytes=64 << 20), ManualClock(1000)
         return lambda form: FileStore(tmp_path / "store", form, keeping, clock)
     url = request.getfixturevalue("redis")
     prefix = tmp_path.name

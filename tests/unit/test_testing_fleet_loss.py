@@ -8,12 +8,12 @@ import pytest
 
 from stratakv.core.errors import RankLostError
 from stratakv.core.ids import RequestId
-from stratakv.engine.letters import Submit
 from stratakv.engine.request import Prompt, SamplingParams
+from stratakv.engine.step_messages import Submit
 from stratakv.policy.prefetch_pace import BestEffort
 from stratakv.testing.fleet.loss import POINTS, Fate, Loss, MortalRanks, Point, RankDied
-from stratakv.testing.fleet.plan import PAGE, Event
 from stratakv.testing.fleet.run import Fleet
+from stratakv.testing.fleet.scenario import PAGE, Event
 from tests.fleet_faults import a_lost_rank_ignored
 from tests.fleet_plans import storage_plan
 from tests.unit.test_testing_fleet_thread_ranks import together
@@ -60,7 +60,7 @@ def votes(loss, size):
     def body(ranks):
         mortal = MortalRanks(ranks.rank, ranks._meeting, Fate(loss, ranks.rank))
         try:
-            return mortal.least(np.array([ranks.rank])).tolist()
+            return mortal.all_reduce_min(np.array([ranks.rank])).tolist()
         except (RankLostError, RankDied) as error:
             return type(error)
 

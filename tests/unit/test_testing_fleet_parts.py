@@ -12,11 +12,11 @@ from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat, WriteSt
 from stratakv.storage.io_jobs import Kind, Query
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
-from stratakv.testing.fleet.adversary import Adversary, Hazards
+from stratakv.testing.fleet.adversary import Adversary, FaultRates
 from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
-from stratakv.testing.fleet.plan import spec_named
-from stratakv.testing.fleet.store import SteppedHand, UnkindStore
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+from stratakv.testing.fleet.scenario import spec_named
+from stratakv.testing.fleet.store import FaultyStore, SteppedHand
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 
 SPEC = spec_named("window")
 ALWAYS = {"backup": 1.0, "load": 1.0, "storage": 1.0}
@@ -38,7 +38,7 @@ def plan(direction, on_device, on_host):
 
 def test_a_copy_moves_its_bytes_when_it_ends_and_not_before():
     near, far = device(), device()
-    adversary = Adversary(1, Hazards(pace=ALWAYS))
+    adversary = Adversary(1, FaultRates(pace=ALWAYS))
     transfer = SimTransfer(SPEC, near, far, adversary)
     near[0].rows[2] = 7
     transfer.submit(plan(Direction.BACKUP, [2], [3]))
@@ -50,7 +50,7 @@ def test_a_copy_moves_its_bytes_when_it_ends_and_not_before():
 
 def test_a_gate_lands_loads_up_to_its_own_and_tells_nobody():
     near, far = device(), device()
-    adversary = Adversary(1, Hazards(pace=ALWAYS | {"load": 0.0}))
+    adversary = Adversary(1, FaultRates(pace=ALWAYS | {"load": 0.0}))
     transfer = SimTransfer(SPEC, near, far, adversary)
     far[0].rows[:] = 5
     tickets = [transfer.submit(plan(Direction.LOAD, [at], [at])) for at in range(3)]
@@ -61,7 +61,7 @@ def test_a_gate_lands_loads_up_to_its_own_and_tells_nobody():
 
 def test_a_backup_that_fails_leaves_nothing_to_read():
     near, far = device(), device()
-    transfer = SimTransfer(SPEC, near, far, Adversary(1, Hazards(pace=ALWAYS, backup_fails=1.0)))
+    transfer = SimTransfer(SPEC, near, far, Adversary(1, FaultRates(pace=ALWAYS, backup_fails=1.0)))
     near[0].rows[:], far[0].rows[:] = 7, 7
     transfer.submit(plan(Direction.BACKUP, [2], [3]))
     assert transfer.ready(Direction.BACKUP) == 1
@@ -81,13 +81,13 @@ def test_freed_pages_are_poisoned_and_views_share_their_bytes():
 
 @pytest.mark.parametrize("lane", ALWAYS)
 def test_a_lane_that_is_held_stands_still_and_then_goes_on(lane):
-    adversary = Adversary(1, Hazards(pace=ALWAYS))
+    adversary = Adversary(1, FaultRates(pace=ALWAYS))
     adversary.hold(lane, 3)
     assert [adversary.moves(lane) for _ in range(5)] == [False] * 3 + [True] * 2
 
 
-def unkind(**hazards):
-    store = UnkindStore(MemoryBackend(FORM), Adversary(3, Hazards(pace=ALWAYS, **hazards)))
+def unkind(**fault_rates):
+    store = FaultyStore(MemoryBackend(FORM), Adversary(3, FaultRates(pace=ALWAYS, **fault_rates)))
     return store, [memoryview(bytearray([n]) * 16) for n in range(len(KEYS))]
 
 
@@ -115,7 +115,7 @@ def test_a_lane_without_a_thread_works_when_it_is_told():
 
     def hand(lane, name):
         del name
-        hands.append(SteppedHand(lane, Adversary(1, Hazards(pace=ALWAYS))))
+        hands.append(SteppedHand(lane, Adversary(1, FaultRates(pace=ALWAYS))))
         return hands[-1]
 
     worker = IoWorker(Backends(store, store), FORM, IoLimits(batch_pages=2), ManualClock(), hand)

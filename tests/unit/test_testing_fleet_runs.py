@@ -12,12 +12,12 @@ import pytest
 
 from stratakv.core.errors import DivergenceError
 from stratakv.core.ids import GroupId
-from stratakv.engine.letters import Submit
+from stratakv.engine.step_messages import Submit
 from stratakv.testing.fleet.picture import first_difference, picture
-from stratakv.testing.fleet.plan import RULES, plain_plan
 from stratakv.testing.fleet.rank import PICTURE_STEPS
 from stratakv.testing.fleet.run import Fleet
 from stratakv.testing.fleet.runner import as_kept, expected_tokens, next_token
+from stratakv.testing.fleet.scenario import RULES, plain_plan
 from stratakv.testing.fleet.stores import Stores
 from stratakv.testing.fleet.variety import adapted, loss_of, plan_of, restarted, shared
 from stratakv.tiers.prefetch.fetches import Fetches

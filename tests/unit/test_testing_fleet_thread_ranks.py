@@ -12,21 +12,21 @@ from stratakv.testing.patience import PATIENCE_S
 
 def together(*bodies, seed=0):
     """Each body is a rank; what each returned or raised."""
-    meeting = Rendezvous(len(bodies), seed)
+    rendezvous = Rendezvous(len(bodies), seed)
     said = [None] * len(bodies)
 
     def live(rank):
-        meeting.begin(rank)
+        rendezvous.begin(rank)
         try:
-            said[rank] = bodies[rank](ThreadRanks(rank, meeting))
+            said[rank] = bodies[rank](ThreadRanks(rank, rendezvous))
         except (AssertionError, RankLostError) as error:
             said[rank] = error
-        meeting.leave(rank, "has ended")
+        rendezvous.leave(rank, "has ended")
 
     threads = [threading.Thread(target=live, args=(rank,)) for rank in range(len(bodies))]
     for thread in threads:
         thread.start()
-    meeting.start()
+    rendezvous.start()
     for thread in threads:
         thread.join(PATIENCE_S)
         assert not thread.is_alive(), "a rank hangs"
@@ -35,13 +35,13 @@ def together(*bodies, seed=0):
 
 def test_the_least_of_each_lane_comes_back_to_all():
     lanes = [np.array([3, 1, 2]), np.array([1, 5, 2]), np.array([2, 2, 9])]
-    said = together(*[lambda ranks: ranks.least(lanes[ranks.rank].copy()).tolist()] * 3)
+    said = together(*[lambda ranks: ranks.all_reduce_min(lanes[ranks.rank].copy()).tolist()] * 3)
     assert said == [[1, 1, 2]] * 3
 
 
 def test_rank_0_tells_and_texts_are_in_order():
     def body(ranks):
-        return ranks.tell(b"%d" % ranks.rank), list(ranks.gather(str(ranks.rank)))
+        return ranks.broadcast(b"%d" % ranks.rank), list(ranks.gather(str(ranks.rank)))
 
     assert together(*[body] * 4) == [(b"0", ["0", "1", "2", "3"])] * 4
 
@@ -54,17 +54,17 @@ def test_only_one_rank_runs_at_a_time():
             inside.append(ranks.rank)
             assert len(inside) == 1
             inside.pop()
-            ranks.tell(b"")
+            ranks.broadcast(b"")
 
     assert together(*[body] * 3) == [None] * 3
 
 
 def test_other_calls_and_other_shapes_do_not_meet():
     def tells(ranks):
-        ranks.tell(b"")
+        ranks.broadcast(b"")
 
     def votes(count):
-        return lambda ranks: ranks.least(np.zeros(count, np.int64))
+        return lambda ranks: ranks.all_reduce_min(np.zeros(count, np.int64))
 
     for bodies in ((tells, votes(3), votes(3)), (votes(3), votes(4), votes(3))):
         said = together(*bodies)
@@ -74,11 +74,11 @@ def test_other_calls_and_other_shapes_do_not_meet():
 
 def test_who_does_not_come_is_named_and_nobody_hangs():
     def votes(ranks):
-        ranks.tell(b"")
-        ranks.tell(b"")
+        ranks.broadcast(b"")
+        ranks.broadcast(b"")
 
     def ends(ranks):
-        ranks.tell(b"")
+        ranks.broadcast(b"")
 
     for bodies in ((votes, votes, ends), (ends, votes, votes)):
         lost = [error for error in together(*bodies) if error is not None]
@@ -92,7 +92,7 @@ def test_ranks_that_meet_for_ever_are_stopped(monkeypatch):
 
     def body(ranks):
         while True:
-            ranks.tell(b"")
+            ranks.broadcast(b"")
 
     assert all("no end" in str(error) for error in together(body, body))
 
@@ -100,7 +100,7 @@ def test_ranks_that_meet_for_ever_are_stopped(monkeypatch):
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_who_leaves_early_leaves_in_peace(ranks):
     def body(own):
-        return own.tell(b"x")
+        return own.broadcast(b"x")
 
     assert together(*[body] * ranks) == [b"x"] * ranks
 
@@ -112,7 +112,7 @@ def test_the_order_of_turns_is_drawn_from_the_seed():
         def body(ranks):
             for _ in range(20):
                 came.append(ranks.rank)
-                ranks.tell(b"")
+                ranks.broadcast(b"")
 
         assert together(*[body] * 4, seed=seed) == [None] * 4
         return came

@@ -115,7 +115,7 @@ def test_a_budget_that_is_used_up_puts_a_question_off_until_there_is_some(benche
     bench.answered()
     bench.start("r", PROMPT, 4)
     assert bench.abandoned() == {Reason.RATE_LIMITED: 1}
-    assert not bench.holds_back("r")
+    assert not bench.must_wait("r")
     for _ in range(5):
         bench.tick()
     assert ("contains", 4) not in bench.backend.calls, "it asked all the same"
@@ -215,13 +215,13 @@ def test_a_deadline_keeps_what_has_arrived(benches):
     bench.fill(PROMPT, 4)
     bench.start("r", PROMPT, 4)
     bench.answered()
-    assert bench.holds_back("r")
+    assert bench.must_wait("r")
     bench.clock.advance(2.0)
     bench.backend.wait_entered()
-    assert bench.holds_back("r"), "for what is being read right now"
+    assert bench.must_wait("r"), "for what is being read right now"
     bench.backend.let("read")
     bench.settle()
-    assert not bench.holds_back("r")
+    assert not bench.must_wait("r")
     assert bench.match(PROMPT, 4).end == 1
     assert bench.admitted("r", 1).end == 1
     assert bench.lost() == {Reason.DEADLINE: 3}
@@ -280,7 +280,7 @@ def test_followers_of_one_prefix_fetch_once(benches):
     bench.settle()
     needed = [name for name in names if name.group == 0] + names[-3::2]
     assert sorted(bench.backend.reads, key=str) == sorted(needed, key=str)
-    assert all(not bench.holds_back(request) for request in "abc")
+    assert all(not bench.must_wait(request) for request in "abc")
     assert bench.admitted("a", 4).end == 4
     assert bench.admitted("b", 4) is None
     bench.forget("c")
@@ -294,9 +294,9 @@ def test_a_follower_waits_for_its_leader_and_asks_itself_when_that_is_gone(bench
     bench.fill(PROMPT, 4)
     bench.start("leader", PROMPT, 4)
     bench.start("follower", PROMPT, 4)
-    assert bench.holds_back("follower")
+    assert bench.must_wait("follower")
     bench.forget("leader")
-    assert bench.holds_back("follower"), "it asks itself"
+    assert bench.must_wait("follower"), "it asks itself"
     bench.backend.let("contains", 2)
     bench.settle()
     assert bench.admitted("follower", 4).end == 4
@@ -312,13 +312,13 @@ def test_a_store_that_hangs_holds_a_request_until_its_grace_is_over(benches):
     bench.start("r", PROMPT, 4)
     bench.answered()
     bench.clock.advance(0.99)
-    assert bench.holds_back("r")
+    assert bench.must_wait("r")
     bench.clock.advance(0.02)  # and a little for its length
-    assert bench.holds_back("r")
+    assert bench.must_wait("r")
     bench.clock.advance(GRACE_S - 0.01)
-    assert bench.holds_back("r")
+    assert bench.must_wait("r")
     bench.clock.advance(0.02)
-    assert not bench.holds_back("r")
+    assert not bench.must_wait("r")
     assert bench.admitted("r", 0) is None
     assert bench.free() == [bench.hosts[0] - 4]
     bench.backend.let("read")
@@ -330,22 +330,22 @@ def test_a_store_that_hangs_holds_a_request_until_its_grace_is_over(benches):
 def test_a_question_without_an_answer_holds_nobody_behind_the_deadline(benches):
     bench = benches(FULL, held=["contains"], policy=policy_of(FULL, stop=Timeout(base_s=1.0)))
     bench.start("r", PROMPT, 4)
-    assert bench.holds_back("r")
+    assert bench.must_wait("r")
     bench.clock.advance(1.0)
-    assert not bench.holds_back("r")
+    assert not bench.must_wait("r")
 
 
 def test_a_store_that_is_known_to_hang_holds_nobody_who_comes_later(benches):
     bench = benches(FULL, held=["contains"], policy=policy_of(FULL, stop=Timeout(base_s=1.0)))
     bench.start("r", PROMPT, 4)
     bench.clock.advance(1.0)
-    assert not bench.holds_back("r")
+    assert not bench.must_wait("r")
     bench.clock.advance(GRACE_S + 0.01)  # one batch may take that long
     bench.start("soon", THIRD, 4)
-    assert bench.holds_back("soon")
+    assert bench.must_wait("soon")
     bench.clock.advance(HUNG_S)
     bench.start("next", OTHER, 4)
-    assert not bench.holds_back("next")
+    assert not bench.must_wait("next")
 
 
 # -- what it says of its work ---------------------------------------------------------------------

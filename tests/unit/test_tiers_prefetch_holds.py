@@ -114,7 +114,7 @@ def test_a_question_that_the_queue_refuses_holds_nothing_and_is_asked_again(benc
     assert bench.abandoned() == {Reason.RATE_LIMITED: 1}
     assert len(bench.tree.leases) == leases, "a hold was never released"
     assert pins_of(bench) == pins
-    assert not bench.holds_back("r")
+    assert not bench.must_wait("r")
     bench.backend.let("contains", 9)
     bench.settle()
     for _ in range(3):

@@ -43,7 +43,7 @@ def test_without_a_store_every_verb_does_nothing():
     lease = bench.serve(PROMPT, 4)
     bench.tier.used(lease)
     bench.start("r", PROMPT, 4)
-    assert not bench.holds_back("r")
+    assert not bench.must_wait("r")
     bench.tick("r")
     assert bench.admitted("r", 4) is None
     bench.forget("r")
@@ -103,7 +103,7 @@ def test_a_detach_that_is_given_up_goes_on_as_before(benches):
     bench.settle()
     assert stored(bench) == 10
     bench.start("r", 3, 2)
-    assert bench.holds_back("r")
+    assert bench.must_wait("r")
     bench.settle()
 
 
@@ -234,7 +234,7 @@ def test_requests_outlive_the_store(benches):
     bench.backend.let("contains", 9)
     bench.settle()
     assert bench.tier.detach() is bench.worker
-    assert not any(bench.holds_back(request) for request in ("r", "follower", "other"))
+    assert not any(bench.must_wait(request) for request in ("r", "follower", "other"))
     assert bench.admitted("r", 0) is None
     bench.forget("follower")
     bench.forget("other")

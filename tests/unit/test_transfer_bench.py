@@ -8,7 +8,7 @@ from stratakv.bench import transfer, transfer_v4
 from stratakv.core.ids import LayerId
 from stratakv.sim.accelerator import Accelerator
 from stratakv.testing.patience import wait_until
-from stratakv.transfer.plan import Direction
+from stratakv.transfer.copy_plan import Direction
 
 FIGURES = {
     "spec", "page_tokens", "page_bytes", "segment_bytes", "d2h_ratio", "h2d_ratio", "d2h_gb_s",

@@ -17,8 +17,8 @@ from stratakv.testing.transfer_ends import (
     plan_of,
     spread,
 )
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from stratakv.tree.check import check
 from stratakv.tree.nodes import ANY, NodeTable
 from stratakv.tree.order import COLD, WARM
 from stratakv.tree.prefix_tree import PrefixTree
-from stratakv.tree.residency import Event, Residency
+from stratakv.tree.residency import Residency, ResidencyEvent
 
 ANCHOR, WINDOW, STATE = GroupId(0), GroupId(1), GroupId(2)
 
@@ -163,14 +163,14 @@ def test_a_ticket_is_of_a_load_in_flight(grown: Grown) -> None:
 
 
 def test_what_was_removed_holds_nothing(grown: Grown) -> None:
-    grown.nodes.residency[STATE].move(np.array([grown.unused]), Event.INSERTED)
+    grown.nodes.residency[STATE].move(np.array([grown.unused]), ResidencyEvent.INSERTED)
     spoiled(grown, "^group 2: a removed node still holds a page$")
 
 
 def without_device_page(grown: Grown, row: int) -> None:
     """Its anchor page leaves the device, and everything but the rules of paths is as it should."""
     nodes, one = grown.nodes, np.array([row])
-    nodes.residency[ANCHOR].move(one, Event.DEVICE_EVICTED)
+    nodes.residency[ANCHOR].move(one, ResidencyEvent.DEVICE_EVICTED)
     nodes.page[DEVICE][ANCHOR][row] = -1
     nodes.kids[DEVICE][nodes.parent[row]] -= 1
 

@@ -19,7 +19,7 @@ from stratakv.testing.tree_driver import TreeDriver
 from stratakv.tree import journal
 from stratakv.tree.observer import Medium
 from stratakv.tree.prefix_tree import PrefixTree
-from stratakv.tree.residency import Event
+from stratakv.tree.residency import ResidencyEvent
 from tests.replica import Replica, readable
 
 WALKS = 100
@@ -88,11 +88,11 @@ def test_a_replica_that_hears_of_the_tree_agrees_with_it(followed, policy):
 @pytest.mark.parametrize(
     ("told", "event", "told_as"),
     [
-        (journal.STORED, Event.BACKUP_BEGUN, Medium.HOST),  # before its bytes are there
-        (journal.STORED, Event.LOAD_BEGUN, Medium.DEVICE),
-        (journal.REMOVED, Event.HOST_EVICTED, None),
-        (journal.STORED, Event.FETCHED, None),
-        (journal.STORED, Event.LOAD_DONE, None),
+        (journal.STORED, ResidencyEvent.BACKUP_BEGUN, Medium.HOST),  # before its bytes are there
+        (journal.STORED, ResidencyEvent.LOAD_BEGUN, Medium.DEVICE),
+        (journal.REMOVED, ResidencyEvent.HOST_EVICTED, None),
+        (journal.STORED, ResidencyEvent.FETCHED, None),
+        (journal.STORED, ResidencyEvent.LOAD_DONE, None),
     ],
 )
 def test_an_event_told_wrongly_is_noticed(followed, monkeypatch, told, event, told_as):

@@ -14,9 +14,9 @@ from stratakv.tree.residency import (
     PRESENT,
     READABLE_ON_HOST,
     TIERS_OF,
-    Event,
     Residency,
     ResidencyColumn,
+    ResidencyEvent,
     all_on_device,
     all_present,
     count_on_tier,
@@ -39,17 +39,18 @@ MOVES = """
     loading load_done      both
 """
 THEN = {
-    (Residency[now.upper()], Event[event.upper()]): Residency[then.upper()]
+    (Residency[now.upper()], ResidencyEvent[event.upper()]): Residency[then.upper()]
     for now, event, then in (line.split() for line in MOVES.strip().splitlines())
 }
 WAYS = {
-    Residency.ABSENT: (), Residency.DEVICE: (Event.INSERTED,),
-    Residency.SAVING: (Event.INSERTED, Event.BACKUP_BEGUN),
-    Residency.BOTH: (Event.INSERTED, Event.FETCHED), Residency.HOST: (Event.FETCHED,),
-    Residency.LOADING: (Event.FETCHED, Event.LOAD_BEGUN),
+    Residency.ABSENT: (), Residency.DEVICE: (ResidencyEvent.INSERTED,),
+    Residency.SAVING: (ResidencyEvent.INSERTED, ResidencyEvent.BACKUP_BEGUN),
+    Residency.BOTH: (ResidencyEvent.INSERTED, ResidencyEvent.FETCHED),
+    Residency.HOST: (ResidencyEvent.FETCHED,),
+    Residency.LOADING: (ResidencyEvent.FETCHED, ResidencyEvent.LOAD_BEGUN),
 }  # fmt: skip
-Moved = Callable[[NodeIds, Event], None]
-EVERY = [(now, event) for now in Residency for event in Event]
+Moved = Callable[[NodeIds, ResidencyEvent], None]
+EVERY = [(now, event) for now in Residency for event in ResidencyEvent]
 
 
 def column(*states: Residency, moved: Moved | None = None) -> ResidencyColumn:
@@ -66,10 +67,10 @@ def test_there_are_six_states_and_ten_events() -> None:
         "ABSENT", "DEVICE", "SAVING", "BOTH", "HOST", "LOADING",
     ]  # fmt: skip
     assert len(THEN) == 14
-    assert {event for _, event in THEN} == set(Event)
+    assert {event for _, event in THEN} == set(ResidencyEvent)
 
 
-def move(it: ResidencyColumn, nodes: list[int], event: Event) -> None:
+def move(it: ResidencyColumn, nodes: list[int], event: ResidencyEvent) -> None:
     if len(nodes) == 1:
         it.move_one(nodes[0], event)
     else:
@@ -77,8 +78,8 @@ def move(it: ResidencyColumn, nodes: list[int], event: Event) -> None:
 
 
 @pytest.mark.parametrize(("now", "event"), EVERY, ids=lambda of: of.name.lower())
-def test_a_page_moves_in_these_ways_and_no_other(now: Residency, event: Event) -> None:
-    heard: list[tuple[list[int], Event]] = []
+def test_a_page_moves_in_these_ways_and_no_other(now: Residency, event: ResidencyEvent) -> None:
+    heard: list[tuple[list[int], ResidencyEvent]] = []
     for nodes in ([1], [0, 1], [1, 2]):
         it = column(now, now, Residency.HOST, moved=lambda of, by: heard.append((of.tolist(), by)))
         heard.clear()

@@ -14,7 +14,7 @@ from stratakv.testing.tree_books import DEVICE, HOST, Place, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree.check import check
-from stratakv.tree.stored import TOUCH_STEPS, Stored, host_prefix
+from stratakv.tree.stored import TOUCH_STEPS, StorageMarks, host_prefix
 
 
 def tree(*rules: Retention, pages: int = 16) -> tuple[TreeDriver, StoringDriver]:
@@ -197,7 +197,7 @@ def test_a_store_is_told_of_no_page_that_it_lacks() -> None:
     for write in list(store.writes):
         store.end_write(write, [write.writing.group == 1] * len(write.writing.rows))
     lease = it.tree.leases.take(it.keys((0, 0)), 2)
-    stored: Stored = it.tree.stored
+    stored: StorageMarks = it.tree.stored
     assert [(g, rows.tolist()) for g, rows in stored.to_touch(lease, 0)] == [
         (GroupId(1), [it.row((0, 0))])
     ]

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Final, TypeAlias
 
 from stratakv.agreement.ballot import DIGEST_BITS, FIELDS, NOTHING, Ballot, Begun, Result
-from stratakv.agreement.ranks import Alone, Ranks, nothing
+from stratakv.agreement.ranks import Ranks, SingleRank, nothing
 from stratakv.core.errors import DivergenceError
 
 _MASK: Final = (1 << DIGEST_BITS) - 1
@@ -34,14 +34,14 @@ def digest_of(figures: Figures) -> int:
 
 
 class Agreement:
-    """``ballots`` and ``letters`` count the meetings."""
+    """``ballots`` and ``broadcasts`` count the meetings."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks: Ranks = ranks
         self._fields: list[_Field] = []
         self._begun: Begun = NOTHING
         self.ballots = 0
-        self.letters = 0
+        self.broadcasts = 0
 
     @property
     def leads(self) -> bool:
@@ -73,7 +73,7 @@ class Agreement:
             return self._read(ballot.result(ballot.lanes))
         for at, field in enumerate(self._fields):
             ballot.digest(at, digest_of(field.figures()))
-        result = ballot.result(self._ranks.least(ballot.lanes, meanwhile))
+        result = ballot.result(self._ranks.all_reduce_min(ballot.lanes, meanwhile))
         apart = result.differing(len(self._fields))
         if apart is not None:
             self._diverged(self._fields[apart])
@@ -83,10 +83,10 @@ class Agreement:
         self._begun = result.begun
         return result
 
-    def tell(self, letter: bytes) -> bytes:
+    def broadcast(self, letter: bytes) -> bytes:
         """What rank 0 says; the others' ``letter`` is not read."""
-        self.letters += 1
-        return self._ranks.tell(letter)
+        self.broadcasts += 1
+        return self._ranks.broadcast(letter)
 
     def gather(self, text: str) -> Sequence[str]:
         """What every rank says, in order, where all of them have come to ask; no part of a step."""
@@ -94,7 +94,7 @@ class Agreement:
 
     def part(self) -> None:
         """The other ranks are gone, or done: from now on this one agrees with itself."""
-        self._ranks = Alone()
+        self._ranks = SingleRank()
 
     def _diverged(self, field: _Field) -> None:
         """Every rank has seen the same minimum, so every rank comes here. What it tells is what is

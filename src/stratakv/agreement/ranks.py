@@ -22,12 +22,12 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
         """The element-wise minimum over all ranks; ``lanes`` may be used for it. ``meanwhile`` is
         done between saying what is here and waiting for the others."""
         ...
 
-    def tell(self, letter: bytes) -> bytes:
+    def broadcast(self, letter: bytes) -> bytes:
         """What rank 0 passes; the others pass anything."""
         ...
 
@@ -38,17 +38,17 @@ class Ranks(Protocol):
     def close(self) -> None: ...
 
 
-class Alone:
+class SingleRank:
     """A group of one."""
 
     rank = 0
     size = 1
 
-    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
         meanwhile()
         return lanes
 
-    def tell(self, letter: bytes) -> bytes:
+    def broadcast(self, letter: bytes) -> bytes:
         return letter
 
     def gather(self, text: str) -> Sequence[str]:

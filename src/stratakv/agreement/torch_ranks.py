@@ -39,7 +39,7 @@ class TorchRanks:
         self._limit_s = max(START_S, timeout_s)  # until all are ready
         self._page = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
 
-    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
         votes = torch.from_numpy(lanes)
         with _watched(self.rank, self._limit_s):
             under_way = dist.all_reduce(votes, op=dist.ReduceOp.MIN, async_op=True)
@@ -49,7 +49,7 @@ class TorchRanks:
             under_way.wait()
         return lanes
 
-    def tell(self, letter: bytes) -> bytes:
+    def broadcast(self, letter: bytes) -> bytes:
         page, room = self._page, LETTER_BYTES - _LENGTH
         if self.rank == 0:
             head = len(letter).to_bytes(_LENGTH, "little") + letter[:room]

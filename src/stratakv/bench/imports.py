@@ -20,7 +20,7 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
     "tree": ("stratakv.tree.prefix_tree",),
     "transfer": ("stratakv.transfer.cpu",),
     "storage": ("stratakv.storage.registry", "stratakv.storage.io_worker"),
-    "tiers": ("stratakv.tiers.storage", "stratakv.tiers.copies"),
+    "tiers": ("stratakv.tiers.storage", "stratakv.tiers.transfer_manager"),
     "cache": ("stratakv.cache.kv_cache",),
     "all of it": (
         "stratakv.testing",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stratakv.cache.admit import Booking
+from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.config import SNAPSHOT_TOKENS
 from stratakv.core.ids import GroupId, LayerId
@@ -80,14 +80,14 @@ def build_cache(
     host = [pages * HOST_RATIO * sizes.host for pages in device]
     load = sizes.load
     rows = BlockTable(len(spec.groups), load.max_running, -(-load.max_model_len // PAGE_TOKENS))
-    booking = Booking(
+    limits = AdmissionLimits(
         chunk_tokens=load.chunk_tokens,
         reserve_tokens=load.max_model_len,  # to the last token: nothing is retracted here
         load_back=LoadBackPolicy(),
         reuse=True,
     )
     options = CacheOptions(
-        booking=booking,
+        limits=limits,
         snapshot_pages=SNAPSHOT_TOKENS // PAGE_TOKENS,
         tiers=TierOptions(eviction=policy),
     )

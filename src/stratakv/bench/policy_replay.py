@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from stratakv.bench.policy_tokens import TraceTokens
-from stratakv.cache.admit import Wish
+from stratakv.cache.admit import AdmissionRequest
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import Admission, Refusal
 from stratakv.core.config import SNAPSHOT_TOKENS
@@ -78,18 +78,18 @@ class Replay:
                 self._end_first()
             figures.prompt_tokens += request.input_length
             total = max(request.total_tokens, request.input_length + 1)
-            if self._cache.could_ever_fit(total) is not None:
+            if self._cache.refusal(total) is not None:
                 figures.refused_requests += 1
                 continue
             said = tokens[at]
             prefix = PageHasher(self._namespace, self._page_tokens)
             prefix.extend(said[: request.input_length])
-            wish = Wish(prefix=prefix, tokens=request.input_length, total_tokens=total)
-            admitted = self._cache.admit(wish)
+            asked = AdmissionRequest(prefix=prefix, tokens=request.input_length, total_tokens=total)
+            admitted = self._cache.admit(asked)
             while isinstance(admitted, Refusal):
                 assert self._running, f"request {at} fits alone, and {admitted} keeps it out"
                 now_s = self._end_first()
-                admitted = self._cache.admit(wish)
+                admitted = self._cache.admit(asked)
             self._start(at, request, said, admitted, now_s)
         while self._running:
             self._end_first()

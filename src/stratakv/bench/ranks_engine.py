@@ -18,18 +18,18 @@ from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import TorchRanks
 from stratakv.bench.ranks_meter import Heard, Meter
 from stratakv.bench.workload import Ask, Chat
-from stratakv.cache.admit import Booking
+from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.kv_cache import CacheOptions, KVCache
-from stratakv.core.clock import MonotonicClock, ToldClock
+from stratakv.core.clock import BroadcastClock, MonotonicClock
 from stratakv.core.ids import LayerId, RequestId
 from stratakv.core.page_keys import Namespace
-from stratakv.engine.letters import Desk
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Output, Prompt, SamplingParams
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.scheduler import StepLimits
+from stratakv.engine.step_messages import StepSync
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
@@ -170,15 +170,15 @@ def _engine(meter: Meter, chat: Chat) -> tuple[RankedEngine, Engine, CpuTransfer
     arenas = [HostArena(group, host[group.id]) for group in spec.groups]
     transfer = CpuTransferEngine(spec, pools, arenas)
     tables = BlockTable(len(spec.groups), MAX_RUNNING, -(-longest // PAGE_TOKENS))
-    agreement, told = MeteredAgreement(meter), ToldClock()
-    desk = Desk(agreement, MonotonicClock(), told)
-    booking = Booking(
+    agreement, told = MeteredAgreement(meter), BroadcastClock()
+    sync = StepSync(agreement, MonotonicClock(), told)
+    limits = AdmissionLimits(
         chunk_tokens=CHUNK_TOKENS,
         reserve_tokens=chat.answer_tokens,
         load_back=LoadBackPolicy(threshold_tokens=PAGE_TOKENS, budget_tokens=8 * longest),
         reuse=True,
     )
-    options = CacheOptions(booking=booking, tiers=TierOptions(clock=told, agreement=agreement))
+    options = CacheOptions(limits=limits, tiers=TierOptions(clock=told, agreement=agreement))
     tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
     cache = MeteredCache(spec, tiers, tables, transfer, options, arenas)
     cache.meter = meter
@@ -190,5 +190,5 @@ def _engine(meter: Meter, chat: Chat) -> tuple[RankedEngine, Engine, CpuTransfer
     layers = {layer for group in spec.groups for buffer in group.buffers for layer in buffer.layers}
     runner = Accelerator([LayerId(layer) for layer in sorted(layers)], 0.0, CHUNK_TOKENS)
     names = Namespaces(Namespace(model=b"bench", spec_digest=spec.digest), {})
-    engine = Engine(cache, runner, UnifiedRole(), names, limits, desk)
-    return RankedEngine(engine, desk), engine, transfer
+    engine = Engine(cache, runner, UnifiedRole(), names, limits, sync)
+    return RankedEngine(engine, sync), engine, transfer

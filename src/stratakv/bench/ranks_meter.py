@@ -90,26 +90,26 @@ class Meter:
 
     # -- ranks -----------------------------------------------------------------------------------
 
-    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
         if not self._ticking:  # a wait inside the step
-            return self._ranks.least(lanes, meanwhile)
+            return self._ranks.all_reduce_min(lanes, meanwhile)
         if self._turn is Turn.BARE_ALLREDUCE:
             bare = torch.from_numpy(lanes.copy())
             self._timed(lambda: _all_reduce(bare, op=dist.ReduceOp.MIN))
         if self._turn is Turn.BALLOT:
             meanwhile()
-            return self._timed(lambda: self._ranks.least(lanes))
+            return self._timed(lambda: self._ranks.all_reduce_min(lanes))
         begin_s = time.perf_counter()
-        least = self._ranks.least(lanes, meanwhile)
+        least = self._ranks.all_reduce_min(lanes, meanwhile)
         self._last_s = time.perf_counter() - begin_s
         return least
 
-    def tell(self, letter: bytes) -> bytes:
+    def broadcast(self, letter: bytes) -> bytes:
         if self._turn is Turn.BARE_BROADCAST:
             self._timed(lambda: _broadcast(self._bare, 0))
         if self._turn is Turn.LETTER:
-            return self._timed(lambda: self._ranks.tell(letter))
-        return self._ranks.tell(letter)
+            return self._timed(lambda: self._ranks.broadcast(letter))
+        return self._ranks.broadcast(letter)
 
     def _timed(self, call: Callable[[], Told]) -> Told:
         dist.barrier()

@@ -33,7 +33,7 @@ from stratakv.storage.backend import (
     StoreFormat,
     WriteStatus,
 )
-from stratakv.storage.file.room import Keeping
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.sealed import SealedBackend, sealed_form
 from stratakv.storage.store_key import LEAST_BYTES, StoreKey
@@ -236,7 +236,7 @@ class _Slab:
 def _file_opener(root: Path) -> Opener:
     def opener(form: StoreFormat) -> StorageBackend:
         directory = Path(tempfile.mkdtemp(dir=root))
-        return FileStore(directory, form, Keeping(quota_bytes=_QUOTA_BYTES), WallClock())
+        return FileStore(directory, form, StoreLimits(quota_bytes=_QUOTA_BYTES), WallClock())
 
     return opener
 

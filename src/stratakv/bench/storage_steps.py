@@ -17,7 +17,7 @@ import torch
 
 from stratakv.bench.first_token_shapes import llama_4x128
 from stratakv.bench.shapes import build
-from stratakv.cache.admit import Booking
+from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, RequestId
@@ -144,7 +144,7 @@ def _engine(
     arenas = [HostArena(group, HOST_PAGES) for group in spec.groups]
     transfer = CpuTransferEngine(spec, pools, arenas)
     tables = BlockTable(len(spec.groups), ROWS, -(-longest // PAGE_TOKENS))
-    booking = Booking(
+    limits = AdmissionLimits(
         chunk_tokens=config.chunk_tokens,
         reserve_tokens=config.reserve_tokens,
         load_back=LoadBackPolicy(
@@ -156,7 +156,7 @@ def _engine(
         [PageAllocator(DEVICE_PAGES) for _ in spec.groups],
         [PageAllocator(HOST_PAGES) for _ in spec.groups],
     )
-    options = CacheOptions(booking=booking)
+    options = CacheOptions(limits=limits)
     cache = KVCache(spec, tiers, tables, transfer, options, arenas)
     limits = EngineLimits(
         max_model_len=longest,

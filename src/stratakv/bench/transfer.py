@@ -24,8 +24,8 @@ from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
 TARGET_RATIO: Final = 0.7
 _KIB: Final = 1 << 10

@@ -25,8 +25,8 @@ from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed, peak_pages
 from stratakv.transfer.copier import Copier, Route
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
 PREFILL_TARGET: Final = 0.97
 LAYERS: Final = 43

@@ -10,9 +10,9 @@ from typing import assert_never
 
 from stratakv.cache.live import LivePages
 from stratakv.cache.losses import Missed
-from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.records import Admission, CachedTokens, CacheUse, Refusal
-from stratakv.cache.seats import Seat, Seats
+from stratakv.cache.retraction import RetractedState, Retraction
+from stratakv.cache.sequence_states import SequenceState, SequenceStates
 from stratakv.core.ids import GroupId, RequestId
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
@@ -27,7 +27,7 @@ from stratakv.tree.matching import NO_MATCH, Match
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class AdmissionRequest:
     """What a request asks for: the tokens it knows, the most it may reach, its pages' keys.
     ``request``: under which storage was asked for its prefix, if it was.
     ``priority`` is that of its pages under eviction by priority; ``again``: it was seated before
@@ -43,7 +43,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Booking:
+class AdmissionLimits:
     """``chunk_tokens``: the most tokens of one request in a step. ``reserve_tokens``: output that
     is booked at admission, beyond the prompt."""
 
@@ -58,8 +58,8 @@ class Admitter:
         self,
         tiers: TieredCache,
         tables: BlockTable,
-        seats: Seats,
-        booking: Booking,
+        sequences: SequenceStates,
+        limits: AdmissionLimits,
         checkpoints: CheckpointPolicy,
     ) -> None:
         self._spec = tiers.spec
@@ -68,16 +68,16 @@ class Admitter:
         self._tree, self._leases = tiers.tree, tiers.tree.leases
         self._pools, self._copies = tiers.pools, tiers.copies
         self._tables = tables
-        self._seats = seats
-        self._booking = booking
+        self._sequences = sequences
+        self._limits = limits
 
-    def could_ever_fit(self, total_tokens: int) -> str | None:
-        chunk = self._booking.chunk_tokens
+    def refusal(self, total_tokens: int) -> str | None:
+        chunk = self._limits.chunk_tokens
         wanted = demand(self._spec, total_tokens, total_tokens, chunk, 0)
-        return self._seats.budget.could_ever_fit(wanted)
+        return self._sequences.budget.refusal(wanted)
 
     def match(self, prefix: PageHasher, tokens: int) -> Match:
-        if not self._booking.reuse:
+        if not self._limits.reuse:
             return NO_MATCH
         return self._tree.match(prefix.keys, last_end(tokens, self._page))
 
@@ -95,28 +95,28 @@ class Admitter:
             gone=beyond.gone,
         )
 
-    def admit(self, wish: Wish, live: LivePages) -> tuple[Admission, Missed] | Refusal:
+    def admit(self, asked: AdmissionRequest, live: LivePages) -> tuple[Admission, Missed] | Refusal:
         """Lease the longest usable prefix and begin its load-back, if one is worth it. A refusal
         pins nothing."""
         self._copies.begin_backups()  # an aborted request has left some; admitting may evict
-        if not self._booking.reuse:
-            wish = replace(wish, use=CacheUse.NOTHING)
-        found = self._found(wish)
+        if not self._limits.reuse:
+            asked = replace(asked, use=CacheUse.NOTHING)
+        found = self._found(asked)
         row = self._tables.open_row()
         if row is None:
             return Refusal.NO_ROW
         try:
-            return self._enter(row, wish, found, live)
+            return self._enter(row, asked, found, live)
         finally:
             self._give_up(row)
 
     def _give_up(self, row: int) -> None:
-        """Close a row at which nobody was seated, also where its request has failed."""
-        if row not in self._seats:
+        """Close a row at which nobody was admitted, also where its request has failed."""
+        if row not in self._sequences:
             self._tables.close_row(row)
 
     def _enter(
-        self, row: int, wish: Wish, found: Match, live: LivePages
+        self, row: int, asked: AdmissionRequest, found: Match, live: LivePages
     ) -> tuple[Admission, Missed] | Refusal:
         load = self._weigh_load(found)
         if load is LoadBack.WAIT:
@@ -125,77 +125,81 @@ class Admitter:
         if load is LoadBack.DECLINE:
             declined = Declined.BELOW_THRESHOLD
         missed = Missed(NOTHING_KNOWN, declined)
-        if CacheUse.READ in wish.use:
-            missed = Missed(self.known(wish.prefix, found, wish.tokens), declined)
+        if CacheUse.READ in asked.use:
+            missed = Missed(self.known(asked.prefix, found, asked.tokens), declined)
         admission = None
         if load is LoadBack.LOAD:
-            admission = self._try(row, wish, found, found.end, live)
+            admission = self._try(row, asked, found, found.end, live)
             if admission is None:  # the attempt may have evicted what the first match saw
-                found = self._found(wish)
+                found = self._found(asked)
         if admission is None:
-            admission = self._try(row, wish, found, found.device_end, live)
+            admission = self._try(row, asked, found, found.device_end, live)
         return Refusal.NO_PAGES if admission is None else (admission, missed)
 
-    def _found(self, wish: Wish) -> Match:
-        return self.match(wish.prefix, wish.tokens) if CacheUse.READ in wish.use else NO_MATCH
+    def _found(self, asked: AdmissionRequest) -> Match:
+        return self.match(asked.prefix, asked.tokens) if CacheUse.READ in asked.use else NO_MATCH
 
     def _weigh_load(self, found: Match) -> LoadBack:
         saved = (found.end - found.device_end) * self._page
         loading = self._copies.loading_pages * self._page
-        answer = self._booking.load_back.decide(saved, loading)
+        answer = self._limits.load_back.decide(saved, loading)
         self._pools.counters.load_waited += answer is LoadBack.WAIT
         return answer
 
     def _try(
-        self, row: int, wish: Wish, found: Match, end: int, live: LivePages
+        self, row: int, asked: AdmissionRequest, found: Match, end: int, live: LivePages
     ) -> Admission | None:
         """Admit at ``end``, or not at all."""
         starts = self._tree.starts(end)
-        priced = self._price(wish, end, starts)
+        priced = self._price(asked, end, starts)
         if priced is None:
             return None
         wanted, host = priced
         checkpoints, milestones = list[int](), list[int]()
-        if wish.use is CacheUse.ALL:  # else it is apart
-            checkpoints += self._checkpoints.checkpoints(wish.tokens, end, found.anchor_end)
-            milestones += self._checkpoints.milestones(wish.tokens, end)
-        claim = self._lease(wish, end, starts, found.device_end)
+        if asked.use is CacheUse.ALL:  # else it is apart
+            checkpoints += self._checkpoints.checkpoints(asked.tokens, end, found.anchor_end)
+            milestones += self._checkpoints.milestones(asked.tokens, end)
+        claim = self._lease(asked, end, starts, found.device_end)
         lease = self._load(claim, end - found.device_end)
         if lease is None:
             return None
-        seat = Seat(wish.prefix, lease, wanted, end, checkpoints, milestones, wish.use)
-        self._seat(row, seat)
+        sequence = SequenceState(
+            asked.prefix, lease, wanted, end, checkpoints, milestones, asked.use
+        )
+        self._open_sequence(row, sequence)
         live.open(row, lease)
         device_end = min(found.device_end, end)
-        cached = replace(self._cached(lease, device_end, host), use=wish.use)
+        cached = replace(self._cached(lease, device_end, host), use=asked.use)
         return Admission(row=row, computed=cached.total, cached=cached, tickets=lease.loading)
 
     def _price(
-        self, wish: Wish, end: int, starts: Sequence[int]
+        self, asked: AdmissionRequest, end: int, starts: Sequence[int]
     ) -> tuple[Demand, list[int]] | None:
         """What to book, and pages to load by group; None where the budget refuses. Asked before
         the lease: a request that waits must not warm its prefix at every step."""
-        booking = self._booking
-        booked = min(wish.total_tokens, wish.tokens + booking.reserve_tokens)
-        wanted = demand(self._spec, wish.total_tokens, booked, booking.chunk_tokens, end)
-        keys = wish.prefix.keys
+        limits = self._limits
+        booked = min(asked.total_tokens, asked.tokens + limits.reserve_tokens)
+        wanted = demand(self._spec, asked.total_tokens, booked, limits.chunk_tokens, end)
+        keys = asked.prefix.keys
         price_of = self._leases.price
         prices = [price_of(keys, end, starts, group.id) for group in self._spec.groups]
         available = [
             self._pools.available(GroupId(group)) - price.to_pin - price.to_load
             for group, price in enumerate(prices)
         ]
-        if not self._seats.budget.fits(wanted, available):
+        if not self._sequences.budget.fits(wanted, available):
             return None
         return wanted, [price.to_load for price in prices]
 
     def _lease(
-        self, wish: Wish, end: int, starts: Sequence[int], device_end: int
+        self, asked: AdmissionRequest, end: int, starts: Sequence[int], device_end: int
     ) -> DeviceLease | LoadLease:
         """Pin the prefix, on the host what of it must be loaded."""
         leases = self._leases
         take = leases.take_to_load if end > device_end else leases.take
-        return take(wish.prefix.keys, end, starts=starts, priority=wish.priority, again=wish.again)
+        return take(
+            asked.prefix.keys, end, starts=starts, priority=asked.priority, again=asked.again
+        )
 
     def _load(self, lease: DeviceLease | LoadLease, saved_pages: int) -> DeviceLease | None:
         """Begin the load that a lease needs, if it does, as the last thing of an admission that may
@@ -213,13 +217,13 @@ class Admitter:
         self._copies.used(loaded)
         return loaded
 
-    def _seat(self, row: int, seat: Seat) -> None:
+    def _open_sequence(self, row: int, sequence: SequenceState) -> None:
         for group in self._spec.groups:
             if not group.stateful:
-                start = seat.lease.starts[group.id]
-                pages = self._leases.pages(seat.lease, group.id)
+                start = sequence.lease.starts[group.id]
+                pages = self._leases.pages(sequence.lease, group.id)
                 self._tables.remap(row, group.id, start, pages)
-        self._seats.open(row, seat)
+        self._sequences.open(row, sequence)
 
     def _cached(self, lease: DeviceLease, device_end: int, host: Sequence[int]) -> CachedTokens:
         spans = [lease.end - start for start in lease.starts]
@@ -236,40 +240,42 @@ class Admitter:
 
     # -- one that was retracted ------------------------------------------------------------------
 
-    def resume(self, parked: Parked, wish: Wish, parking: Parking) -> Admission | Refusal:
+    def resume(
+        self, retracted: RetractedState, asked: AdmissionRequest, retraction: Retraction
+    ) -> Admission | Refusal:
         """Seat a request where it was retracted; what it needs is on the host, held for it."""
-        if not parking.saved(parked):
+        if not retraction.saved(retracted):
             return Refusal.SAVING
         self._copies.begin_backups()
         row = self._tables.open_row()
         if row is None:
             return Refusal.NO_ROW
         try:
-            admission = self._try_resume(row, parked, wish, parking)
+            admission = self._try_resume(row, retracted, asked, retraction)
         finally:
             self._give_up(row)
         return Refusal.NO_PAGES if admission is None else admission
 
     def _try_resume(
-        self, row: int, parked: Parked, wish: Wish, parking: Parking
+        self, row: int, retracted: RetractedState, asked: AdmissionRequest, retraction: Retraction
     ) -> Admission | None:
-        end = parked.end
-        priced = self._price(wish, end, parked.starts)
+        end = retracted.end
+        priced = self._price(asked, end, retracted.starts)
         if priced is None:
             return None
         wanted, host = priced
-        claim = self._lease(wish, end, parked.starts, device_end=0)
-        taken = parking.take(parked)
+        claim = self._lease(asked, end, retracted.starts, device_end=0)
+        taken = retraction.take(retracted)
         if taken is None:
             self._leases.release(claim)
             return None
         lease = self._load(claim, end)
         if lease is None:
-            parking.give_back(taken)
+            retraction.give_back(taken)
             return None
-        tickets = parking.land(row, parked, lease, taken)
-        self._seat(row, replace(parked.seat, lease=lease, demand=wanted))
+        tickets = retraction.land(row, retracted, lease, taken)
+        self._open_sequence(row, replace(retracted.sequence, lease=lease, demand=wanted))
         cached = self._cached(lease, end - host[ANCHOR], host)
         return Admission(
-            row=row, computed=parked.tokens, cached=cached, tickets=(*lease.loading, *tickets)
+            row=row, computed=retracted.tokens, cached=cached, tickets=(*lease.loading, *tickets)
         )

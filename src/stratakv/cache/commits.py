@@ -11,7 +11,7 @@ import numpy as np
 
 from stratakv.cache.live import Given, LivePages
 from stratakv.cache.records import CacheUse
-from stratakv.cache.seats import Int64s, Seat, Seats
+from stratakv.cache.sequence_states import Int64s, SequenceState, SequenceStates
 from stratakv.core.ids import NONE, GroupId, PageIds, TokenIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.checkpoints import CheckpointPolicy
@@ -43,46 +43,50 @@ class Committer:
         self._live = live
         self._observer = observer
 
-    def cut(self, seat: Seat) -> int | None:
+    def cut(self, sequence: SequenceState) -> int | None:
         """The token at which a chunk must end, because a snapshot is due there."""
         if not self._live.groups:
             return None
-        due = seat.checkpoints[:1] + (seat.milestones[:1] if self._states else [])
+        due = sequence.checkpoints[:1] + (sequence.milestones[:1] if self._states else [])
         return min(due) * self._page if due else None
 
-    def commit(self, row: int, seat: Seat, tokens: TokenIds) -> None:
+    def commit(self, row: int, sequence: SequenceState, tokens: TokenIds) -> None:
         """``tokens`` (all computed so far) have their KV: full pages enter the tree, the lease
         moves on, and pages behind a window become anybody's."""
-        if seat.apart:
-            self._drop_behind(row, seat, len(tokens) // self._page)
+        if sequence.apart:
+            self._drop_behind(row, sequence, len(tokens) // self._page)
         else:
-            self._hand_over(row, seat, tokens, last=False)
+            self._hand_over(row, sequence, tokens, last=False)
 
-    def _drop_behind(self, row: int, seat: Seat, end: int) -> None:
+    def _drop_behind(self, row: int, sequence: SequenceState, end: int) -> None:
         """Of what a request that is apart needs no more at ``end`` pages, its own pages are free,
         and those that it has read are anybody's."""
-        starts, own = self._tree.starts(end), seat.lease.end
+        starts, own = self._tree.starts(end), sequence.lease.end
         for group in self._spec.groups:
             pages = self._tables.pages(group.id)[row, : starts[group.id]]
             behind = pages[own:]
             self._pools.tiers[Tier.DEVICE][group.id].free(behind[behind != NONE])
             pages[:] = NONE
-        self._leases.let_go(seat.lease, end)
+        self._leases.let_go(sequence.lease, end)
 
-    def _hand_over(self, row: int, seat: Seat, tokens: TokenIds, *, last: bool) -> None:
+    def _hand_over(
+        self, row: int, sequence: SequenceState, tokens: TokenIds, *, last: bool
+    ) -> None:
         """``last``: the request ends here."""
-        end, first = len(tokens) // self._page, seat.lease.end
+        end, first = len(tokens) // self._page, sequence.lease.end
         grown = end > first
         if not grown and not last:
             return
-        seat.prefix.extend(tokens)
-        keys = seat.prefix.keys if len(seat.prefix.keys) == end else seat.prefix.keys[:end]
+        sequence.prefix.extend(tokens)
+        keys = (
+            sequence.prefix.keys if len(sequence.prefix.keys) == end else sequence.prefix.keys[:end]
+        )
         given: Given = {}
-        if end and len(tokens) == end * self._page and (last or self._due(seat, end)):
-            spare = not last and self._is_milestone(seat, end)
-            given = self._live.give(row, seat.lease, keys[-1], end, last=last, spare=spare)
+        if end and len(tokens) == end * self._page and (last or self._due(sequence, end)):
+            spare = not last and self._is_milestone(sequence, end)
+            given = self._live.give(row, sequence.lease, keys[-1], end, last=last, spare=spare)
         if grown and self._observer is not None:
-            self._observer.inserted(seat.prefix.namespace, keys, first, tokens)
+            self._observer.inserted(sequence.prefix.namespace, keys, first, tokens)
         if grown or given:
             start = first if grown else end - 1
             pages = list(self._pages(row, start, end, given))
@@ -90,16 +94,16 @@ class Committer:
                 self._tables.pages(remap.group)[row, remap.indices] = remap.canonical
             self._live.gave(row, given)
             if grown:
-                self._move_on(row, seat, first, end)
-        self._keep_due(seat, end, given)
+                self._move_on(row, sequence, first, end)
+        self._keep_due(sequence, end, given)
 
-    def _due(self, seat: Seat, end: int) -> bool:
-        if seat.checkpoints:
-            return end in seat.checkpoints or end in seat.milestones
+    def _due(self, sequence: SequenceState, end: int) -> bool:
+        if sequence.checkpoints:
+            return end in sequence.checkpoints or end in sequence.milestones
         return end % self._checkpoints.snapshot_pages == 0
 
-    def _is_milestone(self, seat: Seat, end: int) -> bool:
-        return end in seat.milestones and end not in seat.checkpoints
+    def _is_milestone(self, sequence: SequenceState, end: int) -> bool:
+        return end in sequence.milestones and end not in sequence.checkpoints
 
     def _pages(self, row: int, start: int, end: int, given: Given) -> Iterator[PageIds]:
         """What a request has in page indices [start, end), by group."""
@@ -109,85 +113,87 @@ class Committer:
                 pages[-1] = given[group.id]
             yield pages
 
-    def _move_on(self, row: int, seat: Seat, first: int, end: int) -> None:
-        starts = seat.lease.starts
-        self._leases.advance(seat.lease, seat.prefix.keys[:end], end)
-        self._note_strays(row, seat, first)
+    def _move_on(self, row: int, sequence: SequenceState, first: int, end: int) -> None:
+        starts = sequence.lease.starts
+        self._leases.advance(sequence.lease, sequence.prefix.keys[:end], end)
+        self._note_duplicates(row, sequence, first)
         for group in self._spec.groups:
             table = self._tables.pages(group.id)
-            table[row, starts[group.id] : seat.lease.starts[group.id]] = NONE
+            table[row, starts[group.id] : sequence.lease.starts[group.id]] = NONE
 
-    def _keep_due(self, seat: Seat, end: int, given: Given) -> None:
+    def _keep_due(self, sequence: SequenceState, end: int, given: Given) -> None:
         if not self._partial:
             return
-        if not seat.checkpoints:
+        if not sequence.checkpoints:
             if given if self._states else not end % self._checkpoints.snapshot_pages:
                 # A host copy is made when the request ends: the next one takes the place of most.
-                self._keep(seat, end, seat.rolling)
-                seat.rolling = end
-                self._thin(seat, end)
+                self._keep(sequence, end, sequence.rolling)
+                sequence.rolling = end
+                self._thin(sequence, end)
             return
-        path = seat.lease.path
-        while seat.milestones and seat.milestones[0] <= end:
-            effects = self._marks.pave(path[: seat.milestones.pop(0)])
+        path = sequence.lease.path
+        while sequence.milestones and sequence.milestones[0] <= end:
+            effects = self._marks.pave(path[: sequence.milestones.pop(0)])
             self._copies.back_up(self._pools.execute(effects))
-        while seat.checkpoints and seat.checkpoints[0] <= end:
-            last = seat.checkpoints.pop(0)
-            self._copies.back_up(self._keep(seat, last))
-            if not seat.checkpoints:
-                self._thin(seat, last)
+        while sequence.checkpoints and sequence.checkpoints[0] <= end:
+            last = sequence.checkpoints.pop(0)
+            self._copies.back_up(self._keep(sequence, last))
+            if not sequence.checkpoints:
+                self._thin(sequence, last)
 
-    def _thin(self, seat: Seat, last: int) -> None:
+    def _thin(self, sequence: SequenceState, last: int) -> None:
         """The prefix has grown to ``last``: fewer milestones serve it as well."""
-        path, marks = seat.lease.path, self._marks
+        path, marks = sequence.lease.path, self._marks
         superfluous = self._checkpoints.superfluous(marks.milestones(path), last)
         marks.clear(path[np.array(superfluous, np.intp) - 1])
 
-    def _keep(self, seat: Seat, end: int, instead_of: int = 0) -> list[Backup]:
-        effects = self._tree.keep(seat.lease, end, seat.continued, instead_of)
+    def _keep(self, sequence: SequenceState, end: int, instead_of: int = 0) -> list[Backup]:
+        effects = self._tree.keep(sequence.lease, end, sequence.continued, instead_of)
         return self._pools.execute(effects)
 
-    def finish(self, row: int, seat: Seat, tokens: TokenIds) -> None:
+    def finish(self, row: int, sequence: SequenceState, tokens: TokenIds) -> None:
         """The request ends after ``tokens``: what it leaves behind is its last checkpoint. One that
         was apart has read none of the pages that the tree may have had already, nor will it."""
-        if CacheUse.STORE not in seat.use:
+        if CacheUse.STORE not in sequence.use:
             return
-        self._hand_over(row, seat, tokens, last=True)
-        end, rolling = seat.lease.end, seat.rolling
-        self._copies.back_up(self._keep(seat, end, rolling if rolling < end else 0))
-        if self._tree.is_checkpoint(seat.lease, rolling):
-            self._copies.back_up(self._keep(seat, rolling))
+        self._hand_over(row, sequence, tokens, last=True)
+        end, rolling = sequence.lease.end, sequence.rolling
+        self._copies.back_up(self._keep(sequence, end, rolling if rolling < end else 0))
+        if self._tree.is_checkpoint(sequence.lease, rolling):
+            self._copies.back_up(self._keep(sequence, rolling))
         if self._partial and end:
-            self._thin(seat, end)
-            self._copies.back_up(self._marks.unsaved(seat.lease.path))
-        self._copies.back_up(self._tree.unsaved(seat.lease))  # what the host had no room for then
+            self._thin(sequence, end)
+            self._copies.back_up(self._marks.unsaved(sequence.lease.path))
+        self._copies.back_up(
+            self._tree.unsaved(sequence.lease)
+        )  # what the host had no room for then
 
-    # -- strays ----------------------------------------------------------------------------------
+    # -- duplicates -------------------------------------------------------------------------------
 
-    def _note_strays(self, row: int, seat: Seat, first: int) -> None:
+    def _note_duplicates(self, row: int, sequence: SequenceState, first: int) -> None:
         """Pages in [first, lease.end) that the tree did not take: their place is being loaded."""
         if not self._tree.copies.loads:
             return
-        indices = np.arange(first, seat.lease.end)
+        indices = np.arange(first, sequence.lease.end)
         for group in self._spec.groups:
-            own = self._tables.pages(group.id)[row, first : seat.lease.end]
-            canonical = self._leases.pages_at(seat.lease, group.id, indices)
+            own = self._tables.pages(group.id)[row, first : sequence.lease.end]
+            canonical = self._leases.pages_at(sequence.lease, group.id, indices)
             at = np.flatnonzero((own != canonical) & (own != NONE))
             if len(at):
-                seat.strays.append((group.id, first + at, own[at]))
+                sequence.duplicates.append((group.id, first + at, own[at]))
 
-    def free_strays(self, seats: Seats) -> None:
+    def free_duplicates(self, sequences: SequenceStates) -> None:
         """Where a load has ended, move the requests that computed the same pages meanwhile over to
         the loaded ones, and free theirs: admission has booked one page for a place, not two."""
-        for row, seat in seats.items():
+        for row, sequence in sequences.items():
             kept: list[tuple[GroupId, Int64s, PageIds]] = []
-            for group, indices, pages in seat.strays:
-                if self._tree.copies.landing(group, seat.lease.path[indices]):
+            for group, indices, pages in sequence.duplicates:
+                if self._tree.copies.landing(group, sequence.lease.path[indices]):
                     kept.append((group, indices, pages))
                     continue
-                leased = indices >= seat.lease.starts[group]
-                loaded = self._leases.pages_at(seat.lease, group, indices[leased])
+                leased = indices >= sequence.lease.starts[group]
+                loaded = self._leases.pages_at(sequence.lease, group, indices[leased])
                 self._tables.pages(group)[row, indices[leased]] = loaded
                 self._pools.tiers[Tier.DEVICE][group].free(pages)
                 self._pools.counters.duplicate_pages += len(pages)
-            seat.strays = kept
+            sequence.duplicates = kept

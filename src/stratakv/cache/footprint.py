@@ -6,7 +6,7 @@ Owns the answer. Retraction saves it; whoever sends a request elsewhere sends it
 from dataclasses import dataclass
 
 from stratakv.cache.live import LivePages
-from stratakv.cache.seats import Seat
+from stratakv.cache.sequence_states import SequenceState
 from stratakv.core.ids import NONE, GroupId
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
@@ -42,9 +42,9 @@ class Footprints:
         self._tables = tables
         self._live = live
 
-    def of(self, row: int, seat: Seat, tokens: int) -> Footprint:
+    def of(self, row: int, sequence: SequenceState, tokens: int) -> Footprint:
         """Of the request at ``row``, of which ``tokens`` have their KV."""
-        page, end = self._spec.page_tokens, seat.lease.end
+        page, end = self._spec.page_tokens, sequence.lease.end
         own = self._own(row, tokens)
         stateful = {live.group for live in own if live.index == NONE}
         starts = [
@@ -53,7 +53,7 @@ class Footprints:
         ]
         for group in self._live.groups:  # no live page: its state is the snapshot it stands on
             if group not in stateful:
-                starts[group] = seat.lease.starts[group]
+                starts[group] = sequence.lease.starts[group]
         return Footprint(tokens, end, starts, own)
 
     def _own(self, row: int, tokens: int) -> list[LivePage]:

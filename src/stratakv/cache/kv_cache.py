@@ -1,10 +1,10 @@
 """The cache as an engine sees it: admit, extend, commit, release; retract and resume; and ``tick``,
 the only place where asynchronous work becomes state.
 
-Owns the life of a seat, from admission to its end. The parts it binds own the rest: ``admit`` lets
-in, ``commits`` hands pages to the tree, ``parking`` keeps what was retracted, ``copies`` moves.
-Must not run a model or read a clock. The device tier is whatever the allocators and the transfer
-engine say it is: no byte passes here.
+Owns the life of a sequence, from admission to its end. The parts it binds own the rest: ``admit``
+lets in, ``commits`` hands pages to the tree, ``retraction`` keeps what was retracted, ``copies``
+moves. Must not run a model or read a clock. The device tier is whatever the allocators and the
+transfer engine say it is: no byte passes here.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 
 from stratakv.agreement.ballot import Work
-from stratakv.cache.admit import Admitter, Booking, Wish
+from stratakv.cache.admit import AdmissionLimits, AdmissionRequest, Admitter
 from stratakv.cache.commits import Committer
 from stratakv.cache.live import LivePages
 from stratakv.cache.losses import LossBook
-from stratakv.cache.parking import Parked, Parking
 from stratakv.cache.records import Admission, CacheUse, Refusal
-from stratakv.cache.seats import Seats
+from stratakv.cache.retraction import RetractedState, Retraction
+from stratakv.cache.sequence_states import SequenceStates
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey, RequestId, RowIds, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
@@ -42,10 +42,10 @@ Int32s = RowIds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
-    """``booking.reuse`` False computes everything and keeps nothing. ``snapshot_pages``: how often
+    """``limits.reuse`` False computes everything and keeps nothing. ``snapshot_pages``: how often
     a request that decodes keeps its state. ``tiers``: of what is below."""
 
-    booking: Booking
+    limits: AdmissionLimits
     snapshot_pages: int = 4
     tiers: TierOptions = field(default_factory=TierOptions)
 
@@ -80,15 +80,17 @@ class KVCache:
         self._tree, self._pools = self._tiers.tree, self._tiers.pools
         self._copies, self.storage = self._tiers.copies, self._tiers.storage
         self.losses = LossBook(spec.page_tokens)
-        self._seats = Seats(spec, tables, [space.capacity for space in tiers[Tier.DEVICE]])
+        self._sequences = SequenceStates(
+            spec, tables, [space.capacity for space in tiers[Tier.DEVICE]]
+        )
         checkpoints = _checkpoint_policy(spec, options.snapshot_pages)
         self._live = LivePages(self._tiers, tables)
         self._commits = Committer(
             self._tiers, tables, self._live, checkpoints, options.tiers.observer
         )
-        self._parking = Parking(self._tiers, tables, self._live)
-        self._admit = Admitter(self._tiers, tables, self._seats, options.booking, checkpoints)
-        self._tiers.watch((tables, self._seats))
+        self._retraction = Retraction(self._tiers, tables, self._live)
+        self._admit = Admitter(self._tiers, tables, self._sequences, options.limits, checkpoints)
+        self._tiers.watch((tables, self._sequences))
 
     @property
     def counters(self) -> Counters:
@@ -96,30 +98,30 @@ class KVCache:
 
     # -- the life of a request -------------------------------------------------------------------
 
-    def could_ever_fit(self, total_tokens: int) -> str | None:
+    def refusal(self, total_tokens: int) -> str | None:
         """None, or why a request of ``total_tokens`` could not run even alone."""
-        return self._admit.could_ever_fit(total_tokens)
+        return self._admit.refusal(total_tokens)
 
     def match(self, prefix: PageHasher, tokens: int) -> Match:
         """How much of a prompt is usable; at least one token is always left to compute."""
         return self._admit.match(prefix, tokens)
 
-    def admit(self, wish: Wish) -> Admission | Refusal:
+    def admit(self, asked: AdmissionRequest) -> Admission | Refusal:
         """Lease the longest usable prefix, start its load-back if one is worth it, and book pages
         for its tokens and some output. A refusal pins nothing."""
-        answer = self._admit.admit(wish, self._live)
+        answer = self._admit.admit(asked, self._live)
         if isinstance(answer, Refusal):
             return answer
         admission, missed = answer
-        lease = self._seats[admission.row].lease
+        lease = self._sequences[admission.row].lease
         self.storage.used(lease)
-        if wish.again:  # its prompt has counted, and its prefetch has ended
+        if asked.again:  # its prompt has counted, and its prefetch has ended
             return admission
         told = partial(self.losses.admitted, missed, lease.end)
-        if wish.request is None:
+        if asked.request is None:
             told(None)
             return admission
-        came = self.storage.admitted(wish.request, lease.end, told)
+        came = self.storage.admitted(asked.request, lease.end, told)
         return self._with_storage(admission, came, lease)
 
     def _with_storage(
@@ -135,17 +137,17 @@ class KVCache:
         ]
         return replace(admission, cached=admission.cached.fetched(tokens, groups))
 
-    def abandon(self, wish: Wish) -> None:
+    def abandon(self, asked: AdmissionRequest) -> None:
         """A request ends before it was admitted, and with it its prefetch, if it has one. Who does
         not read has lost nothing."""
-        if CacheUse.READ not in wish.use:
+        if CacheUse.READ not in asked.use:
             return
-        found = self.match(wish.prefix, wish.tokens)
-        told = partial(self.losses.left, self._admit.known(wish.prefix, found, wish.tokens))
-        if wish.request is None:
+        found = self.match(asked.prefix, asked.tokens)
+        told = partial(self.losses.left, self._admit.known(asked.prefix, found, asked.tokens))
+        if asked.request is None:
             told(None)
         else:
-            self.storage.forget(wish.request, told)
+            self.storage.forget(asked.request, told)
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
         """Hand over this step's loads, as one plan; what a forward over freshly admitted rows waits
@@ -155,7 +157,7 @@ class KVCache:
 
     def cut(self, row: int) -> int | None:
         """The token at which the row's chunk must end, because a snapshot is due there."""
-        return self._commits.cut(self._seats[row])
+        return self._commits.cut(self._sequences[row])
 
     def fits(self, starts: Int32s, ends: Int32s) -> bool:
         """Whether ``extend`` would find its pages; groups that do not keep all have booked them."""
@@ -179,76 +181,76 @@ class KVCache:
             if not group.stateful:
                 pages = self._pools.take(group.id, total, self.wait)
                 self._tables.pages(group.id)[at_rows, indices] = pages
-                self._seats.grow(rows, group.id, counts)
+                self._sequences.grow(rows, group.id, counts)
 
     def commit(self, row: int, tokens: TokenIds) -> None:
         """``tokens`` (all computed so far) have their KV: full pages enter the tree, the lease
         moves on, and pages behind a window become anybody's."""
-        self._commits.commit(row, self._seats[row], tokens)
+        self._commits.commit(row, self._sequences[row], tokens)
 
     def prefilled(self, row: int, total_tokens: int) -> None:
         """The row's prompt is computed: from now on it takes one token a step, up to
         ``total_tokens``, and holds less than a chunk would."""
-        self._seats.lower(row, demand(self.spec, total_tokens, total_tokens, 1, 0).peak)
+        self._sequences.lower(row, demand(self.spec, total_tokens, total_tokens, 1, 0).peak)
 
     def release(self, row: int, tokens: TokenIds) -> None:
         """End a request, finished or aborted, of which ``tokens`` have their KV."""
-        self._parking.landed(row, self.wait)
-        self._commits.finish(row, self._seats[row], tokens)
+        self._retraction.landed(row, self.wait)
+        self._commits.finish(row, self._sequences[row], tokens)
         self._leave(row)
 
     def suspect(self, row: int) -> PageKey | None:
         """What the request at ``row`` stands on and may be why it has met NaN or infinity."""
-        return self.storage.distrust(self._seats[row].lease)
+        return self.storage.distrust(self._sequences[row].lease)
 
     def drop(self, row: int) -> None:
         """End a request of which nothing is kept but what the tree has already."""
-        self._parking.landed(row, self.wait)
+        self._retraction.landed(row, self.wait)
         self._leave(row)
 
     def _leave(self, row: int) -> None:
         """Free what a request owns, and what it stands on becomes evictable."""
-        seat = self._seats[row]
-        self.storage.used(seat.lease)
+        sequence = self._sequences[row]
+        self.storage.used(sequence.lease)
         device = self._pools.tiers[Tier.DEVICE]
         for group in self.spec.groups:
-            own = self._tables.pages(group.id)[row, seat.lease.end :]
+            own = self._tables.pages(group.id)[row, sequence.lease.end :]
             device[group.id].free(own[own != NONE])
-        for stray_group, _, stray in seat.strays:
+        for stray_group, _, stray in sequence.duplicates:
             device[stray_group].free(stray)
         self._live.close(row)
-        self._tiers.release(seat.lease)
-        self._seats.close(row)
+        self._tiers.release(sequence.lease)
+        self._sequences.close(row)
 
     # -- retraction ------------------------------------------------------------------------------
 
-    def retract(self, row: int, tokens: TokenIds) -> Parked:
+    def retract(self, row: int, tokens: TokenIds) -> RetractedState:
         """Take a running request, of which ``tokens`` have their KV, off the device, and save what
         it needs to go on; of one that is apart nothing. ``resume`` or ``forget`` ends that."""
-        self._parking.landed(row, self.wait)
-        seat = self._seats[row]
+        self._retraction.landed(row, self.wait)
+        sequence = self._sequences[row]
         self.counters.retracted += 1
-        parked = self._parking.park(row, seat, 0 if seat.apart else len(tokens))
-        if parked in self._parking:
+        retracted = self._retraction.retract(row, sequence, 0 if sequence.apart else len(tokens))
+        if retracted in self._retraction:
             self._leave(row)
         else:
             self.release(row, tokens)
-        return parked
+        return retracted
 
-    def resume(self, parked: Parked, wish: Wish) -> Admission | Refusal:
+    def resume(self, retracted: RetractedState, asked: AdmissionRequest) -> Admission | Refusal:
         """Seat a retracted request again: where it was, or, where the host could not hold it, as
         far as its prefix is still cached."""
-        if parked not in self._parking:
-            answer = self.admit(wish)
+        if retracted not in self._retraction:
+            answer = self.admit(asked)
             if isinstance(answer, Admission):
-                self.losses.retracted(max(0, parked.tokens - answer.computed))
+                self.losses.retracted(max(0, retracted.tokens - answer.computed))
             return answer
-        return self._admit.resume(parked, wish, self._parking)
+        return self._admit.resume(retracted, asked, self._retraction)
 
-    def forget(self, parked: Parked) -> None:
+    def forget(self, retracted: RetractedState) -> None:
         """A retracted request ends without coming back."""
-        self._parking.forget(parked)
-        self._parking.poll()
+        self._retraction.forget(retracted)
+        self._retraction.poll()
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -258,8 +260,8 @@ class KVCache:
         then the same with storage. ``head``: the request whose turn comes next."""
         agreed = self._tiers.collect()
         if agreed.ended(Work.LOAD):
-            self._commits.free_strays(self._seats)
-        self._parking.poll()
+            self._commits.free_duplicates(self._sequences)
+        self._retraction.poll()
         self._tiers.go_on(head, agreed)
 
     @property
@@ -275,8 +277,8 @@ class KVCache:
     def wait(self) -> bool:
         """Block until one more copy has ended; False when none is under way."""
         waited = self._tiers.wait()
-        self._commits.free_strays(self._seats)
-        self._parking.poll()
+        self._commits.free_duplicates(self._sequences)
+        self._retraction.poll()
         return waited
 
     def settle(self) -> None:
@@ -295,7 +297,7 @@ class KVCache:
     def flush(self) -> bool:
         """Drop everything cached; False, and nothing done, while a request runs or waits for what
         storage fetches, or where storage is not soon done with what it writes."""
-        if len(self._seats):
+        if len(self._sequences):
             return False
         while self.wait():
             pass
@@ -303,7 +305,7 @@ class KVCache:
             if self.storage.holding or not self.busy:
                 break
             self.pause()
-        if self.storage.holding or self.busy or len(self._parking):
+        if self.storage.holding or self.busy or len(self._retraction):
             return False
         self._tiers.clear()
         return True
@@ -327,18 +329,18 @@ class KVCache:
     def check(self) -> None:
         """Verify the tree, and that every page of every pool is accounted for exactly once."""
         self.losses.check()
-        self._seats.check(self._tree.leases)
+        self._sequences.check(self._tree.leases)
         self._tiers.check(self._owned)
 
     def _owned(self, tier: Tier, group: GroupId) -> list[PageIds]:
         """Pages that no node of the tree stands for."""
-        owned = [self._parking.owned(tier, group)]
+        owned = [self._retraction.owned(tier, group)]
         if tier == Tier.HOST:
             return owned
         if self.spec.groups[group].stateful:
             return [*owned, self._live.all_owned(group)]
-        for row, seat in self._seats.items():
-            own = self._tables.pages(group)[row, seat.lease.end :]
+        for row, sequence in self._sequences.items():
+            own = self._tables.pages(group)[row, sequence.lease.end :]
             owned.append(own[own != NONE])
-            owned += [pages for of, _, pages in seat.strays if of == group]
+            owned += [pages for of, _, pages in sequence.duplicates if of == group]
         return owned

@@ -32,7 +32,7 @@ class ManualClock:
         self._now_s += by_s
 
 
-class ToldClock:
+class BroadcastClock:
     """The time that somebody else has told: the same for a whole step, on every rank."""
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ class EngineConfig:
     prefetch_timeout_per_1k: float = PREFETCH_TIMEOUT_PER_1K_S
     tp: int = 1
     tp_timeout: float = TP_TIMEOUT_S
-    storage_cut: int | None = None
+    storage_shards: int | None = None
 
     def __post_init__(self) -> None:
         least_one = (
@@ -148,7 +148,7 @@ class EngineConfig:
             ("--storage", self.storage is not None),
             ("--storage-root", bool(self.storage_root)),
             ("--storage-key-file", self.storage_key_file is not None),
-            ("--storage-cut", self.storage_cut is not None),
+            ("--storage-shards", self.storage_shards is not None),
             ("--prefetch-policy", self.prefetch_policy != "timeout"),
             ("--prefetch-threshold", self.prefetch_threshold is not None),
             ("--prefetch-share", self.prefetch_share != PREFETCH_SHARE),
@@ -164,9 +164,11 @@ class EngineConfig:
         check_seconds("--tp-timeout", self.tp_timeout, 1)
         if self.tp_timeout != TP_TIMEOUT_S and self.tp == 1:
             raise ConfigError("--tp-timeout: allowed with --tp 2 and more")
-        if self.storage_cut is not None and (self.storage_cut < 1 or self.storage_cut % self.tp):
+        if self.storage_shards is not None and (
+            self.storage_shards < 1 or self.storage_shards % self.tp
+        ):
             raise ConfigError(
-                f"--storage-cut {self.storage_cut}: allowed are multiples of --tp {self.tp}"
+                f"--storage-shards {self.storage_shards}: allowed are multiples of --tp {self.tp}"
             )
         if self.tp > 1 and self.lora:
             raise ConfigError(f"--tp {self.tp}: adapters are not sharded; --lora is allowed alone")

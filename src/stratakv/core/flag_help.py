@@ -24,6 +24,8 @@ METAVAR: Final = {
     "admin_key": "KEY",
     **dict.fromkeys(("kv_events", "kv_events_replay"), "ENDPOINT"),
 }
+RENAMED: Final = {"storage-cut": "--storage-shards"}
+"""Old names of flags, which are refused, with the new ones."""
 HELP: Final = {
     "page_tokens": "tokens of a page: the unit of identity, allocation and transfer; default: 64, "
     "or 128 where the model compresses that many to one row (DeepSeek-V4)",
@@ -66,7 +68,7 @@ HELP: Final = {
     "or --prefetch-timeout if that is more",
     "tp": "tensor-parallel ranks, started on this machine or by torchrun; memory sizes are of each",
     "tp_timeout": "seconds after which a rank that does not answer is lost, and all end",
-    "storage_cut": "slices by key heads that stored pages are cut into, a multiple of --tp: "
+    "storage_shards": "slices by key heads that stored pages are cut into, a multiple of --tp: "
     "servers with the same cut share a store, others are refused it; default: none, or 8 with --tp",
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one, printed",

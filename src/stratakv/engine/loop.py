@@ -20,7 +20,6 @@ from stratakv.core.page_keys import PageHasher
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.forward import Forward
-from stratakv.engine.meeting import Meeting, NoMeeting
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import (
     Failure,
@@ -33,13 +32,14 @@ from stratakv.engine.request import (
 )
 from stratakv.engine.roles import Role
 from stratakv.engine.rows import Rows
-from stratakv.engine.running import Running, Work
+from stratakv.engine.running import Running, ScheduledStep
 from stratakv.engine.sampling import Sampled
 from stratakv.engine.scheduler import StepLimits
-from stratakv.engine.seating import ALONE, Seating, wish_of
+from stratakv.engine.seating import ALONE, Seating, admission_request
 from stratakv.engine.stats import EngineStats, Totals, stats_of
+from stratakv.engine.token_source import OwnTokens, TokenSource
 from stratakv.storage.io_worker import IoWorker
-from stratakv.tiers.prefetch.asks import ignored
+from stratakv.tiers.prefetch.request import ignored
 from stratakv.tiers.statistics import StorageStats
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ class Engine:
         role: Role,
         namespaces: Namespaces,
         limits: EngineLimits,
-        meeting: Meeting | None = None,
+        token_source: TokenSource | None = None,
     ) -> None:
         self._cache = cache
-        self._meeting = meeting or NoMeeting()
+        self._token_source = token_source or OwnTokens()
         self._runner = runner
         self._role = role
         self._totals = Totals()
@@ -108,7 +108,7 @@ class Engine:
         if prompt.id in self._requests:
             raise RequestError(f"request {prompt.id} exists already")
         total = min(length + prompt.sampling.max_tokens, most)
-        if reason := self._cache.could_ever_fit(total):
+        if reason := self._cache.refusal(total):
             raise RequestError(
                 f"{length} tokens of prompt and {total - length} to generate need {reason}"
             )
@@ -153,10 +153,10 @@ class Engine:
             return
         if found.row < 0:
             self._backlog.remove(found)
-        if found.parked is not None:
-            self._cache.forget(found.parked)
+        if found.retracted is not None:
+            self._cache.forget(found.retracted)
         if found.phase is Phase.WAITING:
-            self._cache.abandon(wish_of(found))
+            self._cache.abandon(admission_request(found))
         found.signal(Signal.ABORT)
         self._leave(found)
         self._news.append(Output(request=request, token=None, finish=FinishReason.ABORT))
@@ -229,21 +229,21 @@ class Engine:
     def step(self) -> list[Output]:
         """Advance every running request once; returns what is new."""
         self._admit()
-        work = self._planned()
-        if work is None:
-            self._meeting.idle()
+        step = self._planned()
+        if step is None:
+            self._token_source.idle()
             self._wait()
             return self._take_news()
         self._totals.steps += 1
-        self._cache.extend(work.rows, work.starts, work.ends)
-        batch = self._running.batch(work, self._cache.gate(work.take_tickets()))
+        self._cache.extend(step.rows, step.starts, step.ends)
+        batch = self._running.batch(step, self._cache.gate(step.take_tickets()))
         self._torn = True
         forward = self._runner.forward(batch)
         rows = batch.rows[batch.sampled]
-        sampled = self._meeting.choose(forward, self._running.rows.sampling(rows))
+        sampled = self._token_source.choose(forward, self._running.rows.sampling(rows))
         if failures := sampled.failures(batch.rows, rows):
-            work, rows, sampled = self._without(failures, work, rows, sampled)
-        self._commit(work)
+            step, rows, sampled = self._without(failures, step, rows, sampled)
+        self._commit(step)
         self._torn = False
         if len(rows):
             self._news += self._answer(rows, sampled)
@@ -271,7 +271,7 @@ class Engine:
     def _admit(self) -> None:
         self._seating.admit(lambda request, error: self._alone(request, "seated", error))
 
-    def _planned(self) -> Work | None:
+    def _planned(self) -> ScheduledStep | None:
         """What runs next, without those who cannot be planned."""
         while True:
             try:
@@ -282,13 +282,13 @@ class Engine:
                     raise
                 self._alone(request, "planned", error)
 
-    def _plan(self) -> Work | None:
+    def _plan(self) -> ScheduledStep | None:
         """What runs next. Where pages run short, the youngest request leaves until the rest
         fits."""
         while True:
-            work = self._running.work()
-            if work is None or self._cache.fits(work.starts, work.ends):
-                return work
+            step = self._running.scheduled()
+            if step is None or self._cache.fits(step.starts, step.ends):
+                return step
             if not self._cache.wait():  # pages under a copy may be all that is missing
                 assert len(self._running) > 1, "a request that runs alone must fit"
                 self._retract(self._running.youngest())
@@ -298,16 +298,16 @@ class Engine:
         row, columns = request.row, self._running.rows
         request.known = columns.known_tokens(row).copy()
         self._stop(request)
-        request.parked = self._cache.retract(row, columns.computed_tokens(row))
+        request.retracted = self._cache.retract(row, columns.computed_tokens(row))
         request.row = -1
         request.tickets = ()
         request.signal(Signal.RETRACT)
         self._backlog.put_back([request])
 
-    def _commit(self, work: Work) -> None:
+    def _commit(self, step: ScheduledStep) -> None:
         """Record what the forward has computed; rows that filled a page hand it to the tree."""
-        done = self._running.computed(work)
-        filled = work.rows[work.ends // self._page > work.starts // self._page]
+        done = self._running.computed(step)
+        filled = step.rows[step.ends // self._page > step.starts // self._page]
         for row in filled.tolist():
             self._cache.commit(row, self._running.rows.computed_tokens(row))
         for request in done:
@@ -318,8 +318,8 @@ class Engine:
                 self._cache.prefilled(request.row, request.total_tokens)
 
     def _without(
-        self, failures: Mapping[int, Failure], work: Work, rows: RowIds, sampled: Sampled
-    ) -> tuple[Work, RowIds, Sampled]:
+        self, failures: Mapping[int, Failure], step: ScheduledStep, rows: RowIds, sampled: Sampled
+    ) -> tuple[ScheduledStep, RowIds, Sampled]:
         """End the requests at ``failures``, before anything of this step is kept; what is left."""
         for row, failure in failures.items():
             request = self._running.by_row[row]
@@ -329,8 +329,8 @@ class Engine:
             self._fail(request, failure)
         failed = list(failures)
         kept = ~np.isin(rows, failed)
-        left = [request for request in work.prefilling if request.row not in failures]
-        return work.only(~np.isin(work.rows, failed), left), rows[kept], sampled.only(kept)
+        left = [request for request in step.prefilling if request.row not in failures]
+        return step.only(~np.isin(step.rows, failed), left), rows[kept], sampled.only(kept)
 
     def _answer(self, rows: RowIds, sampled: Sampled) -> list[Output]:
         columns = self._running.rows
@@ -370,8 +370,8 @@ class Engine:
 
     def _fail(self, request: Request, failure: Failure) -> None:
         """End a request that is not in the backlog; nothing of its last step is kept."""
-        if request.parked is not None:
-            self._cache.forget(request.parked)
+        if request.retracted is not None:
+            self._cache.forget(request.retracted)
         if request.row >= 0:
             self._stop(request)
             self._cache.drop(request.row)

@@ -1,7 +1,7 @@
 """One engine on several ranks: rank 0 says what happens, and every rank does it at the same point.
 
-Owns what the letter of a step asks for (``letters``), which is done when the step is over. Must not
-decide anything that ``loop`` decides, nor look at a follower.
+Owns what the letter of a step asks for (``step_messages``), which is done when the step is over.
+Must not decide anything that ``loop`` decides, nor look at a follower.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,25 +11,25 @@ from stratakv.agreement.torch_ranks import is_loss, loss_told
 from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.attaching import Attaching, Openable, Opener, Report, no_store
-from stratakv.engine.letters import (
+from stratakv.engine.loop import Engine
+from stratakv.engine.request import Output, Prompt
+from stratakv.engine.stats import EngineStats
+from stratakv.engine.step_messages import (
     Abort,
     Attach,
     Attachment,
     CallOff,
     Clear,
     Command,
-    Desk,
     Detach,
     Flush,
     Inquire,
     Keep,
     Prepare,
+    StepSync,
     Stop,
     Submit,
 )
-from stratakv.engine.loop import Engine
-from stratakv.engine.request import Output, Prompt
-from stratakv.engine.stats import EngineStats
 from stratakv.storage.io_worker import IoWorker
 from stratakv.tiers.statistics import StorageStats
 
@@ -41,10 +41,10 @@ class RankedEngine:
     """An engine whose twins on other ranks do as it does. Rank 0 has the clients and calls all
     verbs; the others call ``follow``. ``opener``: opens this rank's end of a store."""
 
-    def __init__(self, engine: Engine, desk: Desk, opener: Opener = no_store) -> None:
-        desk.watch("requests", engine.figures, engine.told)
+    def __init__(self, engine: Engine, sync: StepSync, opener: Opener = no_store) -> None:
+        sync.watch("requests", engine.figures, engine.told)
         self._engine = engine
-        self._desk = desk
+        self._sync = sync
         self._queued: set[RequestId] = set()
         self._news: list[Output] = []
         self._done: Done = None
@@ -61,13 +61,13 @@ class RankedEngine:
             raise RequestError(f"request {prompt.id} exists already")
         self._engine.checked(prompt)
         self._queued.add(prompt.id)
-        self._desk.outbox.append(Submit(prompt))
+        self._sync.outbox.append(Submit(prompt))
 
     def abort(self, request: RequestId) -> None:
-        self._desk.outbox.append(Abort(request))
+        self._sync.outbox.append(Abort(request))
 
     def has_work(self) -> bool:
-        return bool(self._desk.outbox or self._news) or self._engine.has_work()
+        return bool(self._sync.outbox or self._news) or self._engine.has_work()
 
     def step(self) -> list[Output]:
         """A step of all ranks, and then what the letter in it asks for. Whatever it raises, this
@@ -75,7 +75,7 @@ class RankedEngine:
         try:
             news = self._news + self._engine.step()
             self._news = []
-            for command in self._desk.take():
+            for command in self._sync.take():
                 self._apply(command)
         except BaseException as error:
             self._stop()
@@ -146,12 +146,12 @@ class RankedEngine:
 
     def _stop(self) -> None:
         self._stopped = True
-        self._desk.part()
+        self._sync.part()
 
     def _now(self, command: Command) -> Done:
         """Have all ranks do it in a step of its own; what came of it here."""
         self._done = None
-        self._desk.outbox.append(command)
+        self._sync.outbox.append(command)
         self._news = self.step()
         return self._done
 
@@ -198,7 +198,7 @@ class RankedEngine:
             case Prepare(url):
                 self._attaching.prepare(url)
             case Inquire():
-                said = self._desk.gather(self._attaching.report().pack())
+                said = self._sync.gather(self._attaching.report().pack())
                 self._reports = tuple(map(Report.unpack, said))
             case Attach():
                 taken, self._taken = self._taken, None

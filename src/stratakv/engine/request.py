@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-from stratakv.cache.parking import Parked
 from stratakv.cache.records import CachedTokens, CacheUse
+from stratakv.cache.retraction import RetractedState
 from stratakv.core.ids import NONE, RequestId, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
 
@@ -144,7 +144,7 @@ class Request:
     it runs, -1 otherwise; ``serial`` counts submissions. ``prefix`` hashes its pages;
     ``total_tokens`` is where it must end.
     ``adapter``: its number in a ``StepBatch``. ``known``: prompt and output so far, while it does
-    not run; ``parked``: what the cache keeps for it while it is retracted."""
+    not run; ``retracted``: what the cache keeps for it while it is retracted."""
 
     prompt: Prompt
     prefix: PageHasher
@@ -156,7 +156,7 @@ class Request:
     cached: CachedTokens | None = field(default=None, init=False)
     tickets: tuple[TicketId, ...] = field(default=(), init=False)
     known: TokenIds = field(init=False)
-    parked: Parked | None = field(default=None, init=False)
+    retracted: RetractedState | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.known = self.prompt.tokens

@@ -21,7 +21,7 @@ from stratakv.transfer.engine import LayerGate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class ScheduledStep:
     """One step's tokens [starts, ends) of each row, int32 [R]; decoding rows first, then the
     chunks of ``prefilling``."""
 
@@ -30,9 +30,9 @@ class Work:
     ends: RowIds
     prefilling: tuple[Request, ...]
 
-    def only(self, kept: npt.NDArray[np.bool_], prefilling: Sequence[Request]) -> "Work":
+    def only(self, kept: npt.NDArray[np.bool_], prefilling: Sequence[Request]) -> "ScheduledStep":
         """Some of the rows; ``prefilling``: of theirs."""
-        return Work(self.rows[kept], self.starts[kept], self.ends[kept], tuple(prefilling))
+        return ScheduledStep(self.rows[kept], self.starts[kept], self.ends[kept], tuple(prefilling))
 
     def take_tickets(self) -> list[TicketId]:
         """The loads that the step's first-timers wait for; told once."""
@@ -115,7 +115,7 @@ class Running:
                 return request
         return None
 
-    def work(self) -> Work | None:
+    def scheduled(self) -> ScheduledStep | None:
         """The next step: one token of every decoding request, and chunks in what is left."""
         decodes = len(self.decoding)
         chunks = [self._chunk(request) for request in self.prefilling]
@@ -128,25 +128,25 @@ class Running:
         starts = self.rows.computed[rows]
         counts = np.ones(len(rows), np.int32)
         counts[decodes:] = [size for _, size in some]
-        return Work(rows, starts, starts + counts, tuple(request for request, _ in some))
+        return ScheduledStep(rows, starts, starts + counts, tuple(request for request, _ in some))
 
-    def batch(self, work: Work, gate: LayerGate | None) -> StepBatch:
-        """``work`` with its tokens, as a runner takes it."""
-        columns, rows, decodes = self.rows, work.rows, len(self.decoding)
-        tokens = [columns.tokens[rows[:decodes], work.starts[:decodes]]]
-        for at, request in enumerate(work.prefilling, start=decodes):
-            tokens.append(columns.tokens[request.row, work.starts[at] : work.ends[at]])
+    def batch(self, step: ScheduledStep, gate: LayerGate | None) -> StepBatch:
+        """``step`` with its tokens, as a runner takes it."""
+        columns, rows, decodes = self.rows, step.rows, len(self.decoding)
+        tokens = [columns.tokens[rows[:decodes], step.starts[:decodes]]]
+        for at, request in enumerate(step.prefilling, start=decodes):
+            tokens.append(columns.tokens[request.row, step.starts[at] : step.ends[at]])
         return StepBatch(
             rows=rows,
-            starts=work.starts,
-            counts=work.ends - work.starts,
+            starts=step.starts,
+            counts=step.ends - step.starts,
             tokens=np.concatenate(tokens),
-            sampled=work.ends == columns.length[rows],
+            sampled=step.ends == columns.length[rows],
             gate=gate,
             adapters=columns.adapters(rows),
         )
 
-    def computed(self, work: Work) -> list[Request]:
+    def computed(self, step: ScheduledStep) -> list[Request]:
         """The step's KV is there; the requests that have it of all they know."""
-        self.rows.computed[work.rows] = work.ends
-        return [request for request in work.prefilling if not self.left(request)]
+        self.rows.computed[step.rows] = step.ends
+        return [request for request in step.prefilling if not self.left(request)]

@@ -7,7 +7,7 @@ request fits.
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from stratakv.cache.admit import Wish
+from stratakv.cache.admit import AdmissionRequest
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import Admission, CacheUse, Refusal
 from stratakv.core.ids import PageKey
@@ -54,7 +54,7 @@ class Seating:
                 break
             request = self._backlog.pop()
             try:
-                if request.parked is None or request.parked.hold is None:
+                if request.retracted is None or request.retracted.hold is None:
                     request.prefix = request.prefix.trusted(request.known)
                 if self._must_wait(request):
                     held.append(request)
@@ -69,15 +69,15 @@ class Seating:
         self._backlog.put_back(held)
 
     def _ask(self, request: Request) -> Admission | Refusal:
-        wish = wish_of(request)
-        if request.parked is None:
-            return self._cache.admit(wish)
-        return self._cache.resume(request.parked, wish)
+        asked = admission_request(request)
+        if request.retracted is None:
+            return self._cache.admit(asked)
+        return self._cache.resume(request.retracted, asked)
 
     def _must_wait(self, request: Request) -> bool:
-        if request.parked is not None:
+        if request.retracted is not None:
             return False
-        if not self._role.may_start(request) or self._cache.storage.holds_back(request.id):
+        if not self._role.may_start(request) or self._cache.storage.must_wait(request.id):
             return True
         if not self._computing or CacheUse.READ not in request.prompt.use:
             return False
@@ -95,7 +95,7 @@ class Seating:
             totals.cached_host_tokens += admission.cached.host
             totals.cached_storage_tokens += admission.cached.storage
         request.tickets = admission.tickets
-        request.parked = None
+        request.retracted = None
         request.signal(Signal.ADMITTED)
         self._running.seat(request, admission.computed)
         if admission.cached.use is CacheUse.ALL:
@@ -107,9 +107,9 @@ class Seating:
             self._computing.difference_update(request.prefix.keys)
 
 
-def wish_of(request: Request) -> Wish:
+def admission_request(request: Request) -> AdmissionRequest:
     """Of one that does not run."""
-    return Wish(
+    return AdmissionRequest(
         prefix=request.prefix,
         tokens=len(request.known),
         total_tokens=request.total_tokens,

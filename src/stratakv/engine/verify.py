@@ -15,7 +15,7 @@ import torch
 from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import TokenIds
-from stratakv.engine.meeting import Meeting
+from stratakv.engine.token_source import TokenSource
 from stratakv.engine.verify_report import Differs, Exact, Finding, NotRun, Report, Verdict, Way
 from stratakv.engine.verify_session import Reply, Scribe, Session, Subject
 from stratakv.policy.checkpoints import last_end
@@ -23,7 +23,7 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
 from stratakv.tree.nodes import Tier
 
-Start: TypeAlias = Callable[[Meeting, int | None], Subject]
+Start: TypeAlias = Callable[[TokenSource, int | None], Subject]
 """A fresh engine that has its tokens chosen there, over the same store each time; int: the most
 tokens of a prompt in one step, None: as it is set up."""
 

@@ -17,9 +17,9 @@ from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.batch import SamplingBatch
 from stratakv.engine.forward import Forward
 from stratakv.engine.loop import Engine
-from stratakv.engine.meeting import Meeting, NoMeeting
 from stratakv.engine.request import Failure, FinishReason, Output, Prompt, SamplingParams
 from stratakv.engine.sampling import Sampled
+from stratakv.engine.token_source import OwnTokens, TokenSource
 from stratakv.tree.nodes import Tier
 
 HANG_S: Final = 600.0
@@ -56,22 +56,22 @@ class Reply:
 class Scribe:
     """Keeps the logits of the step that has just run, of rows that go on; chooses as ever."""
 
-    def __init__(self, meeting: Meeting | None = None) -> None:
-        self._meeting = meeting or NoMeeting()
+    def __init__(self, token_source: TokenSource | None = None) -> None:
+        self._token_source = token_source or OwnTokens()
         self.logits = torch.empty(0, 0)
 
     def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
-        sampled = self._meeting.choose(forward, params)
+        sampled = self._token_source.choose(forward, params)
         broken = np.isin(np.flatnonzero(forward.sampled), sampled.broken)
         self.logits = forward.logits[torch.from_numpy(~broken & (sampled.tokens >= 0))]
         return sampled
 
     def idle(self) -> None:
-        self._meeting.idle()
+        self._token_source.idle()
 
 
 class Session:
-    """Prompts for one engine, and what it says to them. ``scribe``: the engine's meeting."""
+    """Prompts for one engine, and what it says to them. ``scribe``: the engine's token_source."""
 
     def __init__(self, subject: Subject, scribe: Scribe, clock: Clock) -> None:
         self.subject = subject

@@ -12,7 +12,7 @@ from stratakv.spec.groups import CacheGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PageSlice:
     """One layer of one buffer of one page: ``bytes`` bytes at ``offset_bytes`` in the host page.
 
     ``buffer`` indexes ``CacheGroup.buffers``, ``layer`` indexes that buffer's ``layers``.
@@ -29,18 +29,18 @@ class Segment:
 class HostPageLayout:
     """``page_bytes`` is what a page holds; ``stride_bytes`` the distance to the next page."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PageSlice, ...]
     page_bytes: int
     stride_bytes: int
 
     @classmethod
     def of(cls, group: CacheGroup) -> "HostPageLayout":
         """The one layout of a group; a group without buffers gets no segments and stride 0."""
-        segments: list[Segment] = []
+        segments: list[PageSlice] = []
         offset = 0
         for at, buffer in enumerate(group.buffers):
             for layer, layer_id in enumerate(buffer.layers):
-                segments.append(Segment(at, layer, layer_id, offset, buffer.layer_bytes))
+                segments.append(PageSlice(at, layer, layer_id, offset, buffer.layer_bytes))
                 offset += buffer.layer_bytes
         assert offset == group.page_bytes, f"{group.name}: {offset} != {group.page_bytes} bytes"
         return cls(tuple(segments), offset, group.host_stride_bytes)

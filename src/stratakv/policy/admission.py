@@ -56,7 +56,7 @@ class PageBudget:
         self._growing = [0] * len(spec.groups)
         self._peaks = [0] * len(spec.groups)
 
-    def could_ever_fit(self, wanted: Demand) -> str | None:
+    def refusal(self, wanted: Demand) -> str | None:
         """None, or the name of the bound that a request breaks even alone."""
         for group, (peak, total) in enumerate(zip(wanted.peak, self._totals, strict=True)):
             if peak > total:

@@ -80,7 +80,7 @@ Prefetch: TypeAlias = Probing | MakeRoom | Fetching | Landed | Abandoned
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class HostSpace:
     """Host pages by group: those free now, and those that an eviction could add."""
 
     free: tuple[int, ...]
@@ -116,7 +116,7 @@ class PrefetchRules:
         probing: Probing,
         stored: tuple[Flags, ...],
         agreed: Flags,
-        room: Room,
+        room: HostSpace,
         in_flight_tokens: int,
     ) -> MakeRoom | Fetching | Abandoned:
         """``agreed``: ``usable`` on every rank. The longest end for which there is room or could be

@@ -28,7 +28,7 @@ from stratakv.serve.followers import Followers, Place, ended_by_interrupt, hold_
 from stratakv.serve.server import bound_socket, serve_forever
 from stratakv.serve.sizing import ranks_here
 from stratakv.serve.wiring import build_follower, build_service, check_service
-from stratakv.serve.wiring_ranks import Seat
+from stratakv.serve.wiring_ranks import RankContext
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.storage.io_worker import IoWorker
 
@@ -134,7 +134,7 @@ def _lead(
     ranks: TorchRanks,
     up: Callable[[], None],
 ) -> int:
-    service, parts = build_service(path, config, server, Seat(ranks))
+    service, parts = build_service(path, config, server, RankContext(ranks))
     try:
         # Loading takes long enough for somebody else to take the port; followers do not wait yet.
         bound_socket(server.host, server.port).close()
@@ -157,7 +157,7 @@ def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, up: Callable[[]
     """A follower that is up ends when rank 0 says so, or is lost: a signal to the whole process
     group, as from a terminal, is rank 0's to answer."""
     disable_progress_bar()  # of its weights; rank 0 shows one
-    parts = build_follower(path, config, Seat(ranks))
+    parts = build_follower(path, config, RankContext(ranks))
     assert isinstance(parts.port, RankedEngine), "a follower without a rank 0"
     closing: list[threading.Thread] = []
 

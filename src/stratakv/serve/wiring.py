@@ -16,8 +16,8 @@ from typing import Final
 import torch
 
 from stratakv.agreement.agreement import Agreement
-from stratakv.agreement.ranks import Alone
-from stratakv.cache.admit import Booking
+from stratakv.agreement.ranks import SingleRank
+from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig, ServerConfig
@@ -31,7 +31,6 @@ from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
 from stratakv.engine.loop import Engine, EngineLimits, Runner
-from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import ModelFacts, read_facts
 from stratakv.engine.namespaces import Namespaces
@@ -40,6 +39,7 @@ from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.runner import ModelRunner
 from stratakv.engine.scheduler import StepLimits
+from stratakv.engine.token_source import TokenSource
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
@@ -55,7 +55,7 @@ from stratakv.serve.service import Limits, Service
 from stratakv.serve.sizing import Sizes, size
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.serve.wiring_events import open_publisher
-from stratakv.serve.wiring_ranks import Seat, Sharing, check_alike, heartbeat_s
+from stratakv.serve.wiring_ranks import RankContext, Sharing, check_alike, heartbeat_s
 from stratakv.serve.wiring_storage import (
     check_storage,
     check_url,
@@ -115,18 +115,18 @@ class EngineParts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
     """What an engine has around it. ``follow``: makes what is told of the cache to those outside,
-    from its spec and its adapters' digests. ``seat``: among the ranks that do the same; None:
+    from its spec and its adapters' digests. ``ranks``: among the ranks that do the same; None:
     alone. ``sizes``: what all of them can have. ``digest``: of the cache of all ranks together,
     which names pages; None: the spec's. ``opener``: of a rank's end of a store, once it runs.
-    ``transfer``: makes what copies. ``meeting``: where tokens are chosen; None: as ever."""
+    ``transfer``: makes what copies. ``token_source``: where tokens are chosen; None: as ever."""
 
     follow: Follow | None = None
-    seat: Seat | None = None
+    ranks: RankContext | None = None
     sizes: Sizes | None = None
     digest: bytes | None = None
     opener: RankOpener = no_store
     transfer: MakeTransfer = CpuTransferEngine
-    meeting: Meeting | None = None
+    token_source: TokenSource | None = None
 
 
 def build_engine(
@@ -138,10 +138,10 @@ def build_engine(
         log.warning(sizes.notice)
     check_model(model.facts, config)
     model = with_adapters(model, config.adapters())
-    if (seat := outside.seat) is not None:
-        check_alike(seat, config, model.fingerprint, sizes.spec.digest, store_key(config))
-        sizes = outside.sizes or seat.least(sizes)
-        sharing = sharing_of(sizes, config, seat.ranks.rank, model.fingerprint)
+    if (ranks := outside.ranks) is not None:
+        check_alike(ranks, config, model.fingerprint, sizes.spec.digest, store_key(config))
+        sizes = outside.sizes or ranks.all_reduce_min(sizes)
+        sharing = sharing_of(sizes, config, ranks.ranks.rank, model.fingerprint)
         opener = opener_while_it_runs(config, sizes.spec, sizes.host, sharing)
         outside = replace(outside, opener=opener)
     outside = replace(outside, digest=sizes.sharding.whole.digest)
@@ -175,9 +175,9 @@ def assemble(
     transfer = outside.transfer(spec, pools, arenas)
     tables = BlockTable(len(spec.groups), config.max_running, -(-max_model_len // spec.page_tokens))
     tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
-    seat, follow = outside.seat, outside.follow
+    ranks, follow = outside.ranks, outside.follow
     options = CacheOptions(
-        booking=Booking(
+        limits=AdmissionLimits(
             chunk_tokens=config.chunk_tokens,
             reserve_tokens=config.reserve_tokens,
             load_back=LoadBackPolicy(
@@ -191,8 +191,8 @@ def assemble(
             write=_write_policy(config),
             prefetch=prefetch_policy_of(config, spec, host),
             observer=None if follow is None else follow(spec, model.adapters.digests),
-            clock=MonotonicClock() if seat is None else seat.clock,
-            agreement=Agreement(Alone()) if seat is None else seat.agreement,
+            clock=MonotonicClock() if ranks is None else ranks.clock,
+            agreement=Agreement(SingleRank()) if ranks is None else ranks.agreement,
         ),
     )
     cache = KVCache(spec, tiers, tables, transfer, options, arenas)
@@ -209,9 +209,9 @@ def assemble(
             max_running=config.max_running,
             step=StepLimits(step_tokens=config.step_tokens, chunk_tokens=config.chunk_tokens),
         ),
-        outside.meeting if seat is None else seat.desk,
+        outside.token_source if ranks is None else ranks.sync,
     )
-    port = engine if seat is None else RankedEngine(engine, seat.desk, outside.opener)
+    port = engine if ranks is None else RankedEngine(engine, ranks.sync, outside.opener)
     table = BudgetTable.of(spec, device, host)
     return EngineParts(
         engine, port, model, cache, pools, arenas, transfer, spec, table, max_model_len
@@ -219,25 +219,25 @@ def assemble(
 
 
 def build_service(
-    path: Path, config: EngineConfig, server: ServerConfig, seat: Seat | None = None
+    path: Path, config: EngineConfig, server: ServerConfig, ranks: RankContext | None = None
 ) -> tuple[Service, EngineParts]:
-    """A server over the model directory ``path``; nothing runs yet. ``seat``: rank 0's."""
+    """A server over the model directory ``path``; nothing runs yet. ``ranks``: rank 0's."""
     name = server.served_model_name or path.resolve().name
     sizes = check_service(path, config, server)
-    if seat is not None:
-        sizes = seat.least(sizes)  # before anything is made as long as they are
+    if ranks is not None:
+        sizes = ranks.all_reduce_min(sizes)  # before anything is made as long as they are
     tokenizer = Tokenizer(path)
     with ExitStack() as undo:
         publisher = open_publisher(config, server)
         if publisher is not None:
             undo.callback(publisher.close)
-        model, store = _load(path, config, sizes, seat)
+        model, store = _load(path, config, sizes, ranks)
         if store is not None:
             undo.callback(store.worker.close, 0)
         outside = Outside(
             follow=None if publisher is None else publisher.follow,
-            seat=seat,
-            sizes=None if seat is None else sizes,
+            ranks=ranks,
+            sizes=None if ranks is None else sizes,
         )
         parts = build_engine(model, config, outside)
         undo.pop_all()
@@ -252,7 +252,7 @@ def build_service(
         max_waiting=server.max_waiting,
         clock=clock,
         follower=publisher,
-        heartbeat_s=None if seat is None else heartbeat_s(config),
+        heartbeat_s=None if ranks is None else heartbeat_s(config),
     )
     service = Service(
         driver=driver,
@@ -290,14 +290,14 @@ def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Siz
     return sizes
 
 
-def build_follower(path: Path, config: EngineConfig, seat: Seat) -> EngineParts:
+def build_follower(path: Path, config: EngineConfig, ranks: RankContext) -> EngineParts:
     """What a rank has that no client talks to; nothing runs yet."""
-    sizes = seat.least(check_service(path, config, ServerConfig()))
+    sizes = ranks.all_reduce_min(check_service(path, config, ServerConfig()))
     with ExitStack() as undo:
-        model, store = _load(path, config, sizes, seat)
+        model, store = _load(path, config, sizes, ranks)
         if store is not None:
             undo.callback(store.worker.close, 0)
-        parts = build_engine(model, config, Outside(seat=seat, sizes=sizes))
+        parts = build_engine(model, config, Outside(ranks=ranks, sizes=sizes))
         undo.pop_all()
     _attach(parts, store, sizes)
     return parts
@@ -311,18 +311,18 @@ def _attach(parts: EngineParts, store: OpenStore | None, sizes: Sizes) -> None:
 
 def sharing_of(sizes: Sizes, config: EngineConfig, rank: int, model: bytes = b"") -> Sharing:
     """``model``: its fingerprint."""
-    cut = default_cut(config.tp) if config.storage_cut is None else config.storage_cut
+    cut = default_cut(config.tp) if config.storage_shards is None else config.storage_shards
     return Sharing(sizes.sharding, rank, cut, model)
 
 
 def _load(
-    path: Path, config: EngineConfig, sizes: Sizes, seat: Seat | None
+    path: Path, config: EngineConfig, sizes: Sizes, ranks: RankContext | None
 ) -> tuple[HuggingFaceModel, OpenStore | None]:
     """The model, and the store of ``--storage``: reached before weights that may take minutes to
     load, and asked for nothing until it is known whose pages to look for."""
-    sharing = sharing_of(sizes, config, 0 if seat is None else seat.ranks.rank)
+    sharing = sharing_of(sizes, config, 0 if ranks is None else ranks.ranks.rank)
     with ExitStack() as undo:
-        peers = None if seat is None else seat.ranks
+        peers = None if ranks is None else ranks.ranks
         identity = undo.enter_context(ModelIdentity(path, peers))
         reached = reach_at_start(config, sizes.spec, sizes.host, sharing)
         if reached is not None:
@@ -345,7 +345,7 @@ def _opener(parts: EngineParts, config: EngineConfig, driver: EngineDriver) -> O
         check = partial(check_url, ranks=config.tp, host_pages=host_pages, trust=trust)
         return RankedOpener(driver, parts.port, MonotonicClock(), check)
     whole = sharding_of(parts.model.config, parts.spec, 1)
-    cut = config.storage_cut or default_cut(1)
+    cut = config.storage_shards or default_cut(1)
     sharing = Sharing(whole, 0, cut, parts.model.fingerprint)
     return opener_while_it_runs(config, parts.spec, host_pages, sharing)
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ranks import Ranks
-from stratakv.core.clock import MonotonicClock, ToldClock
+from stratakv.core.clock import BroadcastClock, MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.letters import Desk
+from stratakv.engine.step_messages import StepSync
 from stratakv.serve.sizing import Sizes
 from stratakv.spec.sharding import Sharding
 from stratakv.storage.backend import StorageBackend
@@ -31,19 +31,19 @@ def heartbeat_s(config: EngineConfig) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seat:
+class RankContext:
     """One rank's end of everything that ranks share."""
 
     ranks: Ranks
     agreement: Agreement = field(init=False)
-    clock: ToldClock = field(init=False)
-    desk: Desk = field(init=False)
+    clock: BroadcastClock = field(init=False)
+    sync: StepSync = field(init=False)
 
     def __post_init__(self) -> None:
-        agreement, clock = Agreement(self.ranks), ToldClock()
+        agreement, clock = Agreement(self.ranks), BroadcastClock()
         object.__setattr__(self, "agreement", agreement)
         object.__setattr__(self, "clock", clock)
-        object.__setattr__(self, "desk", Desk(agreement, MonotonicClock(), clock))
+        object.__setattr__(self, "sync", StepSync(agreement, MonotonicClock(), clock))
 
     @property
     def leads(self) -> bool:
@@ -58,10 +58,10 @@ class Seat:
                 if ours != other:
                     raise ConfigError(f"rank 0 has {ours}, rank {rank} has {other}; all must agree")
 
-    def least(self, sizes: Sizes) -> Sizes:
+    def all_reduce_min(self, sizes: Sizes) -> Sizes:
         """What every rank can have: the smallest count of each pool."""
         counts = (sizes.max_model_len, *sizes.device, *sizes.host)
-        lanes = self.ranks.least(np.array(counts, np.int64)).tolist()
+        lanes = self.ranks.all_reduce_min(np.array(counts, np.int64)).tolist()
         groups = len(sizes.device)
         return replace(
             sizes,
@@ -72,7 +72,11 @@ class Seat:
 
 
 def check_alike(
-    seat: Seat, config: EngineConfig, fingerprint: bytes, digest: bytes, key: StoreKey | None = None
+    ranks: RankContext,
+    config: EngineConfig,
+    fingerprint: bytes,
+    digest: bytes,
+    key: StoreKey | None = None,
 ) -> None:
     """ConfigError where ranks were started with other settings, weights, caches or keys."""
     settings = asdict(config)
@@ -82,7 +86,7 @@ def check_alike(
     weights = [("weights", fingerprint.hex()), ("a cache of", digest.hex())]
     stored: list[tuple[str, object]] = [("--storage", config.storage is not None)]
     stored.append(("--storage-key-file with key", None if key is None else key.id.hex()))
-    seat.same([*flags, *stored, *weights])
+    ranks.same([*flags, *stored, *weights])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +108,17 @@ class Sharing:
     def refusal(self, theirs: int) -> str:
         """Why pages that are stored in ``theirs`` slices forbid these, and what is allowed."""
         why = (
-            f"pages of this model are there in slices of --storage-cut {theirs}, which a server "
-            f"with --storage-cut {self.cut} would never find"
+            f"pages of this model are there in slices of --storage-shards {theirs}, which a server "
+            f"with --storage-shards {self.cut} would never find"
         )
         joining = self.sharding.joining(theirs)
         if joining is not None:
-            return f"{why}; allowed is --storage-cut {joining}"
+            return f"{why}; allowed is --storage-shards {joining}"
         return (
             f"{why}, and no cut of --tp {self.sharding.ranks} would; allowed is another directory, "
-            f"database or prefix, or this one once it is cleared, by a server with --storage-cut "
-            f"{theirs}, and --storage-cut {self.cut} for every server that shares it"
+            f"database or prefix, or this one once it is cleared, by a server with "
+            f"--storage-shards {theirs}, and --storage-shards {self.cut} for every server that "
+            "shares it"
         )
 
     @property

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from stratakv.cache.admit import Booking
+from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId
@@ -29,9 +29,9 @@ from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.spec.groups import CacheSpec
+from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import Completion, LayerGate
-from stratakv.transfer.plan import Direction
 
 VOCABULARY: Final = 64
 
@@ -104,7 +104,7 @@ class Simulated:
             arena.bytes.fill(2)
         transfer = CountingTransfer(spec, pools, arenas)
         tables = BlockTable(len(spec.groups), 1, -(-longest_tokens // spec.page_tokens))
-        booking = Booking(
+        limits = AdmissionLimits(
             chunk_tokens=config.chunk_tokens,
             reserve_tokens=1,
             load_back=LoadBackPolicy(
@@ -113,7 +113,7 @@ class Simulated:
             reuse=True,
         )
         device, host = ([PageAllocator(count) for count in tier] for tier in pages)
-        options = CacheOptions(booking=booking)
+        options = CacheOptions(limits=limits)
         cache = KVCache(spec, (device, host), tables, transfer, options, arenas)
         limits = EngineLimits(
             max_model_len=longest_tokens,

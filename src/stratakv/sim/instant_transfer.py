@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from stratakv.core.ids import LayerId, TicketId
+from stratakv.transfer.copy_plan import CopyPlan, Direction
 from stratakv.transfer.engine import Completion
-from stratakv.transfer.plan import CopyPlan, Direction
 
 
 class _Open:

@@ -113,7 +113,7 @@ class CutMarks:
         try:
             (status,) = self._store.write([self._key(self.cut)], [text])
         except StorageError as error:
-            log.info("no mark of --storage-cut %d was written: %s", self.cut, error)
+            log.info("no mark of --storage-shards %d was written: %s", self.cut, error)
             return WriteStatus.FAILED
         return status
 
@@ -122,8 +122,8 @@ class CutMarks:
 
     def _warn(self, theirs: tuple[int, ...]) -> None:
         log.warning(
-            "the store has pages of this model in slices of --storage-cut %s too; those of "
-            "--storage-cut %d are used",
+            "the store has pages of this model in slices of --storage-shards %s too; those of "
+            "--storage-shards %d are used",
             ", ".join(map(str, theirs)),
             self.cut,
         )
@@ -170,7 +170,7 @@ class MarkedBackend:
                 self._used = True  # twice is once
                 self._marks.withdraw()
         except StorageError as error:
-            log.info("the mark of --storage-cut %d stays: %s", self._marks.cut, error)
+            log.info("the mark of --storage-shards %d stays: %s", self._marks.cut, error)
         finally:
             try:
                 self._inner.close()
@@ -184,4 +184,4 @@ class MarkedBackend:
         try:
             self._marks.renew()
         except StorageError as error:
-            log.info("the mark of --storage-cut %d was not renewed: %s", self._marks.cut, error)
+            log.info("the mark of --storage-shards %d was not renewed: %s", self._marks.cut, error)

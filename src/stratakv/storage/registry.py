@@ -20,8 +20,8 @@ from stratakv.core.errors import ConfigError
 from stratakv.core.units import format_bytes
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.file.recognise import NotOursError
-from stratakv.storage.file.room import Keeping
 from stratakv.storage.file.segment import Geometry
+from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.memory import MemoryBackend
 from stratakv.storage.urls import (
@@ -90,15 +90,15 @@ def open_marks(url: StorageUrl, form: StoreFormat) -> StorageBackend:
             assert_never(url)
 
 
-def _file_store(url: FileUrl, form: StoreFormat, keeping: Keeping) -> FileStore:
+def _file_store(url: FileUrl, form: StoreFormat, limits: StoreLimits) -> FileStore:
     try:
-        return FileStore(url.directory, form, keeping, WallClock())
+        return FileStore(url.directory, form, limits, WallClock())
     except NotOursError as error:
         raise ConfigError(f"{FLAG} file://{error}") from error
 
 
-def _keeping(url: FileUrl) -> Keeping:
-    return Keeping(quota_bytes=url.quota_bytes, ttl_s=url.ttl_s, power_safe=url.power_safe)
+def _keeping(url: FileUrl) -> StoreLimits:
+    return StoreLimits(quota_bytes=url.quota_bytes, ttl_s=url.ttl_s, power_safe=url.power_safe)
 
 
 def _check_quota(quota_bytes: int, least_bytes: int) -> None:

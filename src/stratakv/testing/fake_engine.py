@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stratakv.core.ids import GroupId, LayerId, PageIds, PageKey
 from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
-from stratakv.memory.layout import HostPageLayout, Segment
+from stratakv.memory.layout import HostPageLayout, PageSlice
 from stratakv.memory.mapped import Bytes, rows_of
 from stratakv.spec.groups import BufferSpec, CacheSpec
 
@@ -85,7 +85,7 @@ class PatternWriter:
             pages[:, segment.offset_bytes : stop] = pattern.reshape(len(keys), segment.bytes)
         return pages
 
-    def _pattern(self, group: GroupId, segment: Segment, keys: Sequence[PageKey]) -> Bytes:
+    def _pattern(self, group: GroupId, segment: PageSlice, keys: Sequence[PageKey]) -> Bytes:
         """uint8 [n, rows_per_page, row_bytes]."""
         buffer = self._spec.groups[group].buffers[segment.buffer]
         place = (group * 1021 + segment.buffer) * 65521 + segment.layer
@@ -96,7 +96,7 @@ class PatternWriter:
         self,
         tier: str,
         group: GroupId,
-        segment: Segment,
+        segment: PageSlice,
         pages: PageIds,
         keys: Sequence[PageKey],
         found: Bytes,

@@ -36,8 +36,8 @@ from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import TokenIds
 from stratakv.engine.loop import Engine
-from stratakv.engine.meeting import Meeting
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
+from stratakv.engine.token_source import TokenSource
 from stratakv.engine.verify import Settings, Start, Verifier
 from stratakv.engine.verify_cuts import cut_sizes
 from stratakv.engine.verify_report import Differs, NotRun, Report, Way
@@ -154,7 +154,7 @@ class HitEqualsRecompute:
         each = (room,) * len(spec.groups)
         longest = min(2 * max(self.lengths) + 32, model.max_positions)
 
-        def begin(meeting: Meeting, chunk_tokens: int | None) -> Tried:
+        def begin(token_source: TokenSource, chunk_tokens: int | None) -> Tried:
             chunk = CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
             config = EngineConfig(
                 page_tokens=PAGE_TOKENS,
@@ -166,7 +166,7 @@ class HitEqualsRecompute:
                 prefetch_threshold=1,
                 load_back_threshold=1,
             )
-            outside = Outside(transfer=self.transfer, meeting=meeting)
+            outside = Outside(transfer=self.transfer, token_source=token_source)
             tried = Tried(assemble(model, spec, config, (each, each), longest, outside))
             if (worker := self._worker(model, spec, each)) is not None:
                 tried.engine.attach_storage(worker)

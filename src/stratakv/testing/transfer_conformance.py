@@ -39,8 +39,8 @@ from stratakv.testing.transfer_ends import (
     run_free,
     spread,
 )
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.engine import Completion, TransferEngine
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
 GLIMPSE_S: Final = 0.02
 """How long a test watches for what must not happen."""

@@ -22,7 +22,7 @@ from stratakv.testing.fake_engine import PatternWriter
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import MAX_GROUPS, MAX_PAGE_TOKENS, retentions
 from stratakv.transfer.copier import Copier, Route
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 
 BeforeCopy: TypeAlias = Callable[[Direction, GroupId, Collection[LayerId]], None]
 """Called by the engine, on whichever thread copies, right before it moves these layers of a group.

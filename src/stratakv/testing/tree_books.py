@@ -37,13 +37,13 @@ class Spot:
 @dataclass(slots=True)
 class Held:
     """A lease on pages [starts[g], ``end``) of every group. ``on_host`` are the places that it pins
-    there: those that a planned load will read, or all that a hold (``parked``) found."""
+    there: those that a planned load will read, or all that a hold (``retracted``) found."""
 
     prompt: Prefix
     end: int
     starts: list[int]
     on_host: set[Place] = field(default_factory=set[Place])
-    parked: bool = False
+    retracted: bool = False
 
     def places(self) -> list[Place]:
         return [

@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from stratakv.testing.tree_machine import STEPS, TreeMachine
 from stratakv.testing.tree_storing_machine import StoringMachine
-from stratakv.tree.residency import Event, Residency
+from stratakv.tree.residency import Residency, ResidencyEvent
 
 
 def campaign(
@@ -32,7 +32,7 @@ def campaign(
         """A machine with counters of its own."""
 
         did: ClassVar[Counter[str]] = Counter()
-        stepped: ClassVar[Counter[tuple[Residency, Event]]] = Counter()
+        stepped: ClassVar[Counter[tuple[Residency, ResidencyEvent]]] = Counter()
 
     Campaign.policy = policy
     profile = settings(

@@ -1,7 +1,7 @@
 """The tree machine: Hypothesis drives a prefix tree through everything a server can do to it.
 
 Requests of a tiny alphabet arrive, load, extend in chunks with or without their states, keep marks,
-are parked, resumed or given up, finish or abort at any moment; copies and fetches begin, end and
+are retracted, resumed or given up, finish or abort at any moment; copies and fetches begin, end and
 fail in any order; every group is evicted on both tiers. The driver compares each answer with the
 perfect model. Owns the walks; must not decide what is right.
 """
@@ -23,11 +23,11 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.testing.specs import MAX_GROUPS, specs
 from stratakv.testing.tree_books import Prefix
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_parking import ParkingDriver
 from stratakv.testing.tree_records import Copy, Request
+from stratakv.testing.tree_retraction import RetractionDriver
 from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree.nodes import Tier
-from stratakv.tree.residency import Event, Residency
+from stratakv.tree.residency import Residency, ResidencyEvent
 
 MAX_PAGES = 8
 MAX_REQUESTS = 3
@@ -46,12 +46,12 @@ class TreeMachine(RuleBasedStateMachine):
 
     policy: ClassVar[str] = "lru"
     did: ClassVar[Counter[str]] = Counter()
-    stepped: ClassVar[Counter[tuple[Residency, Event]]] = Counter()
+    stepped: ClassVar[Counter[tuple[Residency, ResidencyEvent]]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
         self.driver: TreeDriver | None = None
-        self.lot: ParkingDriver | None = None
+        self.lot: RetractionDriver | None = None
         self.store: StoringDriver | None = None
         self.prompts: list[Prefix] = [()]
         self.sound = True  # no step has failed: the walk may be wound up
@@ -75,7 +75,7 @@ class TreeMachine(RuleBasedStateMachine):
     ) -> None:
         groups = len(spec.groups)
         self.driver = TreeDriver(spec, device[:groups], host[:groups], self.policy)
-        self.lot = ParkingDriver(self.driver)
+        self.lot = RetractionDriver(self.driver)
         self.store = StoringDriver(self.driver)
         if stored:
             self.store.start()
@@ -99,7 +99,7 @@ class TreeMachine(RuleBasedStateMachine):
         return self.driver
 
     @property
-    def parking(self) -> ParkingDriver:
+    def retraction(self) -> RetractionDriver:
         assert self.lot is not None
         return self.lot
 
@@ -233,9 +233,9 @@ class TreeMachine(RuleBasedStateMachine):
 
     # -- retraction ----------------------------------------------------------------------------
 
-    @precondition(lambda self: self.it.requests and len(self.parking.parked) < MAX_REQUESTS)
+    @precondition(lambda self: self.it.requests and len(self.retraction.retracted) < MAX_REQUESTS)
     @rule(pick=PICK)
-    def park(self, pick: int) -> None:
+    def retract(self, pick: int) -> None:
         with self.step():
             self._park(self.request(pick), pick // 4)
 
@@ -243,7 +243,7 @@ class TreeMachine(RuleBasedStateMachine):
         """And leave it at that, or push what it has off the device, perhaps to bring it back at
         once; or fail to save it."""
         it = self.it
-        if not self.parking.park(request, pick // 4 % it.spec.page_tokens):
+        if not self.retraction.retract(request, pick // 4 % it.spec.page_tokens):
             return
         then = pick % 4
         for copy in [copy for copy in it.copies if then and not copy.load]:
@@ -251,22 +251,22 @@ class TreeMachine(RuleBasedStateMachine):
         if 0 < then < 3:
             self._push_out(pick // 16)
         if then == 1:
-            self.parking.resume(self.parking.parked[-1], decline=not pick // 16 % 8)
+            self.retraction.resume(self.retraction.retracted[-1], decline=not pick // 16 % 8)
 
-    @precondition(lambda self: self.parking.parked and not self.full)
+    @precondition(lambda self: self.retraction.retracted and not self.full)
     @rule(pick=PICK, decline=YES)
     def resume(self, pick: int, decline: bool) -> None:  # noqa: FBT001
         with self.step():
-            parked = self.parking.parked
-            self.parking.resume(parked[pick % len(parked)], decline=decline and pick % 2 == 0)
+            away = self.retraction.retracted
+            self.retraction.resume(away[pick % len(away)], decline=decline and pick % 2 == 0)
 
-    @precondition(lambda self: self.parking.parked)
+    @precondition(lambda self: self.retraction.retracted)
     @rule(pick=PICK, lose=YES)
     def give_up(self, pick: int, lose: bool) -> None:  # noqa: FBT001
         """``lose``: a backup under it fails; else it is aborted."""
         with self.step() as it:
-            parked = self.parking.parked[pick % len(self.parking.parked)]
-            held = it.model.leases[parked.id].on_host
+            retracted = self.retraction.retracted[pick % len(self.retraction.retracted)]
+            held = it.model.leases[retracted.id].on_host
             under: list[Copy] = [
                 copy
                 for copy in it.copies
@@ -275,7 +275,7 @@ class TreeMachine(RuleBasedStateMachine):
             if lose and under:
                 it.end_copy(under[pick % len(under)], ok=False)
             else:
-                self.parking.forget(parked)
+                self.retraction.forget(retracted)
 
     # -- tiers ---------------------------------------------------------------------------------
 
@@ -387,7 +387,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         self.storing.drain()
-        self.parking.drain()
+        self.retraction.drain()
 
     def teardown(self) -> None:
         if self.driver is None or not self.sound:

@@ -15,11 +15,11 @@ from stratakv.testing.tree_books import DEVICE, HOST, Held, Outcome, Place, Pref
 from stratakv.testing.tree_marks_model import MarksModel
 from stratakv.testing.tree_store_model import StoreModel
 from stratakv.tree.nodes import Tier
-from stratakv.tree.residency import Event, Residency
+from stratakv.tree.residency import Residency, ResidencyEvent
 
 WARM = 1 << 50
 """Above every time."""
-_LEAVES = (Event.DEVICE_EVICTED, Event.HOST_EVICTED)
+_LEAVES = (ResidencyEvent.DEVICE_EVICTED, ResidencyEvent.HOST_EVICTED)
 
 
 class TreeModel(MarksModel):
@@ -28,7 +28,7 @@ class TreeModel(MarksModel):
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__(spec)
         self.hits: Counter[Prefix] = Counter()
-        self.stepped: Counter[tuple[Residency, Event]] = Counter()
+        self.stepped: Counter[tuple[Residency, ResidencyEvent]] = Counter()
         self.byteless = spec.groups[0].page_bytes == 0
         self.store = StoreModel(spec, self.nodes, self.wanted)
 
@@ -57,7 +57,7 @@ class TreeModel(MarksModel):
         """Pins per tier, recounted from the leases and the copies in flight."""
         pins: tuple[Counter[Place], Counter[Place]] = (Counter(), self.store.pins())
         for held in self.leases.values():
-            for place in held.on_host if held.parked else held.places():
+            for place in held.on_host if held.retracted else held.places():
                 pins[HOST if place in held.on_host else DEVICE][place] += 1
         for prefix, spots in self.nodes.items():
             for group, spot in enumerate(spots):
@@ -173,7 +173,7 @@ class TreeModel(MarksModel):
 
     def hold(self, holder: int, prompt: Prefix, end: int, starts: Sequence[int]) -> Held:
         """Pin host copies. It is no use of anything, when it begins as when it ends."""
-        held = Held(prompt, end, list(starts), parked=True)
+        held = Held(prompt, end, list(starts), retracted=True)
         held.on_host = set(held.places())
         self.leases[holder] = held
         return held
@@ -197,7 +197,7 @@ class TreeModel(MarksModel):
     def release(self, holder: int) -> None:
         """The end of a lease is its last use."""
         held = self.leases.pop(holder)
-        if not held.parked:
+        if not held.retracted:
             self.stamp(held.places())
 
     # -- pages come ----------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class TreeModel(MarksModel):
         """Whether the page has just become present; a second copy is not a use of the first."""
         mine, before = spot.pages[tier], spot.state
         if mine == NONE:
-            self.step(spot, (Event.INSERTED, Event.FETCHED)[tier])
+            self.step(spot, (ResidencyEvent.INSERTED, ResidencyEvent.FETCHED)[tier])
             spot.pages[tier] = page
             return before == Residency.ABSENT
         if tier == HOST:
@@ -251,14 +251,14 @@ class TreeModel(MarksModel):
     def begin_backup(self, places: Sequence[Place], pages: Sequence[int]) -> None:
         for place, page in zip(places, pages, strict=True):
             spot = self.spot(place)
-            self.step(spot, Event.BACKUP_BEGUN)
+            self.step(spot, ResidencyEvent.BACKUP_BEGUN)
             spot.moving, spot.pages[HOST] = Residency.SAVING, page
 
     def end_backup(self, places: Sequence[Place], *, ok: bool) -> Outcome:
         outcome = Outcome()
         for place in places:
             spot = self.spot(place)
-            self.step(spot, Event.BACKUP_DONE if ok else Event.BACKUP_FAILED)
+            self.step(spot, ResidencyEvent.BACKUP_DONE if ok else ResidencyEvent.BACKUP_FAILED)
             spot.moving = None
             if not ok:
                 outcome.freed[HOST, place[1], spot.pages[HOST]] += 1
@@ -272,13 +272,13 @@ class TreeModel(MarksModel):
         assert set(pages) == held.on_host
         for place, page in pages.items():
             spot = self.spot(place)
-            self.step(spot, Event.LOAD_BEGUN)
+            self.step(spot, ResidencyEvent.LOAD_BEGUN)
             spot.moving, spot.pages[DEVICE] = Residency.LOADING, page
         held.on_host = set()
 
     def end_load(self, places: Sequence[Place]) -> None:
         for place in places:
-            self.step(self.spot(place), Event.LOAD_DONE)
+            self.step(self.spot(place), ResidencyEvent.LOAD_DONE)
             self.spot(place).moving = None
 
     # -- pages go ------------------------------------------------------------------------------
@@ -320,5 +320,5 @@ class TreeModel(MarksModel):
             self._drop(prefix, outcome)
             prefix = prefix[:-1]
 
-    def step(self, spot: Spot, event: Event) -> None:
+    def step(self, spot: Spot, event: ResidencyEvent) -> None:
         self.stepped[spot.state, event] += 1

@@ -49,7 +49,7 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Parked:
+class RetractedRequest:
     """A retracted request: ``hold`` keeps [starts[g], end) of every group on the host. ``live``:
     the groups of which it will need a page of its own again."""
 

@@ -80,7 +80,7 @@ class StoreModel:
     def hold(self, prompt: Prefix, starts: Sequence[int]) -> Held:
         """What of ``prompt`` the host can promise for as long as a request waits."""
         end = self.reach(prompt)
-        held = Held(prompt, end, [min(start, end) for start in starts], parked=True)
+        held = Held(prompt, end, [min(start, end) for start in starts], retracted=True)
         held.on_host = {place for place in held.places() if self.readable(place)}
         return held
 

@@ -77,7 +77,7 @@ class TierDriver:
     def evict_saved(self, group: int, count: int) -> int:
         """``evict`` from the device as a write-back cache does, which breaks the policy's order."""
         predicted, self._predicted = self._predicted, False
-        effects = self.tree.cleaning.evict(GroupId(group), count)
+        effects = self.tree.write_back.evict(GroupId(group), count)
         taken = self._evicted(DEVICE, group, count, effects)
         self._predicted = predicted
         return taken

@@ -15,8 +15,8 @@ from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import Ballot, Work
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.spec.groups import CacheSpec
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
 PLAN_BYTES: Final = 64 * 2**20
 """The most that one backup plan moves; a retraction may have gigabytes to save."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey, TicketId
 from stratakv.spec.groups import ANCHOR
-from stratakv.tiers.copies import CopyDesk, LivePages
 from stratakv.tiers.pools import Pools
+from stratakv.tiers.transfer_manager import LivePages, TransferManager
 from stratakv.tree.lease import HostHold
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
@@ -37,7 +37,7 @@ class _Save:
 
 
 class ForeignPages:
-    def __init__(self, tree: PrefixTree, pools: Pools, copies: CopyDesk) -> None:
+    def __init__(self, tree: PrefixTree, pools: Pools, copies: TransferManager) -> None:
         self._tree = tree
         self._pools = pools
         self._copies = copies
@@ -47,7 +47,8 @@ class ForeignPages:
     def load_into(self, hold: HostHold, pages: Sequence[PageIds]) -> tuple[TicketId, ...]:
         """Begin to copy what ``hold`` pins to device ``pages`` (int32, one for each of its rows, by
         group). Nothing may touch them until ``ended``; the host pages stay pinned as long, whatever
-        becomes of ``hold``. They leave with ``CopyDesk.submit_loads``, at the latest in a tick."""
+        becomes of ``hold``. They leave with ``TransferManager.submit_loads``, at the latest in a
+        tick."""
         leases = self._tree.leases
         moves: list[tuple[GroupId, PageIds, PageIds]] = []
         sources = self._tree.copies.sources(hold.host)

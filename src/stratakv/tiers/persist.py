@@ -22,8 +22,7 @@ from stratakv.tiers.object_keys import HostBytes, of_group
 from stratakv.tree.effects import Persist
 from stratakv.tree.lease import Lease
 from stratakv.tree.observer import CacheObserver, Medium
-from stratakv.tree.stored import Stored as Marks
-from stratakv.tree.stored import Writing
+from stratakv.tree.stored import StorageMarks, Writing
 
 KEPT: Final = frozenset({WriteStatus.STORED, WriteStatus.PRESENT})
 JOB_PAGES: Final = 256
@@ -56,7 +55,10 @@ class Persister:
     """``observer``: told of the pages that storage has from now on."""
 
     def __init__(
-        self, stored: Marks, arenas: Sequence[HostBytes], observer: CacheObserver | None = None
+        self,
+        stored: StorageMarks,
+        arenas: Sequence[HostBytes],
+        observer: CacheObserver | None = None,
     ) -> None:
         self.counters = PersistCounters()
         self._observer = observer

@@ -20,9 +20,9 @@ from stratakv.storage.io_jobs import Answer, Kind, Remove
 from stratakv.storage.io_worker import IoWorker
 from stratakv.tiers.object_keys import of_group
 from stratakv.tiers.persist import Persister
-from stratakv.tiers.prefetch.asks import Told
 from stratakv.tiers.prefetch.fetches import Fetches, FromStorage
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
+from stratakv.tiers.prefetch.request import Told
 from stratakv.tiers.statistics import StorageStats
 from stratakv.tree.lease import Lease
 from stratakv.tree.observer import CacheObserver, Medium
@@ -142,9 +142,9 @@ class StorageTier:
         if self._worker is not None and not self._leaving:
             self.prefetcher.start(request, prefix, tokens, self._worker)
 
-    def holds_back(self, request: RequestId) -> bool:
+    def must_wait(self, request: RequestId) -> bool:
         """Whether a request whose turn it is must wait for its prefetch."""
-        return self._worker is not None and self.prefetcher.holds_back(request, self._worker)
+        return self._worker is not None and self.prefetcher.must_wait(request, self._worker)
 
     def admitted(self, request: RequestId, end: int, told: Told) -> FromStorage | None:
         """A request has its lease, at ``end`` pages; what storage has contributed to it. ``told``

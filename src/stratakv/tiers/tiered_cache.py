@@ -14,14 +14,14 @@ from typing import Final
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Result
-from stratakv.agreement.ranks import Alone
+from stratakv.agreement.ranks import SingleRank
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import GroupId, PageIds, PageKey, RequestId
 from stratakv.policy.prefetch_pace import PrefetchPolicy, Timeout, prefetch_policy
 from stratakv.policy.write import NoBackup, WritePolicy, WriteThrough, safe_wanted
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tiers.audit import audit
-from stratakv.tiers.copies import POLL_S, CopyDesk
+from stratakv.tiers.consistency import HasColumns, add_consistency_checks
 from stratakv.tiers.foreign import ForeignPages
 from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.persist import Persister
@@ -29,7 +29,7 @@ from stratakv.tiers.pools import Allocators, Pools
 from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.tiers.statistics import Counters, PoolStats
 from stratakv.tiers.storage import StorageTier
-from stratakv.tiers.witness import HasColumns, testify
+from stratakv.tiers.transfer_manager import POLL_S, TransferManager
 from stratakv.transfer.engine import TransferEngine
 from stratakv.tree.effects import Remap
 from stratakv.tree.lease import DeviceLease, HostHold, Lease, LoadLease
@@ -56,7 +56,7 @@ class TierOptions:
     prefetch: PrefetchPolicy | None = None
     clock: Clock = field(default_factory=MonotonicClock)
     observer: CacheObserver | None = None
-    agreement: Agreement = field(default_factory=lambda: Agreement(Alone()))
+    agreement: Agreement = field(default_factory=lambda: Agreement(SingleRank()))
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -82,9 +82,9 @@ class TieredCache:
         persister = Persister(self.tree.stored, arenas, options.observer)
         write = options.write if host[ANCHOR].capacity else NoBackup()
         cleans = any(safe_wanted(write, space.capacity) for space in device)
-        evict = self.tree.cleaning.evict if cleans else partial(self.tree.evict, Tier.DEVICE)
+        evict = self.tree.write_back.evict if cleans else partial(self.tree.evict, Tier.DEVICE)
         self.pools = Pools(spec, self.tree, pages, persister.want, evict)
-        self.copies = CopyDesk(
+        self.copies = TransferManager(
             self.tree, self.pools, transfer, write, options.agreement, options.sleep
         )
         prefetch = options.prefetch or prefetch_policy(
@@ -98,7 +98,7 @@ class TieredCache:
 
     def watch(self, beside: Sequence[HasColumns] = ()) -> None:
         """Let ranks compare what they have of this, and of the arrays ``beside`` it."""
-        testify(
+        add_consistency_checks(
             self._agreement, self.spec, self.tree, self.pools, beside, self.copies, self.storage
         )
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stratakv.core.ids import LayerId, PageIds
 from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
-from stratakv.memory.layout import Segment
+from stratakv.memory.layout import PageSlice
 from stratakv.memory.mapped import Bytes
 from stratakv.spec.groups import CacheGroup
 
@@ -32,7 +32,7 @@ class Route:
     """
 
     group: CacheGroup
-    segments: tuple[Segment, ...]
+    segments: tuple[PageSlice, ...]
     device: tuple[Bytes, ...]
     arena: Bytes
     rows: SegmentRows

@@ -19,9 +19,9 @@ from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.copier import Copier, Route
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.engine import Completion
 from stratakv.transfer.numpy_copy import NumpyCopier
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stratakv.core.ids import LayerId, TicketId
-from stratakv.transfer.plan import CopyPlan, Direction
+from stratakv.transfer.copy_plan import CopyPlan, Direction
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from stratakv.spec.groups import ANCHOR
 from stratakv.tree.effects import Effect, FreeHost
 from stratakv.tree.nodes import CHECKPOINT, TIERS, NodeTable, Tier
 from stratakv.tree.pins import Pins
-from stratakv.tree.residency import Event, Residency
-from stratakv.tree.stored import Stored
+from stratakv.tree.residency import Residency, ResidencyEvent
+from stratakv.tree.stored import StorageMarks
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 
@@ -23,7 +23,7 @@ DEVICE, HOST = Tier.DEVICE, Tier.HOST
 class Copies:
     """``rows`` are always of one path, top first, as the tree handed them out."""
 
-    def __init__(self, nodes: NodeTable, pins: Pins, stored: Stored) -> None:
+    def __init__(self, nodes: NodeTable, pins: Pins, stored: StorageMarks) -> None:
         self._nodes = nodes
         self._pins = pins
         self._stored = stored
@@ -36,7 +36,7 @@ class Copies:
     def begin_backup(self, group: GroupId, rows: NodeIds, pages: PageIds) -> PageIds:
         """Give ``rows`` host ``pages``; returns the device pages to copy from."""
         nodes = self._nodes
-        nodes.residency[group].move(rows, Event.BACKUP_BEGUN)
+        nodes.residency[group].move(rows, ResidencyEvent.BACKUP_BEGUN)
         nodes.page[HOST][group][rows] = pages
         self._pins.pin(DEVICE, group, rows)
         self._pins.born_pinned(HOST, group, rows, 1)
@@ -47,7 +47,9 @@ class Copies:
     def end_backup(self, group: GroupId, rows: NodeIds, *, ok: bool) -> list[Effect]:
         """The copy has ended; a failed one gives its host pages back, a good one may be stored."""
         nodes = self._nodes
-        nodes.residency[group].move(rows, Event.BACKUP_DONE if ok else Event.BACKUP_FAILED)
+        nodes.residency[group].move(
+            rows, ResidencyEvent.BACKUP_DONE if ok else ResidencyEvent.BACKUP_FAILED
+        )
         effects: list[Effect] = []
         if not ok:
             effects.append(FreeHost(group, nodes.page[HOST][group][rows]))
@@ -91,7 +93,7 @@ class Copies:
         for group, rows in enumerate(host):
             if not len(rows):
                 continue
-            nodes.residency[group].move(rows, Event.LOAD_BEGUN)
+            nodes.residency[group].move(rows, ResidencyEvent.LOAD_BEGUN)
             nodes.page[DEVICE][group][rows] = pages[group]
             nodes.ticket[group][rows] = ticket
             self.loads += len(rows)
@@ -101,7 +103,7 @@ class Copies:
 
     def end_load(self, group: GroupId, rows: NodeIds) -> None:
         nodes = self._nodes
-        nodes.residency[group].move(rows, Event.LOAD_DONE)
+        nodes.residency[group].move(rows, ResidencyEvent.LOAD_DONE)
         nodes.ticket[group][rows] = NONE
         self.loads -= len(rows)
         for tier in TIERS:

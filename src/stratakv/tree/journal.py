@@ -12,18 +12,18 @@ import numpy as np
 
 from stratakv.core.ids import GroupId, NodeIds, PageKey
 from stratakv.tree.observer import CacheObserver, Medium
-from stratakv.tree.residency import Event
+from stratakv.tree.residency import ResidencyEvent
 
-STORED: Final[dict[Event, Medium]] = {
-    Event.INSERTED: Medium.DEVICE,
-    Event.LOAD_DONE: Medium.DEVICE,
-    Event.FETCHED: Medium.HOST,
-    Event.SAVED: Medium.HOST,
-    Event.BACKUP_DONE: Medium.HOST,
+STORED: Final[dict[ResidencyEvent, Medium]] = {
+    ResidencyEvent.INSERTED: Medium.DEVICE,
+    ResidencyEvent.LOAD_DONE: Medium.DEVICE,
+    ResidencyEvent.FETCHED: Medium.HOST,
+    ResidencyEvent.SAVED: Medium.HOST,
+    ResidencyEvent.BACKUP_DONE: Medium.HOST,
 }
-REMOVED: Final[dict[Event, Medium]] = {
-    Event.DEVICE_EVICTED: Medium.DEVICE,
-    Event.HOST_EVICTED: Medium.HOST,
+REMOVED: Final[dict[ResidencyEvent, Medium]] = {
+    ResidencyEvent.DEVICE_EVICTED: Medium.DEVICE,
+    ResidencyEvent.HOST_EVICTED: Medium.HOST,
 }
 """The events that neither names begin a copy, or end one that never was readable."""
 
@@ -35,7 +35,7 @@ class Journal:
         self._observer = observer
         self._key = np.empty(rows, object)
 
-    def of_group(self, group: GroupId) -> Callable[[NodeIds, Event], None]:
+    def of_group(self, group: GroupId) -> Callable[[NodeIds, ResidencyEvent], None]:
         """Hears of every move in a group's residency."""
         return partial(self._moved, group)
 
@@ -46,7 +46,7 @@ class Journal:
     def gone(self, keys: Sequence[PageKey]) -> None:
         self._observer.gone(keys)
 
-    def _moved(self, group: GroupId, rows: NodeIds, event: Event) -> None:
+    def _moved(self, group: GroupId, rows: NodeIds, event: ResidencyEvent) -> None:
         to, off = STORED.get(event), REMOVED.get(event)
         if not len(rows) or (to is None and off is None):
             return

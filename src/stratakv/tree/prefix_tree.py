@@ -14,7 +14,6 @@ import numpy.typing as npt
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.checkpoints import Checkpoints
-from stratakv.tree.cleaning import Cleaning
 from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Inserted, Remap
 from stratakv.tree.eviction import Evictor
@@ -29,10 +28,11 @@ from stratakv.tree.residency import (
     ON_DEVICE,
     ON_TIER,
     READABLE_ON_HOST,
-    Event,
     Residency,
+    ResidencyEvent,
 )
-from stratakv.tree.stored import Stored
+from stratakv.tree.stored import StorageMarks
+from stratakv.tree.write_back import WriteBackEviction
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 
@@ -51,12 +51,12 @@ class PrefixTree:
         self.nodes = NodeTable(spec, capacity, observer)
         self.pins = Pins(self.nodes, len(spec.groups), policy or LeastRecentlyUsed())
         self.checkpoints = Checkpoints(spec, self.nodes, self.pins)
-        self.stored = Stored(spec, self.nodes, self.pins)
+        self.stored = StorageMarks(spec, self.nodes, self.pins)
         self.copies = Copies(self.nodes, self.pins, self.stored)
         self._matcher = Matcher(spec, self.nodes)
         self.leases = Leases(spec, self.nodes, self.pins, self._matcher, self.copies)
         self._evictor = Evictor(spec, self.nodes, self.pins, self.checkpoints)
-        self.cleaning = Cleaning(self.nodes, self.pins, self._evictor)
+        self.write_back = WriteBackEviction(self.nodes, self.pins, self._evictor)
         self._groups = range(len(spec.groups))
         self._keep_all = [group.id for group in spec.groups if group.keeps_all]
         self._partial = [group.id for group in spec.groups if not group.keeps_all]
@@ -108,19 +108,19 @@ class PrefixTree:
         ``first`` are in the tree and leased by the caller. A page the tree holds already comes back
         as ``Remap`` and ``FreeDevice``; one that is just being loaded stays the request's own.
         """
-        return self._place(Event.INSERTED, keys, first, pages)
+        return self._place(ResidencyEvent.INSERTED, keys, first, pages)
 
     def land(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> list[Effect]:
         """Adopt host pages that storage delivered; arguments as for ``insert``. The pages above
         ``first`` are leased by the caller. What the host holds already is freed."""
-        return self._place(Event.FETCHED, keys, first, pages).effects
+        return self._place(ResidencyEvent.FETCHED, keys, first, pages).effects
 
     def adopt_saved(
         self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
     ) -> list[Effect]:
         """Adopt host pages that a foreign engine's were copied to; as ``land``, and what of them is
         worth a stored object is asked for."""
-        effects = self._place(Event.SAVED, keys, first, pages).effects
+        effects = self._place(ResidencyEvent.SAVED, keys, first, pages).effects
         if first < len(keys):
             rows = self.nodes.tail(self.nodes.index[keys[-1]], len(keys) - first)
             for group in self._groups:
@@ -129,9 +129,9 @@ class PrefixTree:
         return effects
 
     def _place(
-        self, event: Event, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
+        self, event: ResidencyEvent, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
     ) -> Inserted:
-        tier = DEVICE if event is Event.INSERTED else HOST
+        tier = DEVICE if event is ResidencyEvent.INSERTED else HOST
         nodes, pins = self.nodes, self.pins
         found = Inserted([], [])
         if first >= len(keys):
@@ -155,26 +155,26 @@ class PrefixTree:
                     fresh, mine = fresh[held], mine[held]
                 if len(fresh):
                     self.pins.enter(group, fresh, stamp)
-                    fetched = event is Event.FETCHED
+                    fetched = event is ResidencyEvent.FETCHED
                     self.stored.entered(GroupId(group), fresh, fetched=fetched)
                     self._adopt(event, GroupId(group), fresh, mine)
         if tier == DEVICE:
             found.effects.extend(self._unsaved(keys, first, known))
         return found
 
-    def _adopt(self, event: Event, group: GroupId, rows: NodeIds, pages: PageIds) -> None:
+    def _adopt(self, event: ResidencyEvent, group: GroupId, rows: NodeIds, pages: PageIds) -> None:
         """Pages of one path that enter a tier."""
-        tier = DEVICE if event is Event.INSERTED else HOST
+        tier = DEVICE if event is ResidencyEvent.INSERTED else HOST
         nodes = self.nodes
         nodes.residency[group].move(rows, event)
         nodes.page[tier][group][rows] = pages
         self.pins.born(tier, group, rows)
 
     def _meet(
-        self, event: Event, group: GroupId, rows: NodeIds, mine: PageIds, found: Inserted
+        self, event: ResidencyEvent, group: GroupId, rows: NodeIds, mine: PageIds, found: Inserted
     ) -> None:
         """A request's (or storage's) pages for nodes that exist already."""
-        tier = DEVICE if event is Event.INSERTED else HOST
+        tier = DEVICE if event is ResidencyEvent.INSERTED else HOST
         nodes = self.nodes
         state = nodes.state[group][rows]
         held = mine != NONE
@@ -186,7 +186,7 @@ class PrefixTree:
             if absent.any():
                 self.pins.enter(group, adopted[absent], self.pins.tick())
             if tier == HOST or absent.any():
-                fetched = event is Event.FETCHED
+                fetched = event is ResidencyEvent.FETCHED
                 self.stored.entered(group, adopted[absent | (tier == HOST)], fetched=fetched)
             self._adopt(event, group, adopted, mine[take])
             if group == ANCHOR:

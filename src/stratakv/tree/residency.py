@@ -26,7 +26,7 @@ class Residency(IntEnum):
     LOADING = 5  # host -> device copy in flight; readers wait on the layer gate
 
 
-class Event(IntEnum):
+class ResidencyEvent(IntEnum):
     INSERTED = 0  # a request's freshly computed page
     FETCHED = 1  # storage -> host landed
     BACKUP_BEGUN = 2
@@ -39,8 +39,8 @@ class Event(IntEnum):
     SAVED = 9  # a foreign engine's page has been copied to the host
 
 
-R, E = Residency, Event
-TRANSITIONS: Final[dict[tuple[Residency, Event], Residency]] = {
+R, E = Residency, ResidencyEvent
+TRANSITIONS: Final[dict[tuple[Residency, ResidencyEvent], Residency]] = {
     (R.ABSENT, E.INSERTED): R.DEVICE,
     (R.ABSENT, E.FETCHED): R.HOST,
     (R.ABSENT, E.SAVED): R.HOST,
@@ -58,7 +58,7 @@ TRANSITIONS: Final[dict[tuple[Residency, Event], Residency]] = {
 }
 
 _ILLEGAL: Final = 255
-_NEXT: Final = np.full((len(Event), len(Residency)), _ILLEGAL, np.uint8)
+_NEXT: Final = np.full((len(ResidencyEvent), len(Residency)), _ILLEGAL, np.uint8)
 for (_now, _event), _then in TRANSITIONS.items():
     _NEXT[_event, _now] = _then
 
@@ -81,7 +81,7 @@ TIERS_OF: Final = tuple(
     tuple(tier for tier, on_tier in enumerate(ON_TIER) if on_tier[state]) for state in Residency
 )
 """Indexed by state: the tiers on which the group owns a page."""
-EVICTED: Final = (Event.DEVICE_EVICTED, Event.HOST_EVICTED)
+EVICTED: Final = (ResidencyEvent.DEVICE_EVICTED, ResidencyEvent.HOST_EVICTED)
 
 
 _OFF_TIER: Final = tuple(
@@ -108,13 +108,15 @@ class ResidencyColumn:
 
     __slots__ = ("_moved", "_states", "states")
 
-    def __init__(self, nodes: int, moved: Callable[[NodeIds, Event], None] | None = None) -> None:
+    def __init__(
+        self, nodes: int, moved: Callable[[NodeIds, ResidencyEvent], None] | None = None
+    ) -> None:
         self._moved = moved
         self._states = np.zeros(nodes, np.uint8)
         self.states: States = self._states.view()
         self.states.flags.writeable = False
 
-    def move(self, nodes: NodeIds, event: Event) -> None:
+    def move(self, nodes: NodeIds, event: ResidencyEvent) -> None:
         """Apply ``event`` to every node; an illegal pair raises and changes nothing."""
         now = self._states[nodes]
         states = now.tobytes()
@@ -135,7 +137,7 @@ class ResidencyColumn:
         if self._moved is not None:
             self._moved(nodes, event)
 
-    def move_one(self, node: int, event: Event) -> None:
+    def move_one(self, node: int, event: ResidencyEvent) -> None:
         """``move`` of a single node."""
         then = _NEXT.item(event, self._states.item(node))
         if then == _ILLEGAL:

@@ -45,7 +45,7 @@ def host_prefix(nodes: NodeTable, path: NodeIds) -> int:
     return holes.item(0) if len(holes) else len(path)
 
 
-class Stored:
+class StorageMarks:
     """``active``: whether there is a store; without one nothing is marked and nothing asked for.
     ``epoch`` counts how often all was forgotten."""
 

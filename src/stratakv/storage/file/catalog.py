@@ -27,13 +27,13 @@ _TOLERANCE_S: Final = 86_400.0
 
 @dataclass(slots=True, eq=False)
 class Placed:
-    """A segment and its rows in the index: ``base`` and as many as it has slots. ``doomed``: to be
-    deleted by its writer, and not served by anybody."""
+    """A segment and its rows in the index: ``base`` and as many as it has slots.
+    ``marked_deleted``: to be deleted by its writer, and not served by anybody."""
 
     segment: Segment
     base: int
     changes: int
-    doomed: bool = False
+    marked_deleted: bool = False
 
     @property
     def slots(self) -> int:
@@ -41,14 +41,14 @@ class Placed:
 
 
 class Catalog:
-    """``placed`` by number, which is what ``Index.segment`` has. ``strangers`` are names of
+    """``placed`` by number, which is what ``Index.segment`` has. ``foreign_segments`` are names of
     segments of another format: of another model, or made with other settings. ``marked``: numbers
     of our segments in which others found damage."""
 
     def __init__(self, ledger: Ledger, form: StoreFormat, clock: Clock) -> None:
         self.index = Index()
         self.placed: dict[int, Placed] = {}
-        self.strangers: set[str] = set()
+        self.foreign_segments: set[str] = set()
         self.marked: set[int] = set()
         self.damaged_headers = 0
         self._ledger = ledger
@@ -57,7 +57,7 @@ class Catalog:
         self._generation = -1
 
     def is_current(self) -> bool:
-        """Whether no segment was made, deleted or doomed since the last ``refresh``."""
+        """Whether no segment was made, deleted or marked_deleted since the last ``refresh``."""
         return self._generation == self._ledger.generation()
 
     def runs(self, rows: list[int]) -> Generator[tuple[Placed, range], None, None]:
@@ -77,17 +77,17 @@ class Catalog:
             self._list()
             self._generation = generation
         for number, placed in list(self.placed.items()):
-            if placed.doomed or placed.segment.owned:
+            if placed.marked_deleted or placed.segment.owned:
                 continue
             if placed.segment.changes() != placed.changes:
                 try:
                     self._load(placed)
                 except StorageError as error:  # it lost its tables: what it held are misses
                     _logger.warning("%s is not read any more: %s", placed.segment.name, error)
-                    self.strangers.add(placed.segment.name)
+                    self.foreign_segments.add(placed.segment.name)
                     self.forget(number)
 
-    def tell(self) -> None:
+    def report_damage(self) -> None:
         """Have every process look at the directory when next it is called."""
         with self._ledger.locked():
             self._ledger.changed()
@@ -107,7 +107,7 @@ class Catalog:
         if not placed.segment.own():
             return False
         self._load(placed)
-        if placed.doomed:
+        if placed.marked_deleted:
             return False
         rows = slice(placed.base, placed.base + placed.slots)
         self.index.writable[rows] = placed.segment.geometry.group
@@ -159,8 +159,8 @@ class Catalog:
 
     def _load(self, placed: Placed) -> None:
         segment = placed.segment
-        placed.doomed = segment.is_doomed()
-        if placed.doomed:
+        placed.marked_deleted = segment.is_marked_deleted()
+        if placed.marked_deleted:
             self.hide(placed)
             return
         # First the count, then the headers: a change in between is seen again next time.
@@ -181,7 +181,7 @@ class Catalog:
         try:
             for slot in slots:
                 segment.mark(slot)
-            self.tell()
+            self.report_damage()
         except OSError as error:  # on a disk that is full or read-only they stay what they are
             _logger.warning("%s: damage is not reported: %s", segment.name, error)
 
@@ -193,13 +193,13 @@ class Catalog:
             if not self.placed[known[name]].segment.owned:
                 self.forget(known[name])
         for number, placed in self.placed.items():
-            placed.doomed = placed.segment.is_doomed()
-            if placed.doomed:
+            placed.marked_deleted = placed.segment.is_marked_deleted()
+            if placed.marked_deleted:
                 self.hide(placed)
             elif placed.segment.owned and placed.segment.marks():
                 self.marked.add(number)
-        self.strangers &= names
-        for name in sorted(names - known.keys() - self.strangers):
+        self.foreign_segments &= names
+        for name in sorted(names - known.keys() - self.foreign_segments):
             with suppress(FileNotFoundError):  # a peer deleted it since
                 segment = Segment.open(self._ledger.directory / name)
                 if segment is None:  # damaged, or a peer is making it: look again next time
@@ -207,7 +207,7 @@ class Catalog:
                 if self._is_ours(segment.geometry):
                     self.add(segment)
                 else:
-                    self.strangers.add(name)
+                    self.foreign_segments.add(name)
                     segment.close()
 
     def _is_ours(self, geometry: Geometry) -> bool:

@@ -197,12 +197,12 @@ class Segment:
         os.pwrite(self._fd, changes.to_bytes(8, "little"), _CHANGES_AT)
         return changes
 
-    def doom(self) -> None:
+    def mark_deleted(self) -> None:
         """Ask whoever writes it to delete it; from now on nobody serves what it holds."""
         if self.writable:
             os.pwrite(self._fd, _DOOM, _DOOM_AT)
 
-    def is_doomed(self) -> bool:
+    def is_marked_deleted(self) -> bool:
         return os.pread(self._fd, len(_DOOM), _DOOM_AT) == _DOOM
 
     def mark(self, slot: int) -> None:

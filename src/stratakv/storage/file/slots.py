@@ -80,28 +80,30 @@ class Slots:
         index = self._catalog.index
         rows = np.array([row])
         placed = self._catalog.placed[int(index.segment[row])]
-        segment, slot, lent = placed.segment, row - placed.base, not placed.segment.owned
+        segment, slot, borrowed = placed.segment, row - placed.base, not placed.segment.owned
         table = index.headers[rows]
         if index.present[row]:
             index.drop(rows)
         if not segment.own():
             segment.mark(slot)
-            self._catalog.tell()
+            self._catalog.report_damage()
             return
         try:
             held = segment.headers(slot, 1)
             theirs = is_blank(held)[0] or (is_sound(held)[0] and not same_headers(held, table)[0])
-            if not (lent and theirs):  # else another had the segment since, and put a page there
+            if not (
+                borrowed and theirs
+            ):  # else another had the segment since, and put a page there
                 table["magic"] = QUARANTINED
                 index.headers[rows] = seal(table)
                 segment.put_headers(slot, table)
                 changes = segment.count_change()
-                placed.changes = placed.changes if lent else changes
+                placed.changes = placed.changes if borrowed else changes
         finally:
-            if lent:
+            if borrowed:
                 segment.disown()
 
-    def heed(self, number: int) -> int:
+    def apply_damage_reports(self, number: int) -> int:
         """Put in quarantine what others marked in a segment that this process writes, where it is
         damaged indeed; how many pages."""
         index, placed = self._catalog.index, self._catalog.placed[number]
@@ -121,7 +123,7 @@ class Slots:
         catalog, index = self._catalog, self._catalog.index
         if not catalog.own(number):
             return False
-        self.heed(number)
+        self.apply_damage_reports(number)
         placed = catalog.placed[number]
         rows = np.arange(placed.base, placed.base + placed.slots)
         absent = rows[~index.present[rows]]
@@ -137,7 +139,7 @@ class Slots:
         self._catalog.forget(number)
 
     @contextmanager
-    def lent(self, numbers: set[int]) -> Generator[None, None, None]:
+    def borrowed(self, numbers: set[int]) -> Generator[None, None, None]:
         """Be the writer of these segments, of those that have none, for a while. Who only reads
         must not keep them: nobody would use their free slots."""
         placed = self._catalog.placed

@@ -26,7 +26,7 @@ from stratakv.storage.file.catalog import Catalog, Placed
 from stratakv.storage.file.counters import FileStats
 from stratakv.storage.file.index import NOWHERE, Rows
 from stratakv.storage.file.ledger import Ledger
-from stratakv.storage.file.room import Keeping, Room
+from stratakv.storage.file.space import SpaceManager, StoreLimits
 from stratakv.storage.header import (
     HEADER,
     HEADER_BYTES,
@@ -48,8 +48,10 @@ class FileStore:
     """``clock``: wall-clock seconds, since uses outlive the process and are shared by several.
     NotOursError, and nothing was written, for a directory that holds something else."""
 
-    def __init__(self, directory: Path, form: StoreFormat, keeping: Keeping, clock: Clock) -> None:
-        self._form, self._keeping, self._clock = form, keeping, clock
+    def __init__(
+        self, directory: Path, form: StoreFormat, limits: StoreLimits, clock: Clock
+    ) -> None:
+        self._form, self._keeping, self._clock = form, limits, clock
         self._writes = Breaker(clock)
         self._last_ns = 0
         self._ticked_s = clock.now_s()
@@ -58,12 +60,12 @@ class FileStore:
         with _as_storage_error():
             if not directory.exists():
                 directory.mkdir(parents=True, exist_ok=True)
-            self._ledger = Ledger(directory, keeping.quota_bytes)
+            self._ledger = Ledger(directory, limits.quota_bytes)
             self._catalog = Catalog(self._ledger, form, clock)
             self._catalog.refresh()
         self._index = self._catalog.index
-        self._room = Room(self._ledger, self._catalog, form, keeping, clock)
-        self._counters = self._room.counters
+        self._space = SpaceManager(self._ledger, self._catalog, form, limits, clock)
+        self._counters = self._space.counters
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         with self._working():
@@ -118,13 +120,13 @@ class FileStore:
         with self._working():
             if isinstance(keys, Everything):
                 self._refresh()
-                return self._room.doom_all()
+                return self._space.mark_all_deleted()
             rows = self._find(headers_of(keys, self._form.spec_digest))
             rows = np.unique(rows[rows != NOWHERE])
-            with self._room.slots.lent(set(self._index.segment[rows].tolist())):
+            with self._space.slots.borrowed(set(self._index.segment[rows].tolist())):
                 rows = rows[self._index.present[rows]]
                 ours = self._index.writable[rows] >= 0
-                self._room.slots.clear(rows[ours])
+                self._space.slots.clear(rows[ours])
                 self._index.drop(rows[~ours])
             return len(rows)
 
@@ -133,7 +135,7 @@ class FileStore:
             self._closed = True
             try:
                 self._put_uses()
-                self._room.close()
+                self._space.close()
             except (OSError, StorageError) as error:
                 _logger.warning("uses were not written: %s", error)
             self._catalog.close()
@@ -147,7 +149,7 @@ class FileStore:
             physical_bytes=self._ledger.physical_bytes(),
             quota_bytes=self._keeping.quota_bytes,
             writing=self._writes.closed,
-            growing=self._room.growth.closed,
+            growing=self._space.growth.closed,
             damaged_headers=self._catalog.damaged_headers,
             counters=replace(self._counters),
         )
@@ -232,7 +234,7 @@ class FileStore:
         if not damaged and header.tobytes() != self._index.headers[rows].tobytes():
             return ReadStatus.MISS  # its writer evicted it; the next refresh sees what came instead
         try:
-            self._room.slots.quarantine(row)
+            self._space.slots.quarantine(row)
             self._counters.quarantined += 1
         except OSError as error:  # it is hidden here, and the next one to open it sees for itself
             self._write_failed(error)
@@ -258,14 +260,14 @@ class FileStore:
             f"pages of group {group}: {size} bytes"
         )
         try:
-            rows = self._room.take(group, len(wanted_at), now_ns)
+            rows = self._space.take(group, len(wanted_at), now_ns)
         except OSError as error:
             self._write_failed(error)
             statuses[wanted_at[0]] = WriteStatus.FAILED
             return
         hashes, error = self._write_pages(rows, [pages[i] for i in wanted_at])
         done = len(hashes)
-        self._room.slots.give_back(group, rows[done:])
+        self._space.slots.give_back(group, rows[done:])
         if done < len(rows):
             statuses[wanted_at[done]] = WriteStatus.FAILED
         if done:
@@ -300,7 +302,7 @@ class FileStore:
         # A batch comes from the head of a chain down: its deepest page is its oldest.
         table["stored_ns"] = self._stamps(len(rows))[::-1]
         try:
-            self._room.slots.fill(rows, seal(table))
+            self._space.slots.fill(rows, seal(table))
             if self._keeping.power_safe:
                 for number in set(self._index.segment[rows].tolist()):
                     self._catalog.placed[number].segment.sync()
@@ -354,18 +356,18 @@ class FileStore:
         if self._writes.closed:
             try:
                 self._put_uses()
-                self._room.expire()
-                self._room.yield_to_others()
+                self._space.expire()
+                self._space.yield_to_others()
             except OSError as error:
                 self._write_failed(error)
 
     def _refresh(self) -> None:
         """See what other processes did, and what they ask of this one."""
         self._catalog.refresh()
-        self._room.bury()
+        self._space.reap()
         if self._writes.closed:
             try:
-                self._room.heed()
+                self._space.apply_damage_reports()
             except OSError as error:
                 self._write_failed(error)
 

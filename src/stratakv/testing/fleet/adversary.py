@@ -13,7 +13,7 @@ STALL: Final = 0.004
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hazards:
+class FaultRates:
     """Of one rank. ``pace``: how likely each lane's oldest piece of work ends at a look at it.
     ``stalls``: the most looks for which a lane may stand still. The rest are probabilities: per
     plan, per call of the store or per object. ``forgets``: per step, that objects of this rank's
@@ -36,8 +36,8 @@ class Hazards:
 class Adversary:
     """``lanes`` of work have names: "backup", "load", "storage"."""
 
-    def __init__(self, seed: int, hazards: Hazards) -> None:
-        self.hazards = hazards
+    def __init__(self, seed: int, fault_rates: FaultRates) -> None:
+        self.fault_rates = fault_rates
         self.random = Random(seed)
         self._still: dict[str, int] = {}
 
@@ -50,10 +50,10 @@ class Adversary:
         if left:
             self._still[lane] = left - 1
             return False
-        if self.hazards.stalls and self.random.random() < STALL:
-            self._still[lane] = self.random.randrange(self.hazards.stalls)
+        if self.fault_rates.stalls and self.random.random() < STALL:
+            self._still[lane] = self.random.randrange(self.fault_rates.stalls)
             return False
-        return self.random.random() < self.hazards.pace[lane]
+        return self.random.random() < self.fault_rates.pace[lane]
 
     def hold(self, lane: str, looks: int) -> None:
         """Nothing of a lane ends for so long."""

@@ -10,7 +10,9 @@ from typing import Final
 from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
-from stratakv.engine.letters import (
+from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.request import FinishReason, Output, Prompt
+from stratakv.engine.step_messages import (
     Abort,
     Attach,
     CallOff,
@@ -24,10 +26,8 @@ from stratakv.engine.letters import (
     Stop,
     Submit,
 )
-from stratakv.engine.ranked import RankedEngine
-from stratakv.engine.request import FinishReason, Output, Prompt
-from stratakv.testing.fleet.plan import Plan
 from stratakv.testing.fleet.runner import expected_tokens
+from stratakv.testing.fleet.scenario import Plan
 from stratakv.testing.fleet.stores import namespaces
 
 MOST_STEPS: Final = 4000

@@ -15,8 +15,8 @@ from stratakv.core.ids import LayerId, PageIds, TicketId
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.testing.fleet.adversary import Adversary
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.engine import Completion
-from stratakv.transfer.plan import CopyPlan, Direction, GroupCopy
 
 
 class PageBytes:
@@ -82,7 +82,7 @@ class SimTransfer:
         job = _Job(TicketId(self._tickets), copies)
         self._tickets += 1
         if plan.direction is Direction.BACKUP:
-            job.ok = not self._adversary.strikes(self._adversary.hazards.backup_fails)
+            job.ok = not self._adversary.strikes(self._adversary.fault_rates.backup_fails)
         self._queues[plan.direction].append(job)
         return job.ticket
 

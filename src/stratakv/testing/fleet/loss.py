@@ -93,21 +93,21 @@ class Fate:
 class MortalRanks(ThreadRanks):
     """One rank's end of a rendezvous, to which it may not come."""
 
-    def __init__(self, rank: int, meeting: Rendezvous, fate: Fate) -> None:
-        super().__init__(rank, meeting)
+    def __init__(self, rank: int, rendezvous: Rendezvous, fate: Fate) -> None:
+        super().__init__(rank, rendezvous)
         self._fate = fate
 
-    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
         self._fate.meets(Point.BALLOT)
-        result = super().least(lanes, meanwhile)
+        result = super().all_reduce_min(lanes, meanwhile)
         self._fate.meets(Point.RESULT)
         if self._fate.misses():
             raise RankLostError("a rank was lost in the ballot, and the result with it")
         return result
 
-    def tell(self, letter: bytes) -> bytes:
+    def broadcast(self, letter: bytes) -> bytes:
         self._fate.meets(Point.LETTER)
-        return super().tell(letter)
+        return super().broadcast(letter)
 
     def gather(self, text: str) -> Sequence[str]:
         self._fate.meets(Point.BALLOT)

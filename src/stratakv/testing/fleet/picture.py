@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.agreement.agreement import Agreement
-from stratakv.cache.admit import Booking
+from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.losses import LossBook
-from stratakv.core.clock import ToldClock
-from stratakv.engine.letters import Desk
+from stratakv.core.clock import BroadcastClock
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import Prompt
+from stratakv.engine.step_messages import StepSync
 from stratakv.policy.prefetch import Abandoned, PrefetchRules
 from stratakv.policy.prefetch_book import PrefetchCounters
 from stratakv.policy.prefetch_reasons import Tally
@@ -37,20 +37,21 @@ from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.leases import Leases
 from stratakv.tree.nodes import NodeTable, Run
 from stratakv.tree.order import EvictionQueue
-from stratakv.tree.stored import Stored
+from stratakv.tree.stored import StorageMarks
 
 OWN: Final = (
-    Agreement, Desk, ToldClock, IoWorker, SimTransfer, PageBytes, TokenRunner,
+    Agreement, StepSync, BroadcastClock, IoWorker, SimTransfer, PageBytes, TokenRunner,
     MethodType, FunctionType, BuiltinFunctionType,
     PersistCounters, PrefetchCounters, Tally, LossBook,  # what this rank's store has said
-    CacheSpec, CacheGroup, Booking, EngineLimits, Namespaces, PrefetchRules, Prompt,  # never change
+    CacheSpec, CacheGroup, AdmissionLimits, EngineLimits,  # never change
+    Namespaces, PrefetchRules, Prompt,
 )  # fmt: skip
 """Types of which every rank has its own, or the same for ever."""
 OWN_PARTS: Final[dict[type, frozenset[str]]] = {
     TieredCache: frozenset({"_sleep"}),
     # Sets of objects have the order of their addresses; what is in them shows elsewhere.
     Leases: frozenset({"_open"}),
-    Stored: frozenset({"writing"}),
+    StorageMarks: frozenset({"writing"}),
     PoisoningAllocator: frozenset({"_position", "_bytes"}),  # scratch
     Prefetcher: frozenset({"fetched_pages"}),
     Abandoned: frozenset({"reason"}),

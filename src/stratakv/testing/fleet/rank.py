@@ -7,15 +7,15 @@ rank shares with others is passed to it. Must not know who starts it.
 from typing import Final, assert_never
 
 from stratakv.agreement.agreement import Agreement
-from stratakv.cache.admit import Booking
+from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.kv_cache import CacheOptions, KVCache
-from stratakv.core.clock import ManualClock, ToldClock
-from stratakv.engine.letters import Command, Desk, Flush, Stop
+from stratakv.core.clock import BroadcastClock, ManualClock
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Output
 from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.scheduler import StepLimits
+from stratakv.engine.step_messages import Command, Flush, StepSync, Stop
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.storage.backend import StorageBackend, StoreFormat
@@ -26,9 +26,9 @@ from stratakv.testing.fleet.adversary import Adversary
 from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
 from stratakv.testing.fleet.loss import Fate, MortalRanks, Point, RankDied
 from stratakv.testing.fleet.picture import columns, first_difference, picture
-from stratakv.testing.fleet.plan import ADAPTERS, LONGEST, Plan
 from stratakv.testing.fleet.runner import TokenRunner
-from stratakv.testing.fleet.store import SteppedHand, UnkindStore
+from stratakv.testing.fleet.scenario import ADAPTERS, LONGEST, Plan
+from stratakv.testing.fleet.store import FaultyStore, SteppedHand
 from stratakv.testing.fleet.stores import Stores, namespaces
 from stratakv.testing.fleet.thread_ranks import Rendezvous
 from stratakv.tiers.events import AllCleared, CacheEvent, CacheEvents, PagesRemoved, PagesStored
@@ -44,20 +44,20 @@ LOST_SHARE: Final = 0.2
 class SimRank:
     """One rank, complete."""
 
-    def __init__(self, plan: Plan, rank: int, meeting: Rendezvous, stores: Stores) -> None:
-        self._plan, self.rank, self._meeting = plan, rank, meeting
+    def __init__(self, plan: Plan, rank: int, rendezvous: Rendezvous, stores: Stores) -> None:
+        self._plan, self.rank, self._rendezvous = plan, rank, rendezvous
         spec = plan.rank_spec
-        self.adversary = Adversary(plan.seed * 64 + rank, plan.hazards[rank])
+        self.adversary = Adversary(plan.seed * 64 + rank, plan.fault_rates[rank])
         self.clock = ManualClock(1000.0 * rank)
         self.fate = Fate(plan.loss, rank)
-        self.agreement = Agreement(MortalRanks(rank, meeting, self.fate))
+        self.agreement = Agreement(MortalRanks(rank, rendezvous, self.fate))
         self._events = CacheEvents(spec.page_tokens, ADAPTERS) if plan.follow else None
         device, host = (
             [PageBytes(group, pages) for group, pages in zip(spec.groups, counts, strict=True)]
             for counts in (plan.device, plan.host)
         )
         tables = BlockTable(len(spec.groups), plan.max_running, -(-LONGEST // spec.page_tokens))
-        told = ToldClock()
+        told = BroadcastClock()
         self.cache = KVCache(
             spec,
             ([PoisoningAllocator(of) for of in device], [PoisoningAllocator(of) for of in host]),
@@ -66,7 +66,7 @@ class SimRank:
             self._options(told),
             host,
         )
-        self.desk = Desk(self.agreement, self.clock, told)
+        self.sync = StepSync(self.agreement, self.clock, told)
         self.runner = TokenRunner(spec, [of.rows for of in device], tables, self._first_heads())
         self.inner = Engine(
             self.cache,
@@ -78,9 +78,9 @@ class SimRank:
                 max_running=plan.max_running,
                 step=StepLimits(step_tokens=plan.step_tokens, chunk_tokens=plan.chunk_tokens),
             ),
-            self.desk,
+            self.sync,
         )
-        self.engine = WatchedEngine(self.inner, self.desk, self)
+        self.engine = WatchedEngine(self.inner, self.sync, self)
         self._columns = columns(self.inner)
         self._hands: list[SteppedHand] = []
         self.store = self._attach(stores) if plan.stores else None
@@ -99,10 +99,10 @@ class SimRank:
             for group in spec.groups
         ]
 
-    def _options(self, told: ToldClock) -> CacheOptions:
+    def _options(self, told: BroadcastClock) -> CacheOptions:
         plan = self._plan
         return CacheOptions(
-            booking=Booking(
+            limits=AdmissionLimits(
                 chunk_tokens=plan.chunk_tokens,
                 reserve_tokens=plan.reserve_tokens,
                 load_back=LoadBackPolicy(
@@ -122,12 +122,12 @@ class SimRank:
             ),
         )
 
-    def _attach(self, stores: Stores) -> UnkindStore:
+    def _attach(self, stores: Stores) -> FaultyStore:
         """Open this rank's store. With two lanes it is open twice; what comes back is the end that
         is written to."""
         plan, shelf = self._plan, stores.of(self.rank)
         reading, writing = (
-            UnkindStore(shelf.memory, self.adversary, shelf.names, self._before_write)
+            FaultyStore(shelf.memory, self.adversary, shelf.names, self._before_write)
             for _ in range(2)
         )
         if plan.io_lanes == 1:
@@ -169,12 +169,12 @@ class SimRank:
         for hand in self._hands:
             for _ in range(random.randrange(4)):
                 hand.stir()
-        if self.adversary.strikes(self.adversary.hazards.forgets):
+        if self.adversary.strikes(self.adversary.fault_rates.forgets):
             self._lose(LOST_SHARE)
 
     def flushed(self) -> None:
         """What was cached is in the store, or nowhere; and no two stores are alike."""
-        self._lose(self.adversary.hazards.loses)
+        self._lose(self.adversary.fault_rates.loses)
 
     def _lose(self, share: float) -> None:
         if self.store is not None:
@@ -183,7 +183,7 @@ class SimRank:
     def after_step(self) -> None:
         """All ranks are alike, whatever has happened to each."""
         self.fate.steps += 1
-        if self._meeting.broken:  # the production code must find out by itself
+        if self._rendezvous.broken:  # the production code must find out by itself
             return
         if self.steps % CHECK_STEPS == 0:
             self.inner.check()
@@ -192,7 +192,7 @@ class SimRank:
             seen += picture(self.inner)
         told = [] if self._events is None else [_plain(event) for event in self._events.take()]
         alike = (seen, (self.runner.said, told), self)
-        self._meeting.meet(self.rank, "state", (self.steps,), alike, _alike)
+        self._rendezvous.meet(self.rank, "state", (self.steps,), alike, _alike)
 
     def died(self) -> None:
         """Nothing of this rank goes on: what it had queued is gone, and its store hears no more."""
@@ -216,8 +216,8 @@ def _plain(event: CacheEvent) -> tuple[object, ...]:
 class WatchedEngine(RankedEngine):
     """The production engine, looked at before and after every step."""
 
-    def __init__(self, engine: Engine, desk: Desk, rank: SimRank) -> None:
-        super().__init__(engine, desk)
+    def __init__(self, engine: Engine, sync: StepSync, rank: SimRank) -> None:
+        super().__init__(engine, sync)
         self._watched = rank
 
     def step(self) -> list[Output]:

@@ -9,8 +9,8 @@ from threading import Thread
 from stratakv.core.errors import RankLostError
 from stratakv.storage.io_worker import IoWorker
 from stratakv.testing.fleet.client import Client, Trace
-from stratakv.testing.fleet.plan import Plan
 from stratakv.testing.fleet.rank import SimRank
+from stratakv.testing.fleet.scenario import Plan
 from stratakv.testing.fleet.stores import Stores
 from stratakv.testing.fleet.thread_ranks import Rendezvous
 from stratakv.testing.fleet.variety import plan_of
@@ -24,8 +24,10 @@ class Fleet:
     def __init__(self, plan: Plan, stores: Stores | None = None) -> None:
         self.plan = plan
         self.stores = stores or Stores(plan)
-        self.meeting = Rendezvous(plan.ranks, plan.seed)
-        self.ranks = [SimRank(plan, rank, self.meeting, self.stores) for rank in range(plan.ranks)]
+        self.rendezvous = Rendezvous(plan.ranks, plan.seed)
+        self.ranks = [
+            SimRank(plan, rank, self.rendezvous, self.stores) for rank in range(plan.ranks)
+        ]
         self.client = Client(plan, self.ranks[0].engine)
         self._faults: dict[int, BaseException] = {}  # the first one first
 
@@ -44,12 +46,12 @@ class Fleet:
         ]
         for thread in threads:
             thread.start()
-        self.meeting.start()
+        self.rendezvous.start()
         for thread in threads:
             thread.join(PATIENCE_S)
             if thread.is_alive() and not self._faults:
                 raise AssertionError(
-                    f"seed {self.plan.seed}: ranks stand still: {self.meeting.waiting()}"
+                    f"seed {self.plan.seed}: ranks stand still: {self.rendezvous.waiting()}"
                 )
         try:
             self._check(self.lost)
@@ -60,7 +62,7 @@ class Fleet:
 
     def _live(self, this: SimRank) -> None:
         why = "has ended"
-        self.meeting.begin(this.rank)
+        self.rendezvous.begin(this.rank)
         try:
             self._serve(this)
             this.inner.check()
@@ -68,7 +70,7 @@ class Fleet:
             self._faults[this.rank] = fault
             why = f"has failed ({type(fault).__name__}: {fault})"
         finally:
-            self.meeting.leave(this.rank, why)
+            self.rendezvous.leave(this.rank, why)
 
     def _serve(self, this: SimRank) -> None:
         try:
@@ -94,8 +96,8 @@ class Fleet:
         self.stores.check(self.plan)
 
     def _goes_on(self, rank: SimRank, dead: SimRank) -> bool:
-        """Who has the result of a ballot does all of its step, and is lost at the next meeting. If
-        the step's letter says that it is the last, there is none, and it ends as it should."""
+        """Who has the result of a ballot does all of its step, and is lost at the next rendezvous.
+        If the step's letter says that it is the last, there is none, and it ends as it should."""
         most = dead.steps + dead.fate.heard_by(rank.rank)
         return rank.steps > most or not (rank.rank in self._faults or rank.fate.over)
 

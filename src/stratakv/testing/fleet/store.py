@@ -28,7 +28,7 @@ from stratakv.testing.fleet.adversary import Adversary
 POISON = 0xFF
 
 
-class UnkindStore:
+class FaultyStore:
     """A ``StorageBackend`` over another one. ``names``: what was ever written to that, oldest
     first, by whoever has it open. ``before_write``: called before each object; what it raises ends
     a batch where it is."""
@@ -50,7 +50,7 @@ class UnkindStore:
         self._may_fail("contains")
         present = self._inner.contains(keys).copy()
         for at in np.flatnonzero(~present).tolist():
-            present[at] = self._adversary.strikes(self._adversary.hazards.contains_lies)
+            present[at] = self._adversary.strikes(self._adversary.fault_rates.contains_lies)
         return present
 
     def read(self, keys: Sequence[ObjectKey], into: Sequence[memoryview]) -> list[ReadStatus]:
@@ -60,12 +60,12 @@ class UnkindStore:
 
     def write(self, keys: Sequence[ObjectKey], pages: Sequence[memoryview]) -> list[WriteStatus]:
         self._may_fail("write")
-        hazards = self._adversary.hazards
+        fault_rates = self._adversary.fault_rates
         statuses = [WriteStatus.STORED] * len(keys)
         for at, (key, page) in enumerate(zip(keys, pages, strict=True)):
-            if self._adversary.strikes(hazards.write_refused):
+            if self._adversary.strikes(fault_rates.write_refused):
                 statuses[at] = WriteStatus.REFUSED
-            elif self._adversary.strikes(hazards.write_fails):
+            elif self._adversary.strikes(fault_rates.write_fails):
                 statuses[at] = WriteStatus.FAILED
             else:
                 self._before_write()
@@ -102,7 +102,7 @@ class UnkindStore:
 
     def _may_fail(self, verb: str) -> None:
         self._open(verb)
-        if self._adversary.strikes(self._adversary.hazards.call_fails):
+        if self._adversary.strikes(self._adversary.fault_rates.call_fails):
             if self._adversary.strikes(0.1):
                 raise ValueError(f"{verb}: not even a StorageError")
             raise StorageError(f"{verb}: as told")
@@ -110,11 +110,11 @@ class UnkindStore:
     def _read(self, status: ReadStatus, page: memoryview) -> ReadStatus:
         if status is not ReadStatus.HIT:
             return status
-        hazards = self._adversary.hazards
+        fault_rates = self._adversary.fault_rates
         chances = (
-            (hazards.read_misses, ReadStatus.MISS),
-            (hazards.read_fails, ReadStatus.FAILED),
-            (hazards.read_corrupt, ReadStatus.CORRUPT),
+            (fault_rates.read_misses, ReadStatus.MISS),
+            (fault_rates.read_fails, ReadStatus.FAILED),
+            (fault_rates.read_corrupt, ReadStatus.CORRUPT),
         )
         for chance, instead in chances:
             if self._adversary.strikes(chance):

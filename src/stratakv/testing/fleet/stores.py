@@ -12,14 +12,14 @@ import numpy as np
 
 from stratakv.core.ids import PageKey
 from stratakv.core.page_keys import Namespace, PageHasher
-from stratakv.engine.letters import Submit
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import Prompt
+from stratakv.engine.step_messages import Submit
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat
 from stratakv.storage.memory import MemoryBackend
-from stratakv.testing.fleet.plan import ADAPTERS, Plan
 from stratakv.testing.fleet.runner import Numbers, as_kept, by_head, expected_tokens, state_after
+from stratakv.testing.fleet.scenario import ADAPTERS, Plan
 
 MODEL: Final = b"tokens"
 

@@ -50,12 +50,12 @@ class Rendezvous:
         self._result: Any = None
 
     def start(self) -> None:
-        """Let one rank begin; the others follow as it comes to its first meeting."""
+        """Let one rank begin; the others follow as it comes to its first rendezvous."""
         self._turns[self._random.randrange(self.size)].release()
 
     @property
     def broken(self) -> bool:
-        """Whether a rank has left: no meeting comes about any more."""
+        """Whether a rank has left: no rendezvous comes about any more."""
         return bool(self._gone)
 
     def begin(self, rank: int) -> None:
@@ -143,20 +143,20 @@ class Rendezvous:
 class ThreadRanks:
     """One rank's end of a rendezvous, as ``Ranks``."""
 
-    def __init__(self, rank: int, meeting: Rendezvous) -> None:
+    def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
         self.rank = rank
-        self.size = meeting.size
-        self._meeting = meeting
+        self.size = rendezvous.size
+        self._rendezvous = rendezvous
 
-    def least(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
         meanwhile()
-        return self._meeting.meet(self.rank, "least", lanes.shape, lanes, _least)
+        return self._rendezvous.meet(self.rank, "all_reduce_min", lanes.shape, lanes, _least)
 
-    def tell(self, letter: bytes) -> bytes:
-        return self._meeting.meet(self.rank, "tell", (), letter, _first)
+    def broadcast(self, letter: bytes) -> bytes:
+        return self._rendezvous.meet(self.rank, "broadcast", (), letter, _first)
 
     def gather(self, text: str) -> Sequence[str]:
-        return self._meeting.meet(self.rank, "gather", (), text, _all)
+        return self._rendezvous.meet(self.rank, "gather", (), text, _all)
 
     def close(self) -> None:
         pass

@@ -10,19 +10,19 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from stratakv.engine.letters import Submit
+from stratakv.engine.step_messages import Submit
 from stratakv.policy.prefetch_pace import WaitComplete
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.sharding import Sharding
-from stratakv.testing.fleet.adversary import Hazards
+from stratakv.testing.fleet.adversary import FaultRates
 from stratakv.testing.fleet.loss import POINTS, Loss, Point
-from stratakv.testing.fleet.plan import (
+from stratakv.testing.fleet.scenario import (
     ADAPTERS,
     Event,
     OneStore,
     Plan,
-    hazards_of,
-    mischief,
+    fault_rates_of,
+    operator_events,
     plain_plan,
     prompt_of,
     skew_of,
@@ -81,7 +81,7 @@ def shared(plan: Plan, draw: Random) -> Plan:
     whole = with_heads(plan.spec, heads)
     sharding = Sharding(whole=whole, ranks=plan.ranks, heads=heads, split=split)
     plan = replace(plan, spec=whole, one_store=OneStore(sharding=sharding, cut=cut))
-    return replace(plan, hazards=_over_one(plan.hazards, draw))
+    return replace(plan, fault_rates=_over_one(plan.fault_rates, draw))
 
 
 def _heads(group: CacheGroup, most: int, draw: Random) -> int:
@@ -99,10 +99,10 @@ def with_heads(spec: CacheSpec, heads: tuple[int, ...]) -> CacheSpec:
     return replace(spec, groups=groups)
 
 
-def _over_one(hazards: tuple[Hazards, ...], draw: Random) -> tuple[Hazards, ...]:
+def _over_one(fault_rates: tuple[FaultRates, ...], draw: Random) -> tuple[FaultRates, ...]:
     """A page is several objects now, each of which may be what is missing; and what one rank has
     lost, all have lost."""
-    loser = draw.randrange(len(hazards))
+    loser = draw.randrange(len(fault_rates))
     return tuple(
         replace(
             of,
@@ -110,11 +110,11 @@ def _over_one(hazards: tuple[Hazards, ...], draw: Random) -> tuple[Hazards, ...]
             forgets=of.forgets if rank == loser else 0.0,
             **{name: value / 3 for name, value in _chances(of).items()},
         )
-        for rank, of in enumerate(hazards)
+        for rank, of in enumerate(fault_rates)
     )
 
 
-def _chances(of: Hazards) -> Mapping[str, float]:
+def _chances(of: FaultRates) -> Mapping[str, float]:
     """Of what may go wrong with every single object."""
     return {
         "read_misses": of.read_misses,
@@ -148,16 +148,16 @@ def restarted(plan: Plan, draw: Random) -> Plan:
     if plan.one_store is not None and draw.random() < 0.6:
         ranks = draw.choice(_numbers(plan.one_store))
     one_store = None if plan.one_store is None else _among(plan.one_store, ranks)
-    hazards, prefetch = tuple(hazards_of(draw, ranks)), plan.prefetch
+    fault_rates, prefetch = tuple(fault_rates_of(draw, ranks)), plan.prefetch
     if draw.random() < CALM:
-        hazards = tuple(Hazards(pace=of.pace) for of in hazards)
+        fault_rates = tuple(FaultRates(pace=of.pace) for of in fault_rates)
         prefetch = replace(prefetch, threshold_tokens=1, stop=WaitComplete())
     then = replace(
         plan,
         seed=plan.seed + (1 << 40),
         ranks=ranks,
         one_store=one_store,
-        hazards=hazards if one_store is None else _over_one(hazards, draw),
+        fault_rates=fault_rates if one_store is None else _over_one(fault_rates, draw),
         prefetch=prefetch,
         skew=skew_of(draw, ranks),
         events=tuple(_once_more(draw, plan)),
@@ -190,7 +190,7 @@ def _once_more(draw: Random, plan: Plan) -> Iterator[Event]:
         new = prompt_of(draw, f"r{names}", old.tokens.tolist(), draw.choice((1, 1, 2, 6)))
         prompt = replace(new, salt=old.salt, adapter=old.adapter)
         yield Event(after=draw.choice((0, 0, 1, 4)), command=Submit(prompt))
-        yield from mischief(draw, names + 1)
+        yield from operator_events(draw, names + 1)
 
 
 # -- adapters ------------------------------------------------------------------------------------

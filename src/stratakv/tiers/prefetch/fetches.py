@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey
-from stratakv.policy.prefetch import Landed, Room
+from stratakv.policy.prefetch import HostSpace, Landed
 from stratakv.policy.prefetch_ends import FetchPlan
 from stratakv.policy.prefetch_reasons import Arrival, Arrivals
 from stratakv.storage.backend import ReadStatus
@@ -47,9 +47,9 @@ class Fetches:
         self._host = pools.tiers[Tier.HOST]
         self._arenas = arenas
 
-    def room(self) -> Room:
+    def room(self) -> HostSpace:
         groups = range(len(self._host))
-        return Room(
+        return HostSpace(
             tuple(space.available() for space in self._host),
             tuple(self._tree.evictable(Tier.HOST, GroupId(group)) for group in groups),
         )

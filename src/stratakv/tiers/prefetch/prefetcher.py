@@ -29,8 +29,8 @@ from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Answer, Ending, Fetch, Fetched, Queried, Query
 from stratakv.storage.io_worker import IoWorker
 from stratakv.tiers.object_keys import of_pages
-from stratakv.tiers.prefetch.asks import Ask, Left, Told, ballot_of, ends_of
 from stratakv.tiers.prefetch.fetches import Fetches, FromStorage, arrivals_of
+from stratakv.tiers.prefetch.request import Left, PrefetchRequest, Told, ballot_of, ends_of
 from stratakv.tree.matching import Match
 from stratakv.tree.observer import CacheObserver
 from stratakv.tree.prefix_tree import PrefixTree
@@ -62,11 +62,13 @@ class Prefetcher:
         self._rules = PrefetchRules(spec, policy)
         self._book = PrefetchBook(self._rules, spec.page_tokens)
         self.counters = self._book.counters
-        self._by_request: dict[RequestId, Ask] = {}
-        self._by_id: dict[AskId, Ask] = {}  # of requests that wait
-        self._by_ticket: dict[TicketId, Ask] = {}  # with an operation under way
-        self._leaders: dict[PageKey, Ask] = {}  # by the first page that is being asked for
-        self._followers: dict[AskId, Ask] = {}
+        self._by_request: dict[RequestId, PrefetchRequest] = {}
+        self._by_id: dict[AskId, PrefetchRequest] = {}  # of requests that wait
+        self._by_ticket: dict[TicketId, PrefetchRequest] = {}  # with an operation under way
+        self._leaders: dict[
+            PageKey, PrefetchRequest
+        ] = {}  # by the first page that is being asked for
+        self._followers: dict[AskId, PrefetchRequest] = {}
         self._leader_ended = False
         self._stopped: dict[TicketId, float] = {}  # when each was told to stop, oldest first
         self.fetched_pages = 0
@@ -81,7 +83,7 @@ class Prefetcher:
     @property
     def holding(self) -> bool:
         """Whether a request that waits counts on pages of the tree."""
-        return any(ask.hold is not None for ask in self._by_request.values())
+        return any(prefetch.hold is not None for prefetch in self._by_request.values())
 
     def figures(self) -> Figures:
         """What is under way, for ranks to compare."""
@@ -97,52 +99,57 @@ class Prefetcher:
     # -- a request waits -------------------------------------------------------------------------
 
     def start(self, request: RequestId, prefix: PageHasher, tokens: int, worker: IoWorker) -> None:
-        """Ask storage for what the tree lacks of a prompt of ``tokens``."""
+        """PrefetchRequest storage for what the tree lacks of a prompt of ``tokens``."""
         whole = last_end(tokens, self._spec.page_tokens)
-        ask = Ask(AskId(self._asked), prefix, whole, self._clock.now_s())
+        prefetch = PrefetchRequest(AskId(self._asked), prefix, whole, self._clock.now_s())
         self._asked += 1
-        self._by_request[request] = self._by_id[ask.id] = ask
-        self._try(ask, worker)
+        self._by_request[request] = self._by_id[prefetch.id] = prefetch
+        self._try(prefetch, worker)
 
-    def _try(self, ask: Ask, worker: IoWorker) -> None:
-        self._book.disarm(ask.id)
-        found = self._tree.match(ask.keys, ask.whole)
-        ahead = (ask.whole - found.end) * self._spec.page_tokens
+    def _try(self, prefetch: PrefetchRequest, worker: IoWorker) -> None:
+        self._book.disarm(prefetch.id)
+        found = self._tree.match(prefetch.keys, prefetch.whole)
+        ahead = (prefetch.whole - found.end) * self._spec.page_tokens
         match self._policy.weigh(ahead, self._book.in_flight_tokens):
             case Start.TOO_SHORT:
                 pass
             case Start.RATE_LIMITED:
-                self._book.put_off(ask.id, self._step)
+                self._book.put_off(prefetch.id, self._step)
             case Start.PROBE:
-                self._probe(ask, found, worker)
+                self._probe(prefetch, found, worker)
 
-    def _probe(self, ask: Ask, found: Match, worker: IoWorker) -> None:
-        first = ask.keys[found.end]
+    def _probe(self, prefetch: PrefetchRequest, found: Match, worker: IoWorker) -> None:
+        first = prefetch.keys[found.end]
         if first in self._leaders:
-            ask.follows = self._leaders[first]
-            self._followers[ask.id] = ask
+            prefetch.follows = self._leaders[first]
+            self._followers[prefetch.id] = prefetch
             return
         end = found.anchor_end
-        hold = self._leases.hold_present(ask.keys, end, [0] * len(self._spec.groups))
-        held = Held(found.end, self._leases.present(hold, ask.whole))
+        hold = self._leases.hold_present(prefetch.keys, end, [0] * len(self._spec.groups))
+        held = Held(found.end, self._leases.present(hold, prefetch.whole))
         objects = self._rules.ends.question(held)
-        names = of_pages(ask.keys, objects.groups, objects.pages)
+        names = of_pages(prefetch.keys, objects.groups, objects.pages)
         ticket = worker.submit(Query(names)) if names else None
         if ticket is None:
             self._leases.release(hold)
             if names:
-                self._book.put_off(ask.id, self._step)
+                self._book.put_off(prefetch.id, self._step)
             return
-        ask.hold, ask.objects, ask.first, ask.stopped_s = hold, objects, first, None
-        ask.epoch = self._stored.epoch
-        self._leaders[first] = ask
-        self._move(ask, Probing(held, self._book.before(ask.id)), ticket)
+        prefetch.hold, prefetch.objects, prefetch.first, prefetch.stopped_s = (
+            hold,
+            objects,
+            first,
+            None,
+        )
+        prefetch.epoch = self._stored.epoch
+        self._leaders[first] = prefetch
+        self._move(prefetch, Probing(held, self._book.before(prefetch.id)), ticket)
 
-    def _move(self, ask: Ask, state: Prefetch, ticket: TicketId | None) -> None:
-        self._book.move(ask.id, state, self._step)
-        ask.ticket = ticket
+    def _move(self, prefetch: PrefetchRequest, state: Prefetch, ticket: TicketId | None) -> None:
+        self._book.move(prefetch.id, state, self._step)
+        prefetch.ticket = ticket
         if ticket is not None:
-            self._by_ticket[ticket] = ask
+            self._by_ticket[ticket] = prefetch
 
     # -- storage has answered --------------------------------------------------------------------
 
@@ -153,64 +160,70 @@ class Prefetcher:
         ends = self._rules.usable(state, stored)
         return ballot_of(state.held, ends, done=answer.ending is Ending.DONE)
 
-    def _question(self, answer: Queried) -> tuple[Ask, Probing, tuple[Flags, ...]]:
+    def _question(self, answer: Queried) -> tuple[PrefetchRequest, Probing, tuple[Flags, ...]]:
         """Who asked, and what of it is stored here, as flags over pages by group."""
-        ask = self._by_ticket[answer.ticket]
-        state = self._book.state(ask.id)
+        prefetch = self._by_ticket[answer.ticket]
+        state = self._book.state(prefetch.id)
         assert isinstance(state, Probing), "storage answered what it was not asked"
-        assert ask.objects is not None
-        return ask, state, ask.objects.flags(answer.present, len(self._spec.groups), ask.whole)
+        assert prefetch.objects is not None
+        return (
+            prefetch,
+            state,
+            prefetch.objects.flags(answer.present, len(self._spec.groups), prefetch.whole),
+        )
 
     def queried(self, answer: Answer, agreed: Flags, worker: IoWorker) -> None:
         """``agreed``: what every rank has voted for."""
         assert isinstance(answer, Queried), f"{answer} is no answer to a question"
-        ask, state, stored = self._question(answer)
+        prefetch, state, stored = self._question(answer)
         self._ended(answer.ticket)
         if not agreed[0]:
-            reason = Reason.IO_ERROR if ask.stopped_s is None else self._why(ask)
-            self._give_up(ask, self._rules.abandon(state, reason))
+            reason = Reason.IO_ERROR if prefetch.stopped_s is None else self._why(prefetch)
+            self._give_up(prefetch, self._rules.abandon(state, reason))
             return
         ends = ends_of(state.held, agreed)
         found = self._rules.answered(
             state, stored, ends, self._fetches.room(), self._book.in_flight_tokens
         )
-        if ask.stopped_s is not None and not isinstance(found, Abandoned):
-            found = self._rules.abandon(found, self._why(ask))
-        self._go_on(ask, found, worker)
+        if prefetch.stopped_s is not None and not isinstance(found, Abandoned):
+            found = self._rules.abandon(found, self._why(prefetch))
+        self._go_on(prefetch, found, worker)
 
     def _ended(self, ticket: TicketId) -> None:
         self._stopped.pop(ticket, None)
         del self._by_ticket[ticket]
 
-    def _why(self, ask: Ask) -> Reason:
-        return ask.left.reason if ask.left is not None else Reason.DEADLINE
+    def _why(self, prefetch: PrefetchRequest) -> Reason:
+        return prefetch.left.reason if prefetch.left is not None else Reason.DEADLINE
 
-    def _go_on(self, ask: Ask, state: MakeRoom | Fetching | Abandoned, worker: IoWorker) -> None:
+    def _go_on(
+        self, prefetch: PrefetchRequest, state: MakeRoom | Fetching | Abandoned, worker: IoWorker
+    ) -> None:
         match state:
             case MakeRoom(pages=pages):
                 free = self._fetches.make_room(pages)
-                self._go_on(ask, self._rules.made_room(state, free), worker)
+                self._go_on(prefetch, self._rules.made_room(state, free), worker)
             case Fetching():
-                self._fetch(ask, state, worker)
+                self._fetch(prefetch, state, worker)
             case Abandoned():
-                self._give_up(ask, state)
+                self._give_up(prefetch, state)
             case _:
                 assert_never(state)
 
-    def _fetch(self, ask: Ask, state: Fetching, worker: IoWorker) -> None:
+    def _fetch(self, prefetch: PrefetchRequest, state: Fetching, worker: IoWorker) -> None:
         pages = self._fetches.allocate(state.plan)
         if pages is None:
-            self._give_up(ask, self._rules.abandon(state, Reason.HOST_CAPACITY))
+            self._give_up(prefetch, self._rules.abandon(state, Reason.HOST_CAPACITY))
             return
         objects = state.plan.objects
-        names = of_pages(ask.keys, objects.groups, objects.pages)
+        names = of_pages(prefetch.keys, objects.groups, objects.pages)
         ticket = worker.submit(Fetch(names, self._fetches.buffers(state.plan, pages)))
         if ticket is None:
             self._fetches.free(pages)
-            self._give_up(ask, self._rules.abandon(state, Reason.RATE_LIMITED))
+            self._give_up(prefetch, self._rules.abandon(state, Reason.RATE_LIMITED))
             return
-        ask.pages = pages
-        self._move(ask, state, ticket)
+        prefetch.pages = pages
+        self._move(prefetch, state, ticket)
 
     def arrived_here(self, answer: Answer) -> Flags:
         """This rank's vote on a fetch that has ended."""
@@ -218,74 +231,76 @@ class Prefetcher:
         _, state, arrivals = self._delivery(answer)
         return ballot_of(state.held, self._rules.landable(state, arrivals), done=True)
 
-    def _delivery(self, answer: Fetched) -> tuple[Ask, Fetching, Arrivals]:
-        ask = self._by_ticket[answer.ticket]
-        state = self._book.state(ask.id)
+    def _delivery(self, answer: Fetched) -> tuple[PrefetchRequest, Fetching, Arrivals]:
+        prefetch = self._by_ticket[answer.ticket]
+        state = self._book.state(prefetch.id)
         assert isinstance(state, Fetching), "storage delivered what it was not asked for"
-        return ask, state, arrivals_of(answer, len(state.plan.objects.pages))
+        return prefetch, state, arrivals_of(answer, len(state.plan.objects.pages))
 
     def fetched(self, answer: Answer, agreed: Flags) -> None:
         """``agreed``: what every rank has voted for."""
         assert isinstance(answer, Fetched), f"{answer} is no answer to a fetch"
-        ask, state, arrivals = self._delivery(answer)
+        prefetch, state, arrivals = self._delivery(answer)
         self._ended(answer.ticket)
-        if ask.left is not None:
-            self._give_up(ask, self._rules.abandon(state, ask.left.reason))
+        if prefetch.left is not None:
+            self._give_up(prefetch, self._rules.abandon(state, prefetch.left.reason))
             return
         self.fetched_pages += answer.statuses.count(ReadStatus.HIT)
-        stopped = Reason.IO_ERROR if ask.stopped_s is None else Reason.DEADLINE
+        stopped = Reason.IO_ERROR if prefetch.stopped_s is None else Reason.DEADLINE
         ended = self._rules.arrived(state, arrivals, ends_of(state.held, agreed), stopped)
         match ended:
             case Landed():
-                self._land(ask, ended)
+                self._land(prefetch, ended)
             case Abandoned():
-                self._give_up(ask, ended)
+                self._give_up(prefetch, ended)
             case _:
                 assert_never(ended)
 
-    def _land(self, ask: Ask, landed: Landed) -> None:
+    def _land(self, prefetch: PrefetchRequest, landed: Landed) -> None:
         if self._observer is not None:
-            prefix = ask.prefix
+            prefix = prefetch.prefix
             keys = prefix.keys[: landed.end]
             self._observer.inserted(prefix.namespace, keys, 0, prefix.tokens)
-        ask.landed = self._fetches.land(ask.keys, landed, ask.pages)
-        ask.pages = ()
+        prefetch.landed = self._fetches.land(prefetch.keys, landed, prefetch.pages)
+        prefetch.pages = ()
         end = landed.end
-        hold = self._leases.hold_present(ask.keys, end, self._tree.starts(end))
-        if ask.epoch != self._stored.epoch:  # it was emptied meanwhile
+        hold = self._leases.hold_present(prefetch.keys, end, self._tree.starts(end))
+        if prefetch.epoch != self._stored.epoch:  # it was emptied meanwhile
             self._stored.unmark(hold)
-        self._let_go(ask)
-        ask.hold = hold
-        self._move(ask, landed, None)
+        self._let_go(prefetch)
+        prefetch.hold = hold
+        self._move(prefetch, landed, None)
 
-    def _give_up(self, ask: Ask, state: Abandoned) -> None:
-        self._fetches.free(ask.pages)
-        ask.pages = ()
-        self._let_go(ask)
-        self._move(ask, state, None)
-        if ask.left is not None:
-            ask.left.told(self._book.settle(ask.id, ask.left.end, ask.left.reason))
+    def _give_up(self, prefetch: PrefetchRequest, state: Abandoned) -> None:
+        self._fetches.free(prefetch.pages)
+        prefetch.pages = ()
+        self._let_go(prefetch)
+        self._move(prefetch, state, None)
+        if prefetch.left is not None:
+            prefetch.left.told(
+                self._book.settle(prefetch.id, prefetch.left.end, prefetch.left.reason)
+            )
 
-    def _let_go(self, ask: Ask) -> None:
-        if ask.hold is not None:
-            self._leases.release(ask.hold)
-            ask.hold = None
-        if ask.first is not None and self._leaders.get(ask.first) is ask:
-            del self._leaders[ask.first]
+    def _let_go(self, prefetch: PrefetchRequest) -> None:
+        if prefetch.hold is not None:
+            self._leases.release(prefetch.hold)
+            prefetch.hold = None
+        if prefetch.first is not None and self._leaders.get(prefetch.first) is prefetch:
+            del self._leaders[prefetch.first]
             self._leader_ended = True
-        ask.first = None
+        prefetch.first = None
 
     # -- its turn comes, or it leaves ------------------------------------------------------------
 
-    def holds_back(self, request: RequestId, worker: IoWorker) -> bool:
+    def must_wait(self, request: RequestId, worker: IoWorker) -> bool:
         """Whether a request whose turn it is must wait for its prefetch. One that must not wait any
         longer is stopped, and waits for what is being read right now."""
-        ask = self._by_request.get(request)
-        if ask is None:
+        prefetch = self._by_request.get(request)
+        if prefetch is None:
             return False
-        if ask.follows is not None and not ask.follows.asking:
-            self._go_alone(ask, worker)
-        leader = ask.follows or ask
+        if prefetch.follows is not None and not prefetch.follows.asking:
+            self._go_alone(prefetch, worker)
+        leader = prefetch.follows or prefetch
         if not leader.asking:
             return False
         state = self._book.state(leader.id)
@@ -293,71 +308,71 @@ class Prefetcher:
         assert leader.ticket is not None
         now_s = self._clock.now_s()
         allowed_s = allowance_s(self._policy.stop, self._rules.tokens(state))
-        passed = allowed_s is not None and now_s - ask.started_s >= allowed_s
+        passed = allowed_s is not None and now_s - prefetch.started_s >= allowed_s
         passed |= self._hangs(now_s)
         if not stops(self._policy.stop, deadline_passed=passed):
             return True
-        if leader is not ask:
+        if leader is not prefetch:
             return False
-        stopped_s = self._stop(ask, worker)
+        stopped_s = self._stop(prefetch, worker)
         return isinstance(state, Fetching) and now_s - stopped_s < GRACE_S
 
     def _hangs(self, now_s: float) -> bool:
         oldest_s = next(iter(self._stopped.values()), now_s)
         return now_s - oldest_s > HUNG_S
 
-    def _stop(self, ask: Ask, worker: IoWorker | None) -> float:
+    def _stop(self, prefetch: PrefetchRequest, worker: IoWorker | None) -> float:
         """Begin no more of the operation under way; when that was said first."""
-        assert ask.ticket is not None, "there is nothing to stop"
-        if ask.stopped_s is None:
-            ask.stopped_s = self._stopped[ask.ticket] = self._clock.now_s()
+        assert prefetch.ticket is not None, "there is nothing to stop"
+        if prefetch.stopped_s is None:
+            prefetch.stopped_s = self._stopped[prefetch.ticket] = self._clock.now_s()
             if worker is not None:
-                worker.cancel(ask.ticket)
-        return ask.stopped_s
+                worker.cancel(prefetch.ticket)
+        return prefetch.stopped_s
 
-    def _go_alone(self, ask: Ask, worker: IoWorker) -> None:
-        """The request that ``ask`` followed has its pages, or will not get them."""
-        del self._followers[ask.id]
-        ask.follows = None
-        self._try(ask, worker)
+    def _go_alone(self, prefetch: PrefetchRequest, worker: IoWorker) -> None:
+        """The request that ``prefetch`` followed has its pages, or will not get them."""
+        del self._followers[prefetch.id]
+        prefetch.follows = None
+        self._try(prefetch, worker)
 
     def admitted(self, request: RequestId, end: int, told: Told) -> FromStorage | None:
         """A request has its lease, at ``end`` pages: what had landed for it is its own business.
         ``told``: hears, perhaps later, what storage had for it and what came of that."""
-        ask = self._leave(request, Left(end, Reason.DEADLINE, told), Reason.NOT_LOADED)
-        return ask.landed if ask is not None else None
+        prefetch = self._leave(request, Left(end, Reason.DEADLINE, told), Reason.NOT_LOADED)
+        return prefetch.landed if prefetch is not None else None
 
     def forget(self, request: RequestId, worker: IoWorker | None, told: Told) -> None:
         """A request ends before it was admitted. Buffers of I/O under way stay its own."""
-        ask = self._by_request.get(request)
-        if ask is not None and ask.ticket is not None:
-            self._stop(ask, worker)
+        prefetch = self._by_request.get(request)
+        if prefetch is not None and prefetch.ticket is not None:
+            self._stop(prefetch, worker)
         self._leave(request, Left(0, Reason.ABORTED, told), Reason.ABORTED)
 
     def cancel(self, worker: IoWorker) -> None:
         """Begin to fetch no more of what is under way."""
-        for ask in self._by_ticket.values():
-            self._stop(ask, worker)
+        for prefetch in self._by_ticket.values():
+            self._stop(prefetch, worker)
 
-    def _leave(self, request: RequestId, left: Left, unused: Reason) -> Ask | None:
+    def _leave(self, request: RequestId, left: Left, unused: Reason) -> PrefetchRequest | None:
         """A request waits no longer; what had landed beyond ``left.end`` is lost as ``unused``.
         None, and it counts as ``left`` says when it has ended, where an operation is under way."""
-        ask = self._by_request.pop(request, None)
-        if ask is None:
+        prefetch = self._by_request.pop(request, None)
+        if prefetch is None:
             left.told(None)
             return None
-        del self._by_id[ask.id]
-        if ask.follows is not None:
-            del self._followers[ask.id]
-            ask.follows = None
-        ended = ask.ticket is None
+        del self._by_id[prefetch.id]
+        if prefetch.follows is not None:
+            del self._followers[prefetch.id]
+            prefetch.follows = None
+        ended = prefetch.ticket is None
         if ended:
-            left.told(self._book.settle(ask.id, left.end, unused))
+            left.told(self._book.settle(prefetch.id, left.end, unused))
         else:
-            ask.left = left
-            self._stop(ask, None)
-        self._let_go(ask)
-        return ask if ended else None
+            prefetch.left = left
+            self._stop(prefetch, None)
+        self._let_go(prefetch)
+        return prefetch if ended else None
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -367,13 +382,13 @@ class Prefetcher:
         self._step += 1
         if self._leader_ended:
             self._leader_ended = False
-            for ask in list(self._followers.values()):
-                if ask.follows is not None and not ask.follows.asking:
-                    self._go_alone(ask, worker)
+            for prefetch in list(self._followers.values()):
+                if prefetch.follows is not None and not prefetch.follows.asking:
+                    self._go_alone(prefetch, worker)
         first = self._by_request.get(head) if head is not None else None
         for due in self._book.due(self._step, first.id if first else None):
             self._try(self._by_id[due], worker)
 
     def owned(self, group: GroupId) -> list[PageIds]:
         """Host pages that fetches are filling, for ``check``."""
-        return [ask.pages[group] for ask in self._by_ticket.values() if ask.pages]
+        return [prefetch.pages[group] for prefetch in self._by_ticket.values() if prefetch.pages]

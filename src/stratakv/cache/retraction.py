@@ -3,7 +3,7 @@
 Owns the host pages of live pages, and the hold on the tree's. A retraction saves exactly
 ``needed(n)`` of every group: pages of the tree under their own keys, live pages into host pages of
 the request's own. Where the host has no room nothing is held, and the request is recomputed. Must
-not choose who is retracted (``engine``), nor seat anybody.
+not choose who is retracted (``engine``), nor sequence anybody.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from stratakv.cache.footprint import Footprints, LivePage
 from stratakv.cache.live import LivePages
-from stratakv.cache.seats import Seat
+from stratakv.cache.sequence_states import SequenceState
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.memory.block_table import BlockTable
 from stratakv.tiers.tiered_cache import TieredCache
@@ -22,12 +22,12 @@ from stratakv.tree.nodes import Tier
 
 
 @dataclass(slots=True, eq=False)
-class Parked:
+class RetractedState:
     """A retracted request of which ``tokens`` had their KV. ``hold`` pins pages [starts[g], end) of
     every group on the host; None where the request must be recomputed. ``tickets``: the copies of
     its live pages that are under way."""
 
-    seat: Seat
+    sequence: SequenceState
     tokens: int
     end: int
     starts: list[int]
@@ -36,7 +36,7 @@ class Parked:
     tickets: tuple[TicketId, ...] = ()
 
 
-class Parking:
+class Retraction:
     def __init__(
         self,
         tiers: TieredCache,
@@ -49,7 +49,7 @@ class Parking:
         self._tables = tables
         self._live = live
         self._footprints = Footprints(tiers.spec, tables, live)
-        self._held: list[Parked] = []
+        self._held: list[RetractedState] = []
         # Live pages under a copy, with its tickets: those to free on a tier when it has ended.
         self._moving: list[tuple[tuple[TicketId, ...], Tier, list[LivePage]]] = []
         self._landing: dict[int, tuple[TicketId, ...]] = {}  # loads of live pages, by row
@@ -57,23 +57,23 @@ class Parking:
     def __len__(self) -> int:
         return len(self._held) + len(self._moving)
 
-    def __contains__(self, parked: Parked) -> bool:
-        return parked in self._held
+    def __contains__(self, retracted: RetractedState) -> bool:
+        return retracted in self._held
 
     # -- leaving the device ----------------------------------------------------------------------
 
-    def park(self, row: int, seat: Seat, tokens: int) -> Parked:
+    def retract(self, row: int, sequence: SequenceState, tokens: int) -> RetractedState:
         """Save what the request at ``row`` needs to go on after ``tokens``. Its lease and its row
         stay the caller's to end; live pages that are being saved have left it."""
-        need = self._footprints.of(row, seat, tokens)
-        parked = Parked(seat, tokens, need.end, need.starts)
-        rows = [seat.lease.path[start:] for start in need.starts]
+        need = self._footprints.of(row, sequence, tokens)
+        retracted = RetractedState(sequence, tokens, need.end, need.starts)
+        rows = [sequence.lease.path[start:] for start in need.starts]
         self._copies.begin_backups()
         if not tokens or not self._room(rows, need.live):
             self._pools.counters.retracted_unsaved += 1
-            return parked
-        self._save(row, parked, rows, need.live)
-        return parked
+            return retracted
+        self._save(row, retracted, rows, need.live)
+        return retracted
 
     def _room(self, rows: Sequence[NodeIds], own: Sequence[LivePage]) -> bool:
         """Make the host pages free that a save needs. Making them may cost some of its own pages
@@ -93,37 +93,37 @@ class Parking:
         return False
 
     def _save(
-        self, row: int, parked: Parked, rows: Sequence[NodeIds], own: Sequence[LivePage]
+        self, row: int, retracted: RetractedState, rows: Sequence[NodeIds], own: Sequence[LivePage]
     ) -> None:
         counters = self._pools.counters
         for group in self._spec.groups:
             counters.retracted_pages += self._copies.save(group.id, rows[group.id])
-        keys = parked.seat.prefix.keys
-        parked.hold = self._leases.hold(keys, parked.end, parked.starts)
+        keys = retracted.sequence.prefix.keys
+        retracted.hold = self._leases.hold(keys, retracted.end, retracted.starts)
         for live in own:
             pages = self._pools.tiers[Tier.HOST][live.group].alloc(1)
             assert pages is not None, "room was made for every live page"
-            parked.live.append(replace(live, host=int(pages[0])))
+            retracted.live.append(replace(live, host=int(pages[0])))
             if live.index == NONE:
                 self._live.restore(row, live.group, NONE)
             else:
                 self._tables.pages(live.group)[row, live.index] = NONE
         counters.retracted_pages += len(own)
-        parked.tickets = self._copies.save_live(_pages(parked.live))
-        self._moving.append((parked.tickets, Tier.DEVICE, parked.live))
-        self._held.append(parked)
+        retracted.tickets = self._copies.save_live(_pages(retracted.live))
+        self._moving.append((retracted.tickets, Tier.DEVICE, retracted.live))
+        self._held.append(retracted)
 
     # -- coming back -----------------------------------------------------------------------------
 
-    def saved(self, parked: Parked) -> bool:
+    def saved(self, retracted: RetractedState) -> bool:
         """Whether its live pages have arrived on the host."""
-        return not self._copies.under_way(parked.tickets)
+        return not self._copies.under_way(retracted.tickets)
 
-    def take(self, parked: Parked) -> list[LivePage] | None:
+    def take(self, retracted: RetractedState) -> list[LivePage] | None:
         """Device pages for its live pages, which ``land`` uses or ``give_back`` frees. None, and
         nothing taken, where the device has no page for one of them."""
         taken: list[LivePage] = []
-        for live in parked.live:
+        for live in retracted.live:
             pages = None
             if self._pools.make_room(Tier.DEVICE, live.group, 1):
                 pages = self._pools.tiers[Tier.DEVICE][live.group].alloc(1)
@@ -137,7 +137,7 @@ class Parking:
         self._free(Tier.DEVICE, taken)
 
     def land(
-        self, row: int, parked: Parked, lease: DeviceLease, taken: list[LivePage]
+        self, row: int, retracted: RetractedState, lease: DeviceLease, taken: list[LivePage]
     ) -> tuple[TicketId, ...]:
         """Give ``row`` its live pages back, on the device pages ``taken``, and end the hold, which
         ``lease`` replaces. Cannot fail; returns the loads."""
@@ -150,8 +150,8 @@ class Parking:
         tickets = self._copies.load_live(_pages(taken))
         self._moving.append((tickets, Tier.HOST, taken))
         self._landing[row] = tickets
-        parked.live = []
-        self.forget(parked)
+        retracted.live = []
+        self.forget(retracted)
         return tickets
 
     def landed(self, row: int, wait: Callable[[], bool]) -> None:
@@ -165,34 +165,34 @@ class Parking:
             page = (live.device, live.host)[tier]
             self._pools.tiers[tier][live.group].free(np.array([page], np.int32))
 
-    def forget(self, parked: Parked) -> None:
+    def forget(self, retracted: RetractedState) -> None:
         """Hold nothing for a request any more: it has come back, or ends, or was lost."""
-        if parked not in self._held:
+        if retracted not in self._held:
             return
-        assert parked.hold is not None
-        self._leases.release(parked.hold)
-        self._let_go(parked)
+        assert retracted.hold is not None
+        self._leases.release(retracted.hold)
+        self._let_go(retracted)
 
-    def _let_go(self, parked: Parked) -> None:
+    def _let_go(self, retracted: RetractedState) -> None:
         """Its hold has ended."""
-        self._held.remove(parked)
-        parked.hold = None
-        if parked.live:  # a host page that is still being written is not free
-            self._moving.append((parked.tickets, Tier.HOST, parked.live))
-            parked.live = []
+        self._held.remove(retracted)
+        retracted.hold = None
+        if retracted.live:  # a host page that is still being written is not free
+            self._moving.append((retracted.tickets, Tier.HOST, retracted.live))
+            retracted.live = []
 
     # -- time ------------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Free the live pages whose copy has ended; give up what could not be saved."""
-        for parked in list(self._held):
-            assert parked.hold is not None
-            if not self._leases.is_open(parked.hold):  # the backup of a page has failed
+        for retracted in list(self._held):
+            assert retracted.hold is not None
+            if not self._leases.is_open(retracted.hold):  # the backup of a page has failed
                 self._pools.counters.retracted_unsaved += 1
-                self._let_go(parked)
-            elif self._copies.failed(parked.tickets):
+                self._let_go(retracted)
+            elif self._copies.failed(retracted.tickets):
                 self._pools.counters.retracted_unsaved += 1
-                self.forget(parked)
+                self.forget(retracted)
         moving, self._moving = self._moving, []
         for tickets, tier, pages in moving:
             if self._copies.under_way(tickets):
@@ -202,7 +202,7 @@ class Parking:
             self._free(tier, pages)
 
     def owned(self, tier: Tier, group: GroupId) -> PageIds:
-        """Live pages on a tier that no seat has, for ``check``."""
+        """Live pages on a tier that no sequence has, for ``check``."""
         found = [
             (live.device, live.host)[tier]
             for _, of, pages in self._moving
@@ -211,7 +211,7 @@ class Parking:
             if live.group == group
         ]
         if tier == Tier.HOST:
-            held = (live for parked in self._held for live in parked.live)
+            held = (live for retracted in self._held for live in retracted.live)
             found += [live.host for live in held if live.group == group]
         return np.array(found, np.int32)
 

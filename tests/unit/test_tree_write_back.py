@@ -42,7 +42,7 @@ def evict(it: TreeDriver, group: GroupId, count: int) -> list[Prefix]:
         for key, row in nodes.index.items()
         if (page := nodes.page[DEVICE][group].item(row)) >= 0
     }
-    effects = it.tree.cleaning.evict(group, count)
+    effects = it.tree.write_back.evict(group, count)
     check(it.tree)
     pages = [e.pages for e in effects if type(e).__name__ == "FreeDevice" and e.group == group]
     return [owner[page] for part in pages for page in part.tolist()]
@@ -51,9 +51,9 @@ def evict(it: TreeDriver, group: GroupId, count: int) -> list[Prefix]:
 def test_the_coldest_leaves_are_saved_first() -> None:
     it = tree()
     serve(it, (0, 1), (2, 3), (4,))
-    assert named(it, it.tree.cleaning.coldest(ANCHOR, 1)) == [[(0, 1)]]
-    assert named(it, it.tree.cleaning.coldest(ANCHOR, 3)) == [[(0,), (0, 1)], [(2, 3)]]
-    assert len(np.concatenate(it.tree.cleaning.coldest(ANCHOR, 99))) == 5
+    assert named(it, it.tree.write_back.coldest(ANCHOR, 1)) == [[(0, 1)]]
+    assert named(it, it.tree.write_back.coldest(ANCHOR, 3)) == [[(0,), (0, 1)], [(2, 3)]]
+    assert len(np.concatenate(it.tree.write_back.coldest(ANCHOR, 99))) == 5
 
 
 def test_pages_in_use_or_saved_are_not_saved_again() -> None:
@@ -61,26 +61,26 @@ def test_pages_in_use_or_saved_are_not_saved_again() -> None:
     serve(it, (0, 1), (2,), (3,))
     save(it, (2,), 0)
     held = it.arrive((0, 1), 1, load=False)
-    assert named(it, it.tree.cleaning.coldest(ANCHOR, 99)) == [[(0, 1)], [(3,)]]
+    assert named(it, it.tree.write_back.coldest(ANCHOR, 99)) == [[(0, 1)], [(3,)]]
     it.finish(held)
 
 
 def test_only_checkpoint_pages_of_other_groups_are_saved() -> None:
     it = tree()
     serve(it, (0, 1, 2), (3,))
-    assert named(it, it.tree.cleaning.coldest(STATE, 99)) == [[(0, 1, 2)], [(3,)]]
+    assert named(it, it.tree.write_back.coldest(STATE, 99)) == [[(0, 1, 2)], [(3,)]]
 
 
 def test_what_is_saved_or_being_saved_counts() -> None:
     it = tree()
     serve(it, (0, 1), (2,))
-    assert it.tree.cleaning.saved(ANCHOR) == 0
+    assert it.tree.write_back.saved(ANCHOR) == 0
     assert it.backup((0, 1), 0, 99)
-    assert it.tree.cleaning.saved(ANCHOR) == 2
+    assert it.tree.write_back.saved(ANCHOR) == 2
     it.end_copy(it.copies[-1], ok=True)
-    assert it.tree.cleaning.saved(ANCHOR) == 2
+    assert it.tree.write_back.saved(ANCHOR) == 2
     held = it.arrive((0,), 1, load=False)
-    assert it.tree.cleaning.saved(ANCHOR) == 1
+    assert it.tree.write_back.saved(ANCHOR) == 1
     it.finish(held)
 
 

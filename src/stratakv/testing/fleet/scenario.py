@@ -1,9 +1,9 @@
 """What one simulated run is: drawn from its seed, completely, before anything runs.
 
-Owns the distributions of a plain one: sizes, policies, hazards of each rank, and what clients and
-operators do; ``variety`` makes it something else. Every rank has the same sizes, as in production,
-where ranks take the smallest of each (``Seat.least``) before there is a cache. Must not know how it
-is run.
+Owns the distributions of a plain one: sizes, policies, fault_rates of each rank, and what clients
+and operators do; ``variety`` makes it something else. Every rank has the same sizes, as in
+production, where ranks take the smallest of each (``RankContext.all_reduce_min``) before there is a
+cache. Must not know how it is run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +15,8 @@ import numpy as np
 
 from stratakv.cache.records import CacheUse
 from stratakv.core.ids import GroupId, LayerId, RequestId
-from stratakv.engine.letters import Abort, Clear, Command, Detach, Flush, Keep, Submit
 from stratakv.engine.request import Prompt, SamplingParams
+from stratakv.engine.step_messages import Abort, Clear, Command, Detach, Flush, Keep, Submit
 from stratakv.policy.prefetch_pace import (
     BestEffort,
     PrefetchPolicy,
@@ -36,7 +36,7 @@ from stratakv.spec.retention import (
     peak_pages,
 )
 from stratakv.spec.sharding import Sharding
-from stratakv.testing.fleet.adversary import Hazards
+from stratakv.testing.fleet.adversary import FaultRates
 from stratakv.testing.fleet.loss import Loss
 from stratakv.testing.fleet.runner import VOCABULARY
 
@@ -100,7 +100,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneStore:
-    """What all ranks have together. ``cut``: slices of each group's heads, as ``--storage-cut``."""
+    """What all ranks have together. ``cut``: slices of each group's heads, as
+    ``--storage-shards``."""
 
     sharding: Sharding
     cut: int
@@ -131,7 +132,7 @@ class Plan:
     queue_pages: int
     batch_pages: int
     store_objects: int
-    hazards: tuple[Hazards, ...]
+    fault_rates: tuple[FaultRates, ...]
     step_s: float
     skew: tuple[float, ...]
     events: tuple[Event, ...]
@@ -185,7 +186,7 @@ def plain_plan(seed: int) -> Plan:
         queue_pages=draw.choice((12, 40, *(400,) * 6)),
         batch_pages=draw.choice((2, 4, 64)),
         store_objects=draw.choice((40, *(10_000,) * 5)),
-        hazards=tuple(hazards_of(draw, ranks)),
+        fault_rates=tuple(fault_rates_of(draw, ranks)),
         step_s=draw.choice((0.01, 0.05, 0.3, 0.3, 2.0)),
         skew=skew_of(draw, ranks),
         events=tuple(_crowd(draw) if tight else _rounds(draw)),
@@ -209,13 +210,13 @@ def skew_of(draw: Random, ranks: int) -> tuple[float, ...]:
     return tuple(draw.uniform(0.2, 3.0) for _ in range(ranks))
 
 
-def hazards_of(draw: Random, ranks: int) -> Iterator[Hazards]:
+def fault_rates_of(draw: Random, ranks: int) -> Iterator[FaultRates]:
     """One or two things go wrong in a run, and on some ranks only, so that most of it goes on."""
     wrong = draw.sample(sorted(WORST), draw.choice((0, 0, 1, 1, 2)))
     loses = draw.choice((0.0, 0.0, 0.0, 0.1, 0.3))
     for _ in range(ranks):
         most = {name: WORST[name] for name in wrong if draw.random() < 0.6}
-        yield Hazards(
+        yield FaultRates(
             pace={lane: draw.choice((0.3, 0.6, 0.95)) for lane in LANES},
             stalls=draw.choice((0, 0, 0, 20, 80)),
             loses=draw.choice((0.0, loses, loses)),
@@ -238,7 +239,7 @@ def _rounds(draw: Random) -> Iterator[Event]:
                 heads.append(prompt.tokens.tolist())
             names += 1
             yield Event(after=draw.choice((0, 0, 1, 2)), command=Submit(prompt))
-            yield from mischief(draw, names)
+            yield from operator_events(draw, names)
         if turn == 0 or draw.random() < 0.5:
             yield Event(after=draw.randrange(3), command=Flush(), settled=True)
 
@@ -253,10 +254,10 @@ def _crowd(draw: Random) -> Iterator[Event]:
         heads.append(head)
         prompt = prompt_of(draw, f"r{names}", head, draw.choice((4, 12, 20)))
         yield Event(after=draw.choice((0, 0, 0, 2)), command=Submit(prompt))
-        yield from mischief(draw, names + 1)
+        yield from operator_events(draw, names + 1)
 
 
-def mischief(draw: Random, names: int) -> Iterator[Event]:
+def operator_events(draw: Random, names: int) -> Iterator[Event]:
     """``names``: of requests so far."""
     if draw.random() < 0.12:
         victim = RequestId(f"r{draw.randrange(names)}")

@@ -34,7 +34,7 @@ class _Piece:
     cells: npt.NDArray[Any]
 
 
-class Patrol:
+class Scrubber:
     """``tables``: the same names and shapes on every rank."""
 
     def __init__(self, tables: Iterable[Table]) -> None:

@@ -11,7 +11,7 @@ from stratakv.engine.forward import Forward
 from stratakv.engine.sampling import Sampled, choose
 
 
-class Meeting(Protocol):
+class TokenSource(Protocol):
     def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
         """The next token of every sampled row, and who cannot go on; S may be 0."""
         ...
@@ -21,7 +21,7 @@ class Meeting(Protocol):
         ...
 
 
-class NoMeeting:
+class OwnTokens:
     """A single rank asks nobody."""
 
     def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:

@@ -1,10 +1,10 @@
-"""What rank 0 tells the others: one letter in each step.
+"""What rank 0 tells the others: one message in each step.
 
-Owns the letter (the tokens of a step, the time, and what clients and operators want) and a rank's
+Owns the message (the tokens of a step, the time, and what clients and operators want) and a rank's
 end of its broadcast. What it asks for ``ranked`` does when the step is over. Must not decide
 anything.
 
-Letters are pickled: ranks are processes of one deployment and trust each other, as
+Messages are pickled: ranks are processes of one deployment and trust each other, as
 ``torch.distributed`` itself does.
 """
 
@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from stratakv.agreement.agreement import Agreement, Figures
-from stratakv.core.clock import Clock, ToldClock
+from stratakv.core.clock import BroadcastClock, Clock
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.batch import SamplingBatch
 from stratakv.engine.forward import Forward
@@ -88,7 +88,7 @@ Command: TypeAlias = Submit | Abort | Flush | Attachment | Detach | Keep | Clear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Letter:
+class StepMessage:
     """``tokens``, ``broken``: as in ``Sampled``."""
 
     now_s: float
@@ -97,11 +97,11 @@ class Letter:
     commands: tuple[Command, ...]
 
 
-class Desk:
-    """A rank's end of the broadcast: a ``Meeting`` for the engine's step. ``clock``: rank 0's own
-    time; ``told``: what all ranks take for the time."""
+class StepSync:
+    """A rank's end of the broadcast: a ``TokenSource`` for the engine's step. ``clock``: rank 0's
+    own time; ``told``: what all ranks take for the time."""
 
-    def __init__(self, agreement: Agreement, clock: Clock, told: ToldClock) -> None:
+    def __init__(self, agreement: Agreement, clock: Clock, told: BroadcastClock) -> None:
         self._agreement = agreement
         self._clock = clock
         self._told = told
@@ -115,23 +115,23 @@ class Desk:
             sampled = choose(forward, params)
             self._meet(sampled)
             return sampled
-        letter = self._meet(_NOTHING)
-        assert len(letter.tokens) == len(params.seeds), "rank 0 has another batch"
-        return Sampled(letter.tokens, [None] * len(letter.tokens), letter.broken)
+        message = self._meet(_NOTHING)
+        assert len(message.tokens) == len(params.seeds), "rank 0 has another batch"
+        return Sampled(message.tokens, [None] * len(message.tokens), message.broken)
 
     def idle(self) -> None:
         self._meet(_NOTHING)
 
-    def _meet(self, said: Sampled) -> Letter:
+    def _meet(self, said: Sampled) -> StepMessage:
         mine = b""
         if self._agreement.leads:
-            letter = Letter(self._clock.now_s(), said.tokens, said.broken, tuple(self.outbox))
-            mine = pickle.dumps(letter)
+            message = StepMessage(self._clock.now_s(), said.tokens, said.broken, tuple(self.outbox))
+            mine = pickle.dumps(message)
             self.outbox.clear()
-        letter: Letter = pickle.loads(self._agreement.tell(mine))
-        self._told.set(letter.now_s)
-        self._came = letter.commands
-        return letter
+        message: StepMessage = pickle.loads(self._agreement.broadcast(mine))
+        self._told.set(message.now_s)
+        self._came = message.commands
+        return message
 
     def watch(
         self, name: str, figures: Callable[[], Figures], told: Callable[[], Iterable[str]]
@@ -139,7 +139,7 @@ class Desk:
         self._agreement.watch(name, figures, told)
 
     def gather(self, text: str) -> Sequence[str]:
-        """What every rank says; between two steps, where a letter has asked all of them."""
+        """What every rank says; between two steps, where a message has asked all of them."""
         return self._agreement.gather(text)
 
     def part(self) -> None:
@@ -147,6 +147,6 @@ class Desk:
         self._agreement.part()
 
     def take(self) -> tuple[Command, ...]:
-        """What the last letter asks for; told once."""
+        """What the last message asks for; told once."""
         came, self._came = self._came, ()
         return came

@@ -36,7 +36,7 @@ class Left:
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
+class PrefetchRequest:
     """``prefix``: of the prompt, ``whole`` the last end it can use. ``hold``: what it counts on in
     the tree. ``pages``: by group, what a fetch fills. ``follows``: another request asks for the
     same pages; ``first`` is the first of those. ``stopped_s``: when it was told to stop. ``left``:
@@ -51,7 +51,7 @@ class Ask:
     ticket: TicketId | None = None
     pages: tuple[PageIds, ...] = ()
     first: PageKey | None = None
-    follows: "Ask | None" = None
+    follows: "PrefetchRequest | None" = None
     stopped_s: float | None = None
     left: Left | None = None
     landed: FromStorage | None = None

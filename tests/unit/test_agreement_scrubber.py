@@ -1,9 +1,9 @@
-"""A patrol sees every byte once a round, and names what it has seen."""
+"""A scrubber sees every byte once a round, and names what it has seen."""
 
 import numpy as np
 import pytest
 
-from stratakv.agreement.patrol import PIECE_BYTES, Patrol, Table
+from stratakv.agreement.scrubber import PIECE_BYTES, Scrubber, Table
 
 
 def tables():
@@ -15,27 +15,27 @@ def tables():
     ]
 
 
-def sums(patrol):
-    return [tuple(patrol.figures().values()) for _ in range(len(patrol))]
+def sums(scrubber):
+    return [tuple(scrubber.figures().values()) for _ in range(len(scrubber))]
 
 
 def test_a_round_takes_as_many_ballots_as_there_are_pieces():
-    assert len(Patrol(tables())) == 3 + 6 + 1
+    assert len(Scrubber(tables())) == 3 + 6 + 1
 
 
 def test_a_piece_has_16_kib():
-    patrol = Patrol([Table("bytes", np.zeros(40_000, np.uint8))])
+    scrubber = Scrubber([Table("bytes", np.zeros(40_000, np.uint8))])
     lengths = []
     for _ in range(3):
-        patrol.figures()
-        lengths.append(len(patrol.told()))
+        scrubber.figures()
+        lengths.append(len(scrubber.told()))
     assert lengths == [16384, 16384, 40_000 - 2 * 16384]
 
 
 @pytest.mark.parametrize("table", [0, 1, 3])
 def test_every_cell_shows_within_a_round(table):
     ours, theirs = tables(), tables()
-    here, there = Patrol(ours), Patrol(theirs)
+    here, there = Scrubber(ours), Scrubber(theirs)
     cells = theirs[table].cells
     random = np.random.default_rng(0)
     for _ in range(20):
@@ -50,13 +50,13 @@ def test_every_cell_shows_within_a_round(table):
 def test_the_piece_that_differs_is_told_by_name_and_place():
     ours = tables()
     ours[1].cells[20, 3] = 9
-    patrol = Patrol(ours)
+    scrubber = Scrubber(ours)
     per_piece = PIECE_BYTES // 4
     for _ in range(3 + (20 * 700 + 3) // per_piece + 1):
-        patrol.figures()
-    assert "rows[20, 3] 9" in patrol.told()
-    assert len(patrol.told()) == per_piece
+        scrubber.figures()
+    assert "rows[20, 3] 9" in scrubber.told()
+    assert len(scrubber.told()) == per_piece
 
 
 def test_a_cell_that_is_larger_than_a_piece_is_a_piece_of_its_own():
-    assert len(Patrol([Table("large", np.zeros(3, f"V{PIECE_BYTES + 1}"))])) == 3
+    assert len(Scrubber([Table("large", np.zeros(3, f"V{PIECE_BYTES + 1}"))])) == 3

@@ -16,7 +16,7 @@ from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.serve import plan as serve_plan
 from stratakv.serve import sizing
-from stratakv.serve.plan import BytePlan, plan_bytes
+from stratakv.serve.memory_plan import BytePlan, plan_bytes
 from stratakv.serve.wiring import build_engine
 from tests.fixtures.models import tiny_model
 from tests.fixtures.tiny_configs import tiny_config

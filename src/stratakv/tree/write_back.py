@@ -19,7 +19,7 @@ from stratakv.tree.residency import Residency
 DEVICE = Tier.DEVICE
 
 
-class Cleaning:
+class WriteBackEviction:
     def __init__(self, nodes: NodeTable, pins: Pins, evictor: Evictor) -> None:
         self._nodes = nodes
         self._pins = pins

@@ -1,4 +1,4 @@
-"""Retracts and resumes a tree driver's requests, as ``cache.parking`` does.
+"""Retracts and resumes a tree driver's requests, as ``cache.retraction`` does.
 
 Owns the requests that are off the device. Their live pages are only counted here: their bytes are
 no business of the tree. Must not choose who is retracted.
@@ -10,19 +10,19 @@ from stratakv.core.ids import PageIds
 from stratakv.spec.retention import needed
 from stratakv.testing.tree_books import HOST, Place
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_records import Parked, Request
+from stratakv.testing.tree_records import Request, RetractedRequest
 from stratakv.tree.lease import HostHold
 
 
-class ParkingDriver:
-    """``parked`` is whom it can resume; one whose host pages were lost is gone."""
+class RetractionDriver:
+    """``retracted`` is whom it can resume; one whose host pages were lost is gone."""
 
     def __init__(self, it: TreeDriver) -> None:
         self._it = it
-        self.parked: list[Parked] = []
+        self.retracted: list[RetractedRequest] = []
         it.on_lost = self._lost
 
-    def park(self, request: Request, part: int) -> bool:
+    def retract(self, request: Request, part: int) -> bool:
         """Save what ``request`` needs to go on ``part`` tokens behind its lease's end, less than a
         page; hold that on the host alone and let go of the device. False where the host has no
         room: then it is only ended."""
@@ -34,7 +34,7 @@ class ParkingDriver:
         if room:
             self._save(request, starts)
         it.finish(request)
-        it.did["parked" if room else "retracted unsaved"] += 1
+        it.did["retracted" if room else "retracted unsaved"] += 1
         return room
 
     def _starts(self, request: Request, tokens: int) -> list[int]:
@@ -80,46 +80,46 @@ class ParkingDriver:
         it.serial += 1
         hold = it.tree.leases.hold(it.keys(request.prompt), end, starts)
         it.model.hold(it.serial, request.prompt, end, starts)
-        self.parked.append(Parked(it.serial, request, hold, sorted(request.live)))
+        self.retracted.append(RetractedRequest(it.serial, request, hold, sorted(request.live)))
 
-    def resume(self, parked: Parked, *, decline: bool) -> Request | None:
+    def resume(self, retracted: RetractedRequest, *, decline: bool) -> Request | None:
         """Seat it where it was, with what is on the host alone under way. None where the device is
-        short: it stays parked, and what a load brings stays cached."""
-        it, was, hold = self._it, parked.request, parked.hold
+        short: it stays retracted, and what a load brings stays cached."""
+        it, was, hold = self._it, retracted.request, retracted.hold
         claim = it.claim(was.prompt, hold.end, load=True, starts=hold.starts)
         again = it.load(claim, decline=decline)
         if again is None:
             it.did["resume short"] += 1
             return None
-        if not it.go_live(again, parked.live):
+        if not it.go_live(again, retracted.live):
             it.release(again)
             it.did["resume short"] += 1
             return None
-        self.forget(parked)
+        self.forget(retracted)
         again.continued, again.rolling, again.part = was.continued, was.rolling, was.part
         it.seat(again)
         it.did["resumed"] += 1
         return again
 
-    def forget(self, parked: Parked) -> None:
+    def forget(self, retracted: RetractedRequest) -> None:
         """It ends, has come back, or was lost."""
-        self.parked.remove(parked)
-        self._it.tree.leases.release(parked.hold)
-        self._it.model.release(parked.id)
+        self.retracted.remove(retracted)
+        self._it.tree.leases.release(retracted.hold)
+        self._it.model.release(retracted.id)
 
     def drain(self) -> None:
         """Nobody comes back, and everything ends."""
-        for parked in list(self.parked):
-            self.forget(parked)
+        for retracted in list(self.retracted):
+            self.forget(retracted)
         self._it.drain()
 
     def _lost(self, places: Sequence[Place], ended: Sequence[HostHold]) -> None:
-        for parked in list(self.parked):
-            lost = parked.hold in ended
-            held = self._it.model.leases[parked.id].on_host
+        for retracted in list(self.retracted):
+            lost = retracted.hold in ended
+            held = self._it.model.leases[retracted.id].on_host
             assert lost != held.isdisjoint(places), "who stands on lost pages"
-            assert lost != self._it.tree.leases.is_open(parked.hold), "a hold on lost pages"
+            assert lost != self._it.tree.leases.is_open(retracted.hold), "a hold on lost pages"
             if lost:
-                self.parked.remove(parked)
-                self._it.model.release(parked.id)
+                self.retracted.remove(retracted)
+                self._it.model.release(retracted.id)
                 self._it.did["hold lost"] += 1

@@ -41,7 +41,7 @@ AHEAD_NS: Final = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class StoreLimits:
     """What a store may take and how it keeps it. ``ttl_s`` counts from the last use. ``slots``: of
     a new segment; None: what suits the quota."""
 
@@ -51,17 +51,17 @@ class Keeping:
     slots: int | None = None
 
 
-class Room:
+class SpaceManager:
     """Finds slots for one store."""
 
     def __init__(
-        self, ledger: Ledger, catalog: Catalog, form: StoreFormat, keeping: Keeping, clock: Clock
+        self, ledger: Ledger, catalog: Catalog, form: StoreFormat, limits: StoreLimits, clock: Clock
     ) -> None:
         self.slots = Slots(catalog)
         self.growth = Breaker(clock)
         self.counters = Counters()
         self._ledger, self._catalog, self._index = ledger, catalog, catalog.index
-        self._form, self._keeping, self._clock = form, keeping, clock
+        self._form, self._keeping, self._clock = form, limits, clock
         self.drains = Breaker(clock)
         self._full_at: dict[int, int] = {}
         self._wanting = False
@@ -107,7 +107,7 @@ class Room:
         limit = max(0, self._now_ns() - int(self._keeping.ttl_s * 1e9))
         index = self._index
         old = index.present & (index.used < limit)
-        with self.slots.lent(set(index.segment[old].tolist())):
+        with self.slots.borrowed(set(index.segment[old].tolist())):
             self._expire_ours(limit)
 
     def _expire_ours(self, limit: int) -> None:
@@ -123,18 +123,18 @@ class Room:
             if not index.headers["magic"][self._rows_of(number)].any():
                 self._delete(number)
 
-    def doom_all(self) -> int:
+    def mark_all_deleted(self) -> int:
         """Forget every page of this format; how many there were. What a live process writes is
         hidden at once from all, and deleted by that process as soon as it is called again."""
         count = len(self._index)
         for placed in self._catalog.placed.values():
-            placed.segment.doom()
+            placed.segment.mark_deleted()
             self._catalog.hide(placed)  # where another user's may not be written, it is all we can
         with self._ledger.locked():
             self._delete_unmade()
             self._ledger.changed()
         self._catalog.refresh()
-        self.bury()
+        self.reap()
         return count
 
     def _delete_unmade(self) -> None:
@@ -144,21 +144,21 @@ class Room:
             if is_unmade(self._ledger.directory / name):
                 self._ledger.delete_idle(name)
 
-    def bury(self) -> None:
-        """Delete doomed segments that this process writes, or nobody."""
+    def reap(self) -> None:
+        """Delete marked_deleted segments that this process writes, or nobody."""
         placed = self._catalog.placed
-        for number in [number for number in placed if placed[number].doomed]:
+        for number in [number for number in placed if placed[number].marked_deleted]:
             if placed[number].segment.own():
                 # Who has the file open still reads it: what is there must say that it is gone.
                 blank = np.zeros(placed[number].slots, HEADER)
                 placed[number].segment.put_headers(0, blank)
                 self._delete(number)
 
-    def heed(self) -> None:
+    def apply_damage_reports(self) -> None:
         """Look where others found damage in what this process writes: a page that is no good is
         absent, so that it is stored again."""
         for number in list(self._catalog.marked):
-            self.counters.quarantined += self.slots.heed(number)
+            self.counters.quarantined += self.slots.apply_damage_reports(number)
 
     def yield_to_others(self) -> None:
         """Give a segment to a writer that wants room and has clearly less than this one."""
@@ -222,7 +222,7 @@ class Room:
             self._asked_s = now_s
             self._alive.clear()
         placed = self._catalog.placed
-        known = self._alive | {number for number in placed if placed[number].doomed}
+        known = self._alive | {number for number in placed if placed[number].marked_deleted}
         return [n for n in placed if not placed[n].segment.owned and n not in known]
 
     def _adopt(self, number: int) -> bool:
@@ -296,8 +296,8 @@ class Room:
     def _delete_stranger(self) -> bool:
         """Delete the segment of another format, of those that no process writes, that was used
         longest ago; lock held. Who is not running gives way to who is, however young its pages."""
-        for name in self._ledger.oldest_first(self._catalog.strangers):
-            self._catalog.strangers.discard(name)
+        for name in self._ledger.oldest_first(self._catalog.foreign_segments):
+            self._catalog.foreign_segments.discard(name)
             if self._ledger.delete_idle(name):
                 return True
         return False

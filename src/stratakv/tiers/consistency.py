@@ -1,8 +1,9 @@
 """What ranks compare of their caches in every ballot, and how it is told where they differ.
 
-Owns the choice: figures that are there anyway, the page ids that move next, and a patrol through
+Owns the choice: figures that are there anyway, the page ids that move next, and a scrubber through
 everything else. A page that one rank has freed, taken or evicted, and another has not, shows in the
-same step; a pin or a rank within a round of the patrol. Must not walk the tree: it runs each step.
+same step; a pin or a rank within a round of the scrubber. Must not walk the tree: it runs each
+step.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,12 +13,12 @@ from zlib import crc32
 import numpy.typing as npt
 
 from stratakv.agreement.agreement import Agreement, Figures
-from stratakv.agreement.patrol import Patrol, Table
+from stratakv.agreement.scrubber import Scrubber, Table
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheSpec
-from stratakv.tiers.copies import CopyDesk
 from stratakv.tiers.pools import Pools
 from stratakv.tiers.storage import StorageTier
+from stratakv.tiers.transfer_manager import TransferManager
 from stratakv.tree.nodes import TIERS
 from stratakv.tree.prefix_tree import PrefixTree
 
@@ -56,13 +57,13 @@ class HasColumns(Protocol):
         ...
 
 
-def testify(
+def add_consistency_checks(
     agreement: Agreement,
     spec: CacheSpec,
     tree: PrefixTree,
     pools: Pools,
     beside: Sequence[HasColumns],
-    copies: CopyDesk,
+    copies: TransferManager,
     storage: StorageTier,
 ) -> None:
     """Watch the cache that these make up. ``beside``: what else of it is arrays."""
@@ -77,12 +78,12 @@ def testify(
         key = int.from_bytes((tree.newest_key() or b"")[:8])
         return {"nodes": len(tree), "newest key": key, **dict(zip(names, counts, strict=True))}
 
-    patrol = Patrol(tables_of(tree, pools, beside))
+    scrubber = Scrubber(tables_of(tree, pools, beside))
     agreement.watch("the tree", residency)
     agreement.watch("free pages", free.figures, free.told)
     agreement.watch("copies", copies.figures)
     agreement.watch("storage", storage.figures)
-    agreement.watch("the tables", patrol.figures, patrol.told)
+    agreement.watch("the tables", scrubber.figures, scrubber.told)
 
 
 def tables_of(tree: PrefixTree, pools: Pools, beside: Sequence[HasColumns]) -> Iterator[Table]:

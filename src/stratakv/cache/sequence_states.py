@@ -1,4 +1,4 @@
-"""The seats of admitted requests: what each holds, and what it may still take.
+"""The sequences of admitted requests: what each holds, and what it may still take.
 
 Owns the records and the bookkeeping between block-table rows and the page budget. Must not touch
 the tree.
@@ -23,14 +23,14 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class SequenceState:
     """What an admitted request holds; ends are in pages.
 
     ``continued``: end of what it matched. ``checkpoints``, ``milestones``: ends of its prompt still
-    to be kept. ``use``: a seat that does not use all of the cache is *apart*: what it computes
+    to be kept. ``use``: a sequence that does not use all of the cache is *apart*: what it computes
     stays its own, and its lease where it was admitted. ``rolling``: end of its latest checkpoint
-    beyond the prompt, 0 if none. ``strays``: group, page indices and pages of its own whose place
-    in the tree another request's load is filling.
+    beyond the prompt, 0 if none. ``duplicates``: group, page indices and pages of its own whose
+    place in the tree another request's load is filling.
     """
 
     prefix: PageHasher
@@ -41,7 +41,7 @@ class Seat:
     milestones: list[int]
     use: CacheUse = CacheUse.ALL
     rolling: int = 0
-    strays: list[tuple[GroupId, Int64s, PageIds]] = field(
+    duplicates: list[tuple[GroupId, Int64s, PageIds]] = field(
         default_factory=list[tuple[GroupId, Int64s, PageIds]], init=False
     )
 
@@ -50,39 +50,39 @@ class Seat:
         return self.use is not CacheUse.ALL
 
 
-class Seats:
-    """Seats by row of the block table. ``totals``: device pages of every group."""
+class SequenceStates:
+    """SequenceStates by row of the block table. ``totals``: device pages of every group."""
 
     def __init__(self, spec: CacheSpec, tables: BlockTable, totals: Sequence[int]) -> None:
         self.budget = PageBudget(spec, totals)
         self._tables = tables
-        self._seats: dict[int, Seat] = {}
+        self._sequences: dict[int, SequenceState] = {}
         self._left = [np.zeros(tables.rows, np.int64) for _ in spec.groups]  # booked, not yet taken
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._sequences)
 
     def __contains__(self, row: int) -> bool:
-        return row in self._seats
+        return row in self._sequences
 
-    def __getitem__(self, row: int) -> Seat:
-        return self._seats[row]
+    def __getitem__(self, row: int) -> SequenceState:
+        return self._sequences[row]
 
-    def items(self) -> Iterator[tuple[int, Seat]]:
-        yield from self._seats.items()
+    def items(self) -> Iterator[tuple[int, SequenceState]]:
+        yield from self._sequences.items()
 
     def columns(self) -> Iterator[tuple[str, Int64s]]:
         """Every array by name, for those who compare two of these."""
         yield from ((f"booked of group {at}", column) for at, column in enumerate(self._left))
 
-    def open(self, row: int, seat: Seat) -> None:
-        self._seats[row] = seat
-        self.budget.book(seat.demand)
-        for group, pages in enumerate(seat.demand.growth):
+    def open(self, row: int, sequence: SequenceState) -> None:
+        self._sequences[row] = sequence
+        self.budget.book(sequence.demand)
+        for group, pages in enumerate(sequence.demand.growth):
             self._left[group][row] = pages
 
     def grow(self, rows: RowIds, group: GroupId, pages: npt.NDArray[np.integer]) -> None:
-        """Distinct ``rows`` take ``pages`` each; what goes beyond their booking is nobody's."""
+        """Distinct ``rows`` take ``pages`` each; what goes beyond their limits is nobody's."""
         left = self._left[group]
         used = np.minimum(left[rows], pages)
         left[rows] -= used
@@ -90,17 +90,18 @@ class Seats:
 
     def lower(self, row: int, peak: Pages) -> None:
         """The request at ``row`` holds at most ``peak`` pages of each group from now on."""
-        seat = self._seats[row]
-        seat.demand = self.budget.lower(seat.demand, peak)
+        sequence = self._sequences[row]
+        sequence.demand = self.budget.lower(sequence.demand, peak)
 
     def check(self, leases: Iterable[Lease]) -> None:
-        """AssertionError unless every lease of a request that runs, and every row, has its seat."""
-        seated = {seat.lease for seat in self._seats.values()}
-        assert seated == {one for one in leases if not isinstance(one, HostHold)}, "a lease leaks"
-        assert self._tables.taken == len(seated), "a row is nobody's"
+        """AssertionError unless every lease of a request that runs, and every row, has its
+        sequence."""
+        admitted = {sequence.lease for sequence in self._sequences.values()}
+        assert admitted == {one for one in leases if not isinstance(one, HostHold)}, "a lease leaks"
+        assert self._tables.taken == len(admitted), "a row is nobody's"
 
-    def close(self, row: int) -> Seat:
-        seat = self._seats.pop(row)
-        self.budget.settle(seat.demand, [int(column[row]) for column in self._left])
+    def close(self, row: int) -> SequenceState:
+        sequence = self._sequences.pop(row)
+        self.budget.settle(sequence.demand, [int(column[row]) for column in self._left])
         self._tables.close_row(row)
-        return seat
+        return sequence

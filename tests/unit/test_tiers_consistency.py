@@ -7,10 +7,10 @@ from enum import Enum
 import numpy as np
 import pytest
 
-from stratakv.agreement.patrol import Patrol
+from stratakv.agreement.scrubber import Scrubber
 from stratakv.core.errors import DivergenceError
 from stratakv.core.ids import TicketId
-from stratakv.tiers.witness import tables_of
+from stratakv.tiers.consistency import tables_of
 from tests.engines import greedy, run
 from tests.unit.test_cache_copies import PROMPTS, engine
 
@@ -52,7 +52,7 @@ def address(array):
 
 
 def compared(cache):
-    return list(tables_of(cache._tree, cache._pools, (cache._tables, cache._seats)))
+    return list(tables_of(cache._tree, cache._pools, (cache._tables, cache._sequences)))
 
 
 def test_no_array_of_a_cache_is_left_out():
@@ -77,7 +77,7 @@ def spoil_a_pin(cache):
 
 
 def spoil_a_booking(cache):
-    cache._seats._left[1][2] += 1
+    cache._sequences._left[1][2] += 1
 
 
 def spoil_the_last_place_of_a_pool(cache):
@@ -98,22 +98,22 @@ def test_what_counts_do_not_show_is_found_within_a_round_and_named(spoil, told):
         for parts in (ours, theirs):
             run(parts, greedy("a", PROMPTS[0], 3))
         caches = [parts.engine._cache for parts in (ours, theirs)]
-        patrols = [Patrol(compared(cache)) for cache in caches]
-        assert rounds(patrols) == []
+        scrubbers = [Scrubber(compared(cache)) for cache in caches]
+        assert rounds(scrubbers) == []
         spoil(caches[1])
-        (lines,) = rounds(patrols)
+        (lines,) = rounds(scrubbers)
         ((mine, its),) = [pair for pair in zip(*lines, strict=True) if pair[0] != pair[1]]
         assert mine.startswith(told)
         assert its.startswith(told)
 
 
-def rounds(patrols):
+def rounds(scrubbers):
     """What both tell of the pieces in which they differ, in a round."""
     found = []
-    for _ in range(len(patrols[0])):
-        one, other = (patrol.figures() for patrol in patrols)
+    for _ in range(len(scrubbers[0])):
+        one, other = (scrubber.figures() for scrubber in scrubbers)
         if one != other:
-            found.append([patrol.told() for patrol in patrols])
+            found.append([scrubber.told() for scrubber in scrubbers])
     return found
 
 
@@ -125,7 +125,7 @@ class Twin:
     def __init__(self):
         self.before = None
 
-    def least(self, lanes, meanwhile=lambda: None):
+    def all_reduce_min(self, lanes, meanwhile=lambda: None):
         meanwhile()
         before, self.before = self.before, lanes.copy()
         return lanes if before is None else np.minimum(lanes, before)
@@ -166,7 +166,7 @@ def miss_a_step(cache):
     ],
 )
 def test_a_difference_shows_in_the_same_ballot_under_its_name(spoil, field, monkeypatch):
-    monkeypatch.setattr(Patrol, "figures", lambda _: {"piece": 0})  # its round would be the same
+    monkeypatch.setattr(Scrubber, "figures", lambda _: {"piece": 0})  # its round would be the same
     with engine() as parts:
         cache = parts.engine._cache
         run(parts, greedy("a", PROMPTS[0], 3))

@@ -17,8 +17,8 @@ from stratakv.core.ids import GroupId, NodeIds, PageIds, TicketId
 from stratakv.policy.write import WritePolicy, safe_wanted, to_clean, weighs_uses, worth_backup
 from stratakv.tiers.flights import Flight, Flights, Part
 from stratakv.tiers.pools import Pools
+from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
-from stratakv.transfer.plan import Direction
 from stratakv.tree.effects import Backup
 from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.nodes import Tier
@@ -29,7 +29,7 @@ LivePages: TypeAlias = Sequence[tuple[GroupId, PageIds, PageIds]]
 """Group, device pages and host pages of what belongs to a request, not to the tree."""
 
 
-class CopyDesk:
+class TransferManager:
     def __init__(
         self,
         tree: PrefixTree,
@@ -42,7 +42,7 @@ class CopyDesk:
         self._agreement = agreement
         self._sleep = sleep
         self._tree = tree
-        self._moves, self._cleaning, self._leases = tree.copies, tree.cleaning, tree.leases
+        self._moves, self._write_back, self._leases = tree.copies, tree.write_back, tree.leases
         self._pools = pools
         self._flights = Flights(tree.spec, transfer)
         self._write = write
@@ -104,13 +104,13 @@ class CopyDesk:
             if free >= wanted:
                 continue
             id_ = GroupId(group)
-            saved = self._cleaning.saved(id_)
+            saved = self._write_back.saved(id_)
             # A copy that pushes another page's copy off the host saves nothing, and would be made
             # and lost for ever.
             host = self._pools.tiers[Tier.HOST][group].available()
             room = host + max(0, self._tree.evictable(Tier.HOST, id_) - saved)
             count = min(to_clean(wanted, free + saved), room)
-            paths = self._cleaning.coldest(id_, count) if count else []
+            paths = self._write_back.coldest(id_, count) if count else []
             if paths:
                 self._pools.make_room(Tier.HOST, id_, sum(map(len, paths)))
             for rows in paths:
