@@ -41,7 +41,7 @@ class Faults:
         self._wrap(cache._pools, "take", self._take)
         self._wrap(cache._pools, "available", self._evictable)
         self._wrap(cache._copies, "_begin_backup", self._begin_backup)
-        self._wrap(cache._retraction, "_room", self._room_to_park)
+        self._wrap(cache._retraction, "_room", self._room_to_retract)
         self._wrap(cache._retraction, "_save", self._surely)
         self._wrap(cache._live, "give", self._give)
         self._wrap(cache._admit, "_price", self._price)
@@ -115,9 +115,9 @@ class Faults:
                 return right(group, rows)
         return self._surely(right, group, rows)
 
-    def _room_to_park(self, right: Wrapped, rows, own):
+    def _room_to_retract(self, right: Wrapped, rows, own):
         for group in range(len(rows)):
-            if self._due(f"park {group}"):
+            if self._due(f"retract {group}"):
                 with self._without(Tier.HOST, group):
                     return right(rows, own)
         return right(rows, own)

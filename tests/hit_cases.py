@@ -101,7 +101,7 @@ def last_end(tokens: int, page: int) -> int:
 
 class Lab:
     """A session with an engine whose every reply is compared with a run of ``model`` that has no
-    cache. ``scribe``: the engine's meeting."""
+    cache. ``scribe``: the engine's token_source."""
 
     def __init__(self, model: PreTrainedModel, parts: EngineParts, scribe: Scribe) -> None:
         self.model = model
@@ -187,8 +187,8 @@ def prove_exact(model: HuggingFaceModel, reference: PreTrainedModel, page: int) 
     asked = [np.array(prompt(page, 1), np.int32)]
     with ExitStack() as undo:
 
-        def start(meeting: TokenSource, _: int | None) -> Tried:
-            engine = small_engine(model, config_for(page), pages, pages, meeting=meeting)
+        def start(token_source: TokenSource, _: int | None) -> Tried:
+            engine = small_engine(model, config_for(page), pages, pages, token_source=token_source)
             return Tried(undo.enter_context(engine))
 
         report = Verifier(start, asked, settings, uncached).run(PROOF)

@@ -135,17 +135,17 @@ def _engine(
     written: list[ObjectKey] | None = None,
     faults: Faults | None = None,
 ) -> None:
-    seat = RankContext(TorchRanks(PATIENCE_S))
-    rank = seat.ranks.rank
-    config = replace(play.config, tp=seat.ranks.size)
-    sizes = seat.all_reduce_min(wiring.size(model.facts, config, on_cpu=True))
+    context = RankContext(TorchRanks(PATIENCE_S))
+    rank = context.ranks.rank
+    config = replace(play.config, tp=context.ranks.size)
+    sizes = context.all_reduce_min(wiring.size(model.facts, config, on_cpu=True))
     sharing = wiring.sharing_of(sizes, config, rank)
     store = wiring_storage.open_store(play.url, sizes.spec, sizes.host, sharing)
     lanes = store.worker._lanes
     kept = Written(lanes[-1]._backend)
     lanes[-1]._backend = kept
     lanes[0]._backend = unwell = FaultyBackend(lanes[0]._backend, faults or Faults())
-    parts = wiring.build_engine(model, config, wiring.Outside(seat=seat, sizes=sizes))
+    parts = wiring.build_engine(model, config, wiring.Outside(ranks=context, sizes=sizes))
     parts.engine.attach_storage(store.worker)
     try:
         if rank == 0:
