@@ -9,8 +9,8 @@ from pathlib import Path
 
 from stratakv.core.clock import ManualClock
 from stratakv.storage.backend import ObjectKey, StoreFormat
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.segment import BLOCK_BYTES, Segment
-from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import HEADER_BYTES
 from stratakv.testing.storage_conformance import FORM

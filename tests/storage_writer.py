@@ -12,7 +12,7 @@ import numpy as np
 
 from stratakv.core.clock import WallClock
 from stratakv.storage.backend import WriteStatus
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, Arena, keys_of
 

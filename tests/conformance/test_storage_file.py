@@ -7,7 +7,7 @@ import pytest
 
 from stratakv.core.clock import WallClock
 from stratakv.storage.backend import ObjectKey, StorageBackend, StoreFormat
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, StorageConformance, Subject
 from tests.storage_files import flip_payload

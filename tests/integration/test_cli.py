@@ -27,7 +27,7 @@ from stratakv.serve.server import Server, bound_socket
 from stratakv.storage.file import fsck as fsck_module
 from stratakv.storage.file.fsck import Findings
 from stratakv.storage.file.fsck_report import lines_of
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import is_sound, seal
 from stratakv.testing.patience import PATIENCE_S

@@ -11,7 +11,7 @@ import pytest
 from stratakv.core.clock import WallClock
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.file.fsck import fsck
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
 from tests.forks import fork_server

@@ -15,7 +15,7 @@ import pytest
 from stratakv.core.clock import WallClock
 from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
 from stratakv.storage.file.fsck import fsck
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
 from tests.integration.test_storage_file_crash import (

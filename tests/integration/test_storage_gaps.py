@@ -10,7 +10,7 @@ import pytest
 from stratakv.core.clock import WallClock
 from stratakv.spec.retention import needed
 from stratakv.storage.file.fsck import fsck
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from tests.engines import on_storage
 from tests.hit_cases import last_end, prompt

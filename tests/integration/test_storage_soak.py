@@ -25,7 +25,7 @@ from stratakv.policy.prefetch_book import PrefetchBook
 from stratakv.serve.wiring import EngineParts
 from stratakv.spec.retention import KeepBoundary
 from stratakv.storage.file.ledger import Ledger
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.testing.patience import PATIENCE_S

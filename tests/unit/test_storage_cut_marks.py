@@ -9,7 +9,7 @@ from stratakv.core.errors import StorageError
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import Everything, ObjectKey, StoreFormat, WriteStatus
 from stratakv.storage.cut_marks import MARK_BYTES, RENEW_S, CutMarks, MarkedBackend, marks_form
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.memory import MemoryBackend
 from stratakv.storage.registry import MARK_SLOTS, open_marks, open_storage

@@ -13,8 +13,8 @@ import pytest
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import ReadStatus, WriteStatus
 from stratakv.storage.file.fsck import fsck
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.segment import Segment
-from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import Headers, is_blank
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store

@@ -9,8 +9,8 @@ import pytest
 from stratakv.core.clock import WallClock
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import ObjectKey, ReadStatus, StoreFormat
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.segment import Geometry, Segment
-from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import HEADER, MAGIC, VERSION, payload_hash, seal
 from tests.counting import counted

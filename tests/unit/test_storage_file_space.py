@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
-from stratakv.storage.file import disk, space
+from stratakv.storage.file import disk, eviction
 from stratakv.storage.file.ledger import Ledger, Want
 from stratakv.storage.file.segment import Segment
 from stratakv.storage.file.store import FileStore
@@ -110,7 +110,7 @@ def test_a_disk_that_gets_nothing_back_costs_one_segment_not_all(
         store(backend, keys_of("first", 400))
         place.clock.advance(1)
         before = backend.stats().segments
-        monkeypatch.setattr(space, "free_bytes", lambda directory: 0)
+        monkeypatch.setattr(eviction, "free_bytes", lambda directory: 0)
         monkeypatch.setattr(os, "posix_fallocate", full)
         backend._ledger.quota_bytes = 2 * QUOTA
         for turn in range(20):

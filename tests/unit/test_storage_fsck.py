@@ -8,7 +8,7 @@ from stratakv.core.errors import StorageError
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.file.fsck import fsck
 from stratakv.storage.file.fsck_report import lines_of
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store
 from tests.storage_files import flip, flip_header, flip_payload

@@ -13,7 +13,7 @@ import pytest
 
 from stratakv.core.clock import ManualClock, WallClock
 from stratakv.storage.backend import Everything, ReadStatus, StoreFormat
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_jobs import Ending, Fetch, Kind, Query, Remove, Store, Touch
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker

@@ -10,7 +10,7 @@ import pytest
 
 from stratakv.core.clock import ManualClock
 from stratakv.storage.backend import ObjectKey, ReadStatus, StorageBackend, WriteStatus
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.memory import MemoryBackend
 from stratakv.storage.redis import RedisBackend, RedisOptions

@@ -33,7 +33,7 @@ from stratakv.storage.backend import (
     StoreFormat,
     WriteStatus,
 )
-from stratakv.storage.file.space import StoreLimits
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.sealed import SealedBackend, sealed_form
 from stratakv.storage.store_key import LEAST_BYTES, StoreKey

@@ -19,9 +19,9 @@ from stratakv.core.clock import WallClock
 from stratakv.core.errors import ConfigError
 from stratakv.core.units import format_bytes
 from stratakv.storage.backend import StorageBackend, StoreFormat
+from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.recognise import NotOursError
 from stratakv.storage.file.segment import Geometry
-from stratakv.storage.file.space import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.memory import MemoryBackend
 from stratakv.storage.urls import (

@@ -39,6 +39,11 @@ class Placed:
     def slots(self) -> int:
         return self.segment.geometry.slots
 
+    @property
+    def rows(self) -> slice:
+        """Of the index."""
+        return slice(self.base, self.base + self.slots)
+
 
 class Catalog:
     """``placed`` by number, which is what ``Index.segment`` has. ``foreign_segments`` are names of
@@ -109,14 +114,13 @@ class Catalog:
         self._load(placed)
         if placed.marked_deleted:
             return False
-        rows = slice(placed.base, placed.base + placed.slots)
-        self.index.writable[rows] = placed.segment.geometry.group
+        self.index.writable[placed.rows] = placed.segment.geometry.group
         return True
 
     def disown(self, number: int) -> None:
         """Let another become the writer."""
         placed = self.placed[number]
-        self.index.writable[placed.base : placed.base + placed.slots] = FOREIGN
+        self.index.writable[placed.rows] = FOREIGN
         placed.segment.disown()
 
     def forget(self, number: int) -> None:
@@ -130,18 +134,21 @@ class Catalog:
         rows = np.arange(placed.base, placed.base + placed.slots)
         self.index.drop(rows[self.index.present[rows]])
 
+    def owned(self) -> list[Placed]:
+        """The segments that this process writes."""
+        return [placed for placed in self.placed.values() if placed.segment.owned]
+
     def merge_uses(self, group: int) -> None:
         """Take in when other processes used the pages of our segments of ``group``."""
-        for placed in self.placed.values():
-            if placed.segment.owned and placed.segment.geometry.group == group:
+        for placed in self.owned():
+            if placed.segment.geometry.group == group:
                 self._merge(placed)
 
     def put_uses(self, number: int) -> None:
         """Write out when the pages of a segment were used, by us and by others."""
         placed = self.placed[number]
         self._merge(placed)
-        rows = slice(placed.base, placed.base + placed.slots)
-        placed.segment.put_uses(self.index.used[rows])
+        placed.segment.put_uses(self.index.used[placed.rows])
 
     def close(self) -> None:
         for number in list(self.placed):
@@ -172,8 +179,7 @@ class Catalog:
             if not segment.owned:
                 self._report(segment, bad)
         if not segment.owned:
-            rows = slice(placed.base, placed.base + placed.slots)
-            self.index.writable[rows] = FOREIGN
+            self.index.writable[placed.rows] = FOREIGN
 
     def _report(self, segment: Segment, slots: list[int]) -> None:
         """Tell the writer, which has these headers in memory and takes their pages for stored. Also

@@ -1,7 +1,7 @@
 """One segment file: slots of one size, preallocated, with one writer.
 
 Owns the bytes of a segment and where they lie. Must not know keys' places (``index``), quotas
-(``ledger``) or what to evict (``room``).
+(``ledger``) or what to evict (``space``).
 
     block 0      what the segment is, sealed | u64 changes, counts up after each batch of headers |
                  8 bytes by which any process asks for all of it to be forgotten |

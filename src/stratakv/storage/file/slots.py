@@ -1,7 +1,7 @@
 """Free slots of the segments that this process writes, and how a slot becomes free or taken.
 
 Owns the free lists and the order of writes to the disk: a header is zeroed before its slot is free,
-and written after the payload. Must not choose what to evict (``room``).
+and written after the payload. Must not choose what to evict (``eviction_order``).
 """
 
 from collections.abc import Generator

@@ -1,7 +1,7 @@
 """The embedded store: a ``StorageBackend`` over preallocated segments in one directory.
 
 Owns the protocol's promises: what is a hit, when a page counts as stored, what an error means. Must
-not choose what leaves (``room``), nor know where bytes lie (``segment``).
+not choose what leaves (``space``), nor know where bytes lie (``segment``).
 
 A page is stored once its header is written, which is after its payload: it then survives the death
 of this process, and with ``power_safe`` a power loss too. Whoever reads it checks the hash of what
@@ -22,14 +22,15 @@ from stratakv.core.clock import Clock
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat, WriteStatus
 from stratakv.storage.breaker import Breaker
-from stratakv.storage.file.catalog import Catalog, Placed
+from stratakv.storage.file.catalog import Catalog
 from stratakv.storage.file.counters import FileStats
 from stratakv.storage.file.index import NOWHERE, Rows
 from stratakv.storage.file.ledger import Ledger
-from stratakv.storage.file.space import SpaceManager, StoreLimits
+from stratakv.storage.file.limits import StoreLimits
+from stratakv.storage.file.reader import PageReader
+from stratakv.storage.file.space import SpaceManager
 from stratakv.storage.header import (
     HEADER,
-    HEADER_BYTES,
     Headers,
     headers_of,
     is_blank,
@@ -39,7 +40,6 @@ from stratakv.storage.header import (
 
 _logger = logging.getLogger(__name__)
 
-_SPARSE: Final = 32
 TICK_S: Final = 1.0
 """How often uses are written out, time to live is looked at, and peers are listened to."""
 
@@ -51,7 +51,7 @@ class FileStore:
     def __init__(
         self, directory: Path, form: StoreFormat, limits: StoreLimits, clock: Clock
     ) -> None:
-        self._form, self._keeping, self._clock = form, limits, clock
+        self._form, self._limits, self._clock = form, limits, clock
         self._writes = Breaker(clock)
         self._last_ns = 0
         self._ticked_s = clock.now_s()
@@ -65,7 +65,9 @@ class FileStore:
             self._catalog.refresh()
         self._index = self._catalog.index
         self._space = SpaceManager(self._ledger, self._catalog, form, limits, clock)
+        self._slots, self._maintenance = self._space.slots, self._space.maintenance
         self._counters = self._space.counters
+        self._reader = PageReader(self._catalog, self._counters)
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         with self._working():
@@ -78,8 +80,8 @@ class FileStore:
             at = np.flatnonzero(rows != NOWHERE)
             hashes: list[int] = self._index.headers["payload_hash"][rows[at]].tolist()
             buffers = [into[i] for i in at.tolist()]
-            seen = self._read_pages(rows[at], buffers)
-            unchanged = self._unchanged(rows[at])
+            seen = self._reader.read(rows[at], buffers)
+            unchanged = self._reader.unchanged(rows[at])
             for i, digest, expected, buffer, same in zip(
                 at.tolist(), seen, hashes, buffers, unchanged, strict=True
             ):
@@ -120,13 +122,13 @@ class FileStore:
         with self._working():
             if isinstance(keys, Everything):
                 self._refresh()
-                return self._space.mark_all_deleted()
+                return self._maintenance.mark_all_deleted()
             rows = self._find(headers_of(keys, self._form.spec_digest))
             rows = np.unique(rows[rows != NOWHERE])
-            with self._space.slots.borrowed(set(self._index.segment[rows].tolist())):
+            with self._slots.borrowed(set(self._index.segment[rows].tolist())):
                 rows = rows[self._index.present[rows]]
                 ours = self._index.writable[rows] >= 0
-                self._space.slots.clear(rows[ours])
+                self._slots.clear(rows[ours])
                 self._index.drop(rows[~ours])
             return len(rows)
 
@@ -147,9 +149,9 @@ class FileStore:
             pages=len(self._index),
             segments=len(self._catalog.placed),
             physical_bytes=self._ledger.physical_bytes(),
-            quota_bytes=self._keeping.quota_bytes,
+            quota_bytes=self._limits.quota_bytes,
             writing=self._writes.closed,
-            growing=self._space.growth.closed,
+            growing=self._space.growing,
             damaged_headers=self._catalog.damaged_headers,
             counters=replace(self._counters),
         )
@@ -160,81 +162,36 @@ class FileStore:
         if (rows == NOWHERE).any():
             self._refresh()
             rows = self._index.find(wanted)
-        if self._keeping.ttl_s is not None:
-            limit = max(0, int((self._clock.now_s() - self._keeping.ttl_s) * 1e9))
-            rows[(rows != NOWHERE) & (self._index.used[rows] < limit)] = NOWHERE
+        limit_ns = self._expiry_ns()
+        if limit_ns is not None:
+            rows[(rows != NOWHERE) & (self._index.used[rows] < limit_ns)] = NOWHERE
         return rows
 
-    def _read_pages(self, rows: Rows, into: Sequence[memoryview]) -> list[int | None]:
-        """The hash of each page after it was read; None where it could not be read."""
-        hashes: list[int | None] = []
-        for placed, run in self._catalog.runs(rows.tolist()):
-            buffers = into[len(hashes) : len(hashes) + len(run)]
-            slot = run.start - placed.base
-            try:
-                hashes += placed.segment.read_pages(slot, buffers)
-            except OSError:  # one of them at least: see which
-                hashes += [
-                    self._read_alone(placed, at, page) for at, page in enumerate(buffers, slot)
-                ]
-        return hashes
-
-    def _read_alone(self, placed: Placed, slot: int, into: memoryview) -> int | None:
-        try:
-            return placed.segment.read_page(slot, into)
-        except OSError as error:
-            _logger.warning("%s: slot %d: %s", placed.segment.name, slot, error)
-            self._counters.read_errors += 1
+    def _expiry_ns(self) -> int | None:
+        """What was last used before has expired; None: nothing ever does."""
+        if self._limits.ttl_s is None:
             return None
-
-    def _unchanged(self, rows: Rows) -> list[bool]:
-        """Whether the headers on the disk are still those of the index. By bytes and lists: right
-        after megabytes were copied, a NumPy call costs as much as 50 comparisons."""
-        expected = self._index.headers[rows].tobytes()
-        seen = self._headers_on_disk(rows)
-        size = HEADER_BYTES
-        return [
-            header == expected[at : at + size]
-            for header, at in zip(seen, range(0, len(expected), size), strict=True)
-        ]
-
-    def _headers_on_disk(self, rows: Rows) -> list[bytes]:
-        """One read for each segment, unless its slots lie far apart."""
-        found = [b""] * len(rows)
-        by_number: dict[int, list[tuple[int, int]]] = {}
-        numbers: list[int] = self._index.segment[rows].tolist()
-        for at, (row, number) in enumerate(zip(rows.tolist(), numbers, strict=True)):
-            slot = row - self._catalog.placed[number].base
-            by_number.setdefault(number, []).append((slot, at))
-        for number, wanted in by_number.items():
-            segment = self._catalog.placed[number].segment
-            first, last = min(wanted)[0], max(wanted)[0]
-            if last - first < _SPARSE * len(wanted):
-                table = segment.header_bytes(first, last - first + 1)
-                for slot, at in wanted:
-                    begin = (slot - first) * HEADER_BYTES
-                    found[at] = table[begin : begin + HEADER_BYTES]
-            else:
-                for slot, at in wanted:
-                    found[at] = segment.header_bytes(slot, 1)
-        return found
+        return max(0, int((self._clock.now_s() - self._limits.ttl_s) * 1e9))
 
     def _judge(self, row: int, digest: int | None, buffer: memoryview) -> ReadStatus:
         """What it means that a page did not come back as it was stored."""
         if digest is None:
             return ReadStatus.FAILED
         rows = np.array([row])
-        if self._unchanged(rows)[0]:
+        if self._reader.unchanged(rows)[0]:
             # Its writer may have put it there again while it was read: look once more.
-            again = self._read_pages(rows, [buffer])[0]
-            if again == self._index.headers["payload_hash"][row] and self._unchanged(rows)[0]:
+            again = self._reader.read(rows, [buffer])[0]
+            if (
+                again == self._index.headers["payload_hash"][row]
+                and self._reader.unchanged(rows)[0]
+            ):
                 return ReadStatus.HIT
-        header = np.frombuffer(self._headers_on_disk(rows)[0], HEADER)
+        header = np.frombuffer(self._reader.headers_on_disk(rows)[0], HEADER)
         damaged = not is_sound(header)[0] and not is_blank(header)[0]
         if not damaged and header.tobytes() != self._index.headers[rows].tobytes():
             return ReadStatus.MISS  # its writer evicted it; the next refresh sees what came instead
         try:
-            self._space.slots.quarantine(row)
+            self._slots.quarantine(row)
             self._counters.quarantined += 1
         except OSError as error:  # it is hidden here, and the next one to open it sees for itself
             self._write_failed(error)
@@ -267,7 +224,7 @@ class FileStore:
             return
         hashes, error = self._write_pages(rows, [pages[i] for i in wanted_at])
         done = len(hashes)
-        self._space.slots.give_back(group, rows[done:])
+        self._slots.give_back(group, rows[done:])
         if done < len(rows):
             statuses[wanted_at[done]] = WriteStatus.FAILED
         if done:
@@ -302,8 +259,8 @@ class FileStore:
         # A batch comes from the head of a chain down: its deepest page is its oldest.
         table["stored_ns"] = self._stamps(len(rows))[::-1]
         try:
-            self._space.slots.fill(rows, seal(table))
-            if self._keeping.power_safe:
+            self._slots.fill(rows, seal(table))
+            if self._limits.power_safe:
                 for number in set(self._index.segment[rows].tolist()):
                     self._catalog.placed[number].segment.sync()
         except OSError as error:
@@ -356,18 +313,20 @@ class FileStore:
         if self._writes.closed:
             try:
                 self._put_uses()
-                self._space.expire()
-                self._space.yield_to_others()
+                limit_ns = self._expiry_ns()
+                if limit_ns is not None:
+                    self._maintenance.expire(limit_ns)
+                self._maintenance.yield_to_others()
             except OSError as error:
                 self._write_failed(error)
 
     def _refresh(self) -> None:
         """See what other processes did, and what they ask of this one."""
         self._catalog.refresh()
-        self._space.reap()
+        self._maintenance.reap()
         if self._writes.closed:
             try:
-                self._space.apply_damage_reports()
+                self._maintenance.apply_damage_reports()
             except OSError as error:
                 self._write_failed(error)
 
