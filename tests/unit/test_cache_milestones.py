@@ -2,6 +2,8 @@
 checkpoints need, milestones are not kept, and that is counted.
 """
 
+import pytest
+
 from stratakv.core.config import EngineConfig
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.testing.transfer_ends import Hold, HookedCopier
@@ -96,3 +98,64 @@ def test_a_milestone_that_is_being_saved_takes_no_page_from_the_next_checkpoint(
         assert parts.cache.counters.snapshots == 1
         hold.allow(1_000)
         assert ask(parts, LONG) == on_device(STATE, 60)
+
+
+# -- written back late ---------------------------------------------------------------------------
+
+
+def late(spec, device, host, **settings):
+    """All that is dirty is saved as soon as a page is short."""
+    return engine(spec, device, host, write_policy="write-back", write_back_reserve=1.0, **settings)
+
+
+def idle(parts):
+    """Steps, until nothing is left to save."""
+    for _ in range(20):
+        parts.cache.tick()
+        parts.cache.settle()
+    parts.engine.check()
+
+
+@pytest.mark.parametrize(("spec", "end"), [(WINDOW, 28), (STATE, 24)])
+def test_a_milestone_is_written_back_too(spec, end):
+    """Who parts at 34 tokens finds the last one before that on the host."""
+    settings = {} if spec is WINDOW else {"snapshot_tokens": 8}
+    with late(spec, (60, 60), (60, 60), **settings) as parts:
+        ask(parts, LONG)
+        idle(parts)
+        evict_device(parts)
+        assert ask(parts, [*LONG[:34], *range(20)]).host == end
+
+
+def test_on_a_host_full_of_checkpoints_no_milestone_is_written_back():
+    with late(WINDOW, (60, 60), (60, 2 * len(OLD) + 3)) as parts:
+        for tokens in OLD:
+            ask(parts, tokens)
+        idle(parts)
+        evict_device(parts)
+        ask(parts, LONG)
+        idle(parts)
+        assert parts.cache.counters.evicted_host_pages <= 14  # of milestones, for its own end
+        for tokens in OLD:
+            evict_device(parts)
+            assert ask(parts, tokens) == on_host(WINDOW, 8)
+
+
+def test_milestones_that_find_no_place_keep_no_checkpoint_from_being_saved():
+    with late(WINDOW, (60, 60), (60, 3)) as parts:
+        ask(parts, LONG)
+        idle(parts)
+        evict_device(parts)
+        assert ask(parts, LONG) == on_host(WINDOW, 60)
+
+
+def test_saved_milestones_make_way_for_a_checkpoint():
+    """They are on both tiers, so the host's room is theirs only until a checkpoint needs it."""
+    with late(WINDOW, (60, 60), (60, 9)) as parts:
+        ask(parts, LONG)
+        idle(parts)
+        assert parts.cache.stats()[3].free == 0
+        ask(parts, OLD[0])
+        idle(parts)
+        evict_device(parts)
+        assert ask(parts, OLD[0]) == on_host(WINDOW, 8)

@@ -105,18 +105,34 @@ class TransferManager:
                 continue
             id_ = GroupId(group)
             saved = self._write_back.saved(id_)
-            # A copy that pushes another page's copy off the host saves nothing, and would be made
-            # and lost for ever.
-            host = self._pools.tiers[Tier.HOST][group].available()
-            room = host + max(0, self._tree.evictable(Tier.HOST, id_) - saved)
-            count = min(to_clean(wanted, free + saved), room)
-            paths = self._write_back.coldest(id_, count) if count else []
-            if paths:
-                self._pools.make_room(Tier.HOST, id_, sum(map(len, paths)))
-            for rows in paths:
-                self._begin_backup(id_, self._moves.unsaved(id_, rows))
+            if count := to_clean(wanted, free + saved):
+                self._clean(id_, count)
         if self._pending:
             self.submit()
+
+    def _clean(self, group: GroupId, count: int) -> None:
+        """Back up ``count`` pages, those first that milestones alone need, as they leave first: but
+        on the host they have only what no checkpoint needs, now or before."""
+        host, write_back = self._pools.tiers[Tier.HOST][group], self._write_back
+        # A copy that pushes another page's copy off the host saves nothing, and would be made and
+        # lost for ever.
+        room = host.available() + write_back.spare_room(group)
+        spare = write_back.coldest_spare(group, min(count, room)) if room else []
+        count -= sum(map(len, spare))
+        room = host.available() + self._tree.evictable(Tier.HOST, group)
+        count = min(count, max(host.available(), room - write_back.saved_warm(group)))
+        paths = write_back.coldest(group, count) if count else []
+        if paths:
+            self._pools.make_room(Tier.HOST, group, sum(map(len, paths)))
+            self._begin_backups(group, paths)
+        if spare:
+            self._pools.make_spare_room(Tier.HOST, group, sum(map(len, spare)))
+            self._begin_backups(group, spare)
+
+    def _begin_backups(self, group: GroupId, paths: Sequence[NodeIds]) -> None:
+        """Of those that have not gone with what made room for them."""
+        for rows in paths:
+            self._begin_backup(group, self._moves.unsaved(group, rows))
 
     def begin_backups(self) -> None:
         """Begin the backups that the write policy wants, as many pages of each, from the root
@@ -145,8 +161,7 @@ class TransferManager:
                 wanted = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
                 make_room(Tier.HOST, group, len(wanted))
             for group, paths in by_group.items():
-                for rows in paths:  # one may be here twice, or have gone with what made room
-                    self._begin_backup(group, unsaved(group, rows))
+                self._begin_backups(group, paths)  # one may be here twice
 
     def _begin_backup(self, group: GroupId, rows: NodeIds) -> None:
         space = self._pools.tiers[Tier.HOST][group]

@@ -1,7 +1,8 @@
 """Device pages with and without a host copy, for a cache that writes back late.
 
 Owns the choice of what to save next, and an eviction that takes saved pages first. A page is dirty
-where it would be lost though something may need it again. Must not copy or free anything itself.
+where it would be lost though a checkpoint needs it; what milestones alone need is worth a copy too,
+where it costs no checkpoint one. Must not copy or free anything itself.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from stratakv.spec.groups import ANCHOR
 from stratakv.tree.effects import Effect
 from stratakv.tree.eviction import LOOK, Evictor
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import WARM
+from stratakv.tree.order import COLD, WARM
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import Residency
 
@@ -28,18 +29,44 @@ class WriteBackEviction:
     def saved(self, group: GroupId) -> int:
         """Pages that eviction can take without losing anything, or as soon as their copy has
         ended. One scan of the group."""
-        nodes = self._nodes
-        state, pins = nodes.state[group], nodes.pins[DEVICE][group]
+        return int(np.count_nonzero(self._saved(group)))
+
+    def saved_warm(self, group: GroupId) -> int:
+        """Those of them that a checkpoint needs. One scan of the group."""
+        return int(np.count_nonzero(self._saved(group) & (self._nodes.rank[group] >= WARM)))
+
+    def _saved(self, group: GroupId) -> npt.NDArray[np.bool_]:
+        state, pins = self._nodes.state[group], self._nodes.pins[DEVICE][group]
         idle = (state == Residency.BOTH) & (pins == 0)
-        return int(np.count_nonzero(idle | ((state == Residency.SAVING) & (pins == 1))))
+        return idle | ((state == Residency.SAVING) & (pins == 1))
 
     def coldest(self, group: GroupId, count: int) -> list[NodeIds]:
         """Up to ``count`` dirty pages that nothing pins, coldest and deepest first, sorted into
         paths, top first. One scan of the group."""
+        return self._coldest(group, count, self._nodes.rank[group] >= WARM)
+
+    def coldest_spare(self, group: GroupId, count: int) -> list[NodeIds]:
+        """``coldest`` of what milestones alone need, which leaves before all that is dirty."""
+        return self._coldest(group, count, self._spare(group))
+
+    def spare_room(self, group: GroupId) -> int:
+        """Pages that milestones alone need and the host alone has, as many as leave it before any
+        that the device has too. Two scans of the group."""
+        nodes, ranks = self._nodes, self._nodes.rank[group]
+        spare = self._spare(group) & (nodes.pins[Tier.HOST][group] == 0)
+        alone = ranks[spare & (nodes.state[group] == Residency.HOST)]
+        both = ranks[spare & (nodes.state[group] == Residency.BOTH)]
+        return int(np.count_nonzero(alone < both.min())) if len(both) else len(alone)
+
+    def _spare(self, group: GroupId) -> npt.NDArray[np.bool_]:
+        ranks = self._nodes.rank[group]
+        return (ranks > COLD) & (ranks < WARM)
+
+    def _coldest(self, group: GroupId, count: int, among: npt.NDArray[np.bool_]) -> list[NodeIds]:
         nodes = self._nodes
         ranks = nodes.rank[group]
-        dirty = (nodes.state[group] == Residency.DEVICE) & (nodes.pins[DEVICE][group] == 0)
-        rows = np.flatnonzero(dirty & (ranks >= WARM))
+        idle = (nodes.state[group] == Residency.DEVICE) & (nodes.pins[DEVICE][group] == 0)
+        rows = np.flatnonzero(idle & among)
         if len(rows) > count:
             last = np.partition(ranks[rows], count - 1)[count - 1]
             rows = rows[ranks[rows] <= last]
