@@ -12,6 +12,7 @@ import pytest
 from stratakv.serve.schemas import CACHE_WORDS
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.doc_blocks import python_of
 from tests.serving import (
     EOS,
     FOX,
@@ -90,6 +91,17 @@ def test_a_completion(client, tokenizer):
     assert answer.usage.completion_tokens == 7
     assert answer.usage.total_tokens == len(tokens) + 7
     assert (answer.object, answer.model) == ("text_completion", "echo")
+
+
+def test_the_documents_client_gets_an_answer(live, capsys):
+    (code,) = python_of("docs/serve.md")
+    for shown, here in (("http://127.0.0.1:8000", live.url), ('"demo"', '"echo"')):
+        assert shown in code
+        code = code.replace(shown, here)
+    found: dict[str, object] = {}
+    exec(code, found)
+    found["client"].close()
+    assert found["answer"].choices[0].message.content in capsys.readouterr().out
 
 
 def test_the_default_of_completions_is_16_tokens(client):

@@ -23,6 +23,7 @@ import pytest
 
 from stratakv.cli import SERVE_MODULES
 from stratakv.testing.patience import PATIENCE_S
+from tests.doc_blocks import python_of
 from tests.meta.source import ROOT
 
 SITE = Path(sysconfig.get_path("purelib"))
@@ -164,6 +165,24 @@ def test_the_library_runs_beside_numpy_and_xxhash_alone(bare, tmp_path):
     said = done(bare.bin / "python", "-c", EXAMPLE, f"file://{stored}?quota=64MiB", cwd=tmp_path)
     assert said == "moved\n"
     assert done(bare.bin / "stratakv", "fsck", stored).splitlines()[-1] == "clean"
+
+
+def test_the_embedding_example_runs_beside_numpy_and_xxhash_alone(bare):
+    """What the README shows, that the bytes are right, and then what docs/embedding.md adds."""
+    (example,) = python_of("README.md")
+    assert len(example.splitlines()) <= 60
+    come_back = """
+for group, pool in zip(groups, pools):
+    for at in range(0 if group.keeps_all else 96 - 40, 100):
+        page = tables[group.id][at // PAGE]
+        assert (pool[page].reshape(PAGE, -1)[at % PAGE] == at).all(), (group.name, at)
+"""
+    code = "\n".join([example, come_back, *python_of("docs/embedding.md"), "tiers.check()"])
+    printed = done(bare.bin / "python", "-c", code).splitlines()
+    assert [int(line.split()[0]) for line in printed] == [0, 96, 400]
+    assert [line.split(maxsplit=2)[2] for line in printed] == [
+        "from the host", "from the host", "from the store",
+    ]  # fmt: skip
 
 
 def test_every_module_of_the_library_can_be_imported_alone(bare):

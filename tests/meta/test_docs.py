@@ -4,6 +4,7 @@ Owns the tables that the documents quote. Every check is shown to bite on a samp
 """
 
 import argparse
+import ast
 import re
 import tomllib
 from typing import Final
@@ -11,11 +12,14 @@ from typing import Final
 import pytest
 
 from stratakv import cli
-from stratakv.tree.residency import TRANSITIONS, Residency
-from tests.meta.source import PACKAGE, ROOT, repository
+from stratakv.tree.residency import TRANSITIONS, Residency, ResidencyEvent
+from tests.doc_blocks import blocks_of
+from tests.meta.source import PACKAGE, ROOT, modules, repository
 
 PAGES: Final = {name: text for name, text in repository() if name.endswith(".md")}
 README: Final = PAGES["README.md"]
+README_LINES: Final = 150
+SERVE: Final = PAGES["docs/serve.md"]
 ADR_LINES: Final = 60
 OTHERS_FLAGS: Final = {
     "--set-upstream", "--nproc-per-node", "--no-python", "--again", "--report",
@@ -65,11 +69,14 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def flags(verb: str) -> list[argparse.Action]:
-    return [a for a in parsers()[verb]._actions if a.option_strings and a.dest != "help"]
+    """Those that ``--help`` lists: a renamed flag's old name is not among them."""
+    hidden = ("help", argparse.SUPPRESS)
+    found = parsers()[verb]._actions
+    return [a for a in found if a.option_strings and not {a.dest, a.help} & {*hidden}]
 
 
 def flag_table() -> str:
-    """The README's table of ``stratakv serve``, from the parser itself."""
+    """The table of ``stratakv serve``, from the parser itself."""
     lines = ["| flag | default | what it sets |", "|---|---|---|"]
     for action in flags("stratakv serve"):
         default = "" if action.default is None else f"`{action.default}`"
@@ -104,8 +111,8 @@ def test_a_broken_link_and_a_missing_file_are_seen():
     assert missing_files(text) == ["tree/none.py"]
 
 
-def test_the_readme_has_every_flag_of_the_server():
-    assert block(README, "flags") == flag_table(), f"the README needs:\n\n{flag_table()}\n"
+def test_the_page_on_serving_has_every_flag_of_the_server():
+    assert block(SERVE, "flags") == flag_table(), f"docs/serve.md needs:\n\n{flag_table()}\n"
 
 
 def test_no_document_names_a_flag_that_does_not_exist():
@@ -113,12 +120,12 @@ def test_no_document_names_a_flag_that_does_not_exist():
     assert not {page: unknown_flags(text) for page, text in PAGES.items() if unknown_flags(text)}
 
 
-def test_the_readme_has_every_path_of_the_server():
+def test_the_page_on_serving_has_every_path_of_the_server():
     files = sorted((PACKAGE / "serve").glob("*.py"))
     source = "".join(file.read_text("utf-8") for file in files)
     paths = {path.partition("{")[0].rstrip("/") for path in re.findall(r'Route\("([^"]+)"', source)}
     assert len(paths) > 8
-    listed = set(re.findall(r"`(?:GET |POST |PUT |DELETE )(/[\w/]+)", README))
+    listed = set(re.findall(r"`(?:GET |POST |PUT |DELETE )(/[\w/]+)", SERVE))
     assert listed == paths
 
 
@@ -134,10 +141,68 @@ def test_the_readme_starts_with_the_two_commands():
     assert ci.index("make check P") < ci.index("make demo P") < ci.index("make test P")
 
 
+def test_the_readme_is_a_front_door():
+    """It is short, and what it shows of the demo stands on that page, in that order."""
+    assert len(README.splitlines()) <= README_LINES
+    whole = iter(block(PAGES["docs/demo.md"], "demo").splitlines())
+    shown = block(README, "demo").splitlines()
+    assert len(shown) <= 15 + len(("fence", "fence"))
+    assert all(line in whole for line in shown)
+
+
+def test_every_page_is_in_the_index():
+    index = set(re.findall(r"\]\(([\w./-]+\.md)\)", PAGES["docs/README.md"]))
+    pages = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}
+    pages = {name for name in pages if not name.startswith("adr/0")} - {"README.md"}
+    assert pages == {name for name in index if not name.startswith("../")}
+
+
 def test_every_room_is_on_the_map():
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     drawn = set(re.findall(r"^  (\w+)/ ", PAGES["ARCHITECTURE.md"], re.MULTILINE))
     assert drawn == rooms
+
+
+def reading_list() -> list[str]:
+    """The files of the core in ten minutes, in the order of reading."""
+    return re.findall(r"^\| \d+ \| `([\w/.]+)` \|", PAGES["ARCHITECTURE.md"], re.MULTILINE)
+
+
+def test_the_core_is_read_bottom_up():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    floors = {
+        room: height
+        for height, floor in enumerate(reversed(project["contracts"][0]["layers"]))
+        for room in re.findall(r"\w+", floor)
+    }
+    read = reading_list()
+    assert 8 <= len(read) <= 10
+    heights = [floors[file.partition("/")[0]] for file in read]
+    assert heights == sorted(heights)
+
+
+def unknown_names(text: str) -> list[str]:
+    """Code spans ``Class.method`` of which the package has no such class, or it no such method."""
+    methods = {
+        node.name: {part.name for part in ast.walk(node) if isinstance(part, ast.FunctionDef)}
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    spans = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
+    return [f"{name}.{verb}" for name, verb in spans if verb not in methods.get(name, ())]
+
+
+def test_the_architecture_names_what_is_there():
+    assert unknown_names("`Pools.take` `Pools.took` `Poools.take`") == ["Pools.took", "Poools.take"]
+    assert not unknown_names(PAGES["ARCHITECTURE.md"])
+
+
+def test_a_pages_life_goes_through_every_state_and_event():
+    drawn = next(b.code for b in blocks_of("", PAGES["ARCHITECTURE.md"]) if "ABSENT" in b.code)
+    words = set(re.findall(r"\w+", drawn))
+    assert {state.name for state in Residency} <= words
+    assert {event.name.lower() for event in ResidencyEvent} <= words
 
 
 def test_the_residency_table_in_the_architecture_is_the_one_in_force():

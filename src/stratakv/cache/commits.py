@@ -3,6 +3,30 @@
 Owns the order in which that happens, and the pages that the tree could not take yet; of a request
 that is apart, that nothing happens before its end. Must not take or free a page of a request for
 any other reason.
+
+A row of the block table, for one group, when ``end`` pages have their KV and ``first`` had before::
+
+    page      0           starts[g]            first                end
+              |               |                  |                   |
+    table     |  NONE         |  the tree's      |  the request's    |  its own:    |  its own:
+              |  (behind a    |  pages, leased   |  own, all full    |  half full   |  empty
+              |  window)      |                  |                   |              |
+    commit    |               |  what no rule    |  INSERT           |  nothing: live pages never
+              |               |  needs at end is |                   |  enter the tree before they
+              |               |  let go: NONE    |                   |  are full
+                                                 |
+                        new to the tree: adopted, the table stays as it is
+                        there already:   Remap to the tree's page, ours is freed
+                        being loaded:    stays ours, a duplicate, until the load ends
+
+    lease     |               [ starts[g], first )  -->  advance  -->  [ starts'[g], end )
+    state     |  not in the table; its live page is given at ``end`` where a snapshot is due, and
+              |  the next step reads it there and writes to a fresh one (``live``)
+    marks     |  checkpoints and milestones up to ``end`` are kept: what they need is backed up
+
+The order is that of ``_hand_over``: keys, state, insert and remap, lease, table, marks. A request
+that is apart goes through ``_drop_behind`` alone until it ends: its lease stays at ``first``, and
+what it computes its own. ``finish`` is the last hand-over, and makes the end a checkpoint.
 """
 
 from collections.abc import Iterator
