@@ -3,6 +3,7 @@
 Faults are put into a running server, while other clients are in the middle of their answers.
 """
 
+import logging
 import re
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,8 @@ import torch
 from stratakv.core.config import EngineConfig
 from stratakv.core.page_keys import PageHasher
 from stratakv.engine import sampling
+from stratakv.serve.quiet import LOGGERS, quieten
+from stratakv.serve.replies import CompletionFormat
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S
@@ -207,6 +210,49 @@ def test_an_exception_over_one_request_ends_that_request_alone(
     live.settled()
     answer = http.post(COMPLETIONS, json=wrong)  # and nothing is left of it
     assert answer.status_code == 200, answer.text
+
+
+def test_an_exception_while_one_is_answered_ends_that_answer_alone(
+    live, http, bystanders, monkeypatch
+):
+    """Its tokens are made; what fails is to spell them."""
+    wrong = completion(tokens(70, 6), 8, logprobs=1)
+    report = CompletionFormat._logprobs
+    with bystanders.running():
+        with monkeypatch.context() as patch:
+            patch.setattr(CompletionFormat, "_logprobs", raises_if(report, lambda _, told: told))
+            answer = http.post(COMPLETIONS, json=wrong)
+            streamed = http.post(COMPLETIONS, json=wrong | {"stream": True})
+        assert http.get("/health").json() == {"status": "ready"}
+    assert error_of(answer, 500)["code"] == "internal_error"
+    assert answer.headers["connection"] == "close"  # which it is, and who reuses it reads nothing
+    assert "internal_error" in streamed.text
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    live.settled()
+    assert http.post(COMPLETIONS, json=wrong).status_code == 200
+
+
+@pytest.fixture
+def quiet():
+    quieten()
+    yield
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        for one in list(logger.filters):
+            logger.removeFilter(one)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("fault", [None, fault_while_seated])
+def test_what_fails_again_and_again_is_said_once(live, http, monkeypatch, caplog, fault):
+    prompt = tokens(9, 8) + [OVERFLOWS] * (fault is None)
+    with monkeypatch.context() as patch:
+        if fault is not None:
+            fault(live, patch)
+        for _ in range(5):
+            wrong = completion(prompt, 2, cache_salt=SALT)
+            assert http.post(COMPLETIONS, json=wrong).status_code == 500
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
 
 
 # -- what is not finite ----------------------------------------------------------------------------

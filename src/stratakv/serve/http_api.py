@@ -331,6 +331,7 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 
 
 async def _failure(_request: Request, _error: Exception) -> Response:
-    """Ours; Starlette raises the error again after this answer, and the server logs it."""
+    """Ours; Starlette raises the error again after this answer, and the server logs it and closes
+    the connection, as the answer must say: who used it again would read nothing."""
     error = internal()
-    return JSONResponse(error.body, error.status)
+    return JSONResponse(error.body, error.status, {"Connection": "close"})

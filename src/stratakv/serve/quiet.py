@@ -11,7 +11,7 @@ from stratakv.core.clock import Clock, MonotonicClock
 PERIOD_S: Final = 60.0
 LOGGERS: Final = (
     "uvicorn.error", "asyncio", "stratakv.serve.bodies", "stratakv.serve.crowd",
-    "stratakv.serve.generate",
+    "stratakv.serve.generate", "stratakv.engine.loop", "stratakv.engine.sampling",
 )  # fmt: skip
 """Those whose lines a client can cause."""
 
@@ -29,7 +29,7 @@ class Seldom(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         error = record.exc_info[0] if record.exc_info else None
-        said = (record.msg.partition("\n")[0], "" if error is None else error.__name__)
+        said = (str(record.msg).partition("\n")[0], "" if error is None else error.__name__)
         now_s = self._clock.now_s()
         if now_s < self._until_s.get(said, now_s):
             self._left_out[said] = self._left_out.get(said, 0) + 1
