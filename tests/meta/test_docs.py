@@ -182,19 +182,34 @@ def test_the_core_is_read_bottom_up():
 
 
 def unknown_names(text: str) -> list[str]:
-    """Code spans ``Class.method`` of which the package has no such class, or it no such method."""
-    methods = {
-        node.name: {part.name for part in ast.walk(node) if isinstance(part, ast.FunctionDef)}
-        for module in modules()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef)
-    }
+    """Code spans ``Class.method`` of which the package has no such class, or it no such method; and
+    of "`name` in `file`" that the file does not define."""
+    found = dict[str, set[str]]()
+    places = dict[str, set[str]]()
+    for module in modules():
+        defined = places.setdefault(module.name, set())
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.ClassDef():
+                    parts = {p.name for p in ast.walk(node) if isinstance(p, ast.FunctionDef)}
+                    found.setdefault(node.name, set()).update(parts)
+                    defined |= {node.name, *(f"{node.name}.{part}" for part in parts)}
+                case ast.FunctionDef():
+                    defined.add(node.name)
+                case _:
+                    pass
     spans = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
-    return [f"{name}.{verb}" for name, verb in spans if verb not in methods.get(name, ())]
+    unknown = [f"{name}.{verb}" for name, verb in spans if verb not in found.get(name, ())]
+    for name, file in re.findall(r"`([\w.]+)` in `([\w/]+\.py)`", text):
+        if name not in places.get(file, ()):
+            unknown.append(f"{name} in {file}")
+    return unknown
 
 
 def test_the_architecture_names_what_is_there():
-    assert unknown_names("`Pools.take` `Pools.took` `Poools.take`") == ["Pools.took", "Poools.take"]
+    text = "`Pools.take` `Pools.took` `Poools.take` `Pools.take` in `tiers/pools.py`"
+    assert unknown_names(text) == ["Pools.took", "Poools.take"]
+    assert unknown_names("`bill` in `cache/losses.py`") == ["bill in cache/losses.py"]
     assert not unknown_names(PAGES["ARCHITECTURE.md"])
 
 

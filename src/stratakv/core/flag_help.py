@@ -1,4 +1,4 @@
-"""What each flag of a server means, in the words of ``--help`` and of the README's table.
+"""What each flag of a server means, in the words of ``--help`` and of the table in docs/serve.md.
 
 Owns words alone: a flag's name and default are ``config``'s.
 """
