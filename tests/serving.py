@@ -430,6 +430,23 @@ def process(
         found.communicate()
 
 
+@dataclass(frozen=True)
+class ProcessSize:
+    """``handles``: open files and sockets."""
+
+    resident_bytes: int
+    threads: int
+    handles: int
+
+
+def size_of(pid: int) -> ProcessSize:
+    """Of a running process, as Linux tells it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = dict(re.findall(r"(VmRSS|Threads):\s+(\d+)", status))
+    handles = len(os.listdir(f"/proc/{pid}/fd"))
+    return ProcessSize(int(found["VmRSS"]) << 10, int(found["Threads"]), handles)
+
+
 def main() -> int:
     """Serve for a test of a whole process: DIRECTORY of a tokenizer, then what should happen: fail,
     or hold, which answers nothing."""

@@ -4,14 +4,11 @@ and a server is as large after many of them as after some.
 
 import asyncio
 import json
-import os
-import re
 import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -26,6 +23,7 @@ from tests.serving import (
     make_service,
     process,
     running,
+    size_of,
     train_tokenizer,
 )
 
@@ -234,13 +232,6 @@ def test_long_bodies_that_can_be_served_are_served(shared):
 def test_a_server_is_as_large_after_three_rounds_as_after_two(tmp_path, size):
     directory = train_tokenizer(tmp_path / "tokenizer")
     with process(directory, tmp_path / "log", soft=512, hard=512) as (server, url):
-
-        def measured() -> tuple[int, int, int]:
-            status = Path(f"/proc/{server.pid}/status").read_text()
-            rss = int(re.search(r"VmRSS:\s+(\d+)", status)[1])
-            threads = int(re.search(r"Threads:\s+(\d+)", status)[1])
-            return rss, threads, len(os.listdir(f"/proc/{server.pid}/fd"))
-
         rounds = []
         for _ in range(3):
             with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
@@ -248,9 +239,9 @@ def test_a_server_is_as_large_after_three_rounds_as_after_two(tmp_path, size):
                     answer = http.post(path, content=body)
                     assert error_of(answer, 400)["code"] == code
                     assert http.get("/health").status_code == 200
-            rounds.append(measured())
+            rounds.append(size_of(server.pid))
         _, second, third = rounds
-        assert third[0] <= 1.05 * second[0], rounds
-        assert third[1] <= second[1], rounds
+        assert third.resident_bytes <= 1.05 * second.resident_bytes, rounds
+        assert third.threads <= second.threads, rounds
         # The server closes its end of a connection a moment after the client has closed its own.
-        wait_until(lambda: measured()[2] <= second[2])
+        wait_until(lambda: size_of(server.pid).handles <= second.handles)
