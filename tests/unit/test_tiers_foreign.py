@@ -170,6 +170,25 @@ def test_what_a_load_reads_stays_on_the_host_until_it_has_ended():
         assert it.host[0].available() == 8
 
 
+def test_a_layer_can_be_read_when_its_gate_has_opened():
+    with foreign(KeepWindow(3)) as it:
+        keys = keys_of(1, 2)
+        for group in (0, 1):
+            it.write(group, 1, 10 + group)
+        it.serve(keys, 0, (0, 1), (NONE, 1))
+        hold = it.tiers.hold(keys, 2)
+        assert hold.starts == [0, 0]
+        tickets = it.load(hold, ((4, 5), (5,)))
+        it.tiers.copies.submit_loads()
+        gate = it.tiers.copies.gate(tickets)
+        for group, layers in ((1, (1,)), (0, (0, 2))):
+            for layer in layers:
+                gate.wait(LayerId(layer))
+            assert it.read(group, 5) == 10 + group
+        it.tiers.release(hold)
+        it.until_ended(tickets)
+
+
 def test_what_a_save_goes_on_from_stays_until_it_has_ended():
     with foreign() as it:
         keys = keys_of(1, 3)
@@ -198,6 +217,22 @@ def test_the_least_used_make_room_and_without_room_nothing_begins():
         assert it.save(keys_of(3, 2), 0, ((3, 4),)) is None
         it.tiers.release(hold)
         assert not it.tiers.busy
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_what_is_needed_at_an_end_that_is_kept_leaves_last(kept):
+    with foreign(KeepWindow(3)) as it:
+        for prompt in (1, 2):
+            keys = keys_of(prompt, 4)
+            it.serve(keys, 0, (0, 1, 2, 3), (NONE, NONE, 2, 3))
+            if prompt == kept:
+                hold = it.tiers.hold(keys, 4)
+                it.tiers.keep(hold)
+                it.tiers.release(hold)
+        window = it.host[1]
+        it.tiers.pools.make_room(Tier.HOST, GroupId(1), window.available() + 2)
+        ends = [it.tiers.match(keys_of(prompt, 4), 4).end for prompt in (1, 2)]
+        assert ends == ([4, 0] if kept == 1 else [0, 4])
 
 
 class Fails(NumpyCopier):

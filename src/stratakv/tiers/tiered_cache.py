@@ -142,6 +142,15 @@ class TieredCache:
         """Adopt host pages; arguments as for ``insert``, the pages above ``first`` are pinned."""
         self.pools.execute(self.tree.land(keys, first, pages))
 
+    def keep(self, lease: DeviceLease | HostHold, continued: int = 0) -> None:
+        """Somebody is expected to go on at the end of ``lease``: of groups that do not keep all,
+        what is needed there leaves after what is needed nowhere, and is stored. ``continued``: the
+        pages that this prompt had matched; no other end of theirs is kept for its sake."""
+        if lease.end:
+            kept = self.tree.checkpoints.keep(lease.path, continued)
+            self.copies.back_up(self.pools.execute(kept))
+            self.storage.used(lease)
+
     def release(self, lease: Lease) -> None:
         """End a lease; what it held may leave from now on."""
         self.tree.leases.release(lease)
