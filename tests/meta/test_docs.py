@@ -150,6 +150,17 @@ def test_the_readme_is_a_front_door():
     assert all(line in whole for line in shown)
 
 
+def test_the_readmes_six_figures_stand_on_the_page_of_figures():
+    table = README.partition("## Six figures")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+) \| (.*\d.*) \| `bench (\w+)` \|$", table, re.MULTILINE)
+    assert len(rows) == 6
+    there = set(re.findall(r"[\d.,]*\d", PAGES["docs/figures.md"]))
+    shown = {number for _, measured, _ in rows for number in re.findall(r"[\d.,]*\d", measured)}
+    assert len(shown) > 10
+    assert shown <= there
+    assert not [part for *_, part in rows if f"stratakv bench {part}" not in parsers()]
+
+
 def test_every_page_is_in_the_index():
     index = set(re.findall(r"\]\(([\w./-]+\.md)\)", PAGES["docs/README.md"]))
     pages = {name.removeprefix("docs/") for name in PAGES if name.startswith("docs/")}
