@@ -57,6 +57,10 @@ def attacks(size: int) -> dict[str, tuple[str, bytes, str]]:
         "many tokens to text": (
             "/detokenize", b'{"tokens": [' + integers + b"1]}", "context_length_exceeded",
         ),
+        "long integers": (
+            COMPLETIONS, b'{"prompt": [' + b",".join([b"1" * 4200] * (room // 4201)) + b"]}",
+            "invalid_value",
+        ),
         "tokens that are none": (
             "/detokenize", b'{"tokens": [' + integers + b"400]}", "invalid_value",
         ),

@@ -6,10 +6,16 @@ import random
 import numpy as np
 import pytest
 
-from stratakv.serve import json_body
+from stratakv.serve import fields, json_body
 from stratakv.serve.errors import ApiError
 from stratakv.serve.fields import IntegerArray
-from stratakv.serve.json_body import MOST_VALUES, SMALL_BYTES, outside_strings, read_object
+from stratakv.serve.json_body import (
+    BEYOND,
+    MOST_VALUES,
+    SMALL_BYTES,
+    outside_strings,
+    read_object,
+)
 
 MANY = list(range(MOST_VALUES + 5))
 
@@ -109,3 +115,15 @@ def test_where_strings_begin_and_end():
 def test_a_small_body_is_read_as_ever():
     assert read_object(b'{"a": [1, 2]}') == {"a": [1, 2]}
     assert SMALL_BYTES < 1 << 16
+
+
+@pytest.mark.parametrize("filling", ["", "1" + ",1" * MOST_VALUES])
+def test_integers_of_many_digits_are_not_read_to_their_end(filling):
+    """One of 4,200 digits takes as long as a thousand small ones, and Python's lock meanwhile."""
+    long = "1" * 5000
+    body = f'{{"a": {long}, "b": -{long}, "c": [{filling}], "d": -{10**38}}}'.encode()
+    found = read_object(body + b" " * SMALL_BYTES)
+    assert found["a"] == BEYOND
+    assert found["b"] == -BEYOND
+    assert found["d"] == -(10**38)
+    assert fields.brief(BEYOND) == fields.brief(10**41)

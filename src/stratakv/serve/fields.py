@@ -35,11 +35,15 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def parse_object(body: bytes, constant: Callable[[str], object] = _no_constant) -> JsonObject:
+def parse_object(
+    body: bytes,
+    constant: Callable[[str], object] = _no_constant,
+    integer: Callable[[str], int] = int,
+) -> JsonObject:
     """The JSON object in ``body``; 400 for anything else, NaN and infinity included. ``constant``:
-    what those mean."""
+    what those mean; ``integer``: what digits do."""
     try:
-        data: object = json.loads(body.decode(), parse_constant=constant)
+        data: object = json.loads(body.decode(), parse_constant=constant, parse_int=integer)
     except (ValueError, RecursionError) as error:  # ValueError: syntax, UTF-8, endless integers
         message = f"the request body is not valid JSON: {error}"
         raise ApiError(message, code="invalid_json") from None

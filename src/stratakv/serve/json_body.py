@@ -20,6 +20,10 @@ SMALL_BYTES: Final = 1 << 15
 """A body of that size is read at once, wherever that is."""
 MOST_VALUES: Final = 1 << 16
 """Of a body, beside arrays of integers: about as many as take 10 ms."""
+MOST_DIGITS: Final = 40
+"""Of an integer that is read, with its sign."""
+BEYOND: Final = 1 << 140
+"""In place of what has more, which is of more than 128 bits too."""
 LEAST_RUN: Final = 32
 """Bytes of an array of integers that is worth being read by itself."""
 PIECE_BYTES: Final = 1 << 15
@@ -48,14 +52,21 @@ def read_object(body: bytes) -> JsonObject:
     outside = outside_strings(text)
     values = int(np.count_nonzero(OPENS_OR_PARTS[text] & outside))
     if values <= MOST_VALUES:
-        return fields.parse_object(body)
+        return fields.parse_object(body, integer=_integer)
     runs = list(_integer_runs(text, IN_INTEGERS[text] & outside))
     del text, outside
     rest = values - sum(body.count(b",", start, end) for start, end in runs)
     if rest > MOST_VALUES:
         message = f"the request body holds {rest} values; at most {MOST_VALUES} are allowed beside "
         raise ApiError(f"{message}arrays of token ids", code="too_many_values")
-    return fields.parse_object(_without(body, runs), _arrays(body, runs))
+    return fields.parse_object(_without(body, runs), _arrays(body, runs), _integer)
+
+
+def _integer(digits: str) -> int:
+    """Many digits take long to read, and no field takes them: that they are many is enough."""
+    if len(digits) <= MOST_DIGITS:
+        return int(digits)
+    return -BEYOND if digits.startswith("-") else BEYOND
 
 
 def outside_strings(text: NDArray[np.uint8]) -> Marks:
