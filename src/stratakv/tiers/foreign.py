@@ -36,7 +36,7 @@ class _Save:
     pages: Sequence[PageIds]
 
 
-class ForeignPages:
+class ForeignTransfers:
     def __init__(self, tree: PrefixTree, pools: Pools, copies: TransferManager) -> None:
         self._tree = tree
         self._pools = pools

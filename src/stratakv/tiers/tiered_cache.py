@@ -22,7 +22,7 @@ from stratakv.policy.write import NoBackup, WritePolicy, WriteThrough, safe_want
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tiers.audit import audit
 from stratakv.tiers.consistency import HasColumns, add_consistency_checks
-from stratakv.tiers.foreign import ForeignPages
+from stratakv.tiers.foreign import ForeignTransfers
 from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.pools import Allocators, Pools
@@ -94,7 +94,7 @@ class TieredCache:
         self.storage = StorageTier(
             self.tree, persister, fetches, prefetch, options.clock, options.observer
         )
-        self._foreign = ForeignPages(self.tree, self.pools, self.copies)
+        self._foreign = ForeignTransfers(self.tree, self.pools, self.copies)
 
     def watch(self, beside: Sequence[HasColumns] = ()) -> None:
         """Let ranks compare what they have of this, and of the arrays ``beside`` it."""
@@ -156,7 +156,7 @@ class TieredCache:
         self.tree.leases.release(lease)
 
     @property
-    def foreign(self) -> ForeignPages:
+    def foreign(self) -> ForeignTransfers:
         """Loading into device pages, and saving from device pages, that somebody else owns."""
         return self._foreign
 
