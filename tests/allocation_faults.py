@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from stratakv.assembly.models import EngineParts
 from stratakv.core.ids import GroupId
 from stratakv.policy.prefetch import HostSpace
-from stratakv.serve.wiring import EngineParts
 from stratakv.tree.nodes import TIERS, Tier
 
 Wrapped = Callable[..., Any]

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stratakv.assembly.models import EngineParts
 from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.engine.request import FinishReason, Prompt
-from stratakv.serve.wiring import EngineParts
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.numpy_copy import NumpyCopier
 from tests.engines import VOCABULARY, expected_tokens, greedy, token_engine, tokens_of

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Final
-from unittest import mock
 
 import numpy as np
 import torch
 
+from stratakv.assembly.build import ALONE, Sockets
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.models import CPU, Device, EngineParts, assemble
+from stratakv.assembly.sizing import Sizes
 from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
@@ -29,8 +31,6 @@ from stratakv.engine.verify import cached_on
 from stratakv.engine.verify_report import Way
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
-from stratakv.serve import wiring
-from stratakv.serve.wiring import Outside
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, Retention, needed
@@ -38,8 +38,6 @@ from stratakv.testing.fleet import runner
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.tree.nodes import TIERS, Tier
-
-NOTHING_AROUND: Final = Outside()
 
 
 class PoisoningAllocator(PageAllocator):
@@ -70,38 +68,26 @@ def small_engine(
     host: Sequence[int],
     copier: Copier = DEFAULT_COPIER,
     token_source: TokenSource | None = None,
-) -> Iterator[wiring.EngineParts]:
+) -> Iterator[EngineParts]:
     """An engine with exactly these pages per group, everything unowned poisoned. ``token_source``:
     where its tokens are chosen."""
     spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
-    with _assembled(
-        model, spec, config, (device, host), copier, Outside(token_source=token_source)
-    ) as parts:
+    sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions)
+    plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
+    with _assembled(model, plan, copier, Sockets(token_source=token_source), CPU) as parts:
         yield parts
 
 
 @contextmanager
 def _assembled(
-    model: HuggingFaceModel,
-    spec: CacheSpec,
-    config: EngineConfig,
-    pages: tuple[Sequence[int], Sequence[int]],
-    copier: Copier,
-    outside: Outside,
-) -> Iterator[wiring.EngineParts]:
+    model: HuggingFaceModel, plan: EnginePlan, copier: Copier, sockets: Sockets, device: Device
+) -> Iterator[EngineParts]:
     def transfer(*ends) -> CpuTransferEngine:
         return CpuTransferEngine(*ends, copier)
 
-    with mock.patch.object(wiring, "PageAllocator", PoisoningAllocator):
-        parts = wiring.assemble(
-            model,
-            spec,
-            config,
-            pages,
-            config.max_model_len or model.max_positions,
-            replace(outside, transfer=transfer),
-        )
-    for group in spec.groups:
+    device = replace(device, transfer=transfer, allocator=PoisoningAllocator)
+    parts = assemble(model, plan, sockets, device)
+    for group in plan.spec.groups:
         arena = parts.arenas[group.id]
         device, host = (allocator(parts, tier, group.id) for tier in TIERS)
         device.poison = lambda ids, g=group.id: parts.pools.poison(g, ids)
@@ -114,11 +100,11 @@ def _assembled(
         parts.close()
 
 
-def allocator(parts: wiring.EngineParts, tier: Tier, group: int) -> PoisoningAllocator:
+def allocator(parts: EngineParts, tier: Tier, group: int) -> PoisoningAllocator:
     return parts.cache._pools.tiers[tier][group]
 
 
-def evict(parts: wiring.EngineParts, tier: Tier, group: int, keep: int = 0) -> None:
+def evict(parts: EngineParts, tier: Tier, group: int, keep: int = 0) -> None:
     """Take all but the ``keep`` warmest pages of a group that nothing pins off a tier."""
     parts.cache.settle()
     pools = parts.cache._pools
@@ -126,14 +112,14 @@ def evict(parts: wiring.EngineParts, tier: Tier, group: int, keep: int = 0) -> N
     pools.make_room(tier, GroupId(group), pools.tiers[tier][group].available() + max(0, count))
 
 
-def evict_device(parts: wiring.EngineParts) -> None:
+def evict_device(parts: EngineParts) -> None:
     """Leave nothing on the device but what the host has no copy of."""
     for group in range(1, len(parts.spec.groups)):
         evict(parts, Tier.DEVICE, group)
     evict(parts, Tier.DEVICE, 0)
 
 
-def all_free(parts: wiring.EngineParts) -> bool:
+def all_free(parts: EngineParts) -> bool:
     return all(pool.free == pool.total for pool in parts.cache.stats())
 
 
@@ -152,7 +138,7 @@ def greedy(
     )
 
 
-def run(parts: wiring.EngineParts, *prompts: Prompt) -> dict[str, list[Output]]:
+def run(parts: EngineParts, *prompts: Prompt) -> dict[str, list[Output]]:
     """Serve ``prompts`` together to their ends; the outputs of each, in order."""
     out: dict[str, list[Output]] = {prompt.id: [] for prompt in prompts}
     for prompt in prompts:
@@ -162,7 +148,7 @@ def run(parts: wiring.EngineParts, *prompts: Prompt) -> dict[str, list[Output]]:
     return out
 
 
-def drain(parts: wiring.EngineParts) -> list[Output]:
+def drain(parts: EngineParts) -> list[Output]:
     """Step until nothing is left to do; what came out."""
     out: list[Output] = []
     while parts.engine.has_work():
@@ -238,7 +224,7 @@ def on_storage(spec: CacheSpec, end_tokens: int) -> CachedTokens:
 class RecordingRunner:
     """Passes every batch on, and keeps the logits of each sampled token by request."""
 
-    def __init__(self, parts: wiring.EngineParts) -> None:
+    def __init__(self, parts: EngineParts) -> None:
         self._engine = parts.engine
         self._inner = parts.engine._runner
         parts.engine._runner = self
@@ -329,8 +315,8 @@ def token_engine(
     copier: Copier = DEFAULT_COPIER,
     digests: Mapping[str, bytes] | None = None,
     make_runner: Callable[[CacheSpec, TorchPools, BlockTable], Runner] = HeldTokens,
-    outside: Outside = NOTHING_AROUND,
-) -> Iterator[wiring.EngineParts]:
+    sockets: Sockets = ALONE,
+) -> Iterator[EngineParts]:
     """An engine over ``HeldTokens``: real pages, tree, copies and scheduling, no arithmetic.
     ``digests``: of adapters that it says it has, by name."""
     model = SimpleNamespace(
@@ -344,6 +330,7 @@ def token_engine(
     def made(_model, *pages) -> Runner:
         return make_runner(*pages)
 
-    patch = mock.patch.object(wiring, "ModelRunner", made)
-    with patch, _assembled(model, spec, config, (device, host), copier, outside) as parts:
+    sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions)
+    plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
+    with _assembled(model, plan, copier, sockets, replace(CPU, runner=made)) as parts:
         yield parts

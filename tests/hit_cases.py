@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from stratakv.assembly.models import EngineParts
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId, TokenIds
@@ -20,11 +21,10 @@ from stratakv.engine.token_source import TokenSource
 from stratakv.engine.verify import Settings, Verifier, compare
 from stratakv.engine.verify_report import Exact, Way
 from stratakv.engine.verify_session import Reply, Scribe, Session
-from stratakv.serve.wiring import EngineParts
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES
 from stratakv.spec.groups import CacheSpec
-from stratakv.testing.hit_equals_recompute import Tried
+from stratakv.testing.hit_engine import Tried
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from tests.engines import RecordingRunner, small_engine

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from stratakv.assembly.models import EngineParts
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import NONE, GroupId, PageKey
 from stratakv.core.page_keys import PageHasher
@@ -23,7 +24,6 @@ from stratakv.engine.request import Request
 from stratakv.engine.running import Running
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
-from stratakv.serve.wiring import EngineParts
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
 from stratakv.storage.memory import MemoryBackend

@@ -14,11 +14,15 @@ import torch.distributed as dist
 from transformers.utils import logging
 
 from stratakv.agreement.torch_ranks import TorchRanks
+from stratakv.assembly.build import Sockets
+from stratakv.assembly.models import build_sized
+from stratakv.assembly.ranks import RankContext, sharing_of
+from stratakv.assembly.sizing import size
+from stratakv.assembly.stores import open_store
 from stratakv.core.config import EngineConfig
 from stratakv.engine.model import load_model
+from stratakv.engine.model_facts import read_facts
 from stratakv.engine.ranked import RankedEngine
-from stratakv.serve import wiring, wiring_storage
-from stratakv.serve.wiring_ranks import RankContext
 from stratakv.storage.backend import ObjectKey, WriteStatus
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend
@@ -135,17 +139,17 @@ def _engine(
     written: list[ObjectKey] | None = None,
     faults: Faults | None = None,
 ) -> None:
-    context = RankContext(TorchRanks(PATIENCE_S))
+    context = RankContext.of(TorchRanks(PATIENCE_S))
     rank = context.ranks.rank
     config = replace(play.config, tp=context.ranks.size)
-    sizes = context.all_reduce_min(wiring.size(model.facts, config, on_cpu=True))
-    sharing = wiring.sharing_of(sizes, config, rank)
-    store = wiring_storage.open_store(play.url, sizes.spec, sizes.host, sharing)
+    sizes = context.all_reduce_min(size(model.facts, config, on_cpu=True))
+    sharing = sharing_of(sizes, config, rank)
+    store = open_store(play.url, sizes.spec, sizes.host, sharing)
     lanes = store.worker._lanes
     kept = Written(lanes[-1]._backend)
     lanes[-1]._backend = kept
     lanes[0]._backend = unwell = FaultyBackend(lanes[0]._backend, faults or Faults())
-    parts = wiring.build_engine(model, config, wiring.Outside(ranks=context, sizes=sizes))
+    parts = build_sized(model, config, sizes, Sockets(ranks=context))
     parts.engine.attach_storage(store.worker)
     try:
         if rank == 0:
@@ -166,9 +170,9 @@ def _remove_some(play: Play, keys: list[ObjectKey]) -> None:
     ranks = dist.get_world_size()
     if dist.get_rank() == ranks - 1:
         config = replace(play.config, tp=ranks)
-        sizes = wiring.size(wiring.read_facts(play.path, "float32"), config, on_cpu=True)
-        sharing = wiring.sharing_of(sizes, config, ranks - 1)
-        worker = wiring_storage.open_store(play.url, sizes.spec, sizes.host, sharing).worker
+        sizes = size(read_facts(play.path, "float32"), config, on_cpu=True)
+        sharing = sharing_of(sizes, config, ranks - 1)
+        worker = open_store(play.url, sizes.spec, sizes.host, sharing).worker
         chosen = np.random.default_rng(5).random(len(keys)) < 1 / 3
         gone = [key for key, taken in zip(keys, chosen, strict=True) if taken]
         assert worker._lanes[-1]._backend.remove(gone) > 0

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import httpx
 
+from stratakv.assembly.models import EngineParts
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.engine.stats import EngineStats
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.server import Server, bound_socket
-from stratakv.serve.wiring import EngineParts, build_service
+from stratakv.serve.wiring import build_service
 from stratakv.testing.patience import PATIENCE_S, wait_until
 
 COMPLETIONS = "/v1/completions"

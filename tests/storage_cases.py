@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 import pytest
 
+from stratakv.assembly.models import EngineParts
+from stratakv.assembly.stores import open_store
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import GroupId
 from stratakv.core.page_keys import PageHasher
-from stratakv.serve.wiring import EngineParts
-from stratakv.serve.wiring_storage import open_store
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
 from stratakv.storage.backend import ObjectKey, StorageBackend, StoreFormat

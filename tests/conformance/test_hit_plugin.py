@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from stratakv.assembly import models
 from stratakv.cache.admit import Admitter
 from stratakv.engine.loop import Runner
 from stratakv.engine.verify import Settings, Verifier
 from stratakv.engine.verify_cuts import cut_sizes
 from stratakv.engine.verify_report import Differs, Exact, NotRun, Report, Way
 from stratakv.engine.verify_session import Reply
-from stratakv.serve import wiring
 from stratakv.spec.derive import spec_of
 from stratakv.storage.backend import StoreFormat
 from stratakv.storage.memory import MemoryBackend
@@ -230,8 +230,8 @@ class Drifting:
 
 
 def test_a_model_whose_cached_path_differs_is_caught(monkeypatch):
-    plain = wiring.runner_of
-    monkeypatch.setattr(wiring, "runner_of", lambda *what: Drifting(plain(*what), chunk=40))
+    drifting = replace(models.CPU, runner=lambda *what: Drifting(models.runner_of(*what), chunk=40))
+    monkeypatch.setattr(models, "CPU", drifting)
     report = verified(Ours(), (Way.COMPUTED, Way.DEVICE, Way.HOST))
     assert differing(report) == {Way.DEVICE, Way.HOST}
     verdict = report[Way.DEVICE].verdict
@@ -242,8 +242,8 @@ def test_a_model_whose_cached_path_differs_is_caught(monkeypatch):
 
 
 def test_a_model_that_shows_where_it_was_cut_is_caught(monkeypatch):
-    plain = wiring.runner_of
-    monkeypatch.setattr(wiring, "runner_of", lambda *what: Drifting(plain(*what), chunk=40))
+    drifting = replace(models.CPU, runner=lambda *what: Drifting(models.runner_of(*what), chunk=40))
+    monkeypatch.setattr(models, "CPU", drifting)
     report = verified(Ours(), (Way.COMPUTED, Way.CUT), (81,))
     assert differing(report) == {Way.CUT}
     verdict = report[Way.CUT].verdict

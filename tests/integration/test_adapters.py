@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.engine.lora_hooks import Adapters
 from stratakv.engine.model import with_adapters, wrap
-from stratakv.serve.wiring import build_engine
 from stratakv.spec.derive import spec_of
 from tests.engines import (
     RecordingRunner,
@@ -266,7 +266,7 @@ def test_a_bad_adapter_is_refused_before_pages_are_taken(
     def taken(*_arguments):
         raise AssertionError("memory was taken")
 
-    monkeypatch.setattr("stratakv.serve.wiring.assemble", taken)
+    monkeypatch.setattr("stratakv.assembly.models.assemble", taken)
     path = save_adapter(tmp_path / "bad", family)
     edit_config(path, target_modules=["q_proj"])
     config = EngineConfig(lora=(f"a={directories['a']}", f"bad={path}"), device_memory="64MiB")

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from stratakv.assembly import models
 from stratakv.bench import storage as bench_storage
 from stratakv.cli import main
 from stratakv.core.clock import WallClock
@@ -52,7 +53,7 @@ def no_memory(monkeypatch):
     def taken(*_arguments):
         raise AssertionError("memory was taken")
 
-    monkeypatch.setattr(wiring, "assemble", taken)
+    monkeypatch.setattr(models, "assemble", taken)
 
 
 @pytest.fixture

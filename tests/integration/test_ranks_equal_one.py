@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stratakv.assembly.sizing import size
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.engine.model_facts import read_facts
-from stratakv.serve import wiring
 from tests.fixtures.models import random_prompt, reference_greedy
 from tests.parallel_models import build
 from tests.ranked_engines import Play, perform
@@ -65,7 +65,7 @@ def scarce(path, config, ranks):
     need = 1 << 14
     while True:
         try:
-            wiring.size(facts, replace(config, device_memory=f"{need}B"), on_cpu=True)
+            size(facts, replace(config, device_memory=f"{need}B"), on_cpu=True)
         except ConfigError:
             need = need * 9 // 8
         else:

@@ -18,11 +18,11 @@ from unittest import mock
 
 import pytest
 
+from stratakv.assembly.models import EngineParts
 from stratakv.core.clock import ManualClock, WallClock
 from stratakv.core.config import EngineConfig
 from stratakv.engine.request import FinishReason
 from stratakv.policy.prefetch_book import PrefetchBook
-from stratakv.serve.wiring import EngineParts
 from stratakv.spec.retention import KeepBoundary
 from stratakv.storage.file.ledger import Ledger
 from stratakv.storage.file.limits import StoreLimits

@@ -9,7 +9,7 @@ from stratakv.bench.policy import PolicyOptions, run
 from stratakv.bench.policy_branches import BranchTraffic
 from stratakv.bench.policy_cache import (
     RULES,
-    Sizes,
+    PoolSizes,
     WithoutCheckpoints,
     build_cache,
     device_pages,
@@ -48,7 +48,7 @@ TINY = [
 ]
 
 
-def sizes(requests, *, device_tokens=100_000, chat_tokens=None, host=False, running=4) -> Sizes:
+def sizes(requests, *, device_tokens=100_000, chat_tokens=None, host=False, running=4) -> PoolSizes:
     mean = sum(one.total_tokens for one in requests) // len(requests)
     load = ExpectedLoad(
         max_running=running,
@@ -56,11 +56,11 @@ def sizes(requests, *, device_tokens=100_000, chat_tokens=None, host=False, runn
         chunk_tokens=512,
         chat_tokens=chat_tokens or mean,
     )
-    return Sizes(device_tokens=device_tokens, load=load, host=host)
+    return PoolSizes(device_tokens=device_tokens, load=load, host=host)
 
 
 def replay(requests, tokens, spec, size, policy="lru", kind=KVCache) -> Figures:
-    cache = build_cache(kind, spec_named(spec), size, EVICTION_POLICIES[policy]())
+    cache = build_cache(kind, spec_named(spec), size, policy)
     return Replay(cache, size.load.chunk_tokens).run(requests, tokens)
 
 
@@ -222,7 +222,7 @@ def test_a_request_larger_than_the_device_is_counted_and_left_out():
 @pytest.mark.parametrize("spec", RULES)
 def test_the_cache_is_whole_after_a_replay_with_queues(spec):
     size = sizes(CHATS, device_tokens=40_000, host=True, running=2)
-    cache = build_cache(KVCache, spec_named(spec), size, EVICTION_POLICIES["lru"]())
+    cache = build_cache(KVCache, spec_named(spec), size, "lru")
     figures = Replay(cache, 512).run(CHATS, TOKENS)
     assert min(figures.evicted_device_pages, figures.evicted_host_pages, figures.host_tokens) > 0
     cache.check()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from stratakv.assembly import models
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.engine import model_facts
@@ -78,7 +79,7 @@ def no_weights(monkeypatch):
         raise AssertionError("weights were opened, or memory was taken")
 
     monkeypatch.setattr(wiring, "load_model", opened)
-    monkeypatch.setattr(wiring, "assemble", opened)
+    monkeypatch.setattr(models, "assemble", opened)
 
 
 @pytest.mark.filterwarnings("ignore")

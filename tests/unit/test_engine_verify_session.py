@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from stratakv.assembly.build import Sockets
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.engine.forward import Forward
@@ -14,9 +15,8 @@ from stratakv.engine.request import Failure
 from stratakv.engine.sampling import Sampled
 from stratakv.engine.verify import compare
 from stratakv.engine.verify_session import HANG_S, Reply, Scribe, Session
-from stratakv.serve.wiring import Outside
 from stratakv.spec.retention import KeepWindow
-from stratakv.testing.hit_equals_recompute import Tried
+from stratakv.testing.hit_engine import Tried
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import HookedCopier
 from stratakv.transfer.cpu import DEFAULT_COPIER
@@ -43,8 +43,8 @@ class Ticking:
 @contextmanager
 def session(by_s, copier=DEFAULT_COPIER):
     scribe = Scribe()
-    outside = Outside(meeting=scribe)
-    with token_engine(SPEC, CONFIG, (60, 60), (60, 60), copier, outside=outside) as parts:
+    sockets = Sockets(token_source=scribe)
+    with token_engine(SPEC, CONFIG, (60, 60), (60, 60), copier, sockets=sockets) as parts:
         yield Session(Tried(parts), scribe, Ticking(by_s))
 
 

@@ -7,17 +7,18 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from stratakv.assembly import sizing
+from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.engine.model import wrap
-from stratakv.engine.model_facts import read_planned
+from stratakv.engine.model_facts import read_facts, read_planned
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
-from stratakv.serve import plan as serve_plan
-from stratakv.serve import sizing
+from stratakv.serve import memory_plan as serve_plan
 from stratakv.serve.memory_plan import BytePlan, plan_bytes
-from stratakv.serve.wiring import build_engine
 from tests.fixtures.models import tiny_model
 from tests.fixtures.tiny_configs import tiny_config
 
@@ -238,3 +239,22 @@ def test_flags_that_the_model_rules_out_are_named(tmp_path, settings, said):
 def test_a_model_that_nobody_knows_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="keeps its states in the modules"):
         plan(tmp_path, "recurrent_gemma")
+
+
+@pytest.mark.parametrize(("stored", "loaded"), [("float32", "float32"), ("float32", "bfloat16")])
+def test_weights_are_counted_as_they_will_be_in_memory_and_leave_less_for_the_host(
+    tmp_path, monkeypatch, stored, loaded
+):
+    model = copy.deepcopy(tiny_model("llama")).to(getattr(torch, stored))
+    model.save_pretrained(tmp_path)
+    counted = sizing.weights_bytes(tmp_path, loaded)
+    width = getattr(torch, loaded).itemsize
+    held = {weight.data_ptr(): weight.numel() for weight in model.parameters()}
+    assert counted == width * sum(held.values())
+    facts = read_facts(tmp_path, loaded)
+    monkeypatch.setattr(sizing, "free_host_bytes", lambda: counted + (1 << 22))
+    config = EngineConfig(device_memory="2MiB", max_running=2, max_model_len=64)
+    less = sizing.size(facts, config, on_cpu=True, weights=counted)
+    assert less.host[0] < sizing.size(facts, config, on_cpu=True).host[0]
+    with pytest.raises(ConfigError, match="are free"):
+        sizing.size(facts, config, on_cpu=True, weights=counted + (1 << 22))

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stratakv.assembly.build import Sockets
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId
 from stratakv.core.page_keys import Namespace, PageHasher, page_keys
-from stratakv.serve.wiring import Outside
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.storage.memory import MemoryBackend
 from stratakv.tiers.events import (
@@ -75,15 +75,9 @@ class Follower:
 @contextmanager
 def followed(rules, device, host, copier=DEFAULT_COPIER, config=CONFIG):
     spec = token_spec(PAGE, *rules)
-    follower = None
-
-    def follow(of, adapters):
-        nonlocal follower
-        follower = Follower(of, adapters)
-        return follower.events
-
-    outside = Outside(follow=follow)
-    made = token_engine(spec, config, device, host, copier, outside=outside)
+    follower = Follower(spec, {})
+    sockets = Sockets(observer=follower.events)
+    made = token_engine(spec, config, device, host, copier, sockets=sockets)
     with made as parts:
         step = parts.engine.step
         base = Namespace(model=b"tokens", spec_digest=spec.digest)

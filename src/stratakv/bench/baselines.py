@@ -15,14 +15,14 @@ from typing import Final
 import numpy as np
 from transformers import PreTrainedModel
 
+from stratakv.assembly.models import EngineParts, build_engine
+from stratakv.assembly.stores import open_store
 from stratakv.bench.per_request import use_per_request_attention
 from stratakv.bench.races import Prompts, generate_batch, race, race_decode, race_generate
 from stratakv.bench.shapes import VOCABULARY, twin
 from stratakv.core.config import EngineConfig
 from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, wrap
-from stratakv.serve.wiring import EngineParts, build_engine
-from stratakv.serve.wiring_storage import open_store
 from stratakv.spec.budget import ExpectedLoad, device_bytes, pages_beside
 from stratakv.spec.derive import default_page_tokens, spec_of
 

@@ -17,6 +17,10 @@ from typing import Final
 import numpy as np
 from transformers import PreTrainedModel
 
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.models import EngineParts, assemble
+from stratakv.assembly.sizing import Sizes
+from stratakv.assembly.stores import open_store
 from stratakv.bench.shapes import VOCABULARY
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId, TokenIds
@@ -24,8 +28,6 @@ from stratakv.engine.loop import Engine
 from stratakv.engine.model import wrap
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.checkpoints import last_end
-from stratakv.serve.wiring import EngineParts, assemble
-from stratakv.serve.wiring_storage import open_store
 from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.retention import peak_pages
 
@@ -103,7 +105,8 @@ def _engine(module: PreTrainedModel) -> EngineParts:
         peak_pages(group.retention, longest, config.chunk_tokens, page) for group in spec.groups
     ]
     host = [HOST_PROMPTS * device[0]] * len(device)
-    return assemble(model, spec, config, (device, host), longest)
+    plan = EnginePlan.of(config, Sizes.of(spec, device, host, longest), model.fingerprint)
+    return assemble(model, plan)
 
 
 def _prompt(rng: np.random.Generator) -> TokenIds:

@@ -19,7 +19,7 @@ from stratakv.bench.policy_branches import BranchTraffic
 from stratakv.bench.policy_cache import (
     PAGE_TOKENS,
     RULES,
-    Sizes,
+    PoolSizes,
     WithoutCheckpoints,
     build_cache,
     device_pages,
@@ -183,8 +183,8 @@ class _Bench:
 
     def _replay(self, row: _Row, progress: "tqdm[NoReturn]") -> tuple[Figures, tuple[int, ...]]:
         spec = spec_named(row.spec)
-        sizes = Sizes(device_tokens=self.device_tokens, load=self.load, host=row.host)
-        cache = build_cache(row.kind, spec, sizes, EVICTION_POLICIES[row.policy]())
+        sizes = PoolSizes(device_tokens=self.device_tokens, load=self.load, host=row.host)
+        cache = build_cache(row.kind, spec, sizes, row.policy)
         replay = Replay(cache, self._options.chunk_tokens, progress.update)
         figures = replay.run(self.requests, self.tokens)
         return figures, device_pages(spec, sizes)

@@ -6,23 +6,25 @@ Must not know traces.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from stratakv.cache.admit import AdmissionLimits
+from stratakv.assembly.build import MakeCache, Sockets, allocators, block_table
+from stratakv.assembly.build import build_cache as build_cache_of
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.sizing import Sizes
 from stratakv.cache.kv_cache import CacheOptions, KVCache
-from stratakv.core.config import SNAPSHOT_TOKENS
+from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
-from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.sim.instant_transfer import InstantTransfer
 from stratakv.spec.budget import ExpectedLoad, pages_beside
 from stratakv.spec.groups import ANCHOR, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow, Retention
-from stratakv.tiers.tiered_cache import TierOptions
+from stratakv.tiers.object_keys import HostBytes
+from stratakv.tiers.pools import Allocators
+from stratakv.transfer.engine import TransferEngine
 from stratakv.tree.nodes import CHECKPOINT
-from stratakv.tree.order import EvictionPolicy
 
 PAGE_TOKENS: Final = 64
 HOST_RATIO: Final = 2
@@ -36,7 +38,7 @@ RULES: Final[Mapping[str, tuple[Retention, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class PoolSizes:
     """``device_tokens``: what the anchor holds on the device; ``host``: whether a second tier of
     twice the pages lies behind it. ``load`` splits the rest, as a server's flags do."""
 
@@ -67,32 +69,34 @@ def spec_named(name: str) -> CacheSpec:
     return CacheSpec(page_tokens=PAGE_TOKENS, groups=tuple(groups))
 
 
-def device_pages(spec: CacheSpec, sizes: Sizes) -> tuple[int, ...]:
+def device_pages(spec: CacheSpec, sizes: PoolSizes) -> tuple[int, ...]:
     """By the budget rule of a server: four checkpoints per chat that the anchor can hold, and what
     the running requests need."""
     return pages_beside(spec, sizes.device_tokens // PAGE_TOKENS, sizes.load)
 
 
-def build_cache(
-    kind: type[KVCache], spec: CacheSpec, sizes: Sizes, policy: EvictionPolicy
-) -> KVCache:
-    device = device_pages(spec, sizes)
+@dataclass(frozen=True, slots=True, eq=False)
+class NoMemory:
+    """Pages without bytes. A ``Memory``."""
+
+    pages: tuple[Allocators, Allocators]
+    arenas: Sequence[HostBytes] = ()
+    transfer: InstantTransfer = field(default_factory=InstantTransfer)
+
+
+def build_cache(kind: MakeCache, spec: CacheSpec, sizes: PoolSizes, policy: str) -> KVCache:
+    """``policy``: a key of ``EVICTION_POLICIES``."""
+    load, device = sizes.load, device_pages(spec, sizes)
     host = [pages * HOST_RATIO * sizes.host for pages in device]
-    load = sizes.load
-    rows = BlockTable(len(spec.groups), load.max_running, -(-load.max_model_len // PAGE_TOKENS))
-    limits = AdmissionLimits(
+    config = EngineConfig(
+        page_tokens=PAGE_TOKENS,
+        max_running=load.max_running,
         chunk_tokens=load.chunk_tokens,
         reserve_tokens=load.max_model_len,  # to the last token: nothing is retracted here
-        load_back=LoadBackPolicy(),
-        reuse=True,
+        eviction=policy,
     )
-    options = CacheOptions(
-        limits=limits,
-        snapshot_pages=SNAPSHOT_TOKENS // PAGE_TOKENS,
-        tiers=TierOptions(eviction=policy),
-    )
-    tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
-    return kind(spec, tiers, rows, InstantTransfer(), options)
+    plan = EnginePlan.of(config, Sizes.of(spec, device, host, load.max_model_len), b"bench")
+    return build_cache_of(plan, NoMemory(allocators(plan)), block_table(plan), Sockets(cache=kind))
 
 
 class WithoutCheckpoints(KVCache):
@@ -106,12 +110,13 @@ class WithoutCheckpoints(KVCache):
     def __init__(
         self,
         spec: CacheSpec,
-        tiers: tuple[Sequence[PageAllocator], Sequence[PageAllocator]],
+        tiers: tuple[Allocators, Allocators],
         tables: BlockTable,
-        transfer: InstantTransfer,
+        transfer: TransferEngine,
         options: CacheOptions,
+        arenas: Sequence[HostBytes],
     ) -> None:
         assert not tiers[1][ANCHOR].capacity, "the baseline has no host tier"
-        super().__init__(spec, tiers, tables, transfer, options)
+        super().__init__(spec, tiers, tables, transfer, options, arenas)
         for need in self._tree.nodes.need:
             need[:] = CHECKPOINT

@@ -6,8 +6,9 @@ tier too: what the model says to its own shards is not the question.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -16,31 +17,29 @@ from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Ballot, Result
 from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import TorchRanks
+from stratakv.assembly.build import MappedMemory, Sockets, build
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.sizing import Sizes
 from stratakv.bench.ranks_meter import Heard, Meter
 from stratakv.bench.workload import Ask, Chat
-from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.kv_cache import CacheOptions, KVCache
-from stratakv.core.clock import BroadcastClock, MonotonicClock
+from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId, RequestId
-from stratakv.core.page_keys import Namespace
-from stratakv.engine.loop import Engine, EngineLimits
-from stratakv.engine.namespaces import Namespaces
+from stratakv.engine.loop import Engine
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Output, Prompt, SamplingParams
-from stratakv.engine.roles import UnifiedRole
-from stratakv.engine.scheduler import StepLimits
-from stratakv.engine.step_messages import StepSync
-from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
-from stratakv.memory.host_arena import HostArena
-from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.sim.accelerator import VOCABULARY, Accelerator
 from stratakv.spec.budget import ExpectedLoad, pages_beside
 from stratakv.spec.derive import spec_of
+from stratakv.spec.groups import CacheSpec
 from stratakv.storage.io_worker import IoWorker
-from stratakv.tiers.tiered_cache import TierOptions
+from stratakv.tiers.object_keys import HostBytes
+from stratakv.tiers.pools import Allocators
 from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.transfer.engine import TransferEngine
 
 MODEL: Final[dict[str, object]] = {
     "model_type": "gemma3_text",
@@ -85,13 +84,25 @@ class MeteredAgreement(Agreement):
 class MeteredCache(KVCache):
     """A cache whose ticks are timed."""
 
-    meter: Meter
+    def __init__(
+        self,
+        spec: CacheSpec,
+        tiers: tuple[Allocators, Allocators],
+        tables: BlockTable,
+        transfer: TransferEngine,
+        options: CacheOptions,
+        arenas: Sequence[HostBytes],
+        *,
+        meter: Meter,
+    ) -> None:
+        super().__init__(spec, tiers, tables, transfer, options, arenas)
+        self._meter = meter
 
     def tick(self, head: RequestId | None = None) -> None:
-        self.meter.tick(lambda: super(MeteredCache, self).tick(head))
+        self._meter.tick(lambda: super(MeteredCache, self).tick(head))
 
     def wait(self) -> bool:
-        self.meter.waits()
+        self._meter.waits()
         return super().wait()
 
 
@@ -166,29 +177,20 @@ def _engine(meter: Meter, chat: Chat) -> tuple[RankedEngine, Engine, CpuTransfer
     )
     device = pages_beside(spec, DEVICE_LONGEST * -(-longest // PAGE_TOKENS), load)
     host = [HOST_RATIO * pages for pages in device]
-    pools = DevicePools(spec, device)
-    arenas = [HostArena(group, host[group.id]) for group in spec.groups]
-    transfer = CpuTransferEngine(spec, pools, arenas)
-    tables = BlockTable(len(spec.groups), MAX_RUNNING, -(-longest // PAGE_TOKENS))
-    agreement, told = MeteredAgreement(meter), BroadcastClock()
-    sync = StepSync(agreement, MonotonicClock(), told)
-    limits = AdmissionLimits(
-        chunk_tokens=CHUNK_TOKENS,
-        reserve_tokens=chat.answer_tokens,
-        load_back=LoadBackPolicy(threshold_tokens=PAGE_TOKENS, budget_tokens=8 * longest),
-        reuse=True,
-    )
-    options = CacheOptions(limits=limits, tiers=TierOptions(clock=told, agreement=agreement))
-    tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
-    cache = MeteredCache(spec, tiers, tables, transfer, options, arenas)
-    cache.meter = meter
-    limits = EngineLimits(
-        max_model_len=longest,
+    config = EngineConfig(
+        page_tokens=PAGE_TOKENS,
         max_running=MAX_RUNNING,
-        step=StepLimits(step_tokens=CHUNK_TOKENS + MAX_RUNNING, chunk_tokens=CHUNK_TOKENS),
+        chunk_tokens=CHUNK_TOKENS,
+        step_tokens=CHUNK_TOKENS + MAX_RUNNING,
+        reserve_tokens=chat.answer_tokens,
+        load_back_threshold=PAGE_TOKENS,
+        load_back_budget=8 * longest,
     )
+    plan = EnginePlan.of(config, Sizes.of(spec, device, host, longest), b"bench")
+    memory = MappedMemory.of(plan, DevicePools, CpuTransferEngine)
     layers = {layer for group in spec.groups for buffer in group.buffers for layer in buffer.layers}
     runner = Accelerator([LayerId(layer) for layer in sorted(layers)], 0.0, CHUNK_TOKENS)
-    names = Namespaces(Namespace(model=b"bench", spec_digest=spec.digest), {})
-    engine = Engine(cache, runner, UnifiedRole(), names, limits, sync)
-    return RankedEngine(engine, sync), engine, transfer
+    ranks = RankContext.of(meter, agreement=MeteredAgreement(meter))
+    sockets = Sockets(ranks=ranks, cache=partial(MeteredCache, meter=meter))
+    engine, _ = build(plan, memory, lambda _: runner, sockets)
+    return RankedEngine(engine, ranks.sync), engine, memory.transfer

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from stratakv.assembly.models import EngineParts, build_engine
 from stratakv.bench.baselines import TARGETS, Baseline, compare
 from stratakv.bench.first_token import PROMPT_TOKENS, TARGET, FirstToken, first_token
 from stratakv.bench.first_token_shapes import FIRST_TOKENS
@@ -21,7 +22,6 @@ from stratakv.bench.shapes import BASELINES, build, hybrid
 from stratakv.bench.workload import Chat, TraceScale, Workload, scaled_trace
 from stratakv.core.config import TIERS, EngineConfig
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
-from stratakv.serve.wiring import EngineParts, build_engine
 from stratakv.spec.budget import ExpectedLoad, device_bytes, pages_beside
 from stratakv.spec.derive import spec_of
 

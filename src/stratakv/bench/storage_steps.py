@@ -15,28 +15,23 @@ from typing import Final
 import numpy as np
 import torch
 
+from stratakv.assembly.build import MappedMemory
+from stratakv.assembly.build import build as build_engine
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.sizing import Sizes
+from stratakv.assembly.stores import open_store
 from stratakv.bench.first_token_shapes import llama_4x128
 from stratakv.bench.shapes import build
-from stratakv.cache.admit import AdmissionLimits
-from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, RequestId
-from stratakv.core.page_keys import Namespace
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.forward import Forward
-from stratakv.engine.loop import Engine, EngineLimits
+from stratakv.engine.loop import Engine, Runner
 from stratakv.engine.model import HuggingFaceModel, wrap
-from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import Prompt, SamplingParams
-from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.runner import ModelRunner
-from stratakv.engine.scheduler import StepLimits
 from stratakv.engine.torch_pools import TorchPools
-from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
-from stratakv.memory.host_arena import HostArena
-from stratakv.policy.load_back import LoadBackPolicy
-from stratakv.serve.wiring_storage import open_store
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepWindow
@@ -87,9 +82,9 @@ def _ratio(directory: Path, model: HuggingFaceModel | None) -> float:
 def _play(directory: Path | None, model: HuggingFaceModel | None) -> float:
     """Seconds of the engine's thread per step."""
     spec = _spec() if model is None else _spec_of(model)
-    engine, arenas, transfer = _engine(spec, model)
+    engine, memory = _engine(spec, model)
     if directory is not None:
-        store = open_store(f"file://{directory}?quota=1GiB", spec, [a.pages for a in arenas])
+        store = open_store(f"file://{directory}?quota=1GiB", spec, [a.pages for a in memory.arenas])
         engine.attach_storage(store.worker)
     rng = np.random.default_rng(0)
     pairs = PAIRS if model is None else PAIRS // 4
@@ -109,7 +104,7 @@ def _play(directory: Path | None, model: HuggingFaceModel | None) -> float:
             steps += 1
             open_ -= sum(output.finish is not None for output in news)
     engine.close()
-    transfer.close()
+    memory.transfer.close()
     return taken_s / steps
 
 
@@ -137,33 +132,15 @@ def _spec_of(model: HuggingFaceModel) -> CacheSpec:
 
 def _engine(
     spec: CacheSpec, model: HuggingFaceModel | None
-) -> tuple[Engine, list[HostArena], CpuTransferEngine]:
-    longest = PROMPT_TOKENS + OUTPUT_TOKENS + 1
+) -> tuple[Engine, MappedMemory[TorchPools, CpuTransferEngine]]:
     config = EngineConfig(max_running=ROWS)
-    pools = TorchPools(spec, [DEVICE_PAGES] * len(spec.groups))
-    arenas = [HostArena(group, HOST_PAGES) for group in spec.groups]
-    transfer = CpuTransferEngine(spec, pools, arenas)
-    tables = BlockTable(len(spec.groups), ROWS, -(-longest // PAGE_TOKENS))
-    limits = AdmissionLimits(
-        chunk_tokens=config.chunk_tokens,
-        reserve_tokens=config.reserve_tokens,
-        load_back=LoadBackPolicy(
-            threshold_tokens=config.load_back_threshold, budget_tokens=config.load_back_budget
-        ),
-        reuse=True,
-    )
-    tiers = (
-        [PageAllocator(DEVICE_PAGES) for _ in spec.groups],
-        [PageAllocator(HOST_PAGES) for _ in spec.groups],
-    )
-    options = CacheOptions(limits=limits)
-    cache = KVCache(spec, tiers, tables, transfer, options, arenas)
-    limits = EngineLimits(
-        max_model_len=longest,
-        max_running=ROWS,
-        step=StepLimits(step_tokens=config.step_tokens, chunk_tokens=config.chunk_tokens),
-    )
-    base = Namespace(model=b"bench", spec_digest=spec.digest)
-    runner = _Still() if model is None else ModelRunner(model, spec, pools, tables)
-    engine = Engine(cache, runner, UnifiedRole(), Namespaces(base, {}), limits)
-    return engine, arenas, transfer
+    device, host = ([pages] * len(spec.groups) for pages in (DEVICE_PAGES, HOST_PAGES))
+    sizes = Sizes.of(spec, device, host, PROMPT_TOKENS + OUTPUT_TOKENS + 1)
+    plan = EnginePlan.of(config, sizes, b"bench")
+    memory = MappedMemory.of(plan, TorchPools, CpuTransferEngine)
+
+    def runner(tables: BlockTable) -> Runner:
+        return _Still() if model is None else ModelRunner(model, spec, memory.pools, tables)
+
+    engine, _ = build_engine(plan, memory, runner)
+    return engine, memory

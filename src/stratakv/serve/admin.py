@@ -26,7 +26,8 @@ from stratakv.serve.errors import (
 )
 from stratakv.serve.ports import StoragePort
 from stratakv.storage.io_jobs import Kind
-from stratakv.storage.io_worker import IoStats, IoWorker
+from stratakv.storage.io_worker import IoStats
+from stratakv.storage.opening import OpenStore
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +35,6 @@ POLL_S: Final = 0.01
 """Between two looks at whether everything is written."""
 CLOSE_S: Final = 10.0
 """What a batch that has begun, and the backends, get to come back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OpenStore:
-    """An open store. ``shown``: its URL without a password. ``figures``: what the store says of
-    itself, as JSON values; from any thread, while it is open."""
-
-    worker: IoWorker
-    shown: str
-    figures: Callable[[], Mapping[str, object]]
 
 
 Opener: TypeAlias = Callable[[str], OpenStore]

@@ -18,6 +18,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from stratakv.agreement.torch_ranks import TorchRanks, join
+from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.sizing import ranks_here
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, StorageError, StrataError
 from stratakv.engine.model import CPU
@@ -26,9 +28,7 @@ from stratakv.engine.ranked import RankedEngine
 from stratakv.serve.crowd import connection_limits
 from stratakv.serve.followers import Followers, Place, ended_by_interrupt, hold_leash, launched
 from stratakv.serve.server import bound_socket, serve_forever
-from stratakv.serve.sizing import ranks_here
 from stratakv.serve.wiring import build_follower, build_service, check_service
-from stratakv.serve.wiring_ranks import RankContext
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.storage.io_worker import IoWorker
 
@@ -134,7 +134,7 @@ def _lead(
     ranks: TorchRanks,
     up: Callable[[], None],
 ) -> int:
-    service, parts = build_service(path, config, server, RankContext(ranks))
+    service, parts = build_service(path, config, server, RankContext.of(ranks))
     try:
         # Loading takes long enough for somebody else to take the port; followers do not wait yet.
         bound_socket(server.host, server.port).close()
@@ -157,7 +157,7 @@ def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, up: Callable[[]
     """A follower that is up ends when rank 0 says so, or is lost: a signal to the whole process
     group, as from a terminal, is rank 0's to answer."""
     disable_progress_bar()  # of its weights; rank 0 shows one
-    parts = build_follower(path, config, RankContext(ranks))
+    parts = build_follower(path, config, RankContext.of(ranks))
     assert isinstance(parts.port, RankedEngine), "a follower without a rank 0"
     closing: list[threading.Thread] = []
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from stratakv.assembly.sizing import Sizes, planned, spec_for
 from stratakv.core.config import EngineConfig
 from stratakv.core.units import parse_bytes
 from stratakv.engine.deepseek.refused import own_refusal
 from stratakv.engine.model_facts import ModelFacts, read_planned
 from stratakv.engine.parallel import tp_refusal
-from stratakv.serve.sizing import Sizes, planned, spec_for
 from stratakv.spec.budget import AUTO_RATIO
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.row_format import RowFormat, fp8_rows, in_rows

@@ -1,221 +1,48 @@
-"""The composition root: the one place that names concrete classes.
+"""The server's composition: an engine from ``assembly``, and what a server has around it.
 
-Owns the order of a start: derive the spec, refuse what cannot run, split the budget, and only then
+Owns the order of a server's start: refuse what can be refused, reach the store, load the weights,
 take memory.
 """
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
 
 import torch
 
-from stratakv.agreement.agreement import Agreement
-from stratakv.agreement.ranks import SingleRank
-from stratakv.cache.admit import AdmissionLimits
-from stratakv.cache.kv_cache import CacheOptions, KVCache
-from stratakv.core.clock import MonotonicClock
-from stratakv.core.config import EngineConfig, ServerConfig
-from stratakv.core.errors import ConfigError
-from stratakv.core.model_identity import ModelIdentity
-from stratakv.core.page_keys import Namespace
-from stratakv.engine.adapters import check_directories
-from stratakv.engine.attaching import Opener as RankOpener
-from stratakv.engine.attaching import no_store
-from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
-from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
-from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
-from stratakv.engine.loop import Engine, EngineLimits, Runner
-from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
-from stratakv.engine.model_facts import ModelFacts, read_facts
-from stratakv.engine.namespaces import Namespaces
-from stratakv.engine.parallel import tp_refusal
-from stratakv.engine.ranked import RankedEngine
-from stratakv.engine.roles import UnifiedRole
-from stratakv.engine.runner import ModelRunner
-from stratakv.engine.scheduler import StepLimits
-from stratakv.engine.token_source import TokenSource
-from stratakv.engine.torch_pools import TorchPools
-from stratakv.memory.allocator import PageAllocator
-from stratakv.memory.block_table import BlockTable
-from stratakv.memory.device_pools import DevicePools
-from stratakv.memory.host_arena import HostArena
-from stratakv.policy.load_back import LoadBackPolicy
-from stratakv.policy.write import WriteBack, WritePolicy, WriteThrough, WriteThroughSelective
-from stratakv.serve.admin import Opener, OpenStore, StorageAdmin
-from stratakv.serve.attach_ranks import RankedOpener
-from stratakv.serve.driver import EngineDriver
-from stratakv.serve.metrics import ServerMetrics
-from stratakv.serve.service import Limits, Service
-from stratakv.serve.sizing import Sizes, size
-from stratakv.serve.tokenizer import Tokenizer
-from stratakv.serve.wiring_events import open_publisher
-from stratakv.serve.wiring_ranks import RankContext, Sharing, check_alike, heartbeat_s
-from stratakv.serve.wiring_storage import (
+from stratakv.assembly.build import Sockets
+from stratakv.assembly.models import EngineParts, build_sized, check_model
+from stratakv.assembly.ranks import RankContext, heartbeat_s, sharing_of
+from stratakv.assembly.sizing import Sizes, size, spec_for, weights_bytes
+from stratakv.assembly.stores import (
     check_storage,
     check_url,
     opener_while_it_runs,
     operators_store,
-    prefetch_policy_of,
     reach_at_start,
-    store_key,
     trust_while_it_runs,
 )
-from stratakv.spec.budget_table import BudgetTable
-from stratakv.spec.groups import ANCHOR, CacheSpec
-from stratakv.spec.sharding import default_cut, sharding_of
+from stratakv.core.clock import MonotonicClock
+from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.core.errors import ConfigError
+from stratakv.core.model_identity import ModelIdentity
+from stratakv.engine.adapters import check_directories
+from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
+from stratakv.engine.model_facts import read_facts
+from stratakv.engine.ranked import RankedEngine
+from stratakv.serve.admin import Opener, StorageAdmin
+from stratakv.serve.attach_ranks import RankedOpener
+from stratakv.serve.driver import EngineDriver
+from stratakv.serve.metrics import ServerMetrics
+from stratakv.serve.service import Limits, Service
+from stratakv.serve.tokenizer import Tokenizer
+from stratakv.serve.wiring_events import open_publisher
+from stratakv.spec.groups import ANCHOR
+from stratakv.storage.opening import OpenStore
 from stratakv.storage.urls import hidden
-from stratakv.tiers.tiered_cache import TierOptions
-from stratakv.transfer.cpu import CpuTransferEngine
-from stratakv.transfer.engine import TransferEngine
-from stratakv.tree.observer import CacheObserver
-from stratakv.tree.policies import EVICTION_POLICIES
-
-log = logging.getLogger(__name__)
-
-Pages = Sequence[int]
-MakeRunner = Callable[[HuggingFaceModel, CacheSpec, TorchPools, BlockTable], Runner]
-OWN_RUNNERS: Final[Mapping[str, MakeRunner]] = {
-    "deepseek_v32": DeepSeekV32Runner,
-    "glm_moe_dsa": DeepSeekV32Runner,
-    "deepseek_v4": DeepSeekV4Runner,
-}
-"""Model types whose Hugging Face module takes no ragged batch: our own runs in its place."""
-assert OWN_RUNNERS.keys() == OWN_TYPES
-MakeTransfer = Callable[[CacheSpec, DevicePools, Sequence[HostArena]], TransferEngine]
-Follow = Callable[[CacheSpec, Mapping[str, bytes]], CacheObserver]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EngineParts:
-    """A running engine and what it was built from, for the server, the benches and the tests.
-    ``port``: who steps it; with ranks, all of them."""
-
-    engine: Engine
-    port: Engine | RankedEngine
-    model: HuggingFaceModel
-    cache: KVCache
-    pools: TorchPools
-    arenas: Sequence[HostArena]
-    transfer: TransferEngine
-    spec: CacheSpec
-    table: BudgetTable
-    max_model_len: int
-
-    def close(self) -> None:
-        self.port.close()
-        self.transfer.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
-    """What an engine has around it. ``follow``: makes what is told of the cache to those outside,
-    from its spec and its adapters' digests. ``ranks``: among the ranks that do the same; None:
-    alone. ``sizes``: what all of them can have. ``digest``: of the cache of all ranks together,
-    which names pages; None: the spec's. ``opener``: of a rank's end of a store, once it runs.
-    ``transfer``: makes what copies. ``token_source``: where tokens are chosen; None: as ever."""
-
-    follow: Follow | None = None
-    ranks: RankContext | None = None
-    sizes: Sizes | None = None
-    digest: bytes | None = None
-    opener: RankOpener = no_store
-    transfer: MakeTransfer = CpuTransferEngine
-    token_source: TokenSource | None = None
-
-
-def build_engine(
-    model: HuggingFaceModel, config: EngineConfig, outside: Outside = Outside()
-) -> EngineParts:
-    """Everything below the server. ConfigError before any memory is taken."""
-    sizes = outside.sizes or size(model.facts, config, on_cpu=model.device.type == "cpu")
-    if sizes.notice is not None:
-        log.warning(sizes.notice)
-    check_model(model.facts, config)
-    model = with_adapters(model, config.adapters())
-    if (ranks := outside.ranks) is not None:
-        check_alike(ranks, config, model.fingerprint, sizes.spec.digest, store_key(config))
-        sizes = outside.sizes or ranks.all_reduce_min(sizes)
-        sharing = sharing_of(sizes, config, ranks.ranks.rank, model.fingerprint)
-        opener = opener_while_it_runs(config, sizes.spec, sizes.host, sharing)
-        outside = replace(outside, opener=opener)
-    outside = replace(outside, digest=sizes.sharding.whole.digest)
-    pages = (sizes.device, sizes.host)
-    return assemble(model, sizes.spec, config, pages, sizes.max_model_len, outside)
-
-
-def check_model(facts: ModelFacts, config: EngineConfig) -> None:
-    """ConfigError for what our own modules do not do, and for what ranks cannot share."""
-    if reason := own_refusal(facts):
-        raise ConfigError(f"MODEL: {reason}")
-    if reason := tp_refusal(facts, config.tp):
-        raise ConfigError(f"--tp {config.tp}: {reason}")
-    name = str(facts.config["model_type"])
-    if config.adapters() and name in OWN_RUNNERS:
-        raise ConfigError(f"--lora: model type {name!r} takes no adapters")
-
-
-def assemble(
-    model: HuggingFaceModel,
-    spec: CacheSpec,
-    config: EngineConfig,
-    pages: tuple[Pages, Pages],
-    max_model_len: int,
-    outside: Outside = Outside(),
-) -> EngineParts:
-    """Take the memory: ``pages`` per group on the device and on the host."""
-    device, host = pages
-    pools = TorchPools(spec, device)
-    arenas = [HostArena(group, host[group.id]) for group in spec.groups]
-    transfer = outside.transfer(spec, pools, arenas)
-    tables = BlockTable(len(spec.groups), config.max_running, -(-max_model_len // spec.page_tokens))
-    tiers = ([PageAllocator(n) for n in device], [PageAllocator(n) for n in host])
-    ranks, follow = outside.ranks, outside.follow
-    options = CacheOptions(
-        limits=AdmissionLimits(
-            chunk_tokens=config.chunk_tokens,
-            reserve_tokens=config.reserve_tokens,
-            load_back=LoadBackPolicy(
-                threshold_tokens=config.load_back_threshold, budget_tokens=config.load_back_budget
-            ),
-            reuse=config.cache != "off",
-        ),
-        snapshot_pages=config.snapshot_pages(spec.page_tokens),
-        tiers=TierOptions(
-            eviction=EVICTION_POLICIES[config.eviction](),
-            write=_write_policy(config),
-            prefetch=prefetch_policy_of(config, spec, host),
-            observer=None if follow is None else follow(spec, model.adapters.digests),
-            clock=MonotonicClock() if ranks is None else ranks.clock,
-            agreement=Agreement(SingleRank()) if ranks is None else ranks.agreement,
-        ),
-    )
-    cache = KVCache(spec, tiers, tables, transfer, options, arenas)
-    engine = Engine(
-        cache,
-        runner_of(model, spec, pools, tables),
-        UnifiedRole(),
-        Namespaces(
-            Namespace(model=model.fingerprint, spec_digest=outside.digest or spec.digest),
-            model.adapters.digests,
-        ),
-        EngineLimits(
-            max_model_len=max_model_len,
-            max_running=config.max_running,
-            step=StepLimits(step_tokens=config.step_tokens, chunk_tokens=config.chunk_tokens),
-        ),
-        outside.token_source if ranks is None else ranks.sync,
-    )
-    port = engine if ranks is None else RankedEngine(engine, ranks.sync, outside.opener)
-    table = BudgetTable.of(spec, device, host)
-    return EngineParts(
-        engine, port, model, cache, pools, arenas, transfer, spec, table, max_model_len
-    )
 
 
 def build_service(
@@ -231,17 +58,16 @@ def build_service(
         publisher = open_publisher(config, server)
         if publisher is not None:
             undo.callback(publisher.close)
-        model, store = _load(path, config, sizes, ranks)
+        model, sizes, store = _load(path, config, sizes, ranks)
         if store is not None:
             undo.callback(store.worker.close, 0)
-        outside = Outside(
-            follow=None if publisher is None else publisher.follow,
-            ranks=ranks,
-            sizes=None if ranks is None else sizes,
-        )
-        parts = build_engine(model, config, outside)
+        model = with_adapters(model, config.adapters())
+        follow = None if publisher is None else publisher.follow
+        observer = None if follow is None else follow(sizes.spec, model.adapters.digests)
+        parts = build_sized(model, config, sizes, Sockets(ranks=ranks, observer=observer))
         undo.pop_all()
-    _attach(parts, store, sizes)
+    if store is not None:
+        parts.engine.attach_storage(store.worker)
     groups = {group.id: group.name for group in parts.spec.groups if not group.scratch}
     clock = MonotonicClock()
     metrics = ServerMetrics(groups)
@@ -285,7 +111,7 @@ def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Siz
     facts = read_facts(path, config.dtype)
     check_model(facts, config)
     check_directories(config.adapters())
-    sizes = size(facts, config, on_cpu=True)
+    sizes = size(facts, config, on_cpu=True, weights=weights_bytes(path, facts.dtype))
     check_storage(config, sizes.host)
     return sizes
 
@@ -294,32 +120,22 @@ def build_follower(path: Path, config: EngineConfig, ranks: RankContext) -> Engi
     """What a rank has that no client talks to; nothing runs yet."""
     sizes = ranks.all_reduce_min(check_service(path, config, ServerConfig()))
     with ExitStack() as undo:
-        model, store = _load(path, config, sizes, ranks)
+        model, sizes, store = _load(path, config, sizes, ranks)
         if store is not None:
             undo.callback(store.worker.close, 0)
-        parts = build_engine(model, config, Outside(ranks=ranks, sizes=sizes))
+        parts = build_sized(model, config, sizes, Sockets(ranks=ranks))
         undo.pop_all()
-    _attach(parts, store, sizes)
-    return parts
-
-
-def _attach(parts: EngineParts, store: OpenStore | None, sizes: Sizes) -> None:
     if store is not None:
-        assert parts.spec.digest == sizes.spec.digest, "the weights are not what config.json says"
         parts.engine.attach_storage(store.worker)
-
-
-def sharing_of(sizes: Sizes, config: EngineConfig, rank: int, model: bytes = b"") -> Sharing:
-    """``model``: its fingerprint."""
-    cut = default_cut(config.tp) if config.storage_shards is None else config.storage_shards
-    return Sharing(sizes.sharding, rank, cut, model)
+    return parts
 
 
 def _load(
     path: Path, config: EngineConfig, sizes: Sizes, ranks: RankContext | None
-) -> tuple[HuggingFaceModel, OpenStore | None]:
-    """The model, and the store of ``--storage``: reached before weights that may take minutes to
-    load, and asked for nothing until it is known whose pages to look for."""
+) -> tuple[HuggingFaceModel, Sizes, OpenStore | None]:
+    """The model, what it has turned out to need, and the store of ``--storage``: reached before
+    weights that may take minutes to load, and asked for nothing until it is known whose pages to
+    look for."""
     sharing = sharing_of(sizes, config, 0 if ranks is None else ranks.ranks.rank)
     with ExitStack() as undo:
         peers = None if ranks is None else ranks.ranks
@@ -328,44 +144,31 @@ def _load(
         if reached is not None:
             undo.callback(reached.close)
         model = load_model(path, config.dtype, ranks=config.tp, identity=identity)
+        if spec_for(model.facts, config).digest != sizes.sharding.whole.digest:
+            if reached is not None or ranks is not None:
+                raise ConfigError(
+                    f"--dtype {config.dtype}: config.json names none, and the weights are "
+                    f"{model.dtype}; allowed with --storage and --tp is --dtype {model.dtype}"
+                )
+            sizes = size(model.facts, config, on_cpu=True)
         undo.pop_all()
     if reached is None:
-        return model, None
+        return model, sizes, None
     with operators_store(reached.url):
-        return model, reached.open(replace(sharing, model=model.fingerprint))
+        return model, sizes, reached.open(replace(sharing, model=model.fingerprint))
 
 
 def _opener(parts: EngineParts, config: EngineConfig, driver: EngineDriver) -> Opener | str:
     """What opens a store for a server that runs, or why none can be attached to it."""
-    host_pages = [arena.pages for arena in parts.arenas]
+    host_pages = parts.plan.host
     if config.cache != "host" or not host_pages[ANCHOR]:
         return "there is no host tier between storage and the device; --cache host has"
     if isinstance(parts.port, RankedEngine):
         trust = trust_while_it_runs(config)
         check = partial(check_url, ranks=config.tp, host_pages=host_pages, trust=trust)
         return RankedOpener(driver, parts.port, MonotonicClock(), check)
-    whole = sharding_of(parts.model.config, parts.spec, 1)
-    cut = config.storage_shards or default_cut(1)
-    sharing = Sharing(whole, 0, cut, parts.model.fingerprint)
+    sharing = sharing_of(parts.plan.sizes, config, 0, parts.model.fingerprint)
     return opener_while_it_runs(config, parts.spec, host_pages, sharing)
-
-
-def runner_of(
-    model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
-) -> Runner:
-    """What runs the model: Hugging Face's module unmodified, or our own in its place."""
-    own = OWN_RUNNERS.get(str(model.config["model_type"]), ModelRunner)
-    return own(model, spec, pools, tables)
-
-
-def _write_policy(config: EngineConfig) -> WritePolicy:
-    match config.write_policy:
-        case "write-through-selective":
-            return WriteThroughSelective(config.write_hits)
-        case "write-back":
-            return WriteBack(config.write_back_reserve)
-        case _:
-            return WriteThrough()
 
 
 def _info(config: EngineConfig, server: ServerConfig, parts: EngineParts) -> Mapping[str, object]:

@@ -12,22 +12,16 @@ from typing import Final
 
 import torch
 
-from stratakv.cache.admit import AdmissionLimits
-from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.assembly.build import MappedMemory, build
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.sizing import Sizes
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId
-from stratakv.core.page_keys import Namespace
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.forward import Forward
-from stratakv.engine.loop import Engine, EngineLimits
-from stratakv.engine.namespaces import Namespaces
-from stratakv.engine.roles import UnifiedRole
-from stratakv.engine.scheduler import StepLimits
-from stratakv.memory.allocator import PageAllocator
-from stratakv.memory.block_table import BlockTable
+from stratakv.engine.loop import Engine
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
-from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import CpuTransferEngine
@@ -94,34 +88,15 @@ class Simulated:
     ) -> "Simulated":
         """For one request at a time of at most ``longest_tokens``. ``pages``: per group, on the
         device and on the host, which is off where it has none."""
-        config = EngineConfig(max_running=1)
-        pools = DevicePools(spec, pages[0])
-        for group in spec.groups:
+        config = EngineConfig(max_running=1, reserve_tokens=1)
+        plan = EnginePlan.of(config, Sizes.of(spec, *pages, longest_tokens), b"bench")
+        memory = MappedMemory.of(plan, DevicePools, CountingTransfer)
+        for group in spec.groups:  # memory is there before the clock runs
             for buffer in group.buffers:
-                pools.raw(group.id, buffer.name).fill(1)  # memory is there before the clock runs
-        arenas = [HostArena(group, pages[1][group.id]) for group in spec.groups]
-        for arena in arenas:
-            arena.bytes.fill(2)
-        transfer = CountingTransfer(spec, pools, arenas)
-        tables = BlockTable(len(spec.groups), 1, -(-longest_tokens // spec.page_tokens))
-        limits = AdmissionLimits(
-            chunk_tokens=config.chunk_tokens,
-            reserve_tokens=1,
-            load_back=LoadBackPolicy(
-                threshold_tokens=config.load_back_threshold, budget_tokens=config.load_back_budget
-            ),
-            reuse=True,
-        )
-        device, host = ([PageAllocator(count) for count in tier] for tier in pages)
-        options = CacheOptions(limits=limits)
-        cache = KVCache(spec, (device, host), tables, transfer, options, arenas)
-        limits = EngineLimits(
-            max_model_len=longest_tokens,
-            max_running=1,
-            step=StepLimits(step_tokens=config.step_tokens, chunk_tokens=config.chunk_tokens),
-        )
-        names = Namespaces(Namespace(model=b"bench", spec_digest=spec.digest), {})
-        return cls(Engine(cache, accelerator, UnifiedRole(), names, limits), transfer)
+                memory.pools.raw(group.id, buffer.name).fill(1)
+            memory.arenas[group.id].bytes.fill(2)
+        engine, _ = build(plan, memory, lambda _: accelerator)
+        return cls(engine, memory.transfer)
 
     def close(self) -> None:
         self.engine.close()

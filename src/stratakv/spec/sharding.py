@@ -166,6 +166,11 @@ def sharding_of(config: Mapping[str, object], whole: CacheSpec, ranks: int) -> S
     )
 
 
+def unshared(whole: CacheSpec) -> Sharding:
+    """One rank has all of every page, and stores it whole."""
+    return Sharding(whole=whole, ranks=1, heads=(1,) * len(whole.groups), split=False)
+
+
 def sharding_refusal(config: Mapping[str, object], ranks: int) -> str | None:
     """Why ranks cannot share a model; None where they can. ConfigError for an unknown type."""
     if ranks < 1:

@@ -1,14 +1,27 @@
-"""A store that opens on a thread of its own, for those who must not wait for it.
+"""An open store; and one that opens on a thread of its own, for those who must not wait for it.
 
 Owns the thread, and what has opened until somebody takes it. Must not know what opens, or how.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from stratakv.storage.io_worker import IoWorker
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenStore:
+    """An open store. ``shown``: its URL without a password. ``figures``: what the store says of
+    itself, as JSON values; from any thread, while it is open."""
+
+    worker: IoWorker
+    shown: str
+    figures: Callable[[], Mapping[str, object]]
 
 
 class Opening(Generic[T]):

@@ -1,6 +1,7 @@
 """The suite for what an engine is made of, a store, a transfer engine or a model: whatever way a
 prefix came, tokens and logits are those of a run without a cache, and exactly what could be
-reused was. Owns the engine that it is tried in; the ways are ``engine.verify``'s.
+reused was. Owns what a suite says of itself; the engine it is tried in is
+``hit_engine``'s, which is loaded when a suite runs, and the ways are ``engine.verify``'s.
 
     class TestMyStore(HitEqualsRecompute):
         def backend(self, form):
@@ -20,97 +21,24 @@ Needs the extras ``serve`` and ``testing`` (pytest). Pages that nobody owns are 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import ClassVar
-from uuid import uuid4
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pytest
-import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from stratakv.cache.kv_cache import KVCache
-from stratakv.core.clock import MonotonicClock
-from stratakv.core.config import EngineConfig
 from stratakv.core.ids import TokenIds
-from stratakv.engine.loop import Engine
-from stratakv.engine.model import HuggingFaceModel, load_model, wrap
-from stratakv.engine.token_source import TokenSource
-from stratakv.engine.verify import Settings, Start, Verifier
-from stratakv.engine.verify_cuts import cut_sizes
 from stratakv.engine.verify_report import Differs, NotRun, Report, Way
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
-from stratakv.serve.wiring import EngineParts, Outside, assemble
-from stratakv.serve.wiring_ranks import Sharing
-from stratakv.serve.wiring_storage import open_store
-from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.sharding import default_cut, sharding_of
 from stratakv.storage.backend import StorageBackend, StoreFormat
-from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import TransferEngine
-from stratakv.tree.nodes import Tier
 
-PAGE_TOKENS = 16
-CHUNK_TOKENS = 40
-MAX_RUNNING = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """An engine's parts as ``engine.verify`` takes them."""
-
-    parts: EngineParts
-
-    @property
-    def engine(self) -> Engine:
-        return self.parts.engine
-
-    @property
-    def cache(self) -> KVCache:
-        return self.parts.cache
-
-    def scrub(self) -> None:
-        """Nobody owns these: whoever reads one reads NaN."""
-        for group in self.parts.spec.groups:
-            self.parts.pools.poison(group.id, self.cache.unowned(Tier.DEVICE, group.id))
-            self.parts.arenas[group.id].poison(self.cache.unowned(Tier.HOST, group.id))
-
-    def close(self) -> None:
-        self.parts.close()
-
-
-@cache
-def tiny_model() -> HuggingFaceModel:
-    """Windows and full attention, random, scaled so that one wrong page changes the answer: under
-    the usual initialisation attention is so even that it may not."""
-    shape = Gemma3TextConfig(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=40,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        query_pre_attn_scalar=16,
-        max_position_embeddings=2048,
-        eos_token_id=None,
-    )
-    random = torch.Generator().manual_seed(7)
-    module = Gemma3ForCausalLM(shape).float()
-    with torch.no_grad():
-        for name, weight in sorted(module.named_parameters()):
-            if weight.dim() > 1:
-                weight.normal_(0, weight.shape[1] ** -0.5, generator=random)
-            elif "q_norm" in name:  # it multiplies by one more
-                weight.fill_(1.5)
-    return wrap(module)
+if TYPE_CHECKING:
+    from stratakv.engine.model import HuggingFaceModel
+    from stratakv.engine.verify import Start
 
 
 def prompts(vocab: int, lengths: Sequence[int]) -> list[TokenIds]:
@@ -133,8 +61,10 @@ class HitEqualsRecompute:
     """URL of a store, as ``--storage`` takes it; pages under a name of their own stay in it. It
     has to outlast the engine that it is attached to: ``memory://`` does not."""
 
-    def model(self) -> HuggingFaceModel:
-        return tiny_model() if self.directory is None else load_model(self.directory, "float32")
+    def model(self) -> "HuggingFaceModel":
+        from stratakv.testing import hit_engine  # noqa: PLC0415 - the engine is an extra
+
+        return hit_engine.model_of(self.directory)
 
     def backend(self, form: StoreFormat) -> StorageBackend | None:
         """The store, where ``storage`` names none; opened again over the same place after a
@@ -147,58 +77,18 @@ class HitEqualsRecompute:
     ) -> TransferEngine:
         return CpuTransferEngine(spec, pools, arenas)
 
-    def start(self, model: HuggingFaceModel) -> Start:
+    def start(self, model: "HuggingFaceModel") -> "Start":
         """What starts an engine over ``model``."""
-        spec = spec_of(model.config, page_tokens=PAGE_TOKENS, dtype=model.dtype)
-        room = -(-4 * sum(self.lengths) // PAGE_TOKENS) + MAX_RUNNING * CHUNK_TOKENS // PAGE_TOKENS
-        each = (room,) * len(spec.groups)
-        longest = min(2 * max(self.lengths) + 32, model.max_positions)
+        from stratakv.testing import hit_engine  # noqa: PLC0415 - as above
 
-        def begin(token_source: TokenSource, chunk_tokens: int | None) -> Tried:
-            chunk = CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
-            config = EngineConfig(
-                page_tokens=PAGE_TOKENS,
-                max_running=MAX_RUNNING,
-                max_model_len=longest,
-                chunk_tokens=chunk,
-                step_tokens=2 * chunk + MAX_RUNNING,
-                prefetch_policy="wait-complete",
-                prefetch_threshold=1,
-                load_back_threshold=1,
-            )
-            outside = Outside(transfer=self.transfer, token_source=token_source)
-            tried = Tried(assemble(model, spec, config, (each, each), longest, outside))
-            if (worker := self._worker(model, spec, each)) is not None:
-                tried.engine.attach_storage(worker)
-            tried.scrub()
-            return tried
-
-        return begin
-
-    def _worker(
-        self, model: HuggingFaceModel, spec: CacheSpec, pages: Sequence[int]
-    ) -> IoWorker | None:
-        if self.storage is not None:
-            whole = sharding_of(model.config, spec, 1)
-            sharing = Sharing(whole, 0, default_cut(1), model.fingerprint)
-            return open_store(self.storage, spec, pages, sharing).worker
-        form = StoreFormat(
-            spec_digest=spec.digest, page_bytes=tuple(group.page_bytes for group in spec.groups)
-        )
-        if (backend := self.backend(form)) is None:
-            return None
-        return IoWorker(Backends(backend, backend), form, IoLimits(), MonotonicClock())
+        return hit_engine.start(self, model)
 
     def verified(self) -> Report:
+        from stratakv.testing import hit_engine  # noqa: PLC0415 - as above
+
         model = self.model()
-        spec = spec_of(model.config, page_tokens=PAGE_TOKENS, dtype=model.dtype)
-        settings = Settings(
-            bound=self.bound,
-            salt=f"hit equals recompute {uuid4()}",
-            cuts=cut_sizes(spec, model.config, max(self.lengths)),
-        )
         asked = prompts(model.vocab_size, self.lengths)
-        return Verifier(self.start(model), asked, settings).run(self.ways)
+        return hit_engine.verified(self, model, asked)
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -15,6 +15,7 @@ from stratakv.core.ids import LayerId, PageIds, TicketId
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.testing.fleet.adversary import Adversary
+from stratakv.tiers.pools import Allocators
 from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.engine import Completion
 
@@ -144,3 +145,24 @@ class SimGate:
     def wait(self, layer: LayerId) -> None:
         del layer
         self._transfer.land(self._tickets)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimMemory:
+    """Both tiers of a rank. A ``Memory`` of the assembly."""
+
+    device: Sequence[PageBytes]
+    arenas: Sequence[PageBytes]
+    pages: tuple[Allocators, Allocators]
+    transfer: SimTransfer
+
+    @classmethod
+    def of(
+        cls, spec: CacheSpec, device: Sequence[int], host: Sequence[int], adversary: Adversary
+    ) -> "SimMemory":
+        near, far = (
+            [PageBytes(group, pages) for group, pages in zip(spec.groups, counts, strict=True)]
+            for counts in (device, host)
+        )
+        ids, host_ids = ([PoisoningAllocator(of) for of in tier] for tier in (near, far))
+        return cls(near, far, (ids, host_ids), SimTransfer(spec, near, far, adversary))

@@ -6,39 +6,69 @@ rank shares with others is passed to it. Must not know who starts it.
 
 from typing import Final, assert_never
 
-from stratakv.agreement.agreement import Agreement
+from stratakv.assembly.build import Sockets, build
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.sizing import Sizes
 from stratakv.cache.admit import AdmissionLimits
-from stratakv.cache.kv_cache import CacheOptions, KVCache
-from stratakv.core.clock import BroadcastClock, ManualClock
-from stratakv.engine.loop import Engine, EngineLimits
+from stratakv.core.clock import ManualClock
+from stratakv.engine.loop import Engine
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Output
-from stratakv.engine.roles import UnifiedRole
 from stratakv.engine.scheduler import StepLimits
 from stratakv.engine.step_messages import Command, Flush, StepSync, Stop
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.load_back import LoadBackPolicy
+from stratakv.spec.sharding import unshared
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.io_lane import Lane
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.sharded import ShardedBackend
 from stratakv.testing.fleet.adversary import Adversary
-from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
+from stratakv.testing.fleet.device import SimMemory
 from stratakv.testing.fleet.loss import Fate, MortalRanks, Point, RankDied
 from stratakv.testing.fleet.picture import columns, first_difference, picture
 from stratakv.testing.fleet.runner import TokenRunner
 from stratakv.testing.fleet.scenario import ADAPTERS, LONGEST, Plan
 from stratakv.testing.fleet.store import FaultyStore, SteppedHand
-from stratakv.testing.fleet.stores import Stores, namespaces
+from stratakv.testing.fleet.stores import MODEL, Stores
 from stratakv.testing.fleet.thread_ranks import Rendezvous
 from stratakv.tiers.events import AllCleared, CacheEvent, CacheEvents, PagesRemoved, PagesStored
-from stratakv.tiers.tiered_cache import TierOptions
-from stratakv.tree.policies import EVICTION_POLICIES
 
 CHECK_STEPS: Final = 16
 PICTURE_STEPS: Final = 4
 """Ranks compare their arrays after every step, and everything else that they have this often."""
 LOST_SHARE: Final = 0.2
+
+
+def engine_plan(plan: Plan) -> EnginePlan:
+    """What every rank of the fleet is."""
+    one, chunk = plan.one_store, plan.chunk_tokens
+    return EnginePlan(
+        sizes=Sizes(
+            spec=plan.rank_spec,
+            sharding=unshared(plan.spec) if one is None else one.sharding,
+            device=plan.device,
+            host=plan.host,
+            max_model_len=LONGEST,
+        ),
+        model=MODEL,
+        adapters=ADAPTERS,
+        max_running=plan.max_running,
+        admission=AdmissionLimits(
+            chunk_tokens=chunk,
+            reserve_tokens=plan.reserve_tokens,
+            load_back=LoadBackPolicy(
+                threshold_tokens=plan.load_back_threshold, budget_tokens=LONGEST
+            ),
+            reuse=plan.reuse,
+        ),
+        step=StepLimits(step_tokens=plan.step_tokens, chunk_tokens=chunk),
+        snapshot_pages=plan.snapshot_pages,
+        eviction=plan.eviction,
+        write=plan.write,
+        prefetch=plan.prefetch,
+    )
 
 
 class SimRank:
@@ -50,36 +80,19 @@ class SimRank:
         self.adversary = Adversary(plan.seed * 64 + rank, plan.fault_rates[rank])
         self.clock = ManualClock(1000.0 * rank)
         self.fate = Fate(plan.loss, rank)
-        self.agreement = Agreement(MortalRanks(rank, rendezvous, self.fate))
+        ranks = RankContext.of(MortalRanks(rank, rendezvous, self.fate), self.clock)
+        self.agreement, self.sync = ranks.agreement, ranks.sync
         self._events = CacheEvents(spec.page_tokens, ADAPTERS) if plan.follow else None
-        device, host = (
-            [PageBytes(group, pages) for group, pages in zip(spec.groups, counts, strict=True)]
-            for counts in (plan.device, plan.host)
-        )
-        tables = BlockTable(len(spec.groups), plan.max_running, -(-LONGEST // spec.page_tokens))
-        told = BroadcastClock()
-        self.cache = KVCache(
-            spec,
-            ([PoisoningAllocator(of) for of in device], [PoisoningAllocator(of) for of in host]),
-            tables,
-            SimTransfer(spec, device, host, self.adversary),
-            self._options(told),
-            host,
-        )
-        self.sync = StepSync(self.agreement, self.clock, told)
-        self.runner = TokenRunner(spec, [of.rows for of in device], tables, self._first_heads())
-        self.inner = Engine(
-            self.cache,
-            self.runner,
-            UnifiedRole(),
-            namespaces(plan.spec),
-            EngineLimits(
-                max_model_len=LONGEST,
-                max_running=plan.max_running,
-                step=StepLimits(step_tokens=plan.step_tokens, chunk_tokens=plan.chunk_tokens),
-            ),
-            self.sync,
-        )
+        memory = SimMemory.of(spec, plan.device, plan.host, self.adversary)
+        heads, made = self._first_heads(), list[TokenRunner]()
+
+        def runner(tables: BlockTable) -> TokenRunner:
+            made.append(TokenRunner(spec, [of.rows for of in memory.device], tables, heads))
+            return made[-1]
+
+        sockets = Sockets(ranks=ranks, observer=self._events, sleep=self.sleep)
+        self.inner, self.cache = build(engine_plan(plan), memory, runner, sockets)
+        (self.runner,) = made
         self.engine = WatchedEngine(self.inner, self.sync, self)
         self._columns = columns(self.inner)
         self._hands: list[SteppedHand] = []
@@ -98,29 +111,6 @@ class SimRank:
             else 0
             for group in spec.groups
         ]
-
-    def _options(self, told: BroadcastClock) -> CacheOptions:
-        plan = self._plan
-        return CacheOptions(
-            limits=AdmissionLimits(
-                chunk_tokens=plan.chunk_tokens,
-                reserve_tokens=plan.reserve_tokens,
-                load_back=LoadBackPolicy(
-                    threshold_tokens=plan.load_back_threshold, budget_tokens=LONGEST
-                ),
-                reuse=plan.reuse,
-            ),
-            snapshot_pages=plan.snapshot_pages,
-            tiers=TierOptions(
-                eviction=EVICTION_POLICIES[plan.eviction](),
-                write=plan.write,
-                prefetch=plan.prefetch,
-                clock=told,
-                observer=self._events,
-                agreement=self.agreement,
-                sleep=self.sleep,
-            ),
-        )
 
     def _attach(self, stores: Stores) -> FaultyStore:
         """Open this rank's store. With two lanes it is open twice; what comes back is the end that

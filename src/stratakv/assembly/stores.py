@@ -1,4 +1,4 @@
-"""The composition root's storage corner: from ``--storage`` and a URL to an open third tier.
+"""The assembly's storage corner: from ``--storage`` and a URL to an open third tier.
 
 Owns how many backends a store is opened with, how much may be queued for it, and the check of its
 flags. Takes no memory of its own; must not know HTTP or requests. Opening blocks.
@@ -12,24 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from stratakv.assembly.ranks import Sharing
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError, StorageError
-from stratakv.policy.prefetch_pace import (
-    BestEffort,
-    PrefetchPolicy,
-    StopPolicy,
-    Timeout,
-    WaitComplete,
-    prefetch_policy,
-)
-from stratakv.serve.admin import OpenStore
-from stratakv.serve.wiring_ranks import Sharing
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.cut_marks import CutMarks, MarkedBackend, marks_form
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
+from stratakv.storage.opening import OpenStore
 from stratakv.storage.registry import open_marks, open_storage, plugin_schemes
 from stratakv.storage.roots import Roots, check_roots
 from stratakv.storage.sealed import SealedBackend, sealed_form
@@ -49,7 +41,6 @@ T = TypeVar("T")
 
 MOST_QUEUED_PAGES: Final = 8192
 LEAST_QUEUED_PAGES: Final = 64
-LONGEST_WAIT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,32 +243,6 @@ def reach_at_start(
         return None
     with operators_store(config.storage):
         return reach_store(config.storage, spec, host_pages, sharing, trust_at_start(config))
-
-
-def prefetch_policy_of(
-    config: EngineConfig, spec: CacheSpec, host_pages: Sequence[int]
-) -> PrefetchPolicy:
-    """What the ``--prefetch-*`` flags say; ``host_pages`` by group."""
-    usual = prefetch_policy(
-        spec.page_tokens, host_pages[ANCHOR], _stop_policy(config), config.prefetch_share
-    )
-    if config.prefetch_threshold is None:
-        return usual
-    return replace(usual, threshold_tokens=config.prefetch_threshold)
-
-
-def _stop_policy(config: EngineConfig) -> StopPolicy:
-    match config.prefetch_policy:
-        case "best-effort":
-            return BestEffort()
-        case "wait-complete":
-            return WaitComplete()
-        case _:
-            return Timeout(
-                base_s=config.prefetch_timeout,
-                per_1k_tokens_s=config.prefetch_timeout_per_1k,
-                most_s=max(LONGEST_WAIT_S, config.prefetch_timeout),
-            )
 
 
 def _checked(url: str, host_pages: Sequence[int], trust: Trust) -> StorageUrl:

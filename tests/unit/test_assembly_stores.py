@@ -6,21 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from stratakv.core.config import EngineConfig, ServerConfig
-from stratakv.core.errors import ConfigError, StorageError
-from stratakv.core.ids import GroupId, PageKey
-from stratakv.policy.prefetch_pace import BestEffort, Timeout, WaitComplete
-from stratakv.serve import wiring, wiring_storage
-from stratakv.serve.wiring_ranks import Sharing
-from stratakv.serve.wiring_storage import (
+from stratakv.assembly import stores
+from stratakv.assembly.engine_plan import prefetch_policy_of
+from stratakv.assembly.ranks import Sharing
+from stratakv.assembly.stores import (
     Trust,
     check_storage,
     check_url,
     open_store,
-    prefetch_policy_of,
     reach_at_start,
     trust_while_it_runs,
 )
+from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.core.errors import ConfigError, StorageError
+from stratakv.core.ids import GroupId, PageKey
+from stratakv.policy.prefetch_pace import BestEffort, Timeout, WaitComplete
+from stratakv.serve import wiring
 from stratakv.spec.derive import spec_of
 from stratakv.spec.sharding import default_cut, sharding_of
 from stratakv.storage.backend import Everything, ObjectKey, ReadStatus
@@ -104,7 +105,7 @@ def test_memory_is_one_store_and_not_two():
 
 
 def test_a_password_does_not_show(monkeypatch):
-    monkeypatch.setattr(wiring_storage, "open_storage", lambda url, form: MemoryBackend(form))
+    monkeypatch.setattr(stores, "open_storage", lambda url, form: MemoryBackend(form))
     store = opened("redis://user:secret@host:6379/0")
     assert store.shown == "redis://user:***@host:6379/0"
     assert store.worker.close(PATIENCE_S)
@@ -112,10 +113,8 @@ def test_a_password_does_not_show(monkeypatch):
 
 def test_what_is_queued_pins_at_most_half_of_a_large_host(monkeypatch):
     limits = []
-    keep = wiring_storage.IoLimits
-    monkeypatch.setattr(
-        wiring_storage, "IoLimits", lambda **given: limits.append(given) or keep(**given)
-    )
+    keep = stores.IoLimits
+    monkeypatch.setattr(stores, "IoLimits", lambda **given: limits.append(given) or keep(**given))
     for host in (HOST, (1000, 1000), (100_000, 0)):
         assert opened("memory://", host).worker.close(PATIENCE_S)
     assert [given["queue_pages"] for given in limits] == [64, 1000, 8192]
@@ -174,7 +173,7 @@ def test_the_first_client_is_closed_when_the_second_fails(monkeypatch, tmp_path,
         made.append(Backend(form))
         return made[0]
 
-    monkeypatch.setattr(wiring_storage, "open_storage", open_once)
+    monkeypatch.setattr(stores, "open_storage", open_once)
     with pytest.raises(StorageError):
         opened(f"file://{tmp_path}")
     assert made[0].closed
@@ -234,7 +233,7 @@ def test_a_page_is_found_under_the_key_that_it_was_stored_with(url, writer, read
 
 
 def test_a_forged_page_is_counted_by_either_end(url):
-    inner = sealed_form(wiring_storage._form(SPEC), ONE)
+    inner = sealed_form(stores._form(SPEC), ONE)
     with closing(open_storage(parse_storage_url(url), inner)) as them:
         them.write(KEYS, [memoryview(bytes(inner.page_bytes[key.group])) for key in KEYS])
     assert found(url, ONE) == ({ReadStatus.CORRUPT}, {"key": ONE.id.hex(), "forged": len(KEYS)})
@@ -373,9 +372,9 @@ def test_a_refusal_leaves_nothing_open(url, monkeypatch):
     use(url)
     opened = []
     for name in ("open_storage", "open_marks"):
-        real = getattr(wiring_storage, name)
+        real = getattr(stores, name)
         monkeypatch.setattr(
-            wiring_storage, name, lambda *a, real=real: opened.append(real(*a)) or opened[-1]
+            stores, name, lambda *a, real=real: opened.append(real(*a)) or opened[-1]
         )
     refused(url, cut=8)
     assert len(opened) == 3

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from stratakv.assembly.ranks import RankContext, check_alike, heartbeat_s
+from stratakv.assembly.sizing import Sizes, ranks_here
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.serve.sizing import Sizes, ranks_here
-from stratakv.serve.wiring_ranks import RankContext, check_alike, heartbeat_s
 from stratakv.storage.store_key import StoreKey
 from stratakv.testing.patience import PATIENCE_S
 from tests.unit.test_testing_fleet_thread_ranks import together
@@ -40,7 +40,7 @@ def said(*started) -> list[str | None]:
 
     def one(rank):
         try:
-            check_alike(RankContext(TwoRanks(rank, texts, barrier)), *started[rank])
+            check_alike(RankContext.of(TwoRanks(rank, texts, barrier)), *started[rank])
         except ConfigError as error:
             return str(error)
         return None
@@ -116,7 +116,7 @@ def test_ranks_take_the_least_of_every_size():
     mine = Sizes(device=(10, 20), host=(30, 5), max_model_len=400, **given)
     theirs = Sizes(device=(12, 8), host=(3, 50), max_model_len=300, **given)
     said = together(
-        *[lambda ranks: RankContext(ranks).all_reduce_min((mine, theirs)[ranks.rank])] * 2
+        *[lambda ranks: RankContext.of(ranks).all_reduce_min((mine, theirs)[ranks.rank])] * 2
     )
     wanted = {"device": (10, 8), "host": (3, 5), "max_model_len": 300}
     assert said == [replace(mine, **wanted), replace(theirs, **wanted)]

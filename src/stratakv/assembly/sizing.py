@@ -8,11 +8,13 @@ the same, but for what only the machine at hand could answer.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Final
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
+from stratakv.core.identity.safetensors_layout import read_layout
 from stratakv.core.units import format_bytes, parse_bytes
 from stratakv.engine.model_facts import ModelFacts
 from stratakv.spec.budget import (
@@ -24,11 +26,13 @@ from stratakv.spec.budget import (
     shortage,
 )
 from stratakv.spec.derive import default_page_tokens, spec_of
-from stratakv.spec.groups import ANCHOR, CacheSpec
-from stratakv.spec.sharding import Sharding, sharding_of
+from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheSpec
+from stratakv.spec.sharding import Sharding, sharding_of, unshared
 from stratakv.spec.support import refusal
 
 Pages = Sequence[int]
+FLOATS: Final = frozenset(("F32", "BF16", "F16"))
+"""Of weights that are loaded as any of these."""
 ANY_AMOUNT: Final = 1 << 70
 """Bytes free where nobody looks: more than all page ids could hold."""
 
@@ -43,17 +47,28 @@ class Sizes:
     device: Pages
     host: Pages
     max_model_len: int
-    notice: str | None
+    notice: str | None = None
+
+    @classmethod
+    def of(cls, spec: CacheSpec, device: Pages, host: Pages, max_model_len: int) -> "Sizes":
+        """Exactly these pages, for one rank alone."""
+        return cls(
+            spec=spec,
+            sharding=unshared(spec),
+            device=device,
+            host=host,
+            max_model_len=max_model_len,
+        )
 
 
-def size(facts: ModelFacts, config: EngineConfig, *, on_cpu: bool) -> Sizes:
+def size(facts: ModelFacts, config: EngineConfig, *, on_cpu: bool, weights: int = 0) -> Sizes:
     """ConfigError for what cannot be served, or does not fit. ``on_cpu``: the device tier takes
-    host memory."""
+    host memory. ``weights``: bytes of memory that the model will take, if it is not there yet."""
     spec = spec_for(facts, config)
     if reason := refusal(spec):
         raise ConfigError(f"the model cannot be served: {reason}")
     sharding = sharding_of(facts.config, spec, config.tp)
-    free_bytes = free_host_bytes() // ranks_here(config)
+    free_bytes = max(0, free_host_bytes() - weights) // ranks_here(config)
     return _sizes(sharding, facts, config, free_bytes=free_bytes, on_cpu=on_cpu)
 
 
@@ -146,6 +161,24 @@ def _host_pages(
 def ranks_here(config: EngineConfig) -> int:
     """How many ranks share this machine's memory and cores: all, where no launcher says less."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", config.tp))
+
+
+def weights_bytes(directory: Path, dtype: str) -> int:
+    """What the weights of a model directory take in memory, as ``dtype``."""
+    return sum(_tensor_bytes(path, dtype) for path in directory.glob("*.safetensors"))
+
+
+def _tensor_bytes(path: Path, dtype: str) -> int:
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        try:
+            tensors = read_layout(file.fileno(), size).tensors
+        except ValueError:  # whoever loads it will say so
+            return size
+    return sum(
+        prod(tensor.shape) * DTYPE_BYTES[dtype] if tensor.dtype in FLOATS else tensor.size
+        for tensor in tensors
+    )
 
 
 def free_host_bytes() -> int:

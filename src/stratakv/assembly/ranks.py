@@ -1,23 +1,23 @@
-"""The composition root's ranks: how those of one server meet, and start alike.
+"""The assembly's ranks: how those of one engine meet, and start alike.
 
 Owns the group, the clock that rank 0 tells, and the check that all ranks were started with the same
 settings and take the same memory. Must not start processes (``launch``) or know requests.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ranks import Ranks
-from stratakv.core.clock import BroadcastClock, MonotonicClock
+from stratakv.assembly.sizing import Sizes
+from stratakv.core.clock import BroadcastClock, Clock, MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.engine.step_messages import StepSync
-from stratakv.serve.sizing import Sizes
-from stratakv.spec.sharding import Sharding
+from stratakv.spec.sharding import Sharding, default_cut
 from stratakv.storage.backend import StorageBackend
 from stratakv.storage.sharded import ShardedBackend
 from stratakv.storage.store_key import StoreKey
@@ -35,15 +35,17 @@ class RankContext:
     """One rank's end of everything that ranks share."""
 
     ranks: Ranks
-    agreement: Agreement = field(init=False)
-    clock: BroadcastClock = field(init=False)
-    sync: StepSync = field(init=False)
+    agreement: Agreement
+    clock: BroadcastClock
+    sync: StepSync
 
-    def __post_init__(self) -> None:
-        agreement, clock = Agreement(self.ranks), BroadcastClock()
-        object.__setattr__(self, "agreement", agreement)
-        object.__setattr__(self, "clock", clock)
-        object.__setattr__(self, "sync", StepSync(agreement, MonotonicClock(), clock))
+    @classmethod
+    def of(
+        cls, ranks: Ranks, own: Clock | None = None, agreement: Agreement | None = None
+    ) -> "RankContext":
+        """``own``: this rank's own time, which rank 0 tells."""
+        agreement, clock = agreement or Agreement(ranks), BroadcastClock()
+        return cls(ranks, agreement, clock, StepSync(agreement, own or MonotonicClock(), clock))
 
     @property
     def leads(self) -> bool:
@@ -131,3 +133,9 @@ class Sharing:
         if self.whole_pages:
             return inner
         return ShardedBackend.of(inner, self.sharding, self.rank, self.cut)
+
+
+def sharing_of(sizes: Sizes, config: EngineConfig, rank: int, model: bytes = b"") -> Sharing:
+    """``model``: its fingerprint."""
+    cut = default_cut(config.tp) if config.storage_shards is None else config.storage_shards
+    return Sharing(sizes.sharding, rank, cut, model)

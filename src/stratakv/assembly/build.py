@@ -1,0 +1,148 @@
+"""An engine from its plan: what every engine is made of, whatever runs in it.
+
+Owns the order in which the parts are made, and the sockets into which others plug theirs. What
+depends on the device or on a model comes in: pages and their copies as ``Memory``, the model as
+what makes its runner. Must not know settings, models or servers.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.sizing import Pages
+from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.engine.loop import Engine, EngineLimits, Runner
+from stratakv.engine.roles import Role, UnifiedRole
+from stratakv.engine.token_source import TokenSource
+from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.block_table import BlockTable
+from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
+from stratakv.spec.groups import CacheSpec
+from stratakv.tiers.object_keys import HostBytes
+from stratakv.tiers.pools import Allocators
+from stratakv.tiers.tiered_cache import TierOptions
+from stratakv.transfer.engine import TransferEngine
+from stratakv.tree.observer import CacheObserver
+from stratakv.tree.policies import EVICTION_POLICIES
+
+P = TypeVar("P", bound=DevicePools)
+T = TypeVar("T", bound=TransferEngine)
+MakeAllocator: TypeAlias = Callable[[int], PageAllocator]
+MakeRunner: TypeAlias = Callable[[BlockTable], Runner]
+MakeCache: TypeAlias = Callable[
+    [
+        CacheSpec,
+        tuple[Allocators, Allocators],
+        BlockTable,
+        TransferEngine,
+        CacheOptions,
+        Sequence[HostBytes],
+    ],
+    KVCache,
+]
+
+
+class Memory(Protocol):
+    """Where a plan's pages lie. ``pages``: who gives out their ids, by group, on the device and on
+    the host. ``arenas``: bytes of host pages, by group; none where no storage will look there.
+    ``transfer``: what copies between the two."""
+
+    @property
+    def pages(self) -> tuple[Allocators, Allocators]: ...
+    @property
+    def arenas(self) -> Sequence[HostBytes]: ...
+    @property
+    def transfer(self) -> TransferEngine: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MappedMemory(Generic[P, T]):
+    """Both tiers in memory of this process."""
+
+    pages: tuple[Allocators, Allocators]
+    pools: P
+    arenas: Sequence[HostArena]
+    transfer: T
+
+    @classmethod
+    def of(
+        cls,
+        plan: EnginePlan,
+        make_pools: Callable[[CacheSpec, Pages], P],
+        make_transfer: Callable[[CacheSpec, P, Sequence[HostArena]], T],
+        make_allocator: MakeAllocator = PageAllocator,
+    ) -> "MappedMemory[P, T]":
+        """Take the memory."""
+        pools = make_pools(plan.spec, plan.device)
+        arenas = [HostArena(group, plan.host[group.id]) for group in plan.spec.groups]
+        transfer = make_transfer(plan.spec, pools, arenas)
+        return cls(allocators(plan, make_allocator), pools, arenas, transfer)
+
+
+def allocators(
+    plan: EnginePlan, make_allocator: MakeAllocator = PageAllocator
+) -> tuple[Allocators, Allocators]:
+    """Of every page of the plan, on the device and on the host."""
+    return [make_allocator(n) for n in plan.device], [make_allocator(n) for n in plan.host]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sockets:
+    """What plugs into an engine; what is not said is that of one that serves alone. ``role``: what
+    it is for. ``ranks``: among the ranks that run the same plan; they choose tokens together, and
+    no ``token_source`` is asked. ``observer``: who is told of pages. ``sleep``: how a moment is
+    waited for."""
+
+    role: Callable[[], Role] = UnifiedRole
+    ranks: RankContext | None = None
+    token_source: TokenSource | None = None
+    observer: CacheObserver | None = None
+    cache: MakeCache = KVCache
+    sleep: Callable[[float], None] = time.sleep
+
+
+ALONE: Final = Sockets()
+
+
+def build_cache(plan: EnginePlan, memory: Memory, tables: BlockTable, sockets: Sockets) -> KVCache:
+    tiers = TierOptions(
+        eviction=EVICTION_POLICIES[plan.eviction](),
+        write=plan.write,
+        prefetch=plan.prefetch,
+        observer=sockets.observer,
+        sleep=sockets.sleep,
+    )
+    if (ranks := sockets.ranks) is not None:
+        tiers = replace(tiers, clock=ranks.clock, agreement=ranks.agreement)
+    options = CacheOptions(limits=plan.admission, snapshot_pages=plan.snapshot_pages, tiers=tiers)
+    return sockets.cache(plan.spec, memory.pages, tables, memory.transfer, options, memory.arenas)
+
+
+def block_table(plan: EnginePlan) -> BlockTable:
+    """A row for each request that may run, with a place for each page that it may have."""
+    pages = -(-plan.max_model_len // plan.spec.page_tokens)
+    return BlockTable(len(plan.spec.groups), plan.max_running, pages)
+
+
+def build(
+    plan: EnginePlan, memory: Memory, make_runner: MakeRunner, sockets: Sockets = ALONE
+) -> tuple[Engine, KVCache]:
+    tables = block_table(plan)
+    cache = build_cache(plan, memory, tables, sockets)
+    limits = EngineLimits(
+        max_model_len=plan.max_model_len, max_running=plan.max_running, step=plan.step
+    )
+    ranks = sockets.ranks
+    engine = Engine(
+        cache,
+        make_runner(tables),
+        sockets.role(),
+        plan.namespaces,
+        limits,
+        sockets.token_source if ranks is None else ranks.sync,
+    )
+    return engine, cache

@@ -1,0 +1,157 @@
+"""An engine around a model: the one place that names what a device and a model type run on.
+
+Owns the order of a start: refuse what cannot run, split the budget, and only then take memory.
+Another device is another ``Device``; another role, or whatever else plugs in, comes with
+``Sockets``.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from stratakv.assembly.build import ALONE, MakeAllocator, MappedMemory, Sockets, build
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.ranks import check_alike, sharing_of
+from stratakv.assembly.sizing import Sizes, size
+from stratakv.assembly.stores import opener_while_it_runs, store_key
+from stratakv.cache.kv_cache import KVCache
+from stratakv.core.config import EngineConfig
+from stratakv.core.errors import ConfigError
+from stratakv.engine.attaching import Opener, no_store
+from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
+from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
+from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
+from stratakv.engine.loop import Engine, Runner
+from stratakv.engine.model import HuggingFaceModel, with_adapters
+from stratakv.engine.model_facts import ModelFacts
+from stratakv.engine.parallel import tp_refusal
+from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.runner import ModelRunner
+from stratakv.engine.torch_pools import TorchPools
+from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.block_table import BlockTable
+from stratakv.memory.host_arena import HostArena
+from stratakv.spec.budget_table import BudgetTable
+from stratakv.spec.groups import CacheSpec
+from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.transfer.engine import TransferEngine
+
+log = logging.getLogger(__name__)
+
+RunnerOf: TypeAlias = Callable[[HuggingFaceModel, CacheSpec, TorchPools, BlockTable], Runner]
+OWN_RUNNERS: Final[Mapping[str, RunnerOf]] = {
+    "deepseek_v32": DeepSeekV32Runner,
+    "glm_moe_dsa": DeepSeekV32Runner,
+    "deepseek_v4": DeepSeekV4Runner,
+}
+"""Model types whose Hugging Face module takes no ragged batch: our own runs in its place."""
+assert OWN_RUNNERS.keys() == OWN_TYPES
+
+
+def runner_of(
+    model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
+) -> Runner:
+    """What runs the model: Hugging Face's module unmodified, or our own in its place."""
+    own = OWN_RUNNERS.get(str(model.config["model_type"]), ModelRunner)
+    return own(model, spec, pools, tables)
+
+
+MakeTransfer: TypeAlias = Callable[[CacheSpec, TorchPools, Sequence[HostArena]], TransferEngine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What the pages of one kind of device are made of, and what works on them."""
+
+    pools: Callable[[CacheSpec, Sequence[int]], TorchPools] = TorchPools
+    allocator: MakeAllocator = PageAllocator
+    transfer: MakeTransfer = CpuTransferEngine
+    runner: RunnerOf = runner_of
+
+
+CPU: Final = Device()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineParts:
+    """A running engine and what it was built from, for the server, the benches and the tests.
+    ``port``: who steps it; with ranks, all of them."""
+
+    plan: EnginePlan
+    engine: Engine
+    port: Engine | RankedEngine
+    model: HuggingFaceModel
+    cache: KVCache
+    pools: TorchPools
+    arenas: Sequence[HostArena]
+    transfer: TransferEngine
+
+    @property
+    def spec(self) -> CacheSpec:
+        return self.plan.spec
+
+    @property
+    def max_model_len(self) -> int:
+        return self.plan.max_model_len
+
+    @property
+    def table(self) -> BudgetTable:
+        return BudgetTable.of(self.plan.spec, self.plan.device, self.plan.host)
+
+    def close(self) -> None:
+        self.port.close()
+        self.transfer.close()
+
+
+def check_model(facts: ModelFacts, config: EngineConfig) -> None:
+    """ConfigError for what our own modules do not do, and for what ranks cannot share."""
+    if reason := own_refusal(facts):
+        raise ConfigError(f"MODEL: {reason}")
+    if reason := tp_refusal(facts, config.tp):
+        raise ConfigError(f"--tp {config.tp}: {reason}")
+    name = str(facts.config["model_type"])
+    if config.adapters() and name in OWN_RUNNERS:
+        raise ConfigError(f"--lora: model type {name!r} takes no adapters")
+
+
+def build_engine(model: HuggingFaceModel, config: EngineConfig) -> EngineParts:
+    """Everything below the server, for a model in memory. ConfigError before any is taken."""
+    check_model(model.facts, config)
+    sizes = size(model.facts, config, on_cpu=model.device.type == "cpu")
+    return build_sized(with_adapters(model, config.adapters()), config, sizes)
+
+
+def build_sized(
+    model: HuggingFaceModel, config: EngineConfig, sizes: Sizes, sockets: Sockets = ALONE
+) -> EngineParts:
+    """The same, with all adapters and for what was found for the model and, with ranks, for all of
+    them. ConfigError where ranks differ."""
+    if sizes.notice is not None:
+        log.warning(sizes.notice)
+    opener = no_store
+    if (ranks := sockets.ranks) is not None:
+        check_alike(ranks, config, model.fingerprint, sizes.spec.digest, store_key(config))
+        sharing = sharing_of(sizes, config, ranks.ranks.rank, model.fingerprint)
+        opener = opener_while_it_runs(config, sizes.spec, sizes.host, sharing)
+    plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
+    return assemble(model, plan, sockets, opener=opener)
+
+
+def assemble(
+    model: HuggingFaceModel,
+    plan: EnginePlan,
+    sockets: Sockets = ALONE,
+    device: Device = CPU,
+    opener: Opener = no_store,
+) -> EngineParts:
+    """Take the memory."""
+    memory = MappedMemory.of(plan, device.pools, device.transfer, device.allocator)
+    engine, cache = build(
+        plan, memory, lambda tables: device.runner(model, plan.spec, memory.pools, tables), sockets
+    )
+    ranks = sockets.ranks
+    port = engine if ranks is None else RankedEngine(engine, ranks.sync, opener)
+    return EngineParts(
+        plan, engine, port, model, cache, memory.pools, memory.arenas, memory.transfer
+    )
