@@ -1,0 +1,91 @@
+"""Somebody else writes to a store that servers share, and his checksums are right: with a key of
+the servers his pages are computed again, and without one he says what the model says.
+"""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from stratakv.core.config import EngineConfig
+from stratakv.storage.backend import ReadStatus
+from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.patience import PATIENCE_S
+from stratakv.tree.nodes import TIERS
+from tests.fixtures.models import tiny_model
+from tests.real_server import COMPLETIONS, Bystanders, completion, real_server, tokens
+from tests.serving import train_tokenizer
+
+PAGE = 16
+CONFIG = EngineConfig(
+    page_tokens=PAGE, dtype="float32", device_memory="2MiB", host_memory="2MiB", max_running=16,
+    step_tokens=256, chunk_tokens=32, storage="memory://?quota=32MiB", prefetch_threshold=PAGE,
+    prefetch_policy="wait-complete",
+)  # fmt: skip
+PROMPT = tokens(100, 400)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    path = train_tokenizer(tmp_path_factory.mktemp("model"))
+    tiny_model("gemma3").save_pretrained(path)
+    return path
+
+
+def forged(patch) -> None:
+    """From now on every page of the store is another, under the right name and checksum."""
+    plain = MemoryBackend.read
+
+    def read(self, keys, into):
+        found = plain(self, keys, into)
+        for status, page in zip(found, into, strict=True):
+            if status is ReadStatus.HIT:
+                page[:] = b"\x3f" * len(page)
+        return found
+
+    patch.setattr(MemoryBackend, "read", read)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_forged_pages_are_computed_again_where_servers_have_a_key(
+    directory, tmp_path, monkeypatch, keyed
+):
+    torch.set_num_threads(1)
+    config = CONFIG
+    if keyed:
+        (tmp_path / "key").write_bytes(b"k" * 32)
+        (tmp_path / "key").chmod(0o600)
+        config = replace(CONFIG, storage_key_file=str(tmp_path / "key"))
+    with (
+        real_server(directory, config) as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
+    ):
+
+        def ask() -> tuple[str, int]:
+            answer = http.post(COMPLETIONS, json=completion(PROMPT, 8)).json()
+            tiers = answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
+            return answer["choices"][0]["text"], tiers["storage"]
+
+        def emptied() -> None:
+            live.settled()
+            for tier in TIERS:
+                live.driver.ask(partial(live.parts.cache.push_out, tier)).result(PATIENCE_S)
+
+        alone, _ = ask()
+        emptied()
+        assert ask() == (alone, 96)
+        bystanders = Bystanders(http, [tokens(30 + 17 * i, 50 + i) for i in range(2)])
+        emptied()
+        with bystanders.running():  # their pages are on the device before anybody forges
+            forged(monkeypatch)
+            said, hits = ask()
+            assert http.get("/health").json() == {"status": "ready"}
+        if keyed:
+            assert (said, hits) == (alone, 0)
+            assert live.stats().storage.lost_tokens["corrupt"] > 0
+        else:
+            assert (said != alone, hits) == (True, 96)
+        live.settled()
