@@ -16,7 +16,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "agreement": (
         "tests/unit/test_agreement_*.py",
-        "tests/unit/test_tiers_witness.py",
+        "tests/unit/test_tiers_consistency.py",
         "tests/unit/test_tiers_prefetch.py",
         "tests/unit/test_testing_fleet_thread_ranks.py",
         "tests/unit/test_testing_fleet_runs.py",
@@ -25,6 +25,9 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     "tree": (
         "tests/unit/test_tree_[a-r]*.py",  # scale is slow
         "tests/unit/test_tree_stored.py",
+        "tests/unit/test_tree_write_back.py",
+        "tests/unit/test_cache_[clmw]*.py",
+        "tests/unit/test_tiers_*.py",
         "tests/mutants/walks_tree.py",
     ),
     "spec": (
@@ -35,7 +38,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     "cache": ("tests/unit/test_cache_*.py",),
     "tiers": (
         "tests/unit/test_tiers_*.py",
-        "tests/unit/test_cache_[cw]*.py",
+        "tests/unit/test_cache_*.py",
         "tests/mutants/walks_prefetch.py",
     ),
     "storage/file": (
