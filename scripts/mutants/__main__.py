@@ -110,9 +110,9 @@ def heard(pipe: Connection) -> Any:
     return answer
 
 
-def run(name: str, *, again: bool, quick: bool, until_s: float) -> None:
+def run(name: str, only: str, *, again: bool, quick: bool, until_s: float) -> None:
     results = Results(name)
-    left = results.left(again=again, quick=quick)
+    left = [row for row in results.left(again=again, quick=quick) if only in row[0]]
     if not left or time.monotonic() >= until_s:
         return
     scratch = Path(tempfile.mkdtemp(prefix="mutants-"))
@@ -171,6 +171,9 @@ def main() -> None:
     parser.add_argument("packages", nargs="*", default=[], metavar="PACKAGE")
     parser.add_argument("--again", action="store_true", help="run survivors again too")
     parser.add_argument("--quick", action="store_true", help="only bodies of functions")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="functions with TEXT in the name"
+    )
     parser.add_argument("--minutes", type=float, default=24 * 60, help="stop after so many")
     parser.add_argument("--report", action="store_true", help="run nothing")
     chosen = parser.parse_args()
@@ -185,7 +188,7 @@ def main() -> None:
             __import__(module)
         until_s = time.monotonic() + 60 * chosen.minutes
         for name in names:
-            run(name, again=chosen.again, quick=chosen.quick, until_s=until_s)
+            run(name, chosen.only, again=chosen.again, quick=chosen.quick, until_s=until_s)
     report(names)
 
 

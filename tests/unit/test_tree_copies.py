@@ -1,5 +1,6 @@
 """Backups, loads and fetches: what they hold, what they may cost, and how they end."""
 
+from stratakv.core.ids import GroupId
 from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
@@ -159,6 +160,39 @@ def test_a_second_request_waits_for_the_first_ones_load() -> None:
     it.verify()
     it.finish(second)
     it.drain()
+
+
+def test_while_one_of_two_loads_goes_on_others_wait_for_it() -> None:
+    it = tree()
+    for tip in ((0, 1), (2,)):
+        serve(it, tip)
+        offload(it, tip)
+    copies, rows = it.tree.copies, it.tree.nodes.path(it.row((2,)))
+    assert not copies.landing(GroupId(0), rows)
+    for tip in ((0, 1), (2,)):
+        it.arrive(tip, len(tip), load=True)
+    first, second = it.copies
+    it.end_copy(first, ok=True)
+    assert copies.landing(GroupId(0), rows)
+    assert not copies.landing(GroupId(0), it.tree.nodes.path(it.row((0, 1))))
+    assert it.arrive((2, 5), 2, load=False).lease.loading == (second.ticket,)
+    it.end_copy(second, ok=True)
+    assert not copies.landing(GroupId(0), rows)
+    assert it.arrive((2, 6), 2, load=False).lease.loading == ()
+    assert copies.loads == 0
+    it.drain()
+
+
+def test_what_a_checkpoint_needs_is_told_from_what_milestones_alone_need() -> None:
+    it = tree(KeepWindow(2))
+    request = it.arrive((0, 1, 2, 3, 4), 0, load=False)
+    assert it.extend(request, 5, generous=True)
+    it.pave(request, 2)
+    it.pave(request, 4)
+    it.keep(request, 5, 0)
+    path = it.tree.nodes.path(it.row((0, 1, 2, 3, 4)))
+    assert it.tree.copies.needed(GroupId(1), path).tolist() == [False, False, False, True, True]
+    assert it.tree.copies.needed(GroupId(0), path).all(), "what is kept whole is needed for good"
 
 
 def test_a_page_that_is_landing_stays_beside_the_one_just_computed() -> None:

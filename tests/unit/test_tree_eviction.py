@@ -10,7 +10,7 @@ from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Request
 from stratakv.tree.nodes import Tier
-from stratakv.tree.order import EvictionQueue
+from stratakv.tree.order import WARM, EvictionQueue
 
 
 def tree(*rules: Retention, anchor_bytes: bool = True) -> TreeDriver:
@@ -239,6 +239,37 @@ def test_a_milestone_from_which_somebody_parts_becomes_a_checkpoint() -> None:
     with_milestone(it, (0, 1, 2), 1)
     serve(it, (0, 5), generous=False)
     assert (it.model.checkpoints, it.model.milestones) == ({(0,), (0, 1, 2), (0, 5)}, set())
+    it.verify()
+
+
+def test_a_milestone_that_has_lost_a_page_when_somebody_parts_stays_one() -> None:
+    it = tree(KeepBoundary())
+    with_milestone(it, (0, 1, 2), 1)
+    request = it.arrive((0, 5), 1, load=False)
+    it.extend(request, 1, generous=False)  # it reads the milestone's state no more
+    it.evict_spare(DEVICE, 1, 99)
+    it.keep(request, 2, request.continued)
+    assert (it.model.checkpoints, it.model.milestones) == ({(0, 1, 2), (0, 5)}, {(0,)})
+    it.verify()
+
+
+def test_a_chain_that_goes_counts_what_its_checkpoint_needed_as_worth_it() -> None:
+    it = tree(KeepWindow(2))
+    serve(it, (0, 1, 2))
+    assert it.evict(DEVICE, 0, 3) == 3
+    assert (it.tree.dropped_dirty, it.tree.dropped_cold) == (5, 1), "of the window the first page"
+
+
+def test_a_mark_that_goes_lets_the_page_above_its_chain_go_cold() -> None:
+    it = tree(KeepWindow(2))
+    serve(it, (9,), (0, 1))
+    request = it.arrive((0, 1, 2), 2, load=False)
+    it.extend(request, 1, generous=True)
+    it.keep(request, 3, request.continued)
+    it.finish(request)
+    assert it.evict(DEVICE, 0, 2) == 2  # (9,) and the end of the longer one
+    rank = it.tree.nodes.rank[1][it.tree.nodes.path(it.row((0, 1)))]
+    assert (rank < WARM).all()
     it.verify()
 
 

@@ -39,3 +39,22 @@ def test_cleared_is_forgotten():
     gone.clear()
     assert len(gone) == 0
     assert gone.of(KEYS, 0, 5).tolist() == []
+
+
+def test_a_full_half_is_turned_at_once():
+    gone = Gone(2)
+    gone.add(KEYS[:2], from_host=True)
+    gone.add_one(KEYS[2], from_host=True)
+    assert len(gone) == 3
+    gone.add_one(KEYS[3], from_host=True)
+    assert gone.of(KEYS, 2, 40).tolist() == [True, True]
+    assert gone.of(KEYS[:2], 0, 2).tolist() == []
+    assert len(gone) == 2
+
+
+def test_of_a_tree_of_one_page_the_last_that_left_is_remembered():
+    for capacity in (0, 1):
+        gone = Gone(capacity)
+        for key in KEYS[:3]:
+            gone.add_one(key, from_host=True)
+        assert len(gone) == len(gone.of(KEYS, 2, 3)) == 1
