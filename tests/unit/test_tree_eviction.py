@@ -9,8 +9,10 @@ from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Request
+from stratakv.tree.check import check
+from stratakv.tree.effects import FreeDevice
 from stratakv.tree.nodes import Tier
-from stratakv.tree.order import WARM, EvictionQueue
+from stratakv.tree.order import COLD, WARM, EvictionQueue
 
 
 def tree(*rules: Retention, anchor_bytes: bool = True) -> TreeDriver:
@@ -285,6 +287,36 @@ def test_a_milestone_that_is_cleared_goes_cold() -> None:
     assert left(it, (0,), (5,)) == [(0,)]
 
 
+def test_a_page_that_comes_back_to_a_checkpoint_is_as_warm_as_it_was() -> None:
+    it = tree(KeepWindow(2))
+    request = run(it, (0, 1, 2, 3))
+    it.pave(request, 2)
+    it.keep(request, 4, request.continued)
+    it.finish(request)
+    assert it.evict(DEVICE, 1, 9) == 4
+    assert it.fetch((0, 1, 2, 3), generous=True)
+    it.end_fetch(it.fetches[0], landed=True)
+    ranks = it.tree.nodes.rank[1][it.tree.nodes.path(it.row((0, 1, 2, 3)))]
+    assert (ranks[2:] >= WARM).all()
+    assert ((ranks[:2] > COLD) & (ranks[:2] < WARM)).all()
+    it.verify()
+
+
+def test_a_queue_is_not_rebuilt_before_it_has_four_rows_for_each_page() -> None:
+    it = TreeDriver(small_spec([], page_tokens=1), [1000], [1000])
+    serve(it, (0,))
+    pins, rows = it.tree.pins, it.tree.nodes.path(it.row((0,)))
+    queue = pins.queues[DEVICE][0]
+    while queue.weight < 4 * 2000 + 4096:
+        before = queue.weight
+        pins.queue(DEVICE, 0, rows)
+        assert queue.weight == before + 2
+    for _ in range(2):
+        pins.queue(DEVICE, 0, rows)
+    assert queue.weight < 6
+    it.verify()
+
+
 # -- an anchor without bytes ---------------------------------------------------------------------
 
 
@@ -349,6 +381,30 @@ def test_an_idle_host_subtree_goes_before_the_device_page_above_it() -> None:
     assert it.evict(DEVICE, 0, 1) == 1
     assert not len(it.tree.nodes)
     assert it.pools[HOST][0].available() == 16
+
+
+def test_a_page_whose_state_is_in_flight_stays_however_many_hang_below_it() -> None:
+    it = tree(KeepBoundary())
+    serve(it, (0,), generous=False)
+    for tip in ((0, 1), (0, 2)):
+        assert it.fetch(tip, generous=False)
+        it.end_fetch(it.fetches[0], landed=True)
+    assert it.backup((0,), 1, 1)
+    assert it.evict(DEVICE, 0, 9) == 0
+    it.verify()
+    it.end_copy(it.copies[0], ok=False)
+    assert it.evict(DEVICE, 0, 9) == 1
+    assert not len(it.tree.nodes)
+
+
+def test_what_is_lost_of_a_chain_goes_at_once_and_what_is_saved_at_once() -> None:
+    it = tree()
+    serve(it, (0, 1, 2, 3, 4))
+    assert it.backup((0, 1, 2, 3, 4), 0, 2)
+    it.end_copy(it.copies[0], ok=True)
+    effects = it.tree.evict(DEVICE, GroupId(0), 9)
+    assert [len(effect.pages) for effect in effects if isinstance(effect, FreeDevice)] == [3, 2]
+    check(it.tree)
 
 
 def test_a_device_page_stays_while_something_below_it_is_in_flight() -> None:

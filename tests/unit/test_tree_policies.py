@@ -12,10 +12,10 @@ from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.tree.check import check
 from stratakv.tree.effects import Effect, FreeDevice, FreeHost
-from stratakv.tree.lease import LoadLease
+from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.nodes import Tier
 from stratakv.tree.order import COLD, WARM
-from stratakv.tree.policies import EVICTION_POLICIES
+from stratakv.tree.policies import EVICTION_POLICIES, STAMP_BITS
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.s3_fifo import S3Fifo
 from stratakv.tree.segments import HIGH, Segments
@@ -207,6 +207,29 @@ def test_lfu_counts_uses_of_a_groups_own_pages() -> None:
     assert order == [(0,), (9,), (0, 1)]
 
 
+def test_lfu_ranks_by_the_number_of_uses_then_by_time() -> None:
+    cache = Cache("lfu")
+    cache.serve((0,))
+    nodes, row = cache.tree.nodes, cache.row((0,))
+    said: list[int] = []
+    for _ in range(3):
+        said.append(nodes.rank[0].item(row) >> STAMP_BITS)
+        cache.use((0,))
+    assert said == [0, 1, 2]
+
+
+def test_lfu_counts_what_storage_brought_as_it_counts_what_was_computed() -> None:
+    cache = Cache("lfu")
+    cache.serve((0,))
+    cache.save((0,))
+    cache.evict(1)
+    pages = cache.pools[HOST][0].alloc(1)
+    assert pages is not None
+    cache.tree.land(cache.keys((1,)), 0, [pages])
+    assert cache.evict(1, tier=HOST) == 1
+    assert cache.left((0,), (1,)) == [(1,)], "the older of equals"
+
+
 # -- SLRU ----------------------------------------------------------------------------------------
 
 
@@ -265,6 +288,44 @@ def test_nobody_has_a_say_in_what_went_cold(policy: str) -> None:
     assert queue.due(COLD, rows).tolist() == [True, False]
 
 
+@pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
+def test_only_what_is_there_and_idle_comes_up_for_a_policys_say(policy: str) -> None:
+    cache = Cache(policy)
+    queues = [queues[0] for queues in cache.tree.pins.queues]
+    cache.serve((0, 1, 2))
+    cache.save((0, 1))
+    lease = cache.tree.leases.take(cache.keys((0,)), 1)
+    rows = cache.tree.nodes.path(cache.row((0, 1, 2)))
+    idle = [queue.idle(rows).tolist() for queue in queues if isinstance(queue, Segments)]
+    assert idle == [[False, True, True], [True, True, False]]
+    cache.tree.leases.release(lease)
+
+
+@pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
+def test_only_a_leaf_of_the_device_comes_up_there_and_any_page_of_the_host(policy: str) -> None:
+    cache = Cache(policy)
+    cache.serve((0, 1, 2))
+    cache.save((0, 1, 2))
+    rows = cache.tree.nodes.path(cache.row((0, 1, 2)))
+    queues = [queue for (queue,) in cache.tree.pins.queues if isinstance(queue, Segments)]
+    for end, on_device in ((2, [False, False]), (3, [True, True, True])):
+        due = [queue.due(2 * HIGH, rows[:end]).tolist() for queue in queues]
+        assert due == [on_device, [True] * end]
+
+
+@pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
+def test_a_queue_that_was_cleared_is_empty(policy: str) -> None:
+    cache = Cache(policy)
+    queue = cache.tree.pins.queues[DEVICE][0]
+    assert isinstance(queue, Segments)
+    assert (queue.pages, queue.high_pages, queue.most) == (0, 0, 0)
+    for key in (WARM + 1, HIGH + 1):
+        queue.push(key, 0, np.array([0]))
+    assert (queue.weight, len(queue.batches())) == (4, 2)
+    queue.clear()
+    assert (queue.weight, queue.batches()) == (0, [])
+
+
 # -- S3-FIFO -------------------------------------------------------------------------------------
 
 
@@ -316,6 +377,9 @@ def test_s3_fifo_takes_from_main_while_few_are_new() -> None:
     cache.serve((20,))
     cache.evict(1)  # all but (20) are in main by now
     assert cache.left((20,), *hot) == hot
+    queue = cache.tree.pins.queues[DEVICE][0]
+    assert isinstance(queue, Segments)
+    assert queue.high_pages == len(hot)
     cache.use((0,))
     cache.serve((21,))  # one of twelve: less than a tenth
     cache.evict(2)
@@ -394,4 +458,18 @@ def test_an_outsized_priority_is_the_highest() -> None:
     cache = Cache("priority")
     cache.serve((0,), priority=1 << 70)
     cache.serve((1,), priority=3)
+    assert list(gone_in_order(cache, (0,), (1,))) == [(1,), (0,)]
+
+
+def test_a_request_that_has_no_page_yet_counts_for_what_it_will_compute() -> None:
+    cache = Cache("priority")
+    for symbol, priority in ((0, 3), (1, 0)):
+        keys = cache.keys((symbol,))
+        lease = cache.tree.leases.take_to_load(keys, 0, priority=priority)
+        assert isinstance(lease, DeviceLease)
+        pages = cache.pools[DEVICE][0].alloc(1)
+        assert pages is not None
+        cache.tree.insert(keys, 0, [pages])
+        cache.tree.leases.advance(lease, keys, 1)
+        cache.tree.leases.release(lease)
     assert list(gone_in_order(cache, (0,), (1,))) == [(1,), (0,)]

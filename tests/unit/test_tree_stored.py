@@ -5,6 +5,7 @@ must never keep on the device what admission counts on.
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from stratakv.core.ids import GroupId
@@ -14,6 +15,8 @@ from stratakv.testing.tree_books import DEVICE, HOST, Place, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree.check import check
+from stratakv.tree.effects import Persist
+from stratakv.tree.order import COLD, WARM
 from stratakv.tree.stored import TOUCH_STEPS, StorageMarks, host_prefix
 
 
@@ -219,3 +222,140 @@ def test_what_the_store_has_of_the_tree_is_listed_by_group_and_no_more() -> None
     stored.forget()
     assert stored.epoch != before
     assert not list(stored.marked())
+
+
+def test_a_second_hold_of_the_same_pages_ends_by_itself() -> None:
+    it, store = tree(KeepWindow(1))
+    serve(it, (0, 1))
+    save(it, (0, 1))
+    for write in list(store.writes):
+        store.end_write(write, [True] * len(write.writing.rows))
+    leases, evictable = it.tree.leases, it.tree.evictable
+    assert [evictable(HOST, GroupId(group)) for group in (0, 1)] == [2, 1]
+    hold = leases.hold_present(it.keys((0, 1)), 2, [0, 0])
+    both = hold, leases.again(hold)
+    for ended in both:
+        check(it.tree)
+        assert [evictable(HOST, GroupId(group)) for group in (0, 1)] == [0, 0]
+        leases.release(ended)
+    check(it.tree)
+    assert [evictable(HOST, GroupId(group)) for group in (0, 1)] == [2, 1]
+
+
+def test_a_hold_tells_which_pages_it_has_by_group() -> None:
+    it, _ = tree(KeepWindow(1))
+    serve(it, (0, 1, 2))
+    save(it, (0, 1, 2))
+    hold = it.tree.leases.hold_present(it.keys((0, 1, 2)), 3, [1, 0])
+    present = it.tree.leases.present(hold, 5)
+    assert [flags.tolist() for flags in present] == [
+        [False, True, True, False, False], [False, False, True, False, False],
+    ]  # fmt: skip
+    assert {flags.dtype.name for flags in present} == {"bool"}
+
+
+def test_rows_of_a_path_are_named_wherever_they_lie_on_it() -> None:
+    it, _ = tree()
+    serve(it, (0, 1, 2, 3))
+    keys, path = it.keys((0, 1, 2, 3)), it.tree.nodes.path(it.row((0, 1, 2, 3)))
+    for some in ([0, 1, 2, 3], [1, 3], [2]):
+        named, depth = it.tree.stored.names(path[some])
+        assert (named, depth.tolist()) == ([keys[at] for at in some], some)
+
+
+def test_the_first_page_that_came_from_storage_is_known_as_long_as_it_is_there() -> None:
+    it, _ = tree(pages=4)
+    serve(it, (0,))
+    it.fetch((0, 1, 2), generous=True)
+    it.end_fetch(it.fetches[0], landed=True)
+    first_fetched, path = it.tree.stored.first_fetched, it.tree.nodes.path(it.row((0, 1, 2)))
+    assert [first_fetched(path[:end]) for end in (1, 2, 3)] == [None, 1, 1]
+    assert first_fetched(path[1:]) == 0
+    before = set(path.tolist())
+    it.evict(DEVICE, 0, 9)
+    it.evict(HOST, 0, 9)
+    serve(it, (3, 4, 5))  # on the rows that the others have left
+    again = it.tree.nodes.path(it.row((3, 4, 5)))
+    assert set(again.tolist()) & before
+    assert first_fetched(again) is None
+
+
+def test_what_a_hold_pins_can_be_marked_as_gone_from_the_store() -> None:
+    it, _ = tree(KeepWindow(1))
+    it.fetch((0, 1, 2), generous=False)
+    it.end_fetch(it.fetches[0], landed=True)
+    keys, stored = it.keys((0, 1, 2)), it.tree.stored
+    assert dict(stored.marked()) == {0: keys, 1: keys[2:]}
+    hold = it.tree.leases.hold_present(keys, 2, [1, 1])
+    stored.unmark(hold)
+    assert dict(stored.marked()) == {0: [keys[0], keys[2]], 1: keys[2:]}
+    it.tree.leases.release(hold)
+    stored.unmark(it.tree.leases.hold_present(keys, 3, [0, 0]))
+    assert not list(stored.marked())
+
+
+def test_a_store_that_is_opened_is_not_known_to_have_anything() -> None:
+    it, _ = tree()
+    it.fetch((0, 1), generous=False)
+    it.end_fetch(it.fetches[0], landed=True)
+    stored = it.tree.stored
+    assert list(stored.marked())
+    assert told(it, (0,), 7) == [0]
+    stored.close()
+    stored.open()
+    assert not list(stored.marked())
+    lease = it.tree.leases.hold_present(it.keys((0, 1)), 2, [0])
+    (wanted,) = stored.unstored(lease)
+    assert it.tree.nodes.depth[wanted.nodes].tolist() == [0, 1]
+
+
+def test_a_page_whose_anchor_the_host_lacks_is_not_written() -> None:
+    it, store = tree(KeepWindow(1))
+    serve(it, (0,))
+    assert it.backup((0,), 1, 9)
+    it.end_copy(it.copies[0], ok=True)
+    assert not store.writes
+    it.verify()
+
+
+def test_of_a_page_that_is_written_again_storage_hears_and_not_of_those_below() -> None:
+    it, _ = tree()
+    serve(it, (0, 0))
+    save(it, (0, 0))
+    assert told(it, (0, 0), 5) == [0, 1]
+    writing = it.tree.stored.begin(GroupId(0), it.tree.nodes.path(it.row((0,))))
+    assert told(it, (0, 0), 6) == [0]
+    it.tree.stored.end(writing, np.ones(1, np.bool_))
+
+
+def test_what_another_engine_saved_is_worth_an_object_where_it_is_usable() -> None:
+    it, _ = tree(KeepWindow(2))
+    keys = it.keys((0, 1, 2, 3))
+    pages = np.arange(4, dtype=np.int32)
+    assert it.tree.adopt_saved(keys[:2], 2, []) == []
+    found = [
+        [(int(e.group), it.tree.nodes.depth[e.nodes].tolist()) for e in effects]
+        for effects in (
+            it.tree.adopt_saved(keys[:2], 0, [pages[:2]] * 2),
+            it.tree.adopt_saved(keys, 2, [pages[2:]] * 2),
+        )
+        if all(isinstance(effect, Persist) for effect in effects)
+    ]
+    assert found == [[(0, [0, 1])], [(0, [2, 3])]], "no checkpoint needs a window yet"
+    check(it.tree)
+
+
+def test_a_page_that_waits_for_its_write_alone_is_not_cold() -> None:
+    it, store = tree(KeepBoundary())
+    serve(it, (0,))
+    save(it, (0,))
+    rows, nodes = it.tree.nodes.path(it.row((0,))), it.tree.nodes
+    assert len(store.writes) == 2
+    request = it.arrive((0, 1), 1, load=False)
+    it.extend(request, 1, generous=False)
+    it.keep(request, 2, request.continued)  # from now on (0,) is a milestone
+    assert nodes.rank[1][rows] >= WARM
+    for write in list(store.writes):
+        store.end_write(write, [True])
+    assert COLD < nodes.rank[1][rows] < WARM
+    it.verify()

@@ -3,11 +3,12 @@
 import numpy as np
 
 from stratakv.core.ids import GroupId
-from stratakv.spec.retention import KeepBoundary
+from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.tree.check import check
+from stratakv.tree.residency import ResidencyEvent
 
 ANCHOR, STATE = GroupId(0), GroupId(1)
 
@@ -113,3 +114,71 @@ def test_a_saved_end_leaves_and_its_dirty_beginning_stays() -> None:
     it.tree.copies.end_backup(ANCHOR, rows, ok=True)
     assert evict(it, ANCHOR, 1) == [(1, 2, 3)]
     assert evict(it, ANCHOR, 9) == [(0,), (1,), (1, 2)]
+
+
+def test_a_saved_end_leaves_before_its_dirty_beginning_though_they_were_used_together() -> None:
+    it = tree()
+    serve(it, (0,), (1, 2, 3))
+    rows = it.tree.nodes.path(it.row((1, 2, 3)))[-1:]
+    it.tree.copies.begin_backup(ANCHOR, rows, np.array([0], np.int32))
+    it.tree.copies.end_backup(ANCHOR, rows, ok=True)
+    it.tree.leases.release(it.tree.leases.take(it.keys((1, 2, 3)), 3))
+    assert evict(it, ANCHOR, 1) == [(1, 2, 3)]
+
+
+def test_what_is_in_use_is_not_offered_again_before_it_is_let_go() -> None:
+    it = tree()
+    serve(it, (0,), (1,))
+    save(it, (1,), 0)
+    held = it.arrive((0,), 1, load=False)
+    assert evict(it, ANCHOR, 1) == [(1,)]
+    batches = it.tree.pins.queues[DEVICE][ANCHOR].batches()
+    assert not [key for key, rows in batches if it.row((0,)) in rows]
+    it.finish(held)
+    assert evict(it, ANCHOR, 1) == [(0,)]
+
+
+def milestones(it: TreeDriver, *prompts: Prefix) -> None:
+    """Prompts whose first pages have a milestone's state, and their ends a checkpoint's, saved."""
+    for prompt in prompts:
+        request = it.arrive(prompt, 0, load=False)
+        it.extend(request, len(prompt), generous=True)
+        it.pave(request, 1)
+        it.keep(request, len(prompt), request.continued)
+        it.finish(request)
+        save(it, prompt, 0)
+        save(it, prompt, 1)
+
+
+def test_room_for_milestones_is_what_leaves_the_host_before_a_page_that_the_device_has() -> None:
+    it = tree()
+    room = it.tree.write_back.spare_room
+    milestones(it, (0, 1), (2, 3), (4, 5))
+    assert room(STATE) == 0
+    assert it.evict_spare(DEVICE, 1, 1) == 1  # that of (0,)
+    assert room(STATE) == 1
+    assert it.evict_spare(DEVICE, 1, 9) == 2
+    assert room(STATE) == 3
+    hold = it.tree.leases.hold_present(it.keys((2, 3)), 2, [0, 0])
+    assert room(STATE) == 2
+    it.tree.leases.release(hold)
+    keys = it.keys((0, 1))
+    loading = it.arrive((0, 1), 1, load=True)
+    it.end_copy(it.copies[-1], ok=True)
+    it.finish(loading)  # on both again, and the youngest
+    assert it.match((0, 1), 1) == (1, 1, 1)
+    assert (room(STATE), len(keys)) == (2, 2)
+
+
+def test_of_pages_as_old_as_one_that_the_device_has_none_makes_room() -> None:
+    it = TreeDriver(small_spec([KeepWindow(2)], page_tokens=1), [16, 16], [16, 16])
+    milestones(it, (0, 1, 2, 3, 4))
+    request = it.arrive((0, 1, 2, 3, 4), 5, load=False)
+    it.pave(request, 2)
+    it.finish(request)
+    assert it.evict_spare(DEVICE, 1, 99) == 3  # the window's cold page, and the milestone's
+    back = it.tree.nodes.path(it.row((0,)))
+    assert it.tree.write_back.spare_room(STATE) == 2
+    it.tree.nodes.residency[STATE].move(back, ResidencyEvent.LOAD_BEGUN)
+    it.tree.nodes.residency[STATE].move(back, ResidencyEvent.LOAD_DONE)
+    assert it.tree.write_back.spare_room(STATE) == 0
