@@ -252,6 +252,21 @@ def test_who_mends_the_ledger_inside_the_lock_keeps_the_lock(place: Place):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_who_has_let_go_of_the_lock_takes_it_again_to_mend(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    with closing(Ledger(place.path, QUOTA_BYTES)) as ledger:
+        with ledger.locked():
+            ledger.changed()
+        flip(place.path / "ledger", 8)
+        asked: list[int] = []
+        monkeypatch.setattr(fcntl, "flock", lambda _, how: asked.append(how))
+        ledger.generation()
+        assert asked == [fcntl.LOCK_EX, fcntl.LOCK_UN]
+        ledger.generation()
+        assert len(asked) == 2, "a sound ledger is read without it"
+
+
 COUNT = """
 import sys
 from pathlib import Path

@@ -397,6 +397,16 @@ def test_a_page_whose_state_is_in_flight_stays_however_many_hang_below_it() -> N
     assert not len(it.tree.nodes)
 
 
+def test_of_a_batch_those_pages_are_lost_that_had_no_other_copy() -> None:
+    it = tree(KeepWindow(4))
+    serve(it, (0, 1, 2, 3))
+    assert it.backup((0, 1, 2, 3), 1, 1)
+    it.end_copy(it.copies[0], ok=True)
+    it.finish(it.arrive((0, 1, 2, 3), 4, load=False))
+    assert it.evict(DEVICE, 1, 4) == 4
+    assert (it.tree.dropped_dirty, it.tree.dropped_cold) == (3, 0)
+
+
 def test_what_is_lost_of_a_chain_goes_at_once_and_what_is_saved_at_once() -> None:
     it = tree()
     serve(it, (0, 1, 2, 3, 4))

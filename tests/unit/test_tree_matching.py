@@ -327,3 +327,14 @@ def test_a_chain_grows_one_run_and_a_branch_opens_another() -> None:
     assert len(it.tree.nodes) == 6
     it.drain()
     assert not it.tree.nodes._runs
+
+
+@pytest.mark.parametrize("pages", [63, 64, 65, 66])
+def test_a_prompt_may_be_longer_than_any_before(pages: int) -> None:
+    spec = small_spec([KeepWindow(2)], page_tokens=1)
+    it, prompt = TreeDriver(spec, [80, 80], [1, 1]), tuple(range(pages))
+    assert it.tree.starts(pages) == [0, pages - 2]
+    serve(TreeDriver(spec, [80, 80], [1, 1]), prompt, chunk=pages)
+    serve(it, prompt, chunk=pages)
+    again = it.tree.beyond(it.keys(prompt), it.tree.match(it.keys(prompt), pages), pages)
+    assert (again.whole, again.device, again.states_only) == (pages, pages, False)
