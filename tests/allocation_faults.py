@@ -14,8 +14,10 @@ from functools import partial
 from typing import Any
 
 from stratakv.assembly.models import EngineParts
+from stratakv.cache.footprint import Footprint
 from stratakv.core.ids import GroupId
 from stratakv.policy.prefetch import HostSpace
+from stratakv.tree.lease import DeviceLease
 from stratakv.tree.nodes import TIERS, Tier
 
 Wrapped = Callable[..., Any]
@@ -115,12 +117,12 @@ class Faults:
                 return right(group, rows)
         return self._surely(right, group, rows)
 
-    def _room_to_retract(self, right: Wrapped, rows, own):
-        for group in range(len(rows)):
+    def _room_to_retract(self, right: Wrapped, lease: DeviceLease, need: Footprint) -> bool:
+        for group in range(len(need.starts)):
             if self._due(f"retract {group}"):
                 with self._without(Tier.HOST, group):
-                    return right(rows, own)
-        return right(rows, own)
+                    return right(lease, need)
+        return right(lease, need)
 
     def _give(self, right: Wrapped, *arguments, **ends):
         for group in self._cache._live.groups:

@@ -108,7 +108,7 @@ def evict(parts: EngineParts, tier: Tier, group: int, keep: int = 0) -> None:
     """Take all but the ``keep`` warmest pages of a group that nothing pins off a tier."""
     parts.cache.settle()
     pools = parts.cache._pools
-    count = parts.cache._tree.evictable(tier, GroupId(group)) - keep
+    count = parts.cache._tree.eviction.evictable(tier, GroupId(group)) - keep
     pools.make_room(tier, GroupId(group), pools.tiers[tier][group].available() + max(0, count))
 
 

@@ -40,7 +40,7 @@ class Replica:
 
 def readable(tree: PrefixTree, name=lambda key: key) -> dict[tuple[str, int], set]:
     """The same, from the tree itself."""
-    nodes, found = tree.nodes, defaultdict(set)
+    nodes, found = tree.internals.nodes, defaultdict(set)
     for key, row in nodes.index.items():
         for group, states in enumerate(nodes.state):
             for medium, there in READABLE.items():

@@ -242,20 +242,20 @@ class Bench:
             assert ids is not None, "the bench's device is full"
             column[first.start : first.stop] = ids
             columns.append(column)
-        known = self.tree.nodes.reach(keys, 0, pages)
+        known = self.tree.internals.nodes.reach(keys, 0, pages)
         assert not known, "it is cached already"
         self.pools.execute(self.tree.insert(keys, 0, columns).effects)
         lease = self.tree.leases.take(keys, pages)
-        self.pools.execute(self.tree.keep(lease, pages, 0))
+        self.pools.execute(self.tree.checkpoints.keep(lease, pages, 0))
         if save:
             self.save(lease.path)
         return lease
 
     def save(self, path):
         """Back up what of a path is on the device alone."""
-        nodes = self.tree.nodes
+        nodes = self.tree.internals.nodes
         for group in self.groups:
-            rows = self.tree.copies.unsaved(GroupId(group), path)
+            rows = self.tree.backups.unsaved(GroupId(group), path)
             ids = self.tiers[HOST][group].alloc(len(rows))
             assert ids is not None, "the bench's host is full"
             self.tree.copies.begin_backup(GroupId(group), rows, ids)
@@ -271,12 +271,12 @@ class Bench:
 
     def idle(self):
         """Whether all of the host is free, or could be."""
-        spare = [self.tree.evictable(HOST, GroupId(group)) for group in self.groups]
+        spare = [self.tree.eviction.evictable(HOST, GroupId(group)) for group in self.groups]
         return [free + more for free, more in zip(self.free(), spare, strict=True)] == self.hosts
 
     def landed(self, prompt, end):
         """Assert that every page with bytes that ``end`` needs lies on the host as it should."""
-        nodes = self.tree.nodes
+        nodes = self.tree.internals.nodes
         keys = self.keys(prompt, end)
         page = self.spec.page_tokens
         for group in self.spec.groups:
@@ -292,7 +292,7 @@ class Bench:
         check(self.tree)
         for group in self.groups:
             owned = [page for part in self.tier.owned(GroupId(group)) for page in part.tolist()]
-            held = self.tree.nodes.page[HOST][group]
+            held = self.tree.internals.nodes.page[HOST][group]
             owned += held[held != NONE].tolist()
             assert len(set(owned)) == len(owned), "a host page has two owners"
             free = self.tiers[HOST][group].available()

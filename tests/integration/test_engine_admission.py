@@ -97,15 +97,15 @@ def test_a_refused_request_warms_nothing():
         run(parts, greedy("first", PROMPT, 1))
         prefix = PageHasher(parts.engine._namespaces.of("", ""), 4)
         prefix.extend(np.array(PROMPT, np.int32))
-        row = parts.cache._tree.nodes.index[prefix.keys[0]]
+        row = parts.cache._tree.internals.nodes.index[prefix.keys[0]]
         parts.engine.submit(greedy("long", [70] * 8, 20))
         parts.engine.step()
         parts.engine.submit(greedy("again", PROMPT, 12))
-        hits = parts.cache._tree.nodes.hits.item(row)
+        hits = parts.cache._tree.internals.nodes.hits.item(row)
         for _ in range(5):
             parts.engine.step()
             assert parts.engine.stats().waiting == 1
-        assert parts.cache._tree.nodes.hits.item(row) == hits
+        assert parts.cache._tree.internals.nodes.hits.item(row) == hits
         finish(parts, {})
         parts.engine.check()
 

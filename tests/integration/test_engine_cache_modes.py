@@ -86,7 +86,7 @@ def test_a_host_takes_every_anchor_page_and_of_a_window_what_checkpoints_and_mil
     with engine() as parts:
         first_of(parts, PROMPT)
         parts.cache.settle()
-        nodes = parts.cache._tree.nodes
+        nodes = parts.cache._tree.internals.nodes
         rows = nodes.rows()
         for group, pages in enumerate([set(range(15)), set(range(15)) - {7}]):
             saved = nodes.page[Tier.HOST][group][rows] != NONE

@@ -79,7 +79,7 @@ def seen(parts):
     """Everything that the cache holds: where each page of the tree is, and what is free."""
     parts.cache.settle()
     parts.engine.check()
-    nodes = parts.cache._tree.nodes
+    nodes = parts.cache._tree.internals.nodes
     states = {key: [int(state[row]) for state in nodes.state] for key, row in nodes.index.items()}
     return states, parts.cache.stats()
 
@@ -96,7 +96,7 @@ def nothing_left_by(parts):
 
 def poison_what_is_cached(parts):
     """Whoever reads a page of the tree, on any tier, reads NaN."""
-    nodes = parts.cache._tree.nodes
+    nodes = parts.cache._tree.internals.nodes
     for tier in TIERS:
         for group in parts.spec.groups:
             pages = nodes.page[tier][group.id][nodes.rows()]
@@ -174,10 +174,10 @@ def test_no_store_reads_what_is_there(spec):
         hit = dataclasses.replace(on_device(spec, 60), use=NO_STORE)
         assert ask(parts, PROMPT, NO_STORE, count=30) == hit
         evict_device(parts)
-        states = len(parts.cache._tree.nodes)
+        states = len(parts.cache._tree)
         hit = dataclasses.replace(on_host(spec, 60), use=NO_STORE)
         assert ask(parts, PROMPT, NO_STORE) == hit
-        assert len(parts.cache._tree.nodes) == states
+        assert len(parts.cache._tree) == states
 
 
 @pytest.mark.parametrize("rule", [KeepWindow(10), KeepChunk(11), KeepBoundary()])
@@ -311,7 +311,7 @@ def test_its_end_lets_nobody_in_who_waits_for_the_other():
 def test_bypass_makes_nothing_warmer():
     with engine(SPECS["window"]) as parts:
         ask(parts, PROMPT)
-        nodes = parts.cache._tree.nodes
+        nodes = parts.cache._tree.internals.nodes
         rows = nodes.rows()
         before = nodes.hits[rows].copy(), [rank[rows].copy() for rank in nodes.rank]
         ask(parts, PROMPT, OFF)

@@ -242,7 +242,7 @@ def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
     with engine(spec, **IN_MID_PREFILL.get(computed, {})) as parts:
         out = start(parts, "r", PROMPT[:prompt_tokens], 40, computed)
         parts.cache.settle()
-        nodes, rule = parts.cache._tree.nodes, {g.id: g.retention for g in spec.groups}
+        nodes, rule = parts.cache._tree.internals.nodes, {g.id: g.retention for g in spec.groups}
         whole = computed // PAGE
         lease = parts.cache._sequences[request_of(parts, "r").row].lease
         path = lease.path.copy()
@@ -574,4 +574,4 @@ def test_a_retraction_counts_no_use_of_pages():
                 parts.engine.submit(greedy(f"r{at}", [at, *PROMPT[:20]], 60))
             drain(parts)
             assert parts.cache.counters.retracted > 0
-            assert parts.cache._tree.nodes.hits.max() == 0
+            assert parts.cache._tree.internals.nodes.hits.max() == 0

@@ -75,7 +75,7 @@ def recorded(parts, tokens, count=1):
 
 def checkpoints(parts):
     """Ends, in pages, at which the tree has a checkpoint."""
-    nodes = parts.cache._tree.nodes
+    nodes = parts.cache._tree.internals.nodes
     rows = nodes.rows()
     return sorted((nodes.depth[rows[nodes.checkpoint[rows]]] + 1).tolist())
 

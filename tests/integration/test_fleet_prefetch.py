@@ -175,7 +175,7 @@ def watched_fetches():
 
     def look(prefetcher):
         spaces = prefetcher._fetches._host
-        nodes = prefetcher._tree.nodes
+        nodes = prefetcher._tree.internals.nodes
         pages = [pages.tobytes() for tier in nodes.page for pages in tier]
         return [space.available() for space in spaces], dict(nodes.index), pages
 

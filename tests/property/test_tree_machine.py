@@ -40,7 +40,7 @@ def real_work(machine: type[TreeMachine]) -> None:
         assert did[f"walks with {seldom}"] > 0.02 * did["walks"], seldom
     for ever in (
         "load declined", "backup failed", "backup dropped", "extend short", "duplicate",
-        "resume short", "retracted unsaved", "hold lost", "store failed", "healed", "hold short",
+        "resume short", "retracted unsaved", "hold lost", "store failed", "hold short",
         "prefetch abandoned", "squeezed", "apart",
     ):  # fmt: skip
         assert did[ever], ever

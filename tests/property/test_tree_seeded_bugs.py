@@ -62,10 +62,12 @@ from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, Prefix
 from stratakv.testing.tree_campaign import campaign
 from stratakv.testing.tree_driver import TreeDriver
+from stratakv.testing.tree_retraction import RetractionDriver
 from stratakv.tree import matching
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.copies import Copies
 from stratakv.tree.eviction import Evictor
+from stratakv.tree.insertion import Insertion
 from stratakv.tree.leases import Leases
 from stratakv.tree.matching import Matcher
 from stratakv.tree.pins import Pins
@@ -108,16 +110,16 @@ BUGS: dict[str, tuple[Edit, ...]] = {
         (Pins, "offer_above", "if on_device:", "if row < 0:"),
     ),
     "remap forgotten": (
-        (PrefixTree, "_meet", "found.remaps.append(Remap(group, at, canonical))", "pass"),
+        (Insertion, "_meet", "found.remaps.append(Remap(group, at, canonical))", "pass"),
     ),
     "duplicate not freed": (
-        (PrefixTree, "_meet", "found.effects.append(FreeDevice(group, mine[spare]))", "pass"),
+        (Insertion, "_meet", "found.effects.append(FreeDevice(group, mine[spare]))", "pass"),
     ),
     "failed backup keeps its host page": (
         (Copies, "end_backup", "effects.append(FreeHost(", "(FreeHost("),
     ),
     "loading page taken for a duplicate": (
-        (PrefixTree, "_meet", "(state != Residency.LOADING) & ", ""),
+        (Insertion, "_meet", "(state != Residency.LOADING) & ", ""),
     ),
     "branch superseded": ((Checkpoints, "_supersede", "<= 1]", "<= 9]"),),
     "stale recency": (
@@ -187,7 +189,7 @@ BUGS: dict[str, tuple[Edit, ...]] = {
         (Evictor, "evict", "queue.first < below", "queue.first < EVERY"),
     ),
     "who parts from a milestone leaves it one": ((Checkpoints, "_promote", "<= 1", "<= 9"),),
-    "a host copy will do": ((PrefixTree, "holds", "ON_DEVICE.item(", "ON_TIER[1].item("),),
+    "a host copy will do": ((PrefixTree, "holds", "ON_DEVICE.item(", "bool("),),
 }  # fmt: skip
 POLICY_BUGS: dict[str, tuple[str, Edit]] = {
     "warm for nobody": (
@@ -310,6 +312,21 @@ def turn_from_a_milestone() -> None:
     it.verify()
 
 
+def back_where_it_needs_less() -> None:
+    """A request that was retracted inside a page needs nothing of its window any more."""
+    it = TreeDriver(small_spec([KeepWindow(1)], page_tokens=2), [8, 8], [8, 8])
+    retraction = RetractionDriver(it)
+    request = it.arrive((0, 1), 0, load=False)
+    it.extend(request, 2, generous=False)
+    retraction.retract(request, 1)
+    for copy in list(it.copies):
+        it.end_copy(copy, ok=True)
+    again = retraction.resume(retraction.retracted[0], decline=False)
+    assert again is not None
+    it.verify()
+    assert again.lease.starts == [0, 2]
+
+
 DIRECTED: dict[str, Callable[[], None]] = {
     "cascade while a group is in flight": copy_of_a_window,
     "anchor absent with children": host_below_device,
@@ -319,6 +336,8 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "room for milestones is made of checkpoints": room_where_there_is_none,
     "a milestone is for ever": milestone_that_is_not_worth_it,
     "who parts from a milestone leaves it one": turn_from_a_milestone,
+    "a resumed lease wants everything": back_where_it_needs_less,
+    "the price of everything": back_where_it_needs_less,
 }
 """What walks may miss: what they draw depends on which modules are there, constants of theirs
 being tried too."""

@@ -70,7 +70,7 @@ def test_on_a_device_full_of_checkpoints_no_state_of_a_milestone_is_kept():
     finds none for its milestones, at 2, 4, 6, 10, 12 and 14 pages, and has its own end, at 15, for
     the oldest of the others."""
     with engine(STATE, (60, len(OLD) + 1), (0, 0), cache="device", snapshot_tokens=8) as parts:
-        counters, nodes = parts.cache.counters, parts.cache._tree.nodes
+        counters, nodes = parts.cache.counters, parts.cache._tree.internals.nodes
         for tokens in OLD:
             ask(parts, tokens)
         assert (counters.snapshots, counters.snapshots_skipped) == (len(OLD), 0)

@@ -61,7 +61,7 @@ def on_host(parts, group=0):
 
 
 def hits_by_key(parts):
-    nodes = parts.cache._tree.nodes
+    nodes = parts.cache._tree.internals.nodes
     return {key: nodes.hits.item(row) for key, row in nodes.index.items()}
 
 
@@ -175,7 +175,7 @@ def test_write_back_finds_what_was_evicted_on_the_host():
 def test_write_back_evicts_what_is_saved_before_what_is_colder():
     with engine("write-back") as parts:
         serve(parts, *PROMPTS[:3])
-        copies, nodes = parts.cache._copies, parts.cache._tree.nodes
+        copies, nodes = parts.cache._copies, parts.cache._tree.internals.nodes
         for row in list(nodes.index.values()):
             if nodes.rank[0].item(row) == nodes.rank[0].max():  # of the prompt that came last
                 assert copies.save(GroupId(0), np.array([row], np.intp)) == 1

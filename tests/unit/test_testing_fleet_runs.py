@@ -119,7 +119,7 @@ def lose_a_free_page(rank):
 
 
 def warm_a_page(rank):
-    nodes = rank.cache._tree.nodes
+    nodes = rank.cache._tree.internals.nodes
     nodes.rank[0][nodes.rows()[0]] += 1
 
 

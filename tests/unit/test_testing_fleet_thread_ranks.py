@@ -69,7 +69,7 @@ def test_other_calls_and_other_shapes_do_not_meet():
     for bodies in ((tells, votes(3), votes(3)), (votes(3), votes(4), votes(3))):
         said = together(*bodies)
         assert all(isinstance(error, AssertionError | RankLostError) for error in said)
-        assert "rank 1 in least" in str(said[0])
+        assert "rank 1 in all_reduce_min" in str(said[0])
 
 
 def test_who_does_not_come_is_named_and_nobody_hangs():

@@ -69,11 +69,11 @@ def test_no_array_of_a_cache_is_left_out():
 
 
 def spoil_a_rank(cache):
-    cache._tree.nodes.rank[1][5] += 1
+    cache._tree.internals.nodes.rank[1][5] += 1
 
 
 def spoil_a_pin(cache):
-    cache._tree.nodes.pins[1][0][3] += 1
+    cache._tree.internals.nodes.pins[1][0][3] += 1
 
 
 def spoil_a_booking(cache):
@@ -144,7 +144,7 @@ def swap_free_pages(cache):
 
 
 def forget_a_count(cache):
-    cache._tree.pins.evictable[0][1] -= 1
+    cache._tree.internals.pins.evictable[0][1] -= 1
 
 
 def lose_a_copy(cache):

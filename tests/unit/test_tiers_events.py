@@ -60,7 +60,7 @@ class Follower:
         found = self.replica.known()
         found.pop((Medium.STORAGE.value, 0), None)
         assert found == readable(tree)
-        assert len(self.events) == len(tree.nodes), "tokens of pages that have left"
+        assert len(self.events) == len(tree), "tokens of pages that have left"
 
     def believe(self, event):
         """Keys follow from parent and tokens: nothing is told that a follower cannot verify."""

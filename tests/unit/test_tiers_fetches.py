@@ -40,7 +40,7 @@ def expected_end(bench, cached, free, evictable):
 
 
 def state_of(bench):
-    nodes = bench.tree.nodes
+    nodes = bench.tree.internals.nodes
     return (
         sorted(nodes.index),
         bench.free(),
@@ -83,7 +83,7 @@ def test_at_every_fill_level_the_largest_end_that_fits_is_fetched(spec, base, sp
 
 
 def landed_at(bench, evictions):
-    nodes, keys = bench.tree.nodes, bench.keys(PROMPT, PAGES)
+    nodes, keys = bench.tree.internals.nodes, bench.keys(PROMPT, PAGES)
     path = [nodes.index[key] for key in keys if key in nodes.index]
     cached = [set(np.flatnonzero(nodes.page[HOST][g][path] >= 0).tolist()) for g in bench.groups]
     end, path = expected_end(bench, cached, bench.free(), spare_of(bench, keys))
@@ -109,7 +109,7 @@ def landed_at(bench, evictions):
 
 def spare_of(bench, keys):
     """By group: host pages that eviction could give while the prompt's own are held."""
-    nodes = bench.tree.nodes
+    nodes = bench.tree.internals.nodes
     mine = [nodes.index[key] for key in keys if key in nodes.index]
     spare = []
     for group in bench.groups:

@@ -17,7 +17,8 @@ from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import small_spec
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from stratakv.testing.tree_books import HOST
-from stratakv.tiers.prefetch.prefetcher import GRACE_S, HUNG_S
+from stratakv.tiers.prefetch.operations import HUNG_S
+from stratakv.tiers.prefetch.prefetcher import GRACE_S
 from tests.tier_bench import Bench, Store, policy_of
 
 FULL = small_spec([], page_tokens=2)
@@ -167,7 +168,7 @@ def test_what_was_there_does_not_arrive(benches, faults, reason):
     bench.fill(PROMPT, 4)
     bench.fetch("r", PROMPT, 4)
     assert bench.abandoned() == {reason: 1}
-    assert not len(bench.tree.nodes)
+    assert not len(bench.tree)
     assert bench.free() == bench.hosts
     over(bench)
     assert bench.lost() == {reason: 4}

@@ -39,7 +39,7 @@ def benches():
 
 
 def pins_of(bench):
-    return [int(pins.sum()) for tier in bench.tree.nodes.pins for pins in tier]
+    return [int(pins.sum()) for tier in bench.tree.internals.nodes.pins for pins in tier]
 
 
 # -- while storage is asked ----------------------------------------------------------------------

@@ -115,10 +115,10 @@ def test_what_took_a_row_during_a_detach_is_not_mistaken_for_what_was_stored(ben
     bench.tree.leases.release(bench.serve(OTHER, 1))
     bench.tick()
     assert bench.tier.detach() is None
-    nodes = len(bench.tree.nodes)
+    nodes = len(bench.tree)
     for tier in (0, 1):  # the first prompt leaves, the second is being written
-        bench.pools.execute(bench.tree.evict(tier, 0, 9))
-    assert len(bench.tree.nodes) < nodes
+        bench.pools.execute(bench.tree.eviction.evict(tier, 0, 9))
+    assert len(bench.tree) < nodes
     lease = bench.serve(3, 3)
     bench.tier.keep()
     bench.tier.used(lease)

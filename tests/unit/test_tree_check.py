@@ -52,7 +52,7 @@ class Grown:
 
     @property
     def nodes(self) -> NodeTable:
-        return self.it.tree.nodes
+        return self.it.tree.internals.nodes
 
     def at(self, *prompt: int) -> int:
         """The node of a prompt's last page."""
@@ -224,7 +224,7 @@ def test_a_lease_begins_no_earlier_than_it_needs_to_and_no_later_than_it_ends(
 @pytest.mark.parametrize("tier", [DEVICE, HOST])
 @pytest.mark.parametrize("group", [ANCHOR, WINDOW, STATE])
 def test_what_can_be_evicted_is_counted_exactly(grown: Grown, tier: int, group: int) -> None:
-    counts = grown.tree.pins.evictable[tier]
+    counts = grown.tree.internals.pins.evictable[tier]
     counts[group] += 1
     name = ("DEVICE", "HOST")[tier]
     spoiled(grown, f"^group {group}: {name} evictable {counts[group]}$")
@@ -237,13 +237,13 @@ def test_what_can_be_evicted_is_counted_exactly(grown: Grown, tier: int, group: 
     ("tier", "group"), [(DEVICE, ANCHOR), (DEVICE, WINDOW), (DEVICE, STATE), (HOST, WINDOW)]
 )
 def test_whatever_could_leave_is_queued(grown: Grown, tier: int, group: int) -> None:
-    grown.tree.pins.queues[tier][group].clear()
+    grown.tree.internals.pins.queues[tier][group].clear()
     name = ("DEVICE", "HOST")[tier]
     spoiled(grown, rf"^group {group}: not queued on {name}: nodes \[")
 
 
 def test_a_page_is_queued_no_later_than_its_rank(grown: Grown) -> None:
-    queue = grown.tree.pins.queues[DEVICE][STATE]
+    queue = grown.tree.internals.pins.queues[DEVICE][STATE]
     batches = queue.batches()
     queue.clear()
     for _, rows in batches:
@@ -286,7 +286,7 @@ def test_what_milestones_alone_need_lies_right_behind_the_cold_end(grown: Grown,
     row = grown.at(0)
     assert 0 < grown.nodes.need[WINDOW].item(row) < 2**32
     grown.nodes.rank[WINDOW][row] = rank
-    grown.tree.pins.queue(DEVICE, WINDOW, np.array([row]))
+    grown.tree.internals.pins.queue(DEVICE, WINDOW, np.array([row]))
     spoiled(grown, rf"^group 1: milestones' rank: nodes \[{row}\]$")
 
 

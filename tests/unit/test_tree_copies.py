@@ -1,10 +1,13 @@
 """Backups, loads and fetches: what they hold, what they may cost, and how they end."""
 
+import numpy as np
+
 from stratakv.core.ids import GroupId
 from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
+from stratakv.tree.lease import DeviceLease
 from stratakv.tree.residency import Residency
 
 
@@ -167,17 +170,23 @@ def test_while_one_of_two_loads_goes_on_others_wait_for_it() -> None:
     for tip in ((0, 1), (2,)):
         serve(it, tip)
         offload(it, tip)
-    copies, rows = it.tree.copies, it.tree.nodes.path(it.row((2,)))
-    assert not copies.landing(GroupId(0), rows)
+    copies = it.tree.copies
+
+    def landing(tip: Prefix) -> bool:
+        path = it.tree.internals.nodes.path(it.row(tip))
+        indices = np.arange(len(tip))
+        return copies.landing(DeviceLease(len(tip), [0, 0], path), GroupId(0), indices)
+
+    assert not landing((2,))
     for tip in ((0, 1), (2,)):
         it.arrive(tip, len(tip), load=True)
     first, second = it.copies
     it.end_copy(first, ok=True)
-    assert copies.landing(GroupId(0), rows)
-    assert not copies.landing(GroupId(0), it.tree.nodes.path(it.row((0, 1))))
+    assert landing((2,))
+    assert not landing((0, 1))
     assert it.arrive((2, 5), 2, load=False).lease.loading == (second.ticket,)
     it.end_copy(second, ok=True)
-    assert not copies.landing(GroupId(0), rows)
+    assert not landing((2,))
     assert it.arrive((2, 6), 2, load=False).lease.loading == ()
     assert copies.loads == 0
     it.drain()
@@ -190,9 +199,9 @@ def test_what_a_checkpoint_needs_is_told_from_what_milestones_alone_need() -> No
     it.pave(request, 2)
     it.pave(request, 4)
     it.keep(request, 5, 0)
-    path = it.tree.nodes.path(it.row((0, 1, 2, 3, 4)))
-    assert it.tree.copies.needed(GroupId(1), path).tolist() == [False, False, False, True, True]
-    assert it.tree.copies.needed(GroupId(0), path).all(), "what is kept whole is needed for good"
+    path = it.tree.internals.nodes.path(it.row((0, 1, 2, 3, 4)))
+    assert it.tree.backups.needed(GroupId(1), path).tolist() == [False, False, False, True, True]
+    assert it.tree.backups.needed(GroupId(0), path).all(), "what is kept whole is needed for good"
 
 
 def test_a_page_that_is_landing_stays_beside_the_one_just_computed() -> None:

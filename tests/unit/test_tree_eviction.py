@@ -50,7 +50,7 @@ def test_an_empty_tree_has_nothing_to_give(tier: Tier) -> None:
     it = tree(KeepWindow(2))
     for group in it.model.groups:
         assert it.evict(tier, group, 5) == 0
-        assert it.tree.evictable(tier, GroupId(group)) == 0
+        assert it.tree.eviction.evictable(tier, GroupId(group)) == 0
 
 
 def test_a_queue_that_was_cleared_is_empty() -> None:
@@ -109,7 +109,7 @@ def test_a_chain_that_was_grown_in_two_parts_leaves_as_one() -> None:
     assert it.evict(DEVICE, 0, 1) == 1
     assert left(it, (0, 1, 2), (0, 1, 5, 6)) == [(0, 1, 5, 6)]
     assert it.evict(DEVICE, 0, 4) == 4
-    assert not len(it.tree.nodes)
+    assert not len(it.tree)
     it.verify()
 
 
@@ -143,7 +143,7 @@ def test_the_evictable_count_admits_what_eviction_gives() -> None:
     serve(it, (0, 1, 2), (0, 3))
     held = it.arrive((0, 3), 2, load=False)
     for group in (1, 0):  # an anchor's leaf would take the window's pages along
-        count = it.tree.evictable(DEVICE, GroupId(group))
+        count = it.tree.eviction.evictable(DEVICE, GroupId(group))
         assert it.evict(DEVICE, group, count + 5) == count > 0
     it.finish(held)
 
@@ -184,7 +184,7 @@ def test_a_checkpoint_is_not_kept_where_something_it_needs_has_gone() -> None:
     request = run(it, (0, 1, 2, 3))
     it.evict(DEVICE, 1, 9)
     it.keep(request, 2, 0)  # the driver expects no effect
-    assert not [end for end in range(5) if it.tree.is_checkpoint(request.lease, end)]
+    assert not [end for end in range(5) if it.tree.checkpoints.at(request.lease, end)]
     it.verify()
     it.finish(request)
     it.verify()
@@ -259,7 +259,9 @@ def test_a_chain_that_goes_counts_what_its_checkpoint_needed_as_worth_it() -> No
     it = tree(KeepWindow(2))
     serve(it, (0, 1, 2))
     assert it.evict(DEVICE, 0, 3) == 3
-    assert (it.tree.dropped_dirty, it.tree.dropped_cold) == (5, 1), "of the window the first page"
+    assert (it.tree.eviction.dropped_dirty, it.tree.eviction.dropped_cold) == (5, 1), (
+        "of the window the first page"
+    )
 
 
 def test_a_mark_that_goes_lets_the_page_above_its_chain_go_cold() -> None:
@@ -270,7 +272,7 @@ def test_a_mark_that_goes_lets_the_page_above_its_chain_go_cold() -> None:
     it.keep(request, 3, request.continued)
     it.finish(request)
     assert it.evict(DEVICE, 0, 2) == 2  # (9,) and the end of the longer one
-    rank = it.tree.nodes.rank[1][it.tree.nodes.path(it.row((0, 1)))]
+    rank = it.tree.internals.nodes.rank[1][it.tree.internals.nodes.path(it.row((0, 1)))]
     assert (rank < WARM).all()
     it.verify()
 
@@ -296,7 +298,7 @@ def test_a_page_that_comes_back_to_a_checkpoint_is_as_warm_as_it_was() -> None:
     assert it.evict(DEVICE, 1, 9) == 4
     assert it.fetch((0, 1, 2, 3), generous=True)
     it.end_fetch(it.fetches[0], landed=True)
-    ranks = it.tree.nodes.rank[1][it.tree.nodes.path(it.row((0, 1, 2, 3)))]
+    ranks = it.tree.internals.nodes.rank[1][it.tree.internals.nodes.path(it.row((0, 1, 2, 3)))]
     assert (ranks[2:] >= WARM).all()
     assert ((ranks[:2] > COLD) & (ranks[:2] < WARM)).all()
     it.verify()
@@ -305,7 +307,7 @@ def test_a_page_that_comes_back_to_a_checkpoint_is_as_warm_as_it_was() -> None:
 def test_a_queue_is_not_rebuilt_before_it_has_four_rows_for_each_page() -> None:
     it = TreeDriver(small_spec([], page_tokens=1), [1000], [1000])
     serve(it, (0,))
-    pins, rows = it.tree.pins, it.tree.nodes.path(it.row((0,)))
+    pins, rows = it.tree.internals.pins, it.tree.internals.nodes.path(it.row((0,)))
     queue = pins.queues[DEVICE][0]
     while queue.weight < 4 * 2000 + 4096:
         before = queue.weight
@@ -326,7 +328,7 @@ def test_useless_nodes_are_pruned_up_to_a_branch() -> None:
     it.evict(DEVICE, 1, 1)
     assert set(it.model.nodes) == {(0,), (0, 1), (0, 1, 3)}
     it.evict(DEVICE, 1, 1)
-    assert not len(it.tree.nodes)
+    assert not len(it.tree)
 
 
 def test_pruning_stops_at_a_lease() -> None:
@@ -360,7 +362,7 @@ def test_the_host_gives_its_leaves_first_and_the_nodes_with_them() -> None:
     assert it.evict(HOST, 0, 1) == 1
     assert it.match((0, 1, 2), 3) == (0, 2, 2)
     it.evict(HOST, 0, 9)
-    assert not len(it.tree.nodes)
+    assert not len(it.tree)
 
 
 def test_a_host_copy_under_a_running_request_may_go() -> None:
@@ -379,7 +381,7 @@ def test_an_idle_host_subtree_goes_before_the_device_page_above_it() -> None:
     assert it.fetch((0, 1, 2), generous=True)
     it.end_fetch(it.fetches[0], landed=True)
     assert it.evict(DEVICE, 0, 1) == 1
-    assert not len(it.tree.nodes)
+    assert not len(it.tree)
     assert it.pools[HOST][0].available() == 16
 
 
@@ -394,7 +396,7 @@ def test_a_page_whose_state_is_in_flight_stays_however_many_hang_below_it() -> N
     it.verify()
     it.end_copy(it.copies[0], ok=False)
     assert it.evict(DEVICE, 0, 9) == 1
-    assert not len(it.tree.nodes)
+    assert not len(it.tree)
 
 
 def test_of_a_batch_those_pages_are_lost_that_had_no_other_copy() -> None:
@@ -412,7 +414,7 @@ def test_what_is_lost_of_a_chain_goes_at_once_and_what_is_saved_at_once() -> Non
     serve(it, (0, 1, 2, 3, 4))
     assert it.backup((0, 1, 2, 3, 4), 0, 2)
     it.end_copy(it.copies[0], ok=True)
-    effects = it.tree.evict(DEVICE, GroupId(0), 9)
+    effects = it.tree.eviction.evict(DEVICE, GroupId(0), 9)
     assert [len(effect.pages) for effect in effects if isinstance(effect, FreeDevice)] == [3, 2]
     check(it.tree)
 
@@ -431,4 +433,4 @@ def test_a_device_page_stays_while_something_below_it_is_in_flight() -> None:
     assert it.evict(DEVICE, 0, 9) == 0
     it.end_copy(it.copies[0], ok=True)
     assert it.evict(DEVICE, 0, 9) == 1
-    assert not len(it.tree.nodes)
+    assert not len(it.tree)

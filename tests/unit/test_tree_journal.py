@@ -62,7 +62,7 @@ class FollowedTree(PrefixTree):
 
     def follow(self):
         assert self.follower.replica.known() == readable(self)
-        assert self.follower.seen == set(self.nodes.index), "what has left the tree"
+        assert self.follower.seen == set(self.internals.nodes.index), "what has left the tree"
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_keys_are_noted_before_their_rows_are_used_again(followed):
 
 def test_a_tree_that_nobody_follows_keeps_no_journal():
     tree = PrefixTree(small_spec([], page_tokens=2), 4)
-    assert tree.nodes._journal is None
-    assert all(column._moved is None for column in tree.nodes.residency)
+    assert tree.internals.nodes._journal is None
+    assert all(column._moved is None for column in tree.internals.nodes.residency)
 
 
 def test_a_key_that_ends_in_zeros_is_told_whole():

@@ -62,7 +62,7 @@ def test_two_branches_share_their_base_and_a_third_stops_at_it() -> None:
     it = tree()
     serve(it, (0, 1, 2))
     serve(it, (0, 1, 3))
-    assert len(it.tree.nodes) == 4
+    assert len(it.tree) == 4
     for prompt, hit in (((0, 1, 2), 3), ((0, 1, 3), 3), ((0, 1, 4), 2)):
         assert it.match(prompt, 3)[0] == hit
 
@@ -101,18 +101,18 @@ def test_namespaces_never_meet() -> None:
 
 def hole(it: TreeDriver, group: int, prefix: Prefix) -> None:
     """Take one page of a group out, by name."""
-    row = it.tree.nodes.index[it.keys(prefix)[-1]]
-    others = [r for r in it.tree.nodes.rows().tolist() if r != row]
-    rank = it.tree.nodes.rank[group]
+    row = it.tree.internals.nodes.index[it.keys(prefix)[-1]]
+    others = [r for r in it.tree.internals.nodes.rows().tolist() if r != row]
+    rank = it.tree.internals.nodes.rank[group]
     rank[others] = WARM + (1 << 40)
     rank[row] = 0
     it.model.clock = 1 << 41
     for name, spots in it.model.nodes.items():
         spots[group].used = 0 if name == prefix else 1 << 40
-    it.tree.pins.rebuild(DEVICE, GroupId(group))
+    it.tree.internals.pins.rebuild(DEVICE, GroupId(group))
     it.evict(DEVICE, group, 1)
-    rank[it.tree.nodes.need[group] == 0] = COLD
-    it.tree.pins.rebuild(DEVICE, GroupId(group))
+    rank[it.tree.internals.nodes.need[group] == 0] = COLD
+    it.tree.internals.pins.rebuild(DEVICE, GroupId(group))
     it.verify()
 
 
@@ -214,7 +214,7 @@ def test_a_held_leaf_survives_when_everything_else_goes() -> None:
         serve(it, (0, symbol))
     it.evict(DEVICE, 0, 99)
     assert it.match((0, 1), 2)[0] == 2
-    assert len(it.tree.nodes) == 2
+    assert len(it.tree) == 2
     it.finish(held)
     it.drain()
 
@@ -319,14 +319,14 @@ def test_what_was_evicted_comes_back_as_it_was() -> None:
 def test_a_chain_grows_one_run_and_a_branch_opens_another() -> None:
     it = tree()
     serve(it, (0, 1, 2, 3), chunk=1)
-    assert len(it.tree.nodes._runs) == 1
+    assert len(it.tree.internals.nodes._runs) == 1
     serve(it, (0, 1, 4, 5))
-    assert len(it.tree.nodes._runs) == 2
+    assert len(it.tree.internals.nodes._runs) == 2
     it.evict(DEVICE, 0, 1)  # the older tail, in the run that the branch hangs on
     serve(it, (0, 1, 2, 6))
-    assert len(it.tree.nodes) == 6
+    assert len(it.tree) == 6
     it.drain()
-    assert not it.tree.nodes._runs
+    assert not it.tree.internals.nodes._runs
 
 
 @pytest.mark.parametrize("pages", [63, 64, 65, 66])

@@ -48,7 +48,7 @@ class Cache:
             pages = [ids for ids in taken if ids is not None]
             self.do(self.tree.insert(keys, have, pages).effects)
             self.tree.leases.advance(lease, keys, len(keys))
-            self.do(self.tree.keep(lease, len(keys), have))
+            self.do(self.tree.checkpoints.keep(lease, len(keys), have))
             self.tree.leases.release(lease)
             check(self.tree)
 
@@ -60,7 +60,9 @@ class Cache:
 
     def save(self, prompt: Prompt) -> None:
         for group in self.groups:
-            rows = self.tree.copies.unsaved(GroupId(group), self.tree.nodes.path(self.row(prompt)))
+            rows = self.tree.backups.unsaved(
+                GroupId(group), self.tree.internals.nodes.path(self.row(prompt))
+            )
             pages = self.pools[HOST][group].alloc(len(rows))
             assert pages is not None
             self.tree.copies.begin_backup(GroupId(group), rows, pages)
@@ -88,12 +90,12 @@ class Cache:
 
     def evict(self, count: int, group: int = 0, tier: Tier = DEVICE) -> int:
         before = self.pools[tier][group].available()
-        self.do(self.tree.evict(tier, GroupId(group), count))
+        self.do(self.tree.eviction.evict(tier, GroupId(group), count))
         check(self.tree)
         return self.pools[tier][group].available() - before
 
     def row(self, prompt: Prompt) -> int:
-        return self.tree.nodes.index[self.keys(prompt)[-1]]
+        return self.tree.internals.nodes.index[self.keys(prompt)[-1]]
 
     def left(self, *prompts: Prompt) -> list[Prompt]:
         """Those of ``prompts`` that are usable to their ends."""
@@ -133,7 +135,9 @@ def test_what_no_checkpoint_needs_leaves_before_what_one_needs(policy: str) -> N
     cache = Cache(policy, KeepWindow(1))
     cache.serve((0,), (1, 2), (1, 2, 3))  # the state after (1, 2) was continued
     cache.use((1, 2), times=3, priority=9)
-    assert COLD < cache.tree.nodes.rank[1].item(cache.row((1, 2))) < WARM  # a milestone is left
+    assert (
+        COLD < cache.tree.internals.nodes.rank[1].item(cache.row((1, 2))) < WARM
+    )  # a milestone is left
     assert next(gone_in_order(cache, (0,), (1, 2), (1, 2, 3), group=1)) == (1, 2)
 
 
@@ -144,7 +148,7 @@ def test_an_empty_tree_gives_nothing_and_a_full_one_everything(policy: str) -> N
     cache.serve((0, 1, 2), (0, 3), (4,))
     cache.use((0, 1, 2), (4,), times=3)
     assert cache.evict(64) == 5
-    assert not len(cache.tree.nodes)
+    assert not len(cache.tree)
     assert all(pool.available() == 64 for tier in cache.pools for pool in tier)
 
 
@@ -156,7 +160,7 @@ def calls_of_one_page_evictions(policy: str, leaves: int) -> int:
         cache.insert(keys[leaf : leaf + 1], 0, [np.array([leaf], np.int32)])
     for key in keys[::2]:
         cache.leases.release(cache.leases.take([key], 1))
-    evicted, calls = counted(lambda: [cache.evict(DEVICE, ANCHOR, 1) for _ in range(100)])
+    evicted, calls = counted(lambda: [cache.eviction.evict(DEVICE, ANCHOR, 1) for _ in range(100)])
     assert all(evicted)
     return calls
 
@@ -210,7 +214,7 @@ def test_lfu_counts_uses_of_a_groups_own_pages() -> None:
 def test_lfu_ranks_by_the_number_of_uses_then_by_time() -> None:
     cache = Cache("lfu")
     cache.serve((0,))
-    nodes, row = cache.tree.nodes, cache.row((0,))
+    nodes, row = cache.tree.internals.nodes, cache.row((0,))
     said: list[int] = []
     for _ in range(3):
         said.append(nodes.rank[0].item(row) >> STAMP_BITS)
@@ -280,10 +284,10 @@ def test_nobody_has_a_say_in_what_went_cold(policy: str) -> None:
     """A batch may hold a page that nobody needs any more: it must not be ranked anew."""
     cache = Cache(policy, KeepWindow(2))
     cache.serve((0, 1))
-    queue = cache.tree.pins.queues[DEVICE][1]
+    queue = cache.tree.internals.pins.queues[DEVICE][1]
     assert isinstance(queue, Segments)
-    rows = cache.tree.nodes.path(cache.row((0, 1)))
-    cache.tree.nodes.rank[1][rows] = (COLD, HIGH + 5)
+    rows = cache.tree.internals.nodes.path(cache.row((0, 1)))
+    cache.tree.internals.nodes.rank[1][rows] = (COLD, HIGH + 5)
     assert queue.due(HIGH + 9, rows).tolist() == [False, True]
     assert queue.due(COLD, rows).tolist() == [True, False]
 
@@ -291,11 +295,11 @@ def test_nobody_has_a_say_in_what_went_cold(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
 def test_only_what_is_there_and_idle_comes_up_for_a_policys_say(policy: str) -> None:
     cache = Cache(policy)
-    queues = [queues[0] for queues in cache.tree.pins.queues]
+    queues = [queues[0] for queues in cache.tree.internals.pins.queues]
     cache.serve((0, 1, 2))
     cache.save((0, 1))
     lease = cache.tree.leases.take(cache.keys((0,)), 1)
-    rows = cache.tree.nodes.path(cache.row((0, 1, 2)))
+    rows = cache.tree.internals.nodes.path(cache.row((0, 1, 2)))
     idle = [queue.idle(rows).tolist() for queue in queues if isinstance(queue, Segments)]
     assert idle == [[False, True, True], [True, True, False]]
     cache.tree.leases.release(lease)
@@ -306,8 +310,8 @@ def test_only_a_leaf_of_the_device_comes_up_there_and_any_page_of_the_host(polic
     cache = Cache(policy)
     cache.serve((0, 1, 2))
     cache.save((0, 1, 2))
-    rows = cache.tree.nodes.path(cache.row((0, 1, 2)))
-    queues = [queue for (queue,) in cache.tree.pins.queues if isinstance(queue, Segments)]
+    rows = cache.tree.internals.nodes.path(cache.row((0, 1, 2)))
+    queues = [queue for (queue,) in cache.tree.internals.pins.queues if isinstance(queue, Segments)]
     for end, on_device in ((2, [False, False]), (3, [True, True, True])):
         due = [queue.due(2 * HIGH, rows[:end]).tolist() for queue in queues]
         assert due == [on_device, [True] * end]
@@ -316,7 +320,7 @@ def test_only_a_leaf_of_the_device_comes_up_there_and_any_page_of_the_host(polic
 @pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
 def test_a_queue_that_was_cleared_is_empty(policy: str) -> None:
     cache = Cache(policy)
-    queue = cache.tree.pins.queues[DEVICE][0]
+    queue = cache.tree.internals.pins.queues[DEVICE][0]
     assert isinstance(queue, Segments)
     assert (queue.pages, queue.high_pages, queue.most) == (0, 0, 0)
     for key in (WARM + 1, HIGH + 1):
@@ -377,7 +381,7 @@ def test_s3_fifo_takes_from_main_while_few_are_new() -> None:
     cache.serve((20,))
     cache.evict(1)  # all but (20) are in main by now
     assert cache.left((20,), *hot) == hot
-    queue = cache.tree.pins.queues[DEVICE][0]
+    queue = cache.tree.internals.pins.queues[DEVICE][0]
     assert isinstance(queue, Segments)
     assert queue.high_pages == len(hot)
     cache.use((0,))
@@ -392,7 +396,7 @@ def test_s3_fifo_remembers_no_more_keys_than_the_pool_has_pages() -> None:
         if not cache.pools[DEVICE][0].available():
             cache.evict(1)
         cache.serve((symbol,))
-    policy = cache.tree.pins.policy
+    policy = cache.tree.internals.pins.policy
     assert isinstance(policy, S3Fifo)
     assert policy.remembered(0) == 16
     assert policy.remembered(1) <= 16
@@ -403,8 +407,8 @@ def test_s3_fifo_never_ranks_a_page_below_what_hangs_on_it() -> None:
     cache.serve((0, 1, 2))
     cache.evict(2)
     cache.serve((0, 1, 2))  # (0) is small, what follows is remembered
-    path = cache.tree.nodes.path(cache.row((0, 1, 2)))
-    rank = cache.tree.nodes.rank[0][path]
+    path = cache.tree.internals.nodes.path(cache.row((0, 1, 2)))
+    rank = cache.tree.internals.nodes.rank[0][path]
     assert (np.diff(rank) <= 0).all()
 
 

@@ -57,7 +57,7 @@ def test_what_a_dropped_leaf_kept_alive_is_pruned_with_it() -> None:
     it = driver(small_spec([KeepBoundary()], page_tokens=1, anchor_bytes=False))
     served(it, (0, 0, 0), generous=False)
     it.evict(DEVICE, 0, 1)
-    assert not len(it.tree.nodes)
+    assert not len(it.tree)
     it.verify()
 
 

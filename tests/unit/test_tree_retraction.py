@@ -39,7 +39,7 @@ def host_pages(it: TreeDriver) -> list[int]:
 def test_a_parked_request_leaves_the_device_to_others_and_comes_back_with_a_load() -> None:
     it, lot = tree(KeepWindow(1))
     lot.retract(running(it, (0, 1, 2)), 0)
-    assert it.tree.evictable(DEVICE, GroupId(ANCHOR)) == 0  # being saved
+    assert it.tree.eviction.evictable(DEVICE, GroupId(ANCHOR)) == 0  # being saved
     end_copies(it)
     assert it.evict(DEVICE, ANCHOR, 3) == 3
     assert it.evict(DEVICE, OTHER, 1) == 1
@@ -133,7 +133,7 @@ def test_a_lease_that_moves_on_without_a_state_lets_the_last_one_go() -> None:
     it.extend(request, 1, generous=False, state=False)
     it.verify()
     assert request.lease.starts == [0, 2]
-    assert it.tree.evictable(DEVICE, GroupId(OTHER)) == 1
+    assert it.tree.eviction.evictable(DEVICE, GroupId(OTHER)) == 1
 
 
 def test_a_state_given_late_ends_a_prefix() -> None:
@@ -154,5 +154,5 @@ def test_a_rolling_checkpoint_takes_the_place_of_the_one_before() -> None:
         it.extend(request, 1, generous=False)
         it.roll(request)
         it.verify()
-    marked = [it.tree.is_checkpoint(request.lease, end) for end in range(4)]
+    marked = [it.tree.checkpoints.at(request.lease, end) for end in range(4)]
     assert marked == [False, False, False, True]

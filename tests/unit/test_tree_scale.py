@@ -45,14 +45,14 @@ def test_a_deep_chain_lives_and_goes_without_recursion(chunk: int) -> None:
     keys = chain(0, DEEP)
     grow(cache, keys, np.arange(DEEP, dtype=np.int32), chunk)
     assert cache.match(keys, DEEP).device_end == DEEP
-    rows = cache.nodes.path(cache.nodes.index[keys[-1]])
+    rows = cache.internals.nodes.path(cache.internals.nodes.index[keys[-1]])
     cache.copies.begin_backup(GroupId(0), rows, np.arange(DEEP, dtype=np.int32))
     cache.copies.end_backup(GroupId(0), rows, ok=True)
     for tier, freed in ((DEVICE, FreeDevice), (HOST, FreeHost)):
-        effects = cache.evict(tier, GroupId(0), DEEP)
+        effects = cache.eviction.evict(tier, GroupId(0), DEEP)
         pages = [e.pages for e in effects if isinstance(e, freed) and e.group == 0]
         assert sum(map(len, pages)) == DEEP
-    assert not len(cache.nodes)
+    assert not len(cache)
     check(cache)
 
 
@@ -64,8 +64,8 @@ def test_a_deep_chain_drops_a_host_subtree_page_by_page() -> None:
     lease = cache.leases.take(keys, 1)
     cache.land(keys, 1, [np.arange(DEEP - 1, dtype=np.int32)])
     cache.leases.release(lease)
-    cache.evict(DEVICE, GroupId(0), 1)
-    assert not len(cache.nodes)
+    cache.eviction.evict(DEVICE, GroupId(0), 1)
+    assert not len(cache)
     check(cache)
 
 
@@ -84,7 +84,7 @@ def test_random_traffic_over_long_chains_keeps_every_invariant() -> None:
         pages: list[PageIds] = []
         for group, pool in enumerate(pools):
             if pool.available() < len(keys) - first:
-                give(pools, cache.evict(DEVICE, GroupId(group), len(keys) - first))
+                give(pools, cache.eviction.evict(DEVICE, GroupId(group), len(keys) - first))
             taken = pool.alloc(len(keys) - first)
             assert taken is not None
             pages.append(taken)
@@ -93,7 +93,7 @@ def test_random_traffic_over_long_chains_keeps_every_invariant() -> None:
         if step % 10 == 0:
             check(cache)
         cache.leases.release(lease)
-    give(pools, cache.evict(DEVICE, GroupId(0), 800))
+    give(pools, cache.eviction.evict(DEVICE, GroupId(0), 800))
     assert [pool.available() for pool in pools] == [800, 800]
 
 
@@ -113,7 +113,9 @@ def calls_of_one_page_evictions(leaves: int) -> int:
         lease = cache.leases.take(keys, 1)
         cache.insert(keys, 1, [np.array([leaf], np.int32)])
         cache.leases.release(lease)
-    evicted, calls = counted(lambda: [cache.evict(DEVICE, GroupId(0), 1) for _ in range(100)])
+    evicted, calls = counted(
+        lambda: [cache.eviction.evict(DEVICE, GroupId(0), 1) for _ in range(100)]
+    )
     assert all(evicted)
     return calls
 
@@ -129,6 +131,6 @@ def test_queues_do_not_grow_with_use() -> None:
     grow(cache, keys, np.arange(32, dtype=np.int32), 8)
     for _ in range(2000):
         cache.leases.release(cache.leases.take(keys, 32))
-    weights = [queue.weight for tier in cache.pins.queues for queue in tier]
+    weights = [queue.weight for tier in cache.internals.pins.queues for queue in tier]
     assert max(weights) <= 4 * 64 + 4096 + 33
     check(cache)

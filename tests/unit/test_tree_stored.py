@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from stratakv.core.ids import GroupId
+from stratakv.core.ids import GroupId, NodeIds, PageKey
 from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Place, Prefix
@@ -16,6 +16,7 @@ from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree.check import check
 from stratakv.tree.effects import Persist
+from stratakv.tree.lease import HostHold
 from stratakv.tree.order import COLD, WARM
 from stratakv.tree.stored import TOUCH_STEPS, StorageMarks, host_prefix
 
@@ -64,9 +65,9 @@ def test_a_hold_of_more_would_keep_a_device_page_that_counts_as_evictable(
     """The bug that ``host_prefix`` is there for, and that ``squeeze`` sees it."""
     it, store = tree(KeepWindow(1))
     device_page_above_a_host_page(it)
-    rows = it.tree.nodes.path(it.row((0, 1)))[1:]
-    assert host_prefix(it.tree.nodes, it.tree.nodes.path(it.row((0, 1)))) == 0
-    it.tree.pins.pin(HOST, 0, rows)
+    rows = it.tree.internals.nodes.path(it.row((0, 1)))[1:]
+    assert host_prefix(it.tree.internals.nodes, it.tree.internals.nodes.path(it.row((0, 1)))) == 0
+    it.tree.internals.pins.pin(HOST, 0, rows)
     monkeypatch.setattr(it.model, "pinned", pinned_too(it, (0, 1)))
     with pytest.raises(AssertionError, match="evictable pages"):
         store.squeeze(0)
@@ -133,7 +134,7 @@ def told(it: TreeDriver, prompt: Prefix, step: int) -> list[int]:
     lease = it.tree.leases.take(it.keys(prompt), len(prompt))
     parts = list(it.tree.stored.to_touch(lease, step))
     it.tree.leases.release(lease)
-    return [int(depth) for _, rows in parts for depth in it.tree.nodes.depth[rows]]
+    return [int(depth) for _, rows in parts for depth in it.tree.internals.nodes.depth[rows]]
 
 
 def test_storage_hears_of_a_chain_once_in_a_while_and_then_of_all_above_what_is_new() -> None:
@@ -156,7 +157,18 @@ def test_pages_of_one_write_end_each_for_itself() -> None:
     store.end_write(store.writes[0], [True, False, True])
     request = it.arrive((0, 0, 0), 3, load=False)
     (effect,) = it.tree.stored.unstored(request.lease)
-    assert it.tree.nodes.depth[effect.nodes].tolist() == [1]
+    assert it.tree.internals.nodes.depth[effect.nodes].tolist() == [1]
+
+
+def test_what_a_use_finds_missing_in_the_store_is_written_once_more() -> None:
+    it, store = tree()
+    serve(it, (0, 0))
+    save(it, (0, 0))
+    store.end_write(store.writes[0], [False, True])
+    request = it.arrive((0, 0), 2, load=False)
+    store.use(request)
+    assert it.did["healed"] == 1
+    it.verify()
 
 
 def test_check_sees_a_write_that_was_forgotten() -> None:
@@ -230,7 +242,7 @@ def test_a_second_hold_of_the_same_pages_ends_by_itself() -> None:
     save(it, (0, 1))
     for write in list(store.writes):
         store.end_write(write, [True] * len(write.writing.rows))
-    leases, evictable = it.tree.leases, it.tree.evictable
+    leases, evictable = it.tree.leases, it.tree.eviction.evictable
     assert [evictable(HOST, GroupId(group)) for group in (0, 1)] == [2, 1]
     hold = leases.hold_present(it.keys((0, 1)), 2, [0, 0])
     both = hold, leases.again(hold)
@@ -257,10 +269,14 @@ def test_a_hold_tells_which_pages_it_has_by_group() -> None:
 def test_rows_of_a_path_are_named_wherever_they_lie_on_it() -> None:
     it, _ = tree()
     serve(it, (0, 1, 2, 3))
-    keys, path = it.keys((0, 1, 2, 3)), it.tree.nodes.path(it.row((0, 1, 2, 3)))
+    keys, path = it.keys((0, 1, 2, 3)), it.tree.internals.nodes.path(it.row((0, 1, 2, 3)))
     for some in ([0, 1, 2, 3], [1, 3], [2]):
         named, depth = it.tree.stored.names(path[some])
         assert (named, depth.tolist()) == ([keys[at] for at in some], some)
+
+
+def fetched(it: TreeDriver, path: NodeIds) -> list[PageKey]:
+    return it.tree.stored.fetched(HostHold(len(path), [0], path, []))
 
 
 def test_the_first_page_that_came_from_storage_is_known_as_long_as_it_is_there() -> None:
@@ -268,16 +284,16 @@ def test_the_first_page_that_came_from_storage_is_known_as_long_as_it_is_there()
     serve(it, (0,))
     it.fetch((0, 1, 2), generous=True)
     it.end_fetch(it.fetches[0], landed=True)
-    first_fetched, path = it.tree.stored.first_fetched, it.tree.nodes.path(it.row((0, 1, 2)))
-    assert [first_fetched(path[:end]) for end in (1, 2, 3)] == [None, 1, 1]
-    assert first_fetched(path[1:]) == 0
+    path, keys = it.tree.internals.nodes.path(it.row((0, 1, 2))), it.keys((0, 1, 2))
+    found = [fetched(it, path[:end]) for end in (1, 2, 3)]
+    assert found == [[], keys[1:2], keys[1:]]
     before = set(path.tolist())
     it.evict(DEVICE, 0, 9)
     it.evict(HOST, 0, 9)
     serve(it, (3, 4, 5))  # on the rows that the others have left
-    again = it.tree.nodes.path(it.row((3, 4, 5)))
+    again = it.tree.internals.nodes.path(it.row((3, 4, 5)))
     assert set(again.tolist()) & before
-    assert first_fetched(again) is None
+    assert fetched(it, again) == []
 
 
 def test_what_a_hold_pins_can_be_marked_as_gone_from_the_store() -> None:
@@ -306,7 +322,7 @@ def test_a_store_that_is_opened_is_not_known_to_have_anything() -> None:
     assert not list(stored.marked())
     lease = it.tree.leases.hold_present(it.keys((0, 1)), 2, [0])
     (wanted,) = stored.unstored(lease)
-    assert it.tree.nodes.depth[wanted.nodes].tolist() == [0, 1]
+    assert it.tree.internals.nodes.depth[wanted.nodes].tolist() == [0, 1]
 
 
 def test_a_page_whose_anchor_the_host_lacks_is_not_written() -> None:
@@ -323,7 +339,7 @@ def test_of_a_page_that_is_written_again_storage_hears_and_not_of_those_below() 
     serve(it, (0, 0))
     save(it, (0, 0))
     assert told(it, (0, 0), 5) == [0, 1]
-    writing = it.tree.stored.begin(GroupId(0), it.tree.nodes.path(it.row((0,))))
+    writing = it.tree.stored.begin(GroupId(0), it.tree.internals.nodes.path(it.row((0,))))
     assert told(it, (0, 0), 6) == [0]
     it.tree.stored.end(writing, np.ones(1, np.bool_))
 
@@ -334,7 +350,7 @@ def test_what_another_engine_saved_is_worth_an_object_where_it_is_usable() -> No
     pages = np.arange(4, dtype=np.int32)
     assert it.tree.adopt_saved(keys[:2], 2, []) == []
     found = [
-        [(int(e.group), it.tree.nodes.depth[e.nodes].tolist()) for e in effects]
+        [(int(e.group), it.tree.internals.nodes.depth[e.nodes].tolist()) for e in effects]
         for effects in (
             it.tree.adopt_saved(keys[:2], 0, [pages[:2]] * 2),
             it.tree.adopt_saved(keys, 2, [pages[2:]] * 2),
@@ -349,7 +365,7 @@ def test_a_page_that_waits_for_its_write_alone_is_not_cold() -> None:
     it, store = tree(KeepBoundary())
     serve(it, (0,))
     save(it, (0,))
-    rows, nodes = it.tree.nodes.path(it.row((0,))), it.tree.nodes
+    rows, nodes = it.tree.internals.nodes.path(it.row((0,))), it.tree.internals.nodes
     assert len(store.writes) == 2
     request = it.arrive((0, 1), 1, load=False)
     it.extend(request, 1, generous=False)

@@ -37,7 +37,7 @@ def named(it: TreeDriver, rows: list[np.ndarray]) -> list[list[Prefix]]:
 
 def evict(it: TreeDriver, group: GroupId, count: int) -> list[Prefix]:
     """Of which prefixes the pages went."""
-    nodes = it.tree.nodes
+    nodes = it.tree.internals.nodes
     owner = {
         page: it.prefix_of[key]
         for key, row in nodes.index.items()
@@ -91,7 +91,7 @@ def test_saved_pages_leave_before_colder_dirty_ones() -> None:
     save(it, (2,), 0)
     assert evict(it, ANCHOR, 1) == [(2,)]
     assert evict(it, ANCHOR, 1) == [(0,)]
-    assert it.tree.dropped_dirty == 2  # with its state
+    assert it.tree.eviction.dropped_dirty == 2  # with its state
 
 
 def test_pages_that_no_checkpoint_needs_leave_before_saved_ones() -> None:
@@ -99,17 +99,17 @@ def test_pages_that_no_checkpoint_needs_leave_before_saved_ones() -> None:
     serve(it, (0,), (1, 2))
     save(it, (0,), 1)
     assert evict(it, STATE, 1) == [(1,)]
-    assert (it.tree.dropped_dirty, it.tree.dropped_cold) == (0, 1)
+    assert (it.tree.eviction.dropped_dirty, it.tree.eviction.dropped_cold) == (0, 1)
     assert evict(it, STATE, 1) == [(0,)]
-    assert it.tree.dropped_dirty == 0
+    assert it.tree.eviction.dropped_dirty == 0
     assert evict(it, STATE, 1) == [(1, 2)]
-    assert it.tree.dropped_dirty == 1
+    assert it.tree.eviction.dropped_dirty == 1
 
 
 def test_a_saved_end_leaves_and_its_dirty_beginning_stays() -> None:
     it = tree()
     serve(it, (0,), (1, 2, 3))
-    rows = it.tree.nodes.path(it.tree.nodes.index[it.keys((1, 2, 3))[-1]])[-1:]
+    rows = it.tree.internals.nodes.path(it.tree.internals.nodes.index[it.keys((1, 2, 3))[-1]])[-1:]
     it.tree.copies.begin_backup(ANCHOR, rows, np.array([0], np.int32))
     it.tree.copies.end_backup(ANCHOR, rows, ok=True)
     assert evict(it, ANCHOR, 1) == [(1, 2, 3)]
@@ -119,7 +119,7 @@ def test_a_saved_end_leaves_and_its_dirty_beginning_stays() -> None:
 def test_a_saved_end_leaves_before_its_dirty_beginning_though_they_were_used_together() -> None:
     it = tree()
     serve(it, (0,), (1, 2, 3))
-    rows = it.tree.nodes.path(it.row((1, 2, 3)))[-1:]
+    rows = it.tree.internals.nodes.path(it.row((1, 2, 3)))[-1:]
     it.tree.copies.begin_backup(ANCHOR, rows, np.array([0], np.int32))
     it.tree.copies.end_backup(ANCHOR, rows, ok=True)
     it.tree.leases.release(it.tree.leases.take(it.keys((1, 2, 3)), 3))
@@ -132,7 +132,7 @@ def test_what_is_in_use_is_not_offered_again_before_it_is_let_go() -> None:
     save(it, (1,), 0)
     held = it.arrive((0,), 1, load=False)
     assert evict(it, ANCHOR, 1) == [(1,)]
-    batches = it.tree.pins.queues[DEVICE][ANCHOR].batches()
+    batches = it.tree.internals.pins.queues[DEVICE][ANCHOR].batches()
     assert not [key for key, rows in batches if it.row((0,)) in rows]
     it.finish(held)
     assert evict(it, ANCHOR, 1) == [(0,)]
@@ -177,8 +177,8 @@ def test_of_pages_as_old_as_one_that_the_device_has_none_makes_room() -> None:
     it.pave(request, 2)
     it.finish(request)
     assert it.evict_spare(DEVICE, 1, 99) == 3  # the window's cold page, and the milestone's
-    back = it.tree.nodes.path(it.row((0,)))
+    back = it.tree.internals.nodes.path(it.row((0,)))
     assert it.tree.write_back.spare_room(STATE) == 2
-    it.tree.nodes.residency[STATE].move(back, ResidencyEvent.LOAD_BEGUN)
-    it.tree.nodes.residency[STATE].move(back, ResidencyEvent.LOAD_DONE)
+    it.tree.internals.nodes.residency[STATE].move(back, ResidencyEvent.LOAD_BEGUN)
+    it.tree.internals.nodes.residency[STATE].move(back, ResidencyEvent.LOAD_DONE)
     assert it.tree.write_back.spare_room(STATE) == 0

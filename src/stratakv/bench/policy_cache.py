@@ -24,7 +24,6 @@ from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow, Retention
 from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.pools import Allocators
 from stratakv.transfer.engine import TransferEngine
-from stratakv.tree.nodes import CHECKPOINT
 
 PAGE_TOKENS: Final = 64
 HOST_RATIO: Final = 2
@@ -118,5 +117,4 @@ class WithoutCheckpoints(KVCache):
     ) -> None:
         assert not tiers[1][ANCHOR].capacity, "the baseline has no host tier"
         super().__init__(spec, tiers, tables, transfer, options, arenas)
-        for need in self._tree.nodes.need:
-            need[:] = CHECKPOINT
+        self._tree.checkpoints.need_everything()

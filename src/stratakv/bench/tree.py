@@ -89,7 +89,7 @@ class _Subject:
         self.tree.insert(keys, have, [pages] * self.groups)
 
     def evict(self, count: int) -> None:
-        self.tree.evict(Tier.DEVICE, ANCHOR, count)
+        self.tree.eviction.evict(Tier.DEVICE, ANCHOR, count)
 
 
 class _Sketch:

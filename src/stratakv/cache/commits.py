@@ -60,6 +60,7 @@ class Committer:
         self._tiers = tiers
         self._tree, self._pools, self._copies = tiers.tree, tiers.pools, tiers.copies
         self._leases, self._marks = tiers.tree.leases, tiers.tree.checkpoints
+        self._backups, self._moves = tiers.tree.backups, tiers.tree.copies
         self._tables = tables
         self._checkpoints = checkpoints
         self._partial = any(not group.keeps_all for group in spec.groups)
@@ -155,9 +156,8 @@ class Committer:
                 sequence.rolling = end
                 self._thin(sequence, end)
             return
-        path = sequence.lease.path
         while sequence.milestones and sequence.milestones[0] <= end:
-            effects = self._marks.pave(path[: sequence.milestones.pop(0)])
+            effects = self._marks.pave(sequence.lease, sequence.milestones.pop(0))
             self._copies.back_up(self._pools.execute(effects))
         while sequence.checkpoints and sequence.checkpoints[0] <= end:
             last = sequence.checkpoints.pop(0)
@@ -167,12 +167,11 @@ class Committer:
 
     def _thin(self, sequence: SequenceState, last: int) -> None:
         """The prefix has grown to ``last``: fewer milestones serve it as well."""
-        path, marks = sequence.lease.path, self._marks
-        superfluous = self._checkpoints.superfluous(marks.milestones(path), last)
-        marks.clear(path[np.array(superfluous, np.intp) - 1])
+        there = self._marks.milestones(sequence.lease)
+        self._marks.clear(sequence.lease, self._checkpoints.superfluous(there, last))
 
     def _keep(self, sequence: SequenceState, end: int, instead_of: int = 0) -> list[Backup]:
-        effects = self._tree.keep(sequence.lease, end, sequence.continued, instead_of)
+        effects = self._marks.keep(sequence.lease, end, sequence.continued, instead_of)
         return self._pools.execute(effects)
 
     def finish(self, row: int, sequence: SequenceState, tokens: TokenIds) -> None:
@@ -183,20 +182,19 @@ class Committer:
         self._hand_over(row, sequence, tokens, last=True)
         end, rolling = sequence.lease.end, sequence.rolling
         self._copies.back_up(self._keep(sequence, end, rolling if rolling < end else 0))
-        if self._tree.is_checkpoint(sequence.lease, rolling):
+        if self._marks.at(sequence.lease, rolling):
             self._copies.back_up(self._keep(sequence, rolling))
         if self._partial and end:
             self._thin(sequence, end)
-            self._copies.back_up(self._marks.unsaved(sequence.lease.path))
-        self._copies.back_up(
-            self._tree.unsaved(sequence.lease)
-        )  # what the host had no room for then
+            self._copies.back_up(self._backups.marked(sequence.lease))
+        # What the host had no room for then.
+        self._copies.back_up(self._backups.whole(sequence.lease))
 
     # -- duplicates -------------------------------------------------------------------------------
 
     def _note_duplicates(self, row: int, sequence: SequenceState, first: int) -> None:
         """Pages in [first, lease.end) that the tree did not take: their place is being loaded."""
-        if not self._tree.copies.loads:
+        if not self._moves.loads:
             return
         indices = np.arange(first, sequence.lease.end)
         for group in self._spec.groups:
@@ -212,7 +210,7 @@ class Committer:
         for row, sequence in sequences.items():
             kept: list[tuple[GroupId, Int64s, PageIds]] = []
             for group, indices, pages in sequence.duplicates:
-                if self._tree.copies.landing(group, sequence.lease.path[indices]):
+                if self._moves.landing(sequence.lease, group, indices):
                     kept.append((group, indices, pages))
                     continue
                 leased = indices >= sequence.lease.starts[group]

@@ -117,11 +117,11 @@ class KVCache:
         self.storage.used(lease)
         if asked.again:  # its prompt has counted, and its prefetch has ended
             return admission
-        told = partial(self.losses.admitted, missed, lease.end)
+        settled = partial(self.losses.admitted, missed, lease.end)
         if asked.request is None:
-            told(None)
+            settled(None)
             return admission
-        came = self.storage.admitted(asked.request, lease.end, told)
+        came = self.storage.admitted(asked.request, lease.end, settled)
         return self._with_storage(admission, came, lease)
 
     def _with_storage(
@@ -143,11 +143,11 @@ class KVCache:
         if CacheUse.READ not in asked.use:
             return
         found = self.match(asked.prefix, asked.tokens)
-        told = partial(self.losses.left, self._admit.known(asked.prefix, found, asked.tokens))
+        settled = partial(self.losses.left, self._admit.known(asked.prefix, found, asked.tokens))
         if asked.request is None:
-            told(None)
+            settled(None)
         else:
-            self.storage.forget(asked.request, told)
+            self.storage.forget(asked.request, settled)
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
         """Hand over this step's loads, as one plan; what a forward over freshly admitted rows waits

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stratakv.cache.footprint import Footprints, LivePage
+from stratakv.cache.footprint import Footprint, Footprints, LivePage
 from stratakv.cache.live import LivePages
 from stratakv.cache.sequence_states import SequenceState
-from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
+from stratakv.core.ids import NONE, GroupId, PageIds, TicketId
 from stratakv.memory.block_table import BlockTable
 from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.lease import DeviceLease, HostHold
@@ -44,7 +44,7 @@ class Retraction:
         live: LivePages,
     ) -> None:
         self._spec = tiers.spec
-        self._unsaved, self._leases = tiers.tree.copies.unsaved, tiers.tree.leases
+        self._backups, self._leases = tiers.tree.backups, tiers.tree.leases
         self._pools, self._copies = tiers.pools, tiers.copies
         self._tables = tables
         self._live = live
@@ -67,21 +67,20 @@ class Retraction:
         stay the caller's to end; live pages that are being saved have left it."""
         need = self._footprints.of(row, sequence, tokens)
         retracted = RetractedState(sequence, tokens, need.end, need.starts)
-        rows = [sequence.lease.path[start:] for start in need.starts]
         self._copies.begin_backups()
-        if not tokens or not self._room(rows, need.live):
+        if not tokens or not self._room(sequence.lease, need):
             self._pools.counters.retracted_unsaved += 1
             return retracted
-        self._save(row, retracted, rows, need.live)
+        self._save(row, retracted, need.live)
         return retracted
 
-    def _room(self, rows: Sequence[NodeIds], own: Sequence[LivePage]) -> bool:
+    def _room(self, lease: DeviceLease, need: Footprint) -> bool:
         """Make the host pages free that a save needs. Making them may cost some of its own pages
         their host copy, so it looks again."""
         for _ in range(3):
             wanted = [
-                len(self._unsaved(group.id, rows[group.id]))
-                + sum(live.group == group.id for live in own)
+                len(self._backups.behind(lease, group.id, need.starts[group.id]))
+                + sum(live.group == group.id for live in need.live)
                 for group in self._spec.groups
             ]
             host = self._pools.tiers[Tier.HOST]
@@ -92,12 +91,11 @@ class Retraction:
                     return False
         return False
 
-    def _save(
-        self, row: int, retracted: RetractedState, rows: Sequence[NodeIds], own: Sequence[LivePage]
-    ) -> None:
-        counters = self._pools.counters
+    def _save(self, row: int, retracted: RetractedState, own: Sequence[LivePage]) -> None:
+        counters, lease = self._pools.counters, retracted.sequence.lease
         for group in self._spec.groups:
-            counters.retracted_pages += self._copies.save(group.id, rows[group.id])
+            rows = self._backups.behind(lease, group.id, retracted.starts[group.id])
+            counters.retracted_pages += self._copies.save(group.id, rows)
         keys = retracted.sequence.prefix.keys
         retracted.hold = self._leases.hold(keys, retracted.end, retracted.starts)
         for live in own:

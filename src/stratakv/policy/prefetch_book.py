@@ -23,8 +23,10 @@ from stratakv.policy.prefetch_reasons import Reason, Tally
 
 @dataclass(slots=True)
 class PrefetchCounters:
-    """In tokens: ``hits`` and all of ``lost`` add up to ``found``. ``abandoned``: in attempts."""
+    """In tokens: ``hits`` and all of ``lost`` add up to ``found``. ``abandoned``: in attempts,
+    ``fetched_pages``: that storage has delivered."""
 
+    fetched_pages: int = 0
     found: int = 0
     hits: int = 0
     lost: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))

@@ -224,17 +224,17 @@ class TreeDriver(TierDriver):
     def keep(self, request: Request, end: int, continued: int, instead_of: int = 0) -> None:
         """Make ``end`` a checkpoint of a running request."""
         expected = self.model.keep(request.id, end, continued, instead_of)
-        self.apply(self.tree.keep(request.lease, end, continued, instead_of), expected)
+        self.apply(self.tree.checkpoints.keep(request.lease, end, continued, instead_of), expected)
 
     def pave(self, request: Request, end: int, every: int = 0) -> None:
         """Make ``end`` a milestone of a running request, if that is within its lease; then clear
         each ``every``-th milestone of its path, if any."""
         if 0 < end <= request.lease.end:
-            effects = self.tree.checkpoints.pave(request.lease.path[:end])
+            effects = self.tree.checkpoints.pave(request.lease, end)
             self.apply(effects, self.model.pave(request.id, end))
             self.did["milestone"] += 1
         ends = self.model.milestones_of(request.id)[::every] if every else []
-        self.tree.checkpoints.clear(request.lease.path[np.array(ends, np.intp) - 1])
+        self.tree.checkpoints.clear(request.lease, ends)
         self.model.clear(request.id, ends)
         self.did["milestone cleared"] += len(ends)
 
@@ -330,9 +330,9 @@ class TreeDriver(TierDriver):
             self.end_fetch(fetch, landed=False)
         self.verify()
         for tier in Tier:
-            self.evict(tier, 0, len(self.tree.nodes))
+            self.evict(tier, 0, len(self.tree))
         self.verify()
-        assert not len(self.tree.nodes), "an idle tree cannot be emptied"
+        assert not len(self.tree), "an idle tree cannot be emptied"
         for pool in (pool for tier in self.pools for pool in tier):
             assert pool.available() == pool.capacity, "a page is lost"
         assert not self.bytes, "a page was freed that nobody reported"
@@ -342,7 +342,7 @@ class TreeDriver(TierDriver):
         check(self.tree)
         rows = np.array([self.row(prefix) for prefix in self.model.nodes], np.intp)
         verify_nodes(self.tree, self.model, rows, self.bytes)
-        counts = self.tree.pins.evictable
+        counts = self.tree.internals.pins.evictable
         assert counts == self.model.evictable(), f"evictable {counts}"
         requests = [*self.requests, *self.apart]
         verify_leases(self.tree, self.model, rows, requests)

@@ -219,7 +219,7 @@ class TreeMachine(RuleBasedStateMachine):
                 it.snapshot(request)
                 rolling, end = request.rolling, request.lease.end
                 it.keep(request, end, request.continued, rolling if pick % 4 else 0)
-                if it.tree.is_checkpoint(request.lease, rolling):
+                if it.tree.checkpoints.at(request.lease, rolling):
                     it.keep(request, rolling, request.continued)
             it.finish(request)
 
@@ -376,7 +376,7 @@ class TreeMachine(RuleBasedStateMachine):
     def rebuild(self, tier: Tier, group: int) -> None:
         """What the tree does on its own once a queue has grown long must change no order."""
         with self.step() as it:
-            it.tree.pins.rebuild(tier, group % len(it.spec.groups))
+            it.tree.internals.pins.rebuild(tier, group % len(it.spec.groups))
 
     @precondition(lambda self: len(self.it.model.nodes) > 6)
     @rule(pick=PICK)

@@ -227,7 +227,7 @@ class StoringDriver:
             and any(at[: len(prefix)] == prefix for at in moving)
             for prefix, spots in it.model.nodes.items()
         )
-        count = tree.evictable(DEVICE, GroupId(group))
+        count = tree.eviction.evictable(DEVICE, GroupId(group))
         taken = it.evict(DEVICE, group, count)
         assert taken >= count - kept, f"of {count} evictable pages {taken} left, {kept} may stay"
         it.did["squeezed"] += bool(count and (self.landed or self.writes or it.prefetches))

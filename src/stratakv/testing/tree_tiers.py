@@ -72,7 +72,9 @@ class TierDriver:
 
     def evict(self, tier: Tier, group: int, count: int) -> int:
         """Evict, and hold order, cascades and progress against the model; pages taken."""
-        return self._evicted(tier, group, count, self.tree.evict(tier, GroupId(group), count))
+        return self._evicted(
+            tier, group, count, self.tree.eviction.evict(tier, GroupId(group), count)
+        )
 
     def evict_saved(self, group: int, count: int) -> int:
         """``evict`` from the device as a write-back cache does, which breaks the policy's order."""
@@ -84,7 +86,7 @@ class TierDriver:
 
     def evict_spare(self, tier: Tier, group: int, count: int) -> int:
         """``evict``, of what no checkpoint needs."""
-        effects = self.tree.evict_spare(tier, GroupId(group), count)
+        effects = self.tree.eviction.evict_spare(tier, GroupId(group), count)
         return self._evicted(tier, group, count, effects, below=WARM)
 
     def _evicted(
@@ -155,7 +157,9 @@ class TierDriver:
             return []
         path = [(tip[: at + 1], group) for at in range(len(tip))]
         places = [p for p in path if self.model.spot(p).state == Residency.DEVICE]
-        rows = self.tree.copies.unsaved(GroupId(group), self.tree.nodes.path(self.row(tip)))
+        rows = self.tree.backups.unsaved(
+            GroupId(group), self.tree.internals.nodes.path(self.row(tip))
+        )
         assert self.places_of(rows, group) == places, "what is unsaved"
         return places
 
@@ -220,10 +224,12 @@ class TierDriver:
             self.bytes.pop((tier, group, page), None)
 
     def row(self, prefix: Prefix) -> int:
-        return self.tree.nodes.index[self.keys(prefix)[-1]]
+        return self.tree.internals.nodes.index[self.keys(prefix)[-1]]
 
     def places_of(self, rows: NodeIds, group: int) -> list[Place]:
-        prefix_at = {row: self.prefix_of[key] for key, row in self.tree.nodes.index.items()}
+        prefix_at = {
+            row: self.prefix_of[key] for key, row in self.tree.internals.nodes.index.items()
+        }
         return [(prefix_at[row], group) for row in rows.tolist()]
 
 

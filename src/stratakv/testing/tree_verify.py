@@ -23,7 +23,7 @@ def verify_nodes(
 
     ``rows`` are the tree's, in the order of the model's nodes.
     """
-    nodes = tree.nodes
+    nodes = tree.internals.nodes
     assert len(nodes) == len(model.nodes), f"{len(nodes)} nodes, not {len(model.nodes)}"
     assert nodes.hits[rows].tolist() == [model.hits[prefix] for prefix in model.nodes], "hits"
     for group in model.groups:
@@ -55,18 +55,18 @@ def verify_leases(
             assert tree.leases.sole(lease, GroupId(group)) == model.sole(request.id, group), "sole"
         for end in range(held.end + 1):
             marked = held.prompt[:end] in model.checkpoints
-            assert tree.is_checkpoint(lease, end) == marked, f"checkpoint at {end}"
-        ends = tree.checkpoints.milestones(lease.path)
+            assert tree.checkpoints.at(lease, end) == marked, f"checkpoint at {end}"
+        ends = tree.checkpoints.milestones(lease)
         assert ends == model.milestones_of(request.id), f"milestones at {ends}"
         marked = [
             (place_at[row], int(backup.group))
-            for backup in tree.checkpoints.unsaved(lease.path)
+            for backup in tree.backups.marked(lease)
             for row in backup.nodes.tolist()
         ]
         assert sorted(marked) == sorted(model.marked_unsaved(request.id)), "unsaved under marks"
         found = [
             (place_at[row], int(backup.group))
-            for backup in tree.kept_unsaved(lease)
+            for backup in tree.backups.kept(lease)
             for row in backup.nodes.tolist()
         ]
         assert sorted(found) == sorted(model.kept_unsaved(request.id)), "what is worth a backup"
@@ -96,7 +96,7 @@ def verify_pools(
 
 def verify_store(tree: PrefixTree, model: TreeModel) -> None:
     """Along every path, what a store should get is what the tree would give it."""
-    stored, nodes = tree.stored, tree.nodes
+    stored, nodes = tree.stored, tree.internals.nodes
     assert stored.active == model.store.active, "whether there is a store"
     assert len(stored.writing) == len(model.store.writing), f"{len(stored.writing)} writes"
     inner = {prefix[:-1] for prefix in model.nodes}

@@ -74,7 +74,7 @@ def add_consistency_checks(
     free = _FreePages(_spaces(spec, pools))
 
     def residency() -> Figures:
-        counts = [tree.evictable(tier, group) for tier, group in pairs]
+        counts = [tree.eviction.evictable(tier, group) for tier, group in pairs]
         key = int.from_bytes((tree.newest_key() or b"")[:8])
         return {"nodes": len(tree), "newest key": key, **dict(zip(names, counts, strict=True))}
 

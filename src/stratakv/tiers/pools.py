@@ -33,11 +33,11 @@ class Pools:
         evict_device: Evict | None = None,
     ) -> None:
         self._spec = spec
-        self._tree = tree
+        self._eviction = tree.eviction
         self.tiers = tiers
         self.counters = Counters()
-        self._evict_device = evict_device or partial(tree.evict, Tier.DEVICE)
-        self._evict_host = partial(tree.evict, Tier.HOST)
+        self._evict_device = evict_device or partial(tree.eviction.evict, Tier.DEVICE)
+        self._evict_host = partial(tree.eviction.evict, Tier.HOST)
         self._persist = persist
 
     def execute(self, effects: Sequence[Effect]) -> list[Backup]:
@@ -61,7 +61,7 @@ class Pools:
     def available(self, group: GroupId) -> int:
         """Device pages that are free or could be made free now."""
         free = self.tiers[Tier.DEVICE][group].available()
-        return free + self._tree.evictable(Tier.DEVICE, group)
+        return free + self._eviction.evictable(Tier.DEVICE, group)
 
     def make_room(self, tier: Tier, group: GroupId, count: int) -> int:
         """Evict once towards ``count`` free pages; returns how many are free then."""
@@ -72,16 +72,16 @@ class Pools:
 
     def make_spare_room(self, tier: Tier, group: GroupId, count: int) -> int:
         """``make_room`` from what no checkpoint needs."""
-        return self._make_room(tier, group, count, partial(self._tree.evict_spare, tier))
+        return self._make_room(tier, group, count, partial(self._eviction.evict_spare, tier))
 
     def _make_room(self, tier: Tier, group: GroupId, count: int, evict: Evict) -> int:
         space = self.tiers[tier][group]
         short = count - space.available()
         if short > 0:
-            dirty, cold = self._tree.dropped_dirty, self._tree.dropped_cold
+            dirty, cold = self._eviction.dropped_dirty, self._eviction.dropped_cold
             effects = evict(group, short)
-            self.counters.dropped_dirty_pages += self._tree.dropped_dirty - dirty
-            self.counters.dropped_cold_pages += self._tree.dropped_cold - cold
+            self.counters.dropped_dirty_pages += self._eviction.dropped_dirty - dirty
+            self.counters.dropped_cold_pages += self._eviction.dropped_cold - cold
             taken = sum(
                 len(effect.pages) for effect in effects if isinstance(effect, FreeDevice | FreeHost)
             )
@@ -110,7 +110,7 @@ class Pools:
                 tier=tier.name.lower(),
                 total=self.tiers[tier][group.id].capacity,
                 free=self.tiers[tier][group.id].available(),
-                evictable=self._tree.evictable(tier, group.id),
+                evictable=self._eviction.evictable(tier, group.id),
             )
             for tier in TIERS
             for group in self._spec.groups

@@ -22,7 +22,7 @@ from stratakv.tiers.object_keys import of_group
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.prefetch.fetches import Fetches, FromStorage
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
-from stratakv.tiers.prefetch.request import Told
+from stratakv.tiers.prefetch.request import OnSettled
 from stratakv.tiers.statistics import StorageStats
 from stratakv.tree.lease import Lease
 from stratakv.tree.observer import CacheObserver, Medium
@@ -44,7 +44,6 @@ class StorageTier:
         self.persister = persister
         self.prefetcher = Prefetcher(tree, fetches, policy, clock, observer)
         self._stored, self._observer = tree.stored, observer
-        self._nodes = tree.nodes
         self._groups = [group.id for group in tree.spec.groups if group.page_bytes]
         self._worker: IoWorker | None = None
         self._leaving = False
@@ -100,10 +99,9 @@ class StorageTier:
         process has not computed itself. The store is to forget it and those that follow, behind
         what is queued; where too much is queued they stay. None: all pages were computed here, and
         found finite."""
-        nodes, first = self._nodes, self._stored.first_fetched(lease.path)
-        if first is None:
+        chain = self._stored.fetched(lease)
+        if not chain:
             return None
-        chain = nodes.keys_to(lease.path.item(-1), lease.end - first)
         self.distrusted += len(chain)
         if self._worker is not None:
             keys = [key for group in self._groups for key in of_group(chain, group)]
@@ -146,14 +144,14 @@ class StorageTier:
         """Whether a request whose turn it is must wait for its prefetch."""
         return self._worker is not None and self.prefetcher.must_wait(request, self._worker)
 
-    def admitted(self, request: RequestId, end: int, told: Told) -> FromStorage | None:
-        """A request has its lease, at ``end`` pages; what storage has contributed to it. ``told``
-        hears, perhaps later, what storage had for it."""
-        return self.prefetcher.admitted(request, end, told)
+    def admitted(self, request: RequestId, end: int, settled: OnSettled) -> FromStorage | None:
+        """A request has its lease, at ``end`` pages; what storage has contributed to it.
+        ``settled`` is called, perhaps later, with what storage had for it."""
+        return self.prefetcher.admitted(request, end, settled)
 
-    def forget(self, request: RequestId, told: Told) -> None:
-        """A request ends before it was admitted; ``told`` as for ``admitted``."""
-        self.prefetcher.forget(request, self._worker, told)
+    def forget(self, request: RequestId, settled: OnSettled) -> None:
+        """A request ends before it was admitted; ``settled`` as for ``admitted``."""
+        self.prefetcher.forget(request, self._worker, settled)
 
     def used(self, lease: Lease) -> None:
         """A request stands on ``lease``, or did until now."""
@@ -237,7 +235,7 @@ class StorageTier:
         return StorageStats(
             pages={
                 **asdict(self.persister.counters),
-                "fetched": self.prefetcher.fetched_pages,
+                "fetched": found.fetched_pages,
                 "distrusted": self.distrusted,
             },
             tokens={"found": found.found, "hits": found.hits},

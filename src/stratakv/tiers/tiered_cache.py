@@ -82,7 +82,9 @@ class TieredCache:
         persister = Persister(self.tree.stored, arenas, options.observer)
         write = options.write if host[ANCHOR].capacity else NoBackup()
         cleans = any(safe_wanted(write, space.capacity) for space in device)
-        evict = self.tree.write_back.evict if cleans else partial(self.tree.evict, Tier.DEVICE)
+        evict = (
+            self.tree.write_back.evict if cleans else partial(self.tree.eviction.evict, Tier.DEVICE)
+        )
         self.pools = Pools(spec, self.tree, pages, persister.want, evict)
         self.copies = TransferManager(
             self.tree, self.pools, transfer, write, options.agreement, options.sleep
@@ -147,7 +149,7 @@ class TieredCache:
         what is needed there leaves after what is needed nowhere, and is stored. ``continued``: the
         pages that this prompt had matched; no other end of theirs is kept for its sake."""
         if lease.end:
-            kept = self.tree.checkpoints.keep(lease.path, continued)
+            kept = self.tree.checkpoints.keep(lease, lease.end, continued)
             self.copies.back_up(self.pools.execute(kept))
             self.storage.used(lease)
 

@@ -41,8 +41,8 @@ class TransferManager:
     ) -> None:
         self._agreement = agreement
         self._sleep = sleep
-        self._tree = tree
-        self._moves, self._write_back, self._leases = tree.copies, tree.write_back, tree.leases
+        self._moves, self._backups, self._leases = tree.copies, tree.backups, tree.leases
+        self._eviction, self._write_back = tree.eviction, tree.write_back
         self._pools = pools
         self._flights = Flights(tree.spec, transfer)
         self._write = write
@@ -95,7 +95,7 @@ class TransferManager:
     def used(self, lease: DeviceLease) -> None:
         """A request has leased ``lease``: some of it may be worth a backup now."""
         if self._weighs_uses:
-            self.back_up(self._tree.kept_unsaved(lease))
+            self.back_up(self._backups.kept(lease))
 
     def clean(self) -> None:
         """Back up the coldest pages, where too few of a group are free or saved."""
@@ -119,7 +119,7 @@ class TransferManager:
         room = host.available() + write_back.spare_room(group)
         spare = write_back.coldest_spare(group, min(count, room)) if room else []
         count -= sum(map(len, spare))
-        room = host.available() + self._tree.evictable(Tier.HOST, group)
+        room = host.available() + self._eviction.evictable(Tier.HOST, group)
         count = min(count, max(host.available(), room - write_back.saved_warm(group)))
         paths = write_back.coldest(group, count) if count else []
         if paths:
@@ -132,7 +132,7 @@ class TransferManager:
     def _begin_backups(self, group: GroupId, paths: Sequence[NodeIds]) -> None:
         """Of those that have not gone with what made room for them."""
         for rows in paths:
-            self._begin_backup(group, self._moves.unsaved(group, rows))
+            self._begin_backup(group, self._backups.unsaved(group, rows))
 
     def begin_backups(self) -> None:
         """Begin the backups that the write policy wants, as many pages of each, from the root
@@ -140,14 +140,14 @@ class TransferManager:
         than a page of it."""
         if not self._wanted:
             return
-        moves, unsaved = self._moves, self._moves.unsaved
+        unsaved = self._backups.unsaved
         backups, self._wanted = self._wanted, []
         kept: dict[GroupId, list[NodeIds]] = {}
         spare: dict[GroupId, list[NodeIds]] = {}
         for backup in backups:
-            worth = backup.nodes[worth_backup(self._write, moves.hits(backup.nodes))]
+            worth = backup.nodes[worth_backup(self._write, self._backups.hits(backup.nodes))]
             rows = unsaved(backup.group, worth)
-            needed = moves.needed(backup.group, rows)
+            needed = self._backups.needed(backup.group, rows)
             for by_group, some in ((kept, rows[needed]), (spare, rows[~needed])):
                 if len(some):
                     by_group.setdefault(backup.group, []).append(some)
@@ -178,7 +178,7 @@ class TransferManager:
     def save(self, group: GroupId, rows: NodeIds) -> int:
         """Back up what of ``rows`` has no host copy, whatever the write policy: host pages for it
         are free. Returns how many pages that is."""
-        rows = self._moves.unsaved(group, rows)
+        rows = self._backups.unsaved(group, rows)
         self._begin_backup(group, rows)
         return len(rows)
 

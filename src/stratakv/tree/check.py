@@ -16,7 +16,7 @@ from stratakv.spec.retention import needed
 from stratakv.tree.lease import DeviceLease, HostHold, LoadLease
 from stratakv.tree.nodes import ANY, CHECKPOINT, MILESTONE, TIERS, NodeTable
 from stratakv.tree.order import COLD, WARM
-from stratakv.tree.prefix_tree import PrefixTree
+from stratakv.tree.prefix_tree import Internals, PrefixTree
 from stratakv.tree.residency import ON_TIER, Residency
 
 Bools = npt.NDArray[np.bool_]
@@ -24,12 +24,13 @@ Bools = npt.NDArray[np.bool_]
 
 def check(tree: PrefixTree) -> None:
     """Raise ``AssertionError`` naming the first invariant that does not hold."""
-    rows = tree.nodes.rows()
-    checks: tuple[Callable[[PrefixTree, NodeIds], None], ...] = (
+    internals = tree.internals
+    rows = internals.nodes.rows()
+    checks: tuple[Callable[[Internals, NodeIds], None], ...] = (
         _shape, _children, _pages, _anchor, _pins, _evictable, _queues, _checkpoints, _cold,
     )  # fmt: skip
     for one in checks:
-        one(tree, rows)
+        one(internals, rows)
 
 
 def _expect(holds: Bools, rows: NodeIds, what: str) -> None:
@@ -38,7 +39,7 @@ def _expect(holds: Bools, rows: NodeIds, what: str) -> None:
         raise AssertionError(f"{what}: nodes {bad[:8].tolist()}")
 
 
-def _shape(tree: PrefixTree, rows: NodeIds) -> None:
+def _shape(tree: Internals, rows: NodeIds) -> None:
     nodes = tree.nodes
     assert len(set(rows.tolist())) == len(rows) == len(nodes), "a row is in the index twice"
     for key, row in nodes.index.items():
@@ -60,7 +61,7 @@ def _count_kids(nodes: NodeTable, rows: NodeIds) -> npt.NDArray[np.int32]:
     return kids
 
 
-def _children(tree: PrefixTree, rows: NodeIds) -> None:
+def _children(tree: Internals, rows: NodeIds) -> None:
     nodes = tree.nodes
     for tier in TIERS:
         here = rows[ON_TIER[tier][nodes.state[ANCHOR][rows]]]
@@ -68,7 +69,7 @@ def _children(tree: PrefixTree, rows: NodeIds) -> None:
     _expect((_count_kids(nodes, rows) == nodes.kids[ANY])[rows], rows, "kids")
 
 
-def _pages(tree: PrefixTree, rows: NodeIds) -> None:
+def _pages(tree: Internals, rows: NodeIds) -> None:
     nodes = tree.nodes
     gone = np.ones(len(nodes.parent), np.bool_)
     gone[rows] = False
@@ -85,7 +86,7 @@ def _pages(tree: PrefixTree, rows: NodeIds) -> None:
         _expect((nodes.ticket[group][rows] != NONE) == loading, rows, f"group {group}: ticket")
 
 
-def _anchor(tree: PrefixTree, rows: NodeIds) -> None:
+def _anchor(tree: Internals, rows: NodeIds) -> None:
     nodes = tree.nodes
     state, parent = nodes.state[ANCHOR], nodes.parent[rows]
     _expect(state[rows] != Residency.ABSENT, rows, "a node without its anchor")
@@ -93,7 +94,7 @@ def _anchor(tree: PrefixTree, rows: NodeIds) -> None:
     _expect(closed, rows, "anchor on the device below one that is not")
 
 
-def _pins(tree: PrefixTree, rows: NodeIds) -> None:
+def _pins(tree: Internals, rows: NodeIds) -> None:
     """Pins are exactly those of open leases, of copies in flight and of pages being stored."""
     nodes = tree.nodes
     for group, spec in enumerate(tree.spec.groups):
@@ -128,7 +129,7 @@ def _pins(tree: PrefixTree, rows: NodeIds) -> None:
             _expect((pins[rows] == 0) | ON_TIER[tier][state[rows]], rows, "a pin on nothing")
 
 
-def _evictable(tree: PrefixTree, rows: NodeIds) -> None:
+def _evictable(tree: Internals, rows: NodeIds) -> None:
     nodes = tree.nodes
     for tier in TIERS:
         for group in range(len(tree.spec.groups)):
@@ -137,7 +138,7 @@ def _evictable(tree: PrefixTree, rows: NodeIds) -> None:
             assert count == int(free.sum()), f"group {group}: {tier.name} evictable {count}"
 
 
-def _busy_below(tree: PrefixTree, rows: NodeIds) -> Bools:
+def _busy_below(tree: Internals, rows: NodeIds) -> Bools:
     """Whether any group of the node, or of a node below it, is pinned on any tier."""
     nodes = tree.nodes
     busy = np.zeros(len(nodes.parent), np.bool_)
@@ -149,7 +150,7 @@ def _busy_below(tree: PrefixTree, rows: NodeIds) -> Bools:
     return busy[rows]
 
 
-def _queues(tree: PrefixTree, rows: NodeIds) -> None:
+def _queues(tree: Internals, rows: NodeIds) -> None:
     """Whatever could leave now is covered by a batch that comes up no later than its rank."""
     nodes = tree.nodes
     busy = _busy_below(tree, rows)
@@ -167,7 +168,7 @@ def _queues(tree: PrefixTree, rows: NodeIds) -> None:
             _expect(~free | covered, rows, f"group {group}: not queued on {tier.name}")
 
 
-def _checkpoints(tree: PrefixTree, rows: NodeIds) -> None:
+def _checkpoints(tree: Internals, rows: NodeIds) -> None:
     nodes, page = tree.nodes, tree.spec.page_tokens
     marked = ((nodes.checkpoint, CHECKPOINT), (nodes.milestone, MILESTONE))
     assert not (nodes.checkpoint & nodes.milestone).any(), "a checkpoint that is a milestone too"
@@ -181,7 +182,7 @@ def _checkpoints(tree: PrefixTree, rows: NodeIds) -> None:
         assert (nodes.need[group] == want).all(), f"group {group}: needs of marks"
 
 
-def _cold(tree: PrefixTree, rows: NodeIds) -> None:
+def _cold(tree: Internals, rows: NodeIds) -> None:
     """Whatever the policy: what no lease, copy or mark needs is at the cold end, and right behind
     it what milestones alone need."""
     nodes = tree.nodes

@@ -15,7 +15,8 @@ import numpy as np
 from stratakv.core.ids import GroupId, NodeIds
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
-from stratakv.tree.effects import Backup, Effect
+from stratakv.tree.effects import Backup
+from stratakv.tree.lease import DeviceLease, HostHold
 from stratakv.tree.nodes import ANY, CHECKPOINT, MILESTONE, NodeTable
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import PRESENT, Residency
@@ -49,16 +50,24 @@ class Checkpoints:
 
     # -- marking -------------------------------------------------------------------------------
 
-    def keep(self, path: NodeIds, continued: int, instead_of: int = 0) -> list[Effect]:
-        """Make the end of ``path`` a checkpoint, if every group still holds what it needs there.
+    def at(self, lease: DeviceLease, end: int) -> bool:
+        """Whether there is a checkpoint at ``end`` pages of a leased path."""
+        return 0 < end <= lease.end and self._nodes.checkpoint.item(lease.path.item(end - 1))
+
+    def keep(
+        self, lease: DeviceLease | HostHold, end: int, continued: int, instead_of: int = 0
+    ) -> list[Backup]:
+        """Make ``end`` (pages, at most the lease's) a checkpoint of the lease's path, if every
+        group still holds what it needs there.
 
         Checkpoints among the first ``continued`` nodes, which this request grew from, are
         superseded unless the tree branches at them, and so is the one at the end of the first
         ``instead_of``: milestones are left of them. A milestone at ``continued`` where the tree
         branches by now is a checkpoint. Returns the backups that keeping implies.
         """
-        if not self._partial:
+        if not self._partial or not 0 < end <= lease.end:
             return []
+        path = lease.path[:end]
         tip = path.item(-1)
         wanted = self._present(tip)
         if wanted is None:
@@ -73,36 +82,27 @@ class Checkpoints:
             effects += self._promote(path.item(continued - 1))
         return effects
 
-    def pave(self, path: NodeIds) -> list[Effect]:
-        """Make the end of ``path`` a milestone, if it is no checkpoint and every group still holds
-        what it needs there. Returns the backups that it implies."""
-        tip = path.item(-1)
+    def pave(self, lease: DeviceLease, end: int) -> list[Backup]:
+        """Make ``end`` of a leased path a milestone, if it is no checkpoint and every group still
+        holds what it needs there. Returns the backups that it implies."""
+        tip = lease.path.item(end - 1)
         wanted = self._present(tip)
         if not self._partial or wanted is None or self._nodes.checkpoint.item(tip):
             return []
         self._mark(tip, wanted, MILESTONE)
         return self._use(wanted)
 
-    def milestones(self, path: NodeIds) -> list[int]:
-        """The milestones on ``path``, in pages and ascending, that the tree does not branch at."""
-        nodes = self._nodes
+    def milestones(self, lease: DeviceLease) -> list[int]:
+        """The milestones on a leased path, in pages and ascending, that the tree does not branch
+        at."""
+        nodes, path = self._nodes, lease.path
         there = nodes.milestone[path] & (nodes.kids[ANY][path] <= 1)
         return (there.nonzero()[0] + 1).tolist()
 
-    def unsaved(self, path: NodeIds) -> list[Backup]:
-        """What marks need on ``path`` and the device alone has."""
-        nodes = self._nodes
-        found: list[Backup] = []
-        for group in self._partial:
-            alone = nodes.state[group.id][path] == Residency.DEVICE
-            rows = path[alone & (nodes.need[group.id][path] > 0)]
-            if len(rows):
-                found.append(Backup(group.id, rows))
-        return found
-
-    def clear(self, tips: NodeIds) -> None:
-        """Milestones at the ends of ``tips`` are not worth it any more."""
-        for tip in tips.tolist():
+    def clear(self, lease: DeviceLease, ends: Sequence[int]) -> None:
+        """Milestones at ``ends`` of a leased path are not worth it any more."""
+        for end in ends:
+            tip = lease.path.item(end - 1)
             for group, rows in self._mark(tip, self._needed(tip), 0):
                 self._pins.cool(group, rows)
 
@@ -117,9 +117,9 @@ class Checkpoints:
                 nodes.need[group][rows] += weight - before
         return wanted
 
-    def _use(self, wanted: Wanted) -> list[Effect]:
+    def _use(self, wanted: Wanted) -> list[Backup]:
         nodes, stamp = self._nodes, self._pins.tick()
-        effects: list[Effect] = []
+        effects: list[Backup] = []
         for group, rows in wanted:
             self._pins.stamp(group, rows, stamp)
             self._pins.cool(group, rows)  # queued at their new rank where nothing pins them
@@ -137,12 +137,18 @@ class Checkpoints:
             for group, rows in self._mark(tip, self._needed(tip), MILESTONE):
                 self._pins.cool(group, rows)
 
-    def _promote(self, tip: int) -> list[Effect]:
+    def _promote(self, tip: int) -> list[Backup]:
         nodes = self._nodes
         if not nodes.milestone.item(tip) or nodes.kids[ANY].item(tip) <= 1:
             return []
         wanted = self._present(tip)
         return [] if wanted is None else self._use(self._mark(tip, wanted, CHECKPOINT))
+
+    def need_everything(self) -> None:
+        """Of an empty tree, for a baseline: every page of every group counts as needed for good, so
+        that its last use alone ranks it."""
+        for need in self._nodes.need:
+            need[:] = CHECKPOINT
 
     def forget(self, chain: NodeIds) -> None:
         """The nodes are about to go: withdraw their marks' needs from the rows above."""

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.effects import Effect, FreeHost
-from stratakv.tree.nodes import CHECKPOINT, TIERS, NodeTable, Tier
+from stratakv.tree.lease import DeviceLease
+from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.pins import Pins
-from stratakv.tree.residency import Residency, ResidencyEvent
+from stratakv.tree.residency import ResidencyEvent
 from stratakv.tree.stored import StorageMarks
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
@@ -28,10 +29,6 @@ class Copies:
         self._pins = pins
         self._stored = stored
         self.loads = 0  # pages that are LOADING: a match of none need not look for tickets
-
-    def unsaved(self, group: GroupId, rows: NodeIds) -> NodeIds:
-        """Those of ``rows`` that are still on the device alone."""
-        return rows[self._nodes.state[group][rows] == Residency.DEVICE]
 
     def begin_backup(self, group: GroupId, rows: NodeIds, pages: PageIds) -> PageIds:
         """Give ``rows`` host ``pages``; returns the device pages to copy from."""
@@ -68,21 +65,13 @@ class Copies:
         self._pins.offer_nodes(group, rows)
         return effects
 
-    def hits(self, rows: NodeIds) -> npt.NDArray[np.int32]:
-        """How often requests have used each of ``rows``."""
-        return self._nodes.hits[rows]
-
-    def needed(self, group: GroupId, rows: NodeIds) -> npt.NDArray[np.bool_]:
-        """Which of ``rows`` a checkpoint needs; the others are a milestone's, or nobody's."""
-        return self._nodes.need[group][rows] >= CHECKPOINT
-
     def sources(self, host: Sequence[NodeIds]) -> list[PageIds]:
         """The host pages that a load of ``host`` rows (by group) reads."""
         return [self._nodes.page[HOST][group][rows] for group, rows in enumerate(host)]
 
-    def landing(self, group: GroupId, rows: NodeIds) -> bool:
-        """Whether a load of any of ``rows`` is under way."""
-        return bool(self.loads and (self._nodes.ticket[group][rows] != NONE).any())
+    def landing(self, lease: DeviceLease, group: GroupId, indices: npt.NDArray[np.int64]) -> bool:
+        """Whether a load of any of the pages at ``indices`` of a leased path is under way."""
+        return bool(self.loads and (self._nodes.ticket[group][lease.path[indices]] != NONE).any())
 
     def begin_load(
         self, host: Sequence[NodeIds], pages: Sequence[PageIds], ticket: TicketId

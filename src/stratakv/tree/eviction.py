@@ -34,19 +34,28 @@ class Evictor:
         self._gone = pins.policy.gone
         self._groups = range(len(spec.groups))
         self.dropped_dirty = self.dropped_cold = 0
-        """Pages that have left the device without a host copy: worth one, and not."""
+        """Pages that have left the device for good: worth a host copy, and not."""
         self._others = range(1, len(spec.groups))
         self._partial = {group.id for group in spec.groups if not group.keeps_all}
         self._byteless_anchor = spec.groups[ANCHOR].page_bytes == 0
 
     def evict(self, tier: Tier, group: GroupId, count: int, below: int = EVERY) -> list[Effect]:
-        """Take up to ``count`` pages of ``group`` off ``tier`` that rank below ``below``."""
+        """Take up to ``count`` pages of a group off a tier, coldest first, that rank below
+        ``below``; it may be fewer."""
         effects: list[Effect] = []
         queue = self._pins.queues[tier][group]
         while count > 0 and queue.weight and queue.first < below:
             key, rows = queue.pop()
             count -= self.take(tier, group, key, rows, count, effects)
         return effects
+
+    def evict_spare(self, tier: Tier, group: GroupId, count: int) -> list[Effect]:
+        """``evict``, but only what no checkpoint needs."""
+        return self.evict(tier, group, count, below=WARM)
+
+    def evictable(self, tier: Tier, group: GroupId) -> int:
+        """Resident pages that nothing pins; exact but for pages that a copy below them holds."""
+        return self._pins.evictable[tier][group]
 
     def take(
         self, tier: Tier, group: GroupId, key: int, rows: NodeIds, count: int, effects: list[Effect]

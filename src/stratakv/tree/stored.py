@@ -52,7 +52,7 @@ class StorageMarks:
     def __init__(self, spec: CacheSpec, nodes: NodeTable, pins: Pins) -> None:
         self.active = False
         self.epoch = 0
-        self.writing: set[Writing] = set()
+        self.writing: dict[Writing, None] = {}  # in order, alike on every rank
         self._nodes = nodes
         self._pins = pins
         self._groups = [group.id for group in spec.groups]
@@ -126,10 +126,13 @@ class StorageMarks:
             if fetched:
                 self._told[rows] = NEVER
 
-    def first_fetched(self, path: NodeIds) -> int | None:
-        """Index of the first page of a path from the root of which something came from storage."""
-        found = np.flatnonzero(self._fetched[path])
-        return found.item(0) if len(found) else None
+    def fetched(self, lease: Lease) -> list[PageKey]:
+        """Keys of a leased path from the first page on of which something came from storage; empty
+        where nothing did."""
+        found = np.flatnonzero(self._fetched[lease.path])
+        if not len(found):
+            return []
+        return self._nodes.keys_to(lease.path.item(-1), lease.end - found.item(0))
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -164,12 +167,12 @@ class StorageMarks:
         for held in {ANCHOR, group}:
             self._pins.pin(Tier.HOST, held, rows)
         writing = Writing(group, rows)
-        self.writing.add(writing)
+        self.writing[writing] = None
         return writing
 
     def end(self, writing: Writing, kept: npt.NDArray[np.bool_]) -> None:
         """The operation is over; ``kept``: which of its pages are stored by now, bool [n]."""
-        self.writing.remove(writing)
+        del self.writing[writing]
         self._marks[writing.group][writing.rows[~kept]] = False
         if writing.group != ANCHOR:
             self._pins.unpin(Tier.HOST, writing.group, writing.rows)

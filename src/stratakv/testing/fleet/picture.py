@@ -32,7 +32,6 @@ from stratakv.storage.io_worker import IoWorker
 from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
 from stratakv.testing.fleet.runner import TokenRunner
 from stratakv.tiers.persist import PersistCounters
-from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.leases import Leases
 from stratakv.tree.nodes import NodeTable, Run
@@ -53,7 +52,6 @@ OWN_PARTS: Final[dict[type, frozenset[str]]] = {
     Leases: frozenset({"_open"}),
     StorageMarks: frozenset({"writing"}),
     PoisoningAllocator: frozenset({"_position", "_bytes"}),  # scratch
-    Prefetcher: frozenset({"fetched_pages"}),
     Abandoned: frozenset({"reason"}),
     NodeTable: frozenset({"kids"}),  # views
 }

@@ -51,7 +51,7 @@ class Fetches:
         groups = range(len(self._host))
         return HostSpace(
             tuple(space.available() for space in self._host),
-            tuple(self._tree.evictable(Tier.HOST, GroupId(group)) for group in groups),
+            tuple(self._tree.eviction.evictable(Tier.HOST, GroupId(group)) for group in groups),
         )
 
     def make_room(self, pages: Sequence[int]) -> tuple[int, ...]:

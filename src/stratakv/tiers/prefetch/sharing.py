@@ -1,0 +1,49 @@
+"""Requests that wait for the same pages: one of them asks for all.
+
+Owns who leads, by the first page that is asked for, and who follows. Must not ask storage.
+"""
+
+from stratakv.core.ids import AskId, PageKey
+from stratakv.tiers.prefetch.request import IDLE, Following, PrefetchRequest
+
+
+class Sharing:
+    def __init__(self) -> None:
+        self._leaders: dict[PageKey, PrefetchRequest] = {}
+        self._followers: dict[AskId, PrefetchRequest] = {}
+        self._ended = False  # a leader, since ``left_alone`` looked
+
+    def follow(self, request: PrefetchRequest, first: PageKey) -> bool:
+        """Whether another asks for ``first`` already: ``request`` follows that one now."""
+        leader = self._leaders.get(first)
+        if leader is None:
+            return False
+        request.enter(Following(leader))
+        self._followers[request.id] = request
+        return True
+
+    def lead(self, request: PrefetchRequest, first: PageKey) -> None:
+        self._leaders[first] = request
+
+    def leave(self, request: PrefetchRequest) -> None:
+        """A follower goes its own way."""
+        del self._followers[request.id]
+        request.enter(IDLE)
+
+    def end(self, first: PageKey) -> None:
+        """Who leads at ``first`` has its pages, or will not get them."""
+        del self._leaders[first]
+        self._ended = True
+
+    def left_alone(self) -> list[PrefetchRequest]:
+        """Followers whose leader has ended; in the order in which they came."""
+        if not self._ended:
+            return []
+        self._ended = False
+        return [request for request in self._followers.values() if abandoned(request)]
+
+
+def abandoned(request: PrefetchRequest) -> bool:
+    """Whether a request follows one that asks no more."""
+    phase = request.phase
+    return isinstance(phase, Following) and not phase.leader.asking

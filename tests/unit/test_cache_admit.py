@@ -1,0 +1,143 @@
+"""Letting requests in, over every small pool: a refusal changes nothing, and whoever is in finds
+all that was booked for it, whatever the others do.
+"""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from stratakv.cache.records import Admission, CacheUse, Refusal
+from stratakv.spec.groups import CacheSpec
+from stratakv.spec.retention import KeepBoundary, KeepWindow
+from stratakv.testing.specs import small_spec
+from stratakv.tree.nodes import Tier
+from tests.small_cache import SmallCache
+
+PAGE = 2
+SPECS = {
+    "anchor": small_spec([], page_tokens=PAGE),
+    "window": small_spec([KeepWindow(3)], page_tokens=PAGE),
+    "state": small_spec([KeepBoundary()], page_tokens=PAGE),
+}
+A, B = [1] * 5, [2] * 7
+
+
+@pytest.fixture(params=SPECS.values(), ids=SPECS)
+def spec(request: pytest.FixtureRequest) -> CacheSpec:
+    return request.param
+
+
+def run(cache: SmallCache, row: int, tokens: list[int], start: int) -> None:
+    cache.compute(row, tokens, start)
+    cache.release(row, np.array(tokens, np.int32))
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["cold", "cached"])
+def test_a_refusal_changes_nothing_and_who_is_in_finds_its_pages(spec: CacheSpec, *, served: bool):
+    outcomes = set[object]()
+    for device, host, rows in product(range(2, 10), (0, 6), (1, 2)):
+        cache = SmallCache(spec, device, host, rows=rows, reserve=2)
+        if served and not isinstance(cache.admit(cache.ask(A)), Refusal):
+            run(cache, 0, A, 0)
+            cache.settle()
+        inside = list[tuple[int, list[int], int]]()
+        for tokens in (A, B, A):
+            before = cache.picture()
+            found = cache.admit(cache.ask(tokens, more=2))
+            match found:
+                case Admission():
+                    inside.append((found.row, tokens, found.computed))
+                    outcomes.add("cached" if found.computed else "in")
+                case Refusal():
+                    outcomes.add(found)
+                    if not host:  # else what stood in the way may have been evicted or backed up
+                        assert cache.picture() == before
+                    assert cache.rows.taken == len(inside)
+            cache.check()
+        for row, tokens, computed in reversed(inside):
+            run(cache, row, [*tokens, 8, 9], computed)
+            cache.check()
+        cache.settle()
+        assert cache.flush()
+        assert cache.free_pages() == [device] * len(spec.groups)
+    assert {"in", Refusal.NO_PAGES, Refusal.NO_ROW} <= outcomes
+    assert not served or "cached" in outcomes
+
+
+def test_what_is_booked_is_there_in_whatever_order_requests_take_it(spec: CacheSpec):
+    """Three at once in a pool that holds just them: each step of any of them finds its pages."""
+    for order in permutations(range(3)):
+        cache = SmallCache(spec, 12)
+        inside = [(cache.enter(tokens).row, tokens) for tokens in ([n] * 7 for n in (1, 2, 3))]
+        at = dict.fromkeys(range(3), 0)
+        while any(at[who] < 7 for who in order):
+            for who in order:
+                row, tokens = inside[who]
+                if at[who] < 7:
+                    end = min(7, at[who] + 1 + who, cache.cut(row) or 7)
+                    cache.compute(row, tokens, at[who], end)
+                    at[who] = end
+            cache.check()
+        for row, tokens in inside:
+            cache.release(row, np.array(tokens, np.int32))
+        cache.check()
+
+
+def test_a_prefix_that_is_there_costs_only_what_follows(spec: CacheSpec):
+    cache = SmallCache(spec, 12)
+    cache.serve(A)
+    found = cache.enter(A)
+    assert found.computed == found.cached.device == 4
+    assert cache.enter(B).computed == 0
+
+
+def test_one_token_is_always_left_to_compute(spec: CacheSpec):
+    cache = SmallCache(spec, 12)
+    cache.serve(A)
+    assert cache.enter(A[:4]).computed <= 2
+
+
+def test_what_is_on_the_host_alone_is_loaded_and_told_apart(spec: CacheSpec):
+    cache = SmallCache(spec, 12, 12)
+    cache.serve(A)
+    cache.push_out(Tier.DEVICE)
+    found = cache.enter(A)
+    assert (found.cached.device, found.cached.host, found.computed) == (0, 4, 4)
+    assert found.tickets, "the first forward waits for it"
+    cache.tick()
+    cache.check()
+
+
+def test_without_reuse_nothing_is_found_and_nothing_is_left(spec: CacheSpec):
+    cache = SmallCache(spec, 12, reuse=False)
+    for _ in range(2):
+        assert cache.serve(A).computed == 0
+    assert not len(cache._tree)
+
+
+@pytest.mark.parametrize("use", [CacheUse.NOTHING, CacheUse.READ, CacheUse.STORE])
+def test_one_apart_does_what_it_may_and_no_more(spec: CacheSpec, use: CacheUse):
+    cache = SmallCache(spec, 12)
+    cache.serve(A)
+    assert cache.serve(A, use=use).computed == (4 if CacheUse.READ in use else 0)
+    nodes = len(cache._tree)
+    cache.serve(B, use=use)
+    assert (len(cache._tree) > nodes) == (CacheUse.STORE in use)
+
+
+def test_what_could_never_run_says_which_group_is_too_small(spec: CacheSpec):
+    cache = SmallCache(spec, [4, 9][: len(spec.groups)])
+    assert cache.refusal(8) is None
+    why = cache.refusal(9)
+    assert why is not None
+    assert why.startswith("5 pages of group 0, which has 4")
+
+
+def test_a_request_that_comes_back_does_not_count_as_a_second_use(spec: CacheSpec):
+    cache = SmallCache(spec, 12)
+    cache.serve(A)
+    hits = cache._tree.internals.nodes.hits.sum()
+    found = cache.admit(cache.ask(A, again=True))
+    assert isinstance(found, Admission)
+    assert cache._tree.internals.nodes.hits.sum() == hits
