@@ -156,7 +156,7 @@ def _engine(
             act(_Serve(parts.port, play, told))
             parts.port.close()
         else:
-            parts.port.follow(lambda worker: worker.close(PATIENCE_S))
+            parts.port.follow()
     finally:
         parts.transfer.close()
     assert (unwell.injected > 0) == (faults is not None and faults != Faults())

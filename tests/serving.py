@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,16 @@ from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import GroupId, PageKey, RequestId, TicketId
+from stratakv.engine.attachment import BESIDE_STEPS, Report, StorageCall, Verb
 from stratakv.engine.request import CachedTokens, FinishReason, Output, Prompt, TokenLogprob
-from stratakv.serve.admin import Opener, StorageAdmin
+from stratakv.engine.storage_control import (
+    BackgroundStores,
+    Openable,
+    Opener,
+    StorageControl,
+    no_store,
+)
+from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.bodies import TOGETHER_BYTES, BodyMemory
 from stratakv.serve.crowd import LIMITS, ConnectionLimits, connection_limits
 from stratakv.serve.driver import EngineDriver
@@ -119,7 +127,8 @@ STORE_FORM = StoreFormat(spec_digest=b"s" * 16, page_bytes=(64,))
 
 @dataclass
 class FakeStorage:
-    """What an engine does with a worker. ``jobs``: submitted and not yet taken, by kind."""
+    """What an engine does with a worker: a ``Tier``. ``jobs``: submitted and not yet taken, by
+    kind."""
 
     worker: IoWorker | None = None
     detaching: bool = False
@@ -148,6 +157,29 @@ class FakeStorage:
         assert self.worker is not None
         for ticket in self.jobs:
             self.worker.cancel(ticket)
+
+    def attach(self, worker: IoWorker) -> None:
+        assert self.worker is None
+        self.worker = worker
+        self.detaching = False
+
+    def detach(self, *, force: bool = False) -> IoWorker | None:
+        self.asked += 1
+        self.detaching = True
+        if force:
+            self.cancel()
+        self.take()
+        if self.jobs:
+            return None
+        worker, self.worker = self.worker, None
+        return worker
+
+    def keep(self) -> None:
+        self.detaching = False
+
+    def clear(self) -> bool:
+        self.submit(Remove(Everything.EVERYTHING))
+        return True
 
 
 @dataclass
@@ -179,35 +211,24 @@ class EchoEngine:
     steps: int = 0
     threads: set[int] = field(default_factory=set)
     storage: FakeStorage = field(default_factory=FakeStorage)
+    opener: Opener = no_store
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self._control = StorageControl(self.storage, BackgroundStores(self.opener))
 
-    def attach_storage(self, worker: IoWorker) -> None:
-        self.threads.add(threading.get_ident())
-        assert self.storage.worker is None
-        self.storage.worker = worker
-        self.storage.detaching = False
+    @property
+    def beside_steps(self) -> frozenset[Verb]:
+        return BESIDE_STEPS
 
-    def detach_storage(self, *, force: bool = False) -> IoWorker | None:
-        self.threads.add(threading.get_ident())
-        self.storage.asked += 1
-        self.storage.detaching = True
-        if force:
-            self.storage.cancel()
-        self.storage.take()
-        if self.storage.jobs:
-            return None
-        worker, self.storage.worker = self.storage.worker, None
-        return worker
+    def call_storage(self, call: StorageCall) -> Sequence[Report]:
+        if call.verb not in BESIDE_STEPS:
+            self.threads.add(threading.get_ident())
+        return (self._control.call(call),)
 
-    def keep_storage(self) -> None:
-        self.storage.detaching = False
-
-    def clear_storage(self) -> bool:
-        assert self.storage.worker is not None
-        self.storage.submit(Remove(Everything.EVERYTHING))
-        return True
+    @property
+    def store(self) -> Openable | None:
+        return self._control.store
 
     def storage_stats(self) -> StorageStats | None:
         self.threads.add(threading.get_ident())
@@ -331,7 +352,7 @@ def make_service(
     max_waiting: int = 64,
     api_key: str | None = None,
     admin_key: str | None = None,
-    opener: Opener | str = "there is no host tier",
+    check: Callable[[str], None] | str = "there is no host tier",
     body_bytes: int = 1 << 16,
     bodies_bytes: int = TOGETHER_BYTES,
 ) -> Service:
@@ -340,7 +361,7 @@ def make_service(
     driver = EngineDriver(engine, max_waiting=max_waiting, clock=clock)
     return Service(
         driver=driver,
-        storage=StorageAdmin(driver, engine, clock, opener),
+        storage=StorageAdmin(driver, engine, clock, check),
         tokenizer=tokenizer,
         metrics=ServerMetrics(GROUPS),
         clock=clock,

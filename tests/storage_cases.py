@@ -17,11 +17,14 @@ from stratakv.assembly.stores import open_store
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import GroupId
 from stratakv.core.page_keys import PageHasher
+from stratakv.engine.attachment import State, StorageCall, Verb
+from stratakv.engine.loop import Engine
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
 from stratakv.storage.backend import ObjectKey, StorageBackend, StoreFormat
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.patience import wait_until
 from stratakv.tree.nodes import TIERS
 from tests.engines import evict, evict_device, on_device, on_storage
 from tests.hit_cases import Lab, lab, last_end, prompt, spec_for
@@ -57,6 +60,19 @@ def attach(parts: EngineParts, url: str) -> IoWorker:
     worker = open_store(url, parts.spec, [arena.pages for arena in parts.arenas]).worker
     parts.engine.attach_storage(worker)
     return worker
+
+
+def detached(engine: Engine, *, force: bool = False) -> bool:
+    """Whether its store is closed; it is not while pages are being written or fetched."""
+
+    def call(verb: Verb) -> State:
+        (report,) = engine.call_storage(StorageCall(verb, force=force))
+        return report.state
+
+    if call(Verb.DETACH) is State.DRAINING:
+        return False
+    wait_until(lambda: call(Verb.LOOK) is State.DETACHED)
+    return True
 
 
 def format_of(spec: CacheSpec) -> StoreFormat:

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from stratakv.engine.attachment import StorageCall, Verb
 from tests.hit_cases import engine_model, prompt
 from tests.storage_cases import evict_all, file_url, storage_lab
 
@@ -52,7 +53,7 @@ def serve(family: str, directory: Path, seed: int) -> None:
                 say(f"+{at}")
                 evict_all(this)
                 if rng.random() < CLEARED:
-                    this.parts.engine.clear_storage()
+                    this.parts.engine.call_storage(StorageCall(Verb.CLEAR))
     finally:
         os._exit(1)
 

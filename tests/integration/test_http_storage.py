@@ -49,14 +49,14 @@ def opener(faults, sleep, url):
 @contextmanager
 def serving(tokenizer, *, held=None, admin_key="admin", **settings):
     """``held``: its store answers nothing before this is set."""
-    engine = EchoEngine()
     faults = Faults(delay_s=PATIENCE_S if held else 0.0)
     sleep = held.wait if held else time.sleep
+    engine = EchoEngine(opener=lambda url: opener(faults, sleep, url))
     service = make_service(
         tokenizer,
         engine,
         admin_key=admin_key,
-        opener=lambda url: opener(faults, sleep, url),
+        check=parse_storage_url,
         **settings,
     )
     with (
@@ -258,7 +258,6 @@ def test_metrics_know_of_storage_while_it_is_attached(tokenizer):
 
 
 def test_the_servers_end_writes_what_is_queued(tokenizer, monkeypatch):
-    engine = EchoEngine()
     backends = []
 
     def keeping(url):
@@ -268,7 +267,8 @@ def test_the_servers_end_writes_what_is_queued(tokenizer, monkeypatch):
         worker = IoWorker(Backends(slow, slow), STORE_FORM, limits, MonotonicClock())
         return OpenStore(worker=worker, shown=url, figures=dict)
 
-    service = make_service(tokenizer, engine, opener=keeping)
+    engine = EchoEngine(opener=keeping)
+    service = make_service(tokenizer, engine, check=parse_storage_url)
     written = []
 
     def run(_server, listeners):

@@ -9,15 +9,15 @@ import pytest
 
 from stratakv.core.clock import ManualClock
 from stratakv.core.config import EngineConfig
+from stratakv.engine.attachment import StorageCall, Verb
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.storage.io_worker import IoLimits
 from stratakv.storage.memory import MemoryBackend
-from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from tests.churn import Traffic, UnevenCopier
 from tests.engines import token_engine, token_spec, without_anchor_bytes
-from tests.storage_cases import attach_backend, format_of
+from tests.storage_cases import attach_backend, detached, format_of
 
 PAGE = 4
 MOST = 100
@@ -83,10 +83,11 @@ class Operator:
             chance = self.random.random()
             self.leaving = chance < 0.004
             if 0.004 <= chance < 0.008:
-                parts.engine.clear_storage()
+                parts.engine.call_storage(StorageCall(Verb.CLEAR))
             if 0.008 <= chance < 0.012:
                 self.detach(parts, force=False)
-                parts.engine.keep_storage()
+                if self.attached:
+                    parts.engine.call_storage(StorageCall(Verb.RESUME))
 
     def attach(self, parts):
         backend = FaultyBackend(self.store, self.faults)
@@ -95,9 +96,7 @@ class Operator:
         self.attached = True
 
     def detach(self, parts, *, force):
-        worker = parts.engine.detach_storage(force=force)
-        if worker is not None:
-            assert worker.close(PATIENCE_S)
+        if detached(parts.engine, force=force):
             self.attached = self.leaving = False
 
     def leave(self, parts):

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from stratakv.core.ids import RequestId
+from stratakv.engine.attachment import StorageCall, Verb
 from stratakv.storage.backend import Everything
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.tree.nodes import Tier
@@ -223,7 +224,7 @@ def test_what_was_cached_before_storage_came_is_stored_when_it_is_used(family):
     with shelf_lab(family, PAGE, shelf) as this:
         this.ask(TOKENS)
         settled(this)
-        this.parts.engine.clear_storage()
+        this.parts.engine.call_storage(StorageCall(Verb.CLEAR))
         settled(this)
         assert not shelf._objects
         this.ask(TOKENS)

@@ -66,7 +66,8 @@ class Stores:
 @contextmanager
 def administering(engine, stores, *, start=True):
     driver = EngineDriver(engine, max_waiting=8, clock=MonotonicClock())
-    admin = StorageAdmin(driver, engine, MonotonicClock(), stores)
+    check = stores if isinstance(stores, str) else lambda url: None
+    admin = StorageAdmin(driver, engine, MonotonicClock(), check)
     if start:
         driver.start()
     try:
@@ -83,13 +84,13 @@ def administering(engine, stores, *, start=True):
 
 
 @pytest.fixture
-def engine():
-    return EchoEngine()
+def stores():
+    return Stores()
 
 
 @pytest.fixture
-def stores():
-    return Stores()
+def engine(stores):
+    return EchoEngine(opener=stores)
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_what_is_attached_is_used_shown_and_closed_by_a_detach(admin, engine, st
     assert (done.shown, done.dropped_pages) == ("shown a", 0)
     assert stores.backends[0].closed
     assert engine.storage.worker is None
-    assert not storage_threads()
+    wait_until(lambda: not storage_threads())
     assert admin.inspect() == {"attached": False}
 
 
@@ -274,7 +275,7 @@ def test_many_at_once_end_in_one_state(engine, stores):
         attached = admin.inspect()["attached"]
         assert (engine.storage.worker is not None) == attached
         assert sum(not backend.closed for backend in stores.backends) == attached
-        assert len(storage_threads()) == attached
+        wait_until(lambda: len(storage_threads()) == attached)
 
 
 def test_clear_is_the_engines(admin, engine, stores):
@@ -318,7 +319,7 @@ def test_a_store_that_opens_when_the_server_ends_is_closed(engine, stores):
         with pytest.raises(ApiError) as caught:
             attach.result(PATIENCE_S)
         assert caught.value.status == 503
-        assert stores.backends[0].closed
+        wait_until(lambda: [backend.closed for backend in stores.backends] == [True])
         assert engine.storage.worker is None
 
 

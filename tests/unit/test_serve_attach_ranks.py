@@ -11,10 +11,11 @@ from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Ballot
 from stratakv.core.clock import BroadcastClock, MonotonicClock
 from stratakv.core.errors import ConfigError, StorageError
+from stratakv.engine.attachment import StorageCall, Verb
 from stratakv.engine.ranked import RankedEngine
-from stratakv.engine.step_messages import Prepare, StepSync
+from stratakv.engine.step_messages import StepSync
+from stratakv.engine.storage_control import BackgroundStores, StorageControl
 from stratakv.serve.admin import OpenStore, StorageAdmin
-from stratakv.serve.attach_ranks import RankedOpener
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.errors import ApiError
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
@@ -65,7 +66,8 @@ class OneRank:
 class Inner:
     """What a rank's engine does of a step, and with a store."""
 
-    def __init__(self, agreement, sync):
+    def __init__(self, agreement, sync, opener):
+        self.control = StorageControl(self, BackgroundStores(opener))
         self.agreement = agreement
         self.sync = sync
         self.steps = 0
@@ -87,12 +89,19 @@ class Inner:
     def has_work(self):
         return False
 
-    def attach_storage(self, worker):
+    def call_storage(self, call):
+        return (self.control.call(call),)
+
+    @property
+    def store(self):
+        return self.control.store
+
+    def attach(self, worker):
         assert self.worker is None
         self.worker = worker
         self.history.append(("attach", self.steps))
 
-    def detach_storage(self, *, force):
+    def detach(self, *, force):
         del force
         worker, self.worker = self.worker, None
         self.history.append(("detach", self.steps))
@@ -104,6 +113,7 @@ class Inner:
     def close(self, timeout_s):
         if self.worker is not None:
             self.worker.close(timeout_s)
+        self.control.close(timeout_s)
 
 
 class Backend(MemoryBackend):
@@ -158,16 +168,20 @@ class House:
         for rank in range(RANKS):
             agreement = Agreement(OneRank(self.table, rank))
             sync = StepSync(agreement, MonotonicClock(), BroadcastClock())
-            self.inner.append(Inner(agreement, sync))
-            self.engines.append(RankedEngine(self.inner[rank], sync, self.openers[rank]))
+            self.inner.append(Inner(agreement, sync, self.openers[rank]))
+            self.engines.append(RankedEngine(self.inner[rank], sync))
         self.checked = []
         self.driver = EngineDriver(
             self.engines[0], max_waiting=8, clock=MonotonicClock(), heartbeat_s=0.005
         )
-        opener = RankedOpener(
-            self.driver, self.engines[0], self.clock, self.checked.append, PATIENCE_S
+        self.admin = StorageAdmin(
+            self.driver, self.engines[0], self.clock, self.check, open_s=PATIENCE_S
         )
-        self.admin = StorageAdmin(self.driver, self.engines[0], MonotonicClock(), opener)
+
+    def check(self, url):
+        self.checked.append(url)
+        if url.startswith("memory:"):
+            raise ConfigError(f"--storage {url}: it is one process's own")
 
     def all_are(self, attached):
         """Ranks are at the end of the same step at about the same time."""
@@ -178,7 +192,7 @@ class House:
         return [sum(not b.closed for b in opener.backends) for opener in self.openers]
 
     def follow(self, rank):
-        self.engines[rank].follow(lambda worker: worker.close(PATIENCE_S))
+        self.engines[rank].follow()
 
 
 @contextmanager
@@ -294,12 +308,7 @@ def test_a_rank_that_hangs_fails_it_in_time_and_what_opens_later_is_closed(rank)
 
 
 def test_a_url_that_no_rank_need_try_costs_no_letter(house):
-    def refuse(url):
-        raise ConfigError(f"--storage {url}: it is one process's own")
-
-    opener = RankedOpener(house.driver, house.engines[0], MonotonicClock(), refuse)
-    with pytest.raises(ConfigError):
-        opener("memory://")
+    refused(400, house.admin.attach, "memory://")
     assert [opener.asked for opener in house.openers] == [[]] * RANKS
 
 
@@ -317,7 +326,9 @@ def test_a_server_that_drains_attaches_nothing(house):
 
 def test_the_end_of_the_server_closes_what_others_have_opened():
     with living() as house:
-        house.driver.ask(lambda: house.engines[0].prepare_storage(URL)).result(PATIENCE_S)
+        house.driver.ask(
+            lambda: house.engines[0].call_storage(StorageCall(Verb.OPEN, url=URL))
+        ).result(PATIENCE_S)
         wait_until(lambda: house.open == [1] * RANKS)
     assert house.open == [0] * RANKS
 
@@ -337,4 +348,4 @@ def counts(house):
 
 
 def test_a_url_does_not_show_in_a_letter_that_is_printed():
-    assert "secret" not in repr(Prepare(URL))
+    assert "secret" not in repr(StorageCall(Verb.OPEN, url=URL))

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from stratakv.core.errors import StorageError
-from stratakv.storage.opening import Opening
+from stratakv.storage.opening import Background
 from stratakv.testing.patience import PATIENCE_S, wait_until
 
 
@@ -31,11 +31,13 @@ def door():
 def no_thread_stays(door):
     yield
     door.gate.set()
-    wait_until(lambda: not any(t.name == "stratakv-storage-open" for t in threading.enumerate()))
+    wait_until(
+        lambda: not any(t.name == "stratakv-storage-background" for t in threading.enumerate())
+    )
 
 
 def opening(door):
-    return Opening(door.open, door.closed.append)
+    return Background(door.open, door.closed.append)
 
 
 def test_nobody_waits_and_what_has_opened_is_taken(door):
@@ -79,3 +81,20 @@ def test_what_has_opened_is_closed_when_it_is_given_up(door):
     wait_until(lambda: door.closed == ["a store"])
     found.abandon()
     assert door.closed == ["a store"]
+
+
+def test_without_a_thread_it_is_done_at_once_and_so_is_what_follows(door):
+    door.gate.set()
+    found = Background(door.open, door.closed.append, begin=lambda work: work())
+    assert found.done
+    found.abandon()
+    assert door.closed == ["a store"]
+
+
+def test_its_end_is_awaited_no_longer_than_it_may_be(door):
+    found = opening(door)
+    found.wait(0.0)
+    assert not found.done
+    door.gate.set()
+    found.wait(PATIENCE_S)
+    assert found.done

@@ -128,9 +128,9 @@ def test_who_ends_without_having_been_told_has_gone_on():
     fleet = Fleet(replace(storage_plan(2, "anchor", 3), loss=Loss(rank=2, step=6, point=POINTS[0])))
     follow = fleet.ranks[1].engine.follow
 
-    def followed(detached):
+    def followed():
         with suppress(RankLostError):
-            follow(detached)
+            follow()
 
     fleet.ranks[1].engine.follow = followed
     with pytest.raises(AssertionError, match="rank 1 has gone on without rank 2"):

@@ -16,6 +16,7 @@ from stratakv.assembly.sizing import Pages
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.engine.loop import Engine, EngineLimits, Runner
 from stratakv.engine.roles import Role, UnifiedRole
+from stratakv.engine.storage_control import NO_STORES, BackgroundStores
 from stratakv.engine.token_source import TokenSource
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
@@ -94,14 +95,15 @@ def allocators(
 class Sockets:
     """What plugs into an engine; what is not said is that of one that serves alone. ``role``: what
     it is for. ``ranks``: among the ranks that run the same plan; they choose tokens together, and
-    no ``token_source`` is asked. ``observer``: who is told of pages. ``sleep``: how a moment is
-    waited for."""
+    no ``token_source`` is asked. ``observer``: who is told of pages. ``stores``: what opens a store
+    once it runs. ``sleep``: how a moment is waited for."""
 
     role: Callable[[], Role] = UnifiedRole
     ranks: RankContext | None = None
     token_source: TokenSource | None = None
     observer: CacheObserver | None = None
     cache: MakeCache = KVCache
+    stores: BackgroundStores = NO_STORES
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -144,5 +146,6 @@ def build(
         plan.namespaces,
         limits,
         sockets.token_source if ranks is None else ranks.sync,
+        sockets.stores,
     )
     return engine, cache

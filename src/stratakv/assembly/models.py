@@ -7,7 +7,7 @@ Another device is another ``Device``; another role, or whatever else plugs in, c
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from stratakv.assembly.build import ALONE, MakeAllocator, MappedMemory, Sockets, build
@@ -18,7 +18,6 @@ from stratakv.assembly.stores import opener_while_it_runs, store_key
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.attaching import Opener, no_store
 from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
@@ -28,6 +27,7 @@ from stratakv.engine.model_facts import ModelFacts
 from stratakv.engine.parallel import tp_refusal
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.runner import ModelRunner
+from stratakv.engine.storage_control import BackgroundStores
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
@@ -129,13 +129,13 @@ def build_sized(
     them. ConfigError where ranks differ."""
     if sizes.notice is not None:
         log.warning(sizes.notice)
-    opener = no_store
     if (ranks := sockets.ranks) is not None:
         check_alike(ranks, config, model.fingerprint, sizes.spec.digest, store_key(config))
-        sharing = sharing_of(sizes, config, ranks.ranks.rank, model.fingerprint)
-        opener = opener_while_it_runs(config, sizes.spec, sizes.host, sharing)
+    rank = 0 if ranks is None else ranks.ranks.rank
+    sharing = sharing_of(sizes, config, rank, model.fingerprint)
+    stores = BackgroundStores(opener_while_it_runs(config, sizes.spec, sizes.host, sharing))
     plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
-    return assemble(model, plan, sockets, opener=opener)
+    return assemble(model, plan, replace(sockets, stores=stores))
 
 
 def assemble(
@@ -143,7 +143,6 @@ def assemble(
     plan: EnginePlan,
     sockets: Sockets = ALONE,
     device: Device = CPU,
-    opener: Opener = no_store,
 ) -> EngineParts:
     """Take the memory."""
     memory = MappedMemory.of(plan, device.pools, device.transfer, device.allocator)
@@ -151,7 +150,7 @@ def assemble(
         plan, memory, lambda tables: device.runner(model, plan.spec, memory.pools, tables), sockets
     )
     ranks = sockets.ranks
-    port = engine if ranks is None else RankedEngine(engine, ranks.sync, opener)
+    port = engine if ranks is None else RankedEngine(engine, ranks.sync)
     return EngineParts(
         plan, engine, port, model, cache, memory.pools, memory.arenas, memory.transfer
     )

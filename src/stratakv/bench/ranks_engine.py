@@ -35,7 +35,6 @@ from stratakv.sim.accelerator import VOCABULARY, Accelerator
 from stratakv.spec.budget import ExpectedLoad, pages_beside
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
-from stratakv.storage.io_worker import IoWorker
 from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.pools import Allocators
 from stratakv.transfer.cpu import CpuTransferEngine
@@ -121,16 +120,12 @@ def take_part(ranks: TorchRanks, steps: int) -> Heard:
             assert meter.heard.steps == steps, "a step that did not end with one tick"
             port.close()
         else:
-            port.follow(_nothing_is_detached)
+            port.follow()
     finally:
         transfer.close()
     stats = engine.stats()
     ranks.close()
     return replace(meter.heard, cached_host_tokens=stats.cached_host_tokens)
-
-
-def _nothing_is_detached(worker: IoWorker) -> None:
-    del worker
 
 
 def _serve(port: RankedEngine, chat: Chat, steps: int) -> None:

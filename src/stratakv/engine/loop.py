@@ -5,7 +5,7 @@ tensors the runner's. One thread calls it; must not know HTTP.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -17,6 +17,7 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import NONE, PageKey, RequestId, RowIds
 from stratakv.core.page_keys import PageHasher
+from stratakv.engine.attachment import BESIDE_STEPS, Report, StorageCall, Verb
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.forward import Forward
@@ -37,6 +38,7 @@ from stratakv.engine.sampling import Sampled
 from stratakv.engine.scheduler import StepLimits
 from stratakv.engine.seating import ALONE, Seating, admission_request
 from stratakv.engine.stats import EngineStats, Totals, stats_of
+from stratakv.engine.storage_control import NO_STORES, BackgroundStores, Openable, StorageControl
 from stratakv.engine.token_source import OwnTokens, TokenSource
 from stratakv.storage.io_worker import IoWorker
 from stratakv.tiers.prefetch.request import ignored
@@ -62,7 +64,8 @@ class EngineLimits:
 
 
 class Engine:
-    """``namespaces``: where a request's pages belong, by its adapter and its salt."""
+    """``namespaces``: where a request's pages belong, by its adapter and its salt. ``stores``: what
+    opens a store, once it runs."""
 
     def __init__(
         self,
@@ -72,8 +75,10 @@ class Engine:
         namespaces: Namespaces,
         limits: EngineLimits,
         token_source: TokenSource | None = None,
+        stores: BackgroundStores = NO_STORES,
     ) -> None:
         self._cache = cache
+        self._storage = StorageControl(cache.storage, stores)
         self._token_source = token_source or OwnTokens()
         self._runner = runner
         self._role = role
@@ -205,20 +210,22 @@ class Engine:
 
     def attach_storage(self, worker: IoWorker) -> None:
         """Use an open store from now on; AssertionError if there is one."""
-        self._cache.storage.attach(worker)
+        self._storage.given(worker)
 
-    def detach_storage(self, *, force: bool = False) -> IoWorker | None:
-        """The store, of which nothing is used any more; None: not yet, ask again after a step.
-        ``force``: what is queued is given up."""
-        return self._cache.storage.detach(force=force)
+    @property
+    def beside_steps(self) -> frozenset[Verb]:
+        """Calls that may come from any thread, one at a time, also during a step."""
+        return BESIDE_STEPS
 
-    def keep_storage(self) -> None:
-        """A detach is given up: go on as before."""
-        self._cache.storage.keep()
+    def call_storage(self, call: StorageCall) -> Sequence[Report]:
+        """Change which store is used, or ask how that stands; never waits. What has come of it, by
+        rank."""
+        return (self._storage.call(call),)
 
-    def clear_storage(self) -> bool:
-        """Forget every object of the store, after what is queued; False: too much is queued."""
-        return self._cache.storage.clear()
+    @property
+    def store(self) -> Openable | None:
+        """What a call has attached."""
+        return self._storage.store
 
     def storage_stats(self) -> StorageStats | None:
         """None: nothing is attached."""
@@ -397,3 +404,4 @@ class Engine:
         for request in list(self._requests):
             self.abort(request)
         self._cache.close(timeout_s)
+        self._storage.close(timeout_s)

@@ -4,53 +4,35 @@ Owns what the letter of a step asks for (``step_messages``), which is done when 
 Must not decide anything that ``loop`` decides, nor look at a follower.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias, assert_never
+from collections.abc import Sequence
+from typing import Final, assert_never
 
 from stratakv.agreement.torch_ranks import is_loss, loss_told
 from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId
-from stratakv.engine.attaching import Attaching, Openable, Opener, Report, no_store
+from stratakv.engine.attachment import Report, StorageCall, Verb
 from stratakv.engine.loop import Engine
 from stratakv.engine.request import Output, Prompt
 from stratakv.engine.stats import EngineStats
-from stratakv.engine.step_messages import (
-    Abort,
-    Attach,
-    Attachment,
-    CallOff,
-    Clear,
-    Command,
-    Detach,
-    Flush,
-    Inquire,
-    Keep,
-    Prepare,
-    StepSync,
-    Stop,
-    Submit,
-)
-from stratakv.storage.io_worker import IoWorker
+from stratakv.engine.step_messages import Abort, Command, Flush, StepSync, Stop, Submit
+from stratakv.engine.storage_control import Openable
 from stratakv.tiers.statistics import StorageStats
 
 CLOSE_S: Final = 10.0
-Done: TypeAlias = bool | IoWorker | None
 
 
 class RankedEngine:
     """An engine whose twins on other ranks do as it does. Rank 0 has the clients and calls all
-    verbs; the others call ``follow``. ``opener``: opens this rank's end of a store."""
+    verbs; the others call ``follow``."""
 
-    def __init__(self, engine: Engine, sync: StepSync, opener: Opener = no_store) -> None:
+    def __init__(self, engine: Engine, sync: StepSync) -> None:
         sync.watch("requests", engine.figures, engine.told)
         self._engine = engine
         self._sync = sync
         self._queued: set[RequestId] = set()
         self._news: list[Output] = []
-        self._done: Done = None
-        self._attaching = Attaching(opener)
+        self._flushed = False
         self._reports: tuple[Report, ...] = ()
-        self._taken: IoWorker | None = None
         self._stopped = False
 
     # -- requests --------------------------------------------------------------------------------
@@ -95,42 +77,23 @@ class RankedEngine:
 
     def flush(self) -> bool:
         """Drop every cached page; False, and nothing done, while a request runs."""
-        return bool(self._now(Flush()))
+        self._now(Flush())
+        return self._flushed
 
-    def prepare_storage(self, url: str) -> None:
-        """Have every rank begin to open a store; none waits for it."""
-        self._now(Prepare(url))
+    @property
+    def beside_steps(self) -> frozenset[Verb]:
+        """No call: each one is a step of all ranks."""
+        return frozenset()
 
-    def storage_reports(self) -> Sequence[Report]:
-        """How far that is, by rank."""
-        self._now(Inquire())
+    def call_storage(self, call: StorageCall) -> Sequence[Report]:
+        """Have every rank do it, in one step; what has come of it on each."""
+        self._now(call)
         return self._reports
 
-    def take_storage(self) -> Openable:
-        """What rank 0 has opened, to be attached or closed. Only where all have reported OPEN."""
-        store = self._attaching.take()
-        self._taken = store.worker
-        return store
-
-    def attach_storage(self, worker: IoWorker) -> None:
-        """Use the store from now on, on every rank. ``worker``: of what was taken."""
-        assert worker is self._taken, "a store that other ranks have not opened"
-        self._now(Attach())
-
-    def call_off_storage(self) -> None:
-        """Have every rank close what it has opened or will, but for what was taken."""
-        self._now(CallOff())
-
-    def detach_storage(self, *, force: bool = False) -> IoWorker | None:
-        worker = self._now(Detach(force))
-        assert worker is None or isinstance(worker, IoWorker)
-        return worker
-
-    def keep_storage(self) -> None:
-        self._now(Keep())
-
-    def clear_storage(self) -> bool:
-        return bool(self._now(Clear()))
+    @property
+    def store(self) -> Openable | None:
+        """What a call has attached here."""
+        return self._engine.store
 
     def storage_stats(self) -> StorageStats | None:
         return self._engine.storage_stats()
@@ -141,34 +104,26 @@ class RankedEngine:
             if not self._stopped:
                 self._now(Stop())
         finally:
-            self._attaching.call_off()
             self._engine.close(timeout_s)
 
     def _stop(self) -> None:
         self._stopped = True
         self._sync.part()
 
-    def _now(self, command: Command) -> Done:
-        """Have all ranks do it in a step of its own; what came of it here."""
-        self._done = None
+    def _now(self, command: Command) -> None:
+        """Have all ranks do it in a step of its own."""
         self._sync.outbox.append(command)
         self._news = self.step()
-        return self._done
 
     # -- every rank ------------------------------------------------------------------------------
 
-    def follow(self, detached: Callable[[IoWorker], None], timeout_s: float = CLOSE_S) -> None:
-        """Do as rank 0 does, until it stops; ``detached`` gets a store that is used no more.
-        RankLostError where a rank does not come; what is queued for storage has its time either
-        way."""
+    def follow(self, timeout_s: float = CLOSE_S) -> None:
+        """Do as rank 0 does, until it stops. RankLostError where a rank does not come; what is
+        queued for storage has its time either way."""
         try:
             while not self._stopped:
                 self.step()
-                if isinstance(self._done, IoWorker):
-                    detached(self._done)
-                    self._done = None
         finally:
-            self._attaching.call_off()
             self._engine.close(timeout_s)
 
     def _apply(self, command: Command) -> None:
@@ -179,32 +134,11 @@ class RankedEngine:
             case Abort(request):
                 self._engine.abort(request)
             case Flush():
-                self._done = self._engine.flush()
-            case Prepare() | Inquire() | Attach() | CallOff():
-                self._attach(command)
-            case Detach(force):
-                self._done = self._engine.detach_storage(force=force)
-            case Keep():
-                self._engine.keep_storage()
-            case Clear():
-                self._done = self._engine.clear_storage()
+                self._flushed = self._engine.flush()
+            case StorageCall():
+                (report,) = self._engine.call_storage(command)
+                self._reports = tuple(map(Report.unpack, self._sync.gather(report.pack())))
             case Stop():
                 self._stop()
-            case _:
-                assert_never(command)
-
-    def _attach(self, command: Attachment) -> None:
-        match command:
-            case Prepare(url):
-                self._attaching.prepare(url)
-            case Inquire():
-                said = self._sync.gather(self._attaching.report().pack())
-                self._reports = tuple(map(Report.unpack, said))
-            case Attach():
-                taken, self._taken = self._taken, None
-                worker = self._attaching.take().worker if taken is None else taken
-                self._engine.attach_storage(worker)
-            case CallOff():
-                self._attaching.call_off()
             case _:
                 assert_never(command)

@@ -10,7 +10,7 @@ Messages are pickled: ranks are processes of one deployment and trust each other
 
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from stratakv.agreement.agreement import Agreement, Figures
 from stratakv.core.clock import BroadcastClock, Clock
 from stratakv.core.ids import RequestId, TokenIds
+from stratakv.engine.attachment import StorageCall
 from stratakv.engine.batch import SamplingBatch
 from stratakv.engine.forward import Forward
 from stratakv.engine.request import Prompt
@@ -42,49 +43,11 @@ class Flush:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
-    """Begin to open a store. ``url`` may have a password."""
-
-    url: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Inquire:
-    """Say how far that is; every rank hears what all say."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Use what has opened, as it has on every rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallOff:
-    """Close what has opened, or will."""
-
-
-@dataclass(frozen=True, slots=True)
-class Detach:
-    force: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     pass
 
 
-Attachment: TypeAlias = Prepare | Inquire | Attach | CallOff
-Command: TypeAlias = Submit | Abort | Flush | Attachment | Detach | Keep | Clear | Stop
+Command: TypeAlias = Submit | Abort | Flush | StorageCall | Stop
 
 
 @dataclass(frozen=True, slots=True, eq=False)

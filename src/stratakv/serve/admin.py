@@ -1,20 +1,23 @@
 """Which storage a running server uses: attach, detach, clear, inspect.
 
-Owns the open store, from when it was opened until it is closed, and the lock: one change at a time,
-the second one is refused. Its calls block and belong on threads that may, never on an event loop or
-the engine's thread; the engine is told through the driver. Must not know HTTP or backends.
+Owns the order of a change on all ranks, its limits and whose error a client gets, and the lock: one
+change at a time, the second one is refused. Its calls block and belong on threads that may, never
+on an event loop or the engine's thread; the engine is called through the driver. Must not know HTTP
+or backends.
 """
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError, StorageError
+from stratakv.engine.attachment import Report, State, StorageCall, Verb
 from stratakv.serve.driver import EngineDriver, Health
 from stratakv.serve.errors import (
     ApiError,
@@ -32,14 +35,15 @@ from stratakv.storage.opening import OpenStore
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.01
-"""Between two looks at whether everything is written."""
+"""Between two looks at whether everything is written, and two at whether a store has opened, at
+first."""
+LAST_POLL_S: Final = 0.25
+OPEN_S: Final = 60.0
+"""What ranks get to open a store: each look is a step of all of them."""
+DETACH: Final = StorageCall(Verb.DETACH)
+LOOK: Final = StorageCall(Verb.LOOK)
 CLOSE_S: Final = 10.0
 """What a batch that has begun, and the backends, get to come back."""
-
-
-Opener: TypeAlias = Callable[[str], OpenStore]
-"""A URL to an open store. ConfigError for one that is not allowed, StorageError for one that does
-not answer; either way nothing is left open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,72 +55,110 @@ class Detached:
 
 
 class StorageAdmin:
-    """``opener``: or why none can be attached. ``attached``: what the engine has already."""
+    """``check``: ConfigError for a URL that no engine need try; or why none can be attached.
+    ``attached``: what the engine has already. ``open_s``: what every rank gets to open its store;
+    what opens later is closed at once."""
 
     def __init__(
         self,
         driver: EngineDriver,
         engine: StoragePort,
         clock: Clock,
-        opener: Opener | str,
+        check: Callable[[str], None] | str,
         attached: OpenStore | None = None,
+        open_s: float = math.inf,
     ) -> None:
         self._driver = driver
         self._engine = engine
         self._clock = clock
-        self._opener = opener
+        self._check = check
         self._open = attached
+        self._open_s = open_s
         self._lock = threading.Lock()
 
     def attach(self, url: str) -> str:
-        """Use the store at ``url`` from now on; the URL as it may be shown. ApiError: nothing has
-        changed, and nothing is left open."""
+        """Use the store at ``url`` from now on, on every rank; the URL as it may be shown.
+        ApiError, the first rank's that has one: nothing has changed, and nothing is left open."""
         with self._changing():
-            if isinstance(self._opener, str):
-                raise conflict(self._opener, "cannot_attach")
+            if isinstance(self._check, str):
+                raise conflict(self._check, "cannot_attach")
             if self._open is not None:
                 message = f"{self._open.shown} is attached; detach it first"
                 raise conflict(message, "storage_attached")
             try:
-                store = self._opener(url)
+                self._check(url)
+                store = self._attach(url)
             except ConfigError as error:
                 raise invalid("url", str(error)) from error
             except StorageError as error:
                 raise unreachable(str(error)) from error
-            try:
-                self._check_ready()  # opening took its time
-                self._driver.ask(lambda: self._engine.attach_storage(store.worker)).result()
-            except BaseException:
-                _close(store)
-                raise
             self._open = store
             log.info("storage attached: %s", store.shown)
             return store.shown
+
+    def _attach(self, url: str) -> OpenStore:
+        """Once all ranks have opened it, all use it. ConfigError or StorageError, or ApiError where
+        the server ends."""
+        try:
+            self._call(StorageCall(Verb.OPEN, url=url))
+            self._wait_until_opened()
+            self._call(StorageCall(Verb.ATTACH))
+        except BaseException:
+            with suppress(ApiError):  # an engine that has ended has closed it
+                self._call(StorageCall(Verb.CANCEL))
+            raise
+        store = self._engine.store
+        assert isinstance(store, OpenStore), "the engine has opened something else"
+        return store
+
+    def _wait_until_opened(self) -> None:
+        deadline_s, pause_s = self._clock.now_s() + self._open_s, POLL_S
+        while True:
+            reports = self._call(LOOK)
+            self._check_ready()  # opening takes its time
+            if all(report.state is State.OPENED for report in reports):
+                return
+            _raise_first(reports)
+            if self._clock.now_s() >= deadline_s:
+                raise StorageError(
+                    f"after {self._open_s:g} s, {_late(reports)} not opened it; it is attached "
+                    "nowhere"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_POLL_S)
 
     def detach(self, wait_s: float, *, force: bool) -> Detached:
         """Wait until what is queued is written, ``wait_s`` at most, and close the store. ``force``:
         drop what is queued. ApiError: it is attached as before, but what was dropped is lost."""
         with self._changing():
             store = self._attached()
-            dropped, done = self._first_try(store, force=force)
+            dropped, reports = self._first_try(store, force=force)
             deadline_s = self._clock.now_s() + wait_s
-            while not done and self._clock.now_s() < deadline_s:
+            while _drains(reports) and self._clock.now_s() < deadline_s:
                 if self._driver.health is not Health.READY:
                     break
                 time.sleep(POLL_S)
-                done = self._try_detach()
-            if not done:
+                reports = self._call(DETACH)
+            if _drains(reports):
                 raise self._given_up(store, wait_s, dropped)
             self._open = None
             log.info("storage detached: %s, %d pages were not written", store.shown, dropped)
-            _close(store)
+            self._wait_until_closed(store)
             return Detached(store.shown, dropped)
+
+    def _wait_until_closed(self, store: OpenStore) -> None:
+        """Every rank closes its own, and gives a store that hangs up after some seconds."""
+        try:
+            while any(report.state is State.CLOSING for report in self._call(LOOK)):
+                time.sleep(POLL_S)
+        except ApiError:  # the engine has ended
+            _close(store)
 
     def clear(self) -> str:
         """Begin to forget every object of the store; the URL as it may be shown."""
         with self._changing():
             store = self._attached()
-            if not self._driver.ask(self._engine.clear_storage).result():
+            if not all(report.done for report in self._call(StorageCall(Verb.CLEAR))):
                 raise conflict("too much is queued for the store; try again", "busy")
             return store.shown
 
@@ -150,8 +192,12 @@ class StorageAdmin:
             return
         try:
             with suppress(ApiError):  # a dead engine writes nothing
-                while not self._try_detach() and self._clock.now_s() < deadline_s:
+                while _drains(self._call(DETACH)):
+                    if self._clock.now_s() >= deadline_s:
+                        return
                     time.sleep(POLL_S)
+                store, self._open = self._open, None
+                self._wait_until_closed(store)
         finally:
             self._lock.release()
 
@@ -180,15 +226,17 @@ class StorageAdmin:
             raise nothing_attached()
         return self._open
 
-    def _try_detach(self) -> bool:
-        return self._driver.ask(self._engine.detach_storage).result() is not None
+    def _call(self, call: StorageCall) -> Sequence[Report]:
+        if call.verb in self._engine.beside_steps:
+            return self._engine.call_storage(call)
+        return self._driver.ask(lambda: self._engine.call_storage(call)).result()
 
-    def _first_try(self, store: OpenStore, *, force: bool) -> tuple[int, bool]:
-        """How many pages are given up, and whether that was all."""
+    def _first_try(self, store: OpenStore, *, force: bool) -> tuple[int, Sequence[Report]]:
+        """How many pages are given up, and how the detach stands."""
 
-        def attempt() -> tuple[int, bool]:
+        def attempt() -> tuple[int, Sequence[Report]]:
             left = store.worker.left(Kind.STORE) if force else 0
-            return left, self._engine.detach_storage(force=force) is not None
+            return left, self._engine.call_storage(StorageCall(Verb.DETACH, force=force))
 
         return self._driver.ask(attempt).result()
 
@@ -196,7 +244,7 @@ class StorageAdmin:
         """The detach is called off; why."""
 
         def keep() -> tuple[int, int]:
-            self._engine.keep_storage()
+            self._engine.call_storage(StorageCall(Verb.RESUME))
             return store.worker.left(Kind.STORE), store.worker.left(Kind.FETCH)
 
         writes, reads = self._driver.ask(keep).result()
@@ -208,6 +256,25 @@ class StorageAdmin:
         message += f"; up to {dropped} that were queued are dropped" if dropped else ""
         message += "; the storage stays attached. Wait longer with wait_s, or drop with force=true"
         return conflict(message, "storage_busy")
+
+
+def _drains(reports: Sequence[Report]) -> bool:
+    return any(report.state is State.DRAINING for report in reports)
+
+
+def _raise_first(reports: Sequence[Report]) -> None:
+    """The error of the first rank that has one; rank 0's reads as if there were no others."""
+    for rank, report in enumerate(reports):
+        why = report.why if rank == 0 else f"rank {rank}: {report.why}"
+        if report.state is State.REFUSED:
+            raise ConfigError(why)
+        if report.state is State.FAILED:
+            raise StorageError(why)
+
+
+def _late(reports: Sequence[Report]) -> str:
+    late = [str(rank) for rank, report in enumerate(reports) if report.state is State.OPENING]
+    return f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(late)} have"
 
 
 def _close(store: OpenStore) -> None:

@@ -8,7 +8,6 @@ ranks do.
 import logging
 import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +29,6 @@ from stratakv.serve.followers import Followers, Place, ended_by_interrupt, hold_
 from stratakv.serve.server import bound_socket, serve_forever
 from stratakv.serve.wiring import build_follower, build_service, check_service
 from stratakv.spec.budget_table import BudgetTable
-from stratakv.storage.io_worker import IoWorker
 
 log = logging.getLogger(__name__)
 
@@ -159,22 +157,12 @@ def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, up: Callable[[]
     disable_progress_bar()  # of its weights; rank 0 shows one
     parts = build_follower(path, config, RankContext.of(ranks))
     assert isinstance(parts.port, RankedEngine), "a follower without a rank 0"
-    closing: list[threading.Thread] = []
-
-    def close_beside(worker: IoWorker) -> None:
-        """Close a store that was detached, without a step having to wait for it."""
-        closing[:] = [thread for thread in closing if thread.is_alive()]
-        closing.append(threading.Thread(target=worker.close, args=(CLOSE_S,), daemon=True))
-        closing[-1].start()
-
     try:
         ranks.ready()
         up()
         for ignored in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)
-        parts.port.follow(close_beside)
+        parts.port.follow()
     finally:
-        for thread in closing:
-            thread.join(CLOSE_S)
         parts.transfer.close()
     return 0

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stratakv.core.ids import RequestId
+from stratakv.engine.attachment import Report, StorageCall, Verb
 from stratakv.engine.request import Output, Prompt
-from stratakv.storage.io_worker import IoWorker
+from stratakv.engine.storage_control import Openable
 from stratakv.tiers.statistics import StorageStats
 
 
@@ -86,22 +87,19 @@ class EnginePort(Protocol):
 class StoragePort(Protocol):
     """What an engine does with a storage tier; its calls come from the driver's thread too."""
 
-    def attach_storage(self, worker: IoWorker, /) -> None:
-        """Use an open store from now on; AssertionError if there is one."""
+    @property
+    def beside_steps(self) -> frozenset[Verb]:
+        """Verbs of a call that may come from any thread, one at a time, also during a step."""
         ...
 
-    def detach_storage(self, *, force: bool = False) -> IoWorker | None:
-        """The store, of which nothing is used any more; None: not yet, pages are on their way.
-        From the first call on nothing new is begun, and with ``force`` what is queued is given up;
-        ask again after a step."""
+    def call_storage(self, call: StorageCall, /) -> Sequence[Report]:
+        """Change which store is used, or ask how that stands; never waits for a store. What has
+        come of it, by rank. AssertionError where it cannot follow on what was done before."""
         ...
 
-    def keep_storage(self) -> None:
-        """A detach is given up: go on as before."""
-        ...
-
-    def clear_storage(self) -> bool:
-        """Forget every object of the store, after what is queued; False: too much is queued."""
+    @property
+    def store(self) -> Openable | None:
+        """What a call has attached."""
         ...
 
     def storage_stats(self) -> StorageStats | None:

@@ -4,7 +4,8 @@ Owns the order of a server's start: refuse what can be refused, reach the store,
 take memory.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,7 +21,6 @@ from stratakv.assembly.sizing import Sizes, size, spec_for, weights_bytes
 from stratakv.assembly.stores import (
     check_storage,
     check_url,
-    opener_while_it_runs,
     operators_store,
     reach_at_start,
     trust_while_it_runs,
@@ -32,9 +32,7 @@ from stratakv.core.model_identity import ModelIdentity
 from stratakv.engine.adapters import check_directories
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import read_facts
-from stratakv.engine.ranked import RankedEngine
-from stratakv.serve.admin import Opener, StorageAdmin
-from stratakv.serve.attach_ranks import RankedOpener
+from stratakv.serve.admin import OPEN_S, StorageAdmin
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Limits, Service
@@ -82,7 +80,14 @@ def build_service(
     )
     service = Service(
         driver=driver,
-        storage=StorageAdmin(driver, parts.port, clock, _opener(parts, config, driver), store),
+        storage=StorageAdmin(
+            driver,
+            parts.port,
+            clock,
+            _check(parts, config),
+            store,
+            math.inf if ranks is None else OPEN_S,
+        ),
         tokenizer=tokenizer,
         metrics=metrics,
         clock=clock,
@@ -158,17 +163,13 @@ def _load(
         return model, sizes, reached.open(replace(sharing, model=model.fingerprint))
 
 
-def _opener(parts: EngineParts, config: EngineConfig, driver: EngineDriver) -> Opener | str:
-    """What opens a store for a server that runs, or why none can be attached to it."""
+def _check(parts: EngineParts, config: EngineConfig) -> Callable[[str], None] | str:
+    """ConfigError for a URL that cannot be attached while the server runs, or why none can."""
     host_pages = parts.plan.host
     if config.cache != "host" or not host_pages[ANCHOR]:
         return "there is no host tier between storage and the device; --cache host has"
-    if isinstance(parts.port, RankedEngine):
-        trust = trust_while_it_runs(config)
-        check = partial(check_url, ranks=config.tp, host_pages=host_pages, trust=trust)
-        return RankedOpener(driver, parts.port, MonotonicClock(), check)
-    sharing = sharing_of(parts.plan.sizes, config, 0, parts.model.fingerprint)
-    return opener_while_it_runs(config, parts.spec, host_pages, sharing)
+    trust = trust_while_it_runs(config)
+    return partial(check_url, ranks=config.tp, host_pages=host_pages, trust=trust)
 
 
 def _info(config: EngineConfig, server: ServerConfig, parts: EngineParts) -> Mapping[str, object]:

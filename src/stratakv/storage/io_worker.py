@@ -13,7 +13,7 @@ tries it again.
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from threading import Thread
+from threading import Lock, Thread
 from typing import Final, Protocol
 
 from stratakv.core.clock import Clock, MonotonicClock
@@ -76,7 +76,8 @@ def thread_for(lane: Lane, name: str) -> Hand:
 
 
 class IoWorker:
-    """All methods belong to one owner thread, and none waits for storage but ``close``.
+    """All methods belong to one owner thread, and none waits for storage but ``close``, which
+    belongs to whoever the last owner is.
 
     AssertionError out of any of them: a thread of ours has died.
     """
@@ -93,6 +94,7 @@ class IoWorker:
         self._limits = limits
         self._tickets = 0
         self._closed = False
+        self._closing = Lock()
         self._tasks: dict[TicketId, Task] = {}  # submitted and not yet taken
         self._queued = dict.fromkeys(Kind, 0)
         self._dropped = dict.fromkeys(Kind, 0)
@@ -174,11 +176,12 @@ class IoWorker:
         left as they are, and another call may find it done.
         """
         self._closed = True
-        self._end(timeout_s, READS)
-        ended = self._end(timeout_s, frozenset(Kind))
-        for hand, backend in zip(self._hands, self._backends, strict=True):
-            if not hand.is_alive():
-                _close(backend)  # twice is once
+        with self._closing:
+            self._end(timeout_s, READS)
+            ended = self._end(timeout_s, frozenset(Kind))
+            for hand, backend in zip(self._hands, self._backends, strict=True):
+                if not hand.is_alive():
+                    _close(backend)  # twice is once
         self._check()
         return ended
 

@@ -10,22 +10,10 @@ from typing import Final
 from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
+from stratakv.engine.attachment import State, StorageCall, Verb
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import FinishReason, Output, Prompt
-from stratakv.engine.step_messages import (
-    Abort,
-    Attach,
-    CallOff,
-    Clear,
-    Command,
-    Detach,
-    Flush,
-    Inquire,
-    Keep,
-    Prepare,
-    Stop,
-    Submit,
-)
+from stratakv.engine.step_messages import Abort, Command, Flush, Stop, Submit
 from stratakv.testing.fleet.runner import expected_tokens
 from stratakv.testing.fleet.scenario import Plan
 from stratakv.testing.fleet.stores import namespaces
@@ -85,16 +73,13 @@ class Client:
                 self._engine.abort(request)
             case Flush():
                 self._engine.flush()
-            case Clear():
+            case StorageCall(Verb.DETACH):
+                self._detach(force=command.force)
+            case StorageCall():
+                self._detaching = self._detaching and command.verb is not Verb.RESUME
                 if attached:
-                    self._engine.clear_storage()
-            case Detach(force):
-                self._detach(force=force)
-            case Keep():
-                self._detaching = False
-                if attached:
-                    self._engine.keep_storage()
-            case Stop() | Prepare() | Inquire() | Attach() | CallOff():
+                    self._engine.call_storage(command)
+            case Stop():
                 raise AssertionError(f"no script has {command}")
 
     def _submit(self, prompt: Prompt) -> None:
@@ -110,10 +95,8 @@ class Client:
         self._detaching = False
         if self._engine.storage_stats() is None:
             return
-        worker = self._engine.detach_storage(force=force)
-        self._detaching = worker is None
-        if worker is not None:
-            worker.close(0.0)
+        reports = self._engine.call_storage(StorageCall(Verb.DETACH, force=force))
+        self._detaching = reports[0].state is State.DRAINING
 
     def _heard(self, output: Output) -> None:
         prompt, said = self._prompts[output.request], self._said[output.request]

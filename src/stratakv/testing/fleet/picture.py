@@ -24,6 +24,7 @@ from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import Prompt
 from stratakv.engine.step_messages import StepSync
+from stratakv.engine.storage_control import StorageControl
 from stratakv.policy.prefetch import Abandoned, PrefetchRules
 from stratakv.policy.prefetch_book import PrefetchCounters
 from stratakv.policy.prefetch_reasons import Tally
@@ -54,6 +55,7 @@ OWN_PARTS: Final[dict[type, frozenset[str]]] = {
     PoisoningAllocator: frozenset({"_position", "_bytes"}),  # scratch
     Abandoned: frozenset({"reason"}),
     NodeTable: frozenset({"kids"}),  # views
+    StorageControl: frozenset({"_lock", "_stores", "_opening", "_closing"}),
 }
 """Attributes of which every rank has its own, by type."""
 _NO_ROWS: Final = np.empty(0, np.intp)

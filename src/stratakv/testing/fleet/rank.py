@@ -4,6 +4,7 @@ Owns what a rank is made of, and what is looked at before and after each of its 
 rank shares with others is passed to it. Must not know who starts it.
 """
 
+from collections.abc import Callable
 from typing import Final, assert_never
 
 from stratakv.assembly.build import Sockets, build
@@ -17,6 +18,7 @@ from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Output
 from stratakv.engine.scheduler import StepLimits
 from stratakv.engine.step_messages import Command, Flush, StepSync, Stop
+from stratakv.engine.storage_control import BackgroundStores, no_store
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.spec.sharding import unshared
@@ -90,7 +92,8 @@ class SimRank:
             made.append(TokenRunner(spec, [of.rows for of in memory.device], tables, heads))
             return made[-1]
 
-        sockets = Sockets(ranks=ranks, observer=self._events, sleep=self.sleep)
+        none = BackgroundStores(no_store, begin=_at_once)
+        sockets = Sockets(ranks=ranks, observer=self._events, stores=none, sleep=self.sleep)
         self.inner, self.cache = build(engine_plan(plan), memory, runner, sockets)
         (self.runner,) = made
         self.engine = WatchedEngine(self.inner, self.sync, self)
@@ -188,6 +191,10 @@ class SimRank:
         """Nothing of this rank goes on: what it had queued is gone, and its store hears no more."""
         for hand in self._hands:
             hand.drop()
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
 
 
 def _plain(event: CacheEvent) -> tuple[object, ...]:

@@ -7,7 +7,6 @@ Owns the order of a run, and what must be true at its end. One seed gives one ru
 from threading import Thread
 
 from stratakv.core.errors import RankLostError
-from stratakv.storage.io_worker import IoWorker
 from stratakv.testing.fleet.client import Client, Trace
 from stratakv.testing.fleet.rank import SimRank
 from stratakv.testing.fleet.scenario import Plan
@@ -77,7 +76,7 @@ class Fleet:
             if this.rank == 0:
                 self.client.run()
             else:
-                this.engine.follow(_closed)
+                this.engine.follow()
         except RankLostError:
             if this.rank == 0:
                 this.engine.close()
@@ -100,10 +99,6 @@ class Fleet:
         If the step's letter says that it is the last, there is none, and it ends as it should."""
         most = dead.steps + dead.fate.heard_by(rank.rank)
         return rank.steps > most or not (rank.rank in self._faults or rank.fate.over)
-
-
-def _closed(worker: IoWorker) -> None:
-    worker.close(0.0)
 
 
 def run_plan(plan: Plan) -> list[Trace]:

@@ -15,8 +15,9 @@ import numpy as np
 
 from stratakv.cache.records import CacheUse
 from stratakv.core.ids import GroupId, LayerId, RequestId
+from stratakv.engine.attachment import StorageCall, Verb
 from stratakv.engine.request import Prompt, SamplingParams
-from stratakv.engine.step_messages import Abort, Clear, Command, Detach, Flush, Keep, Submit
+from stratakv.engine.step_messages import Abort, Command, Flush, Submit
 from stratakv.policy.prefetch_pace import (
     BestEffort,
     PrefetchPolicy,
@@ -271,14 +272,18 @@ def _operator(draw: Random) -> list[Event]:
         case 0:
             return [Event(after=0, command=Flush())]
         case 1:
-            return [Event(after=1, command=Clear())]
+            return [Event(after=1, command=StorageCall(Verb.CLEAR))]
         case 2:
-            return [Event(after=1, command=Detach(force=draw.random() < 0.5))]
+            return [Event(after=1, command=_detach(draw.random() < 0.5))]
         case _:
             return [
-                Event(after=1, command=Detach(force=draw.random() < 0.3)),
-                Event(after=draw.randrange(4), command=Keep()),
+                Event(after=1, command=_detach(draw.random() < 0.3)),
+                Event(after=draw.randrange(4), command=StorageCall(Verb.RESUME)),
             ]
+
+
+def _detach(force: bool) -> StorageCall:  # noqa: FBT001 - a lot
+    return StorageCall(Verb.DETACH, force=force)
 
 
 def prompt_of(draw: Random, name: str, head: list[int], length: int) -> Prompt:
