@@ -139,9 +139,9 @@ def test_a_hash_is_the_keys_last_64_bits_whatever_they_are():
 
 
 @contextmanager
-def publisher(**options):
+def publisher(on_dropped=lambda: None, **options):
     options = {"endpoint": "tcp://127.0.0.1:*", "replay": "tcp://127.0.0.1:*"} | options
-    made = KvEventPublisher(KvEventsOptions(**options), ManualClock(7.0))
+    made = KvEventPublisher(KvEventsOptions(**options), ManualClock(7.0), on_dropped)
     try:
         yield made
     finally:
@@ -270,8 +270,7 @@ class Held:
 def test_a_full_queue_loses_batches_counts_them_and_leaves_a_gap(monkeypatch):
     monkeypatch.setattr("stratakv.serve.kv_events.Encoder", Held)
     lost = []
-    with publisher(queue_batches=3) as made:
-        made.on_dropped = lambda: lost.append(1)
+    with publisher(on_dropped=lambda: lost.append(1), queue_batches=3) as made:
         made.follow(SPEC, {})
         assert Held.last.asked.wait(PATIENCE_S)  # batch 0 is taken from the queue and held
         for _ in range(10):

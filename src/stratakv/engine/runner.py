@@ -23,6 +23,7 @@ from stratakv.engine.state_layer import OpenStates, StateBuffer, StatePages, Sta
 from stratakv.engine.step_calls import Call, Split, packed, side_by_side, token_by_token
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
+from stratakv.engine.tensors import on_device
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.derive import shared_layers
@@ -82,12 +83,12 @@ class ModelRunner:
         for call, one in zip(calls, said, strict=True):
             finite[call.places] &= one.finite
         logits = torch.cat([one.logits for one in said])
-        return Forward(logits[self._ship(np.argsort(places))], finite, batch.sampled)
+        return Forward(logits[on_device(np.argsort(places), self._device)], finite, batch.sampled)
 
     def _run(self, call: Call, adapters: Int32s | None) -> Forward:
         """Of the call's requests, in order."""
         batch, shape = call.batch, StepShape.of(call.batch)
-        positions = self._ship(shape.positions)
+        positions = on_device(shape.positions, self._device)
         step = PagedStep(
             layers=self._layers,
             groups={
@@ -106,10 +107,10 @@ class ModelRunner:
         kept = lasts if call.height == 1 else np.full(min(len(lasts), 1), width - 1)
         with self._adapters.applied(adapters), self._hidden.kept():
             logits = self._module(
-                input_ids=self._ship(batch.tokens).view(call.height, -1).long(),
+                input_ids=on_device(batch.tokens, self._device).view(call.height, -1).long(),
                 position_ids=positions.view(call.height, -1),
                 use_cache=True,
-                logits_to_keep=self._ship(kept),
+                logits_to_keep=on_device(kept, self._device),
                 **{self._cache_keyword: PagedCache(step, states), STEP: step},
             ).logits
         states.close()
@@ -129,10 +130,7 @@ class ModelRunner:
 
     def _pages(self, pages: PageIds) -> torch.Tensor:
         assert pages.min() > NONE, "a request's state has no page"
-        return self._ship(pages.astype(np.int64))
-
-    def _ship(self, array: np.ndarray[tuple[int], np.dtype[np.integer]]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return on_device(pages.astype(np.int64), self._device)
 
 
 def adapters_of(batch: StepBatch, call: Call) -> Int32s | None:

@@ -21,6 +21,7 @@ from stratakv.engine.step_meta import (
     PrefillChunk,
     StepShape,
 )
+from stratakv.engine.tensors import on_device
 from stratakv.spec.retention import Retention, first_key
 
 BLOCK_QUERIES: Final = 512
@@ -48,13 +49,10 @@ class GroupPlanner:
         slots = _present(table[shape.token_rows, page_index]) * self.page_tokens + offset
         prefills = range(shape.decodes, len(shape.rows))
         return GroupStep(
-            slots=self._ship(slots),
+            slots=on_device(slots, self.device),
             buckets=tuple(self._buckets(shape, table)) if shape.decodes else (),
             chunks=tuple(self._chunk(shape, request, table) for request in prefills),
         )
-
-    def _ship(self, array: Ints) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
 
     def _buckets(self, shape: StepShape, table: npt.NDArray[np.int32]) -> Iterator[DecodeBucket]:
         rows, positions = shape.rows[: shape.decodes], shape.starts[: shape.decodes]
@@ -99,11 +97,11 @@ class GroupPlanner:
         return DecodeBucket(
             count=len(rows),
             width=pages.shape[1],
-            tokens=None if tokens is None else self._ship(tokens),
-            pages=self._ship(pages.ravel()),
+            tokens=None if tokens is None else on_device(tokens, self.device),
+            pages=on_device(pages.ravel(), self.device),
             keys=keys,
             mask=None if mask is None else torch.from_numpy(mask).to(self.device, self.dtype),
-            stale=None if stale is None else self._ship(stale),
+            stale=None if stale is None else on_device(stale, self.device),
         )
 
     def _chunk(self, shape: StepShape, request: int, table: npt.NDArray[np.int32]) -> PrefillChunk:
@@ -113,7 +111,7 @@ class GroupPlanner:
         span = slice(begin // self.page_tokens, -(-end // self.page_tokens))
         return PrefillChunk(
             tokens=slice(offset, offset + end - start),
-            pages=self._ship(_present(table[shape.rows[request], span])),
+            pages=on_device(_present(table[shape.rows[request], span]), self.device),
             skip=begin % self.page_tokens,
             fresh=begin == start,
             blocks=tuple(self._blocks(start, end, begin, offset)),
@@ -143,7 +141,7 @@ class GroupPlanner:
         mask = torch.full(shape, -torch.inf, dtype=self.dtype, device=self.device)
         mask = mask.triu_(keys - len(first) + 1)
         if first[-1] > 0:
-            before = torch.arange(keys, device=self.device) < self._ship(first)[:, None]
+            before = torch.arange(keys, device=self.device) < on_device(first, self.device)[:, None]
             mask = mask.masked_fill_(before, -torch.inf)
         return mask
 

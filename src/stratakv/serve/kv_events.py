@@ -49,15 +49,24 @@ class KvEventsOptions:
     kept_bytes: int = 64 << 20
 
 
+def _nobody_counts() -> None:
+    pass
+
+
 class KvEventPublisher:
     """Takes its endpoints at once, ConfigError where it cannot, and publishes from ``follow`` on.
-    All its verbs are for one thread, the engine's."""
+    All its verbs are for one thread, the engine's. ``on_dropped``: called for every batch that is
+    lost because the queue is full."""
 
-    def __init__(self, options: KvEventsOptions, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: KvEventsOptions,
+        clock: Clock,
+        on_dropped: Callable[[], None] = _nobody_counts,
+    ) -> None:
         self._options = options
         self._clock = clock
-        self.on_dropped: Callable[[], None] = _nobody_counts
-        """Called for every batch that is lost because the queue is full."""
+        self._on_dropped = on_dropped
         self._topic = options.topic.encode()
         self._next = 0
         self._queue: deque[tuple[int, float, Sequence[CacheEvent]]] = deque()
@@ -119,7 +128,7 @@ class KvEventPublisher:
     def _offer(self, events: Sequence[CacheEvent]) -> None:
         number, self._next = self._next, self._next + 1  # lost batches leave a gap
         if len(self._queue) >= self._options.queue_batches:
-            self.on_dropped()
+            self._on_dropped()
             return
         self._queue.append((number, self._clock.now_s(), events))
         self._ring()
@@ -193,7 +202,3 @@ def _attach(end: "zmq.Socket[Any]", flag: str, endpoint: str, *, binds: bool) ->
     except zmq.ZMQError as error:
         verb = "bound" if binds else "connected to"
         raise ConfigError(f"{flag} {endpoint} cannot be {verb}: {error}") from error
-
-
-def _nobody_counts() -> None:
-    pass

@@ -52,8 +52,10 @@ def build_service(
     if ranks is not None:
         sizes = ranks.all_reduce_min(sizes)  # before anything is made as long as they are
     tokenizer = Tokenizer(path)
+    groups = {group.id: group.name for group in sizes.spec.groups if not group.scratch}
+    metrics = ServerMetrics(groups)
     with ExitStack() as undo:
-        publisher = open_publisher(config, server)
+        publisher = open_publisher(config, server, metrics.lost_kv_events)
         if publisher is not None:
             undo.callback(publisher.close)
         model, sizes, store = _load(path, config, sizes, ranks)
@@ -66,11 +68,7 @@ def build_service(
         undo.pop_all()
     if store is not None:
         parts.engine.attach_storage(store.worker)
-    groups = {group.id: group.name for group in parts.spec.groups if not group.scratch}
     clock = MonotonicClock()
-    metrics = ServerMetrics(groups)
-    if publisher is not None:
-        publisher.on_dropped = metrics.lost_kv_events
     driver = EngineDriver(
         parts.port,
         max_waiting=server.max_waiting,

@@ -3,6 +3,7 @@
 Owns the checks of those flags that need more than their text. Must not publish anything.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stratakv.core.clock import WallClock
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from stratakv.serve.kv_events import KvEventPublisher
 
 
-def open_publisher(config: EngineConfig, server: ServerConfig) -> "KvEventPublisher | None":
+def open_publisher(
+    config: EngineConfig, server: ServerConfig, on_dropped: Callable[[], None]
+) -> "KvEventPublisher | None":
     """None where no events are wanted. ConfigError where an endpoint cannot be had, its library is
     missing, or nothing would ever be told."""
     if server.kv_events is None:
@@ -35,4 +38,4 @@ def open_publisher(config: EngineConfig, server: ServerConfig) -> "KvEventPublis
         replay=server.kv_events_replay,
         topic=server.kv_events_topic or "",
     )
-    return KvEventPublisher(options, WallClock())
+    return KvEventPublisher(options, WallClock(), on_dropped)

@@ -4,7 +4,6 @@ Owns the way from ``StepBatch`` to logits, as ``engine.runner`` does for Hugging
 Must not allocate pages or choose tokens.
 """
 
-import numpy as np
 import torch
 
 from stratakv.core.ids import LayerId
@@ -16,6 +15,7 @@ from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.paged_layer import Scratch
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
+from stratakv.engine.tensors import on_device
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
@@ -54,7 +54,7 @@ class DeepSeekV32Runner:
         """
         assert batch.adapters is None, "this model has no adapters"
         shape = StepShape.of(batch)
-        positions = self._ship(shape.positions)
+        positions = on_device(shape.positions, self._device)
         step = V32Step.of(
             self._layers,
             self._planner.plan(shape, self._tables.pages(ANCHOR)),
@@ -64,12 +64,9 @@ class DeepSeekV32Runner:
             self._scratch,
         )
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
-        hidden = self._model.model(self._ship(batch.tokens).long(), step)
-        logits = self._model.logits(hidden[self._ship(lasts)])
+        hidden = self._model.model(on_device(batch.tokens, self._device).long(), step)
+        logits = self._model.logits(hidden[on_device(lasts, self._device)])
         return Forward.of_hidden(logits, hidden, batch)
-
-    def _ship(self, array: np.ndarray[tuple[int], np.dtype[np.integer]]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
 
 
 def layer_places(spec: CacheSpec, pools: TorchPools) -> dict[LayerId, LayerPlace]:

@@ -14,6 +14,7 @@ from stratakv.core.ids import NONE
 from stratakv.engine.deepseek.common_rope import Rope
 from stratakv.engine.deepseek.v4_step import BlockStep, ClosingBlocks
 from stratakv.engine.step_meta import Ints, StepShape
+from stratakv.engine.tensors import on_device
 
 Table = npt.NDArray[np.int32]
 
@@ -50,9 +51,9 @@ class BlockPlanner:
         kept = np.flatnonzero(shape.positions >= open_from)
         return BlockStep(
             closing=self._closing(shape, counts, tables) if counts.any() else None,
-            kept_tokens=self._ship(kept),
-            kept_pages=self._ship(present(tables.own[shape.token_rows[kept]])),
-            kept_rows=self._ship(shape.positions[kept] % ratio),
+            kept_tokens=on_device(kept, self.device),
+            kept_pages=on_device(present(tables.own[shape.token_rows[kept]]), self.device),
+            kept_rows=on_device(shape.positions[kept] % ratio, self.device),
         )
 
     def _closing(self, shape: StepShape, counts: Ints, tables: Tables) -> ClosingBlocks:
@@ -69,19 +70,21 @@ class BlockPlanner:
         first, none, last = self._neighbours(block, begins[counts > 0])
         entry_rows = present(tables.anchor[row, at // size]) * (size // ratio) + at % size // ratio
         return ClosingBlocks(
-            tokens=self._ship(np.where(early, 0, tokens)),
+            tokens=on_device(np.where(early, 0, tokens), self.device),
             carried=(
-                self._ship(carried),
-                self._ship(present(tables.own[row[carried // ratio]])),
-                self._ship(carried % ratio),
+                on_device(carried, self.device),
+                on_device(present(tables.own[row[carried // ratio]]), self.device),
+                on_device(carried % ratio, self.device),
             ),
-            first=self._ship(first),
-            first_pages=self._ship(present(tables.local[row[first], (at[first] - 1) // size])),
-            none=self._ship(none),
-            rows=self._ship(entry_rows),
-            rotation=self.rope.at(self._ship(at), self.dtype),
-            last=self._ship(last),
-            last_pages=self._ship(present(tables.local[row[last], at[last] // size])),
+            first=on_device(first, self.device),
+            first_pages=on_device(
+                present(tables.local[row[first], (at[first] - 1) // size]), self.device
+            ),
+            none=on_device(none, self.device),
+            rows=on_device(entry_rows, self.device),
+            rotation=self.rope.at(on_device(at, self.device), self.dtype),
+            last=on_device(last, self.device),
+            last_pages=on_device(present(tables.local[row[last], at[last] // size]), self.device),
         )
 
     def _neighbours(self, block: Ints, begins: Ints) -> tuple[Ints, Ints, Ints]:
@@ -95,9 +98,6 @@ class BlockPlanner:
         ends_page[-1] = True
         inner = block[begins] > 0
         return begins[inner], begins[~inner], np.flatnonzero(ends_page)
-
-    def _ship(self, array: Ints) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
 
 
 def present(pages: Table) -> Ints:

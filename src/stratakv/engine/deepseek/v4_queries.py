@@ -16,6 +16,7 @@ from stratakv.engine.deepseek.v4_blocks import Table, Tables, present
 from stratakv.engine.deepseek.v4_step import Entries, Keys, Queries
 from stratakv.engine.step_meta import Ints, StepShape
 from stratakv.engine.step_plan import split_widths
+from stratakv.engine.tensors import on_device
 from stratakv.spec.retention import Retention, first_key
 
 MOST_QUERIES: Final = 128
@@ -50,7 +51,7 @@ class QueryPlanner:
             some = order[part]
             rows = shape.rows[some]
             yield Queries(
-                tokens=self._ship(some),
+                tokens=on_device(some, self.device),
                 local=self._local_of_rows(rows, positions[some], tables.local),
                 entries={
                     ratio: self._entries_of_rows(rows, counts[some], ratio, tables.anchor)
@@ -114,11 +115,10 @@ class QueryPlanner:
 
     def _keys(self, rows: Ints, hidden: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Keys:
         mask = torch.from_numpy(hidden).to(self.device) if hidden.any() else None
-        return Keys(self._ship(rows), mask)
+        return Keys(on_device(rows, self.device), mask)
 
     def _entries(self, rows: Ints, counts: Ints) -> Entries:
         some_hidden = int(counts.min()) < rows.shape[-1]
-        return Entries(self._ship(rows), self._ship(counts) if some_hidden else None)
-
-    def _ship(self, array: Ints) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return Entries(
+            on_device(rows, self.device), on_device(counts, self.device) if some_hidden else None
+        )

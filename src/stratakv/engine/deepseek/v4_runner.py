@@ -19,6 +19,7 @@ from stratakv.engine.deepseek.v4_step import V4Step
 from stratakv.engine.forward import Forward
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.step_meta import StepShape
+from stratakv.engine.tensors import on_device
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.compressed import BlockPlace, CompressedPlaces, compressed_places
@@ -62,16 +63,18 @@ class DeepSeekV4Runner:
         shape = StepShape.of(batch)
         streams = self._model(self._pages, self._plan(batch, shape))
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
-        return Forward.of_hidden(self._model.logits(streams[self._ship(lasts)]), streams, batch)
+        return Forward.of_hidden(
+            self._model.logits(streams[on_device(lasts, self._device)]), streams, batch
+        )
 
     def _plan(self, batch: StepBatch, shape: StepShape) -> V4Step:
         tables = self._tables_now()
-        positions = self._ship(shape.positions)
+        positions = on_device(shape.positions, self._device)
         index, inside = np.divmod(shape.positions, self._page_tokens)
         slots = present(tables.local[shape.token_rows, index]) * self._page_tokens + inside
         return V4Step(
-            token_ids=self._ship(batch.tokens).long(),
-            slots=self._ship(slots),
+            token_ids=on_device(batch.tokens, self._device).long(),
+            slots=on_device(slots, self._device),
             rotations={kind: rope.at(positions, self._dtype) for kind, rope in self._ropes.items()},
             blocks={ratio: plan.plan(shape, tables) for ratio, plan in self._blocks.items()},
             queries=tuple(self._queries.plan(shape, tables)),
@@ -96,9 +99,6 @@ class DeepSeekV4Runner:
             device=self._device,
             dtype=self._dtype,
         )
-
-    def _ship(self, array: np.ndarray[tuple[int], np.dtype[np.integer]]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
 
 
 def _open_group(blocks: dict[int, BlockPlace]) -> GroupId:
