@@ -17,7 +17,7 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import NONE, PageKey, RequestId, RowIds
 from stratakv.core.page_keys import PageHasher
-from stratakv.engine.attachment import BESIDE_STEPS, Report, StorageCall, Verb
+from stratakv.engine.attachment import BESIDE_STEPS, Report, StorageCall
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.forward import Forward
@@ -64,8 +64,7 @@ class EngineLimits:
 
 
 class Engine:
-    """``namespaces``: where a request's pages belong, by its adapter and its salt. ``stores``: what
-    opens a store, once it runs."""
+    """``namespaces``: where a request's pages belong. ``stores``: what opens one, once it runs."""
 
     def __init__(
         self,
@@ -78,6 +77,7 @@ class Engine:
         stores: BackgroundStores = NO_STORES,
     ) -> None:
         self._cache = cache
+        self.beside_steps = BESIDE_STEPS
         self._storage = StorageControl(cache.storage, stores)
         self._token_source = token_source or OwnTokens()
         self._runner = runner
@@ -212,14 +212,8 @@ class Engine:
         """Use an open store from now on; AssertionError if there is one."""
         self._storage.given(worker)
 
-    @property
-    def beside_steps(self) -> frozenset[Verb]:
-        """Calls that may come from any thread, one at a time, also during a step."""
-        return BESIDE_STEPS
-
     def call_storage(self, call: StorageCall) -> Sequence[Report]:
-        """Change which store is used, or ask how that stands; never waits. What has come of it, by
-        rank."""
+        """Do it, without waiting; what has come of it, by rank."""
         return (self._storage.call(call),)
 
     @property
@@ -258,7 +252,6 @@ class Engine:
         return self._take_news()
 
     def _take_news(self) -> list[Output]:
-        """What is new; told once."""
         news, self._news = self._news, []
         return news
 

@@ -62,8 +62,8 @@ def build_service(
         if store is not None:
             undo.callback(store.worker.close, 0)
         model = with_adapters(model, config.adapters())
-        follow = None if publisher is None else publisher.follow
-        observer = None if follow is None else follow(sizes.spec, model.adapters.digests)
+        digests = model.adapters.digests
+        observer = None if publisher is None else publisher.follow(sizes.spec, digests)
         parts = build_sized(model, config, sizes, Sockets(ranks=ranks, observer=observer))
         undo.pop_all()
     if store is not None:
@@ -78,14 +78,7 @@ def build_service(
     )
     service = Service(
         driver=driver,
-        storage=StorageAdmin(
-            driver,
-            parts.port,
-            clock,
-            _check(parts, config),
-            store,
-            math.inf if ranks is None else OPEN_S,
-        ),
+        storage=_storage_admin(parts, config, driver, store),
         tokenizer=tokenizer,
         metrics=metrics,
         clock=clock,
@@ -159,6 +152,14 @@ def _load(
         return model, sizes, None
     with operators_store(reached.url):
         return model, sizes, reached.open(replace(sharing, model=model.fingerprint))
+
+
+def _storage_admin(
+    parts: EngineParts, config: EngineConfig, driver: EngineDriver, store: OpenStore | None
+) -> StorageAdmin:
+    open_s = math.inf if config.tp == 1 else OPEN_S
+    check = _check(parts, config)
+    return StorageAdmin(driver, parts.port, MonotonicClock(), check, store, open_s)
 
 
 def _check(parts: EngineParts, config: EngineConfig) -> Callable[[str], None] | str:
