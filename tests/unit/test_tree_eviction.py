@@ -406,7 +406,7 @@ def test_of_a_batch_those_pages_are_lost_that_had_no_other_copy() -> None:
     it.end_copy(it.copies[0], ok=True)
     it.finish(it.arrive((0, 1, 2, 3), 4, load=False))
     assert it.evict(DEVICE, 1, 4) == 4
-    assert (it.tree.dropped_dirty, it.tree.dropped_cold) == (3, 0)
+    assert (it.tree.eviction.dropped_dirty, it.tree.eviction.dropped_cold) == (3, 0)
 
 
 def test_what_is_lost_of_a_chain_goes_at_once_and_what_is_saved_at_once() -> None:
