@@ -1,9 +1,10 @@
 """Pages over three tiers, under their keys: what is cached where, who stands on it, what moves.
 
-Owns the parts and the one place where what has ended becomes state, ``collect``. Knows pages, page
-keys, leases, tickets; no request's rows, no block table, no model. The device tier is whatever the
-allocators and the transfer engine say it is: no byte passes here. ``cache/`` makes a cache of
-requests of it; an engine whose device pages are its own has the host tier alone (``foreign``).
+Owns the parts, and when what has ended becomes state: copies in ``collect`` and ``wait``, I/O in
+``go_on``. Knows pages, page keys, leases, tickets; no request's rows, no block table, no model.
+The device tier is whatever the allocators and the transfer engine say it is: no byte passes here.
+``cache/`` makes a cache of requests of it; an engine whose device pages are its own has the host
+tier alone (``foreign``).
 """
 
 import time

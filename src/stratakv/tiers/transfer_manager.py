@@ -242,8 +242,8 @@ class TransferManager:
 
     def apply(self, agreed: Result) -> bool:
         """Turn the copies that have ended on every rank into state; whether any has. A backup that
-        has failed on one of them has failed. Called from ``KVCache.tick`` and, where an allocation
-        cannot go on without it, from ``wait``."""
+        has failed on one of them has failed. Called from ``TieredCache.collect`` and, where an
+        allocation cannot go on without it, from ``wait``."""
         loads, saved = agreed.ended(Work.LOAD), agreed.flags(Work.BACKUP)
         for done, flags in zip(
             self._flights.taken(Direction.BACKUP, len(saved)), saved, strict=True
