@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from stratakv import cli
+from stratakv.serve.schemas import CHAT, COMPLETION, HARMLESS, NEUTRAL
 from stratakv.tree.residency import TRANSITIONS, Residency, ResidencyEvent
 from tests.doc_blocks import blocks_of
 from tests.meta.source import PACKAGE, ROOT, modules, repository
@@ -127,6 +128,22 @@ def test_the_page_on_serving_has_every_path_of_the_server():
     assert len(paths) > 8
     listed = set(re.findall(r"`(?:GET |POST |PUT |DELETE )(/[\w/]+)", SERVE))
     assert listed == paths
+
+
+def test_the_page_on_serving_says_of_every_field_what_becomes_of_it():
+    """Honoured, ignored, refused unless it asks for nothing: a list each, in this order."""
+    text = SERVE.partition("\nHonoured fields: ")[2]
+    honoured, _, rest = text.partition("- **Ignored**")
+    ignored, _, rest = rest.partition("- **Refused with a 400")
+    refused, _, _ = rest.partition("- **Refused whatever")
+    for listed, fields in (
+        (honoured, (CHAT | COMPLETION) - {"model", "prompt", "messages"}),
+        (ignored, HARMLESS),
+        (refused, NEUTRAL.keys()),
+    ):
+        names = {name.partition(".")[0] for name in re.findall(r"`([a-z]\w+(?:\.\w+)?)`", listed)}
+        assert fields <= names | {"n"}, fields - names
+        assert names <= {*fields, "n", "usage", "prompt_tokens_details"}, names - fields
 
 
 def test_the_readme_starts_with_the_two_commands():

@@ -1,5 +1,5 @@
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -7,6 +7,9 @@ from stratakv.core.ids import GroupId
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.replies import cached_details
+from stratakv.tiers.persist import PersistCounters
+from stratakv.tiers.statistics import Counters
+from tests.meta.source import ROOT
 from tests.serving import GROUPS, STORAGE_STATS, EchoEngine
 
 UNITS = (
@@ -111,6 +114,24 @@ def test_names_follow_the_conventions():
     for family in text_string_to_metric_families(rendered(with_storage())):
         assert re.fullmatch(r"stratakv_[a-z0-9_]+", family.name)
         assert (family.name + ("_total" if family.type == "counter" else "")).endswith(UNITS)
+
+
+def test_the_page_on_metrics_has_every_metric_and_no_other():
+    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*)\|", page, re.MULTILINE)
+    stats = replace(with_storage(), counters=Counters().snapshot())
+    families = list(text_string_to_metric_families(rendered(stats)))
+    told = {
+        family.name + ("_total" if family.type == "counter" else ""): family.type
+        for family in families
+        if not family.name.endswith("_created")
+    }
+    assert {name: kind for name, kind, _ in rows} == told
+    labels = {name: set(re.findall(r"\w+", named)) for name, _, named in rows}
+    for sample in (sample for family in families for sample in family.samples):
+        if sample.name in labels:
+            assert labels[sample.name] == sample.labels.keys(), sample.name
+    assert all(f"`{event}`" in page for event in asdict(PersistCounters()))
 
 
 def test_two_servers_in_a_process_do_not_share_a_registry():

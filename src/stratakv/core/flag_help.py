@@ -58,8 +58,8 @@ HELP: Final = {
     "repeated; default: none but the directory of --storage",
     "storage_key_file": "a secret of all servers of a store: pages are sealed with it, and what "
     "was written without it is never used; default: whoever can write to a store is trusted",
-    "prefetch_policy": "how long a request waits for pages from storage: not at all, until they "
-    "are there, or for a time",
+    "prefetch_policy": "how long a request waits for pages from storage: best-effort (not at all), "
+    "wait-complete (until they are there), timeout (for a time)",
     "prefetch_threshold": "a fetch from storage that saves fewer tokens is not begun; default: "
     "256, or a page if that is more",
     "prefetch_share": "share of the host's pages that may be on their way from storage",
