@@ -21,6 +21,7 @@ from stratakv.policy.checkpoints import CheckpointPolicy, last_end
 from stratakv.policy.load_back import LoadBack, LoadBackPolicy
 from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
 from stratakv.spec.groups import ANCHOR
+from stratakv.spec.retention import needed
 from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.matching import NO_MATCH, Match
@@ -31,7 +32,9 @@ class AdmissionRequest:
     """What a request asks for: the tokens it knows, the most it may reach, its pages' keys.
     ``request``: under which storage was asked for its prefix, if it was.
     ``priority`` is that of its pages under eviction by priority; ``again``: it was seated before
-    and has counted as a use of its pages. ``use``: what it may do with the cache."""
+    and has counted as a use of its pages. ``use``: what it may do with the cache. ``receives``:
+    what it lacks comes from another engine, as far as ``tokens``, so that it stands on nothing that
+    is only needed before."""
 
     prefix: PageHasher
     tokens: int
@@ -40,6 +43,7 @@ class AdmissionRequest:
     priority: int = 0
     again: bool = False
     use: CacheUse = CacheUse.ALL
+    receives: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +154,7 @@ class Admitter:
         self, row: int, asked: AdmissionRequest, found: Match, end: int, live: LivePages
     ) -> Admission | None:
         """Admit at ``end``, or not at all."""
-        starts = self._tree.starts(end)
+        starts = self._starts(asked, end)
         priced = self._price(asked, end, starts)
         if priced is None:
             return None
@@ -171,6 +175,18 @@ class Admitter:
         device_end = min(found.device_end, end)
         cached = replace(self._cached(lease, device_end, host), use=asked.use)
         return Admission(row=row, computed=cached.total, cached=cached, tickets=lease.loading)
+
+    def _starts(self, asked: AdmissionRequest, end: int) -> list[int]:
+        """First page of each group that the request is to stand on, at most ``end``."""
+        starts = self._tree.starts(end)
+        if not asked.receives:
+            return starts
+        return [
+            end
+            if group.stateful
+            else max(start, min(end, needed(group.retention, asked.tokens, self._page).start))
+            for group, start in zip(self._spec.groups, starts, strict=True)
+        ]
 
     def _price(
         self, asked: AdmissionRequest, end: int, starts: Sequence[int]

@@ -39,6 +39,7 @@ from stratakv.cache.sequence_states import Int64s, SequenceState, SequenceStates
 from stratakv.core.ids import NONE, GroupId, PageIds, TokenIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.checkpoints import CheckpointPolicy
+from stratakv.spec.retention import needed
 from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.effects import Backup
 from stratakv.tree.nodes import Tier
@@ -83,6 +84,20 @@ class Committer:
         else:
             self._hand_over(row, sequence, tokens, last=False)
 
+    def receive(self, row: int, sequence: SequenceState, tokens: TokenIds) -> None:
+        """Another engine has computed ``tokens``, and of what it has sent the same is true. Of a
+        group that does not keep all there is what the request needs, and no page before."""
+        if sequence.apart:
+            self._drop_behind(row, sequence, len(tokens) // self._page)
+        else:
+            self._hand_over(row, sequence, tokens, last=False, received=True)
+
+    def gives_state(self, sequence: SequenceState, tokens: int) -> bool:
+        """Whether a commit of ``tokens`` gives the request's state to the tree, so that its next
+        step goes on from another page."""
+        whole = self._states and not sequence.apart and tokens % self._page == 0
+        return whole and self._due(sequence, tokens // self._page)
+
     def _drop_behind(self, row: int, sequence: SequenceState, end: int) -> None:
         """Of what a request that is apart needs no more at ``end`` pages, its own pages are free,
         and those that it has read are anybody's."""
@@ -95,7 +110,13 @@ class Committer:
         self._leases.let_go(sequence.lease, end)
 
     def _hand_over(
-        self, row: int, sequence: SequenceState, tokens: TokenIds, *, last: bool
+        self,
+        row: int,
+        sequence: SequenceState,
+        tokens: TokenIds,
+        *,
+        last: bool,
+        received: bool = False,
     ) -> None:
         """``last``: the request ends here."""
         end, first = len(tokens) // self._page, sequence.lease.end
@@ -119,7 +140,8 @@ class Committer:
                 self._tables.pages(remap.group)[row, remap.indices] = remap.canonical
             self._live.gave(row, given)
             if grown:
-                self._move_on(row, sequence, first, end)
+                starts = self._received_starts(end, len(tokens)) if received else None
+                self._move_on(row, sequence, first, end, starts)
         self._keep_due(sequence, end, given)
 
     def _due(self, sequence: SequenceState, end: int) -> bool:
@@ -138,9 +160,26 @@ class Committer:
                 pages[-1] = given[group.id]
             yield pages
 
-    def _move_on(self, row: int, sequence: SequenceState, first: int, end: int) -> None:
+    def _received_starts(self, end: int, tokens: int) -> list[int]:
+        """First pages of a lease at ``end`` whose request has what it needs at ``tokens``."""
+        return [
+            start
+            if group.stateful
+            else max(start, min(end, needed(group.retention, tokens, self._page).start))
+            for group, start in zip(self._spec.groups, self._tree.starts(end), strict=True)
+        ]
+
+    def _move_on(
+        self,
+        row: int,
+        sequence: SequenceState,
+        first: int,
+        end: int,
+        needs: list[int] | None,
+    ) -> None:
+        """``needs``: first page of each group that the lease is to hold, if not the usual ones."""
         starts = sequence.lease.starts
-        self._leases.advance(sequence.lease, sequence.prefix.keys[:end], end)
+        self._leases.advance(sequence.lease, sequence.prefix.keys[:end], end, needs)
         self._note_duplicates(row, sequence, first)
         for group in self._spec.groups:
             table = self._tables.pages(group.id)

@@ -1,13 +1,17 @@
 """Which pages and which live pages a request needs at a token: ``needed``, for a row.
 
-Owns the answer. Retraction saves it; whoever sends a request elsewhere sends it. Read-only.
+Owns the answer, and its three readers' records: retraction saves it, an engine that computes a
+prompt for another one sends it, the other one takes pages for it. Read-only.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from stratakv.cache.live import LivePages
 from stratakv.cache.sequence_states import SequenceState
-from stratakv.core.ids import NONE, GroupId
+from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
@@ -34,6 +38,40 @@ class Footprint:
     end: int
     starts: list[int]
     live: list[LivePage]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupPages:
+    """Device ``pages`` (int32 [n]) of a group for page indices [first, first + n), live pages among
+    them; a state is one page, and ``first`` is NONE."""
+
+    group: GroupId
+    first: int
+    pages: PageIds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransferPages:
+    """Where what a request needs to go on after ``tokens`` lies on the device, or is to lie; one
+    entry of every group, in order."""
+
+    tokens: int
+    groups: tuple[GroupPages, ...]
+
+    def paired(self, target: "TransferPages") -> Iterator[tuple[GroupId, PageIds, PageIds]]:
+        """Group, pages here and pages of ``target`` that they are to be copied to: by page index,
+        whatever else lies here. AssertionError where ``target`` wants what is not here."""
+        assert self.tokens == target.tokens, f"{self.tokens} tokens for {target.tokens}"
+        for here, there in zip(self.groups, target.groups, strict=True):
+            assert here.group == there.group, "groups in another order"
+            if not len(there.pages):
+                continue
+            assert (here.first == NONE) == (there.first == NONE), "a state for pages of tokens"
+            at = there.first - here.first
+            found = here.pages[at : at + len(there.pages)]
+            assert at >= 0, f"group {here.group}: pages from {there.first} on, not {here.first}"
+            assert len(found) == len(there.pages), f"group {here.group}: too few pages"
+            yield here.group, found, there.pages
 
 
 class Footprints:
@@ -68,3 +106,21 @@ class Footprints:
             if page != NONE and needed(group.retention, tokens, self._spec.page_tokens):
                 own.append(LivePage(group.id, at, page, NONE))
         return own
+
+    def transfer_pages(self, row: int, tokens: int, held: int = 0) -> TransferPages:
+        """What the request at ``row`` needs after ``tokens``, but for the first ``held`` pages of
+        every prefix; AssertionError where it has no page for some of it."""
+        page = self._spec.page_tokens
+        found: list[GroupPages] = []
+        for group in self._spec.groups:
+            span = needed(group.retention, tokens, page)
+            if group.stateful:
+                state = [self._live.current(row, group.id)] if span else []
+                one = GroupPages(group.id, NONE, np.array(state, np.int32))
+            else:
+                first = max(span.start, min(held, span.stop))
+                pages = self._tables.pages(group.id)[row, first : span.stop].copy()
+                one = GroupPages(group.id, first, pages)
+            assert (one.pages != NONE).all(), f"group {group.name} lacks a page at {tokens} tokens"
+            found.append(one)
+        return TransferPages(tokens, tuple(found))

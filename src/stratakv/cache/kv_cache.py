@@ -16,6 +16,7 @@ import numpy as np
 from stratakv.agreement.ballot import Work
 from stratakv.cache.admit import AdmissionLimits, AdmissionRequest, Admitter
 from stratakv.cache.commits import Committer
+from stratakv.cache.hand_off import HandOff
 from stratakv.cache.live import LivePages
 from stratakv.cache.losses import LossBook
 from stratakv.cache.records import Admission, CacheUse, Refusal
@@ -90,6 +91,9 @@ class KVCache:
         )
         self._retraction = Retraction(self._tiers, tables, self._live)
         self._admit = Admitter(self._tiers, tables, self._sequences, options.limits, checkpoints)
+        self.hand_off = HandOff(
+            self._tiers, tables, self._sequences, self._live, self._commits, self.wait
+        )
         self._tiers.watch((tables, self._sequences))
 
     @property

@@ -39,6 +39,16 @@ class LivePages:
         """The row's own state lies in ``page``: a retracted request has come back."""
         self._slots.own(group)[row] = page
 
+    def receive(self, row: int, group: GroupId, page: int) -> None:
+        """The row's state will come into ``page``, which is its own, from another engine."""
+        self._slots.own(group)[row] = page
+        self._start[group][row] = NONE
+
+    def current(self, row: int, group: GroupId) -> int:
+        """The page that holds the request's state, its own or a snapshot; NONE where it is zero."""
+        own = self.owned(row, group)
+        return self._start[group].item(row) if own == NONE else own
+
     def extend(self, rows: RowIds, wait: Callable[[], bool]) -> None:
         """Say where each row's state is read and written in its next step: a row without a page
         of its own and without a snapshot begins with a state of zero."""

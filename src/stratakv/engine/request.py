@@ -16,6 +16,7 @@ from stratakv.core.page_keys import PageHasher
 class Phase(Enum):
     WAITING = auto()  # not admitted: holds no page
     PREFILLING = auto()  # admitted: some of its tokens are still to be computed
+    TRANSFERRING = auto()  # its pages go to another engine, or come from one; computes nothing
     DECODING = auto()  # one token a step
     RETRACTED = auto()  # off the device for want of pages, with its tokens known
     FINISHED = auto()
@@ -24,7 +25,11 @@ class Phase(Enum):
 
 class Signal(Enum):
     ADMITTED = auto()
+    RESERVED = auto()  # admitted to pages that another engine fills
     PREFILL_DONE = auto()
+    SENDING = auto()  # its prompt is computed, for another engine
+    RECEIVED = auto()
+    SENT = auto()
     RETRACT = auto()
     STOPPED = auto()
     ABORT = auto()
@@ -33,7 +38,11 @@ class Signal(Enum):
 P, S = Phase, Signal
 PHASES: Final[dict[tuple[Phase, Signal], Phase]] = {
     (P.WAITING, S.ADMITTED): P.PREFILLING,
+    (P.WAITING, S.RESERVED): P.TRANSFERRING,
     (P.PREFILLING, S.PREFILL_DONE): P.DECODING,
+    (P.PREFILLING, S.SENDING): P.TRANSFERRING,
+    (P.TRANSFERRING, S.RECEIVED): P.DECODING,
+    (P.TRANSFERRING, S.SENT): P.FINISHED,
     (P.PREFILLING, S.STOPPED): P.FINISHED,
     (P.DECODING, S.STOPPED): P.FINISHED,
     (P.PREFILLING, S.RETRACT): P.RETRACTED,
@@ -42,6 +51,7 @@ PHASES: Final[dict[tuple[Phase, Signal], Phase]] = {
     (P.WAITING, S.ABORT): P.ABORTED,
     (P.RETRACTED, S.ABORT): P.ABORTED,
     (P.PREFILLING, S.ABORT): P.ABORTED,
+    (P.TRANSFERRING, S.ABORT): P.ABORTED,
     (P.DECODING, S.ABORT): P.ABORTED,
 }
 
@@ -52,12 +62,13 @@ LARGEST_TEMPERATURE: Final = 1e6
 
 
 class FinishReason(Enum):
-    """OpenAI's words."""
+    """OpenAI's words, and those of engines among each other."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"  # this request failed, and no other
+    HANDED_OFF = "handed_off"  # another engine has its pages and says the rest
 
 
 class Failure(Enum):
@@ -65,6 +76,7 @@ class Failure(Enum):
 
     INTERNAL = "internal"  # an exception while it was taken, seated, planned or sampled
     NOT_FINITE = "not_finite"  # the model said NaN or infinity
+    TRANSFER = "transfer"  # its pages did not reach the engine that was to decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

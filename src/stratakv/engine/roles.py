@@ -1,30 +1,120 @@
 """What an engine is for, as an object that plugs into the one loop; there are no mode flags.
 
-Owns what happens at the two joints of a request's life where roles differ. Must not touch pages.
+Owns the joints of a request's life where roles differ: whether it may start and where, what becomes
+of its computed prompt, and when a transfer of its pages has ended. Must not touch pages: a role
+names them to whoever moves bytes. Torch-free.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol, TypeAlias
 
-from stratakv.engine.request import Request, Signal
+from stratakv.cache.footprint import TransferPages
+from stratakv.core.ids import RequestId
+from stratakv.engine.request import Phase, Request, TokenLogprob
+
+
+class Start(Enum):
+    """What a waiting request may do now."""
+
+    WAIT = auto()  # later; those behind it may be looked at
+    COMPUTE = auto()  # its prompt, here
+    RECEIVE = auto()  # take pages, which another engine fills
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What the engine that computed a prompt says after it."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Every page of the prompt is there, and what comes after it."""
+
+    request: RequestId
+    first: FirstToken
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The other engine has every page."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """The transfer ended before its end, and ``reason`` is for the log."""
+
+    request: RequestId
+    reason: str
+
+
+TransferEnd: TypeAlias = Received | Sent | TransferFailed
+"""How a transfer has ended. From then on nobody but this engine touches its pages."""
 
 
 class Role(Protocol):
-    def may_start(self, request: Request) -> bool:
-        """Whether a waiting request may be admitted now."""
+    """Called by the engine's thread, between steps but for ``prefilled``. A request has at most one
+    transfer at a time, and ``poll`` says its end exactly once, also where the request has left."""
+
+    def arrived(self, request: Request) -> None:
+        """A request was submitted; it may wait for long."""
         ...
 
-    def prefilled(self, request: Request) -> Signal:
-        """What becomes of a request whose prompt is computed and whose first token is chosen."""
+    def may_start(self, request: Request) -> Start:
+        """Asked at each look at a waiting request, until it has been admitted."""
+        ...
+
+    def reserved(self, request: Request, pages: TransferPages) -> None:
+        """A request that may ``RECEIVE`` has been admitted, and a transfer into ``pages`` begins:
+        what it needs after its prompt and does not have here."""
+        ...
+
+    def prefilled(
+        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    ) -> Phase:
+        """The prompt of a request is computed, or all it knew where it was retracted, and the next
+        token is chosen. DECODING: it goes on here. TRANSFERRING: a transfer from ``pages()``
+        begins, which hold what it needs to go on elsewhere."""
+        ...
+
+    def poll(self) -> Sequence[TransferEnd]:
+        """The transfers that have ended since the last call, which comes once a step. With several
+        ranks the answer is the same on all of them."""
+        ...
+
+    def left(self, request: Request) -> None:
+        """A request has ended, whatever its phase. If it has a transfer, that is to end soon: its
+        pages stay what they are until ``poll`` says so."""
         ...
 
 
 class UnifiedRole:
     """Prefills and decodes."""
 
-    def may_start(self, request: Request) -> bool:
-        del request  # every request may start
-        return True
+    def arrived(self, request: Request) -> None:
+        pass
 
-    def prefilled(self, request: Request) -> Signal:
-        del request
-        return Signal.PREFILL_DONE
+    def may_start(self, request: Request) -> Start:
+        del request  # every request may
+        return Start.COMPUTE
+
+    def reserved(self, request: Request, pages: TransferPages) -> None:
+        raise AssertionError(f"{request.id} receives {pages}, and nobody sends")
+
+    def prefilled(
+        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    ) -> Phase:
+        del request, first, pages
+        return Phase.DECODING
+
+    def poll(self) -> Sequence[TransferEnd]:
+        return ()
+
+    def left(self, request: Request) -> None:
+        pass

@@ -220,8 +220,15 @@ class Leases:
 
     # -- moving on -------------------------------------------------------------------------------
 
-    def advance(self, lease: DeviceLease, keys: Sequence[PageKey], end: int) -> None:
+    def advance(
+        self,
+        lease: DeviceLease,
+        keys: Sequence[PageKey],
+        end: int,
+        starts: Sequence[int] | None = None,
+    ) -> None:
         """Move a lease on along its own path: ``keys`` up to ``end`` are on the device by now.
+        ``starts``: as in ``take``.
 
         Of a group whose requests carry a state, it holds the page at ``end`` where there is one;
         elsewhere the request's live page stands for it.
@@ -233,7 +240,7 @@ class Leases:
         path = nodes.tail(nodes.index[keys[end - 1]], end)
         if lease.priority > 0:
             self._raise_priority(path[lease.end :], lease.priority)
-        starts = self._matcher.starts(end)
+        starts = list(self._matcher.starts(end) if starts is None else starts)
         stamp = pins.tick()
         for group in self._groups:
             old, new = lease.starts[group], starts[group]

@@ -1,0 +1,74 @@
+"""Requests that begin on one engine and go on in another: pages for what comes, and the pages of what
+goes.
+
+Owns the taking of pages that another engine fills, exactly ``needed`` at the end of the prompt and
+nothing that is here already. Must not move bytes, nor know how they travel (``engine.roles``).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from stratakv.cache.commits import Committer
+from stratakv.cache.footprint import Footprints, TransferPages
+from stratakv.cache.live import LivePages
+from stratakv.cache.sequence_states import SequenceStates
+from stratakv.core.ids import TokenIds
+from stratakv.memory.block_table import BlockTable
+from stratakv.spec.retention import needed
+from stratakv.tiers.tiered_cache import TieredCache
+
+
+class HandOff:
+    """``wait``: blocks until a copy has ended, as in ``KVCache``."""
+
+    def __init__(
+        self,
+        tiers: TieredCache,
+        tables: BlockTable,
+        sequences: SequenceStates,
+        live: LivePages,
+        commits: Committer,
+        wait: Callable[[], bool],
+    ) -> None:
+        self._spec = tiers.spec
+        self._pools = tiers.pools
+        self._tables = tables
+        self._sequences = sequences
+        self._live = live
+        self._commits = commits
+        self._wait = wait
+        self._footprints = Footprints(tiers.spec, tables, live)
+
+    def reserve(self, row: int, tokens: int) -> TransferPages:
+        """Take pages for what the request at ``row``, just admitted to ``receive``, needs after
+        ``tokens`` and does not stand on; cannot fail, admission has booked them. They are the
+        row's own until ``received``, or until it is dropped."""
+        held = self._sequences[row].lease.end
+        rows = np.array([row], np.int32)
+        for group in self._spec.groups:
+            span = needed(group.retention, tokens, self._spec.page_tokens)
+            first = max(span.start, min(held, span.stop))
+            count = min(len(span), 1) if group.stateful else span.stop - first
+            if not count:
+                continue
+            pages = self._pools.take(group.id, count, self._wait)
+            if group.stateful:
+                self._live.receive(row, group.id, pages.item())
+            else:
+                self._tables.remap(row, group.id, first, pages)
+                self._sequences.grow(rows, group.id, np.array([count]))
+        return self._footprints.transfer_pages(row, tokens, held)
+
+    def received(self, row: int, tokens: TokenIds) -> None:
+        """What was reserved holds the KV of ``tokens``: full pages enter the tree."""
+        self._commits.receive(row, self._sequences[row], tokens)
+
+    def pages(self, row: int, tokens: int) -> TransferPages:
+        """Where all that lies which the request at ``row`` needs after ``tokens``, which have their
+        KV. It stays there while the row is open and computes nothing."""
+        return self._footprints.transfer_pages(row, tokens)
+
+    def gives_state(self, row: int, tokens: int) -> bool:
+        """Whether the request at ``row`` gives its state to the tree when it commits ``tokens``."""
+        return self._commits.gives_state(self._sequences[row], tokens)
