@@ -21,11 +21,12 @@ from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.executor import Runner
 from stratakv.engine.forward import Forward
-from stratakv.engine.loop import Runner
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
-from stratakv.engine.token_source import TokenSource
+from stratakv.engine.roles import Role, UnifiedRole
+from stratakv.engine.token_source import OwnTokens, TokenSource
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.engine.verify import cached_on
 from stratakv.engine.verify_report import Way
@@ -68,13 +69,16 @@ def small_engine(
     host: Sequence[int],
     copier: Copier = DEFAULT_COPIER,
     token_source: TokenSource | None = None,
+    role: Role | None = None,
 ) -> Iterator[EngineParts]:
     """An engine with exactly these pages per group, everything unowned poisoned. ``token_source``:
-    where its tokens are chosen."""
+    where its tokens are chosen. ``role``: None: it prefills and decodes."""
+    tokens = token_source or OwnTokens()
+    sockets = Sockets(token_source=tokens, role=lambda: role or UnifiedRole())
     spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
     sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions)
     plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
-    with _assembled(model, plan, copier, Sockets(token_source=token_source), CPU) as parts:
+    with _assembled(model, plan, copier, sockets, CPU) as parts:
         yield parts
 
 
@@ -226,8 +230,8 @@ class RecordingRunner:
 
     def __init__(self, parts: EngineParts) -> None:
         self._engine = parts.engine
-        self._inner = parts.engine._runner
-        parts.engine._runner = self
+        self._inner = parts.engine._executor.runner
+        parts.engine._executor.runner = self
         self.logits: dict[str, list[torch.Tensor]] = defaultdict(list)
         self.batches: list[StepBatch] = []
 

@@ -127,7 +127,7 @@ def pattern_engine(
     copier: Copier = DEFAULT_COPIER,
 ) -> Iterator[EngineParts]:
     with token_engine(spec, config, device, host, copier, make_runner=PatternRunner) as parts:
-        runner = parts.engine._runner
+        runner = parts.engine._executor.runner
         assert isinstance(runner, PatternRunner)
         runner.running = parts.engine._running
         yield parts

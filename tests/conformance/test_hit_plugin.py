@@ -12,7 +12,7 @@ import torch
 
 from stratakv.assembly import models
 from stratakv.cache.admit import Admitter
-from stratakv.engine.loop import Runner
+from stratakv.engine.executor import Runner
 from stratakv.engine.verify import Settings, Verifier
 from stratakv.engine.verify_cuts import cut_sizes
 from stratakv.engine.verify_report import Differs, Exact, NotRun, Report, Way

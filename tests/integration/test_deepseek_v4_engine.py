@@ -97,7 +97,7 @@ def test_a_retracted_request_takes_its_open_blocks_along(computed):
         request = engine._requests[RequestId("r")]
         while engine._running.rows.computed.item(request.row) < computed:
             this.step()
-        engine._retract(request)
+        engine._steps.retract(request)
         engine.check()
         (live,) = [group.id for group in this.spec.groups if group.stateful]
         assert (live in {page.group for page in request.retracted.live}) == (computed % PAGE > 0)

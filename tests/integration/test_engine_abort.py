@@ -118,7 +118,7 @@ def test_abort_while_its_load_is_begun_or_in_flight(joined, submitted):
         parts.engine.submit(greedy("r", PROMPT, 4))
         if joined:
             parts.engine.submit(greedy("joined", PROMPT, 4))
-        parts.engine._admit()  # a whole step would wait for the load
+        parts.engine._steps.admit()  # a whole step would wait for the load
         assert phase_of(parts, "r") is Phase.PREFILLING
         assert parts.cache.busy
         if submitted:

@@ -143,7 +143,7 @@ def test_a_load_over_the_budget_waits_its_turn():
         evict_device(parts)
         parts.engine.submit(greedy("one", PROMPT, 3))
         parts.engine.submit(greedy("two", other, 3))
-        parts.engine._admit()  # a whole step would wait for the load that is held
+        parts.engine._steps.admit()  # a whole step would wait for the load that is held
         assert parts.cache.counters.load_waited == 1
         assert (parts.engine.stats().running, parts.engine.stats().waiting) == (1, 1)
         hold.allow(1_000)
@@ -174,14 +174,14 @@ def test_a_forward_waits_for_its_load():
     with engine(HookedCopier(DEFAULT_COPIER, land_when_asked)) as parts:
         first_of(parts, PROMPT)
         evict_device(parts)
-        inner = parts.engine._runner
+        inner = parts.engine._executor.runner
 
         class AskingRunner:
             def forward(self, batch):
                 gate = Asking(batch.gate) if batch.gate else None
                 return inner.forward(dataclasses.replace(batch, gate=gate))
 
-        parts.engine._runner = AskingRunner()
+        parts.engine._executor.runner = AskingRunner()
         try:
             assert first_of(parts, PROMPT).cached == on_host(SPEC, 60)
         finally:
@@ -195,7 +195,7 @@ def test_a_load_without_device_pages_falls_back_to_what_is_there():
         evict_device(parts)
         taken = parts.cache._pools.tiers[Tier.DEVICE][1].alloc(58)
         parts.engine.submit(greedy("r", PROMPT, 3))
-        parts.engine._admit()
+        parts.engine._steps.admit()
         parts.cache._pools.tiers[Tier.DEVICE][1].free(taken)
         out = drain(parts)
         assert out[0].cached == on_device(SPEC, 0)

@@ -146,7 +146,7 @@ def test_nor_do_several_at_once_and_one_that_was_retracted(spec):
             if not parts.engine.has_work():
                 break
             if step == 14:
-                parts.engine._retract(parts.engine._running.youngest())
+                parts.engine._steps.retract(parts.engine._running.youngest())
             for output in parts.engine.step():
                 said[output.request].append(output)
         assert parts.cache.counters.retracted == parts.cache.counters.retracted_unsaved == 1
@@ -233,7 +233,7 @@ def test_nor_after_it_was_retracted():
         poison_what_is_cached(parts)
         parts.engine.submit(kept_apart("r", PROMPT, BYPASS, 30))
         out = [output for _ in range(14) for output in parts.engine.step()]
-        parts.engine._retract(parts.engine._running.youngest())
+        parts.engine._steps.retract(parts.engine._running.youngest())
         parts.cache.settle()
         poison_what_is_cached(parts)
         assert tokens_of(out + drain(parts)) == expected_tokens(PROMPT, 30)
@@ -248,7 +248,7 @@ def test_what_a_request_that_reads_nothing_computes_again_is_no_loss(use):
         losses = parts.cache.losses
         before = losses.known
         # Nothing of it is left to go on from.
-        parts.engine._retract(parts.engine._running.youngest())
+        parts.engine._steps.retract(parts.engine._running.youngest())
         evict_device(parts)
         drain(parts)
         assert parts.cache.counters.retracted_unsaved == 1

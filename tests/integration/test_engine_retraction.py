@@ -60,16 +60,16 @@ def engine(spec, pages=100, host=300, copier=DEFAULT_COPIER, **settings):
 @contextmanager
 def retractions(parts):
     """Every retraction as (who, who else ran, what was retracted), while the engine works on."""
-    seen, retract = [], parts.engine._retract
+    seen, retract = [], parts.engine._steps.retract
 
     def watch(request):
         others = [other for other in parts.engine._running.by_row.values() if other is not request]
         retract(request)
         seen.append((request, others, request.retracted))
 
-    parts.engine._retract = watch
+    parts.engine._steps.retract = watch
     yield seen
-    parts.engine._retract = retract
+    parts.engine._steps.retract = retract
 
 
 def seatings(parts):
@@ -105,7 +105,7 @@ def computed_of(parts, name):
 
 def retract(parts, name):
     request = request_of(parts, name)
-    parts.engine._retract(request)
+    parts.engine._steps.retract(request)
     parts.engine.check()
     assert request.phase is Phase.RETRACTED
     return request.retracted
@@ -523,7 +523,7 @@ def test_one_whose_save_is_in_flight_waits_for_it(spec):
             out = start(parts, "r", PROMPT[:20], 30, 30)
             retract(parts, "r")
             parts.engine.submit(greedy("other", [1, 2], 3))
-            parts.engine._admit()
+            parts.engine._steps.admit()
             assert request_of(parts, "r").phase is Phase.RETRACTED
             assert request_of(parts, "other").phase is Phase.WAITING
         finally:
@@ -546,7 +546,7 @@ def test_an_abort_or_another_retraction_while_its_load_is_begun_or_in_flight(
         retract(parts, "r")
         parts.cache.settle()
         evict_device(parts)
-        parts.engine._admit()
+        parts.engine._steps.admit()
         assert request_of(parts, "r").phase is Phase.PREFILLING
         if submitted:
             parts.cache._copies.submit_loads()

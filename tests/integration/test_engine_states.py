@@ -69,7 +69,7 @@ def recorded(parts, tokens, count=1):
     """Its cached tokens, and the sizes of its batches."""
     recorder = RecordingRunner(parts)
     cached = ask(parts, tokens, count)
-    parts.engine._runner = recorder._inner
+    parts.engine._executor.runner = recorder._inner
     return cached, [int(batch.counts.sum()) for batch in recorder.batches]
 
 
@@ -357,7 +357,7 @@ def test_an_abort_while_its_snapshot_is_loaded_leaves_it_to_others(spec):
         evict_device(parts)
         for name in ("r", "other"):
             parts.engine.submit(greedy(name, PROMPT[:41], 3))
-        parts.engine._admit()
+        parts.engine._steps.admit()
         assert parts.engine._requests[RequestId("r")].phase is Phase.PREFILLING
         parts.engine.abort(RequestId("r"))
         parts.engine.check()

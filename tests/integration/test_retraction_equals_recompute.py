@@ -67,7 +67,7 @@ def test_a_state_goes_on_from_the_host_on_and_off_a_page_boundary(family, comput
         while engine._running.rows.computed.item(request.row) < computed:
             this.step()
         assert engine._running.rows.computed.item(request.row) == computed
-        engine._retract(request)
+        engine._steps.retract(request)
         engine.check()
         assert request.retracted.tokens == computed
         retracted = {page.group for page in request.retracted.live}

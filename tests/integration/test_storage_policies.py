@@ -247,7 +247,7 @@ def test_a_request_that_was_fetched_is_retracted_and_goes_on(family):
         request = engine._requests[RequestId("r")]
         while request.row < 0 or engine._running.rows.computed.item(request.row) < END + 11:
             this.step()
-        engine._retract(request)
+        engine._steps.retract(request)
         engine.check()
         evict_device(this.parts)
         this.drain()

@@ -77,7 +77,7 @@ class Users:
             out += self.parts.engine.step()
         running = self.parts.engine._running
         if retract and len(running):
-            self.parts.engine._retract(running.youngest())
+            self.parts.engine._steps.retract(running.youngest())
             self.parts.engine.check()
         out += drain(self.parts)
         for name, (user, talk) in asked.items():

@@ -198,7 +198,7 @@ def test_one_that_comes_back_loads_with_the_new_ones(monkeypatch):
         out = []
         while not out:
             out += parts.engine.step()
-        parts.engine._retract(next(iter(parts.engine._running.by_row.values())))
+        parts.engine._steps.retract(next(iter(parts.engine._running.by_row.values())))
         evict_device(parts)
         plans = plans_of(parts, monkeypatch)
         parts.engine.submit(greedy("new", PROMPTS[0], 3))
@@ -257,14 +257,14 @@ def test_one_that_comes_back_without_a_page_for_its_live_page_begins_no_load(gro
         while not out:
             out += parts.engine.step()
         request = next(iter(parts.engine._running.by_row.values()))
-        parts.engine._retract(request)
+        parts.engine._steps.retract(request)
         evict_device(parts)
         plans, space = plans_of(parts, monkeypatch), allocator(parts, Tier.DEVICE, group)
         before = parts.cache.stats(), set(parts.cache._tree.leases)
         assert all(pool.free == pool.total for pool in parts.cache.stats() if pool.tier == "device")
         with monkeypatch.context() as patch:
             patch.setattr(space, "alloc", lambda count: None)
-            parts.engine._admit()
+            parts.engine._steps.admit()
         assert request.row < 0
         assert (parts.cache.stats(), set(parts.cache._tree.leases)) == before
         assert not parts.cache.busy

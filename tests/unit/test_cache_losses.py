@@ -156,7 +156,7 @@ def test_one_that_was_retracted_without_a_place_on_the_host(spec):
         out = []
         while len(out) < 4:
             out += parts.engine.step()
-        parts.engine._retract(parts.engine._requests[RequestId("r")])
+        parts.engine._steps.retract(parts.engine._requests[RequestId("r")])
         evict_device(parts)
         drain(parts)
         assert lost(parts) == {("device", "retracted"): 41 + 3}
@@ -167,7 +167,7 @@ def test_one_that_comes_back_from_the_host_loses_nothing():
         parts.engine.submit(greedy("r", PROMPT, 9))
         while not parts.engine.step():
             pass
-        parts.engine._retract(parts.engine._requests[RequestId("r")])
+        parts.engine._steps.retract(parts.engine._requests[RequestId("r")])
         evict_device(parts)
         drain(parts)
         assert lost(parts) == {}

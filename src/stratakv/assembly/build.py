@@ -7,17 +7,18 @@ what makes its runner. Must not know settings, models or servers.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.ranks import RankContext
 from stratakv.assembly.sizing import Pages
 from stratakv.cache.kv_cache import CacheOptions, KVCache
-from stratakv.engine.loop import Engine, EngineLimits, Runner
+from stratakv.engine.executor import Executor, Runner, SerialExecutor
+from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.engine.storage_control import NO_STORES, BackgroundStores
-from stratakv.engine.token_source import TokenSource
+from stratakv.engine.token_source import OwnTokens, TokenSource
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.device_pools import DevicePools
@@ -34,6 +35,7 @@ P = TypeVar("P", bound=DevicePools)
 T = TypeVar("T", bound=TransferEngine)
 MakeAllocator: TypeAlias = Callable[[int], PageAllocator]
 MakeRunner: TypeAlias = Callable[[BlockTable], Runner]
+MakeExecutor: TypeAlias = Callable[[Runner, TokenSource], Executor]
 MakeCache: TypeAlias = Callable[
     [
         CacheSpec,
@@ -94,13 +96,15 @@ def allocators(
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sockets:
     """What plugs into an engine; what is not said is that of one that serves alone. ``role``: what
-    it is for. ``ranks``: among the ranks that run the same plan; they choose tokens together, and
-    no ``token_source`` is asked. ``observer``: who is told of pages. ``stores``: what opens a store
-    once it runs. ``sleep``: how a moment is waited for."""
+    it is for. ``executor``: how steps of the runner are launched and collected. ``ranks``: among
+    the ranks that run the same plan; they choose tokens together, and no ``token_source`` is asked.
+    ``observer``: who is told of pages. ``stores``: what opens a store once it runs. ``sleep``: how
+    a moment is waited for."""
 
     role: Callable[[], Role] = UnifiedRole
+    executor: MakeExecutor = SerialExecutor
     ranks: RankContext | None = None
-    token_source: TokenSource | None = None
+    token_source: TokenSource = field(default_factory=OwnTokens)
     observer: CacheObserver | None = None
     cache: MakeCache = KVCache
     stores: BackgroundStores = NO_STORES
@@ -138,14 +142,7 @@ def build(
     limits = EngineLimits(
         max_model_len=plan.max_model_len, max_running=plan.max_running, step=plan.step
     )
-    ranks = sockets.ranks
-    engine = Engine(
-        cache,
-        make_runner(tables),
-        sockets.role(),
-        plan.namespaces,
-        limits,
-        sockets.token_source if ranks is None else ranks.sync,
-        sockets.stores,
-    )
-    return engine, cache
+    tokens = sockets.token_source if sockets.ranks is None else sockets.ranks.sync
+    executor = sockets.executor(make_runner(tables), tokens)
+    role, stores = sockets.role(), sockets.stores
+    return Engine(cache, executor, role, plan.namespaces, limits, stores), cache

@@ -21,7 +21,8 @@ from stratakv.core.errors import ConfigError
 from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
-from stratakv.engine.loop import Engine, Runner
+from stratakv.engine.executor import Runner
+from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, with_adapters
 from stratakv.engine.model_facts import ModelFacts
 from stratakv.engine.parallel import tp_refusal

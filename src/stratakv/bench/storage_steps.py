@@ -25,8 +25,9 @@ from stratakv.bench.shapes import build
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, RequestId
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.executor import Runner
 from stratakv.engine.forward import Forward
-from stratakv.engine.loop import Engine, Runner
+from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, wrap
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.engine.runner import ModelRunner

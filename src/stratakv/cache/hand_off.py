@@ -1,5 +1,4 @@
-"""Requests that begin on one engine and go on in another: pages for what comes, and the pages of what
-goes.
+"""Requests that begin on one engine and go on in another: pages for what comes, and of what goes.
 
 Owns the taking of pages that another engine fills, exactly ``needed`` at the end of the prompt and
 nothing that is here already. Must not move bytes, nor know how they travel (``engine.roles``).
@@ -8,12 +7,13 @@ nothing that is here already. Must not move bytes, nor know how they travel (``e
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from stratakv.cache.commits import Committer
 from stratakv.cache.footprint import Footprints, TransferPages
 from stratakv.cache.live import LivePages
 from stratakv.cache.sequence_states import SequenceStates
-from stratakv.core.ids import TokenIds
+from stratakv.core.ids import RowIds, TokenIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.retention import needed
 from stratakv.tiers.tiered_cache import TieredCache
@@ -69,6 +69,13 @@ class HandOff:
         KV. It stays there while the row is open and computes nothing."""
         return self._footprints.transfer_pages(row, tokens)
 
-    def gives_state(self, row: int, tokens: int) -> bool:
-        """Whether the request at ``row`` gives its state to the tree when it commits ``tokens``."""
-        return self._commits.gives_state(self._sequences[row], tokens)
+    def gives_state(self, rows: RowIds, tokens: RowIds) -> npt.NDArray[np.bool_]:
+        """Whether the requests at ``rows`` give their states to the tree when they commit
+        ``tokens``, so that their next steps go on from another page; bool [n]."""
+        found = np.zeros(len(rows), np.bool_)
+        if self._live.groups:
+            whole = np.flatnonzero(tokens % self._spec.page_tokens == 0)
+            for at in whole.tolist():  # few: each comes to the end of a page now and then
+                sequence = self._sequences[rows.item(at)]
+                found[at] = self._commits.gives_state(sequence, tokens.item(at))
+        return found

@@ -48,7 +48,8 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class TransferFailed:
-    """The transfer ended before its end, and ``reason`` is for the log."""
+    """The transfer ended before its end, or the other engine has given the request up before it
+    began. ``reason`` is for the log."""
 
     request: RequestId
     reason: str

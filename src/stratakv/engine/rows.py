@@ -19,6 +19,11 @@ class Rows:
         self.tokens = np.zeros((rows, max_model_len), np.int32)
         self.length = np.zeros(rows, np.int32)  # tokens known: prompt and output
         self.computed = np.zeros(rows, np.int32)  # tokens whose KV is in the pages
+        # Ahead of what is known by the steps that were launched and not yet collected: tokens that
+        # will have their KV, tokens that will be chosen, and how many steps these are.
+        self.launched = np.zeros(rows, np.int32)
+        self.pending = np.zeros(rows, np.int32)
+        self.in_flight = np.zeros(rows, np.int32)
         self.limit = np.zeros(rows, np.int32)
         self._stop = np.full((rows, 1), NONE, np.int32)
         self._temperature = np.zeros(rows, np.float32)
@@ -33,7 +38,7 @@ class Rows:
         row, sampling = request.row, request.prompt.sampling
         self.tokens[row, : len(request.known)] = request.known
         self.length[row] = len(request.known)
-        self.computed[row] = computed
+        self.computed[row] = self.launched[row] = computed
         self.limit[row] = request.total_tokens
         stops = sampling.stop_tokens
         if len(stops) > self._stop.shape[1]:
@@ -66,9 +71,20 @@ class Rows:
             top_p=self._top_p[rows],
             top_k=self._top_k[rows],
             seeds=self._seed[rows],
-            positions=self.length[rows].astype(np.int64),
+            positions=(self.length[rows] + self.pending[rows]).astype(np.int64),
             logprobs=self._logprobs[rows],
         )
+
+    def launch(self, rows: RowIds, ends: Int32s, sampled: npt.NDArray[np.bool_]) -> None:
+        """A step of tokens up to ``ends`` is launched, which chooses a token where ``sampled``."""
+        self.launched[rows] = ends
+        self.pending[rows] += sampled
+        self.in_flight[rows] += 1
+
+    def collect(self, rows: RowIds, sampled: npt.NDArray[np.bool_]) -> None:
+        """The oldest step of ``rows`` that was launched has been collected."""
+        self.pending[rows] -= sampled
+        self.in_flight[rows] -= 1
 
     def append(self, rows: RowIds, tokens: TokenIds) -> None:
         """Add one token to each row."""

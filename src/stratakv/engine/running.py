@@ -1,23 +1,30 @@
 """The requests that run: who prefills, who decodes, and what each may compute next.
 
+A step may be planned while others are launched and not yet collected. Then a row that decodes goes
+on after a token that nobody here knows yet; one whose prompt ends in those steps waits for their
+end, since what becomes of it is decided there, and so does one that gives its state away there.
+
 Owns these sets, and the columns of ``rows.Rows`` through them. Torch-free; must not take pages or
 decide who comes in.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from stratakv.agreement.agreement import Figures
-from stratakv.core.ids import RowIds, TicketId
+from stratakv.core.ids import NONE, RowIds, TicketId
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.request import Request
+from stratakv.engine.request import Phase, Request
 from stratakv.engine.rows import Rows
 from stratakv.engine.scheduler import StepLimits, chunk_sizes, prefill_room
 from stratakv.transfer.engine import LayerGate
+
+GivesState: TypeAlias = Callable[[RowIds, RowIds], npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,27 +41,35 @@ class ScheduledStep:
         """Some of the rows; ``prefilling``: of theirs."""
         return ScheduledStep(self.rows[kept], self.starts[kept], self.ends[kept], tuple(prefilling))
 
-    def take_tickets(self) -> list[TicketId]:
-        """The loads that the step's first-timers wait for; told once."""
-        found = [ticket for request in self.prefilling for ticket in request.tickets]
-        for request in self.prefilling:
-            request.tickets = ()
-        return found
-
 
 class Running:
-    """``cut``: the token at which the next chunk of a row must end, or None."""
+    """``cut``: the token at which the next chunk of a row must end, or None. ``gives_state``: of
+    rows, whether each gives its state away where it has so many tokens, bool [n]."""
 
-    def __init__(self, rows: Rows, limits: StepLimits, cut: Callable[[int], int | None]) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        limits: StepLimits,
+        cut: Callable[[int], int | None],
+        gives_state: GivesState,
+    ) -> None:
         self.rows = rows
         self.by_row: dict[int, Request] = {}
         self.prefilling: list[Request] = []
         self.decoding: RowIds = np.empty(0, np.int32)
+        self._landing: list[Request] = []  # those that decode, and whose pages are being loaded
         self._limits = limits
         self._cut = cut
+        self._gives_state = gives_state
 
     def __len__(self) -> int:
+        """Requests that hold a row; ``computing`` of them compute."""
         return len(self.by_row)
+
+    @property
+    def computing(self) -> list[Request]:
+        """Those whose pages nobody else touches."""
+        return [one for one in self.by_row.values() if one.phase is not Phase.TRANSFERRING]
 
     def seat(self, request: Request, computed: int) -> None:
         """``request.row`` begins to run, with KV of its first ``computed`` tokens."""
@@ -62,19 +77,47 @@ class Running:
         self.by_row[request.row] = request
         self.prefilling.append(request)
 
-    def decode(self, request: Request) -> None:
-        """Its prompt is computed."""
+    def open(self, request: Request, computed: int) -> None:
+        """The same, but what else it knows is computed elsewhere."""
+        self.rows.open(request, computed)
+        self.by_row[request.row] = request
+
+    def computed_elsewhere(self, request: Request) -> None:
+        """All that it knows has its KV."""
+        row = request.row
+        self.rows.computed[row] = self.rows.launched[row] = self.rows.length[row]
+
+    def pause(self, request: Request) -> None:
+        """Its prompt is computed, and it computes no more here."""
         self.prefilling.remove(request)
+
+    def decode(self, request: Request) -> None:
+        """Its prompt has its KV."""
+        if request in self.prefilling:
+            self.prefilling.remove(request)
         self.decoding = np.append(self.decoding, np.int32(request.row))
+        if request.tickets:
+            self._landing.append(request)
+
+    def take_tickets(self, step: ScheduledStep) -> list[TicketId]:
+        """The loads that the step's first-timers wait for; told once."""
+        first = (*step.prefilling, *self._landing)
+        found = [ticket for request in first for ticket in request.tickets]
+        for request in first:
+            request.tickets = ()
+        self._landing.clear()
+        return found
 
     def stop(self, request: Request) -> None:
         if request in self.prefilling:
             self.prefilling.remove(request)
+        if request in self._landing:
+            self._landing.remove(request)
         self.decoding = self.decoding[self.decoding != request.row]
         self.by_row.pop(request.row, None)  # a retraction that failed has stopped it already
 
     def youngest(self) -> Request:
-        return max(self.by_row.values(), key=lambda request: request.serial)
+        return max(self.computing, key=lambda request: request.serial)
 
     def figures(self) -> Figures:
         """Lengths and newest tokens of all rows, whoever sits there, for ranks to compare."""
@@ -93,8 +136,8 @@ class Running:
     # -- what is left to do ----------------------------------------------------------------------
 
     def left(self, request: Request) -> int:
-        """Tokens that the request knows and has no KV of."""
-        return int(self.rows.length[request.row] - self.rows.computed[request.row])
+        """Tokens that the request knows, and that no step has computed or computes."""
+        return int(self.rows.length[request.row] - self.rows.launched[request.row])
 
     def has_room(self) -> bool:
         """Whether the next step has tokens that nobody running has a claim to."""
@@ -104,7 +147,7 @@ class Running:
     def _chunk(self, request: Request) -> int:
         """The most that its next chunk may hold."""
         left, cut = self.left(request), self._cut(request.row)
-        return left if cut is None else min(left, cut - self.rows.computed.item(request.row))
+        return left if cut is None else min(left, cut - self.rows.launched.item(request.row))
 
     def unplannable(self, errors: tuple[type[Exception], ...]) -> Request | None:
         """The first of those who prefill whose next chunk cannot be told, but for ``errors``."""
@@ -117,23 +160,27 @@ class Running:
 
     def scheduled(self) -> ScheduledStep | None:
         """The next step: one token of every decoding request, and chunks in what is left."""
-        decodes = len(self.decoding)
+        decoding = self._going_on()
+        decodes = len(decoding)
         chunks = [self._chunk(request) for request in self.prefilling]
         sizes = chunk_sizes(self._limits, decodes, chunks)
         some = [pair for pair in zip(self.prefilling, sizes, strict=True) if pair[1]]
         if not some and not decodes:
             return None
         rows = np.array([request.row for request, _ in some], np.int32)
-        rows = np.concatenate((self.decoding, rows))
-        starts = self.rows.computed[rows]
+        rows = np.concatenate((decoding, rows))
+        starts = self.rows.launched[rows]
         counts = np.ones(len(rows), np.int32)
         counts[decodes:] = [size for _, size in some]
         return ScheduledStep(rows, starts, starts + counts, tuple(request for request, _ in some))
 
     def batch(self, step: ScheduledStep, gate: LayerGate | None) -> StepBatch:
         """``step`` with its tokens, as a runner takes it."""
-        columns, rows, decodes = self.rows, step.rows, len(self.decoding)
-        tokens = [columns.tokens[rows[:decodes], step.starts[:decodes]]]
+        columns, rows = self.rows, step.rows
+        decodes = len(rows) - len(step.prefilling)
+        some, at = rows[:decodes], step.starts[:decodes]
+        known = at < columns.length[some]
+        tokens = [np.where(known, columns.tokens[some, at], np.int32(NONE))]
         for at, request in enumerate(step.prefilling, start=decodes):
             tokens.append(columns.tokens[request.row, step.starts[at] : step.ends[at]])
         return StepBatch(
@@ -141,12 +188,30 @@ class Running:
             starts=step.starts,
             counts=step.ends - step.starts,
             tokens=np.concatenate(tokens),
-            sampled=step.ends == columns.length[rows],
+            sampled=step.ends == columns.length[rows] + columns.pending[rows],
             gate=gate,
             adapters=columns.adapters(rows),
         )
 
+    def _going_on(self) -> RowIds:
+        """Of those that decode, whose next token can be computed now: not where the steps in flight
+        choose its last one, or end where it gives its state away."""
+        rows, decoding = self.rows, self.decoding
+        ahead = np.flatnonzero(rows.in_flight[decoding])
+        if not len(ahead):
+            return decoding
+        known = rows.length[decoding] + rows.pending[decoding]
+        on = known < rows.limit[decoding]
+        at = rows.launched[decoding]
+        on[ahead[self._gives_state(decoding[ahead], at[ahead])]] = False
+        return decoding[on]
+
     def computed(self, step: ScheduledStep) -> list[Request]:
         """The step's KV is there; the requests that have it of all they know."""
         self.rows.computed[step.rows] = step.ends
-        return [request for request in step.prefilling if not self.left(request)]
+        columns = self.rows
+        return [
+            request
+            for request in step.prefilling
+            if columns.computed.item(request.row) == columns.length.item(request.row)
+        ]

@@ -1,10 +1,12 @@
 """Lets waiting requests in: whose turn it is, what it must wait for, and its place in the cache.
 
-Owns which pages running requests are computing for others. Torch-free; the cache decides whether a
+Owns which pages running requests are computing for others, and whether somebody waited for the role
+at the last look (``waits_for_role``). Torch-free; the cache decides whether a
 request fits.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from stratakv.cache.admit import AdmissionRequest
@@ -13,10 +15,11 @@ from stratakv.cache.records import Admission, CacheUse, Refusal
 from stratakv.core.ids import PageKey
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.request import Phase, Request, Signal
-from stratakv.engine.roles import Role
+from stratakv.engine.roles import Role, Start
 from stratakv.engine.running import Running
 from stratakv.engine.scheduler import StepLimits, worth_waiting
 from stratakv.engine.stats import Totals
+from stratakv.engine.transfers import Transfers
 from stratakv.policy.checkpoints import last_end
 
 ALONE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -33,6 +36,7 @@ class Seating:
         backlog: Backlog,
         running: Running,
         role: Role,
+        transfers: Transfers,
         totals: Totals,
         limits: StepLimits,
     ) -> None:
@@ -40,15 +44,18 @@ class Seating:
         self._backlog = backlog
         self._running = running
         self._role = role
+        self._transfers = transfers
         self._totals = totals
         self._look_ahead = limits.look_ahead
         self._page = cache.spec.page_tokens
         self._computing: set[PageKey] = set()
+        self.waits_for_role = False
 
     def admit(self, failed: Failed) -> None:
         """Seat requests whose turn it is, until one does not fit. ``failed`` is told of one that
         cannot be seated; it is not in the backlog then, and may hold a row."""
         held: list[Request] = []
+        self.waits_for_role = False
         for _ in range(min(len(self._backlog), self._look_ahead)):
             if not self._running.has_room():
                 break
@@ -56,36 +63,52 @@ class Seating:
             try:
                 if request.retracted is None or request.retracted.hold is None:
                     request.prefix = request.prefix.trusted(request.known)
-                if self._must_wait(request):
+                start = self._start(request)
+                if start is Start.WAIT:
                     held.append(request)
                     continue
-                answer = self._ask(request)
+                answer = self._ask(request, start)
                 if isinstance(answer, Refusal):
                     held.append(request)
                     break
-                self._seat(request, answer)
+                self._seat(request, answer, start)
             except ALONE as error:
                 failed(request, error)
         self._backlog.put_back(held)
 
-    def _ask(self, request: Request) -> Admission | Refusal:
+    def put_back(self, request: Request) -> None:
+        """One that ran goes to the head of the queue."""
+        self._backlog.put_back([request])
+
+    def withdraw(self, request: Request) -> None:
+        """One that waits does not any more."""
+        self._backlog.remove(request)
+
+    def _ask(self, request: Request, start: Start) -> Admission | Refusal:
         asked = admission_request(request)
         if request.retracted is None:
-            return self._cache.admit(asked)
+            return self._cache.admit(replace(asked, receives=start is Start.RECEIVE))
         return self._cache.resume(request.retracted, asked)
 
-    def _must_wait(self, request: Request) -> bool:
+    def _start(self, request: Request) -> Start:
         if request.retracted is not None:
-            return False
-        if not self._role.may_start(request) or self._cache.storage.must_wait(request.id):
-            return True
+            return Start.COMPUTE
+        start = self._role.may_start(request)
+        self.waits_for_role |= start is Start.WAIT
+        if start is Start.WAIT or self._cache.storage.must_wait(request.id):
+            return Start.WAIT
+        waits = start is Start.COMPUTE and self._is_being_computed(request)
+        return Start.WAIT if waits else start
+
+    def _is_being_computed(self, request: Request) -> bool:
+        """Whether the first page that it would compute is computed for another one."""
         if not self._computing or CacheUse.READ not in request.prompt.use:
             return False
         limit = last_end(request.prompt_tokens, self._page)
         end = self._cache.match(request.prefix, request.prompt_tokens).end
         return worth_waiting(request.prefix.keys, end, limit, self._computing)
 
-    def _seat(self, request: Request, admission: Admission) -> None:
+    def _seat(self, request: Request, admission: Admission, start: Start) -> None:
         request.row = admission.row
         if request.phase is Phase.WAITING:
             request.cached = admission.cached
@@ -96,6 +119,9 @@ class Seating:
             totals.cached_storage_tokens += admission.cached.storage
         request.tickets = admission.tickets
         request.retracted = None
+        if start is Start.RECEIVE:
+            self._transfers.receive(request, admission.computed)
+            return
         request.signal(Signal.ADMITTED)
         self._running.seat(request, admission.computed)
         if admission.cached.use is CacheUse.ALL:

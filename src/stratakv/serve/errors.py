@@ -142,6 +142,11 @@ def request_failed(failure: Failure) -> ApiError:
         case Failure.NOT_FINITE:
             message = "the model said NaN or infinity where it continues this prompt, so that no "
             message += "token could be chosen: its weights or its dtype, or a damaged cached page"
+        case Failure.TRANSFER:
+            message = (
+                "the engine that computed this prompt and the one that was to continue it lost "
+            )
+            message += "each other, or one of them gave it up; try again"
         case _:
             assert_never(failure)
     code = f"request_failed_{failure.value}"

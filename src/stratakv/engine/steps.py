@@ -1,0 +1,238 @@
+"""A step of the engine in two halves: ``launch`` plans it and gives it to the executor, ``collect``
+takes its tokens, commits what it has computed and answers.
+
+Owns the steps that are launched and not collected. On a CPU there is never more than one; a device
+that runs ahead computes one while the one before is collected here. Must not decide how deep
+(``executor``), who comes in (``seating``) or what an end means (``endings``).
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.cache.kv_cache import KVCache
+from stratakv.core.ids import PageKey, RequestId, RowIds
+from stratakv.engine.endings import Endings
+from stratakv.engine.executor import Executor
+from stratakv.engine.request import Failure, FinishReason, Output, Phase, Request, Signal
+from stratakv.engine.roles import FirstToken, Received, Sent, TransferFailed
+from stratakv.engine.running import Running, ScheduledStep
+from stratakv.engine.sampling import Sampled
+from stratakv.engine.seating import ALONE, Seating
+from stratakv.engine.stats import Totals
+from stratakv.engine.transfers import Transfers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launched:
+    """``sampled``: which rows of ``step`` get a token, bool [R]."""
+
+    step: ScheduledStep
+    sampled: npt.NDArray[np.bool_]
+
+
+class Steps:
+    """``suspects``: keys of pages that a request may have failed over."""
+
+    suspects: Final[set[PageKey]]
+
+    def __init__(
+        self,
+        cache: KVCache,
+        executor: Executor,
+        running: Running,
+        seating: Seating,
+        transfers: Transfers,
+        endings: Endings,
+        totals: Totals,
+    ) -> None:
+        self._cache = cache
+        self._page = cache.spec.page_tokens
+        self._executor = executor
+        self._running = running
+        self._seating = seating
+        self._transfers = transfers
+        self._endings = endings
+        self.suspects = set()
+        self._totals = totals
+        self._in_flight: deque[_Launched] = deque()
+
+    def __len__(self) -> int:
+        """Steps that are launched and not collected."""
+        return len(self._in_flight)
+
+    # -- launch ----------------------------------------------------------------------------------
+
+    def launch(self) -> bool:
+        """Admit, plan and launch the next step; False where there is nothing to compute now."""
+        self.admit()
+        step = self._planned()
+        if step is None:
+            return False
+        self._totals.steps += 1
+        self._cache.extend(step.rows, step.starts, step.ends)
+        rows = self._running.rows
+        batch = self._running.batch(step, self._cache.gate(self._running.take_tickets(step)))
+        sampling = rows.sampling(batch.rows[batch.sampled])
+        rows.launch(step.rows, step.ends, batch.sampled)
+        self._in_flight.append(_Launched(step, batch.sampled))
+        self._executor.launch(batch, sampling)
+        return True
+
+    def admit(self) -> None:
+        self._seating.admit(lambda request, error: self._endings.alone(request, "seated", error))
+
+    def _planned(self) -> ScheduledStep | None:
+        """What runs next, without those who cannot be planned."""
+        while True:
+            try:
+                return self._plan()
+            except ALONE as error:
+                request = self._running.unplannable(ALONE)
+                if request is None:
+                    raise
+                self._endings.alone(request, "planned", error)
+
+    def _plan(self) -> ScheduledStep | None:
+        """What runs next. Where pages run short, the youngest request leaves until the rest
+        fits."""
+        while True:
+            step = self._running.scheduled()
+            if step is None or self._cache.fits(step.starts, step.ends):
+                return step
+            if self._cache.wait():  # pages under a copy may be all that is missing
+                continue
+            others = len(self._running.computing) > 1
+            if self._in_flight or (self._transfers and not others):
+                return None  # or those of a request that ends there
+            assert others, "a request that runs alone must fit"
+            self.retract(self._running.youngest())
+
+    def retract(self, request: Request) -> None:
+        """Take a request that computes off the device; it comes back before any new one starts."""
+        columns = self._running.rows
+        while columns.in_flight.item(request.row):
+            self.collect()
+            if request not in self._running.computing:
+                return  # it has ended there
+        row = request.row
+        request.known = columns.known_tokens(row).copy()
+        self._endings.stop(request)
+        request.retracted = self._cache.retract(row, columns.computed_tokens(row))
+        request.row = -1
+        request.tickets = ()
+        request.signal(Signal.RETRACT)
+        self._seating.put_back(request)
+
+    # -- collect ---------------------------------------------------------------------------------
+
+    def due(self, *, launched: bool) -> bool:
+        """Whether the oldest step is to be collected before another one is launched."""
+        deep = len(self._in_flight) >= self._executor.depth
+        return deep or (bool(self._in_flight) and not launched)
+
+    def collect(self) -> None:
+        """Take the tokens of the oldest step, keep what it has computed, and answer."""
+        launched = self._in_flight[0]
+        step, sampled = launched.step, self._executor.collect()
+        rows = step.rows[launched.sampled]
+        failed = self._failed(step.rows, rows, sampled)
+        if spoiled := [*failed, *self._endings.spoiled()]:
+            kept = ~np.isin(step.rows, spoiled)
+            left = [request for request in step.prefilling if request.row not in spoiled]
+            step = step.only(kept, left)
+        done = self._commit(step)
+        self._running.rows.collect(launched.step.rows, launched.sampled)
+        self._in_flight.popleft()
+        if left := self._endings.left():
+            here = ~np.isin(rows, left)
+            rows, sampled = rows[here], sampled.only(here)
+        if len(rows):
+            self._answer(rows, sampled, done)
+        self._endings.settle()
+
+    def _failed(self, batch: RowIds, rows: RowIds, sampled: Sampled) -> list[int]:
+        """End the requests that can go on no further, before anything of the step is kept; their
+        rows."""
+        failures = sampled.failures(batch, rows)
+        for row, failure in failures.items():
+            if suspect := self._cache.suspect(row):
+                self.suspects.add(suspect)
+            if self._endings.has_left(row):
+                self._endings.spoil(row)
+                continue
+            request = self._running.by_row[row]
+            log.error("request %s failed: %s", request.id, failure.value)
+            self._endings.fail(request, failure)
+        return list(failures)
+
+    def _commit(self, step: ScheduledStep) -> list[Request]:
+        """Record what has been computed; rows that filled a page hand it to the tree. Returns the
+        requests whose prompts are complete."""
+        done = self._running.computed(step)
+        filled = step.rows[step.ends // self._page > step.starts // self._page]
+        for row in filled.tolist():
+            self._cache.commit(row, self._running.rows.computed_tokens(row))
+        return [request for request in done if not self._endings.has_left(request.row)]
+
+    def _answer(self, rows: RowIds, sampled: Sampled, done: Sequence[Request]) -> None:
+        """Tell the tokens of ``rows``; those of ``done``, which are among them, are their first."""
+        columns = self._running.rows
+        columns.append(rows, sampled.tokens)
+        stopped, full = columns.ended(rows, sampled.tokens)
+        self._totals.output_tokens += len(rows)
+        listed = sampled.tokens.tolist()
+        requests = [self._running.by_row[row] for row in rows.tolist()]
+        news = [
+            Output(request=request.id, token=token, logprob=logprob, cached=request.cached)
+            for request, token, logprob in zip(requests, listed, sampled.logprobs, strict=True)
+        ]
+        for request in requests:
+            request.cached = None  # told with the first token only
+        for request in done:
+            at = requests.index(request)
+            self._seating.computes_no_more(request)
+            self._transfers.prefilled(request, FirstToken(listed[at], sampled.logprobs[at]))
+        for at in np.flatnonzero(stopped | full).tolist():
+            if requests[at].phase is Phase.TRANSFERRING:
+                continue  # whoever decodes finds out
+            reason = FinishReason.STOP if stopped[at] else FinishReason.LENGTH
+            news[at] = replace(news[at], finish=reason)
+            self._endings.finish(requests[at], Signal.STOPPED)
+        self._endings.tell(news)
+
+    # -- transfers -------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Go on with the requests whose transfers have ended."""
+        for end in self._transfers.ended():
+            request = self._endings.requests.get(end.request)
+            if request is None:  # it has left; its row is given back below
+                continue
+            match end:
+                case Received(_, first):
+                    self._transfers.received(request)
+                    row = np.array([request.row], np.int32)
+                    tokens = np.array([first.token], np.int32)
+                    self._answer(row, Sampled(tokens, [first.logprob]), ())
+                case Sent(name):
+                    self._hand_off(name, request)
+                case TransferFailed(name, reason):
+                    log.error("the transfer of request %s failed: %s", name, reason)
+                    if request.row < 0:
+                        self._seating.withdraw(request)
+                    self._endings.fail(request, Failure.TRANSFER)
+                case _:
+                    assert_never(end)
+        self._endings.settle()
+
+    def _hand_off(self, name: RequestId, request: Request) -> None:
+        self._endings.finish(request, Signal.SENT)
+        self._endings.tell([Output(request=name, token=None, finish=FinishReason.HANDED_OFF)])

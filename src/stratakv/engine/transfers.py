@@ -1,0 +1,91 @@
+"""Requests whose pages go to another engine or come from one, between the loop and its role.
+
+Owns which rows a transfer touches. Torch-free; must not end a request (``endings``), move bytes or
+decide who is transferred (``roles``).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import assert_never
+
+from stratakv.cache.kv_cache import KVCache
+from stratakv.core.ids import RequestId
+from stratakv.engine.request import Phase, Request, Signal
+from stratakv.engine.roles import FirstToken, Received, Role, Sent, TransferEnd, TransferFailed
+from stratakv.engine.running import Running
+
+
+class Transfers:
+    def __init__(self, cache: KVCache, running: Running, role: Role) -> None:
+        self._cache = cache
+        self._running = running
+        self._role = role
+        self._receiving: dict[RequestId, int] = {}
+        self._sending: dict[RequestId, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._receiving) + len(self._sending)
+
+    def __contains__(self, request: RequestId) -> bool:
+        return request in self._receiving or request in self._sending
+
+    def touch(self, row: int) -> bool:
+        """Whether somebody else may still read or write the row's pages."""
+        return row in self._receiving.values() or row in self._sending.values()
+
+    def receives(self, request: Request) -> bool:
+        """Whether its pages hold less than its row says: they are being filled."""
+        return request.id in self._receiving
+
+    def receive(self, request: Request, computed: int) -> None:
+        """``request`` has been admitted, with KV of its first ``computed`` tokens; the rest of its
+        prompt is to come."""
+        request.signal(Signal.RESERVED)
+        self._running.open(request, computed)
+        self._receiving[request.id] = request.row
+        pages = self._cache.hand_off.reserve(request.row, request.prompt_tokens)
+        self._role.reserved(request, pages)
+
+    def received(self, request: Request) -> None:
+        """Its prompt has its KV, and it decodes from now on."""
+        tokens = self._running.rows.known_tokens(request.row)
+        self._running.computed_elsewhere(request)
+        self._cache.hand_off.received(request.row, tokens)
+        request.signal(Signal.RECEIVED)
+        self._decode(request)
+
+    def prefilled(self, request: Request, first: FirstToken) -> None:
+        """Its prompt is computed, and ``first`` is its newest token: it decodes, or is sent."""
+        tokens = self._running.rows.computed.item(request.row)
+        pages = partial(self._cache.hand_off.pages, request.row, tokens)
+        match self._role.prefilled(request, first, pages):
+            case Phase.DECODING:
+                request.signal(Signal.PREFILL_DONE)
+                self._decode(request)
+            case Phase.TRANSFERRING:
+                request.signal(Signal.SENDING)
+                self._sending[request.id] = request.row
+                self._running.pause(request)
+            case phase:
+                raise AssertionError(f"a role leads from prefill to {phase.name}")
+
+    def _decode(self, request: Request) -> None:
+        self._running.decode(request)
+        self._cache.prefilled(request.row, request.total_tokens)
+
+    def ended(self) -> Sequence[TransferEnd]:
+        """The transfers that have ended; nobody else touches their rows any more."""
+        found = self._role.poll()
+        for end in found:
+            received = self._receiving.pop(end.request, None)
+            sent = self._sending.pop(end.request, None)
+            match end:
+                case Received():
+                    assert received is not None, f"{end}: it was not received"
+                case Sent():
+                    assert sent is not None, f"{end}: it was not sent"
+                case TransferFailed():
+                    pass  # perhaps before it began
+                case _:
+                    assert_never(end)
+        return found

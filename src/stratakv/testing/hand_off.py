@@ -1,0 +1,236 @@
+"""Two roles in one process: an engine that computes prompts, one that decodes, and a copy of bytes
+between their device pools in place of a network.
+
+Owns the sessions of the two, and when a byte moves. A copy cannot be called off: what one side has
+given up is still written for a while, as with real transports, and only then do both hear of its
+end. Must not know what an engine does with a request.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from random import Random
+
+import numpy as np
+
+from stratakv.cache.footprint import TransferPages
+from stratakv.core.ids import GroupId, RequestId
+from stratakv.engine.request import Phase, Request
+from stratakv.engine.roles import (
+    FirstToken,
+    Received,
+    Role,
+    Sent,
+    Start,
+    TransferEnd,
+    TransferFailed,
+)
+from stratakv.memory.device_pools import DevicePages
+from stratakv.memory.mapped import rows_of
+from stratakv.spec.groups import CacheSpec
+
+
+class Side(Enum):
+    PREFILL = auto()
+    DECODE = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One request's hand-off. ``begun``: sides whose pages are engaged; ``told``: those that have
+    heard its end; ``left``: copies still to be made, group and pages at both ends."""
+
+    source: TransferPages | None = None
+    target: TransferPages | None = None
+    first: FirstToken | None = None
+    given_up: bool = False
+    arrived: set[Side] = field(default_factory=set[Side])
+    begun: set[Side] = field(default_factory=set[Side])
+    told: set[Side] = field(default_factory=set[Side])
+    left: list[tuple[GroupId, int, int]] = field(default_factory=list[tuple[GroupId, int, int]])
+
+    @property
+    def matched(self) -> bool:
+        return self.source is not None and self.target is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody writes or reads any more."""
+        return not self.left and (self.matched or self.given_up)
+
+    def match(self) -> None:
+        """Both sides have named their pages, or one has."""
+        if self.source is None or self.target is None:
+            return
+        for group, here, there in self.source.paired(self.target):
+            self.left += zip([group] * len(here), here.tolist(), there.tolist(), strict=True)
+
+
+def _at_once() -> int:
+    return 1 << 30
+
+
+def _nothing() -> int:
+    return 0
+
+
+class HandOff:
+    """``roles`` are for the engines; ``connect`` says which bytes are theirs. ``moved``: pages so
+    far, by group. Everything moves at the first look; ``slow``, ``stop`` and ``go`` change that."""
+
+    def __init__(self) -> None:
+        self.roles: dict[Side, Role] = {
+            Side.PREFILL: PrefillRole(self),
+            Side.DECODE: DecodeRole(self),
+        }
+        self.moved: dict[GroupId, int] = {}
+        self._pace = _at_once
+        self._sessions: dict[RequestId, _Session] = {}
+        self._ends: tuple[DevicePages, DevicePages] | None = None
+        self._spec: CacheSpec | None = None
+
+    def connect(self, spec: CacheSpec, prefill: DevicePages, decode: DevicePages) -> None:
+        self._spec, self._ends = spec, (prefill, decode)
+
+    def slow(self, random: Random, most: int) -> None:
+        """At most so many pages move at a look, of one session after the other."""
+        self._pace = partial(random.randrange, most + 1)
+
+    def stop(self) -> None:
+        """Nothing moves."""
+        self._pace = _nothing
+
+    def go(self) -> None:
+        self._pace = _at_once
+
+    def __len__(self) -> int:
+        """Sessions that not everybody has heard the end of."""
+        return len(self._sessions)
+
+    def session(self, request: RequestId) -> _Session:
+        return self._sessions.setdefault(request, _Session())
+
+    def arrive(self, side: Side, request: RequestId) -> None:
+        self.session(request).arrived.add(side)
+
+    def is_reserved(self, request: RequestId) -> bool:
+        return self.session(request).target is not None
+
+    def engage(self, side: Side, request: RequestId) -> _Session:
+        """A transfer begins on one side."""
+        session = self.session(request)
+        session.begun.add(side)
+        return session
+
+    def leave(self, side: Side, request: RequestId) -> None:
+        session = self._sessions.get(request)
+        if session is None or side in session.told:
+            return
+        session.given_up |= not (session.matched and session.over)
+        if side not in session.begun:
+            self._tell(side, request, session)
+
+    def poll(self, side: Side) -> list[TransferEnd]:
+        self._move()
+        found: list[TransferEnd] = []
+        for request, session in list(self._sessions.items()):
+            if side not in session.arrived - session.told or not session.over:
+                continue
+            self._tell(side, request, session)
+            if session.given_up:
+                found.append(TransferFailed(request, "the other side gave it up"))
+            elif side is Side.PREFILL:
+                found.append(Sent(request))
+            else:
+                assert session.first is not None
+                found.append(Received(request, session.first))
+        return found
+
+    def _tell(self, side: Side, request: RequestId, session: _Session) -> None:
+        session.told.add(side)
+        if len(session.told) == len(Side):
+            del self._sessions[request]
+
+    def _move(self) -> None:
+        pages = self._pace()
+        for session in self._sessions.values():
+            some, session.left = session.left[:pages], session.left[pages:]
+            pages -= len(some)
+            for group, here, there in some:
+                self._copy(group, here, there)
+
+    def _copy(self, group: GroupId, here: int, there: int) -> None:
+        assert self._spec is not None, "nobody has connected the two"
+        assert self._ends is not None
+        source, target = self._ends
+        at, to = rows_of(np.array([here], np.int32)), rows_of(np.array([there], np.int32))
+        self.moved[group] = self.moved.get(group, 0) + 1
+        for buffer in self._spec.groups[group].buffers:
+            for layer in range(len(buffer.layers)):
+                pages = source.layer_pages(group, buffer.name, layer)[at]
+                target.layer_pages(group, buffer.name, layer)[to] = pages
+
+
+class PrefillRole:
+    """Computes a prompt once the other side has taken pages for it, and sends it."""
+
+    def __init__(self, link: HandOff) -> None:
+        self._link = link
+
+    def arrived(self, request: Request) -> None:
+        self._link.arrive(Side.PREFILL, request.id)
+
+    def may_start(self, request: Request) -> Start:
+        return Start.COMPUTE if self._link.is_reserved(request.id) else Start.WAIT
+
+    def reserved(self, request: Request, pages: TransferPages) -> None:
+        raise AssertionError(f"{request.id} receives {pages} where prompts are computed")
+
+    def prefilled(
+        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    ) -> Phase:
+        session = self._link.engage(Side.PREFILL, request.id)
+        session.first = first
+        if not session.given_up:
+            session.source = pages()
+            session.match()
+        return Phase.TRANSFERRING
+
+    def poll(self) -> Sequence[TransferEnd]:
+        return self._link.poll(Side.PREFILL)
+
+    def left(self, request: Request) -> None:
+        self._link.leave(Side.PREFILL, request.id)
+
+
+class DecodeRole:
+    """Takes pages for a prompt, and decodes when they are filled."""
+
+    def __init__(self, link: HandOff) -> None:
+        self._link = link
+
+    def arrived(self, request: Request) -> None:
+        self._link.arrive(Side.DECODE, request.id)
+
+    def may_start(self, request: Request) -> Start:
+        del request
+        return Start.RECEIVE
+
+    def reserved(self, request: Request, pages: TransferPages) -> None:
+        session = self._link.engage(Side.DECODE, request.id)
+        session.target = pages
+        session.match()
+
+    def prefilled(
+        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    ) -> Phase:
+        """Of one that was retracted."""
+        del request, first, pages
+        return Phase.DECODING
+
+    def poll(self) -> Sequence[TransferEnd]:
+        return self._link.poll(Side.DECODE)
+
+    def left(self, request: Request) -> None:
+        self._link.leave(Side.DECODE, request.id)
