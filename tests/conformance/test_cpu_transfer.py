@@ -1,12 +1,13 @@
 """The CPU transfer engine passes the public suite, and the suite has teeth."""
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from stratakv.testing.transfer_conformance import TransferConformance
 from stratakv.testing.transfer_ends import HookedCopier
-from stratakv.transfer.copy_plan import CopyPlan, Direction
+from stratakv.transfer.copy_plan import NOTHING_LAUNCHED, CopyPlan, Direction
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.numpy_copy import NumpyCopier
 
@@ -140,9 +141,46 @@ class WholePlanGate:
 class BlocksOnForeignLayers(BrokenEngine):
     def gate(self, tickets):
         inner = super().gate(tickets)
-        for job in inner._jobs:
+        for _, job in inner._jobs:
             job.layers = frozenset(range(100))
         return inner
+
+
+class IgnoresWhatComesBefore(BrokenEngine):
+    def submit(self, plan):
+        return super().submit(replace(plan, after=NOTHING_LAUNCHED))
+
+
+class WaitsBeforeItQueues(BrokenEngine):
+    """The caller stands still, instead of the copy."""
+
+    def submit(self, plan):
+        if not plan.after.passed():
+            time.sleep(0.02)
+        return super().submit(replace(plan, after=NOTHING_LAUNCHED))
+
+
+class GivesPagesBackUnread(BrokenEngine):
+    """Gates know loads alone."""
+
+    def gate(self, tickets):
+        load = self._lanes[Direction.LOAD]
+        return super().gate([ticket for ticket in tickets if self._jobs[ticket][0] is load])
+
+
+class MovesRowsByPage(NumpyCopier):
+    """Rows at the right pages and at the wrong places in them."""
+
+    def scatter_rows(self, route, device, host):
+        super().scatter_rows(route, replace(device, offsets=host.offsets), host)
+
+    def gather_rows(self, route, device, host):
+        super().gather_rows(route, device, replace(host, offsets=device.offsets))
+
+
+class ForgetsRows(BrokenEngine):
+    def submit(self, plan):
+        return super().submit(replace(plan, rows=()))
 
 
 class DropsItsQueueOnClose(BrokenEngine):
@@ -194,16 +232,23 @@ def run_suite_test(name, make):
             return make(spec, pools, arenas, before_copy)
 
     test = getattr(Suite(), name)
-    if name == "test_plans_finish_in_submission_order":
-        test(Direction.BACKUP)
-        test(Direction.LOAD)
-    else:
+    marks = getattr(test, "pytestmark", [])
+    cases = next((mark.args for mark in marks if mark.name == "parametrize"), None)
+    if cases is None:
         test()
+        return
+    names, values = cases
+    for value in values:
+        test(*(value if isinstance(names, tuple) else (value,)))
 
 
 ROUND_TRIP = "test_a_round_trip_is_exact_and_writes_nothing_else"
 MERGED = "test_one_plan_merges_many_copies_of_the_same_groups"
 GATES = "test_gates_open_layer_by_layer_once_the_bytes_are_there"
+AFTER_BACKUP = "test_a_backup_reads_nothing_before_the_work_that_it_comes_after"
+AFTER_LOAD = "test_a_load_writes_nothing_before_the_work_that_it_comes_after"
+WALK = "test_copies_and_forwards_that_take_any_time_keep_their_order"
+ROWS = "test_rows_of_pages_go_where_they_belong_and_nothing_else_moves"
 ORDER = "test_plans_finish_in_submission_order"
 
 
@@ -228,6 +273,15 @@ ORDER = "test_plans_finish_in_submission_order"
         (RunsNewestFirst, "test_a_later_plan_sees_what_an_earlier_one_wrote"),
         (HidesFailures, "test_a_failed_backup_is_reported_and_the_next_one_is_not_harmed"),
         (DropsItsQueueOnClose, "test_close_finishes_what_is_queued_and_refuses_more"),
+        (IgnoresWhatComesBefore, AFTER_BACKUP),
+        (IgnoresWhatComesBefore, AFTER_LOAD),
+        (IgnoresWhatComesBefore, WALK),
+        (WaitsBeforeItQueues, AFTER_LOAD),
+        (GivesPagesBackUnread, "test_a_gate_over_a_backup_opens_when_its_pages_have_been_read"),
+        (NeverHoldsTheForwardBack, WALK),
+        (with_copier(MovesRowsByPage), ROWS),
+        (ForgetsRows, ROWS),
+        (ForgetsRows, "test_rows_land_with_their_layer"),
         (InventsBytes, "test_empty_plans_finish_and_open_their_gates"),
     ],
 )
@@ -244,6 +298,6 @@ def run_often(name, engine):
         run_suite_test(name, engine)
 
 
-@pytest.mark.parametrize("name", [n for n in vars(TransferConformance) if n.startswith("test_")])
+@pytest.mark.parametrize("name", [n for n in dir(TransferConformance) if n.startswith("test_")])
 def test_the_harness_that_seeds_bugs_is_sound(name):
     run_suite_test(name, BrokenEngine)

@@ -1,5 +1,5 @@
 """The suite that every transfer engine must pass; subclass it beside your engine. Owns the contract
-of ``transfer.engine``, as tests.
+of ``transfer.engine``, as tests; those of order and of rows are in ``transfer_order``.
 
     class TestMyEngine(TransferConformance):
         def engine(self, spec, pools, arenas, before_copy):
@@ -11,11 +11,8 @@ own: it stops the process, which no suite survives.
 
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection
 from functools import partial
-from typing import Final
 
 import numpy as np
 import pytest
@@ -23,84 +20,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.memory.device_pools import DevicePools
-from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll
-from stratakv.testing.patience import PATIENCE_S, wait_until
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import (
-    BeforeCopy,
     Ends,
     Hold,
     cache_specs,
     hybrid_spec,
     page_keys_of,
     plan_of,
-    run_free,
     spread,
 )
+from stratakv.testing.transfer_order import TransferOrder
+from stratakv.testing.transfer_suite import GLIMPSE_S, Background, finish
 from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
-from stratakv.transfer.engine import Completion, TransferEngine
-
-GLIMPSE_S: Final = 0.02
-"""How long a test watches for what must not happen."""
+from stratakv.transfer.engine import Completion
 
 
-def finish(engine: TransferEngine, direction: Direction, count: int) -> list[Completion]:
-    """Wait for the oldest ``count`` plans and take them."""
-    wait_until(lambda: engine.ready(direction) >= count, f"the end of {count} plans of {direction}")
-    return engine.take(direction, count)
-
-
-class _Background:
-    """Steps on a thread of their own, for whatever may have to wait."""
-
-    def __init__(self, *steps: Callable[[], object]) -> None:
-        self._steps = steps
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def done_within(self, patience_s: float) -> bool:
-        """Whether the steps have ended; raises what they raised."""
-        done = self._done.wait(patience_s)
-        if self._error is not None:
-            raise self._error
-        return done
-
-    def _run(self) -> None:
-        try:
-            for step in self._steps:
-                step()
-        except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
-            self._error = error
-        self._done.set()
-
-
-class TransferConformance(ABC):
+class TransferConformance(TransferOrder):
     """Subclass as ``Test...`` and implement ``engine``."""
-
-    @abstractmethod
-    def engine(
-        self,
-        spec: CacheSpec,
-        pools: DevicePools,
-        arenas: Sequence[HostArena],
-        before_copy: BeforeCopy,
-    ) -> TransferEngine:
-        """A fresh engine over these two ends that calls ``before_copy`` as it says."""
-
-    @contextmanager
-    def running(
-        self, ends: Ends, before_copy: BeforeCopy = run_free
-    ) -> Generator[TransferEngine, None, None]:
-        engine = self.engine(ends.spec, ends.pools, ends.arenas, before_copy)
-        try:
-            yield engine
-        finally:
-            if isinstance(before_copy, Hold):
-                before_copy.allow(max(ends.layers(), default=0))
-            engine.close()
 
     @settings(
         max_examples=40,
@@ -214,7 +153,7 @@ class TransferConformance(ABC):
         with self.running(ends, hold) as engine:
             gate = engine.gate([engine.submit(plan_of(Direction.LOAD, device, host))])
             for layer in ends.layers():
-                reader = _Background(
+                reader = Background(
                     partial(gate.wait, layer), partial(ends.verify_device, device, keys, [layer])
                 )
                 assert not reader.done_within(GLIMPSE_S), f"gate {layer} opened before its bytes"
@@ -237,7 +176,7 @@ class TransferConformance(ABC):
             gate = engine.gate([engine.submit(plan) for plan in plans])
             gate.wait(LayerId(0))
             ends.verify_device(device, keys, [LayerId(0)])
-            reader = _Background(partial(gate.wait, LayerId(1)))
+            reader = Background(partial(gate.wait, LayerId(1)))
             assert not reader.done_within(GLIMPSE_S), "the second ticket was not waited for"
             hold.allow(3)
             for layer in ends.layers():
@@ -253,7 +192,7 @@ class TransferConformance(ABC):
             plan = CopyPlan(Direction.LOAD, (GroupCopy(GroupId(0), pages, pages),))
             gate = engine.gate([engine.submit(plan)])
             for layer in (1, 3, 99):
-                reader = _Background(partial(gate.wait, LayerId(layer)))
+                reader = Background(partial(gate.wait, LayerId(layer)))
                 assert reader.done_within(PATIENCE_S), f"layer {layer} blocked for nothing"
 
     def test_no_reader_sees_a_torn_page(self) -> None:
@@ -307,7 +246,7 @@ class TransferConformance(ABC):
             for at in range(8):
                 ids = [group[at : at + 1] for group in pages]
                 engine.submit(plan_of(Direction.BACKUP, ids, ids))
-            closing = _Background(engine.close)
+            closing = Background(engine.close)
             assert not closing.done_within(GLIMPSE_S), "close() left a plan unfinished"
             hold.allow(3)
             assert closing.done_within(PATIENCE_S), "close() never returned"

@@ -22,7 +22,7 @@ from stratakv.testing.fake_engine import PatternWriter
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import MAX_GROUPS, MAX_PAGE_TOKENS, retentions
 from stratakv.transfer.copier import Copier, Route
-from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy, Rows
 
 BeforeCopy: TypeAlias = Callable[[Direction, GroupId, Collection[LayerId]], None]
 """Called by the engine, on whichever thread copies, right before it moves these layers of a group.
@@ -43,6 +43,14 @@ class HookedCopier:
     def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
         self._before_copy(Direction.LOAD, route.group.id, _layers_of(route))
         self._inner.scatter(route, device, host)
+
+    def gather_rows(self, route: Route, device: Rows, host: Rows) -> None:
+        self._before_copy(Direction.BACKUP, route.group.id, _layers_of(route))
+        self._inner.gather_rows(route, device, host)
+
+    def scatter_rows(self, route: Route, device: Rows, host: Rows) -> None:
+        self._before_copy(Direction.LOAD, route.group.id, _layers_of(route))
+        self._inner.scatter_rows(route, device, host)
 
 
 class Hold:

@@ -15,7 +15,7 @@ from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import Ballot, Work
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.spec.groups import CacheSpec
-from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy, Launched
 from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
 
 PLAN_BYTES: Final = 64 * 2**20
@@ -49,11 +49,14 @@ class Flight:
 class Flights:
     """The loads that a step begins are one plan, whatever its size: it goes layer by layer over all
     requests, as the forward does. Cut in two, the second's first layer would come after the first's
-    last. The load-back budget bounds it. Nobody waits for a backup, so a huge one is cut."""
+    last. The load-back budget bounds it. Nobody waits for a backup, so a huge one is cut.
+    ``launched``: the device's work so far, after which every plan comes: a page that was freed may
+    still be read by a forward, and one to be saved written."""
 
-    def __init__(self, spec: CacheSpec, transfer: TransferEngine) -> None:
+    def __init__(self, spec: CacheSpec, transfer: TransferEngine, launched: Launched) -> None:
         self._spec = spec
         self._transfer = transfer
+        self._launched = launched
         self._tickets = 0
         self._loads: list[Part] = []  # begun and not yet submitted, under ``_next_load``
         self._next_load: TicketId | None = None
@@ -151,7 +154,7 @@ class Flights:
             )
             for group in groups
         )
-        submitted = self._transfer.submit(CopyPlan(direction, copies))
+        submitted = self._transfer.submit(CopyPlan(direction, copies, after=self._launched()))
         self._in_flight[direction].append(Flight(ticket, submitted, parts))
 
     # -- ending ----------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.tiers.statistics import Counters, PoolStats
 from stratakv.tiers.storage import StorageTier
 from stratakv.tiers.transfer_manager import POLL_S, TransferManager
+from stratakv.transfer.copy_plan import Launched, nothing_launched
 from stratakv.transfer.engine import TransferEngine
 from stratakv.tree.effects import Remap
 from stratakv.tree.lease import DeviceLease, HostHold, Lease, LoadLease
@@ -50,7 +51,8 @@ FLUSH_PAUSES: Final = 200
 class TierOptions:
     """``eviction`` None: least recently used. ``prefetch`` None: the usual thresholds. ``clock``:
     of its deadlines alone; the same on every rank, as is all else here. ``observer``: who is told
-    of pages. ``agreement``: where ranks meet. ``sleep``: how a moment is waited for, in seconds."""
+    of pages. ``agreement``: where ranks meet. ``sleep``: how a moment is waited for, in seconds.
+    ``launched``: what copies come after, where the device computes while this goes on."""
 
     eviction: EvictionPolicy | None = None
     write: WritePolicy = field(default_factory=WriteThrough)
@@ -59,6 +61,7 @@ class TierOptions:
     observer: CacheObserver | None = None
     agreement: Agreement = field(default_factory=lambda: Agreement(SingleRank()))
     sleep: Callable[[float], None] = time.sleep
+    launched: Launched = nothing_launched
 
 
 class TieredCache:
@@ -88,7 +91,13 @@ class TieredCache:
         )
         self.pools = Pools(spec, self.tree, pages, persister.want, evict)
         self.copies = TransferManager(
-            self.tree, self.pools, transfer, write, options.agreement, options.sleep
+            self.tree,
+            self.pools,
+            transfer,
+            write,
+            options.agreement,
+            options.sleep,
+            options.launched,
         )
         prefetch = options.prefetch or prefetch_policy(
             spec.page_tokens, host[ANCHOR].capacity, Timeout()

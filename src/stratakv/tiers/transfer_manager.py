@@ -17,7 +17,7 @@ from stratakv.core.ids import GroupId, NodeIds, PageIds, TicketId
 from stratakv.policy.write import WritePolicy, safe_wanted, to_clean, weighs_uses, worth_backup
 from stratakv.tiers.flights import Flight, Flights, Part
 from stratakv.tiers.pools import Pools
-from stratakv.transfer.copy_plan import Direction
+from stratakv.transfer.copy_plan import Direction, Launched, nothing_launched
 from stratakv.transfer.engine import Completion, LayerGate, TransferEngine
 from stratakv.tree.effects import Backup
 from stratakv.tree.lease import DeviceLease, LoadLease
@@ -38,13 +38,14 @@ class TransferManager:
         write: WritePolicy,
         agreement: Agreement,
         sleep: Callable[[float], None] = time.sleep,
+        launched: Launched = nothing_launched,
     ) -> None:
         self._agreement = agreement
         self._sleep = sleep
         self._moves, self._backups, self._leases = tree.copies, tree.backups, tree.leases
         self._eviction, self._write_back = tree.eviction, tree.write_back
         self._pools = pools
-        self._flights = Flights(tree.spec, transfer)
+        self._flights = Flights(tree.spec, transfer, launched)
         self._write = write
         self._weighs_uses = weighs_uses(write)
         self._safe_wanted = [safe_wanted(write, s.capacity) for s in pools.tiers[Tier.DEVICE]]

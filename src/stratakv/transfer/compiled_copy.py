@@ -6,10 +6,12 @@ then does the same work.
 from stratakv.core.ids import PageIds
 from stratakv.transfer import _gather
 from stratakv.transfer.copier import Route
+from stratakv.transfer.numpy_copy import NumpyCopier
 
 
-class CompiledCopier:
-    """Copies with the GIL released; ValueError for ids outside the pools, before any byte moves."""
+class CompiledCopier(NumpyCopier):
+    """Copies pages with the GIL released; ValueError for ids outside the pools, before any byte
+    moves. Rows go NumPy's way."""
 
     def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
         if not route.device:

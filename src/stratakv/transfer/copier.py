@@ -17,6 +17,7 @@ from stratakv.memory.host_arena import HostArena
 from stratakv.memory.layout import PageSlice
 from stratakv.memory.mapped import Bytes
 from stratakv.spec.groups import CacheGroup
+from stratakv.transfer.copy_plan import Rows
 
 SegmentRows: TypeAlias = npt.NDArray[np.int64]
 """int64 [segments, 4]: address of device page 0, bytes from one device page to the next, offset in
@@ -38,10 +39,21 @@ class Route:
     rows: SegmentRows
 
     @classmethod
-    def of(cls, pools: DevicePages, arena: HostArena, layers: Collection[LayerId]) -> "Route":
-        """The route of the arena's group that takes the segments of ``layers``."""
+    def of(
+        cls,
+        pools: DevicePages,
+        arena: HostArena,
+        layers: Collection[LayerId],
+        buffer: str | None = None,
+    ) -> "Route":
+        """The route of the arena's group that takes the segments of ``layers``, of all buffers or
+        of one."""
         group = arena.group
-        segments = tuple(item for item in arena.layout.segments if item.layer_id in layers)
+        segments = tuple(
+            item
+            for item in arena.layout.segments
+            if item.layer_id in layers and buffer in {None, group.buffers[item.buffer].name}
+        )
         device = tuple(
             pools.layer_pages(group.id, group.buffers[item.buffer].name, item.layer)
             for item in segments
@@ -72,4 +84,12 @@ class Copier(Protocol):
 
     def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
         """Host pages into device pages."""
+        ...
+
+    def gather_rows(self, route: Route, device: Rows, host: Rows) -> None:
+        """Device rows into host rows, of a route of one segment."""
+        ...
+
+    def scatter_rows(self, route: Route, device: Rows, host: Rows) -> None:
+        """Host rows into device rows, of a route of one segment."""
         ...

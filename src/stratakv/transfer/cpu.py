@@ -19,7 +19,7 @@ from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.copier import Copier, Route
-from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.copy_plan import CopyPlan, Direction, Fence, GroupCopy, RowCopy, Rows
 from stratakv.transfer.engine import Completion
 from stratakv.transfer.numpy_copy import NumpyCopier
 
@@ -44,6 +44,8 @@ class _Job:
 
     ticket: TicketId
     copies: tuple[GroupCopy, ...]
+    rows: tuple[RowCopy, ...]
+    after: Fence
     size_bytes: int
     layers: frozenset[LayerId]
     landed: int = field(default=_NOTHING_LANDED)
@@ -135,6 +137,9 @@ class CpuTransferEngine:
         assert tuple(arena.group for arena in arenas) == spec.groups, (
             "one arena per group, in order"
         )
+        self._buffers = {
+            (group.id, buffer.name): buffer for group in spec.groups for buffer in group.buffers
+        }
         self._device_capacity = tuple(device_pools.pages)
         self._arenas = tuple(arenas)
         self._copier = copier
@@ -148,8 +153,16 @@ class CpuTransferEngine:
             {layer: Route.of(device_pools, arena, (layer,)) for layer in layers}
             for arena, layers in pairs
         ]
+        self._rows = {
+            (arena.group.id, buffer.name, layer): Route.of(
+                device_pools, arena, (layer,), buffer.name
+            )
+            for arena in arenas
+            for buffer in arena.group.buffers
+            for layer in buffer.layers
+        }
         self._tickets = 0
-        self._loads: dict[TicketId, _Job] = {}
+        self._jobs: dict[TicketId, tuple[_Lane, _Job]] = {}
         self._lanes = {
             Direction.BACKUP: _Lane("stratakv-backup", self._back_up),
             Direction.LOAD: _Lane("stratakv-load", self._load),
@@ -162,21 +175,23 @@ class CpuTransferEngine:
         """
         self._check()
         copies = tuple(self._owned(copy) for copy in plan.copies if len(copy.device))
+        rows = tuple(self._owned_rows(copy) for copy in plan.rows if len(copy.device))
         size = sum(len(copy.device) * self._arenas[copy.group].layout.page_bytes for copy in copies)
-        layers = frozenset[LayerId]().union(*(self._layers[copy.group] for copy in copies))
-        job = _Job(TicketId(self._tickets), copies, size, layers)
-        self._lanes[plan.direction].put(job)
+        size += sum(len(copy.device) * self._row_bytes(copy) for copy in rows)
+        layers = frozenset(copy.layer for copy in rows)
+        layers = layers.union(*(self._layers[copy.group] for copy in copies))
+        job = _Job(TicketId(self._tickets), copies, rows, plan.after, size, layers)
+        lane = self._lanes[plan.direction]
+        lane.put(job)
         self._tickets += 1
-        if plan.direction is Direction.LOAD:
-            self._loads[job.ticket] = job
+        self._jobs[job.ticket] = lane, job
         return job.ticket
 
     def gate(self, tickets: Sequence[TicketId]) -> "CpuLayerGate":
-        """AssertionError for a ticket that is not a load, or was taken."""
-        lane = self._lanes[Direction.LOAD]
-        unknown = [ticket for ticket in tickets if ticket not in self._loads]
-        assert not unknown, f"tickets {unknown} are no loads in flight"
-        return CpuLayerGate(lane, [self._loads[ticket] for ticket in tickets])
+        """AssertionError for a ticket that was never given, or was taken."""
+        unknown = [ticket for ticket in tickets if ticket not in self._jobs]
+        assert not unknown, f"tickets {unknown} are no plans in flight"
+        return CpuLayerGate([self._jobs[ticket] for ticket in tickets])
 
     def ready(self, direction: Direction) -> int:
         self._check()
@@ -188,7 +203,7 @@ class CpuTransferEngine:
     def take(self, direction: Direction, count: int) -> list[Completion]:
         taken = self._ended(direction, count).pop(count)
         for completion in taken:
-            self._loads.pop(completion.ticket, None)
+            del self._jobs[completion.ticket]
         return taken
 
     def _ended(self, direction: Direction, count: int) -> _Lane:
@@ -213,42 +228,67 @@ class CpuTransferEngine:
         host = _checked(copy.host, self._arenas[copy.group].pages, "host")
         return GroupCopy(copy.group, device, host)
 
+    def _owned_rows(self, copy: RowCopy) -> RowCopy:
+        rows = self._buffers[copy.group, copy.buffer].rows_per_page
+        ends = (
+            Rows(_checked(end.pages, capacity, tier), _checked(end.offsets, rows, f"{tier} offset"))
+            for end, capacity, tier in (
+                (copy.device, self._device_capacity[copy.group], "device"),
+                (copy.host, self._arenas[copy.group].pages, "host"),
+            )
+        )
+        return RowCopy(copy.group, copy.buffer, copy.layer, *ends)
+
+    def _row_bytes(self, copy: RowCopy) -> int:
+        return self._buffers[copy.group, copy.buffer].row_bytes
+
     def _back_up(self, job: _Job) -> Completion:
+        job.after.wait()
+        done = Completion(job.ticket, ok=True, bytes_moved=job.size_bytes)
         try:
             for copy in job.copies:
                 self._copier.gather(self._whole[copy.group], copy.device, copy.host)
+            for copy in job.rows:
+                self._copier.gather_rows(self._row_route(copy), copy.device, copy.host)
         except Exception:  # what is not backed up is only not backed up; the log says why
             _logger.exception("backup %d failed", job.ticket)
-            return Completion(job.ticket, ok=False, bytes_moved=0)
-        return Completion(job.ticket, ok=True, bytes_moved=job.size_bytes)
+            done = Completion(job.ticket, ok=False, bytes_moved=0)
+        self._lanes[Direction.BACKUP].land(job, _ALL_LANDED)
+        return done
+
+    def _row_route(self, copy: RowCopy) -> Route:
+        return self._rows[copy.group, copy.buffer, copy.layer]
 
     def _load(self, job: _Job) -> Completion:
+        job.after.wait()
         lane = self._lanes[Direction.LOAD]
         for layer in sorted(job.layers):
             for copy in job.copies:
                 route = self._by_layer[copy.group].get(layer)
                 if route is not None:
                     self._copier.scatter(route, copy.device, copy.host)
+            for copy in job.rows:
+                if copy.layer == layer:
+                    self._copier.scatter_rows(self._row_route(copy), copy.device, copy.host)
             lane.land(job, layer)
         lane.land(job, _ALL_LANDED)
         return Completion(job.ticket, ok=True, bytes_moved=job.size_bytes)
 
 
 class CpuLayerGate:
-    """A ``LayerGate`` over loads of one engine; stays usable after they are taken."""
+    """A ``LayerGate`` over plans of one engine; stays usable after they are taken."""
 
-    def __init__(self, lane: _Lane, jobs: list[_Job]) -> None:
-        self._lane = lane
+    def __init__(self, jobs: list[tuple[_Lane, _Job]]) -> None:
         self._jobs = jobs
 
     def wait(self, layer: LayerId) -> None:
-        """Block until this layer of every gated load is on the device; a layer that none of them
-        brings never blocks. AssertionError if a load has failed."""
-        for job in self._jobs:
-            # Loads finish in order and ``landed`` only grows, so most waits end at this compare.
+        """Block until every gated plan is done with this layer; one that none of them touches
+        never blocks. AssertionError if a load has failed."""
+        for lane, job in self._jobs:
+            # Plans finish in order and ``landed`` only grows, so most waits end at this compare.
             if layer in job.layers and job.landed < layer:
-                self._lane.wait(job, layer)
-        self._lane.check()
+                lane.wait(job, layer)
+            lane.check()
 
 
 def _checked(pages: PageIds, capacity: int, tier: str) -> PageIds:

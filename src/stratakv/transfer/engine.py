@@ -23,22 +23,30 @@ class Completion:
 
 
 class LayerGate(Protocol):
-    """Holds the forward back until what it reads has landed."""
+    """Holds the forward back until copies are done with the device pages that it touches."""
 
     def wait(self, layer: LayerId) -> None:
-        """Return (or make the compute stream wait) once this layer's pages are on the device."""
+        """Return (or make the compute stream wait) once this layer's pages are on the device, as
+        far as loads bring them, and have been read, as far as backups save them."""
         ...
 
 
 class TransferEngine(Protocol):
-    """Moves pages between device pools and the host arena, in submission order per direction."""
+    """Moves pages between device pools and the host arena, in submission order per direction.
+
+    Its promises of order, to which the device's own must be added: a plan touches nothing before
+    its ``after`` has passed, and so do the later ones of its direction; a gate opens when its plans
+    are done with a layer; a completion is there when they are done with all. Nothing else is
+    ordered: whoever names a page in two plans of different directions takes the first one first.
+    """
 
     def submit(self, plan: CopyPlan) -> TicketId:
-        """Queue ``plan``; never blocks on the copy. The pages stay the caller's to pin."""
+        """Queue ``plan``; never blocks, neither on the copy nor on what it comes after. The pages
+        stay the caller's to pin."""
         ...
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate:
-        """A gate over loads that are submitted and not yet taken; empty: opens at once."""
+        """A gate over plans that are submitted and not yet taken; empty: opens at once."""
         ...
 
     def ready(self, direction: Direction) -> int:

@@ -5,6 +5,7 @@ on the one in C. Owns how NumPy is asked to move rows.
 from stratakv.core.ids import PageIds
 from stratakv.memory.mapped import Bytes, rows_of
 from stratakv.transfer.copier import Route
+from stratakv.transfer.copy_plan import Rows
 
 
 class NumpyCopier:
@@ -19,6 +20,22 @@ class NumpyCopier:
         rows, columns = rows_of(device), rows_of(host)
         for pool, arena in _ends(route):
             pool[rows] = arena[columns]
+
+    def gather_rows(self, route: Route, device: Rows, host: Rows) -> None:
+        pool, arena = _rows(route)
+        arena[rows_of(host.pages), host.offsets] = pool[rows_of(device.pages), device.offsets]
+
+    def scatter_rows(self, route: Route, device: Rows, host: Rows) -> None:
+        pool, arena = _rows(route)
+        pool[rows_of(device.pages), device.offsets] = arena[rows_of(host.pages), host.offsets]
+
+
+def _rows(route: Route) -> tuple[Bytes, Bytes]:
+    """Both ends of the only segment, uint8 [pages, rows, row_bytes]; views."""
+    (segment,), ((pool, arena),) = route.segments, _ends(route)
+    rows = route.group.buffers[segment.buffer].rows_per_page
+    inside = (rows, segment.bytes // rows)
+    return pool.reshape(len(pool), *inside), arena.reshape(len(arena), *inside)
 
 
 def _ends(route: Route) -> list[tuple[Bytes, Bytes]]:

@@ -17,6 +17,7 @@ from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.testing.fleet.adversary import Adversary
 from stratakv.tiers.pools import Allocators
 from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.copy_plan import CopyPlan, Direction, Fence, GroupCopy
 from stratakv.transfer.engine import Completion
 
 
@@ -55,6 +56,7 @@ class PoisoningAllocator(PageAllocator):
 class _Job:
     ticket: TicketId
     copies: tuple[GroupCopy, ...]
+    after: Fence
     ok: bool = True
     moved: bool = False
 
@@ -80,7 +82,8 @@ class SimTransfer:
         copies = tuple(
             GroupCopy(copy.group, copy.device.copy(), copy.host.copy()) for copy in plan.copies
         )
-        job = _Job(TicketId(self._tickets), copies)
+        assert not plan.rows, "the simulation moves whole pages"
+        job = _Job(TicketId(self._tickets), copies, plan.after)
         self._tickets += 1
         if plan.direction is Direction.BACKUP:
             job.ok = not self._adversary.strikes(self._adversary.fault_rates.backup_fails)
@@ -100,7 +103,8 @@ class SimTransfer:
 
     def ready(self, direction: Direction) -> int:
         """Each look may be the one that finds another plan ended."""
-        if self._queues[direction] and self._adversary.moves(direction.value):
+        queue = self._queues[direction]
+        if queue and self._adversary.moves(direction.value) and queue[0].after.passed():
             self._end(direction)
         return len(self._ended[direction])
 
@@ -126,6 +130,7 @@ class SimTransfer:
     def _move(self, direction: Direction, job: _Job) -> None:
         if job.moved:
             return
+        job.after.wait()
         job.moved = True
         for copy in job.copies:
             device, host = self._device[copy.group].rows, self._host[copy.group].rows
