@@ -16,7 +16,6 @@ from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.testing.fleet.adversary import Adversary
 from stratakv.tiers.pools import Allocators
-from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.copy_plan import CopyPlan, Direction, Fence, GroupCopy
 from stratakv.transfer.engine import Completion
 
