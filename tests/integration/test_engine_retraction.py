@@ -76,9 +76,9 @@ def seatings(parts):
     """Ids of requests in the order in which they get a row, from now on."""
     seen, seat = [], parts.engine._seating._seat
 
-    def watch(request, admission):
+    def watch(request, admission, begins):
         seen.append(request.id)
-        seat(request, admission)
+        seat(request, admission, begins)
 
     parts.engine._seating._seat = watch
     return seen
@@ -446,7 +446,7 @@ def test_another_ones_failed_backup_is_nothing_to_a_request_without_a_full_page(
         parts.cache.settle()
         failing[0] = True
         with monkeypatch.context() as patch:
-            patch.setattr(parts.engine, "_admit", lambda: None)  # it does not come back yet
+            patch.setattr(parts.engine._steps, "admit", lambda: None)  # it does not come back yet
             for _ in range(3):
                 out += parts.engine.step()
             parts.cache.settle()

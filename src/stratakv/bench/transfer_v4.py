@@ -25,7 +25,7 @@ from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed, peak_pages
 from stratakv.transfer.copier import Copier, Route
-from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy, Rows
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 
 PREFILL_TARGET: Final = 0.97
@@ -82,6 +82,14 @@ class _Timed:
 
     def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
         self._copier.scatter(route, device, host)
+        self.done_s = time.perf_counter()
+
+    def gather_rows(self, route: Route, device: Rows, host: Rows) -> None:
+        self._copier.gather_rows(route, device, host)
+        self.done_s = time.perf_counter()
+
+    def scatter_rows(self, route: Route, device: Rows, host: Rows) -> None:
+        self._copier.scatter_rows(route, device, host)
         self.done_s = time.perf_counter()
 
 
