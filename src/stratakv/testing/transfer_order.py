@@ -1,5 +1,6 @@
 """What every transfer engine promises of order, and of rows: the other half of the suite of
-``transfer_conformance``, which brings it. Needs the ``testing`` extra.
+``transfer_conformance``, which brings it. Owns
+those tests. Needs the ``testing`` extra.
 """
 
 import time

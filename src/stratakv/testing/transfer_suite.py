@@ -1,4 +1,5 @@
-"""What both halves of the suite for transfer engines stand on. Needs the ``testing`` extra."""
+"""What both halves of the suite for transfer engines stand on. Owns no test. Needs the ``testing``
+extra."""
 
 import threading
 from abc import ABC, abstractmethod
