@@ -11,8 +11,8 @@ from stratakv.core.clock import Clock, MonotonicClock
 PERIOD_S: Final = 60.0
 LOGGERS: Final = (
     "uvicorn.error", "asyncio", "stratakv.serve.bodies", "stratakv.serve.crowd",
-    "stratakv.serve.generate", "stratakv.engine.loop", "stratakv.engine.steps", "stratakv.engine.endings",
-    "stratakv.engine.sampling",
+    "stratakv.serve.generate", "stratakv.engine.loop", "stratakv.engine.steps",
+    "stratakv.engine.endings", "stratakv.engine.sampling",
 )  # fmt: skip
 """Those whose lines a client can cause."""
 
