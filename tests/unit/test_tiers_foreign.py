@@ -1,6 +1,7 @@
 """Another engine's device pages over our host tier: it names them, and has laid them out itself."""
 
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -65,9 +66,10 @@ class Foreign:
         pools = ForeignPages(spec, [DEVICE_PAGES] * len(spec.groups), places)
         arenas = [HostArena(group, host) for group in spec.groups]
         self.engine = CpuTransferEngine(spec, pools, arenas, copier)
+        options = TierOptions(foreign_pages=pools.pages)
         none = [PageAllocator(0) for _ in spec.groups]
         self.host = [PageAllocator(host) for _ in spec.groups]
-        self.tiers = TieredCache(spec, (none, self.host), self.engine, TierOptions(), arenas)
+        self.tiers = TieredCache(spec, (none, self.host), self.engine, options, arenas)
 
     def write(self, group, page, value):
         for (of, name, _), memory in self.memory.items():
@@ -259,3 +261,76 @@ def test_a_place_that_is_missing_and_pages_that_overlap_are_refused():
     }
     with pytest.raises(ValueError, match="6 bytes lie 1 bytes apart"):
         ForeignPages(spec, [1], whole)
+
+
+# -- what an engine may get wrong ----------------------------------------------------------------
+
+WRONG = {
+    "a group too few": ((3, 1, 7),),
+    "a page too few": ((3, 1), (NONE, 5, 0)),
+    "a page too many in a window": ((3, 1, 7), (4, NONE, 5, 0)),
+    "beyond the last page": ((3, 1, DEVICE_PAGES), (NONE, 5, 0)),
+    "below the first": ((3, 1, 7), (-2, 5, 0)),
+    "none where all are kept": ((3, NONE, 7), (NONE, 5, 0)),
+}
+
+
+def picture(it):
+    return it.tiers.stats(), [space.available() for space in it.host]
+
+
+@pytest.mark.parametrize("pages", WRONG.values(), ids=WRONG.keys())
+def test_a_save_of_pages_that_cannot_be_changes_nothing(pages):
+    with foreign(KeepWindow(3)) as it:
+        before = picture(it)
+        with pytest.raises(ValueError, match="save_from: "):
+            it.save(keys_of(1, 3), 0, pages)
+        assert not it.tiers.busy
+        assert picture(it) == before
+        it.serve(keys_of(1, 3), 0, (3, 1, 7), (NONE, 5, 0))
+
+
+@pytest.mark.parametrize(
+    "pages", [((8, 9, 10),), ((8, 9), (2, 4)), ((8, 9, 12), (2, 4)), ((8, NONE, 10), (2, 4))]
+)
+def test_a_load_into_pages_that_cannot_be_changes_nothing(pages):
+    with foreign(KeepWindow(3)) as it:
+        it.serve(keys_of(1, 3), 0, (3, 1, 7), (NONE, 5, 0))
+        hold = it.tiers.hold(keys_of(1, 3), 3)
+        before = picture(it)
+        with pytest.raises(ValueError, match="load_into: "):
+            it.load(hold, pages)
+        assert picture(it) == before
+        it.until_ended(it.load(hold, ((8, 9, 10), (2, 4))))
+        it.tiers.release(hold)
+
+
+def test_pages_are_named_as_int32_and_by_a_first_page_that_is_there():
+    with foreign() as it:
+        with pytest.raises(ValueError, match="group 0 takes 2 pages as int32, these are int64"):
+            it.tiers.foreign.save_from(keys_of(1, 2), 0, [np.arange(2)])
+        for first in (-1, 3):
+            with pytest.raises(ValueError, match=f"page {first} of 2"):
+                it.save(keys_of(1, 2), first, ((),))
+
+
+@pytest.mark.parametrize("verb", ["hold", "lease"])
+def test_only_what_a_match_finds_can_be_held(verb):
+    with foreign() as it:
+        it.serve(keys_of(1, 2), 0, (0, 1))
+        for keys, end in ((keys_of(2, 2), 2), (keys_of(1, 3), 3), (keys_of(1, 2), -1)):
+            with pytest.raises(ValueError, match=f"{verb}: {end} pages"):
+                getattr(it.tiers, verb)(keys, end)
+
+
+@pytest.mark.parametrize("short", range(4))
+def test_there_is_one_of_everything_for_every_group(short):
+    spec = spec_of(KeepWindow(3))
+    device, host, arenas, counts = (
+        [make() for _ in range(2 - (short == at))]
+        for at, make in enumerate(
+            (partial(PageAllocator, 0), partial(PageAllocator, 4), object, lambda: DEVICE_PAGES)
+        )
+    )
+    with pytest.raises(ValueError, match=r"1 .* for 2 groups"):
+        TieredCache(spec, (device, host), None, TierOptions(foreign_pages=counts), arenas)

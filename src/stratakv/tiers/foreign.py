@@ -37,7 +37,13 @@ class _Save:
 
 
 class ForeignTransfers:
-    def __init__(self, tree: PrefixTree, pools: Pools, copies: TransferManager) -> None:
+    """``capacity``: device pages of the other engine, by group. What it names is checked before
+    anything is taken: ValueError, and all is as it was."""
+
+    def __init__(
+        self, tree: PrefixTree, pools: Pools, copies: TransferManager, capacity: Sequence[int]
+    ) -> None:
+        self._capacity = capacity
         self._tree = tree
         self._pools = pools
         self._copies = copies
@@ -48,12 +54,14 @@ class ForeignTransfers:
         """Begin to copy what ``hold`` pins to device ``pages`` (int32, one for each of its rows, by
         group). Nothing may touch them until ``ended``; the host pages stay pinned as long, whatever
         becomes of ``hold``. They leave with ``TransferManager.submit_loads``, at the latest in a
-        tick."""
+        tick. ValueError where ``pages`` are not that."""
         leases = self._tree.leases
+        self._check("load_into", pages, [len(rows) for rows in hold.host])
+        if any(np.any(mine == NONE) for mine in pages):
+            raise ValueError("load_into: NONE is no page")
         moves: list[tuple[GroupId, PageIds, PageIds]] = []
         sources = self._tree.copies.sources(hold.host)
         for group, (source, mine) in enumerate(zip(sources, pages, strict=True)):
-            assert len(source) == len(mine), f"{len(mine)} pages for {len(source)} of {group}"
             if len(source):
                 moves.append((GroupId(group), mine, source))
         tickets = self._copies.load_live(moves)
@@ -67,7 +75,13 @@ class ForeignTransfers:
         """Begin to copy device ``pages`` (int32, by group, for page indices [first, len(keys)),
         NONE where a group has none; the anchor has all) to the host. They are in the tree when the
         copies have ended well. None, and nothing has begun, where the host has no room, or lacks a
-        page above ``first``. Nothing may write the pages until ``ended``."""
+        page above ``first``. Nothing may write the pages until ``ended``. ValueError where
+        ``pages`` are not that."""
+        if not 0 <= first <= len(keys):
+            raise ValueError(f"save_from: page {first} of {len(keys)}")
+        self._check("save_from", pages, [len(keys) - first] * len(self._capacity))
+        if np.any(pages[ANCHOR] == NONE):
+            raise ValueError(f"save_from: group {ANCHOR} keeps all, so none of its pages is NONE")
         hold = self._tree.leases.hold_present(keys, self._reach(keys, first), self._nothing(first))
         if hold.end < first:
             self._tree.leases.release(hold)
@@ -84,6 +98,22 @@ class ForeignTransfers:
         tickets = self._copies.save_live(moves)
         self._saves.append(_Save(tickets, hold, list(keys), first, host))
         return tickets
+
+    def _check(self, verb: str, pages: Sequence[PageIds], lengths: Sequence[int]) -> None:
+        if len(pages) != len(lengths):
+            raise ValueError(f"{verb}: pages of {len(pages)} groups for {len(lengths)}")
+        for group, (mine, length) in enumerate(zip(pages, lengths, strict=True)):
+            if mine.dtype != np.int32 or mine.shape != (length,):
+                raise ValueError(
+                    f"{verb}: group {group} takes {length} pages as int32, "
+                    f"these are {mine.dtype} {list(mine.shape)}"
+                )
+            taken, capacity = mine[mine != NONE], self._capacity[group]
+            if len(taken) and not 0 <= int(taken.min()) <= int(taken.max()) < capacity:
+                raise ValueError(
+                    f"{verb}: group {group} has device pages 0 to {capacity - 1} "
+                    f"(TierOptions.foreign_pages), not {taken.min()} to {taken.max()}"
+                )
 
     def _reach(self, keys: Sequence[PageKey], first: int) -> int:
         return self._tree.match(keys, first).anchor_end

@@ -52,7 +52,8 @@ class TierOptions:
     """``eviction`` None: least recently used. ``prefetch`` None: the usual thresholds. ``clock``:
     of its deadlines alone; the same on every rank, as is all else here. ``observer``: who is told
     of pages. ``agreement``: where ranks meet. ``sleep``: how a moment is waited for, in seconds.
-    ``launched``: what copies come after, where the device computes while this goes on."""
+    ``launched``: what copies come after, where the device computes while this goes on.
+    ``foreign_pages``: device pages of each group that another engine has, for ``foreign``."""
 
     eviction: EvictionPolicy | None = None
     write: WritePolicy = field(default_factory=WriteThrough)
@@ -62,11 +63,13 @@ class TierOptions:
     agreement: Agreement = field(default_factory=lambda: Agreement(SingleRank()))
     sleep: Callable[[float], None] = time.sleep
     launched: Launched = nothing_launched
+    foreign_pages: Sequence[int] = ()
 
 
 class TieredCache:
     """``pages``: allocators of device and host pages, one per group; either pools may be empty.
-    ``arenas``: where host pages lie; only storage looks there. The parts are for those who stand
+    ``arenas``: where host pages lie; only storage looks there. ValueError unless there is one of
+    each for every group. The parts are for those who stand
     on this floor and need more than its verbs: ``tree``, ``pools``, ``copies``, ``storage``."""
 
     def __init__(
@@ -78,6 +81,15 @@ class TieredCache:
         arenas: Sequence[HostBytes] = (),
     ) -> None:
         device, host = pages
+        foreign = options.foreign_pages or [0] * len(spec.groups)
+        for name, found in (
+            ("allocators of device pages", device),
+            ("allocators of host pages", host),
+            ("arenas", arenas or host),
+            ("foreign_pages", foreign),
+        ):
+            if len(found) != len(spec.groups):
+                raise ValueError(f"{len(found)} {name} for {len(spec.groups)} groups")
         self.spec = spec
         self._observer = options.observer
         self._agreement, self._sleep = options.agreement, options.sleep
@@ -106,7 +118,7 @@ class TieredCache:
         self.storage = StorageTier(
             self.tree, persister, fetches, prefetch, options.clock, options.observer
         )
-        self._foreign = ForeignTransfers(self.tree, self.pools, self.copies)
+        self._foreign = ForeignTransfers(self.tree, self.pools, self.copies, foreign)
 
     def watch(self, beside: Sequence[HasColumns] = ()) -> None:
         """Let ranks compare what they have of this, and of the arrays ``beside`` it."""
@@ -126,7 +138,9 @@ class TieredCache:
 
     def lease(self, keys: Sequence[PageKey], end: int) -> DeviceLease | None:
         """Pin what every group needs at ``end``, a match's ``end``, and begin to load what is on
-        the host alone; None, and nothing is pinned, without device pages for it."""
+        the host alone; None, and nothing is pinned, without device pages for it. ValueError where
+        the tree does not know so many pages."""
+        self._known("lease", keys, end)
         lease = self.tree.leases.take_to_load(keys, end)
         if isinstance(lease, LoadLease):
             loaded = self.copies.load(lease, end)
@@ -137,8 +151,15 @@ class TieredCache:
 
     def hold(self, keys: Sequence[PageKey], end: int) -> HostHold:
         """Pin what every group needs at ``end`` pages, which are in the tree, as far as the host
-        has it: a lease of the host tier alone. Its ``end`` is less where the host has less."""
+        has it: a lease of the host tier alone. Its ``end`` is less where the host has less.
+        ValueError where the tree does not know so many pages."""
+        self._known("hold", keys, end)
         return self.tree.leases.hold_present(keys, end, self.tree.starts(end))
+
+    def _known(self, verb: str, keys: Sequence[PageKey], end: int) -> None:
+        known = 0 <= end <= len(keys) and self.tree.match(keys, end).anchor_end == end
+        if not known:
+            raise ValueError(f"{verb}: {end} pages, of which a match of these keys finds fewer")
 
     def insert(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> list[Remap]:
         """Adopt device pages for page indices [first, len(keys)); arguments as for
