@@ -55,8 +55,11 @@ def test_a_refusal_changes_nothing_and_who_is_in_finds_its_pages(spec: CacheSpec
                         assert cache.picture() == before
                     assert cache.rows.taken == len(inside)
             cache.check()
-        for row, tokens, computed in reversed(inside):
-            run(cache, row, [*tokens, 8, 9], computed)
+        for row, tokens, computed in reversed(inside):  # nobody leaves before all have theirs
+            cache.compute(row, [*tokens, 8, 9], computed)
+            cache.check()
+        for row, tokens, _ in inside:
+            cache.release(row, np.array([*tokens, 8, 9], np.int32))
             cache.check()
         cache.settle()
         assert cache.flush()
