@@ -12,7 +12,7 @@ from stratakv.spec.retention import KeepWindow
 from stratakv.testing.specs import small_spec
 from stratakv.tiers import flights
 from stratakv.tiers.flights import Flights, Part
-from stratakv.transfer.copy_plan import CopyPlan, Direction
+from stratakv.transfer.copy_plan import CopyPlan, Direction, nothing_launched
 from stratakv.transfer.engine import Completion
 
 BACKUP, LOAD = Direction.BACKUP, Direction.LOAD
@@ -77,7 +77,7 @@ def copier() -> Copier:
 
 @pytest.fixture
 def under(copier: Copier) -> Flights:
-    return Flights(small_spec([KeepWindow(1)], page_tokens=1), copier)
+    return Flights(small_spec([KeepWindow(1)], page_tokens=1), copier, nothing_launched)
 
 
 def test_the_loads_of_a_step_are_one_plan_under_one_ticket(under: Flights, copier: Copier) -> None:
@@ -129,7 +129,9 @@ def test_pages_without_bytes_go_together_whatever_else_there_is(
     copier: Copier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flights, "PLAN_BYTES", PAGE_BYTES)
-    under = Flights(small_spec([KeepWindow(1)], page_tokens=1, anchor_bytes=False), copier)
+    under = Flights(
+        small_spec([KeepWindow(1)], page_tokens=1, anchor_bytes=False), copier, nothing_launched
+    )
     under.back_up([part(0, *range(9)), part(1, 20, 21), part(0, 30, 31)])
     assert [shape(plan) for plan in copier.plans] == [
         {0: list(range(9)), 1: [20]}, {1: [21]}, {0: [30, 31]},
@@ -233,3 +235,28 @@ def test_an_engine_that_ends_out_of_order_is_a_fault(under: Flights, copier: Cop
     copier.take(BACKUP, 1)
     with pytest.raises(AssertionError, match="out of order"):
         under.taken(BACKUP, 1)
+
+
+class Launch:
+    """Work of the device that has not ended."""
+
+    def wait(self) -> None: ...
+
+    def passed(self) -> bool:
+        return False
+
+
+def test_every_plan_comes_after_what_the_device_was_given_when_it_left(copier: Copier) -> None:
+    given: list[Launch] = []
+
+    def launched() -> Launch:
+        given.append(Launch())
+        return given[-1]
+
+    under = Flights(small_spec([KeepWindow(1)], page_tokens=1), copier, launched)
+    under.begin_load([part(0, 1)])
+    assert not given, "more may be launched until the step's loads leave"
+    under.submit_loads()
+    under.back_up([part(0, 2)])
+    assert [plan.after for plan in copier.plans] == given
+    assert len(given) == 2
