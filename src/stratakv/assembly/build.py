@@ -27,6 +27,7 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.pools import Allocators
 from stratakv.tiers.tiered_cache import TierOptions
+from stratakv.transfer.copy_plan import Launched, nothing_launched
 from stratakv.transfer.engine import TransferEngine
 from stratakv.tree.observer import CacheObserver
 from stratakv.tree.policies import EVICTION_POLICIES
@@ -96,13 +97,15 @@ def allocators(
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sockets:
     """What plugs into an engine; what is not said is that of one that serves alone. ``role``: what
-    it is for. ``executor``: how steps of the runner are launched and collected. ``ranks``: among
+    it is for. ``executor``: how steps of the runner are launched and collected, and
+    ``launched``: what copies come after, where they run ahead. ``ranks``: among
     the ranks that run the same plan; they choose tokens together, and no ``token_source`` is asked.
     ``observer``: who is told of pages. ``stores``: what opens a store once it runs. ``sleep``: how
     a moment is waited for."""
 
     role: Callable[[], Role] = UnifiedRole
     executor: MakeExecutor = SerialExecutor
+    launched: Launched = nothing_launched
     ranks: RankContext | None = None
     token_source: TokenSource = field(default_factory=OwnTokens)
     observer: CacheObserver | None = None
@@ -121,6 +124,7 @@ def build_cache(plan: EnginePlan, memory: Memory, tables: BlockTable, sockets: S
         prefetch=plan.prefetch,
         observer=sockets.observer,
         sleep=sockets.sleep,
+        launched=sockets.launched,
     )
     if (ranks := sockets.ranks) is not None:
         tiers = replace(tiers, clock=ranks.clock, agreement=ranks.agreement)
@@ -144,5 +148,6 @@ def build(
     )
     tokens = sockets.token_source if sockets.ranks is None else sockets.ranks.sync
     executor = sockets.executor(make_runner(tables), tokens)
+    assert executor.depth == plan.admission.steps_at_once, "admission counts on another depth"
     role, stores = sockets.role(), sockets.stores
     return Engine(cache, executor, role, plan.namespaces, limits, stores), cache

@@ -49,12 +49,19 @@ class AdmissionRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
     """``chunk_tokens``: the most tokens of one request in a step. ``reserve_tokens``: output that
-    is booked at admission, beyond the prompt."""
+    is booked at admission, beyond the prompt. ``steps_at_once``: how many steps may be launched and
+    not yet committed; what a window needs no more is held until then."""
 
     chunk_tokens: int
     reserve_tokens: int
     load_back: LoadBackPolicy
     reuse: bool
+    steps_at_once: int = 1
+
+    @property
+    def ahead_tokens(self) -> int:
+        """The most tokens of one request that are computed and not committed."""
+        return self.chunk_tokens * self.steps_at_once
 
 
 class Admitter:
@@ -76,7 +83,7 @@ class Admitter:
         self._limits = limits
 
     def refusal(self, total_tokens: int) -> str | None:
-        chunk = self._limits.chunk_tokens
+        chunk = self._limits.ahead_tokens
         wanted = demand(self._spec, total_tokens, total_tokens, chunk, 0)
         return self._sequences.budget.refusal(wanted)
 
@@ -195,7 +202,7 @@ class Admitter:
         the lease: a request that waits must not warm its prefix at every step."""
         limits = self._limits
         booked = min(asked.total_tokens, asked.tokens + limits.reserve_tokens)
-        wanted = demand(self._spec, asked.total_tokens, booked, limits.chunk_tokens, end)
+        wanted = demand(self._spec, asked.total_tokens, booked, limits.ahead_tokens, end)
         keys = asked.prefix.keys
         price_of = self._leases.price
         prices = [price_of(keys, end, starts, group.id) for group in self._spec.groups]

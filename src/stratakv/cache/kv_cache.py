@@ -91,6 +91,7 @@ class KVCache:
         )
         self._retraction = Retraction(self._tiers, tables, self._live)
         self._admit = Admitter(self._tiers, tables, self._sequences, options.limits, checkpoints)
+        self._steps_at_once = options.limits.steps_at_once
         self.hand_off = HandOff(
             self._tiers, tables, self._sequences, self._live, self._commits, self.wait
         )
@@ -195,7 +196,9 @@ class KVCache:
     def prefilled(self, row: int, total_tokens: int) -> None:
         """The row's prompt is computed: from now on it takes one token a step, up to
         ``total_tokens``, and holds less than a chunk would."""
-        self._sequences.lower(row, demand(self.spec, total_tokens, total_tokens, 1, 0).peak)
+        self._sequences.lower(
+            row, demand(self.spec, total_tokens, total_tokens, self._steps_at_once, 0).peak
+        )
 
     def release(self, row: int, tokens: TokenIds) -> None:
         """End a request, finished or aborted, of which ``tokens`` have their KV."""

@@ -5,8 +5,10 @@ pages which are freed or written too early show. Must not choose what to copy.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,15 +41,27 @@ class PageBytes:
         return [self._whole[at * size : (at + 1) * size] for at in pages.tolist()]
 
 
-class PoisoningAllocator(PageAllocator):
-    """Fills what is freed with NaN, so that a read of a page nobody owns cannot go unseen."""
+Later: TypeAlias = Callable[[Callable[[], None]], None]
 
-    def __init__(self, of: PageBytes) -> None:
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+class PoisoningAllocator(PageAllocator):
+    """Fills what is freed with NaN, so that a read of a page nobody owns cannot go unseen.
+    ``later``: does that when the device comes to it."""
+
+    def __init__(self, of: PageBytes, later: Later = _at_once) -> None:
         super().__init__(len(of.rows))
         self._bytes = of
+        self._later = later
 
     def free(self, pages: PageIds) -> None:
         super().free(pages)
+        self._later(partial(self._poison, pages.copy()))
+
+    def _poison(self, pages: PageIds) -> None:
         self._bytes.rows[pages] = np.nan
 
 
@@ -162,11 +176,17 @@ class SimMemory:
 
     @classmethod
     def of(
-        cls, spec: CacheSpec, device: Sequence[int], host: Sequence[int], adversary: Adversary
+        cls,
+        spec: CacheSpec,
+        device: Sequence[int],
+        host: Sequence[int],
+        adversary: Adversary,
+        later: Later = _at_once,
     ) -> "SimMemory":
         near, far = (
             [PageBytes(group, pages) for group, pages in zip(spec.groups, counts, strict=True)]
             for counts in (device, host)
         )
-        ids, host_ids = ([PoisoningAllocator(of) for of in tier] for tier in (near, far))
+        ids = [PoisoningAllocator(of, later) for of in near]
+        host_ids = [PoisoningAllocator(of) for of in far]
         return cls(near, far, (ids, host_ids), SimTransfer(spec, near, far, adversary))

@@ -30,6 +30,7 @@ from stratakv.policy.prefetch_book import PrefetchCounters
 from stratakv.policy.prefetch_reasons import Tally
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.storage.io_worker import IoWorker
+from stratakv.testing.fleet.ahead import AheadDevice, AheadExecutor
 from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
 from stratakv.testing.fleet.runner import TokenRunner
 from stratakv.tiers.persist import PersistCounters
@@ -41,6 +42,7 @@ from stratakv.tree.stored import StorageMarks
 
 OWN: Final = (
     Agreement, StepSync, BroadcastClock, IoWorker, SimTransfer, PageBytes, TokenRunner,
+    AheadDevice, AheadExecutor,
     MethodType, FunctionType, BuiltinFunctionType,
     PersistCounters, PrefetchCounters, Tally, LossBook,  # what this rank's store has said
     CacheSpec, CacheGroup, AdmissionLimits, EngineLimits,  # never change
@@ -52,7 +54,7 @@ OWN_PARTS: Final[dict[type, frozenset[str]]] = {
     # Sets of objects have the order of their addresses; what is in them shows elsewhere.
     Leases: frozenset({"_open"}),
     StorageMarks: frozenset({"writing"}),
-    PoisoningAllocator: frozenset({"_position", "_bytes"}),  # scratch
+    PoisoningAllocator: frozenset({"_position", "_bytes", "_later"}),  # scratch
     Abandoned: frozenset({"reason"}),
     NodeTable: frozenset({"kids"}),  # views
     StorageControl: frozenset({"_lock", "_stores", "_opening", "_closing"}),

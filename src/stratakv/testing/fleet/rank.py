@@ -5,6 +5,8 @@ rank shares with others is passed to it. Must not know who starts it.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 from typing import Final, assert_never
 
 from stratakv.assembly.build import Sockets, build
@@ -27,6 +29,7 @@ from stratakv.storage.io_lane import Lane
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.sharded import ShardedBackend
 from stratakv.testing.fleet.adversary import Adversary
+from stratakv.testing.fleet.ahead import AheadDevice
 from stratakv.testing.fleet.device import SimMemory
 from stratakv.testing.fleet.loss import Fate, MortalRanks, Point, RankDied
 from stratakv.testing.fleet.picture import columns, first_difference, picture
@@ -45,7 +48,7 @@ LOST_SHARE: Final = 0.2
 
 def engine_plan(plan: Plan) -> EnginePlan:
     """What every rank of the fleet is."""
-    one, chunk = plan.one_store, plan.chunk_tokens
+    one, chunk = plan.one_store, plan.chunk_tokens // plan.steps_at_once
     return EnginePlan(
         sizes=Sizes(
             spec=plan.rank_spec,
@@ -59,6 +62,7 @@ def engine_plan(plan: Plan) -> EnginePlan:
         max_running=plan.max_running,
         admission=AdmissionLimits(
             chunk_tokens=chunk,
+            steps_at_once=plan.steps_at_once,
             reserve_tokens=plan.reserve_tokens,
             load_back=LoadBackPolicy(
                 threshold_tokens=plan.load_back_threshold, budget_tokens=LONGEST
@@ -85,7 +89,8 @@ class SimRank:
         ranks = RankContext.of(MortalRanks(rank, rendezvous, self.fate), self.clock)
         self.agreement, self.sync = ranks.agreement, ranks.sync
         self._events = CacheEvents(spec.page_tokens, ADAPTERS) if plan.follow else None
-        memory = SimMemory.of(spec, plan.device, plan.host, self.adversary)
+        ahead = AheadDevice(plan.steps_at_once, Random(f"{plan.seed} {rank}"), plan.device_pace)
+        memory = SimMemory.of(spec, plan.device, plan.host, self.adversary, ahead.later)
         heads, made = self._first_heads(), list[TokenRunner]()
 
         def runner(tables: BlockTable) -> TokenRunner:
@@ -94,6 +99,8 @@ class SimRank:
 
         none = BackgroundStores(no_store, begin=_at_once)
         sockets = Sockets(ranks=ranks, observer=self._events, stores=none, sleep=self.sleep)
+        if ahead.depth > 1:
+            sockets = replace(sockets, executor=ahead.executor, launched=ahead.launched)
         self.inner, self.cache = build(engine_plan(plan), memory, runner, sockets)
         (self.runner,) = made
         self.engine = WatchedEngine(self.inner, self.sync, self)

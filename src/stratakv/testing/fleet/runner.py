@@ -7,6 +7,7 @@ who asks.
 """
 
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from typing import Final
 
 import numpy as np
@@ -84,6 +85,12 @@ class TokenRunner:
         self._heads = [_heads(at, of.shape[-1]) for at, of in zip(first, pages, strict=True)]
         self._anchor = bool(spec.groups[0].buffers)
         self.said: list[int] = []
+
+    def frozen(self) -> "TokenRunner":
+        """The same, with its tables as they are now."""
+        made = copy(self)
+        made._tables = deepcopy(self._tables)  # noqa: SLF001 - its own class
+        return made
 
     def forward(self, batch: StepBatch) -> Forward:
         if (gate := batch.gate) is not None:

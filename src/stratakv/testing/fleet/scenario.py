@@ -114,7 +114,9 @@ class Plan:
     pages by group; no host page, no storage. ``step_s``: how much the time goes on at a step, by
     rank's own clock times its ``skew``. ``one_store``: None: each rank has one of its own, with
     whole pages. ``io_lanes``: 2: reads do not wait for writes. ``follow``: whether there are events
-    of the cache. ``then``: what comes after it on the same stores."""
+    of the cache. ``steps_at_once``: more than one on a device that runs ahead, and
+    ``device_pace`` is how likely it is done with its oldest work at a look. ``then``: what comes
+    after it on the same stores."""
 
     seed: int
     ranks: int
@@ -141,6 +143,8 @@ class Plan:
     one_store: OneStore | None = None
     io_lanes: int = 1
     follow: bool = False
+    steps_at_once: int = 1
+    device_pace: float = 0.5
     loss: Loss | None = None
     then: "Plan | None" = None
 

@@ -37,6 +37,7 @@ FOLLOWED: Final = 0.15
 NO_HOST: Final = 0.03
 NO_REUSE: Final = 0.02
 TWO_LANES: Final = 0.3
+AHEAD: Final = 0.3
 CALM: Final = 0.6
 """How many runs have what; ``RESTARTED_LOST``: of those that a rank leaves; ``CALM``: of those that
 come after another, so that much of what that one has stored is found."""
@@ -56,8 +57,16 @@ def plan_of(seed: int) -> Plan:
         io_lanes=2 if draw.random() < TWO_LANES else 1,
         loss=loss_of(draw, plan.ranks) if draw.random() < LOST else None,
     )
+    plan = ahead(plan, Random(f"{seed} ahead"))
     chance = RESTARTED if plan.loss is None else RESTARTED_LOST
     return restarted(plan, draw) if plan.stores and draw.random() < chance else plan
+
+
+def ahead(plan: Plan, draw: Random) -> Plan:
+    """Perhaps on devices that run ahead, each as fast as it likes."""
+    if draw.random() >= AHEAD:
+        return plan
+    return replace(plan, steps_at_once=2, device_pace=draw.choice((0.05, 0.5, 1.0)))
 
 
 def _with_less(plan: Plan, draw: Random) -> Plan:
