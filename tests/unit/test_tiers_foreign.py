@@ -334,3 +334,10 @@ def test_there_is_one_of_everything_for_every_group(short):
     )
     with pytest.raises(ValueError, match=r"1 .* for 2 groups"):
         TieredCache(spec, (device, host), None, TierOptions(foreign_pages=counts), arenas)
+
+
+def test_who_did_not_say_how_many_pages_there_are_is_told_where_to():
+    with foreign() as it:
+        it.tiers = TieredCache(it.spec, ([PageAllocator(0)], it.host), it.engine, TierOptions())
+        with pytest.raises(ValueError, match="foreign_pages says that there are none"):
+            it.save(keys_of(1, 2), 0, ((0, 1),))

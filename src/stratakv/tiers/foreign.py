@@ -109,6 +109,8 @@ class ForeignTransfers:
                     f"these are {mine.dtype} {list(mine.shape)}"
                 )
             taken, capacity = mine[mine != NONE], self._capacity[group]
+            if len(taken) and not capacity:
+                raise ValueError(f"{verb}: TierOptions.foreign_pages says that there are none")
             if len(taken) and not 0 <= int(taken.min()) <= int(taken.max()) < capacity:
                 raise ValueError(
                     f"{verb}: group {group} has device pages 0 to {capacity - 1} "
