@@ -200,8 +200,10 @@ class Soak:
         found = prefetcher.counters
         assert found.hits + sum(found.lost.values()) == found.found, found
         self.seen["hits"], self.seen["lost"] = found.hits, found.found - found.hits
-        kept = (prefetcher._book._entries, prefetcher._by_request, prefetcher._by_id,
-                prefetcher._by_ticket, prefetcher._leaders, prefetcher._followers)  # fmt: skip
+        under_way, sharing = prefetcher._operations, prefetcher._sharing
+        kept = (prefetcher._book._entries, prefetcher._waiting, prefetcher._by_id,
+                under_way._requests, under_way._stopped, sharing._leaders,
+                sharing._followers)  # fmt: skip
         assert not any(kept), "an ask was never removed"
 
 
