@@ -132,8 +132,7 @@ class Alone:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_request_after_another_is_what_it_is_without_running_ahead(seed):
-    """The same tokens, in the same chunks."""
+def test_one_request_after_another_gets_the_tokens_of_the_closed_form(seed):
     this = Alone(seed)
     for turn in range(3):
         asked = PROMPT[: 10 + 3 * turn]
