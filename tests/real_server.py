@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import pytest
 
 from stratakv.assembly.models import EngineParts
 from stratakv.core.config import EngineConfig, ServerConfig
@@ -20,6 +21,8 @@ from stratakv.engine.stats import EngineStats
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.server import Server, bound_socket
 from stratakv.serve.wiring import build_service
+from stratakv.storage.backend import ReadStatus
+from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S, wait_until
 
 COMPLETIONS = "/v1/completions"
@@ -115,3 +118,18 @@ def _text(lines: Sequence[str]) -> str:
     events = [line.removeprefix("data: ") for line in lines if line]
     assert events[-1] == "[DONE]", events[-2:]
     return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+
+
+def pages_read_as(patch: pytest.MonkeyPatch, byte: bytes) -> None:
+    """From now on every page that a memory store has is ``byte`` throughout, and its checksum is
+    right: what somebody can do who may write there."""
+    plain = MemoryBackend.read
+
+    def read(self, keys, into):
+        found = plain(self, keys, into)
+        for status, page in zip(found, into, strict=True):
+            if status is ReadStatus.HIT:
+                page[:] = byte * len(page)
+        return found
+
+    patch.setattr(MemoryBackend, "read", read)

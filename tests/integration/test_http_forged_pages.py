@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from stratakv.core.config import EngineConfig
-from stratakv.storage.backend import ReadStatus
-from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.tree.nodes import TIERS
 from tests.fixtures.models import tiny_model
-from tests.real_server import COMPLETIONS, Bystanders, completion, real_server, tokens
+from tests.real_server import (
+    COMPLETIONS,
+    Bystanders,
+    completion,
+    pages_read_as,
+    real_server,
+    tokens,
+)
 from tests.serving import train_tokenizer
 
 PAGE = 16
@@ -33,20 +38,6 @@ def directory(tmp_path_factory) -> Path:
     path = train_tokenizer(tmp_path_factory.mktemp("model"))
     tiny_model("gemma3").save_pretrained(path)
     return path
-
-
-def forged(patch) -> None:
-    """From now on every page of the store is another, under the right name and checksum."""
-    plain = MemoryBackend.read
-
-    def read(self, keys, into):
-        found = plain(self, keys, into)
-        for status, page in zip(found, into, strict=True):
-            if status is ReadStatus.HIT:
-                page[:] = b"\x3f" * len(page)
-        return found
-
-    patch.setattr(MemoryBackend, "read", read)
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -80,7 +71,7 @@ def test_forged_pages_are_computed_again_where_servers_have_a_key(
         bystanders = Bystanders(http, [tokens(30 + 17 * i, 50 + i) for i in range(2)])
         emptied()
         with bystanders.running():  # their pages are on the device before anybody forges
-            forged(monkeypatch)
+            pages_read_as(monkeypatch, b"\x3f")
             said, hits = ask()
             assert http.get("/health").json() == {"status": "ready"}
         if keyed:

@@ -19,8 +19,6 @@ from stratakv.core.page_keys import PageHasher
 from stratakv.engine import sampling
 from stratakv.serve.quiet import LOGGERS, quieten
 from stratakv.serve.replies import CompletionFormat
-from stratakv.storage.backend import ReadStatus
-from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.tree.nodes import TIERS
 from tests.fixtures.models import changed_model
@@ -30,6 +28,7 @@ from tests.real_server import (
     Bystanders,
     RealServer,
     completion,
+    pages_read_as,
     real_server,
     tokens,
 )
@@ -310,20 +309,6 @@ def damage(live: RealServer, prompt_tokens: int) -> None:
 # -- a store that says NaN -------------------------------------------------------------------------
 
 
-def resealed(patch) -> None:
-    """From now on every page of the store is NaN, and its seal is right."""
-    plain = MemoryBackend.read
-
-    def read(self, keys, into):
-        found = plain(self, keys, into)
-        for status, page in zip(found, into, strict=True):
-            if status is ReadStatus.HIT:
-                page[:] = b"\xff" * len(page)
-        return found
-
-    patch.setattr(MemoryBackend, "read", read)
-
-
 def told(http: httpx.Client, prompt: list[int]) -> tuple[str, int]:
     answer = http.post(COMPLETIONS, json=completion(prompt, 8))
     assert answer.status_code == 200, answer.text
@@ -345,7 +330,7 @@ def test_a_resealed_page_is_a_hit_for_one_request_and_for_no_other(directory, mo
             live.driver.ask(partial(live.parts.cache.push_out, tier)).result(PATIENCE_S)
         with bystanders.running():
             pass
-        resealed(monkeypatch)
+        pages_read_as(monkeypatch, b"\xff")
         with bystanders.running():
             error = error_of(http.post(COMPLETIONS, json=completion(prompt, 8)), 500)
             assert error["code"] == "request_failed_not_finite"

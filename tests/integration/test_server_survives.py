@@ -4,7 +4,6 @@ The model has random weights whose greedy output depends on every page, so that 
 client's request left behind shows in everybody else's answers.
 """
 
-import asyncio
 import json
 import os
 import re
@@ -13,11 +12,9 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -25,14 +22,13 @@ import httpx
 import pytest
 import torch
 
-from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.core.config import EngineConfig
 from stratakv.engine.loop import Engine
 from stratakv.engine.stats import EngineStats
-from stratakv.serve.driver import EngineDriver
-from stratakv.serve.server import Server, bound_socket
-from stratakv.serve.wiring import build_service
+from stratakv.serve.server import bound_socket
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import tiny_model
+from tests.real_server import CHAT, COMPLETIONS, RealServer, completion, real_server, tokens
 from tests.serving import error_of, train_tokenizer
 
 PAGE = 16
@@ -53,8 +49,6 @@ FLAGS = (
     "--host-memory", "1280KiB", "--max-running", "16",
     "--step-tokens", "256", "--chunk-tokens", "64", "--chat-tokens", "256", "--threads", "1",
 )  # fmt: skip
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -64,31 +58,14 @@ def directory(tmp_path_factory) -> Path:
     return path
 
 
-@dataclass
-class Live:
-    driver: EngineDriver
-    url: str
-    port: int
+def settled(live: RealServer) -> None:
+    """Every client is gone, and every page of every pool is free or holds an idle prefix."""
+    live.settled()
+    wait_until(lambda: accounted(live))  # the last backups hold their pages until they have ended
 
-    def stats(self) -> EngineStats:
-        """What the engine counts; its thread has just verified the tree and every pool."""
-        return asyncio.run(self.driver.stats())
 
-    def settled(self) -> None:
-        """Every client is gone, and every page of every pool is free or holds an idle prefix."""
-        wait_until(self._quiet)
-        wait_until(self._accounted)  # the last backups hold their pages until they have ended
-        assert httpx.get(f"{self.url}/health").json() == {"status": "ready"}
-
-    def _accounted(self) -> bool:
-        return all(pool.free + pool.evictable == pool.total for pool in self.stats().pages)
-
-    def _quiet(self) -> bool:
-        stats = self.stats()
-        copies = stats.counters["backup_pages"], stats.counters["load_pages"]
-        busy = stats.waiting or stats.running or self.driver.open_requests
-        after = self.stats().counters
-        return not busy and copies == (after["backup_pages"], after["load_pages"])
+def accounted(live: RealServer) -> bool:
+    return all(pool.free + pool.evictable == pool.total for pool in live.stats().pages)
 
 
 def verify_before_stats(engine: Engine) -> None:
@@ -102,54 +79,24 @@ def verify_before_stats(engine: Engine) -> None:
     engine.stats = stats  # type: ignore[method-assign]
 
 
-@contextmanager
-def serving(directory: Path) -> Iterator[Live]:
-    service, parts = build_service(directory, CONFIG, ServerConfig())
-    verify_before_stats(parts.engine)
-    listener = bound_socket("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    listener.listen(128)
-    server = Server(service, drain_s=PATIENCE_S)
-    service.driver.start()
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        yield Live(service.driver, f"http://127.0.0.1:{port}", port)
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE_S)
-        stopped = service.driver.stop(PATIENCE_S)
-        parts.close()
-        assert stopped
-        assert not thread.is_alive()
-
-
 @pytest.fixture(scope="module")
 def shared(directory):
     torch.set_num_threads(1)
-    with serving(directory) as live:
+    with real_server(directory, CONFIG) as live:
+        verify_before_stats(live.parts.engine)
         yield live
 
 
 @pytest.fixture
 def live(shared):
     yield shared
-    shared.settled()
+    settled(shared)
 
 
 @pytest.fixture
 def http(live):
     with httpx.Client(base_url=live.url, timeout=PATIENCE_S) as found:
         yield found
-
-
-def tokens(length: int, seed: int) -> list[int]:
-    """A prompt like no other of another seed, from its first token on."""
-    return [(seed * 7919 + i * i * 31 + i) % 400 for i in range(length)]
-
-
-def completion(prompt: list[int] | str, count: int, **more: object) -> dict[str, object]:
-    return {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, **more}
 
 
 def ask(http: httpx.Client, prompt: list[int] | str, count: int) -> str:
@@ -230,7 +177,7 @@ def test_clients_killed_before_the_answer(live, http, stream):
     before = ask(http, tokens(200, 9), 40)
     for seed in range(12):
         killed_client(live.port, seed, stream=stream, patience=0)
-    live.settled()
+    settled(live)
     assert ask(http, tokens(200, 9), 40) == before
 
 
@@ -242,7 +189,7 @@ def test_clients_killed_in_mid_stream(live, http):
             for seed in range(16)
         ]:
             future.result()
-    live.settled()
+    settled(live)
     assert ask(http, tokens(200, 9), 40) == before
     text = http.get("/metrics").text
     aborted = re.search(r"^stratakv_requests_aborted_total (\S+)$", text, re.MULTILINE)
@@ -287,7 +234,7 @@ def test_two_thousand_tiny_requests(live):
     with ThreadPoolExecutor(16) as pool:
         for future in [pool.submit(some, worker) for worker in range(16)]:
             future.result()
-    live.settled()
+    settled(live)
     # Batched, not one after the other: 3,000 tokens in far fewer steps.
     assert live.stats().steps - steps < 2000
 
@@ -315,14 +262,14 @@ def test_everything_at_once(live, http):
         futures.append(pool.submit(bad))
         for future in futures:
             future.result()
-    live.settled()
+    settled(live)
     assert live.stats().counters["evicted_device_pages"] > evicted
     assert live.stats().counters["load_pages"] > 0
 
 
 def test_a_flush_gives_every_page_back(live, http):
     ask(http, tokens(100, 3), 4)
-    live.settled()
+    settled(live)
     assert http.post("/flush_cache").json() == {"flushed": True}
     assert all(pool.free == pool.total for pool in live.stats().pages)
 
