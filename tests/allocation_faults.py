@@ -36,18 +36,18 @@ class Faults:
         self._held_by_a_copy = False
         self._short: set[tuple[Tier, int]] = set()
         for tier in TIERS:
-            for group, space in enumerate(cache._pools.tiers[tier]):
+            for group, space in enumerate(cache.tiers.pools.tiers[tier]):
                 self._wrap(space, "alloc", partial(self._alloc, tier, group))
                 self._wrap(space, "available", partial(self._available, tier, group))
         prefetcher = cache.storage.prefetcher
-        self._wrap(cache._pools, "take", self._take)
-        self._wrap(cache._pools, "available", self._evictable)
-        self._wrap(cache._copies, "_begin_backup", self._begin_backup)
-        self._wrap(cache._retraction, "_room", self._room_to_retract)
-        self._wrap(cache._retraction, "_save", self._surely)
+        self._wrap(cache.tiers.pools, "take", self._take)
+        self._wrap(cache.tiers.pools, "available", self._evictable)
+        self._wrap(cache.tiers.copies.backups, "_begin_rows", self._begin_backup)
+        self._wrap(cache.retraction, "_room", self._room_to_retract)
+        self._wrap(cache.retraction, "_save", self._surely)
         self._wrap(cache._live, "give", self._give)
-        self._wrap(cache._admit, "_price", self._price)
-        self._wrap(cache._admit, "resume", self._resume)
+        self._wrap(cache.admission, "_price", self._price)
+        self._wrap(cache.admission, "resume", self._resume)
         self._wrap(cache._tables, "open_row", self._open_row)
         self._wrap(cache, "fits", self._fits)
         self._wrap(prefetcher._fetches, "room", self._room_to_fetch)
@@ -73,7 +73,7 @@ class Faults:
 
     @property
     def _alone(self) -> bool:
-        return not len(self._parts.engine._running) and not self._cache.busy
+        return not len(self._parts.engine._running) and not self._cache.progress.busy
 
     # -- the allocators --------------------------------------------------------------------------
 

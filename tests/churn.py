@@ -145,13 +145,13 @@ def churn(
     """Run ``traffic`` to its end; the cache's counters."""
     with token_engine(spec, config, device, host, copier or NumpyCopier()) as parts:
         traffic.run(parts, config.max_model_len)
-        parts.cache.settle()
+        parts.cache.progress.settle()
         parts.engine.check()
         stats = parts.engine.stats()
         cached = stats.cached_device_tokens + stats.cached_host_tokens + stats.cached_storage_tokens
         assert stats.known_tokens == cached + sum(stats.lost_tokens.values()), (
             "a loss has no reason"
         )
-        assert parts.cache.flush(), "something still holds a page"
-        assert all(pool.free == pool.total for pool in parts.cache.stats())
-        return parts.cache.counters
+        assert parts.cache.progress.flush(), "something still holds a page"
+        assert all(pool.free == pool.total for pool in parts.cache.tiers.pools.stats())
+        return parts.cache.tiers.pools.counters

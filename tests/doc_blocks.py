@@ -11,6 +11,7 @@ from tests.meta.source import repository
 PYTHON_IS_RUN_BY: Final[Mapping[str, str]] = {
     "README.md": "tests/integration/test_packaging.py",
     "docs/embedding.md": "tests/integration/test_packaging.py",
+    "docs/disaggregation.md": "tests/conformance/test_transport_loopback.py",
     "docs/serve.md": "tests/integration/test_http_api.py",
     "CONTRIBUTING.md": "tests/unit/test_contributing_examples.py",
 }

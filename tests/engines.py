@@ -21,12 +21,11 @@ from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.executor import Runner
+from stratakv.engine.executor import OwnTokens, Runner, TokenSource
 from stratakv.engine.forward import Forward
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
 from stratakv.engine.roles import Role, UnifiedRole
-from stratakv.engine.token_source import OwnTokens, TokenSource
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.engine.verify import cached_on
 from stratakv.engine.verify_report import Way
@@ -70,6 +69,7 @@ def small_engine(
     copier: Copier = DEFAULT_COPIER,
     token_source: TokenSource | None = None,
     role: Role | None = None,
+    device_kind: Device = CPU,
 ) -> Iterator[EngineParts]:
     """An engine with exactly these pages per group, everything unowned poisoned. ``token_source``:
     where its tokens are chosen. ``role``: None: it prefills and decodes."""
@@ -78,7 +78,7 @@ def small_engine(
     spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
     sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions)
     plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
-    with _assembled(model, plan, copier, sockets, CPU) as parts:
+    with _assembled(model, plan, copier, sockets, device_kind) as parts:
         yield parts
 
 
@@ -105,14 +105,14 @@ def _assembled(
 
 
 def allocator(parts: EngineParts, tier: Tier, group: int) -> PoisoningAllocator:
-    return parts.cache._pools.tiers[tier][group]
+    return parts.cache.tiers.pools.tiers[tier][group]
 
 
 def evict(parts: EngineParts, tier: Tier, group: int, keep: int = 0) -> None:
     """Take all but the ``keep`` warmest pages of a group that nothing pins off a tier."""
-    parts.cache.settle()
-    pools = parts.cache._pools
-    count = parts.cache._tree.eviction.evictable(tier, GroupId(group)) - keep
+    parts.cache.progress.settle()
+    pools = parts.cache.tiers.pools
+    count = parts.cache.tiers.tree.eviction.evictable(tier, GroupId(group)) - keep
     pools.make_room(tier, GroupId(group), pools.tiers[tier][group].available() + max(0, count))
 
 
@@ -124,7 +124,7 @@ def evict_device(parts: EngineParts) -> None:
 
 
 def all_free(parts: EngineParts) -> bool:
-    return all(pool.free == pool.total for pool in parts.cache.stats())
+    return all(pool.free == pool.total for pool in parts.cache.tiers.pools.stats())
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -331,10 +331,12 @@ def token_engine(
         adapters=SimpleNamespace(digests=digests or {}),
     )
 
-    def made(_model, *pages) -> Runner:
-        return make_runner(*pages)
+    def made(_model, spec, pools, tables, _kernels) -> Runner:
+        return make_runner(spec, pools, tables)
 
     sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions)
     plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
-    with _assembled(model, plan, copier, sockets, replace(CPU, runner=made)) as parts:
+    with _assembled(
+        model, plan, copier, sockets, replace(CPU, runner=made, kernels=lambda _: None)
+    ) as parts:
         yield parts

@@ -29,7 +29,7 @@ from stratakv.testing.fleet.rank import SimRank
 from stratakv.testing.fleet.store import FaultyStore
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.prefetch import prefetcher as prefetch
-from stratakv.tiers.tiered_cache import TieredCache
+from stratakv.tiers.progress import Progress
 from stratakv.tiers.transfer_manager import TransferManager
 from stratakv.transfer.copy_plan import Direction
 from stratakv.tree.observer import Medium
@@ -48,17 +48,17 @@ def a_collective_inside_a_condition() -> Patch:
 
     def collect(self):
         ballot = self._agreement.ballot()
-        self.copies.vote(ballot)
-        self.storage.vote(ballot)
-        if self.copies.ready or self.storage.ready:
-            agreed = self._agreement.agree(ballot, self.copies.submit)
+        self._flights.vote(ballot)
+        self._storage.vote(ballot)
+        if self._flights.ready or self._storage.ready:
+            agreed = self._agreement.agree(ballot, self._copies.submit)
         else:
-            self.copies.submit()
+            self._copies.submit()
             agreed = ballot.result(ballot.lanes)
-        self.copies.apply(agreed)
+        self._copies.apply(agreed)
         return agreed
 
-    return mock.patch.object(TieredCache, "collect", collect)
+    return mock.patch.object(Progress, "_collect", collect)
 
 
 def lengths_instead_of_flags() -> Patch:
@@ -89,7 +89,7 @@ def a_clock_of_its_own() -> Patch:
 
     def meet(self, tokens):
         came = real(self, tokens)
-        self._told.set(self._clock.now_s())
+        self._shared.set(self._clock.now_s())
         return came
 
     return mock.patch.object(StepSync, "_meet", meet)
@@ -100,9 +100,9 @@ def a_backup_that_is_good_here() -> Patch:
 
     def apply(self, agreed):
         loads, saved = agreed.ended(Work.LOAD), agreed.ended(Work.BACKUP)
-        for done in self._flights.taken(Direction.BACKUP, saved):
+        for done in self.flights.taken(Direction.BACKUP, saved):
             self._backed_up(done, ok=done[0].ok)
-        for done in self._flights.taken(Direction.LOAD, loads):
+        for done in self.flights.taken(Direction.LOAD, loads):
             self._loaded(done)
         return bool(loads or saved)
 

@@ -17,8 +17,8 @@ from stratakv.testing.fleet.scenario import (
     LANES,
     LONGEST,
     PAGE,
-    Event,
     OneStore,
+    OperatorEvent,
     Plan,
     plain_plan,
     spec_named,
@@ -29,14 +29,14 @@ PACE = dict.fromkeys(LANES, 0.9)
 CALM = FaultRates(pace=PACE)
 
 
-def asked(name: str, tokens: list[int], **settings) -> Event:
+def asked(name: str, tokens: list[int], **settings) -> OperatorEvent:
     """One request for one token, once nothing runs."""
     prompt = Prompt(
         id=RequestId(name),
         tokens=np.array(tokens, np.int32),
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
     )
-    return Event(after=0, command=Submit(prompt), settled=True, **settings)
+    return OperatorEvent(after=0, command=Submit(prompt), settled=True, **settings)
 
 
 def storage_plan(
@@ -72,7 +72,7 @@ def storage_plan(
         store_objects=10_000,
         fault_rates=(CALM,) * ranks,
         skew=(1.0,) * ranks,
-        events=(*first, Event(after=0, command=Flush(), settled=True), again),
+        events=(*first, OperatorEvent(after=0, command=Flush(), settled=True), again),
     )
 
 

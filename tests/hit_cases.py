@@ -16,8 +16,8 @@ from stratakv.assembly.models import EngineParts
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId, TokenIds
+from stratakv.engine.executor import TokenSource
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
-from stratakv.engine.token_source import TokenSource
 from stratakv.engine.verify import Settings, Verifier, compare
 from stratakv.engine.verify_report import Exact, Way
 from stratakv.engine.verify_session import Reply, Scribe, Session

@@ -136,8 +136,12 @@ def pattern_engine(
 def verify_pages(parts: EngineParts, shelf: MemoryBackend | None = None) -> int:
     """Settle, and verify every page of the tree on both tiers and every object of ``shelf`` row by
     row; how many there were."""
-    parts.cache.settle()
-    nodes, spec, pattern = parts.cache._tree.internals.nodes, parts.spec, PatternWriter(parts.spec)
+    parts.cache.progress.settle()
+    nodes, spec, pattern = (
+        parts.cache.tiers.tree.internals.nodes,
+        parts.spec,
+        PatternWriter(parts.spec),
+    )
     found = 0
     for group in spec.groups:
         for tier in Tier:

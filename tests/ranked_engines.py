@@ -142,7 +142,7 @@ def _engine(
     context = RankContext.of(TorchRanks(PATIENCE_S))
     rank = context.ranks.rank
     config = replace(play.config, tp=context.ranks.size)
-    sizes = context.all_reduce_min(size(model.facts, config, on_cpu=True))
+    sizes = context.all_reduce_min(size(model.facts, config, on_host=True))
     sharing = sharing_of(sizes, config, rank)
     store = open_store(play.url, sizes.spec, sizes.host, sharing)
     lanes = store.worker._lanes
@@ -170,7 +170,7 @@ def _remove_some(play: Play, keys: list[ObjectKey]) -> None:
     ranks = dist.get_world_size()
     if dist.get_rank() == ranks - 1:
         config = replace(play.config, tp=ranks)
-        sizes = size(read_facts(play.path, "float32"), config, on_cpu=True)
+        sizes = size(read_facts(play.path, "float32"), config, on_host=True)
         sharing = sharing_of(sizes, config, ranks - 1)
         worker = open_store(play.url, sizes.spec, sizes.host, sharing).worker
         chosen = np.random.default_rng(5).random(len(keys)) < 1 / 3

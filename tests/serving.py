@@ -30,8 +30,8 @@ from stratakv.engine.request import CachedTokens, FinishReason, Output, Prompt, 
 from stratakv.engine.storage_control import (
     BackgroundStores,
     Openable,
-    Opener,
     StorageControl,
+    StoreOpener,
     no_store,
 )
 from stratakv.serve.admin import StorageAdmin
@@ -211,7 +211,7 @@ class EchoEngine:
     steps: int = 0
     threads: set[int] = field(default_factory=set)
     storage: FakeStorage = field(default_factory=FakeStorage)
-    opener: Opener = no_store
+    opener: StoreOpener = no_store
 
     def __post_init__(self) -> None:
         self.gate.set()

@@ -65,7 +65,7 @@ class SmallCache(KVCache):
 
     def enter(self, tokens: Sequence[int], more: int = 0, **asked: CacheUse) -> Admission:
         """Admitted, as it must be."""
-        found = self.admit(self.ask(tokens, more, **asked))
+        found = self.admission.admit(self.ask(tokens, more, **asked))
         assert not isinstance(found, Refusal), found
         return found
 
@@ -83,16 +83,18 @@ class SmallCache(KVCache):
         found = self.enter(tokens, **asked)
         self.compute(found.row, tokens, found.computed)
         self.release(found.row, np.array(tokens, np.int32))
-        self.settle()
+        self.progress.settle()
         self.check()
         return found
 
     def picture(self) -> tuple[object, ...]:
         """All that a refusal must leave as it was."""
-        free = [[space.available() for space in self._pools.tiers[tier]] for tier in TIERS]
-        held = [[self._tree.held(tier, g.id).tolist() for g in self.spec.groups] for tier in TIERS]
+        free = [[space.available() for space in self.tiers.pools.tiers[tier]] for tier in TIERS]
+        held = [
+            [self.tiers.tree.held(tier, g.id).tolist() for g in self.spec.groups] for tier in TIERS
+        ]
         booked = [column.tolist() for _, column in self._sequences.columns()]
-        return free, held, booked, len(self._tree.leases), self.rows.taken
+        return free, held, booked, len(self.tiers.tree.leases), self.rows.taken
 
     def free_pages(self) -> list[int]:
-        return [space.available() for space in self._pools.tiers[Tier.DEVICE]]
+        return [space.available() for space in self.tiers.pools.tiers[Tier.DEVICE]]

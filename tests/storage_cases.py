@@ -186,7 +186,7 @@ def prove_storage(family: str, backend: StorageBackend, page: int = 16) -> None:
 
 def settled(this: Lab) -> None:
     """Wait until all that is to be stored is stored."""
-    this.parts.cache.settle()
+    this.parts.cache.progress.settle()
 
 
 def check_sums(this: Lab) -> None:

@@ -23,9 +23,11 @@ from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.tree_books import DEVICE, HOST
+from stratakv.tiers.attached_store import AttachedStore
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.pools import Pools
 from stratakv.tiers.prefetch.fetches import Fetches
+from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tiers.storage import StorageTier
 from stratakv.tree.check import check
 from stratakv.tree.observer import Medium
@@ -138,10 +140,12 @@ class Bench:
         self.told = []
         """What storage had for each request that has left, in the order in which it was settled."""
         self.observer = observer
-        persister = Persister(self.tree.stored, self.arenas, observer)
+        store = AttachedStore()
+        persister = Persister(self.tree.stored, self.arenas, store, observer)
         self.pools = Pools(spec, self.tree, self.tiers, persister.want)
         fetches = Fetches(self.tree, self.pools, self.arenas)
-        self.tier = StorageTier(self.tree, persister, fetches, policy, self.clock, observer)
+        self.prefetcher = Prefetcher(self.tree, fetches, store, policy, self.clock, observer)
+        self.tier = StorageTier(self.tree, store, persister, self.prefetcher, observer)
         self.limits = IoLimits(**limits)
         self.worker = None
         self.backend = None
@@ -191,7 +195,7 @@ class Bench:
     def start(self, request, prompt, pages):
         """A request with a prompt of ``pages`` and one token more waits."""
         prefix = self.prefix(prompt, pages)
-        self.tier.prefetch(RequestId(request), prefix, pages * self.spec.page_tokens + 1)
+        self.prefetcher.start(RequestId(request), prefix, pages * self.spec.page_tokens + 1)
 
     def answered(self):
         """Wait until an answer is there, and apply it."""
@@ -221,13 +225,13 @@ class Bench:
         self.settle()
 
     def admitted(self, request, end):
-        return self.tier.admitted(RequestId(request), end, self.told.append)
+        return self.prefetcher.admitted(RequestId(request), end, self.told.append)
 
     def forget(self, request):
-        self.tier.forget(RequestId(request), self.told.append)
+        self.prefetcher.forget(RequestId(request), self.told.append)
 
     def must_wait(self, request):
-        return self.tier.must_wait(RequestId(request))
+        return self.prefetcher.must_wait(RequestId(request))
 
     # -- the tiers -------------------------------------------------------------------------------
 
@@ -291,7 +295,9 @@ class Bench:
         """The tree's own check, and every host page has exactly one owner."""
         check(self.tree)
         for group in self.groups:
-            owned = [page for part in self.tier.owned(GroupId(group)) for page in part.tolist()]
+            owned = [
+                page for part in self.prefetcher.owned(GroupId(group)) for page in part.tolist()
+            ]
             held = self.tree.internals.nodes.page[HOST][group]
             owned += held[held != NONE].tolist()
             assert len(set(owned)) == len(owned), "a host page has two owners"

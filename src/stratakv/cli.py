@@ -8,7 +8,7 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from importlib import import_module
 from importlib.metadata import version
@@ -26,6 +26,35 @@ SERVE_MODULES: Final = (
     "prometheus_client", "tqdm",
 )  # fmt: skip
 """What the extra ``serve`` brings, by the names that are imported."""
+BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "tree": ("match, lease, insert, evict of the prefix tree", ()),
+    "transfer": ("copies between device and host", ()),
+    "serve": (
+        "the engine by cache tier, beside Hugging Face's, and to the first token",
+        ("trace", "model"),
+    ),
+    "policy": ("token hit rates of the eviction policies on a trace", ()),
+    "storage": ("pages into a file store and back, beside a raw loop", ("directory", "redis")),
+    "imports": ("the library's packages, beside NumPy alone", ()),
+    "load": (
+        "a model from disk with its identity, beside Hugging Face's loader alone",
+        ("directory",),
+    ),
+    "ranks": ("what ranks say to each other in a step, beside bare collectives", ("tp",)),
+    "http": ("how long others wait while a server works on a body that takes long", ("model",)),
+}
+"""What each part of ``bench`` measures, and its flags."""
+_BENCH_FLAGS: Final[Mapping[str, dict[str, Any]]] = {
+    "trace": {"metavar": "FILE", "help": "a Mooncake-format trace to replay"},
+    "model": {"metavar": "DIR", "help": "a model directory; default: built-in"},
+    "directory": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "where its files lie meanwhile; default: the one for temporary files",
+    },
+    "redis": {"metavar": "URL", "help": "also measure this server"},
+    "tp": {"type": int, "default": 2, "metavar": "INT", "help": "ranks (default: 2)"},
+}
 LIBRARY_BENCHES: Final = ("tree", "policy", "imports")
 """Parts of ``bench`` that need no more than the library."""
 SIZING: Final = (
@@ -78,37 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     _plan_flags(plans.add_parser("bytes", help="what a model's cache takes", allow_abbrev=False))
     bench = verbs.add_parser("bench", help="measure one part on this machine")
     parts = bench.add_subparsers(required=True, metavar="PART")
-    for name, text in (
-        ("tree", "match, lease, insert, evict of the prefix tree"),
-        ("transfer", "copies between device and host"),
-        ("serve", "the engine by cache tier, beside Hugging Face's, and to the first token"),
-        ("policy", "token hit rates of the eviction policies on a trace"),
-        ("storage", "pages into a file store and back, beside a raw loop"),
-        ("imports", "the library's packages, beside NumPy alone"),
-        ("load", "a model from disk with its identity, beside Hugging Face's loader alone"),
-        ("ranks", "what ranks say to each other in a step, beside bare collectives"),
-        ("http", "how long others wait while a server works on a body that takes long"),
-    ):
+    for name, (text, flags) in BENCHES.items():
         part = parts.add_parser(name, help=text, allow_abbrev=False)
         part.add_argument("--json", metavar="FILE", help="also write the figures there")
         part.set_defaults(run=_bench, part=name)
-        if name == "serve":
-            part.add_argument("--trace", metavar="FILE", help="a Mooncake-format trace to replay")
-        if name in {"serve", "http"}:
-            part.add_argument("--model", metavar="DIR", help="a model directory; default: built-in")
+        for flag in flags:
+            part.add_argument(f"--{flag}", **_BENCH_FLAGS[flag])
         if name == "policy":
             _policy_flags(part)
-        if name in {"storage", "load"}:
-            part.add_argument(
-                "--directory",
-                type=Path,
-                metavar="DIR",
-                help="where its files lie meanwhile; default: the one for temporary files",
-            )
-        if name == "storage":
-            part.add_argument("--redis", metavar="URL", help="also measure this server")
-        if name == "ranks":
-            part.add_argument("--tp", type=int, default=2, metavar="INT", help="ranks (default: 2)")
     _fsck_flags(verbs.add_parser("fsck", help="check a file store", allow_abbrev=False))
     return parser
 
@@ -239,8 +245,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from stratakv.serve.memory_plan import plan_bytes  # noqa: PLC0415
 
     plan = plan_bytes(arguments.model, engine, arguments.rows)
-    if arguments.json is not None:
-        Path(arguments.json).write_text(json.dumps(plan.figures(), indent=2) + "\n")
+    _write_json(arguments.json, plan.figures())
     print(plan.render())
     return 0
 
@@ -264,9 +269,13 @@ def _check_json(path: str | None) -> None:
         raise ConfigError(f"--json {path}: allowed is a file in a directory that exists")
 
 
+def _write_json(path: str | None, figures: object) -> None:
+    if path is not None:
+        Path(path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
 def _fsck(arguments: argparse.Namespace) -> int:
-    from stratakv.storage.file.fsck import fsck  # noqa: PLC0415
-    from stratakv.storage.file.fsck_report import lines_of  # noqa: PLC0415
+    from stratakv.storage.file.fsck import fsck, lines_of  # noqa: PLC0415
 
     _check_json(arguments.json)
     try:
@@ -274,52 +283,31 @@ def _fsck(arguments: argparse.Namespace) -> int:
     except (StorageError, OSError) as error:
         print(f"stratakv: {error}", file=sys.stderr)
         return 2
-    if arguments.json is not None:
-        report = asdict(found) | {"clean": found.clean}
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+    _write_json(arguments.json, asdict(found) | {"clean": found.clean})
     for line in lines_of(arguments.directory, found, repair=arguments.repair):
         print(line)
     return 0 if found.clean else 1
 
 
-def _check_directory(directory: Path | None) -> None:
-    if directory is not None and not directory.is_dir():
-        raise ConfigError(f"--directory {directory}: allowed is a directory that exists")
-
-
 def _bench(arguments: argparse.Namespace) -> int:
     _check_json(arguments.json)
-    if arguments.part not in LIBRARY_BENCHES:
-        _check_extra(f"bench {arguments.part}")
-    match arguments.part:
-        case "tree" | "transfer" | "imports":
-            import_module(f"stratakv.bench.{arguments.part}").run(arguments.json)
-        case "policy":
-            from stratakv.bench import policy  # noqa: PLC0415
-
-            values = vars(arguments)
-            chosen = {field.name: values[field.name] for field in fields(policy.PolicyOptions)}
-            for flag in ("policies", "specs"):
-                chosen[flag] = tuple(filter(None, values[flag].split(",")))
-            policy.run(arguments.json, policy.PolicyOptions(**chosen))
-        case "storage":
-            _check_directory(arguments.directory)
-            storage = import_module("stratakv.bench.storage")
-            storage.run(arguments.json, arguments.directory, arguments.redis)
-        case "load":
-            _check_directory(arguments.directory)
-            import_module("stratakv.bench.model_load").run(arguments.json, arguments.directory)
-        case "http":
-            import_module("stratakv.bench.http").run(arguments.json, model=arguments.model)
-        case "ranks":
-            try:
-                import_module("stratakv.bench.ranks").run(arguments.json, ranks=arguments.tp)
-            except RankLostError as error:
-                print(f"stratakv: {error}", file=sys.stderr)
-                return 1
-        case _:
-            serve = import_module("stratakv.bench.serve")
-            serve.run(arguments.json, trace=arguments.trace, model=arguments.model)
+    values, name = vars(arguments), arguments.part
+    given = {flag: values[flag] for flag in BENCHES[name][1]}
+    if (directory := given.get("directory")) is not None and not directory.is_dir():
+        raise ConfigError(f"--directory {directory}: allowed is a directory that exists")
+    if name not in LIBRARY_BENCHES:
+        _check_extra(f"bench {name}")
+    bench = import_module(f"stratakv.bench.{name}")
+    if name == "policy":
+        chosen = {field.name: values[field.name] for field in fields(bench.PolicyOptions)}
+        for flag in ("policies", "specs"):
+            chosen[flag] = tuple(filter(None, values[flag].split(",")))
+        given["options"] = bench.PolicyOptions(**chosen)
+    try:
+        _write_json(arguments.json, bench.run(**given))
+    except RankLostError as error:
+        print(f"stratakv: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

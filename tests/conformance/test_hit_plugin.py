@@ -13,8 +13,7 @@ import torch
 from stratakv.assembly import models
 from stratakv.cache.admit import Admitter
 from stratakv.engine.executor import Runner
-from stratakv.engine.verify import Settings, Verifier
-from stratakv.engine.verify_cuts import cut_sizes
+from stratakv.engine.verify import Settings, Verifier, cut_sizes
 from stratakv.engine.verify_report import Differs, Exact, NotRun, Report, Way
 from stratakv.engine.verify_session import Reply
 from stratakv.spec.derive import spec_of

@@ -10,7 +10,8 @@ import pytest
 
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import ReadStatus, StoreFormat, WriteStatus
-from stratakv.storage.mooncake import MooncakeBackend, MooncakeOptions, region_of
+from stratakv.storage.mooncake import MooncakeBackend, region_of
+from stratakv.storage.urls import MooncakeOptions
 from stratakv.testing.patience import wait_until
 from stratakv.testing.storage_conformance import FORM as CONFORMANCE_FORM
 from stratakv.testing.storage_conformance import StorageConformance, Subject

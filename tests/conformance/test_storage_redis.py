@@ -11,7 +11,8 @@ import pytest
 
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import Everything, ReadStatus, StoreFormat, WriteStatus
-from stratakv.storage.redis import RedisBackend, RedisOptions
+from stratakv.storage.redis import RedisBackend
+from stratakv.storage.urls import RedisOptions
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.storage_conformance import StorageConformance, Subject
 from tests.fixtures.servers import (
@@ -235,7 +236,8 @@ import random, sys
 from pathlib import Path
 import numpy as np
 from stratakv.storage.backend import ReadStatus, WriteStatus
-from stratakv.storage.redis import RedisBackend, RedisOptions
+from stratakv.storage.redis import RedisBackend
+from stratakv.storage.urls import RedisOptions
 from tests.fixtures.stored_pages import FORM, keys_of, pages_of, views
 
 store = RedisBackend(FORM, RedisOptions(url=sys.argv[1], batch_bytes=200_000))

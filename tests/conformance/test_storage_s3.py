@@ -10,7 +10,8 @@ from obstore.store import S3Store
 
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.storage.backend import Everything, ReadStatus, StoreFormat, WriteStatus
-from stratakv.storage.s3 import S3Backend, S3Options
+from stratakv.storage.s3 import S3Backend
+from stratakv.storage.urls import S3Options
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_conformance import FORM as CONFORMANCE_FORM
 from stratakv.testing.storage_conformance import StorageConformance, Subject

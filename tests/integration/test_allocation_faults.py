@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from stratakv.cache.kv_cache import KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.policy.admission import demand
 from stratakv.spec.derive import spec_of
@@ -49,7 +48,11 @@ def serve(parts, asked, count, after_step):
         assert tokens_of(out[name]) == expected_tokens(tokens, counts[name]), name
 
 
-def converse(spec, kind="", nth=0, after_step=KVCache.settle):
+def settled(cache):
+    cache.progress.settle()
+
+
+def converse(spec, kind="", nth=0, after_step=settled):
     """Three at once, of whom one has to leave; then from the host, then from storage. Returns the
     faults and the engine's figures."""
     page = spec.page_tokens

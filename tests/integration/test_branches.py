@@ -32,7 +32,7 @@ def test_a_branch_hits_the_milestone_above_it_on_the_device(family):
     with lab(family, PAGE, **SNAPSHOTS) as this:
         this.ask(LONG)
         for group in range(1, len(this.spec.groups)):
-            needed = this.parts.cache._tree.internals.nodes.need[group] > 0
+            needed = this.parts.cache.tiers.tree.internals.nodes.need[group] > 0
             evict(this.parts, Tier.DEVICE, group, keep=int(needed.sum()))
         for seed, (shared, hit) in enumerate(FAMILIES[family].items(), 2):
             assert this.ask(branch(shared, seed)).cached == on_device(this.spec, hit)

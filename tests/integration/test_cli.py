@@ -26,8 +26,7 @@ from stratakv.core.errors import ConfigError
 from stratakv.serve import wiring
 from stratakv.serve.server import Server, bound_socket
 from stratakv.storage.file import fsck as fsck_module
-from stratakv.storage.file.fsck import Findings
-from stratakv.storage.file.fsck_report import lines_of
+from stratakv.storage.file.fsck import Findings, lines_of
 from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import is_sound, seal
@@ -339,12 +338,18 @@ def test_what_our_own_modules_do_not_do(
 
 def test_bench_storage_is_told_where(tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(bench_storage, "run", lambda *given: told.append(given))
-    report = str(tmp_path / "report.json")
-    assert main(["bench", "storage", "--json", report, "--directory", str(tmp_path)]) == 0
+
+    def run(**given):
+        told.append((given["directory"], given["redis"]))
+        return {"cases": []}
+
+    monkeypatch.setattr(bench_storage, "run", run)
+    report = tmp_path / "report.json"
+    assert main(["bench", "storage", "--json", str(report), "--directory", str(tmp_path)]) == 0
+    assert json.loads(report.read_text()) == {"cases": []}
     assert main(["bench", "storage"]) == 0
     assert main(["bench", "storage", "--redis", "redis://h"]) == 0
-    assert told == [(report, tmp_path, None), (None, None, None), (None, None, "redis://h")]
+    assert told == [(tmp_path, None), (None, None), (None, "redis://h")]
 
 
 # -- fsck ------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def converse(this: Lab, message, snapshot: int = SNAPSHOT_TOKENS) -> list[tuple[
     kept: set[int] = {0}
     for turn in range(TURNS):
         tier = (on_device, on_host, on_storage)[turn % 3]
-        this.parts.cache.settle()
+        this.parts.cache.progress.settle()
         if tier is on_host:
             evict_device(this.parts)
         if tier is on_storage:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stratakv.core.ids import LayerId
-from stratakv.engine import step_plan
-from stratakv.engine.deepseek import common_pieces, common_topk, v32_runner
+from stratakv.engine import scratch_limit, step_plan
+from stratakv.engine.deepseek import common_topk, v32_runner
 from stratakv.engine.model import load_model, wrap
 from tests.fixtures.deepseek_v32 import (
     CONFIGS,
@@ -123,7 +123,7 @@ def test_blocks_of_queries_change_nothing(name, monkeypatch):
 @pytest.mark.parametrize("scratch_bytes", [1, 40_000])
 def test_pieces_change_nothing(name, scratch_bytes, monkeypatch):
     """One query over as many keys as are selected, and a few of either."""
-    monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", scratch_bytes)
+    monkeypatch.setattr(scratch_limit, "SCRATCH_BYTES", scratch_bytes)
     texts = [prompt(name, length, seed) for seed, length in enumerate(LENGTHS)]
     wanted = [all_logits(v32_model(name), text) for text in texts]
     host = Host(wrapped(name), 16)

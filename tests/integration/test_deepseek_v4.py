@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
-from stratakv.engine.deepseek import common_pieces, v4_queries
+from stratakv.engine import scratch_limit
+from stratakv.engine.deepseek import v4_queries
 from stratakv.engine.model import load_model
 from tests.fixtures.deepseek_v4 import (
     NARROW,
@@ -93,7 +94,7 @@ def test_a_ragged_batch_gives_every_request_its_own_logits(seed, pieces, monkeyp
     """Half of what is left decodes in a step, the rest computes up to 150 tokens, some nothing."""
     if pieces == "small":
         monkeypatch.setattr(v4_queries, "MOST_QUERIES", 16)
-        monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", 4096)
+        monkeypatch.setattr(scratch_limit, "SCRATCH_BYTES", 4096)
         monkeypatch.setattr(v4_queries, "SLACK_KEYS", 1)
     lengths = (300, 131, 260, 33, 5, 129, 257, 2)
     prompts = [prompt_of(seed, *case) for case in enumerate(lengths)]

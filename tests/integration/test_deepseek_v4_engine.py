@@ -111,7 +111,7 @@ def test_requests_that_do_not_fit_together_are_retracted_and_go_on():
         for at, tokens in enumerate((200, 230, 120)):
             this.submit(f"r{at}", this.prompt(at, tokens), count=90)
         this.drain()
-        counters = this.parts.cache.counters
+        counters = this.parts.cache.tiers.pools.counters
         assert counters.retracted > 0
         assert counters.retracted_unsaved == 0
         assert this.recorder.computed_tokens == 200 + 230 + 120 + 3 * 89

@@ -120,14 +120,14 @@ def test_abort_while_its_load_is_begun_or_in_flight(joined, submitted):
             parts.engine.submit(greedy("joined", PROMPT, 4))
         parts.engine._steps.admit()  # a whole step would wait for the load
         assert phase_of(parts, "r") is Phase.PREFILLING
-        assert parts.cache.busy
+        assert parts.cache.progress.busy
         if submitted:
-            parts.cache._copies.submit_loads()
+            parts.cache.tiers.copies.flights.submit_loads()
         else:
             hold.release()  # nobody has begun to copy
         parts.engine.abort(RequestId("r"))
         parts.engine.check()
-        assert not parts.engine.flush() if joined else parts.cache.busy
+        assert not parts.engine.flush() if joined else parts.cache.progress.busy
         hold.release()
         out = [output for output in drain(parts) if output.request == "joined"]
         assert tokens_of(out) == (expected_tokens(PROMPT, 4) if joined else [])
@@ -206,5 +206,5 @@ def test_three_hundred_random_aborts():
             assert tokens[-1] is None or len(said) == 8
             finished += len(said) == 8
         assert finished > 20
-        assert parts.cache.counters.load_pages > 0
+        assert parts.cache.tiers.pools.counters.load_pages > 0
         assert_nothing_left(parts)

@@ -79,7 +79,7 @@ def test_the_load_back_budget_counts_a_load_of_window_pages_alone():
         copier.go.clear()
         for at, prompt in enumerate(prompts):
             parts.engine.submit(greedy(f"again{at}", prompt, 1))
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
 
         def let_go():
             wait_until(lambda: counters.load_waited, "a load that waits for another one")
@@ -97,15 +97,15 @@ def test_a_refused_request_warms_nothing():
         run(parts, greedy("first", PROMPT, 1))
         prefix = PageHasher(parts.engine._namespaces.of("", ""), 4)
         prefix.extend(np.array(PROMPT, np.int32))
-        row = parts.cache._tree.internals.nodes.index[prefix.keys[0]]
+        row = parts.cache.tiers.tree.internals.nodes.index[prefix.keys[0]]
         parts.engine.submit(greedy("long", [70] * 8, 20))
         parts.engine.step()
         parts.engine.submit(greedy("again", PROMPT, 12))
-        hits = parts.cache._tree.internals.nodes.hits.item(row)
+        hits = parts.cache.tiers.tree.internals.nodes.hits.item(row)
         for _ in range(5):
             parts.engine.step()
             assert parts.engine.stats().waiting == 1
-        assert parts.cache._tree.internals.nodes.hits.item(row) == hits
+        assert parts.cache.tiers.tree.internals.nodes.hits.item(row) == hits
         finish(parts, {})
         parts.engine.check()
 
@@ -122,11 +122,11 @@ def test_a_page_that_found_no_host_room_is_saved_by_a_later_request():
 
     with token_engine(token_spec(4), settings, [40], [40], Once()) as parts:
         run(parts, greedy("first", PROMPT, 1))
-        parts.cache.settle()
-        assert parts.cache.counters.backup_failed_pages
+        parts.cache.progress.settle()
+        assert parts.cache.tiers.pools.counters.backup_failed_pages
         fails[0] = False
         run(parts, greedy("again", PROMPT, 1))
-        parts.cache.settle()
+        parts.cache.progress.settle()
         evict(parts, Tier.DEVICE, 0)
         outputs = run(parts, greedy("third", PROMPT, 1))["third"]
         assert outputs[0].cached is not None

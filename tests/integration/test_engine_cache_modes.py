@@ -76,7 +76,7 @@ def test_device_only_hits_until_it_evicts():
         evict_device(parts)
         assert all_free(parts)
         assert first_of(parts, PROMPT).cached == on_device(SPEC, 0)
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
         assert (counters.backup_pages, counters.load_pages) == (0, 0)
 
 
@@ -85,13 +85,13 @@ def test_a_host_takes_every_anchor_page_and_of_a_window_what_checkpoints_and_mil
     three pages back, so that page 7 alone is in none of theirs."""
     with engine() as parts:
         first_of(parts, PROMPT)
-        parts.cache.settle()
-        nodes = parts.cache._tree.internals.nodes
+        parts.cache.progress.settle()
+        nodes = parts.cache.tiers.tree.internals.nodes
         rows = nodes.rows()
         for group, pages in enumerate([set(range(15)), set(range(15)) - {7}]):
             saved = nodes.page[Tier.HOST][group][rows] != NONE
             assert set(nodes.depth[rows[saved]].tolist()) == pages
-        assert parts.cache.counters.backup_pages == 15 + 14
+        assert parts.cache.tiers.pools.counters.backup_pages == 15 + 14
         assert first_of(parts, PROMPT).cached == on_device(SPEC, 60)
         evict_device(parts)
         assert first_of(parts, PROMPT).cached == on_host(SPEC, 60)
@@ -104,9 +104,9 @@ def test_flush_is_refused_while_a_request_runs():
     with engine() as parts:
         parts.engine.submit(greedy("r", PROMPT, 3))
         parts.engine.step()
-        before = parts.cache.stats()
+        before = parts.cache.tiers.pools.stats()
         assert not parts.engine.flush()
-        assert parts.cache.stats() == before
+        assert parts.cache.tiers.pools.stats() == before
         drain(parts)
         assert parts.engine.flush()
         assert all_free(parts)
@@ -123,7 +123,7 @@ def test_a_load_below_the_threshold_is_declined_and_counted(threshold, hit):
         evict_device(parts)
         assert first_of(parts, PROMPT).cached == on_host(SPEC, hit)
         assert parts.engine.stats().lost_tokens["host", "below_threshold"] == 60 - hit
-        assert parts.cache.counters.load_pages == (18 if hit else 0)
+        assert parts.cache.tiers.pools.counters.load_pages == (18 if hit else 0)
         # What was recomputed is on both tiers again.
         evict_device(parts)
         assert first_of(parts, PROMPT).cached == on_host(SPEC, hit)
@@ -144,7 +144,7 @@ def test_a_load_over_the_budget_waits_its_turn():
         parts.engine.submit(greedy("one", PROMPT, 3))
         parts.engine.submit(greedy("two", other, 3))
         parts.engine._steps.admit()  # a whole step would wait for the load that is held
-        assert parts.cache.counters.load_waited == 1
+        assert parts.cache.tiers.pools.counters.load_waited == 1
         assert (parts.engine.stats().running, parts.engine.stats().waiting) == (1, 1)
         hold.allow(1_000)
         got = drain(parts)
@@ -193,10 +193,10 @@ def test_a_load_without_device_pages_falls_back_to_what_is_there():
     with engine() as parts:
         first_of(parts, PROMPT)
         evict_device(parts)
-        taken = parts.cache._pools.tiers[Tier.DEVICE][1].alloc(58)
+        taken = parts.cache.tiers.pools.tiers[Tier.DEVICE][1].alloc(58)
         parts.engine.submit(greedy("r", PROMPT, 3))
         parts.engine._steps.admit()
-        parts.cache._pools.tiers[Tier.DEVICE][1].free(taken)
+        parts.cache.tiers.pools.tiers[Tier.DEVICE][1].free(taken)
         out = drain(parts)
         assert out[0].cached == on_device(SPEC, 0)
         assert parts.engine.stats().lost_tokens["host", "device_capacity"] == 60
@@ -219,7 +219,7 @@ def test_a_failed_backup_leaves_a_working_cache(failing):
 
     with engine(HookedCopier(DEFAULT_COPIER, fail)) as parts:
         first_of(parts, PROMPT)
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
         assert counters.backup_failed_pages > 0
         assert first_of(parts, PROMPT).cached == on_device(SPEC, 60)
         evict_device(parts)
@@ -237,7 +237,7 @@ def test_a_failed_backup_leaves_a_working_cache(failing):
 def test_a_full_host_drops_backups_and_counts_them():
     with engine(host=(5, 2)) as parts:
         first_of(parts, PROMPT)
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
         assert counters.dropped_backup_pages > 0
         assert counters.backup_pages + counters.dropped_backup_pages >= 15
         assert first_of(parts, PROMPT).cached == on_device(SPEC, 60)

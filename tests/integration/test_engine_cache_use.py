@@ -71,32 +71,32 @@ def ask(parts, tokens, use=CacheUse.ALL, count=9):
     """What of a prompt was cached, after checking its whole answer."""
     out = run(parts, kept_apart("r", tokens, use, count))["r"]
     assert tokens_of(out) == expected_tokens(tokens, count)
-    parts.cache.settle()
+    parts.cache.progress.settle()
     return out[0].cached
 
 
 def seen(parts):
     """Everything that the cache holds: where each page of the tree is, and what is free."""
-    parts.cache.settle()
+    parts.cache.progress.settle()
     parts.engine.check()
-    nodes = parts.cache._tree.internals.nodes
+    nodes = parts.cache.tiers.tree.internals.nodes
     states = {key: [int(state[row]) for state in nodes.state] for key, row in nodes.index.items()}
-    return states, parts.cache.stats()
+    return states, parts.cache.tiers.pools.stats()
 
 
 @contextmanager
 def nothing_left_by(parts):
-    before, counters = seen(parts), parts.cache.counters.snapshot()
+    before, counters = seen(parts), parts.cache.tiers.pools.counters.snapshot()
     yield
     assert seen(parts) == before
-    after = parts.cache.counters.snapshot()
+    after = parts.cache.tiers.pools.counters.snapshot()
     moved = ("backup_pages", "evicted_device_pages", "evicted_host_pages", "snapshots")
     assert {name: after[name] for name in moved} == {name: counters[name] for name in moved}
 
 
 def poison_what_is_cached(parts):
     """Whoever reads a page of the tree, on any tier, reads NaN."""
-    nodes = parts.cache._tree.internals.nodes
+    nodes = parts.cache.tiers.tree.internals.nodes
     for tier in TIERS:
         for group in parts.spec.groups:
             pages = nodes.page[tier][group.id][nodes.rows()]
@@ -149,7 +149,11 @@ def test_nor_do_several_at_once_and_one_that_was_retracted(spec):
                 parts.engine._steps.retract(parts.engine._running.youngest())
             for output in parts.engine.step():
                 said[output.request].append(output)
-        assert parts.cache.counters.retracted == parts.cache.counters.retracted_unsaved == 1
+        assert (
+            parts.cache.tiers.pools.counters.retracted
+            == parts.cache.tiers.pools.counters.retracted_unsaved
+            == 1
+        )
         for outputs in said.values():
             assert tokens_of(outputs) == expected_tokens(PROMPT, 30)
             assert outputs[0].cached == dataclasses.replace(on_device(spec, 0), use=NO_STORE)
@@ -161,7 +165,7 @@ def test_where_pages_run_short_such_requests_are_retracted_and_all_get_through(s
         prompts = [kept_apart(f"r{n}", PROMPT[n:], NO_STORE, 35) for n in range(4)]
         for prompt, outputs in zip(prompts, run(parts, *prompts).values(), strict=True):
             assert tokens_of(outputs) == expected_tokens(prompt.tokens, 35)
-        assert parts.cache.counters.retracted > 0
+        assert parts.cache.tiers.pools.counters.retracted > 0
 
 
 # -- what is there is read -----------------------------------------------------------------------
@@ -174,10 +178,10 @@ def test_no_store_reads_what_is_there(spec):
         hit = dataclasses.replace(on_device(spec, 60), use=NO_STORE)
         assert ask(parts, PROMPT, NO_STORE, count=30) == hit
         evict_device(parts)
-        states = len(parts.cache._tree)
+        states = len(parts.cache.tiers.tree)
         hit = dataclasses.replace(on_host(spec, 60), use=NO_STORE)
         assert ask(parts, PROMPT, NO_STORE) == hit
-        assert len(parts.cache._tree) == states
+        assert len(parts.cache.tiers.tree) == states
 
 
 @pytest.mark.parametrize("rule", [KeepWindow(10), KeepChunk(11), KeepBoundary()])
@@ -185,15 +189,15 @@ def test_what_was_read_is_anybodys_once_it_is_behind(rule):
     """The lease stays where it is: only what a window at the newest token needs may be pinned."""
     with engine(token_spec(PAGE, rule)) as parts:
         ask(parts, PROMPT, count=1)
-        cached = parts.cache.stats()[1]
+        cached = parts.cache.tiers.pools.stats()[1]
         assert cached.evictable == cached.total - cached.free > 0
         parts.engine.submit(kept_apart("r", PROMPT, NO_STORE, 35))
         parts.engine.step()
-        assert parts.cache.stats()[1].evictable < cached.evictable
+        assert parts.cache.tiers.pools.stats()[1].evictable < cached.evictable
         for _ in range(20):
             parts.engine.step()
         parts.engine.check()
-        assert parts.cache.stats()[1].evictable == cached.evictable
+        assert parts.cache.tiers.pools.stats()[1].evictable == cached.evictable
         assert len(drain(parts)) > 0
 
 
@@ -234,7 +238,7 @@ def test_nor_after_it_was_retracted():
         parts.engine.submit(kept_apart("r", PROMPT, BYPASS, 30))
         out = [output for _ in range(14) for output in parts.engine.step()]
         parts.engine._steps.retract(parts.engine._running.youngest())
-        parts.cache.settle()
+        parts.cache.progress.settle()
         poison_what_is_cached(parts)
         assert tokens_of(out + drain(parts)) == expected_tokens(PROMPT, 30)
 
@@ -245,13 +249,13 @@ def test_what_a_request_that_reads_nothing_computes_again_is_no_loss(use):
         parts.engine.submit(kept_apart("r", PROMPT, use, 30))
         for _ in range(14):
             parts.engine.step()
-        losses = parts.cache.losses
+        losses = parts.cache.admission.losses
         before = losses.known
         # Nothing of it is left to go on from.
         parts.engine._steps.retract(parts.engine._running.youngest())
         evict_device(parts)
         drain(parts)
-        assert parts.cache.counters.retracted_unsaved == 1
+        assert parts.cache.tiers.pools.counters.retracted_unsaved == 1
         reads = CacheUse.READ in use
         assert (losses.lost[Lost.DEVICE_RETRACTED] > 0) == reads
         assert (losses.known > before) == reads
@@ -311,7 +315,7 @@ def test_its_end_lets_nobody_in_who_waits_for_the_other():
 def test_bypass_makes_nothing_warmer():
     with engine(SPECS["window"]) as parts:
         ask(parts, PROMPT)
-        nodes = parts.cache._tree.internals.nodes
+        nodes = parts.cache.tiers.tree.internals.nodes
         rows = nodes.rows()
         before = nodes.hits[rows].copy(), [rank[rows].copy() for rank in nodes.rank]
         ask(parts, PROMPT, OFF)
@@ -350,7 +354,9 @@ def test_an_aborted_bypass_leaves_the_pages_that_it_has():
         parts.engine.submit(kept_apart("r", PROMPT, BYPASS, 9))
         for _ in range(4):
             parts.engine.step()
-        assert parts.cache.stats()[0].evictable == 0, "nothing is handed over while it runs"
+        assert parts.cache.tiers.pools.stats()[0].evictable == 0, (
+            "nothing is handed over while it runs"
+        )
         parts.engine.abort("r")
         drain(parts)
         assert ask(parts, PROMPT) == on_device(SPECS["window"], 36)

@@ -197,4 +197,4 @@ def test_an_engine_whose_ranks_are_lost_in_a_retraction_still_ends(monkeypatch):
         with pytest.raises(RankLostError):
             Traffic(seed=1, requests=24).run(parts, MOST)
         parts.engine.close()
-        assert parts.cache.flush()
+        assert parts.cache.progress.flush()

@@ -39,7 +39,7 @@ def in_use(parts, group):
     """Device pages of a group that a request or a copy holds: neither free nor evictable."""
     return [
         pool.total - pool.free - pool.evictable
-        for pool in parts.cache.stats()
+        for pool in parts.cache.tiers.pools.stats()
         if pool.tier == "device"
     ][group]
 
@@ -141,7 +141,7 @@ def test_a_request_that_computes_what_another_one_loads_keeps_no_second_page():
     with token_engine(spec, settings, (200, 2 * peak), (300, 300)) as parts:
         run(parts, greedy("A", known, 1))
         evict_device(parts)
-        duplicates = parts.cache.counters.duplicate_pages
+        duplicates = parts.cache.tiers.pools.counters.duplicate_pages
         parts.engine.submit(greedy("B", branch, 5))
         got = parts.engine.step() + parts.engine.step()
         parts.engine.submit(greedy("A again", beginning, 1))
@@ -153,8 +153,8 @@ def test_a_request_that_computes_what_another_one_loads_keeps_no_second_page():
         cached = {output.request: output.cached for output in got if output.cached is not None}
         assert cached["B"] == on_host(spec, 16 * PAGE)
         assert cached["A again"].total == 32 * PAGE
-        assert parts.cache.counters.load_pages > 0
-        assert parts.cache.counters.duplicate_pages > duplicates
+        assert parts.cache.tiers.pools.counters.load_pages > 0
+        assert parts.cache.tiers.pools.counters.duplicate_pages > duplicates
         for name, prompt, count in (("B", branch, 5), ("A again", beginning, 1), ("C", other, 5)):
             said = tokens_of([output for output in got if output.request == name])
             assert said == expected_tokens(prompt, count)
@@ -166,7 +166,7 @@ def test_a_request_that_computes_what_another_one_loads_keeps_no_second_page():
         (0, 4, "empty"),
         (400, 4, "at most 399"),
         (5, 0, "1 to"),
-        (300, 99, "pages of group 0, which has 50"),
+        (300, 99, "pages of group g0, which has 50"),
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(tokens, count, why):
@@ -178,7 +178,7 @@ def test_what_can_never_be_served_is_refused_at_once(tokens, count, why):
 
 def test_a_window_pool_too_small_for_one_request_is_named():
     with token_engine(token_spec(PAGE, KeepWindow(10)), config(), (50, 5), (0, 0)) as parts:
-        with pytest.raises(RequestError, match="group 1, which has 5"):
+        with pytest.raises(RequestError, match="group g1, which has 5"):
             parts.engine.submit(greedy("r", [1] * 100, 4))
         run(parts, greedy("short", [1] * 10, 4))  # what fits is served
 

@@ -186,7 +186,7 @@ def test_pools_from_one_request_to_all_of_them(spec, host, level):
         for prompt in prompts:
             count = prompt.sampling.max_tokens
             assert said[prompt.id] == expected_tokens(prompt.tokens.tolist(), count)
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
         assert counters.retracted == len(seen)
         assert bool(seen) == (level < 3)
         assert counters.retracted_unsaved == len(seen) if not host else True
@@ -208,8 +208,8 @@ def test_every_pool_from_one_request_to_all_of_them(spec):
     for pages in range(one, len(prompts) * one + 1):
         with engine(spec, pages, max_model_len=longest) as parts:
             assert serve(parts, prompts) == expected, f"{pages} pages"
-            assert parts.cache.counters.retracted_unsaved == 0, f"{pages} pages"
-            retracted.append(parts.cache.counters.retracted)
+            assert parts.cache.tiers.pools.counters.retracted_unsaved == 0, f"{pages} pages"
+            retracted.append(parts.cache.tiers.pools.counters.retracted)
     assert sum(count > 0 for count in retracted) > one
     assert not any(retracted[-one:]), "all of them fit"
 
@@ -221,10 +221,10 @@ def test_a_sampled_stream_goes_on_as_if_nothing_had_happened(spec, host):
     settings = {} if host else {"cache": "device"}
     with engine(spec, 200, host, **settings) as parts:
         expected = serve(parts, prompts)
-        assert parts.cache.counters.retracted == 0
+        assert parts.cache.tiers.pools.counters.retracted == 0
     with engine(spec, 25, host, **settings) as parts:
         assert serve(parts, prompts) == expected
-        assert parts.cache.counters.retracted > 2
+        assert parts.cache.tiers.pools.counters.retracted > 2
 
 
 # -- what is saved -------------------------------------------------------------------------------
@@ -241,14 +241,17 @@ def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
     """In mid-prefill and while decoding, on and off a page boundary: as ``needed`` says."""
     with engine(spec, **IN_MID_PREFILL.get(computed, {})) as parts:
         out = start(parts, "r", PROMPT[:prompt_tokens], 40, computed)
-        parts.cache.settle()
-        nodes, rule = parts.cache._tree.internals.nodes, {g.id: g.retention for g in spec.groups}
+        parts.cache.progress.settle()
+        nodes, rule = (
+            parts.cache.tiers.tree.internals.nodes,
+            {g.id: g.retention for g in spec.groups},
+        )
         whole = computed // PAGE
         lease = parts.cache._sequences[request_of(parts, "r").row].lease
         path = lease.path.copy()
         missing = 0
         wanted = {g: needed(rule[g], computed, PAGE) for g in rule}
-        before = parts.cache.counters.retracted_pages
+        before = parts.cache.tiers.pools.counters.retracted_pages
         on_host = {g: nodes.page[Tier.HOST][g][path] != NONE for g in rule}
         retracted = retract(parts, "r")
         live = {page.group: page for page in retracted.live}
@@ -267,7 +270,7 @@ def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
             assert np.flatnonzero(pinned).tolist() == list(span)
             missing += int((~on_host[group.id][list(span)]).sum())
         assert (retracted.tokens, retracted.end) == (computed, whole)
-        assert parts.cache.counters.retracted_pages - before == missing
+        assert parts.cache.tiers.pools.counters.retracted_pages - before == missing
         out += drain(parts)
         assert tokens_of(out) == expected_tokens(PROMPT[:prompt_tokens], 40)
         assert_nothing_left(parts)
@@ -280,18 +283,18 @@ def test_nothing_is_computed_twice(spec, gone, computed):
     """Neither when its pages still lie on the device nor when others have taken them."""
     with engine(spec, **IN_MID_PREFILL.get(computed, {})) as parts:
         out = start(parts, "r", PROMPT[:20], 30, computed)
-        parts.cache.settle()
+        parts.cache.progress.settle()
         retract(parts, "r")
         if gone:
             evict_device(parts)
-            free = [pool.free == pool.total for pool in parts.cache.stats()]
+            free = [pool.free == pool.total for pool in parts.cache.tiers.pools.stats()]
             assert all(free[: len(spec.groups)])
         recorder = RecordingRunner(parts)
         out += drain(parts)
         assert recorder.computed_tokens == 20 + 29 - computed
         assert tokens_of(out) == expected_tokens(PROMPT[:20], 30)
         if gone:
-            assert parts.cache.counters.load_pages > computed // PAGE - 1
+            assert parts.cache.tiers.pools.counters.load_pages > computed // PAGE - 1
 
 
 @each_spec
@@ -307,7 +310,7 @@ def test_a_save_is_several_bounded_plans(spec, monkeypatch):
 
     with engine(spec, copier=HookedCopier(DEFAULT_COPIER, fail)) as parts:
         out = start(parts, "r", PROMPT[:20], 30, 38)
-        parts.cache.settle()
+        parts.cache.progress.settle()
         failing[0] = False
         plans, submit = [], parts.transfer.submit
 
@@ -324,12 +327,12 @@ def test_a_save_is_several_bounded_plans(spec, monkeypatch):
         assert max(sizes) <= room
         assert len(sizes) >= 5 + 1  # nine pages of the anchor, and what is live
         saved = sum(len(copy.device) for plan in plans for copy in plan.copies)
-        assert saved == parts.cache.counters.retracted_pages
-        parts.cache.settle()
+        assert saved == parts.cache.tiers.pools.counters.retracted_pages
+        parts.cache.progress.settle()
         evict_device(parts)
         out += drain(parts)
         assert tokens_of(out) == expected_tokens(PROMPT[:20], 30)
-        assert parts.cache.counters.retracted_unsaved == 0
+        assert parts.cache.tiers.pools.counters.retracted_unsaved == 0
         assert_nothing_left(parts)
 
 
@@ -358,7 +361,7 @@ def test_a_new_request_waits_until_the_one_that_left_is_back():
         parts.engine.submit(greedy("elder", PROMPT[:20], 24))
         parts.engine.submit(greedy("younger", [9, *PROMPT[:10]], 20))
         order = seatings(parts)
-        while parts.cache.counters.retracted == 0:
+        while parts.cache.tiers.pools.counters.retracted == 0:
             parts.engine.step()
         parts.engine.submit(greedy("new", [5], 2))
         drain(parts)
@@ -391,8 +394,8 @@ def test_without_host_room_it_is_recomputed(spec, host, computed):
     with engine(spec, host=host, **settings) as parts:
         out = start(parts, "r", PROMPT[:20], 30, computed)
         retracted = retract(parts, "r")
-        counters = parts.cache.counters
-        saved = retracted in parts.cache._retraction
+        counters = parts.cache.tiers.pools.counters
+        saved = retracted in parts.cache.retraction
         assert saved == (computed == 9 and host == 3)
         assert counters.retracted_unsaved == (not saved)
         assert (counters.retracted_pages > 0) == saved
@@ -418,11 +421,11 @@ def test_a_save_that_fails_means_recompute(spec, group):
         out = start(parts, "r", PROMPT[:20], 30, 30)
         failing[0] = True
         retracted = retract(parts, "r")
-        assert retracted in parts.cache._retraction
-        parts.cache.settle()
+        assert retracted in parts.cache.retraction
+        parts.cache.progress.settle()
         failing[0] = False
-        assert retracted not in parts.cache._retraction
-        assert parts.cache.counters.retracted_unsaved == 1
+        assert retracted not in parts.cache.retraction
+        assert parts.cache.tiers.pools.counters.retracted_unsaved == 1
         parts.engine.check()
         evict_device(parts)
         out += drain(parts)
@@ -443,16 +446,16 @@ def test_another_ones_failed_backup_is_nothing_to_a_request_without_a_full_page(
         parts.engine.submit(greedy("other", PROMPT[:20], 9))
         out = start(parts, "r", PROMPT[:2], 9, 3)
         retracted = retract(parts, "r")
-        parts.cache.settle()
+        parts.cache.progress.settle()
         failing[0] = True
         with monkeypatch.context() as patch:
             patch.setattr(parts.engine._steps, "admit", lambda: None)  # it does not come back yet
             for _ in range(3):
                 out += parts.engine.step()
-            parts.cache.settle()
+            parts.cache.progress.settle()
         failing[0] = False
-        assert parts.cache.counters.backup_failed_pages > 0
-        assert retracted in parts.cache._retraction
+        assert parts.cache.tiers.pools.counters.backup_failed_pages > 0
+        assert retracted in parts.cache.retraction
         out += drain(parts)
         for name, count in (("r", 2), ("other", 20)):
             said = tokens_of([output for output in out if output.request == name])
@@ -467,7 +470,7 @@ def test_off_recomputes_whoever_had_to_leave(spec):
         for prompt in prompts:
             count = prompt.sampling.max_tokens
             assert said[prompt.id] == expected_tokens(prompt.tokens.tolist(), count)
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
         assert counters.retracted == counters.retracted_unsaved > 0
 
 
@@ -486,9 +489,9 @@ def test_an_abort_while_parked(spec, computed):
     with engine(spec, snapshot_tokens=16) as parts:
         start(parts, "r", PROMPT[:20], 30, computed)
         retract(parts, "r")
-        parts.cache.settle()
+        parts.cache.progress.settle()
         abort(parts, "r")
-        assert len(parts.cache._retraction) == 0
+        assert len(parts.cache.retraction) == 0
         assert ended(drain(parts)) is FinishReason.ABORT
         said = tokens_of(run(parts, greedy("next", PROMPT[:40], 5))["next"])
         assert said == expected_tokens(PROMPT[:40], 5)
@@ -503,14 +506,16 @@ def test_an_abort_while_its_save_is_in_flight(spec, computed):
         try:
             start(parts, "r", PROMPT[:20], 30, computed)
             live = list(retract(parts, "r").live)
-            assert parts.cache.busy
+            assert parts.cache.progress.busy
             abort(parts, "r")
-            host = parts.cache._pools.tiers[Tier.HOST]  # what is still being written is not free
+            host = parts.cache.tiers.pools.tiers[
+                Tier.HOST
+            ]  # what is still being written is not free
             assert all(host[page.group]._used[page.host] for page in live)
         finally:
             hold.allow(1_000)
         assert ended(drain(parts)) is FinishReason.ABORT
-        assert len(parts.cache._retraction) == 0
+        assert len(parts.cache.retraction) == 0
         assert_nothing_left(parts)
 
 
@@ -544,13 +549,13 @@ def test_an_abort_or_another_retraction_while_its_load_is_begun_or_in_flight(
     with engine(spec, copier=copier) as parts:
         out = start(parts, "r", PROMPT[:20], 30, 30)
         retract(parts, "r")
-        parts.cache.settle()
+        parts.cache.progress.settle()
         evict_device(parts)
         parts.engine._steps.admit()
         assert request_of(parts, "r").phase is Phase.PREFILLING
         if submitted:
-            parts.cache._copies.submit_loads()
-        assert parts.cache.busy
+            parts.cache.tiers.copies.flights.submit_loads()
+        assert parts.cache.progress.busy
         threading.Timer(0.05, hold.allow, (1_000,)).start()
         if again:
             retract(parts, "r")
@@ -573,5 +578,5 @@ def test_a_retraction_counts_no_use_of_pages():
             for at in range(3):
                 parts.engine.submit(greedy(f"r{at}", [at, *PROMPT[:20]], 60))
             drain(parts)
-            assert parts.cache.counters.retracted > 0
-            assert parts.cache._tree.internals.nodes.hits.max() == 0
+            assert parts.cache.tiers.pools.counters.retracted > 0
+            assert parts.cache.tiers.tree.internals.nodes.hits.max() == 0

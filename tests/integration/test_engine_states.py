@@ -75,7 +75,7 @@ def recorded(parts, tokens, count=1):
 
 def checkpoints(parts):
     """Ends, in pages, at which the tree has a checkpoint."""
-    nodes = parts.cache._tree.internals.nodes
+    nodes = parts.cache.tiers.tree.internals.nodes
     rows = nodes.rows()
     return sorted((nodes.depth[rows[nodes.checkpoint[rows]]] + 1).tolist())
 
@@ -121,7 +121,7 @@ def test_a_snapshot_that_only_the_host_has_is_loaded_alone():
         ask(parts, PROMPT[:41])
         evict(parts, Tier.DEVICE, 1)
         assert ask(parts, PROMPT[:41]) == cached((40, 0), (0, PAGE), host=40)
-        assert parts.cache.counters.load_pages == 1
+        assert parts.cache.tiers.pools.counters.load_pages == 1
 
 
 def test_without_a_host_an_evicted_snapshot_is_computed_again():
@@ -130,7 +130,7 @@ def test_without_a_host_an_evicted_snapshot_is_computed_again():
         evict(parts, Tier.DEVICE, 1)
         assert ask(parts, PROMPT[:41]) == on_device(STATE, 0)
         assert ask(parts, PROMPT[:41]) == on_device(STATE, 40)
-        assert parts.cache.counters.backup_pages == 0
+        assert parts.cache.tiers.pools.counters.backup_pages == 0
 
 
 @pytest.mark.parametrize("spec", MIXTURES.values(), ids=MIXTURES)
@@ -141,7 +141,7 @@ def test_off_keeps_nothing(spec):
             assert cached == kept_out(spec)
             assert sum(sizes) == 41 + 29
             assert all_free(parts)
-        assert parts.cache.counters.snapshots == 0
+        assert parts.cache.tiers.pools.counters.snapshots == 0
 
 
 # -- where chunks end ----------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_a_decode_snapshot_takes_the_place_of_the_one_before():
             if not seen or seen[-1] != checkpoints(parts):
                 seen.append(checkpoints(parts))
         assert seen == [[1], *([1, end] for end in range(2, 17, 2))]
-        assert parts.cache.counters.snapshots == 9
+        assert parts.cache.tiers.pools.counters.snapshots == 9
 
 
 def test_a_decode_snapshot_is_saved_when_its_request_ends():
@@ -228,19 +228,21 @@ def test_a_decode_snapshot_is_saved_when_its_request_ends():
         parts.engine.submit(greedy("r", PROMPT[:6], 30))
         while len(parts.engine._running.by_row) or parts.engine.stats().waiting:
             parts.engine.step()
-            host = parts.cache.stats()[3]
+            host = parts.cache.tiers.pools.stats()[3]
             running = parts.engine.stats().running
             assert host.total - host.free <= (1 if running else 5)
-        parts.cache.settle()
-        assert parts.cache.stats()[3].free == 195  # the prompt's, the last, and milestones
+        parts.cache.progress.settle()
+        assert (
+            parts.cache.tiers.pools.stats()[3].free == 195
+        )  # the prompt's, the last, and milestones
 
 
 def test_a_last_state_on_a_boundary_costs_no_page():
     """The request leaves its live page behind: no copy, and no step cut for it."""
     with engine(states=2, snapshot_tokens=64) as parts:
         ask(parts, PROMPT[:6], 27)
-        assert parts.cache.counters.snapshots == 2
-        assert parts.cache.counters.snapshots_skipped == 0
+        assert parts.cache.tiers.pools.counters.snapshots == 2
+        assert parts.cache.tiers.pools.counters.snapshots_skipped == 0
         assert ask(parts, PROMPT[:6] + expected_tokens(PROMPT[:6], 27)).device == 32
 
 
@@ -282,12 +284,12 @@ def test_without_a_page_to_go_on_with_a_snapshot_is_skipped():
         out = []
         for _ in range(10):
             out += parts.engine.step()
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
         assert (counters.snapshots, counters.snapshots_skipped) == (1, 1)  # at 4; not at 8 tokens
         assert counters.copy_waits == 0
         patience.cancel()
         hold.allow(1_000)
-        parts.cache.settle()
+        parts.cache.progress.settle()
         out += drain(parts)
         assert tokens_of(out) == expected_tokens(PROMPT[:6], 40)
         assert counters.snapshots == 1 + 4  # 16, 24, 32, 40
@@ -298,7 +300,7 @@ def test_a_request_alone_keeps_every_snapshot_in_two_pages():
     """It lets go of the last one as it gives the next: none is skipped for want of a page."""
     with engine(states=2, cache="device", host=0, snapshot_tokens=4) as parts:
         ask(parts, PROMPT[:6], 40)
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
         assert (counters.snapshots, counters.snapshots_skipped) == (11, 0)
 
 
@@ -310,7 +312,7 @@ def test_pools_with_no_page_to_spare_serve_everybody(spec, running):
     with engine(spec, states=running * peak, max_running=running, snapshot_tokens=4) as parts:
         for group in spec.groups:
             if group.stateful:  # two pages each: the live one, and the snapshot it started from
-                parts.cache._pools.tiers[Tier.DEVICE][group.id].alloc(running * (peak - 2))
+                parts.cache.tiers.pools.tiers[Tier.DEVICE][group.id].alloc(running * (peak - 2))
         prompts = {str(n): PROMPT[: 20 + n] + [n] * n for n in range(8)}
         for name, prompt in prompts.items():
             parts.engine.submit(greedy(name, prompt, 15))

@@ -13,7 +13,7 @@ from stratakv.testing.fleet.run import Fleet, run
 from stratakv.testing.fleet.scenario import plain_plan
 from stratakv.testing.fleet.stores import Stores
 from stratakv.testing.fleet.variety import plan_of
-from stratakv.tiers.transfer_manager import TransferManager
+from stratakv.tiers.progress import Progress
 
 RUNS, CHUNK = 100, 25
 LONG_RUNS, LONG_CHUNK = 10_400, 260
@@ -49,7 +49,7 @@ def test_runs_come_by_everything_that_may_happen():
         cached = fleet.run().cached
         storage = fleet.ranks[0].cache.storage
         prefetched = storage.prefetcher.counters
-        counts = fleet.ranks[0].cache.counters.snapshot() | {
+        counts = fleet.ranks[0].cache.tiers.pools.counters.snapshot() | {
             "from the device": cached["device"],
             "from storage": cached["storage"],
             "lost to another rank": sum(prefetched.lost.values()),
@@ -70,7 +70,7 @@ def test_ranks_count_the_same_losses():
     for plan in [plan for plan in plans if plan.loss is None]:
         fleet = Fleet(plan)
         fleet.run()
-        of = [rank.cache.losses.by_tier() for rank in fleet.ranks]
+        of = [rank.cache.admission.losses.by_tier() for rank in fleet.ranks]
         assert all(lost == of[0] for lost in of)
         seen += sum(of[0].values())
     assert seen
@@ -128,23 +128,23 @@ def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
     """But where it must wait for a copy, and then one more ballot for each look at it."""
     fleet, extra = Fleet(plain_plan(seed)), []
     rank = fleet.ranks[-1]
-    wait, tick = TransferManager.wait, type(rank.cache).tick
+    wait, tick = Progress.wait, Progress.tick
 
-    def waited(manager):
+    def waited(progress):
         before = rank.agreement.ballots
-        found = wait(manager)
-        if manager is rank.cache._copies:
+        found = wait(progress)
+        if progress is rank.cache.progress:
             extra.append(rank.agreement.ballots - before)
         return found
 
     ticks = []
 
-    def ticked(cache, head=None):
-        ticks.append(cache)
-        tick(cache, head)
+    def ticked(progress, head=None):
+        ticks.append(progress)
+        tick(progress, head)
 
-    monkeypatch.setattr(TransferManager, "wait", waited)
-    monkeypatch.setattr(type(rank.cache), "tick", ticked)
+    monkeypatch.setattr(Progress, "wait", waited)
+    monkeypatch.setattr(Progress, "tick", ticked)
     plain = []
     step = rank.engine.step
 
@@ -154,7 +154,7 @@ def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
         ballots, broadcasts = rank.agreement.ballots, rank.agreement.broadcasts
         news = step()
         assert rank.agreement.broadcasts - broadcasts == 1
-        mine = sum(cache is rank.cache for cache in ticks)
+        mine = sum(progress is rank.cache.progress for progress in ticks)
         assert rank.agreement.ballots - ballots == mine + sum(extra)
         if not any(isinstance(command, Flush | Stop) for command in done):
             assert mine == 1

@@ -108,7 +108,8 @@ def ends_in_writes():
 def ends_with_much_queued():
     slow = (replace(CALM, pace=CALM.pace | {"storage": 0.1}),) * 3
     return [
-        replace(plan, fault_rates=slow) for plan in losses(Point.STEP, Point.LETTER, Point.RESULT)
+        replace(plan, fault_rates=slow)
+        for plan in losses(Point.STEP, Point.BROADCAST, Point.RESULT)
     ]
 
 

@@ -230,8 +230,8 @@ def test_a_fetch_that_hangs_on_one_rank_leaves_no_page_behind():
     slow.store.read = hang
     again.run()
     for rank in again.fleet.ranks:
-        free = [space.available() for space in rank.cache._pools.tiers[Tier.HOST]]
-        held = [len(np.concatenate([np.empty(0), *rank.cache.storage.owned(group.id)]))
+        free = [space.available() for space in rank.cache.tiers.pools.tiers[Tier.HOST]]
+        held = [len(np.concatenate([np.empty(0), *rank.cache.storage.prefetcher.owned(group.id)]))
                 for group in plan.spec.groups]  # fmt: skip
         assert held == [0] * len(held)
         assert min(free) > 0

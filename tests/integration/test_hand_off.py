@@ -3,121 +3,42 @@ is what one engine says, pages that anybody may still touch are nobody else's, a
 failure at any moment leaves nothing behind on either side.
 """
 
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
-import torch
 
-from stratakv.assembly.build import Sockets
-from stratakv.core.config import EngineConfig
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import GroupId, RequestId
 from stratakv.engine.request import Failure, FinishReason, Phase
+from stratakv.engine.roles import Start
 from stratakv.policy.admission import demand
 from stratakv.spec.derive import spec_of
-from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow, needed
-from stratakv.testing.hand_off import HandOff, Side
-from stratakv.tiers import tiered_cache
+from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow, needed
+from stratakv.testing.hand_off import DecodeRole, HandOff, Side
+from stratakv.tiers import progress
 from stratakv.tree.nodes import Tier
 from tests.engines import (
-    VOCABULARY,
-    all_free,
+    RecordingRunner,
     allocator,
     ended,
+    evict_device,
     expected_tokens,
     greedy,
-    small_engine,
-    token_engine,
-    token_spec,
     tokens_of,
 )
-from tests.fixtures.models import tiny_model
-from tests.hit_cases import config_for, engine_model, oracle, prompt
-
-PAGE = 16
+from tests.hit_cases import engine_model, prompt
+from tests.pairs import PAGE, PROMPT, RULES, every_rule, model_pair, right, token_pair
 
 
 @pytest.fixture(autouse=True)
 def nobody_sleeps(monkeypatch):
     """Engines that wait for each other give each other turns."""
-    monkeypatch.setattr(tiered_cache, "POLL_S", 0.0)
-
-
-class Pair:
-    """Two engines, a step of each after the other; both are checked after each of theirs."""
-
-    def __init__(self, link, prefill, decode):
-        self.link = link
-        self.sides = {Side.PREFILL: prefill, Side.DECODE: decode}
-        self.out = {side: {} for side in Side}
-        link.connect(prefill.spec, prefill.pools, decode.pools)
-
-    @property
-    def decode(self):
-        return self.sides[Side.DECODE]
-
-    def submit(self, asked):
-        for side, parts in self.sides.items():
-            self.out[side][asked.id] = []
-            parts.engine.submit(asked)
-
-    def step(self):
-        for side, parts in self.sides.items():
-            for output in parts.engine.step():
-                self.out[side][output.request].append(output)
-            parts.engine.check()
-
-    def drain(self):
-        while any(parts.engine.has_work() for parts in self.sides.values()):
-            self.step()
-
-    def run(self, *asked):
-        for one in asked:
-            self.submit(one)
-        self.drain()
-        return [tokens_of(self.said(one.id)) for one in asked]
-
-    def said(self, name, side=Side.DECODE):
-        return self.out[side][name]
-
-    def phase(self, side, name):
-        found = self.sides[side].engine._requests.get(RequestId(name))
-        return None if found is None else found.phase
-
-    def assert_nothing_left(self):
-        self.drain()
-        assert not len(self.link)
-        for parts in self.sides.values():
-            stats = parts.engine.stats()
-            assert (stats.waiting, stats.running) == (0, 0)
-            assert parts.engine.flush()
-            parts.engine.check()
-            assert all_free(parts)
+    monkeypatch.setattr(progress, "POLL_S", 0.0)
 
 
 # -- real models ---------------------------------------------------------------------------------
-
-
-@contextmanager
-def model_pair(family, decode_pages=None, **settings):
-    torch.set_num_threads(1)
-    model = engine_model(family)
-    spec = spec_of(model.config, page_tokens=PAGE, dtype=model.dtype)
-    plenty = (64,) * len(spec.groups)
-    link, config = HandOff(), config_for(PAGE, snapshot_tokens=PAGE, **settings)
-    with ExitStack() as undo:
-        sides = [
-            undo.enter_context(small_engine(model, config, pages, plenty, role=link.roles[side]))
-            for side, pages in ((Side.PREFILL, plenty), (Side.DECODE, decode_pages or plenty))
-        ]
-        yield Pair(link, *sides)
-
-
-def right(family, tokens, count):
-    return oracle(tiny_model(family), tuple(tokens), count)[0]
 
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next", "deepseek_v4"])
@@ -155,7 +76,7 @@ def test_it_is_retracted_where_it_decodes_and_goes_on(family):
         prompts = [prompt(PAGE, at, tokens) for at, tokens in enumerate((44, 51, 39))]
         said = pair.run(*(greedy(f"{at}", tokens, 40) for at, tokens in enumerate(prompts)))
         assert said == [right(family, tokens, 40) for tokens in prompts]
-        assert pair.decode.cache.counters.retracted > 0
+        assert pair.decode.cache.tiers.pools.counters.retracted > 0
         pair.assert_nothing_left()
 
 
@@ -181,46 +102,6 @@ def test_an_abort_at_any_moment_leaves_nothing_and_harms_nobody(family, side):
 
 
 # -- pages ---------------------------------------------------------------------------------------
-
-RULES = {
-    "full": (),
-    "window": (KeepWindow(10),),
-    "short window": (KeepWindow(3),),
-    "chunk": (KeepChunk(12),),
-    "state": (KeepBoundary(),),
-    "all": (KeepWindow(10), KeepBoundary(), KeepLive()),
-}
-CONFIG = EngineConfig(
-    page_tokens=4,
-    max_running=4,
-    max_model_len=200,
-    chunk_tokens=9,
-    step_tokens=20,
-    snapshot_tokens=8,
-    load_back_threshold=1,
-)
-PROMPT = [n * 7 % VOCABULARY for n in range(60)]
-
-
-@contextmanager
-def token_pair(*rules, device=60, host=100, page=4, **settings):
-    spec, config = token_spec(page, *rules), replace(CONFIG, page_tokens=page, **settings)
-    link = HandOff()
-    groups = len(spec.groups)
-    with ExitStack() as undo:
-        sides = [
-            undo.enter_context(
-                token_engine(
-                    spec, config, (pages,) * groups, (host,) * groups,
-                    sockets=Sockets(role=lambda side=side: link.roles[side]),
-                )
-            )
-            for side, pages in ((Side.PREFILL, 60), (Side.DECODE, device))
-        ]  # fmt: skip
-        yield Pair(link, *sides)
-
-
-every_rule = pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 
 
 @every_rule
@@ -268,7 +149,7 @@ def test_a_page_of_one_token():
 def test_what_the_host_holds_of_a_prefix_is_loaded_and_not_sent():
     with token_pair() as pair:
         pair.run(greedy("first", PROMPT[:40], 2))
-        pair.decode.cache.push_out(Tier.DEVICE)
+        pair.decode.cache.progress.push_out(Tier.DEVICE)
         before = pair.link.moved[GroupId(0)]
         assert pair.run(greedy("again", PROMPT[:40], 4)) == [expected_tokens(PROMPT[:40], 4)]
         cached = pair.said("again")[0].cached
@@ -289,6 +170,144 @@ def test_requests_come_and_go_while_pages_run_short(rules):
         said = pair.run(*asked)
         for one, answer in zip(asked, said, strict=True):
             assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
+        pair.assert_nothing_left()
+
+
+# -- pages that run short where it decodes -------------------------------------------------------
+
+
+def test_a_decode_engine_admits_by_what_decoding_takes():
+    """A window of 10 takes 4 pages of 4 while it decodes, and 6 beside a chunk of 9 tokens; the
+    prompts take 13."""
+    with token_pair(KeepWindow(10), device=(60, 16)) as pair:
+        pair.link.stop()
+        for n in range(4):
+            pair.submit(greedy(f"{n}", [n, *PROMPT[:50]], 3))
+        pair.decode.engine.step()
+        assert pair.decode.engine.stats().running == 4
+        pair.link.go()
+        pair.drain()
+        for n in range(4):
+            assert tokens_of(pair.said(f"{n}")) == expected_tokens([n, *PROMPT[:50]], 3)
+        pair.assert_nothing_left()
+
+
+def test_what_receives_leaves_room_for_the_longest_that_decodes():
+    """However long their transfers take: it is never kept waiting for one."""
+    with token_pair(device=30, reserve_tokens=1) as pair:
+        pair.run(greedy("warm", PROMPT[:9], 1))
+        pair.submit(greedy("long", PROMPT[:8], 80))
+        while pair.phase(Side.DECODE, "long") is not Phase.DECODING:
+            pair.step()
+        pair.link.stop()
+        for n in range(3):
+            pair.submit(greedy(f"{n}", [n, *PROMPT[:15]], 2))
+        for _ in range(100):  # steps; it has 80 tokens to say, each the step after the one before
+            pair.step()
+        assert tokens_of(pair.said("long")) == expected_tokens(PROMPT[:8], 80)
+        phases = [pair.phase(Side.DECODE, f"{n}") for n in range(3)]
+        assert phases[0] is Phase.TRANSFERRING
+        pair.link.go()
+        pair.drain()
+        pair.assert_nothing_left()
+
+
+@every_rule
+@pytest.mark.parametrize("said", [1, 4, 7])
+def test_what_the_host_cannot_save_goes_back_to_be_computed_with_all_that_it_has_said(rules, said):
+    with token_pair(*rules, host=0) as pair:
+        sampling = replace(greedy("r", PROMPT[:21], 12).sampling, temperature=1.0, seed=7)
+        asked = replace(greedy("r", PROMPT[:21], 12), sampling=sampling)
+        pair.submit(replace(asked, id=RequestId("alone")))
+        pair.drain()
+        pair.submit(asked)
+        while len(pair.said("r")) < said:
+            pair.step()
+        told = len(pair.said("r"))
+        request = pair.decode.engine._requests[RequestId("r")]
+        pair.decode.engine.retract(RequestId("r"))
+        assert request.retracted.tokens == 21 + told - 1, "its last token has no KV"
+        assert request.retracted.hold is None
+        assert pair.phase(Side.DECODE, "r") is Phase.RETRACTED
+        evict_device(pair.decode)
+        while pair.phase(Side.DECODE, "r") is Phase.RETRACTED:
+            pair.step()
+        assert pair.phase(Side.DECODE, "r") in (Phase.TRANSFERRING, Phase.DECODING)
+        pair.drain()
+        assert tokens_of(pair.said("r")) == tokens_of(pair.said("alone"))
+        assert tokens_of(pair.said("r", Side.PREFILL)) == [
+            tokens_of(pair.said("r"))[0], tokens_of(pair.said("r"))[told]
+        ]  # fmt: skip
+        assert [output.cached is not None for output in pair.said("r")] == [True] + [False] * 11
+        pair.assert_nothing_left()
+
+
+@every_rule
+def test_requests_go_back_and_forth_while_pages_run_short(rules):
+    """The engine that decodes has no host, and computes no prompt."""
+    rng = Random(6)
+    with token_pair(*rules, device=28, host=0, reserve_tokens=1) as pair:
+        pair.link.slow(rng, most=4)
+        recorder = RecordingRunner(pair.decode)
+        asked = [
+            greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(8, 40)) for n in range(8)
+        ]
+        said = pair.run(*asked)
+        for one, answer in zip(asked, said, strict=True):
+            assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
+        assert pair.decode.cache.tiers.pools.counters.retracted_unsaved > 0
+        assert recorder.computed_tokens <= sum(one.sampling.max_tokens for one in asked)
+        pair.assert_nothing_left()
+
+
+@pytest.mark.parametrize("side", Side)
+def test_an_abort_while_it_goes_back_leaves_nothing(side):
+    with token_pair(KeepWindow(10), host=0) as pair:
+        for steps in (0, 1, 2, 3, 6):
+            name = f"r{steps}"
+            pair.submit(greedy(name, [steps, *PROMPT[:21]], 30))
+            while len(pair.said(name)) < 3:
+                pair.step()
+            pair.decode.engine.retract(RequestId(name))
+            for _ in range(steps):
+                pair.step()
+            pair.sides[side].engine.abort(RequestId(name))
+            pair.drain()
+            assert ended(pair.said(name)) is not None
+        pair.assert_nothing_left()
+
+
+class Unanswered(DecodeRole):
+    """Prefill does not answer those that are sent back until ``answers``."""
+
+    answers = False
+
+    def may_start(self, request):
+        back = request.phase is Phase.RETRACTED
+        return Start.WAIT if back and not self.answers else super().may_start(request)
+
+
+def test_while_one_waits_to_go_back_others_leave_it_its_pages():
+    """It takes 10 pages of 20: of two that come behind it one is let in, and the other waits."""
+    link = HandOff()
+    role = link.roles[Side.DECODE] = Unanswered(link)
+    with token_pair(device=20, host=0, reserve_tokens=1, link=link) as pair:
+        pair.submit(greedy("back", PROMPT[:36], 4))
+        while not pair.said("back"):
+            pair.step()
+        pair.decode.engine.retract(RequestId("back"))
+        for name, tokens in (("in", 30), ("waits", 12)):
+            pair.submit(greedy(name, [*PROMPT[:tokens]][::-1], 8))
+        for _ in range(4):
+            pair.step()
+            assert pair.phase(Side.DECODE, "waits") is Phase.WAITING
+            assert pair.phase(Side.DECODE, "back") is Phase.RETRACTED
+        assert pair.phase(Side.DECODE, "in") in (Phase.TRANSFERRING, Phase.DECODING)
+        role.answers = True
+        pair.step()
+        assert pair.phase(Side.DECODE, "back") is Phase.TRANSFERRING
+        pair.drain()
+        assert tokens_of(pair.said("back")) == expected_tokens(PROMPT[:36], 4)
         pair.assert_nothing_left()
 
 
@@ -329,14 +348,14 @@ def test_pages_that_a_copy_may_still_write_are_nobody_elses():
         pair.submit(greedy("r", PROMPT[:30], 4))
         while pair.phase(Side.PREFILL, "r") is not Phase.TRANSFERRING:
             pair.step()
-        free = [pool.free for pool in pair.decode.cache.stats()]
-        held = [pool.free for pool in pair.sides[Side.PREFILL].cache.stats()]
+        free = [pool.free for pool in pair.decode.cache.tiers.pools.stats()]
+        held = [pool.free for pool in pair.sides[Side.PREFILL].cache.tiers.pools.stats()]
         for parts in pair.sides.values():
             parts.engine.abort(RequestId("r"))
         for _ in range(5):
             pair.step()
-        assert [pool.free for pool in pair.decode.cache.stats()] == free
-        assert [pool.free for pool in pair.sides[Side.PREFILL].cache.stats()] == held
+        assert [pool.free for pool in pair.decode.cache.tiers.pools.stats()] == free
+        assert [pool.free for pool in pair.sides[Side.PREFILL].cache.tiers.pools.stats()] == held
         assert not any(parts.engine.flush() for parts in pair.sides.values())
         pair.link.go()
         pair.assert_nothing_left()

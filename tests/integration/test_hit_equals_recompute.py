@@ -50,7 +50,9 @@ def test_a_prompt_of_exactly_k_pages_sent_twice(family, page):
         # The last page was computed twice, and the request went on with the first copy of it. At
         # page 1 each token of the answer that has KV is such a page too.
         twice = 1 + (OUTPUT - 1 if page == 1 else 0)
-        assert this.parts.cache.counters.duplicate_pages == twice * len(this.spec.groups)
+        assert this.parts.cache.tiers.pools.counters.duplicate_pages == twice * len(
+            this.spec.groups
+        )
 
 
 @families_and_pages
@@ -73,7 +75,7 @@ def test_host_load_back(family, page):
         assert this.ask(first).cached == on_host(this.spec, end)
         assert this.ask(first).cached == on_device(this.spec, end)
         loaded = sum(span_tokens(this.spec, end)) // page
-        assert this.parts.cache.counters.load_pages == loaded
+        assert this.parts.cache.tiers.pools.counters.load_pages == loaded
 
 
 @families_and_pages
@@ -167,7 +169,7 @@ def test_eviction_between_turns_with_a_host(family, page):
             answer, known = reply.tokens, len(tokens) + OUTPUT
             this.ask(filler)
             evict(this.parts, Tier.DEVICE, 0)  # where the filler's last token has left one page
-        assert this.parts.cache.counters.load_pages > 0
+        assert this.parts.cache.tiers.pools.counters.load_pages > 0
 
 
 @families_and_pages
@@ -188,7 +190,7 @@ def test_eviction_between_turns_without_a_host(family, page):
         assert this.ask(talk.send(reply.tokens)).cached == on_device(
             this.spec, last_end(known, page)
         )
-        assert this.parts.cache.counters.load_pages == 0
+        assert this.parts.cache.tiers.pools.counters.load_pages == 0
 
 
 @families_and_pages

@@ -89,7 +89,7 @@ def test_a_snapshot_of_another_place_is_seen(family):
         first = prompt(16, 1)
         this.ask(first)
         this.ask(prompt(16, 2))
-        this.parts.cache.settle()
+        this.parts.cache.progress.settle()
         for group in this.spec.groups:
             for buffer in group.buffers if group.stateful else ():
                 for layer in buffer.layers:

@@ -63,7 +63,9 @@ def test_forged_pages_are_computed_again_where_servers_have_a_key(
         def emptied() -> None:
             live.settled()
             for tier in TIERS:
-                live.driver.ask(partial(live.parts.cache.push_out, tier)).result(PATIENCE_S)
+                live.driver.ask(partial(live.parts.cache.progress.push_out, tier)).result(
+                    PATIENCE_S
+                )
 
         alone, _ = ask()
         emptied()

@@ -66,13 +66,13 @@ def ask(url, prompt, salt=""):
     assert answer.status_code == 200, answer.text
 
 
-def replayed(follower):
+def replayed(subscriber):
     """A replica of what the server said from its first batch on."""
-    follower.ask_again(0)
-    assert not follower.missing()
+    subscriber.ask_again(0)
+    assert not subscriber.missing()
     replica = Replica()
-    for number in sorted(follower.batches):
-        for event in follower.batches[number].events:
+    for number in sorted(subscriber.batches):
+        for event in subscriber.batches[number].events:
             match event:
                 case BlockStored():
                     replica.store(event.medium, event.group_idx, event.block_hashes)
@@ -93,14 +93,14 @@ def test_a_router_that_joins_late_knows_what_two_tenants_have_cached(directory, 
     with serving(directory, endpoints) as (url, parts):
         ask(url, prompt)
         ask(url, prompt, salt="tenant")
-        with Subscriber(*endpoints, topic="kv@a") as follower:
+        with Subscriber(*endpoints, topic="kv@a") as subscriber:
             ask(url, prompt[::-1])
-            tree = parts.cache._tree
+            tree = parts.cache.tiers.tree
             wait_until(lambda: not parts.engine.has_work())
-            wait_until(lambda: replayed(follower) == readable(tree, hash_of))
+            wait_until(lambda: replayed(subscriber) == readable(tree, hash_of))
             stored = [
                 event
-                for batch in follower.batches.values()
+                for batch in subscriber.batches.values()
                 for event in batch.events
                 if isinstance(event, BlockStored)
             ]
@@ -122,8 +122,8 @@ def test_a_router_that_joins_late_knows_what_two_tenants_have_cached(directory, 
                 assert set(hashes_of(keys)) <= found
             assert by_tenant[""].isdisjoint(by_tenant["tenant"])
             assert httpx.post(f"{url}/flush_cache", timeout=PATIENCE_S).status_code == 200
-            wait_until(lambda: replayed(follower) == {})
-            last = follower.batches[max(follower.batches)]
+            wait_until(lambda: replayed(subscriber) == {})
+            last = subscriber.batches[max(subscriber.batches)]
             assert last.events == [AllBlocksCleared()]
 
 

@@ -161,8 +161,8 @@ def fault_while_taken(live: RealServer, patch) -> None:
 
 
 def fault_while_asked(live: RealServer, patch) -> None:
-    admit = live.parts.cache._admit
-    patch.setattr(admit, "known", raises_if(admit.known, lambda prefix, *_: is_fault(prefix)))
+    admit = live.parts.cache.admission
+    patch.setattr(admit, "match", raises_if(admit.match, lambda prefix, *_: is_fault(prefix)))
 
 
 def fault_while_seated(live: RealServer, patch) -> None:
@@ -280,7 +280,7 @@ def cached_tokens(live: RealServer, prompt: list[int]) -> int:
     """What a request for ``prompt`` would not compute."""
     hasher = PageHasher(live.parts.engine._namespaces.of("", ""), PAGE)
     hasher.extend(np.array(prompt, np.int32))
-    found = live.driver.ask(lambda: live.parts.cache.match(hasher, len(prompt)))
+    found = live.driver.ask(lambda: live.parts.cache.admission.match(hasher, len(prompt)))
     return found.result(PATIENCE_S).end * PAGE
 
 
@@ -327,7 +327,7 @@ def test_a_resealed_page_is_a_hit_for_one_request_and_for_no_other(directory, mo
         alone, _ = told(http, prompt)
         live.settled()
         for tier in TIERS:
-            live.driver.ask(partial(live.parts.cache.push_out, tier)).result(PATIENCE_S)
+            live.driver.ask(partial(live.parts.cache.progress.push_out, tier)).result(PATIENCE_S)
         with bystanders.running():
             pass
         pages_read_as(monkeypatch, b"\xff")

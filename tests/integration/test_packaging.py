@@ -217,7 +217,7 @@ def test_what_needs_the_extra_says_so(bare, line):
 
 
 def test_benches_of_the_library_need_no_extra(bare):
-    code = "from stratakv.bench import imports; imports.REPEATS = 1; imports.run(None)"
+    code = "from stratakv.bench import imports; imports.REPEATS = 1; imports.run()"
     assert "all of it" in done(bare.bin / "python", "-c", code)
 
 

@@ -19,7 +19,7 @@ from stratakv.cli import main
 from stratakv.core.errors import ConfigError
 from stratakv.engine.model import load_model
 from stratakv.storage.file.fsck import fsck
-from tests.fixtures.models import random_prompt
+from tests.fixtures.models import random_prompt, save_without_dtype
 from tests.fixtures.servers import free_port
 from tests.parallel_models import build
 from tests.rank_processes import FLAGS, SILENCE_S, launched, started, streaming
@@ -138,6 +138,18 @@ def test_what_one_rank_lacks_ends_all(model, tmp_path, breaks, reason, bad):
         last = ranks.said(1 - bad).splitlines()[-1]
         assert last.startswith(f"stratakv: rank {bad}: MODEL {theirs}: {reason}")
         assert "Traceback" not in ranks.told()
+
+
+def test_a_dtype_that_only_the_weights_say_has_to_be_named(tmp_path):
+    """Each rank has been sized together with the others by then."""
+    path = train_tokenizer(tmp_path / "model")
+    model = build("llama", num_attention_heads=8, num_key_value_heads=8).to(torch.bfloat16)
+    save_without_dtype(model, path)
+    with launched([serve(path, 2, "--dtype", "auto")] * 2, tmp_path) as ranks:
+        for rank in range(2):
+            assert ranks.ends(rank) == 2, ranks.told()
+            last = ranks.said(rank).splitlines()[-1]
+            assert last.endswith("allowed with --storage and --tp is --dtype bfloat16")
 
 
 def test_a_byte_that_one_rank_has_otherwise_ends_all(model, tmp_path):

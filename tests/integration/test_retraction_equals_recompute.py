@@ -37,7 +37,7 @@ def serve(family, host):
         for at, tokens in enumerate(PROMPTS):
             this.submit(f"r{at}", prompt(PAGE, at, tokens), count=OUTPUT)
         this.drain()
-        counters = this.parts.cache.counters
+        counters = this.parts.cache.tiers.pools.counters
         return counters, this.recorder.computed_tokens - sum(PROMPTS) - 3 * (OUTPUT - 1)
 
 
@@ -75,5 +75,5 @@ def test_a_state_goes_on_from_the_host_on_and_off_a_page_boundary(family, comput
         assert (states <= retracted) if computed % PAGE else not (states & retracted)
         evict_device(this.parts)
         this.drain()
-        assert this.parts.cache.counters.load_pages > 0
+        assert this.parts.cache.tiers.pools.counters.load_pages > 0
         assert this.recorder.computed_tokens == 44 + OUTPUT - 1, "a token was computed twice"

@@ -101,10 +101,8 @@ class Alone:
         def runner(tables):
             return Breaks(spec, [of.rows for of in memory.device], tables)
 
-        sockets = Sockets(
-            executor=device.executor, launched=device.launched, sleep=lambda _: device.done()
-        )
-        self.engine, self.cache = build(engine_plan(plan), memory, runner, sockets)
+        sockets = Sockets(sleep=lambda _: device.done())
+        self.engine, self.cache = build(engine_plan(plan), memory, runner, sockets, device.executor)
         self.out = {}
 
     def submit(self, name, tokens, count):
@@ -126,7 +124,7 @@ class Alone:
         assert not self.in_flight()
         assert self.engine.flush()
         self.engine.check()
-        pools = self.cache.stats()
+        pools = self.cache.tiers.pools.stats()
         assert all(pool.free == pool.total for pool in pools)
 
 

@@ -14,6 +14,7 @@ from transformers import BertConfig, BertModel
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
 from stratakv.engine import attention
+from stratakv.engine.dense_kernels import DenseKernels
 from stratakv.engine.model import load_model, wrap
 from tests.fixtures.models import FAMILIES, model_to_give_away, tiny_model
 from tests.fixtures.runner_host import Host
@@ -29,9 +30,10 @@ def test_a_ragged_schedule_gives_the_models_own_logits(family, page_tokens):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gathered_pages_give_the_models_own_logits(family, monkeypatch):
-    monkeypatch.setattr(attention, "reads_rows", lambda query, layer: False)
-    ragged_schedule(Host(wrap(model_to_give_away(family)), 16), references(family))
+def test_gathered_pages_give_the_models_own_logits(family):
+    dense = DenseKernels(torch.device("cpu"), torch.float32)
+    host = Host(wrap(model_to_give_away(family)), 16, kernels=dense)
+    ragged_schedule(host, references(family))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -71,7 +71,7 @@ class Operator:
     def __call__(self, parts):
         self.turns += 1
         if self.prompt:
-            parts.cache.settle()
+            parts.cache.progress.settle()
         else:
             self.clock.advance(0.5)
         if not self.attached:
@@ -102,7 +102,7 @@ class Operator:
     def leave(self, parts):
         while self.attached:
             self.detach(parts, force=False)
-            parts.cache.settle()
+            parts.cache.progress.settle()
 
 
 def config(**settings):
@@ -128,8 +128,8 @@ def churn(spec, host, traffic, operator, **settings):
         assert found.hits + sum(found.lost.values()) == found.found, found
         assert not parts.cache.storage.prefetcher._book._entries, "an ask was never settled"
         operator.leave(parts)
-        assert parts.cache.flush(), "something still holds a page"
-        assert all(pool.free == pool.total for pool in parts.cache.stats())
+        assert parts.cache.progress.flush(), "something still holds a page"
+        assert all(pool.free == pool.total for pool in parts.cache.tiers.pools.stats())
         return found, parts.engine.stats().cached_storage_tokens
 
 

@@ -94,7 +94,7 @@ def test_a_flipped_byte_on_the_disk_is_never_served(family, of, tmp_path):
     url = file_url(tmp_path)
     with storage_lab(family, PAGE, url) as this:
         this.ask(TOKENS)
-        this.parts.cache.settle()
+        this.parts.cache.progress.settle()
         group = last_group(this)
         if of == "first group" and this.spec.groups[0].page_bytes:
             group = 0
@@ -114,7 +114,7 @@ def test_a_flipped_byte_on_the_disk_is_never_served(family, of, tmp_path):
         best = usable_end(this, asked, len(TOKENS))
         assert this.ask(TOKENS).cached == on_storage(this.spec, best)
         assert lost_alone(this) == {"corrupt": END - best}
-        this.parts.cache.settle()
+        this.parts.cache.progress.settle()
         evict_all(this)
         assert this.ask(TOKENS).cached == on_storage(this.spec, END), "it was not stored again"
     with storage_lab(family, PAGE, url) as this:

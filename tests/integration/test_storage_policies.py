@@ -71,7 +71,7 @@ def test_every_stop_policy_gets_what_has_arrived_in_time(family, policy):
         this.step()
         this.submit("known", TOKENS)
         while this.parts.cache.storage.busy:
-            this.parts.cache.pause()
+            this.parts.cache.progress.pause()
         this.drain()
         assert this.answers["known"].cached == on_storage(this.spec, END)
         assert lost_alone(this) == {}
@@ -87,7 +87,7 @@ def test_who_does_not_wait_goes_without(family, policy):
         if policy == "best-effort":  # so that it has found something that it can lose
             while not this.parts.cache.storage.ready:
                 pass
-            this.parts.cache.pause()
+            this.parts.cache.progress.pause()
         while this.parts.engine._requests:
             this.step()
         assert not shelf.gate.is_set()
@@ -197,8 +197,8 @@ def test_write_back_stores_what_leaves_the_device(family):
     with shelf_lab(family, PAGE, shelf, write_policy="write-back", write_back_reserve=1.0) as this:
         assert not shelf._objects
         this.ask(TOKENS)
-        while this.parts.cache.busy:
-            this.parts.cache.pause()
+        while this.parts.cache.progress.busy:
+            this.parts.cache.progress.pause()
         for _ in range(3):  # what is cold is saved step by step
             this.ask(prompt(PAGE, 20, 40))
             settled(this)

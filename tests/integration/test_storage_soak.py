@@ -224,8 +224,8 @@ def soak(directory: Path, requests: int, rounds: int) -> tuple[list[Sample], Cou
         this, before = Soak(parts, directory), sample()
         samples = [this.round(requests // rounds, before) for _ in range(rounds)]
         assert this.seen["answered"] + this.seen["aborted"] == requests
-        assert parts.cache.flush(), "something still holds a page"
-        assert all(pool.free == pool.total for pool in parts.cache.stats())
+        assert parts.cache.progress.flush(), "something still holds a page"
+        assert all(pool.free == pool.total for pool in parts.cache.tiers.pools.stats())
     return samples, this.seen
 
 

@@ -65,7 +65,7 @@ def adapted(directory, family, adapters):
             assert tokens_of(outputs) == reference_greedy(oracle, TOKENS, OUTPUT)[0], name
             found[name] = outputs[0].cached.storage
             assert outputs[0].cached.total == found[name]
-        parts.cache.settle()
+        parts.cache.progress.settle()
     return found
 
 
@@ -98,7 +98,7 @@ def given(model, page, directory) -> int:
         attach(parts, file_url(directory))
         parts.engine.submit(greedy("r", TOKENS, OUTPUT))
         outputs = drain(parts)
-        parts.cache.settle()
+        parts.cache.progress.settle()
         stats = parts.engine.storage_stats()
         assert stats.pages["stored"] or outputs[0].cached.storage
         assert outputs[0].cached.total == outputs[0].cached.storage

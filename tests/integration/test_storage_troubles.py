@@ -179,7 +179,7 @@ def test_a_flush_while_a_request_waits_for_its_fetch_does_nothing(family):
         this.parts.engine.check()
         store.answers.set()
         while this.parts.cache.storage.busy:  # it has landed, and its turn has not come
-            this.parts.cache.pause()
+            this.parts.cache.progress.pause()
         assert not this.parts.engine.flush()
         this.drain()
         assert this.answers["known"].cached == on_storage(this.spec, END)
@@ -220,8 +220,7 @@ def blocked(cache):
             (threading.Condition, "wait"),
             (threading.Thread, "join"),
             (time, "sleep"),
-            (cache._tiers, "_sleep"),
-            (cache._copies, "_sleep"),
+            (cache.progress, "_sleep"),
         ):
             patched = mock.patch.object(owner, name, seen(name, getattr(owner, name)))
             patches.enter_context(patched)
@@ -286,7 +285,7 @@ def test_storage_that_fails(family, policy, faults):
         assert backend.injected > 0
         if faults.read_fails and policy == "wait-complete":
             assert "io_error" in lost(this)
-        backend.faults = Faults()
+        backend.change(Faults())
         settled(this)
         check_sums(this)
 
@@ -304,7 +303,7 @@ def test_storage_that_is_full_stores_no_more(family):
         stats = this.parts.engine.storage_stats()
         assert stats.pages["refused"] > 0
         assert stats.pages["stored"] == 0
-        full.faults = Faults()
+        full.change(Faults())
         settled(this)
         fresh = prompt(PAGE, 40, 60)
         this.ask(fresh)  # what was refused is stored when it is used again

@@ -126,9 +126,7 @@ ANYWHERE_IN: Final = ("spec/", "bench/", "testing/")
 """``spec`` owns the rules; the benches and the public test tools build specs of their own."""
 
 ALLOWED: dict[Rule, dict[str, str]] = {
-    builds_concrete_classes: {
-        "assembly/build.py": "memory of this process, for a plan",
-    },
+    builds_concrete_classes: {},
     imports_the_cpu_engine: {
         "assembly/models.py": "what the CPU copies with",
         "sim/accelerator.py": "an engine around a timed device",
@@ -138,6 +136,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "transfer/cpu.py": "one worker per direction",
         "storage/io_worker.py": "one worker per open backend",
         "storage/opening.py": "no step may wait for a store that opens or closes",
+        "disagg/link.py": "a peer may block whoever writes to it: one worker per peer",
         "serve/driver.py": "the engine's own thread",
         "serve/kv_events.py": "who publishes must not hold a step up",
         "serve/followers.py": "who watches the processes of other ranks",
@@ -188,8 +187,10 @@ def test_only_its_owners_do_it(rule):
 TORCH_FREE: Final = ("core", "spec", "tree", "policy", "storage", "engine.request", "engine.batch",
                      "engine.scheduler", "engine.rows", "engine.running", "engine.backlog",
                      "engine.namespaces", "engine.step_calls", "cache", "memory", "transfer",
-                     "agreement", "testing", "tiers")  # fmt: skip
-ADAPTERS: Final = ("agreement/torch_ranks.py", "testing/hit_engine.py", "testing/fleet/")
+                     "agreement", "testing", "tiers", "disagg")  # fmt: skip
+ADAPTERS: Final = (
+    "agreement/torch_ranks.py", "testing/hit_engine.py", "testing/kernel_", "testing/fleet/",
+)  # fmt: skip
 """What of the library is nothing without the engine's extra."""
 
 

@@ -81,6 +81,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "tests/conformance/test_storage_mooncake.py": "a client's own limit, which must pass",
         "tests/conformance/test_storage_redis.py": "a client's own limit, which must pass",
         "tests/conformance/test_storage_s3.py": "a client's own limit, which must pass",
+        "tests/conformance/test_transport_faults.py": "bugs that act late",
         "tests/integration/test_engine_admission.py": "lets go of what the test waits for",
         "tests/integration/test_engine_retraction.py": "lets go of what the test waits for",
         "tests/integration/test_http_api.py": "lets go of what the test waits for",
@@ -104,7 +105,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
     has_a_limit_of_its_own: {
         "src/stratakv/testing/patience.py": "the one limit",
         "src/stratakv/testing/compute_queue.py": "how late a device may be that is late on purpose",
-        "src/stratakv/testing/transfer_suite.py": "a glimpse of what must not happen",
+        "src/stratakv/testing/transfer_ends.py": "a glimpse of what must not happen",
         "demo/servers.py": "the demo's one limit",
         "tests/rank_processes.py": "the operator's own limit, of a rank that hangs on purpose",
         "tests/ranks.py": "who waits for a rank that hangs says so first",

@@ -188,7 +188,7 @@ BUGS: dict[str, tuple[Edit, ...]] = {
     "room for milestones is made of checkpoints": (
         (Evictor, "evict", "queue.first < below", "queue.first < EVERY"),
     ),
-    "who parts from a milestone leaves it one": ((Checkpoints, "_promote", "<= 1", "<= 9"),),
+    "who parts from a milestone leaves it one": ((Checkpoints, "branch", "> 1", "> 9"),),
     "a host copy will do": ((PrefixTree, "holds", "ON_DEVICE.item(", "bool("),),
 }  # fmt: skip
 POLICY_BUGS: dict[str, tuple[str, Edit]] = {
@@ -199,7 +199,7 @@ POLICY_BUGS: dict[str, tuple[str, Edit]] = {
         "slru", (Pair, "rank_anew", "in self.tiers:", "in self.tiers[:1]:"),
     ),
     "a page set aside is lost": (
-        "priority", (WriteBackEviction, "evict", "in aside:", "in aside[:0]:"),
+        "priority", (WriteBackEviction, "_evict_clean", "in aside:", "in aside[:0]:"),
     ),
 }  # fmt: skip
 """By the policy under which the machine looks for it."""

@@ -313,10 +313,10 @@ BUGS: dict[str, tuple[Callable[[], None], tuple[Edit, ...]]] = {
         ((StorageMarks, "to_touch", "lease.path[: stale.item(-1) + 1]", "lease.path[stale]"),),
     ),
     "a write is not told": (
-        a_page_is_written_late, ((StorageMarks, "begin", "self._told[rows] = NEVER", "pass"),),
+        a_page_is_written_late, ((StorageMarks, "begin", "self._touched[rows] = NEVER", "pass"),),
     ),
     "a fetch is not told": (
-        a_page_is_fetched_late, ((StorageMarks, "entered", "self._told[rows] = NEVER", "pass"),),
+        a_page_is_fetched_late, ((StorageMarks, "entered", "self._touched[rows] = NEVER", "pass"),),
     ),
     "a hold is for ever": (
         a_fetch_lands,

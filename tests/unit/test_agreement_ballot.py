@@ -255,7 +255,7 @@ def test_a_rank_alone_agrees_with_itself():
     agreement = Agreement(SingleRank())
     agreement.watch("the tree", lambda: {"nodes": 1 // 0})
     assert agreement.agree(voted(Work.BACKUP, flags(1))).ended(Work.BACKUP) == 1
-    assert agreement.broadcast(b"letter") == b"letter"
+    assert agreement.broadcast(b"message") == b"message"
 
 
 def test_a_difference_of_just_as_many_lines_as_are_shown_is_told_whole():
@@ -277,7 +277,7 @@ def test_only_the_first_rank_leads_and_meetings_are_counted():
     assert not Agreement(Second()).leads
     for _ in range(3):
         agreement.agree(Ballot())
-        agreement.broadcast(b"letter")
+        agreement.broadcast(b"message")
     assert (agreement.ballots, agreement.broadcasts) == (3, 3)
 
 

@@ -28,7 +28,7 @@ def test_a_piece_has_16_kib():
     lengths = []
     for _ in range(3):
         scrubber.figures()
-        lengths.append(len(scrubber.told()))
+        lengths.append(len(scrubber.description()))
     assert lengths == [16384, 16384, 40_000 - 2 * 16384]
 
 
@@ -54,8 +54,8 @@ def test_the_piece_that_differs_is_told_by_name_and_place():
     per_piece = PIECE_BYTES // 4
     for _ in range(3 + (20 * 700 + 3) // per_piece + 1):
         scrubber.figures()
-    assert "rows[20, 3] 9" in scrubber.told()
-    assert len(scrubber.told()) == per_piece
+    assert "rows[20, 3] 9" in scrubber.description()
+    assert len(scrubber.description()) == per_piece
 
 
 def test_a_cell_that_is_larger_than_a_piece_is_a_piece_of_its_own():

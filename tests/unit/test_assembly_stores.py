@@ -24,7 +24,7 @@ from stratakv.policy.prefetch_pace import BestEffort, Timeout, WaitComplete
 from stratakv.serve import wiring
 from stratakv.spec.derive import spec_of
 from stratakv.spec.sharding import default_cut, sharding_of
-from stratakv.storage.backend import Everything, ObjectKey, ReadStatus
+from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat
 from stratakv.storage.file.fsck import fsck
 from stratakv.storage.io_jobs import Fetch, Kind, Remove, Store, Touch
 from stratakv.storage.memory import MemoryBackend
@@ -233,7 +233,7 @@ def test_a_page_is_found_under_the_key_that_it_was_stored_with(url, writer, read
 
 
 def test_a_forged_page_is_counted_by_either_end(url):
-    inner = sealed_form(stores._form(SPEC), ONE)
+    inner = sealed_form(StoreFormat.of(SPEC), ONE)
     with closing(open_storage(parse_storage_url(url), inner)) as them:
         them.write(KEYS, [memoryview(bytes(inner.page_bytes[key.group])) for key in KEYS])
     assert found(url, ONE) == ({ReadStatus.CORRUPT}, {"key": ONE.id.hex(), "forged": len(KEYS)})

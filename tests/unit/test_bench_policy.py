@@ -10,15 +10,13 @@ from stratakv.bench.policy_branches import BranchTraffic
 from stratakv.bench.policy_cache import (
     RULES,
     PoolSizes,
-    WithoutCheckpoints,
     build_cache,
     device_pages,
+    forgo_checkpoints,
     spec_named,
 )
-from stratakv.bench.policy_chats import ChatTraffic, generate
-from stratakv.bench.policy_replay import Figures, Replay
-from stratakv.bench.policy_tokens import TraceTokens, unlimited_tokens
-from stratakv.cache.kv_cache import KVCache
+from stratakv.bench.policy_replay import Figures, Replay, TraceTokens, unlimited_tokens
+from stratakv.bench.policy_traffic import ChatTraffic, generate
 from stratakv.core.errors import ConfigError
 from stratakv.sim.trace import TraceRequest, read_trace, write_trace
 from stratakv.spec.budget import ExpectedLoad
@@ -59,8 +57,10 @@ def sizes(requests, *, device_tokens=100_000, chat_tokens=None, host=False, runn
     return PoolSizes(device_tokens=device_tokens, load=load, host=host)
 
 
-def replay(requests, tokens, spec, size, policy="lru", kind=KVCache) -> Figures:
-    cache = build_cache(kind, spec_named(spec), size, policy)
+def replay(requests, tokens, spec, size, policy="lru", baseline=False) -> Figures:
+    cache = build_cache(spec_named(spec), size, policy)
+    if baseline:
+        forgo_checkpoints(cache)
     return Replay(cache, size.load.chunk_tokens).run(requests, tokens)
 
 
@@ -174,7 +174,7 @@ def test_generated_branches_part_inside_older_prompts(tmp_path):
 def test_milestones_serve_branches_on_both_tiers():
     tokens, size = TraceTokens(BRANCHES), sizes(BRANCHES, device_tokens=150_000)
     ideal = replay(BRANCHES, tokens, "full", size).hit_rate
-    plain = replay(BRANCHES, tokens, "window-128", size, kind=WithoutCheckpoints).hit_rate
+    plain = replay(BRANCHES, tokens, "window-128", size, baseline=True).hit_rate
     assert replay(BRANCHES, tokens, "window-128", size).hit_rate > 0.8 * ideal > 1.5 * plain
     assert replay(BRANCHES, tokens, "state", size).hit_rate > 0.75 * ideal
 
@@ -222,11 +222,11 @@ def test_a_request_larger_than_the_device_is_counted_and_left_out():
 @pytest.mark.parametrize("spec", RULES)
 def test_the_cache_is_whole_after_a_replay_with_queues(spec):
     size = sizes(CHATS, device_tokens=40_000, host=True, running=2)
-    cache = build_cache(KVCache, spec_named(spec), size, "lru")
+    cache = build_cache(spec_named(spec), size, "lru")
     figures = Replay(cache, 512).run(CHATS, TOKENS)
     assert min(figures.evicted_device_pages, figures.evicted_host_pages, figures.host_tokens) > 0
     cache.check()
-    assert all(pool.free + pool.evictable == pool.total for pool in cache.stats())
+    assert all(pool.free + pool.evictable == pool.total for pool in cache.tiers.pools.stats())
 
 
 def test_an_unlimited_window_pool_reaches_the_ideal_exactly():
@@ -240,7 +240,7 @@ def test_checkpoints_reach_nine_tenths_of_the_ideal_where_plain_lru_reaches_half
     size = sizes(CHATS)
     ideal = replay(CHATS, TOKENS, "full", size)
     rule = replay(CHATS, TOKENS, "window-128", size)
-    plain = replay(CHATS, TOKENS, "window-128", size, kind=WithoutCheckpoints)
+    plain = replay(CHATS, TOKENS, "window-128", size, baseline=True)
     assert ideal.hit_rate > 0.7
     assert 0.9 * ideal.hit_rate <= rule.hit_rate <= ideal.hit_rate
     assert 0.3 * ideal.hit_rate < plain.hit_rate < 0.6 * ideal.hit_rate
@@ -249,13 +249,11 @@ def test_checkpoints_reach_nine_tenths_of_the_ideal_where_plain_lru_reaches_half
 # -- the command ---------------------------------------------------------------------------------
 
 
-def test_the_report_has_every_policy_and_none_beats_its_ideal(tmp_path, capsys):
-    path = tmp_path / "figures.json"
+def test_the_report_has_every_policy_and_none_beats_its_ideal(capsys):
     options = PolicyOptions(
         chats=8, device_tokens=8_000, chat_tokens=1024, max_running=2, requests=25
     )
-    report = run(str(path), options)
-    assert json.loads(path.read_text()) == json.loads(json.dumps(report))
+    report = json.loads(json.dumps(run(options)))
     cases = report["cases"]
     assert len(cases) == 2 * len(EVICTION_POLICIES) * len(RULES) + len(RULES) - 1
     assert {case["policy"] for case in cases} == set(EVICTION_POLICIES)

@@ -1,4 +1,3 @@
-import json
 import multiprocessing
 import os
 import signal
@@ -8,7 +7,7 @@ import pytest
 
 from stratakv.bench import ranks, ranks_processes
 from stratakv.bench.ranks_engine import take_part
-from stratakv.bench.ranks_meter import Heard, Turn
+from stratakv.bench.ranks_meter import Received, Turn
 from stratakv.bench.ranks_processes import on_ranks
 from stratakv.core.errors import ConfigError, RankLostError
 from stratakv.testing.patience import PATIENCE_S
@@ -25,9 +24,8 @@ def one_fork_server():
     fork_server()
 
 
-def test_the_report_counts_one_ballot_and_one_broadcast_a_step(tmp_path, capsys):
-    ranks.run(str(tmp_path / "out.json"), ranks=2, steps=60)
-    report = json.loads((tmp_path / "out.json").read_text())
+def test_the_report_counts_one_ballot_and_one_broadcast_a_step(capsys):
+    report = ranks.run(tp=2, steps=60)
     assert report.keys() >= KEYS
     assert (report["ranks"], report["steps"], report["waited_steps"]) == (2, 60, 0)
     assert (report["ballots_per_step"], report["broadcasts_per_step"]) == (1, 1)
@@ -38,7 +36,9 @@ def test_the_report_counts_one_ballot_and_one_broadcast_a_step(tmp_path, capsys)
 
 def heard(ballots):
     taken_s = {turn: [1e-3] for turn in Turn}
-    return Heard(ballots=ballots, broadcasts=[1, 1], taken_s=taken_s, met_s=[1e-4], agreed_s=[2e-4])
+    return Received(
+        ballots=ballots, broadcasts=[1, 1], taken_s=taken_s, met_s=[1e-4], agreed_s=[2e-4]
+    )
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (0, 1), (0, 2)])
@@ -92,4 +92,4 @@ def test_a_rank_that_raises_is_heard():
 
 def test_one_rank_agrees_with_nobody():
     with pytest.raises(ConfigError, match="--tp 1: allowed is 2 and more"):
-        ranks.run(None, ranks=1)
+        ranks.run(tp=1)

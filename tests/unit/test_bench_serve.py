@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from stratakv.assembly.models import CPU
 from stratakv.bench import baselines, first_token, races, serve
-from stratakv.bench.first_token_shapes import FIRST_TOKENS
-from stratakv.bench.per_request import use_per_request_attention
+from stratakv.bench.per_request import PER_REQUEST
 from stratakv.bench.play import play
-from stratakv.bench.shapes import BASELINES, build
+from stratakv.bench.shapes import BASELINES, FIRST_TOKENS, build
 from stratakv.bench.workload import Chat
 from stratakv.core.config import EngineConfig
 from stratakv.engine.model import wrap
@@ -42,12 +42,10 @@ def test_a_play_times_every_token_and_counts_the_cache():
 def test_the_per_request_loop_says_the_same_on_a_ragged_batch(family):
     prompts = [greedy(str(n), random_prompt(n, n), 12) for n in (3, 30, 31, 200)]
     said = []
-    for loop in (False, True):
+    for device in (CPU, PER_REQUEST):
         model = wrap(model_to_give_away(family))
-        if loop:
-            use_per_request_attention(model)
         pages = (40,) * (1 if family == "llama" else 2)
-        with small_engine(model, CONFIG, pages, (0,) * len(pages)) as parts:
+        with small_engine(model, CONFIG, pages, (0,) * len(pages), device_kind=device) as parts:
             out = run(parts, *prompts)
         said.append({name: tokens_of(outputs) for name, outputs in out.items()})
     assert said[0] == said[1]
@@ -58,7 +56,7 @@ def test_a_first_token_is_computed_found_and_loaded(family, monkeypatch):
     """``first_token`` itself asserts where each prompt was found."""
     monkeypatch.setattr(first_token, "PROMPT_TOKENS", 320)
     monkeypatch.setattr(first_token, "ROUNDS", 1)
-    found = first_token.first_token(family, build(FIRST_TOKENS[family]()))
+    found = first_token.first_token(family, build(FIRST_TOKENS[family]))
     assert found.family == family
     assert found.recompute_ms > 0
     assert found.device_hit_ratio > 0
@@ -77,7 +75,7 @@ def test_a_race_beside_generate_serves_every_token_of_both():
     assert ours_s > 0 < plain_s
 
 
-def test_the_report_has_every_mode_baseline_and_first_token(monkeypatch, tmp_path, capsys):
+def test_the_report_has_every_mode_baseline_and_first_token(monkeypatch, capsys):
     monkeypatch.setattr(baselines, "PROMPTS", 2)
     monkeypatch.setattr(baselines, "PROMPT_TOKENS", 8)
     monkeypatch.setattr(baselines, "NEW_TOKENS", 3)
@@ -95,10 +93,9 @@ def test_the_report_has_every_mode_baseline_and_first_token(monkeypatch, tmp_pat
     # Transformers' continuous batching sleeps for seconds between tokens; its call is not ours.
     monkeypatch.setattr(baselines, "generate_batch", lambda model, prompts, new_tokens: 1.0)
     threads = torch.get_num_threads()
-    path = tmp_path / "serve.json"
-    report = serve.run(str(path), trace=None, model=None)
+    report = serve.run(trace=None, model=None)
     assert torch.get_num_threads() == threads
-    assert json.loads(path.read_text()) == report
+    assert json.loads(json.dumps(report)) == report
     assert [mode["mode"] for mode in report["modes"]] == ["off", "device", "device+host"]
     off, device, host = report["modes"]
     assert off["cached_device_tokens"] == off["cached_host_tokens"] == 0

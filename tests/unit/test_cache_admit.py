@@ -38,13 +38,13 @@ def test_a_refusal_changes_nothing_and_who_is_in_finds_its_pages(spec: CacheSpec
     outcomes = set[object]()
     for device, host, rows in product(range(2, 10), (0, 6), (1, 2)):
         cache = SmallCache(spec, device, host, rows=rows, reserve=2)
-        if served and not isinstance(cache.admit(cache.ask(A)), Refusal):
+        if served and not isinstance(cache.admission.admit(cache.ask(A)), Refusal):
             run(cache, 0, A, 0)
-            cache.settle()
+            cache.progress.settle()
         inside = list[tuple[int, list[int], int]]()
         for tokens in (A, B, A):
             before = cache.picture()
-            found = cache.admit(cache.ask(tokens, more=2))
+            found = cache.admission.admit(cache.ask(tokens, more=2))
             match found:
                 case Admission():
                     inside.append((found.row, tokens, found.computed))
@@ -61,8 +61,8 @@ def test_a_refusal_changes_nothing_and_who_is_in_finds_its_pages(spec: CacheSpec
         for row, tokens, _ in inside:
             cache.release(row, np.array([*tokens, 8, 9], np.int32))
             cache.check()
-        cache.settle()
-        assert cache.flush()
+        cache.progress.settle()
+        assert cache.progress.flush()
         assert cache.free_pages() == [device] * len(spec.groups)
     assert {"in", Refusal.NO_PAGES, Refusal.NO_ROW} <= outcomes
     assert not served or "cached" in outcomes
@@ -104,11 +104,11 @@ def test_one_token_is_always_left_to_compute(spec: CacheSpec):
 def test_what_is_on_the_host_alone_is_loaded_and_told_apart(spec: CacheSpec):
     cache = SmallCache(spec, 12, 12)
     cache.serve(A)
-    cache.push_out(Tier.DEVICE)
+    cache.progress.push_out(Tier.DEVICE)
     found = cache.enter(A)
     assert (found.cached.device, found.cached.host, found.computed) == (0, 4, 4)
     assert found.tickets, "the first forward waits for it"
-    cache.tick()
+    cache.progress.tick()
     cache.check()
 
 
@@ -116,7 +116,7 @@ def test_without_reuse_nothing_is_found_and_nothing_is_left(spec: CacheSpec):
     cache = SmallCache(spec, 12, reuse=False)
     for _ in range(2):
         assert cache.serve(A).computed == 0
-    assert not len(cache._tree)
+    assert not len(cache.tiers.tree)
 
 
 @pytest.mark.parametrize("use", [CacheUse.NOTHING, CacheUse.READ, CacheUse.STORE])
@@ -124,23 +124,23 @@ def test_one_apart_does_what_it_may_and_no_more(spec: CacheSpec, use: CacheUse):
     cache = SmallCache(spec, 12)
     cache.serve(A)
     assert cache.serve(A, use=use).computed == (4 if CacheUse.READ in use else 0)
-    nodes = len(cache._tree)
+    nodes = len(cache.tiers.tree)
     cache.serve(B, use=use)
-    assert (len(cache._tree) > nodes) == (CacheUse.STORE in use)
+    assert (len(cache.tiers.tree) > nodes) == (CacheUse.STORE in use)
 
 
 def test_what_could_never_run_says_which_group_is_too_small(spec: CacheSpec):
     cache = SmallCache(spec, [4, 9][: len(spec.groups)])
-    assert cache.refusal(8) is None
-    why = cache.refusal(9)
+    assert cache.admission.refusal(8) is None
+    why = cache.admission.refusal(9)
     assert why is not None
-    assert why.startswith("5 pages of group 0, which has 4")
+    assert why.startswith("5 pages of group g0, which has 4")
 
 
 def test_a_request_that_comes_back_does_not_count_as_a_second_use(spec: CacheSpec):
     cache = SmallCache(spec, 12)
     cache.serve(A)
-    hits = cache._tree.internals.nodes.hits.sum()
-    found = cache.admit(cache.ask(A, again=True))
+    hits = cache.tiers.tree.internals.nodes.hits.sum()
+    found = cache.admission.admit(cache.ask(A, again=True))
     assert isinstance(found, Admission)
-    assert cache._tree.internals.nodes.hits.sum() == hits
+    assert cache.tiers.tree.internals.nodes.hits.sum() == hits

@@ -77,19 +77,22 @@ def test_all_backups_of_a_step_are_one_plan(monkeypatch):
 def test_a_refusal_changes_nothing():
     with engine(device=(25, 14)) as parts:
         cache = parts.cache
-        held = cache.admit(admission_request(prefix_of(PROMPTS[0]), 41, 60))
+        held = cache.admission.admit(admission_request(prefix_of(PROMPTS[0]), 41, 60))
         assert isinstance(held, Admission)
-        before = cache.stats(), cache.counters.snapshot()
-        assert cache.admit(admission_request(prefix_of(PROMPTS[1]), 41, 60)) is Refusal.NO_PAGES
-        assert (cache.stats(), cache.counters.snapshot()) == before
+        before = cache.tiers.pools.stats(), cache.tiers.pools.counters.snapshot()
+        assert (
+            cache.admission.admit(admission_request(prefix_of(PROMPTS[1]), 41, 60))
+            is Refusal.NO_PAGES
+        )
+        assert (cache.tiers.pools.stats(), cache.tiers.pools.counters.snapshot()) == before
         cache.check()
-        small = [cache.admit(admission_request(prefix_of([k]), 1, 4)) for k in range(2)]
+        small = [cache.admission.admit(admission_request(prefix_of([k]), 1, 4)) for k in range(2)]
         assert all(isinstance(admission, Admission) for admission in small)
-        assert cache.admit(admission_request(prefix_of([9]), 1, 4)) is Refusal.NO_ROW
+        assert cache.admission.admit(admission_request(prefix_of([9]), 1, 4)) is Refusal.NO_ROW
         for admission in (held, *small):
             cache.release(admission.row, np.empty(0, np.int32))
-        assert cache.flush()
-        assert all(pool.free == pool.total for pool in cache.stats())
+        assert cache.progress.flush()
+        assert all(pool.free == pool.total for pool in cache.tiers.pools.stats())
 
 
 def test_an_allocation_waits_for_the_copy_that_holds_its_page_back(monkeypatch):
@@ -105,8 +108,8 @@ def test_an_allocation_waits_for_the_copy_that_holds_its_page_back(monkeypatch):
             assert allowed.wait(PATIENCE_S), "nobody waited for the copy"
 
     with engine((12, 20), copier=HookedCopier(DEFAULT_COPIER, second_plan_waits)) as parts:
-        copies = parts.cache._copies
-        wait = copies.wait
+        progress, flights = parts.cache.progress, parts.cache.tiers.copies.flights
+        wait = progress.wait
 
         def allow_and_wait():
             allowed.set()
@@ -114,14 +117,14 @@ def test_an_allocation_waits_for_the_copy_that_holds_its_page_back(monkeypatch):
 
         parts.engine.submit(greedy("a", PROMPTS[0], 1))
         parts.engine.step()
-        while not copies.ready:  # the first plan, on its own thread
+        while not flights.ready:  # the first plan, on its own thread
             threading.Event().wait(0.001)
         out = parts.engine.step() + parts.engine.step()
         assert not parts.engine._requests
-        monkeypatch.setattr(copies, "wait", allow_and_wait)
+        monkeypatch.setattr(progress, "wait", allow_and_wait)
         parts.engine.submit(greedy("b", PROMPTS[1][:21], 2))
         out += drain(parts)
-        assert parts.cache.counters.copy_waits > 0
+        assert parts.cache.tiers.pools.counters.copy_waits > 0
         for name, prompt, count in (("a", PROMPTS[0], 1), ("b", PROMPTS[1][:21], 2)):
             said = tokens_of([output for output in out if output.request == name])
             assert said == expected_tokens(prompt, count)
@@ -131,11 +134,11 @@ def test_a_prefix_that_is_being_loaded_is_joined_not_loaded_twice():
     with engine() as parts:
         run(parts, greedy("a", PROMPTS[0], 2))
         evict_device(parts)
-        loaded = parts.cache.counters.load_pages
+        loaded = parts.cache.tiers.pools.counters.load_pages
         out = run(parts, *(greedy(str(n), PROMPTS[0], 2) for n in range(3)))
         assert [out[str(n)][0].cached.total for n in range(3)] == [40] * 3
         assert sum(out[str(n)][0].cached.host for n in range(3)) == 40
-        assert parts.cache.counters.load_pages - loaded == 10 + 3
+        assert parts.cache.tiers.pools.counters.load_pages - loaded == 10 + 3
 
 
 # -- the loads of a step -------------------------------------------------------------------------
@@ -214,35 +217,35 @@ def test_leases_of_one_plan_carry_its_ticket_once():
     """The second stands on pages that the first is loading, and loads more with the same plan."""
     half = PROMPTS[0][:21]
     with all_on_the_host([half, PROMPTS[0]]) as parts:
-        first = parts.cache.admit(asked(parts, half))
-        both = parts.cache.admit(asked(parts, PROMPTS[0]))
+        first = parts.cache.admission.admit(asked(parts, half))
+        both = parts.cache.admission.admit(asked(parts, PROMPTS[0]))
         assert (first.cached.host, both.cached.host) == (20, 20)
         assert first.tickets == both.tickets
         assert len(both.tickets) == 1
         parts.cache.check()
-        gate = parts.cache.gate(both.tickets)
+        gate = parts.cache.tiers.copies.flights.gate(both.tickets)
         for layer in range(2):
             gate.wait(layer)
         for admission in (first, both):
             parts.cache.release(admission.row, np.empty(0, np.int32))
-        parts.cache.settle()
+        parts.cache.progress.settle()
         parts.cache.check()
 
 
 def test_a_load_that_finds_no_page_leaves_the_others_of_its_step_alone(monkeypatch):
     with all_on_the_host(PROMPTS[:2]) as parts:
         plans, space = plans_of(parts, monkeypatch), allocator(parts, Tier.DEVICE, 1)
-        first = parts.cache.admit(asked(parts, PROMPTS[0]))
-        before = parts.cache.stats(), set(parts.cache._tree.leases)
+        first = parts.cache.admission.admit(asked(parts, PROMPTS[0]))
+        before = parts.cache.tiers.pools.stats(), set(parts.cache.tiers.tree.leases)
         with monkeypatch.context() as patch:
             patch.setattr(space, "alloc", lambda count: None)
-            second = parts.cache.admit(asked(parts, PROMPTS[1]))
+            second = parts.cache.admission.admit(asked(parts, PROMPTS[1]))
         assert parts.engine.stats().lost_tokens["host", "device_capacity"] == 40
         assert second.cached.total == 0
         parts.cache.release(second.row, np.empty(0, np.int32))
-        assert (parts.cache.stats(), set(parts.cache._tree.leases)) == before
+        assert (parts.cache.tiers.pools.stats(), set(parts.cache.tiers.tree.leases)) == before
         parts.cache.check()
-        parts.cache.gate(first.tickets)
+        parts.cache.tiers.copies.flights.gate(first.tickets)
         assert [pages_in(plan) for plan in plans] == [[10, 3]]
         parts.cache.release(first.row, np.empty(0, np.int32))
         assert run(parts, greedy("again", PROMPTS[1], 2))["again"][0].cached.host == 40
@@ -260,14 +263,18 @@ def test_one_that_comes_back_without_a_page_for_its_live_page_begins_no_load(gro
         parts.engine._steps.retract(request)
         evict_device(parts)
         plans, space = plans_of(parts, monkeypatch), allocator(parts, Tier.DEVICE, group)
-        before = parts.cache.stats(), set(parts.cache._tree.leases)
-        assert all(pool.free == pool.total for pool in parts.cache.stats() if pool.tier == "device")
+        before = parts.cache.tiers.pools.stats(), set(parts.cache.tiers.tree.leases)
+        assert all(
+            pool.free == pool.total
+            for pool in parts.cache.tiers.pools.stats()
+            if pool.tier == "device"
+        )
         with monkeypatch.context() as patch:
             patch.setattr(space, "alloc", lambda count: None)
             parts.engine._steps.admit()
         assert request.row < 0
-        assert (parts.cache.stats(), set(parts.cache._tree.leases)) == before
-        assert not parts.cache.busy
+        assert (parts.cache.tiers.pools.stats(), set(parts.cache.tiers.tree.leases)) == before
+        assert not parts.cache.progress.busy
         parts.cache.check()
         out += drain(parts)
         assert [pages_in(plan) for plan in plans] == [[10 + 1, 3 + 1]]
@@ -276,10 +283,10 @@ def test_one_that_comes_back_without_a_page_for_its_live_page_begins_no_load(gro
 
 def test_the_budget_counts_every_load_of_a_plan():
     with all_on_the_host(PROMPTS[:3], load_back_budget=100) as parts:
-        both = [parts.cache.admit(asked(parts, prompt)) for prompt in PROMPTS[:2]]
-        assert parts.cache.admit(asked(parts, PROMPTS[2])) is Refusal.LOAD_BUDGET
-        parts.cache.settle()
-        third = parts.cache.admit(asked(parts, PROMPTS[2]))
+        both = [parts.cache.admission.admit(asked(parts, prompt)) for prompt in PROMPTS[:2]]
+        assert parts.cache.admission.admit(asked(parts, PROMPTS[2])) is Refusal.LOAD_BUDGET
+        parts.cache.progress.settle()
+        third = parts.cache.admission.admit(asked(parts, PROMPTS[2]))
         assert [admission.cached.host for admission in (*both, third)] == [40] * 3
         for admission in (*both, third):
             parts.cache.release(admission.row, np.empty(0, np.int32))
@@ -289,14 +296,14 @@ def test_one_that_leaves_before_its_load_was_submitted_leaves_nothing():
     """The load goes out all the same: others of its step may stand on what it brings."""
     with all_on_the_host([PROMPTS[0]]) as parts:
         cache = parts.cache
-        admission = cache.admit(asked(parts, PROMPTS[0]))
-        assert cache.busy
+        admission = cache.admission.admit(asked(parts, PROMPTS[0]))
+        assert cache.progress.busy
         cache.release(admission.row, np.empty(0, np.int32))
         cache.check()
-        assert not cache._tree.leases
-        cache.settle()
+        assert not cache.tiers.tree.leases
+        cache.progress.settle()
         cache.check()
-        assert all(pool.free + pool.evictable == pool.total for pool in cache.stats())
-        assert cache.match(asked(parts, PROMPTS[0]).prefix, 41).device_end == 10
-        assert cache.flush()
-        assert all(pool.free == pool.total for pool in cache.stats())
+        assert all(pool.free + pool.evictable == pool.total for pool in cache.tiers.pools.stats())
+        assert cache.admission.match(asked(parts, PROMPTS[0]).prefix, 41).device_end == 10
+        assert cache.progress.flush()
+        assert all(pool.free == pool.total for pool in cache.tiers.pools.stats())

@@ -73,7 +73,7 @@ def test_effects_that_were_all_carried_out_are_no_finding():
     with engine() as parts:
         run(parts, greedy("a", WHOLE_PAGES, 3))
         served_again(parts)
-        assert parts.cache.counters.duplicate_pages
+        assert parts.cache.tiers.pools.counters.duplicate_pages
         evict_device(parts)
         evict_host(parts)
         parts.engine.check()

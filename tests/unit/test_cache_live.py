@@ -46,7 +46,7 @@ def test_a_snapshot_is_given_without_a_copy_and_read_once_more():
     cache = SmallCache(SPEC, 8)
     row = cache.enter([*A, 5], more=4).row
     _, own = step(cache, row, [*A, 5], 0, 4)  # a checkpoint is due at its end
-    assert own in cache._tree.held(Tier.DEVICE, STATE).tolist(), "the tree has the page itself"
+    assert own in cache.tiers.tree.held(Tier.DEVICE, STATE).tolist(), "the tree has the page itself"
     assert cache.rows.slots.own(STATE).item(row) == NONE, "and nobody writes to it any more"
     read, fresh = step(cache, row, [*A, 5], 4, 5)
     assert (read, fresh == own) == (own, False), "read from the snapshot, written elsewhere"
@@ -60,7 +60,7 @@ def test_who_starts_from_a_snapshot_reads_it_and_never_writes_to_it():
     cache.serve([*A, 5])
     rows = [cache.enter([*A, 5], more=1).row for _ in range(2)]
     seen = [step(cache, row, [*A, 5], 4, 5) for row in rows]
-    snapshots = cache._tree.held(Tier.DEVICE, STATE).tolist()
+    snapshots = cache.tiers.tree.held(Tier.DEVICE, STATE).tolist()
     assert {read for read, _ in seen} <= set(snapshots)
     assert len({read for read, _ in seen}) == 1
     assert len({own for _, own in seen} - set(snapshots)) == 2
@@ -70,10 +70,10 @@ def test_who_starts_from_a_snapshot_reads_it_and_never_writes_to_it():
 @contextmanager
 def all_but_one_held(cache: SmallCache) -> Iterator[None]:
     """Of three state pages two hold what others stand on."""
-    leases = [cache._tree.leases.take(cache.ask(tokens).prefix.keys, 2) for tokens in (B, C)]
+    leases = [cache.tiers.tree.leases.take(cache.ask(tokens).prefix.keys, 2) for tokens in (B, C)]
     yield
     for lease in leases:
-        cache._tree.leases.release(lease)
+        cache.tiers.tree.leases.release(lease)
 
 
 def crowded() -> SmallCache:
@@ -85,25 +85,25 @@ def crowded() -> SmallCache:
 
 def test_keeping_a_snapshot_may_fail_and_going_on_may_not():
     cache = crowded()
-    skipped = cache.counters.snapshots_skipped
+    skipped = cache.tiers.pools.counters.snapshots_skipped
     with all_but_one_held(cache):
         row = cache.enter([*A, 5], more=1).row
         _, own = step(cache, row, [*A, 5], 0, 4)
         assert cache.rows.slots.own(STATE).item(row) == own, "no page is left to go on with"
-        assert cache.counters.snapshots_skipped == skipped + 1
+        assert cache.tiers.pools.counters.snapshots_skipped == skipped + 1
         assert step(cache, row, [*A, 5], 4, 5) == (own, own)
     cache.check()
 
 
 def test_the_last_state_is_given_even_where_no_page_is_left():
     cache = crowded()
-    skipped = cache.counters.snapshots_skipped
+    skipped = cache.tiers.pools.counters.snapshots_skipped
     with all_but_one_held(cache):
         row = cache.enter([*A, 5], more=1).row
         _, own = step(cache, row, [*A, 5], 0, 4)
-        assert cache.counters.snapshots_skipped == skipped + 1
+        assert cache.tiers.pools.counters.snapshots_skipped == skipped + 1
         cache.release(row, np.array(A, np.int32))
-        assert own in cache._tree.held(Tier.DEVICE, STATE).tolist()
+        assert own in cache.tiers.tree.held(Tier.DEVICE, STATE).tolist()
     assert not len(cache._live.all_owned(STATE))
     cache.check()
 
@@ -118,5 +118,5 @@ def test_who_ends_leaves_no_live_page_behind(computed: int):
     for group in cache._live.groups:
         assert not len(cache._live.all_owned(group))
     cache.check()
-    assert cache.flush()
+    assert cache.progress.flush()
     assert cache.free_pages() == [8] * 3

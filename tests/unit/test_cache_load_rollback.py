@@ -42,7 +42,7 @@ def test_a_group_without_a_page_gives_back_those_of_the_others(short, monkeypatc
             return takes(count)
 
         monkeypatch.setattr(spaces[short], "alloc", alloc)
-        frees = parts.cache._copies.load
+        frees = parts.cache.tiers.copies.load
 
         def load(lease, saved):
             loaded = frees(lease, saved)
@@ -50,7 +50,7 @@ def test_a_group_without_a_page_gives_back_those_of_the_others(short, monkeypatc
                 assert [space.available() for space in spaces] == before
             return loaded
 
-        monkeypatch.setattr(parts.cache._copies, "load", load)
+        monkeypatch.setattr(parts.cache.tiers.copies, "load", load)
         out = run(parts, greedy("again", PROMPT, 2))["again"]
         assert tokens_of(out) == expected_tokens(PROMPT, 2)
         assert parts.engine.stats().lost_tokens["host", "device_capacity"] == 40

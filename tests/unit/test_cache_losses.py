@@ -212,13 +212,15 @@ def test_the_cache_bills_who_leaves_for_what_it_would_have_read(use, known):
         asked = AdmissionRequest(
             prefix=prefix, tokens=41, total_tokens=42, request=RequestId("left"), use=use
         )
-        match, matched = parts.cache.match, []
+        match, matched = parts.cache.admission.match, []
         with mock.patch.object(
-            parts.cache, "match", lambda *what: (matched.append(what), match(*what))[1]
+            parts.cache.admission,
+            "match",
+            lambda *what: (matched.append(what), match(*what))[1],
         ):
-            parts.cache.abandon(asked)
-        assert (parts.cache.losses.known, bool(matched)) == (known, bool(known))
-        parts.cache.losses.check()
+            parts.cache.admission.abandon(asked)
+        assert (parts.cache.admission.losses.known, bool(matched)) == (known, bool(known))
+        parts.cache.admission.losses.check()
 
 
 def test_without_reuse_nothing_is_known():

@@ -41,7 +41,7 @@ def ask(parts, tokens):
     """What of a prompt was cached, after checking its answer; all copies have ended."""
     out = run(parts, greedy("r", tokens, 1))["r"]
     assert tokens_of(out) == expected_tokens(tokens, 1)
-    parts.cache.settle()
+    parts.cache.progress.settle()
     parts.engine.check()
     return out[0].cached
 
@@ -50,10 +50,10 @@ def test_on_a_host_full_of_checkpoints_milestones_are_not_saved():
     """There is room for the new prompt's own end: three pages of window. Its milestones need eleven
     more."""
     with engine(WINDOW, (60, 60), (60, 2 * len(OLD) + 3)) as parts:
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
         for tokens in OLD:
             ask(parts, tokens)
-        assert parts.cache.stats()[3].free == 3
+        assert parts.cache.tiers.pools.stats()[3].free == 3
         assert counters.dropped_backup_pages == 0
         ask(parts, LONG)
         assert counters.evicted_host_pages == 0
@@ -70,7 +70,7 @@ def test_on_a_device_full_of_checkpoints_no_state_of_a_milestone_is_kept():
     finds none for its milestones, at 2, 4, 6, 10, 12 and 14 pages, and has its own end, at 15, for
     the oldest of the others."""
     with engine(STATE, (60, len(OLD) + 1), (0, 0), cache="device", snapshot_tokens=8) as parts:
-        counters, nodes = parts.cache.counters, parts.cache._tree.internals.nodes
+        counters, nodes = parts.cache.tiers.pools.counters, parts.cache.tiers.tree.internals.nodes
         for tokens in OLD:
             ask(parts, tokens)
         assert (counters.snapshots, counters.snapshots_skipped) == (len(OLD), 0)
@@ -95,7 +95,7 @@ def test_a_milestone_that_is_being_saved_takes_no_page_from_the_next_checkpoint(
         parts.engine.submit(greedy("r", LONG, 1))
         while not parts.engine.step():
             pass
-        assert parts.cache.counters.snapshots == 1
+        assert parts.cache.tiers.pools.counters.snapshots == 1
         hold.allow(1_000)
         assert ask(parts, LONG) == on_device(STATE, 60)
 
@@ -111,8 +111,8 @@ def late(spec, device, host, **settings):
 def idle(parts):
     """Steps, until nothing is left to save."""
     for _ in range(20):
-        parts.cache.tick()
-        parts.cache.settle()
+        parts.cache.progress.tick()
+        parts.cache.progress.settle()
     parts.engine.check()
 
 
@@ -135,7 +135,9 @@ def test_on_a_host_full_of_checkpoints_no_milestone_is_written_back():
         evict_device(parts)
         ask(parts, LONG)
         idle(parts)
-        assert parts.cache.counters.evicted_host_pages <= 14  # of milestones, for its own end
+        assert (
+            parts.cache.tiers.pools.counters.evicted_host_pages <= 14
+        )  # of milestones, for its own end
         for tokens in OLD:
             evict_device(parts)
             assert ask(parts, tokens) == on_host(WINDOW, 8)
@@ -154,8 +156,20 @@ def test_saved_milestones_make_way_for_a_checkpoint():
     with late(WINDOW, (60, 60), (60, 9)) as parts:
         ask(parts, LONG)
         idle(parts)
-        assert parts.cache.stats()[3].free == 0
+        assert parts.cache.tiers.pools.stats()[3].free == 0
         ask(parts, OLD[0])
         idle(parts)
         evict_device(parts)
         assert ask(parts, OLD[0]) == on_host(WINDOW, 8)
+
+
+def test_where_two_prompts_parted_a_third_one_hits_from_the_host_too():
+    """12 pages are shared, and no milestone is near: the second prompt hits them because the device
+    still has all of it."""
+    with engine(WINDOW, (90, 90), (90, 90)) as parts:
+        first = [n * 7 % 97 for n in range(96)]
+        shared = first[:48]
+        ask(parts, first)
+        assert ask(parts, [*shared, *range(44)]) == on_device(WINDOW, 48)
+        evict_device(parts)
+        assert ask(parts, [*shared, *range(50, 80)]) == on_host(WINDOW, 48)

@@ -20,10 +20,15 @@ ANCHOR, WINDOW = GroupId(0), GroupId(1)
 TOTALS = (10, 6)
 
 
+def booking(growth: tuple[int, int], peak: tuple[int, int]) -> Demand:
+    """Of one that may be retracted, and needs little more."""
+    none = (0, 0)
+    return Demand(growth=growth, peak=peak, fixed=none, rest=none)
+
+
 def sequence(growth: tuple[int, int], peak: tuple[int, int] = (4, 3)) -> SequenceState:
     lease = DeviceLease(0, [0, 0], np.empty(0, np.intp))
-    wanted = Demand(growth=growth, peak=peak)
-    return SequenceState(PageHasher(NAMESPACE, 2), lease, wanted, 0, [], [])
+    return SequenceState(PageHasher(NAMESPACE, 2), lease, booking(growth, peak), 0, [], [])
 
 
 def states() -> tuple[SequenceStates, BlockTable]:
@@ -41,8 +46,8 @@ def open_row(sequences: SequenceStates, tables: BlockTable, of: SequenceState) -
 def room(sequences: SequenceStates) -> tuple[int, int]:
     """The most that one more request may book: growth where all is kept, a peak elsewhere."""
     fits = sequences.budget.fits
-    grows = [n for n in range(11) if fits(Demand(growth=(n, 0), peak=(0, 0)), TOTALS)]
-    peaks = [n for n in range(7) if fits(Demand(growth=(0, 0), peak=(0, n)), TOTALS)]
+    grows = [n for n in range(11) if fits(booking(growth=(n, 0), peak=(0, 0)), TOTALS)]
+    peaks = [n for n in range(7) if fits(booking(growth=(0, 0), peak=(0, n)), TOTALS)]
     return grows[-1], peaks[-1]
 
 
@@ -61,7 +66,7 @@ def test_what_is_booked_is_taken_once_and_comes_back_whoever_ends_first(first: i
             left[at] = 0
             assert room(sequences)[0] == 10 - sum(left)
         assert room(sequences) == TOTALS
-        assert not len(sequences)
+        assert not list(sequences.items())
         assert tables.taken == 0
 
 
@@ -77,11 +82,11 @@ def test_a_peak_that_is_lowered_makes_room_and_ends_as_it_is():
     sequences, tables = states()
     row = open_row(sequences, tables, sequence((0, 0), peak=(4, 5)))
     assert room(sequences)[1] == 1
-    sequences.lower(row, (4, 2))
+    sequences.decodes(row, (4, 2))
     assert room(sequences)[1] == 4
     assert sequences[row].demand.peak == (4, 2)
     with pytest.raises(AssertionError, match="does not grow"):
-        sequences.lower(row, (4, 3))
+        sequences.decodes(row, (4, 3))
     sequences.close(row)
     assert room(sequences)[1] == 6
 

@@ -48,20 +48,20 @@ def serve(parts, *prompts, count=2):
             parts.engine.check()
         assert tokens_of(out) == expected_tokens(prompt, count)
         cached.append(out[0].cached)
-        parts.cache.settle()
+        parts.cache.progress.settle()
         parts.engine.check()
     return cached
 
 
 def on_host(parts, group=0):
     return (
-        parts.cache._pools.tiers[Tier.HOST][group].capacity
-        - parts.cache._pools.tiers[Tier.HOST][group].available()
+        parts.cache.tiers.pools.tiers[Tier.HOST][group].capacity
+        - parts.cache.tiers.pools.tiers[Tier.HOST][group].available()
     )
 
 
 def hits_by_key(parts):
-    nodes = parts.cache._tree.internals.nodes
+    nodes = parts.cache.tiers.tree.internals.nodes
     return {key: nodes.hits.item(row) for key, row in nodes.index.items()}
 
 
@@ -86,7 +86,7 @@ def test_selective_saves_nothing_that_was_used_once():
         serve(parts, PROMPTS[0])
         assert on_host(parts) == on_host(parts, 1) == 0
         evict_device(parts)
-        assert parts.cache.counters.dropped_dirty_pages > 0
+        assert parts.cache.tiers.pools.counters.dropped_dirty_pages > 0
         assert serve(parts, PROMPTS[0])[0].total == 0
 
 
@@ -141,7 +141,7 @@ def test_selective_counts_to_its_threshold():
 def test_write_back_copies_nothing_while_there_is_room():
     with engine("write-back") as parts:
         serve(parts, *PROMPTS[:3])
-        assert parts.cache.counters.backup_pages == 0
+        assert parts.cache.tiers.pools.counters.backup_pages == 0
 
 
 @pytest.mark.parametrize("reserve", [0.1, 0.4])
@@ -150,24 +150,24 @@ def test_write_back_keeps_its_reserve_free_or_saved(reserve):
         cache = parts.cache
         for prompt in PROMPTS:
             serve(parts, prompt)
-            cache.tick()
-            cache.settle()
+            cache.progress.tick()
+            cache.progress.settle()
             cache.check()
             for group in parts.spec.groups:
-                space = cache._pools.tiers[Tier.DEVICE][group.id]
-                write_back = cache._tree.write_back
-                wanted = safe_wanted(cache._copies._write, space.capacity)
+                space = cache.tiers.pools.tiers[Tier.DEVICE][group.id]
+                write_back = cache.tiers.tree.write_back
+                wanted = safe_wanted(cache.tiers.copies.backups._write, space.capacity)
                 assert space.available() + write_back.saved(group.id) >= min(
                     wanted, space.available() + sum(map(len, write_back.coldest(group.id, 999)))
                 )
-        assert cache.counters.backup_pages > 0
+        assert cache.tiers.pools.counters.backup_pages > 0
 
 
 def test_write_back_finds_what_was_evicted_on_the_host():
     with engine("write-back", write_back_reserve=0.5) as parts:
         serve(parts, *PROMPTS[:12])
-        assert parts.cache.counters.evicted_device_pages > 0
-        assert parts.cache.counters.dropped_dirty_pages == 0
+        assert parts.cache.tiers.pools.counters.evicted_device_pages > 0
+        assert parts.cache.tiers.pools.counters.dropped_dirty_pages == 0
         found = serve(parts, PROMPTS[0])[0]
         assert (found.device, found.host) == (0, CACHED)
 
@@ -175,21 +175,21 @@ def test_write_back_finds_what_was_evicted_on_the_host():
 def test_write_back_evicts_what_is_saved_before_what_is_colder():
     with engine("write-back") as parts:
         serve(parts, *PROMPTS[:3])
-        copies, nodes = parts.cache._copies, parts.cache._tree.internals.nodes
+        copies, nodes = parts.cache.tiers.copies, parts.cache.tiers.tree.internals.nodes
         for row in list(nodes.index.values()):
             if nodes.rank[0].item(row) == nodes.rank[0].max():  # of the prompt that came last
-                assert copies.save(GroupId(0), np.array([row], np.intp)) == 1
+                assert copies.backups.save(GroupId(0), np.array([row], np.intp)) == 1
         assert on_host(parts) == 10
         evict(parts, Tier.DEVICE, 0, keep=20)
         parts.cache.check()
-        assert parts.cache.counters.dropped_dirty_pages == 0
+        assert parts.cache.tiers.pools.counters.dropped_dirty_pages == 0
         assert serve(parts, PROMPTS[0])[0].device == CACHED
 
 
 def test_write_back_counts_what_it_drops_where_the_host_is_full():
     with engine("write-back", host=(1, 1)) as parts:
         serve(parts, *PROMPTS[:12])
-        counters = parts.cache.counters
+        counters = parts.cache.tiers.pools.counters
         assert counters.dropped_dirty_pages > 0
         assert serve(parts, PROMPTS[0])[0].total == 0
 
@@ -204,7 +204,7 @@ def test_write_back_comes_to_rest_where_the_host_holds_less_than_its_reserve():
                 break
             parts.engine.step()
         assert not parts.engine.has_work()
-        assert parts.cache.counters.backup_pages < 200
+        assert parts.cache.tiers.pools.counters.backup_pages < 200
 
 
 def test_write_back_saves_less_than_write_through():
@@ -213,7 +213,7 @@ def test_write_back_saves_less_than_write_through():
     for policy in ("write-through", "write-back"):
         with engine(policy) as parts:
             serve(parts, *PROMPTS[:8])
-            saved[policy] = parts.cache.counters.backup_pages
+            saved[policy] = parts.cache.tiers.pools.counters.backup_pages
     assert 0 < saved["write-back"] < saved["write-through"]
 
 
@@ -221,4 +221,4 @@ def test_pages_that_nothing_needs_are_dropped_under_their_own_count():
     """Milestones of so long a prompt leave pages of the window between them."""
     with engine("write-back", device=(90, 16), write_back_reserve=0.5) as parts:
         serve(parts, *([(n * 5 + k) % 97 for n in range(97)] for k in range(3)))
-        assert parts.cache.counters.dropped_cold_pages > 0
+        assert parts.cache.tiers.pools.counters.dropped_cold_pages > 0

@@ -338,9 +338,9 @@ def test_one_that_is_closed_hashes_no_more(tmp_path, monkeypatch):
 def everything(path):
     """Where each tensor of each file is."""
     return {
-        file: [(one.begin, one.end) for one in said.tensors]
+        file: [(one.begin, one.end) for one in seen.tensors]
         for file in path.glob("*.safetensors")
-        for said in [layout(file)]
+        for seen in [layout(file)]
     }
 
 

@@ -19,8 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratakv.engine.deepseek import common_votes
-from stratakv.engine.deepseek.common_exact import exact_bits, folded, limbs, on_grid
-from stratakv.engine.deepseek.common_exact_math import sigmoid, softplus
+from stratakv.engine.deepseek.common_exact import (
+    exact_bits,
+    folded,
+    limbs,
+    on_grid,
+    sigmoid,
+    softplus,
+)
 from stratakv.engine.deepseek.common_votes import votes
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_model import V4Model

@@ -12,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from stratakv.engine.deepseek import common_pieces
-from stratakv.engine.deepseek.common_pieces import PairCost, pieces
+from stratakv.engine import scratch_limit
 from stratakv.engine.deepseek.common_topk import best_places, highest_indices
-from stratakv.engine.deepseek.v4_attention import Indexer, Part, V4Attention
+from stratakv.engine.deepseek.v4_attention import Indexer
 from stratakv.engine.deepseek.v4_config import V4Config
-from stratakv.engine.deepseek.v4_step import Entries, Keys
-from stratakv.engine.deepseek.v32_attention import SparseLatentAttention
+from stratakv.engine.deepseek.v4_step import Entries
 from stratakv.engine.deepseek.v32_indexer import Asked
-from stratakv.engine.deepseek.v32_step import Block, PagedRows, V32Step
-from stratakv.engine.paged_layer import Scratch
+from stratakv.engine.dense_kernels import DenseKernels
+from stratakv.engine.kernels import SelectedRows
+from stratakv.engine.scratch_limit import PairCost, pieces
 from tests.fixtures.deepseek_v4 import config_of
-from tests.fixtures.deepseek_v32 import v32_model
 
 MIB = 2**20
 QUERIES, KEYS, TOP_K = 24, 6000, 40
@@ -33,7 +31,7 @@ QUERIES, KEYS, TOP_K = 24, 6000, 40
 def limited(limit_bytes):
     """For Hypothesis, which runs many examples in one test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common_pieces, "SCRATCH_BYTES", limit_bytes)
+        patch.setattr(scratch_limit, "SCRATCH_BYTES", limit_bytes)
         yield
 
 
@@ -120,7 +118,7 @@ def within_the_limit(monkeypatch, call, limit_bytes=MIB):
     """The result under a limit, which must need many pieces, and without."""
     whole, most = peak_bytes(call)
     assert most > 4 * limit_bytes, "nothing to bound"
-    monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", limit_bytes)
+    monkeypatch.setattr(scratch_limit, "SCRATCH_BYTES", limit_bytes)
     result, peak = peak_bytes(call)
     assert peak <= 1.25 * limit_bytes
     return result, whole
@@ -139,7 +137,7 @@ def one_thread():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_indexer_of_v32_stays_within_the_limit(shared, dtype, monkeypatch):
-    pool = PagedRows(whole_numbers(KEYS, 16).to(dtype))
+    pool = whole_numbers(KEYS, 16).to(dtype)
     rows = torch.arange(KEYS).flip(0)
     hidden = torch.zeros(QUERIES, KEYS, dtype=torch.bool)
     hidden[3, TOP_K + 7 :] = True
@@ -178,39 +176,23 @@ def test_the_indexer_of_v4_stays_within_the_limit(shared, monkeypatch):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_attention_of_v4_stays_within_the_limit(shared, monkeypatch):
+@pytest.mark.parametrize("sinks", [None, torch.zeros(4)])
+def test_attention_over_selected_rows_stays_within_the_limit(shared, sinks, monkeypatch):
     """A prefill over a layer's entries that no indexer selects, or decoding ones."""
-    config = V4Config.of(config_of(0).to_dict())
-    attention = V4Attention(config, 0)
-    attention.sinks.data = torch.zeros(config.heads)
-    pool = torch.randn(KEYS, config.head_dim, generator=torch.Generator().manual_seed(2))
+    queries = 64
+    pool = torch.randn(KEYS, 32, generator=torch.Generator().manual_seed(2))
     rows = torch.arange(2000)
-    keys = Keys(
-        rows if shared else rows.expand(QUERIES, -1).contiguous(),
-        torch.arange(2000) > torch.arange(QUERIES)[:, None] + 1900,
+    keys = SelectedRows(
+        pool,
+        rows if shared else rows.expand(queries, -1).contiguous(),
+        torch.arange(2000) > torch.arange(queries)[:, None] + 1900,
     )
-    query = torch.randn(
-        QUERIES, config.heads, config.head_dim, generator=torch.Generator().manual_seed(3)
-    )
-    part = Part.of(pool, keys, torch.float32)
-    with torch.inference_mode():
-        found, whole = within_the_limit(
-            monkeypatch, lambda: attention._attend(query, [part]), MIB // 2
-        )
-    torch.testing.assert_close(found, whole)
+    query = torch.randn(queries, 4, 32, generator=torch.Generator().manual_seed(3))
 
+    def attended():
+        kernels = DenseKernels(torch.device("cpu"), torch.float32)
+        return kernels.attend_selected(query, (keys,), 24, 0.1, sinks)
 
-def test_the_dense_attention_of_v32_stays_within_the_limit(monkeypatch):
-    config = v32_model("small").config
-    attention = SparseLatentAttention(config, 0, 0.1)
-    width = config.kv_lora_rank + config.qk_rope_head_dim
-    query, latents = whole_numbers(64, attention.heads, width), whole_numbers(3000, width)
-    hidden = torch.arange(3000) > torch.arange(64)[:, None] + 2900
-    block = Block(slice(0, 64), torch.arange(3000), hidden)
-    step = V32Step({}, torch.empty(0), None, (), (), None, Scratch())
     with torch.inference_mode():
-        found, whole = within_the_limit(
-            monkeypatch,
-            lambda: attention._attend_block(query, PagedRows(latents), block, step),
-        )
+        found, whole = within_the_limit(monkeypatch, attended)
     torch.testing.assert_close(found, whole)

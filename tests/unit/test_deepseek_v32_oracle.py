@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from stratakv.engine.deepseek import common_pieces
+from stratakv.engine import scratch_limit
 from stratakv.engine.model import wrap
 from tests.fixtures.deepseek_v32 import all_logits, prompt, v32_model, wrapped
 from tests.fixtures.models import TOLERANCE
@@ -86,10 +86,10 @@ def test_a_ragged_batch_gives_the_formulas_logits(name, page_tokens):
 
 
 @pytest.mark.parametrize("tied", ["indexer.weights_proj.weight", "mlp.gate.weight"])
-@pytest.mark.parametrize("scratch_bytes", [1, common_pieces.SCRATCH_BYTES])
+@pytest.mark.parametrize("scratch_bytes", [1, scratch_limit.SCRATCH_BYTES])
 def test_among_equals_the_lowest_index_wins(tied, scratch_bytes, monkeypatch):
     """Hugging Face leaves that open: ours is compared with the rule alone, in any pieces."""
-    monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", scratch_bytes)
+    monkeypatch.setattr(scratch_limit, "SCRATCH_BYTES", scratch_bytes)
     module = copy.deepcopy(v32_model("groups"))
     for name, tensor in module.state_dict().items():
         if name.endswith((tied, "e_score_correction_bias")):

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from stratakv.engine.deepseek import common_pieces
+from stratakv.engine import scratch_limit
 from stratakv.engine.model import wrap
 from tests.fixtures.deepseek_v4 import (
     SHORT,
@@ -106,10 +106,10 @@ def test_a_ragged_batch_gives_the_formulas_logits(seed, page_tokens):
 @pytest.mark.parametrize(
     "tied", [("scorer.weights_proj.weight",), ("mlp.gate.weight", "e_score_correction_bias")]
 )
-@pytest.mark.parametrize("scratch_bytes", [1, common_pieces.SCRATCH_BYTES])
+@pytest.mark.parametrize("scratch_bytes", [1, scratch_limit.SCRATCH_BYTES])
 def test_among_equals_the_lowest_index_wins(tied, scratch_bytes, monkeypatch):
     """Hugging Face leaves that open: ours is compared with the rule alone, in any pieces."""
-    monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", scratch_bytes)
+    monkeypatch.setattr(scratch_limit, "SCRATCH_BYTES", scratch_bytes)
     module = copy.deepcopy(hugging_face())
     for name, tensor in module.state_dict().items():
         if name.endswith(tied):

@@ -1,7 +1,5 @@
-"""Paged attention against dense arithmetic, over rules, scorings, page sizes and ragged batches.
-
-Every pool row that the rule does not keep is NaN, so reading one row too many shows.
-"""
+"""From Hugging Face's interface to the kernels, and how a step is padded and cut: none of it
+changes a result. What kernels promise is held by ``stratakv.testing.kernel_conformance``."""
 
 from types import SimpleNamespace
 
@@ -10,17 +8,21 @@ import pytest
 import torch
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine import attention
 from stratakv.engine.attention import STEP, PagedStep, paged_attention
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.dense_kernels import DenseKernels
 from stratakv.engine.hf_cache import PagedCache
-from stratakv.engine.paged_layer import LayerPages, Scratch
+from stratakv.engine.kernels import AttentionGroup
+from stratakv.engine.paged_layer import LayerPages, Scoring, Scratch
+from stratakv.engine.row_kernels import RowKernels
 from stratakv.engine.state_layer import OpenStates
 from stratakv.engine.step_meta import StepShape
-from stratakv.engine.step_plan import GroupPlanner, split_widths
+from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner, split_widths
 from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow, first_key, needed
+from stratakv.testing.kernel_oracle import attended
 
 HEADS, QUERY_HEADS, DIM, VALUE_DIM, SCALE = 2, 6, 8, 8, 0.3
+SINKS = torch.linspace(-1, 3, QUERY_HEADS)
 RULES = [KeepAll(), KeepWindow(1), KeepWindow(13), KeepChunk(12)]
 # (start, count) per request, decoding ones first.
 RAGGED = [(30, 1), (0, 1), (15, 1), (95, 1), (16, 1), (24, 1), (0, 9), (13, 40), (48, 1), (32, 16)]
@@ -36,15 +38,15 @@ class Attention:
 
     height, index = 1, 3
 
-    def __init__(self, rule, page_tokens, spans, dtype=torch.float32, slack_pages=0):
-        self.rule, self.spans, self.dtype = rule, spans, dtype
+    def __init__(self, rule, page_tokens, spans, make_kernels=RowKernels, slack_pages=0):
+        self.rule, self.spans = rule, spans
         self.random = torch.Generator().manual_seed(len(spans) + page_tokens)
         ends = [start + count for start, count in spans]
         wide = max(ends) // page_tokens + 1
         pages = len(spans) * wide + 3
         shape = (pages, page_tokens, HEADS)
-        keys = torch.full((*shape, DIM), torch.nan, dtype=dtype)
-        values = torch.full((*shape, VALUE_DIM), torch.nan, dtype=dtype)
+        keys = torch.full((*shape, DIM), torch.nan)
+        values = torch.full((*shape, VALUE_DIM), torch.nan)
         free = np.random.default_rng(page_tokens).permutation(pages)
         # Row 0 belongs to nobody, so that a row is not its place in the batch.
         table = np.full((len(spans) + 1, wide), -1, np.int32)
@@ -61,12 +63,15 @@ class Attention:
                     keys[page, : high - low] = self.keys[row][low:high]
                     values[page, : high - low] = self.values[row][low:high]
         layer = LayerPages.of(GroupId(0), keys, values)
-        planner = GroupPlanner(rule, page_tokens, slack_pages, torch.device("cpu"), dtype)
-        self.group = planner.plan(StepShape.of(self.batch()), table)
-        self.step = PagedStep({LayerId(3): layer}, {GroupId(0): self.group}, ..., None, Scratch())
+        kernels = make_kernels()
+        page_bytes = BUCKET_BYTES // slack_pages if slack_pages else BUCKET_BYTES + 1
+        group = AttentionGroup(GroupId(0), rule, page_tokens, page_bytes)
+        plan = kernels.plan(group, StepShape.of(self.batch()), table)
+        self.group = plan.step
+        self.step = PagedStep({LayerId(3): layer}, {GroupId(0): plan}, ..., None, kernels)
 
     def draw(self, *shape):
-        return torch.randn(*shape, generator=self.random).to(self.dtype)
+        return torch.randn(*shape, generator=self.random)
 
     def batch(self):
         starts, counts = (np.array(column, np.int32) for column in zip(*self.spans, strict=True))
@@ -76,8 +81,8 @@ class Attention:
             rows=rows, starts=starts, counts=counts, tokens=tokens, sampled=rows > 0, gate=None
         )
 
-    def run(self, **scoring):
-        """(paged result, dense result), float32 [T, H, VALUE_DIM] each."""
+    def run(self):
+        """(paged result, dense result), [T, H, VALUE_DIM] each."""
         fresh = [slice(start, start + count) for start, count in self.spans]
         new_keys = torch.cat([k[at] for k, at in zip(self.keys, fresh, strict=True)])
         new_values = torch.cat([v[at] for v, at in zip(self.values, fresh, strict=True)])
@@ -85,75 +90,52 @@ class Attention:
         packed = [self.laid_out(rows) for rows in (queries, new_keys, new_values)]
         cache = PagedCache(self.step, OpenStates({}, {}, None, Scratch()))
         cache.update(packed[1], packed[2], 3)
+        scoring = {"softcap": 0.4, "s_aux": SINKS}
         kwargs = {"scaling": SCALE, "sliding_window": 2, STEP: self.step, **scoring}
         with torch.inference_mode():
             out, _ = paged_attention(SimpleNamespace(layer_idx=self.index), *packed, None, **kwargs)
         assert out.shape[:2] == (self.height, len(queries) // self.height)
-        return out.flatten(0, 1).float(), self.dense(queries, **scoring)
+        return out.flatten(0, 1), self.dense(queries)
 
     def laid_out(self, rows):
         """[T, heads, dim] -> [height, heads, T / height, dim], as Hugging Face's models have it."""
         return rows.unflatten(0, (self.height, -1)).transpose(1, 2)
 
-    def dense(self, queries, softcap=None, s_aux=None):
-        out, at = [], 0
+    def dense(self, queries):
+        scoring, out = Scoring(SCALE, 0.4, SINKS), []
         for (start, count), keys, values in zip(self.spans, self.keys, self.values, strict=True):
             for position in range(start, start + count):
                 seen = slice(int(first_key(self.rule, np.array([position]))[0]), position + 1)
-                k, v = (x[seen].float().repeat_interleave(3, 1) for x in (keys, values))
-                scores = torch.einsum("hd,nhd->hn", queries[at].float(), k) * SCALE
-                if softcap is not None:
-                    scores = torch.tanh(scores / softcap) * softcap
-                if s_aux is not None:
-                    scores = torch.cat((scores, s_aux[:, None]), 1)
-                out.append(torch.einsum("hn,nhd->hd", scores.softmax(-1)[:, : len(k)], v))
-                at += 1
-        return torch.stack(out)
+                out.append(attended(queries[len(out)], keys[seen], values[seen], scoring))
+        return torch.stack(out).float()
 
 
-SCORINGS = {
-    "plain": {},
-    "softcap": {"softcap": 0.4},
-    "sinks": {"s_aux": torch.linspace(-1, 3, QUERY_HEADS)},
-}
+def dense_kernels():
+    return DenseKernels(torch.device("cpu"), torch.float32)
 
 
-@pytest.fixture(params=["rows", "pages"])
-def kernel(request, monkeypatch):
-    """Both ways to decode must agree with dense arithmetic in float32."""
-    if request.param == "pages":
-        monkeypatch.setattr(attention, "reads_rows", lambda query, layer: False)
-    return request.param
+both = pytest.mark.parametrize("kernels", [RowKernels, dense_kernels])
 
 
-@pytest.mark.usefixtures("kernel")
+@both
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("page_tokens", [1, 4, 16])
-@pytest.mark.parametrize("scoring", SCORINGS)
-def test_ragged_batches_see_what_the_rule_keeps(rule, page_tokens, scoring):
-    mine, dense = Attention(rule, page_tokens, RAGGED).run(**SCORINGS[scoring])
-    torch.testing.assert_close(mine, dense, atol=2e-6, rtol=1e-5)
-
-
-@pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("spans", [EQUAL, LONG_CHUNK, RAGGED[:6]], ids=["equal", "long", "decode"])
-def test_padding_and_blocks_change_nothing(rule, spans, monkeypatch):
+@pytest.mark.parametrize("spans", [EQUAL, LONG_CHUNK, RAGGED], ids=["equal", "long", "ragged"])
+def test_padding_and_blocks_change_nothing(kernels, rule, spans, monkeypatch):
     monkeypatch.setattr("stratakv.engine.step_plan.BLOCK_QUERIES", 70)
     monkeypatch.setattr("stratakv.engine.step_plan.MIN_QUERIES", 4)
     for slack_pages in (0, 3, 1000):
-        mine, dense = Attention(rule, 8, spans, slack_pages=slack_pages).run()
+        mine, dense = Attention(rule, 8, spans, kernels, slack_pages).run()
         torch.testing.assert_close(mine, dense, atol=2e-6, rtol=1e-5)
 
 
 SIDE_BY_SIDE = [[(30, 1), (15, 1), (95, 1)], [(0, 9), (0, 9)], [(13, 20), (40, 20), (32, 20)]]
 
 
-@pytest.mark.usefixtures("kernel")
+@both
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("spans", SIDE_BY_SIDE, ids=["decode", "first", "later"])
-def test_equal_chunks_may_lie_side_by_side(rule, spans):
-    paged = Attention(rule, 8, spans)
+def test_equal_chunks_may_lie_side_by_side(kernels, rule, spans):
+    paged = Attention(rule, 8, spans, kernels)
     paged.height = len(spans)
     mine, dense = paged.run()
     torch.testing.assert_close(mine, dense, atol=2e-6, rtol=1e-5)
@@ -175,15 +157,6 @@ def test_expensive_blocks_are_cut_smaller(monkeypatch):
     assert len(paged.group.chunks[0].blocks) > 2
     mine, dense = paged.run()
     torch.testing.assert_close(mine, dense, atol=2e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scoring", SCORINGS)
-def test_half_precision_is_as_exact_as_its_dtype(dtype, scoring):
-    paged = Attention(KeepWindow(13), 4, RAGGED, dtype=dtype)
-    sinks = SCORINGS[scoring]
-    mine, dense = paged.run(**sinks)
-    torch.testing.assert_close(mine, dense, atol=3e-2, rtol=3e-2)
 
 
 def test_equal_lengths_need_one_bucket_and_no_mask():

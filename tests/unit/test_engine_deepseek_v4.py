@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
 
-from stratakv.engine.deepseek import common_pieces
+from stratakv.engine import scratch_limit
 from stratakv.engine.deepseek.v4_attention import Indexer
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_mhc import HyperConnection, HyperHead
@@ -27,12 +27,12 @@ def select(entries, scores):
     return indexer.select(torch.zeros(n, 1), torch.ones(n, 1, 1), entries, pool)
 
 
-PIECES = pytest.mark.parametrize("scratch_bytes", [1, common_pieces.SCRATCH_BYTES])
+PIECES = pytest.mark.parametrize("scratch_bytes", [1, scratch_limit.SCRATCH_BYTES])
 
 
 @PIECES
 def test_among_equal_scores_the_lowest_positions_win(scratch_bytes, monkeypatch):
-    monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", scratch_bytes)
+    monkeypatch.setattr(scratch_limit, "SCRATCH_BYTES", scratch_bytes)
     scores = [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
     shared = Entries(torch.tensor([5, 4, 3, 2, 1]), torch.tensor([5, 5]))
     assert select(shared, scores).rows.tolist() == [[5, 3]] * 2
@@ -42,7 +42,7 @@ def test_among_equal_scores_the_lowest_positions_win(scratch_bytes, monkeypatch)
 
 @PIECES
 def test_a_query_with_few_entries_sees_those_alone(scratch_bytes, monkeypatch):
-    monkeypatch.setattr(common_pieces, "SCRATCH_BYTES", scratch_bytes)
+    monkeypatch.setattr(scratch_limit, "SCRATCH_BYTES", scratch_bytes)
     scores, counts = [1.0, 0, 0, 7, 8, 9], torch.tensor([1, 3])
     found = select(Entries(torch.tensor([[0, 0, 0], [3, 4, 5]]), counts), scores)
     assert found.rows.tolist() == [[0, 0], [4, 5]]

@@ -4,6 +4,8 @@ import copy
 import functools
 import json
 import shutil
+from collections import OrderedDict, defaultdict
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import numpy as np
@@ -20,6 +22,7 @@ from stratakv.engine.model import load_model
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.module_identity import module_identity
 from stratakv.engine.own_memory import own_weights
+from stratakv.engine.precision import releases
 from tests.fixtures.models import (
     FAMILIES,
     MODULE_STATE,
@@ -79,6 +82,12 @@ def test_numbers_that_modules_hold_decide_it():
     assert len(found) == 7
 
 
+def noted(factor):
+    held = OrderedDict(a=1)
+    held.factor = factor
+    return held
+
+
 VALUES = {
     "NumPy number": (np.float32(0.4), np.float32(0.9)),
     "NumPy array": (np.zeros(3000), np.eye(1, 3000, 1500)[0]),
@@ -90,6 +99,7 @@ VALUES = {
     "partial": (partial(functional.elu, alpha=1.0), partial(functional.elu, alpha=2.0)),
     "config": (LlamaConfig(), LlamaConfig(rms_norm_eps=0.5)),
     "torch.dtype": (torch.float32, torch.bfloat16),
+    "attribute of a dict": (noted(1.0), noted(2.0)),
     "method": (torch.nn.LayerNorm(4).forward, torch.nn.LayerNorm(4, eps=1.0).forward),
 }
 
@@ -105,6 +115,15 @@ def test_what_a_module_holds_decides_it(case, name):
     assert len(found) == 2
 
 
+def test_what_python_has_set_on_a_tensor_decides_it():
+    found = {identity(tiny_model("llama"))}
+    for factor in (1.0, 1.0, 2.0):
+        model = model_to_give_away("llama")
+        model.model.norm.weight.factor = factor
+        found.add(identity(model))
+    assert len(found) == 3
+
+
 def test_the_order_of_a_set_decides_nothing():
     found = set()
     for words in (["a", "b", "i", "q"], ["q", "i", "b", "a"]):
@@ -114,6 +133,25 @@ def test_the_order_of_a_set_decides_nothing():
             model.extra.add(word)
         found.add(identity(model))
     assert len(found) == 1
+
+
+class Weighted(dict):
+    """With an attribute that decides."""
+
+
+class Sevens(list):
+    def __getitem__(self, at):
+        return 7
+
+
+class OwnConfig(LlamaConfig):
+    @property
+    def factor(self):
+        return 7
+
+
+def of_a_config_of_its_own(model):
+    model.config.__class__ = OwnConfig
 
 
 class Mine(torch.nn.Linear):
@@ -136,13 +174,18 @@ def another_forward(model):
         lambda model: setattr(model.model.norm, "scale", [object()]),
         lambda model: setattr(model.model.norm, "scale", np.array([object()])),
         lambda model: setattr(model, "lm_head", Mine(16, 512)),
+        lambda model: setattr(model.model.norm, "scale", Weighted(factor=1)),
+        lambda model: setattr(model.model.norm, "scale", Sevens([1])),
+        lambda model: setattr(model.model.norm, "scale", defaultdict(int)),
+        lambda model: setattr(model.model.norm.weight, "factor", object()),
+        of_a_config_of_its_own,
     ],
 )
 def test_a_model_that_cannot_be_told_is_like_no_other(change, caplog):
     model = model_to_give_away("llama")
     change(model)
     assert identity(model) != identity(model)
-    assert "untold are ['model." in caplog.text
+    assert "untold are ['" in caplog.text
 
 
 def test_nor_can_one_whose_class_somebody_has_changed(monkeypatch):
@@ -343,8 +386,83 @@ def test_weights_that_the_identity_would_not_see_are_refused(saved, spoil, said)
         read_facts(saved)
 
 
-def test_another_release_of_transformers_is_another_model(saved, monkeypatch):
-    before = load_model(saved).fingerprint
+@pytest.mark.parametrize("which", [0, 1])
+def test_another_release_is_another_model(saved, monkeypatch, which):
+    before, held = load_model(saved).fingerprint, identity(tiny_model("llama"))
     assert load_model(saved).fingerprint == before
-    monkeypatch.setattr("stratakv.engine.model.ARITHMETIC", "transformers 99")
+    others = [f"{name} 99" if at == which else name for at, name in enumerate(releases())]
+    monkeypatch.setattr("stratakv.engine.model.releases", lambda: others)
+    monkeypatch.setattr("stratakv.engine.module_identity.releases", lambda: others)
     assert load_model(saved).fingerprint != before
+    assert identity(tiny_model("llama")) != held
+
+
+def test_another_revision_of_our_own_arithmetic_is_another_model(saved, monkeypatch):
+    before, held = load_model(saved).fingerprint, identity(tiny_model("llama"))
+    for reader in ("core.model_identity", "engine.module_identity"):
+        monkeypatch.setattr(f"stratakv.{reader}.REVISION", b"another")
+    assert load_model(saved).fingerprint != before
+    assert identity(tiny_model("llama")) != held
+
+
+@contextmanager
+def setting(place, name, value):
+    before = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
+@contextmanager
+def of_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def medium():
+    """It sets what others set too: none of which must stay."""
+    places = (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)
+    with ExitStack() as undo:
+        for place in places:
+            undo.enter_context(setting(place, "fp32_precision", place.fp32_precision))
+        undo.callback(torch.set_float32_matmul_precision, "highest")
+        torch.set_float32_matmul_precision("medium")
+        yield
+
+
+@contextmanager
+def in_environment(name, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        yield
+
+
+MODES = {
+    "all products": lambda: setting(torch.backends, "fp32_precision", "tf32"),
+    "oneDNN's": lambda: setting(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    "oneDNN's by its environment": lambda: in_environment("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
+    "by the old name": lambda: in_environment("DNNL_DEFAULT_FPMATH_MODE", "ANY"),
+    "by the old call": medium,
+    "sums": lambda: setting(
+        torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False
+    ),
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "dtype": lambda: of_dtype(torch.float64),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_of_less_precision_is_another_model(saved, mode):
+    before = load_model(saved).fingerprint, identity(tiny_model("llama"))
+    with MODES[mode]():
+        found = load_model(saved).fingerprint, identity(tiny_model("llama"))
+    assert found[0] != before[0]
+    assert found[1] != before[1]
+    assert (load_model(saved).fingerprint, identity(tiny_model("llama"))) == before

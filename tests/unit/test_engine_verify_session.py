@@ -98,7 +98,7 @@ def test_whoever_never_ends_is_missed():
     with session(by_s=1.0) as this:
         this.submit(PROMPT, 1, "", name=RequestId("lost"))
         drain(this.subject.parts)  # somebody else takes the news
-        with pytest.raises(AssertionError, match="lost: no end was told"):
+        with pytest.raises(AssertionError, match="lost: no end was given"):
             this.drain()
 
 

@@ -55,8 +55,8 @@ class OneRank:
         meanwhile()
         return np.minimum.reduce(self._table.meet(self.rank, lanes.copy()))
 
-    def broadcast(self, letter):
-        return self._table.meet(self.rank, letter)[0]
+    def broadcast(self, message):
+        return self._table.meet(self.rank, message)[0]
 
     def gather(self, text):
         self._table.gathers += self.rank == 0
@@ -77,7 +77,7 @@ class Inner:
     def figures(self):
         return {"steps": self.steps, "attached": self.worker is not None}
 
-    def told(self):
+    def description(self):
         return [f"{name} {value}" for name, value in self.figures().items()]
 
     def step(self):
@@ -126,7 +126,7 @@ class Backend(MemoryBackend):
         super().close()
 
 
-class Opener:
+class RankOpener:
     """A rank's; ``gate`` holds it back, and ``failure`` is what it raises."""
 
     def __init__(self):
@@ -163,7 +163,7 @@ class House:
     def __init__(self):
         self.table = Table()
         self.clock = Skipping()
-        self.openers = [Opener() for _ in range(RANKS)]
+        self.openers = [RankOpener() for _ in range(RANKS)]
         self.inner, self.engines = [], []
         for rank in range(RANKS):
             agreement = Agreement(OneRank(self.table, rank))

@@ -201,7 +201,7 @@ def test_what_is_said_again_and_again_is_said_seldom_and_counted(caplog):
         logger.removeFilter(seldom)
     assert caplog.messages == [
         "3 clients", "fine", "fine", "something else",
-        "4 clients (and 999 times more since it was last said)",
+        "4 clients (and 999 times more since it was last logged)",
     ]  # fmt: skip
 
 

@@ -41,10 +41,10 @@ async def read(driver, wanted):
     with driver.subscribe(wanted) as subscription:
         await subscription.accepted()
         while unfinished:
-            for news in await subscription.take():
-                found[news.output.request].append(news.output.token)
-                if news.output.finish is not None:
-                    unfinished.discard(news.output.request)
+            for timed in await subscription.take():
+                found[timed.output.request].append(timed.output.token)
+                if timed.output.finish is not None:
+                    unfinished.discard(timed.output.request)
     return found
 
 

@@ -157,9 +157,9 @@ def test_deepseek_v4_has_pages_of_128_unless_somebody_says(tmp_path, monkeypatch
     # A server has the same default.
     monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 40)
     facts, _ = read_planned(tmp_path)
-    assert sizing.size(facts, EngineConfig(**given), on_cpu=True).spec.page_tokens == 128
+    assert sizing.size(facts, EngineConfig(**given), on_host=True).spec.page_tokens == 128
     with pytest.raises(ConfigError, match="--page-tokens 64"):
-        sizing.size(facts, EngineConfig(**given, page_tokens=64), on_cpu=True)
+        sizing.size(facts, EngineConfig(**given, page_tokens=64), on_host=True)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_weights_are_counted_as_they_will_be_in_memory_and_leave_less_for_the_ho
     facts = read_facts(tmp_path, loaded)
     monkeypatch.setattr(sizing, "free_host_bytes", lambda: counted + (1 << 22))
     config = EngineConfig(device_memory="2MiB", max_running=2, max_model_len=64)
-    less = sizing.size(facts, config, on_cpu=True, weights=counted)
-    assert less.host[0] < sizing.size(facts, config, on_cpu=True).host[0]
+    less = sizing.size(facts, config, on_host=True, weights=counted)
+    assert less.host[0] < sizing.size(facts, config, on_host=True).host[0]
     with pytest.raises(ConfigError, match="are free"):
-        sizing.size(facts, config, on_cpu=True, weights=counted + (1 << 22))
+        sizing.size(facts, config, on_host=True, weights=counted + (1 << 22))

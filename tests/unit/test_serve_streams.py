@@ -6,7 +6,7 @@ from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
 from stratakv.serve.generate import derived_seed
 from stratakv.serve.replies import finite, merged
 from stratakv.serve.streams import Choice, Generation
-from stratakv.serve.subscription import News, Subscription
+from stratakv.serve.subscription import Subscription, TimedOutput
 from stratakv.serve.tokenizer import Tokenizer
 from tests.serving import EOS, train_tokenizer
 
@@ -107,7 +107,7 @@ def test_a_choice_that_meets_its_stop_string_is_aborted_while_others_run(tokeniz
         generation = Generation(subscription, choices, lambda _: None)
         for request, text in (("a", "x"), ("b", "y"), ("a", "z")):
             (token,) = tokenizer.encode(text).tolist()
-            subscription.push(News(0.0, Output(request=request, token=token)))
+            subscription.push(TimedOutput(0.0, Output(request=request, token=token)))
         return await anext(generation.deltas())
 
     assert [(delta.index, delta.text, delta.finish) for delta in asyncio.run(main())] == [

@@ -199,6 +199,8 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "no window": ({**GEMMA, "sliding_window": None}, "sliding_window must be an integer, got None"),
     "no convolution": ({**MAMBA, "conv_kernel": 0}, "conv_kernel must be at least 1, got 0"),
     "empty row": ({**LLAMA, "head_dim": 0}, r"shape \(2, 0\) has no bytes"),
+    "not causal": ({**GEMMA, "is_causal": False}, "'gemma3_text': is_causal False: .*; allowed is"),
+    "causal is nothing": ({**GEMMA, "is_causal": None}, "is_causal None"),
     "encoder": ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "encoder of all": ({**GEMMA, "use_bidirectional_attention": "all"}, "'gemma3_text': use_bidir"),
     "states outside": ({**LLAMA, "model_type": "recurrent_gemma"}, "keeps its states in the mod"),

@@ -5,7 +5,6 @@ query sees, and what each rule is called outside.
 import numpy as np
 import pytest
 
-from stratakv.spec.event_kinds import event_kind
 from stratakv.spec.retention import (
     KeepAll,
     KeepBoundary,
@@ -13,6 +12,7 @@ from stratakv.spec.retention import (
     KeepLive,
     KeepWindow,
     complete_ends,
+    event_kind,
     first_key,
     needed,
     needed_starts,

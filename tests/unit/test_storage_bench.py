@@ -1,21 +1,22 @@
-import json
 from pathlib import Path
 
 import pytest
+import redis
 
-from stratakv.bench import storage, storage_redis, storage_steps
+from stratakv.bench import storage, storage_steps, storage_yardsticks
+from stratakv.bench.storage_yardsticks import Extent, Pipelines, redis_opener
 from tests.fixtures.servers import redis_server
 
 
 def test_the_report_has_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr(storage, "_RUN_BYTES", 4 << 20)
-    monkeypatch.setattr(storage, "_BATCH_BYTES", 1 << 20)
-    monkeypatch.setattr(storage, "_REPEATS", 1)
+    extent = Extent(run_bytes=4 << 20, batch_bytes=1 << 20, repeats=1)
+    monkeypatch.setattr(storage, "FILES", extent)
+    monkeypatch.setattr(storage_yardsticks, "FILES", extent)
+    monkeypatch.setattr(storage.Slab, "extent", extent)
     monkeypatch.setattr(storage, "PAGE_KIB", (256,))
     ratios = {"step_time_ratio": 1.25, "scheduler_time_ratio": 1.5}
     monkeypatch.setattr(storage, "step_time_ratios", lambda directory: ratios)
-    storage.run(str(tmp_path / "out.json"), tmp_path)
-    report = json.loads((tmp_path / "out.json").read_text())
+    report = storage.run(tmp_path)
     assert [case["backend"] for case in report["cases"]] == ["file", "file+key"]
     for case in report["cases"]:
         assert case["page_bytes"] == 256 << 10
@@ -24,7 +25,7 @@ def test_the_report_has_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert report["contains_10k_ms"] > 0
     assert report["step_time_ratio"] == 1.25
     assert "256" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_steps_of_an_engine_with_a_store_and_without(tmp_path, monkeypatch):
@@ -39,11 +40,14 @@ def test_the_steps_of_an_engine_with_a_store_and_without(tmp_path, monkeypatch):
     assert written, "nothing was stored meanwhile"
 
 
-def test_redis_beside_its_own_client(monkeypatch):
-    monkeypatch.setattr(storage_redis, "_RUN_BYTES", 2 << 20)
-    monkeypatch.setattr(storage_redis, "_BATCH_BYTES", 1 << 20)
-    monkeypatch.setattr(storage_redis, "_REPEATS", 1)
+def test_redis_beside_its_own_client(tmp_path, monkeypatch):
+    extent = Extent(run_bytes=2 << 20, batch_bytes=1 << 20, repeats=1)
+    monkeypatch.setattr(storage_yardsticks, "SERVERS", extent)
+    monkeypatch.setattr(Pipelines, "extent", extent)
     with redis_server() as server:
-        case = storage_redis.measure_redis(f"redis://127.0.0.1:{server.port}", 256 << 10)
+        url = f"redis://127.0.0.1:{server.port}"
+        raw = Pipelines.of(url, 256 << 10)
+        case = storage.measure("redis", redis_opener(url), raw, tmp_path)
+        assert not redis.Redis.from_url(url).dbsize(), "something was left behind"
     assert case.backend == "redis"
     assert min(case.write_ratio, case.read_warm_ratio) > 0

@@ -238,7 +238,7 @@ def test_marks_that_fail_fail_no_page(store):
     marks = marks_of(broken, 8)
     marks.claim(writes=True)
     backend = MarkedBackend(MemoryBackend(PAGES), marks, clock)
-    broken.faults = Faults(call_fails=1)
+    broken.change(Faults(call_fails=1))
     clock.advance(RENEW_S + 1)
     assert backend.write([KEY], [PAGE])
     assert broken.injected == 1

@@ -14,9 +14,10 @@ NONE = Faults(seed=3)
 
 def wrapped(faults: Faults = NONE) -> FaultyBackend:
     backend = FaultyBackend(MemoryBackend(FORM), replace(faults, seed=3), lambda seconds: None)
-    quiet, backend.faults = backend.faults, NONE
+    quiet = backend.faults
+    backend.change(NONE)
     backend.write(KEYS, Arena(KEYS).fill().pages)
-    backend.faults = quiet
+    backend.change(quiet)
     return backend
 
 
@@ -75,7 +76,7 @@ def test_calls_fail_and_take_time():
 
 def test_a_call_that_breaks_has_done_a_part():
     backend = wrapped()
-    backend.faults = replace(NONE, call_breaks=1.0)
+    backend.change(replace(NONE, call_breaks=1.0))
     fresh = keys_of("broken", 40, group=1)
     with pytest.raises(StorageError, match="injected after"):
         backend.write(fresh, Arena(fresh).fill().pages)
@@ -84,7 +85,7 @@ def test_a_call_that_breaks_has_done_a_part():
             call(KEYS)
     with pytest.raises(StorageError, match="injected after"):
         backend.read(KEYS, Arena(KEYS).pages)
-    backend.faults = NONE
+    backend.change(NONE)
     there = backend.contains(fresh).tolist()
     assert 0 < sum(there) < 40
     assert there == sorted(there, reverse=True)
@@ -111,5 +112,5 @@ def test_everything_can_be_removed_or_that_fails():
     backend = wrapped(Faults(call_fails=1.0))
     with pytest.raises(StorageError, match="injected"):
         backend.remove(Everything.EVERYTHING)
-    backend.faults = NONE
+    backend.change(NONE)
     assert backend.remove(Everything.EVERYTHING) == 40

@@ -12,8 +12,7 @@ import pytest
 
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.storage.backend import Everything, ReadStatus, WriteStatus
-from stratakv.storage.file.fsck import fsck
-from stratakv.storage.file.fsck_report import lines_of
+from stratakv.storage.file.fsck import fsck, lines_of
 from stratakv.storage.file.recognise import NotOursError
 from stratakv.storage.registry import open_storage
 from stratakv.storage.urls import parse_storage_url

@@ -7,8 +7,7 @@ import pytest
 from stratakv.core.clock import ManualClock
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import ReadStatus
-from stratakv.storage.file.fsck import fsck
-from stratakv.storage.file.fsck_report import lines_of
+from stratakv.storage.file.fsck import fsck, lines_of
 from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.testing.storage_conformance import FORM, fetch, keys_of, store

@@ -8,7 +8,8 @@ import pytest
 
 from stratakv.core.errors import StorageError
 from stratakv.storage.backend import Everything, ReadStatus
-from stratakv.storage.redis import RedisBackend, RedisOptions
+from stratakv.storage.redis import RedisBackend
+from stratakv.storage.urls import RedisOptions
 from tests.fixtures.hostile_redis import hostile_redis, unkind
 from tests.fixtures.stored_pages import FORM, keys_of, pages_of, views
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from stratakv.core.errors import ConfigError
-from stratakv.storage.roots import Roots, check_roots
-from stratakv.storage.urls import FileUrl, parse_storage_url
+from stratakv.storage.urls import FileUrl, Roots, check_roots, parse_storage_url
 
 
 def checked(roots: Roots, directory: Path | str) -> Path:

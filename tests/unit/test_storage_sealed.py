@@ -13,10 +13,11 @@ from stratakv.storage.backend import ObjectKey, ReadStatus, StorageBackend, Writ
 from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.memory import MemoryBackend
-from stratakv.storage.redis import RedisBackend, RedisOptions
-from stratakv.storage.s3 import S3Backend, S3Options
+from stratakv.storage.redis import RedisBackend
+from stratakv.storage.s3 import S3Backend
 from stratakv.storage.sealed import SealedBackend, sealed_form
 from stratakv.storage.store_key import SEAL_BYTES, StoreKey
+from stratakv.storage.urls import RedisOptions, S3Options
 from stratakv.testing.storage_conformance import (
     FORM,
     Arena,

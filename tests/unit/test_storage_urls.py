@@ -6,10 +6,10 @@ from stratakv.core.errors import ConfigError
 from stratakv.storage.urls import (
     FileUrl,
     MemoryUrl,
-    MooncakeUrl,
+    MooncakeOptions,
     PluginUrl,
-    RedisUrl,
-    S3Url,
+    RedisOptions,
+    S3Options,
     StorageUrl,
     hidden,
     parse_storage_url,
@@ -32,18 +32,21 @@ from stratakv.storage.urls import (
             "file://localhost/a%20b?ttl=1.5h",
             FileUrl(directory=Path("/a b"), quota_bytes=64 << 30, ttl_s=5400.0, power_safe=False),
         ),
-        ("redis://h", RedisUrl(url="redis://h", ttl_s=None)),
-        ("rediss://u:p@h:1/2?ttl=30", RedisUrl(url="rediss://u:p@h:1/2", ttl_s=30.0)),
-        ("redis+unix:///run/r.sock", RedisUrl(url="unix:///run/r.sock", ttl_s=None)),
-        ("s3://b", S3Url(bucket="b", prefix="", endpoint=None, region=None)),
+        ("redis://h", RedisOptions(url="redis://h", ttl_s=None)),
+        ("rediss://u:p@h:1/2?ttl=30", RedisOptions(url="rediss://u:p@h:1/2", ttl_s=30.0)),
+        ("redis+unix:///run/r.sock", RedisOptions(url="unix:///run/r.sock", ttl_s=None)),
+        ("s3://b", S3Options(bucket="b", prefix="")),
         (
             "s3://b/p/q/?endpoint=http://h:9000&region=eu-west-1",
-            S3Url(bucket="b", prefix="p/q", endpoint="http://h:9000", region="eu-west-1"),
+            S3Options(
+                bucket="b", prefix="p/q",
+                settings={"endpoint": "http://h:9000", "region": "eu-west-1"},
+            ),
         ),
         (
             "mooncake://h:50051?protocol=rdma&segment=4GiB&timeout=2s&metadata=http://h:8080/metadata",
-            MooncakeUrl(
-                master="h:50051", metadata="http://h:8080/metadata", protocol="rdma",
+            MooncakeOptions(
+                master=("h", 50051), metadata="http://h:8080/metadata", transport="rdma",
                 segment_bytes=4 << 30, timeout_s=2.0,
             ),
         ),

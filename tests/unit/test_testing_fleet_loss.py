@@ -13,13 +13,13 @@ from stratakv.engine.step_messages import Submit
 from stratakv.policy.prefetch_pace import BestEffort
 from stratakv.testing.fleet.loss import POINTS, Fate, Loss, MortalRanks, Point, RankDied
 from stratakv.testing.fleet.run import Fleet
-from stratakv.testing.fleet.scenario import PAGE, Event
+from stratakv.testing.fleet.scenario import PAGE, OperatorEvent
 from tests.fleet_faults import a_lost_rank_ignored
 from tests.fleet_plans import storage_plan
 from tests.unit.test_testing_fleet_thread_ranks import together
 
 
-@pytest.mark.parametrize("point", [Point.STEP, Point.LETTER, Point.BALLOT, Point.RESULT])
+@pytest.mark.parametrize("point", [Point.STEP, Point.BROADCAST, Point.BALLOT, Point.RESULT])
 def test_a_rank_ends_at_its_point_in_its_step_and_stays_dead(point):
     fate = Fate(Loss(rank=1, step=3, point=point), 1)
     for fate.steps in range(3):
@@ -92,7 +92,7 @@ def test_a_fleet_that_loses_a_rank_ends_as_a_whole(point, dies):
 
 
 def lost_in_its_last_step(point, dies, deaf):
-    """Three ranks, of which one ends in the step whose letter tells all to stop."""
+    """Three ranks, of which one ends in the step whose message tells all to stop."""
     plan = storage_plan(2, "anchor", 3, pages=(1, 2))
     whole = Fleet(plan)
     whole.run()
@@ -109,7 +109,7 @@ def test_who_has_the_result_of_the_last_ballot_ends_as_it_was_told(dies, deaf):
     assert stopped == {0, 1, 2} - {dies, *deaf}
 
 
-@pytest.mark.parametrize("point", [Point.STEP, Point.LETTER, Point.BALLOT])
+@pytest.mark.parametrize("point", [Point.STEP, Point.BROADCAST, Point.BALLOT])
 def test_who_lacks_the_result_of_the_last_ballot_is_lost_and_does_not_stop(point):
     fleet = lost_in_its_last_step(point, 2, ())
     fleet.run()
@@ -163,8 +163,8 @@ def test_a_state_that_a_lost_step_has_moved_on_is_not_stored(name, step):
         storage_plan(1, name),
         snapshot_pages=4,
         chunk_tokens=16,
-        events=(Event(after=0, command=Submit(prompt)),),
-        loss=Loss(rank=1, step=step, point=Point.LETTER),
+        events=(OperatorEvent(after=0, command=Submit(prompt)),),
+        loss=Loss(rank=1, step=step, point=Point.BROADCAST),
     )
     fleet = Fleet(plan)
     fleet.run()

@@ -115,16 +115,16 @@ def half_way(change):
 
 
 def lose_a_free_page(rank):
-    rank.cache._pools.tiers[Tier.HOST][1].alloc(1)
+    rank.cache.tiers.pools.tiers[Tier.HOST][1].alloc(1)
 
 
 def warm_a_page(rank):
-    nodes = rank.cache._tree.internals.nodes
+    nodes = rank.cache.tiers.tree.internals.nodes
     nodes.rank[0][nodes.rows()[0]] += 1
 
 
 def think_it_stored(rank):
-    marks = rank.cache._tree.stored._marks[GroupId(0)]
+    marks = rank.cache.tiers.tree.stored._marks[GroupId(0)]
     marks[:] = ~marks
 
 

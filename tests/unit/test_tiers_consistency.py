@@ -52,7 +52,7 @@ def address(array):
 
 
 def compared(cache):
-    return list(tables_of(cache._tree, cache._pools, (cache._tables, cache._sequences)))
+    return list(tables_of(cache.tiers.tree, cache.tiers.pools, (cache._tables, cache._sequences)))
 
 
 def test_no_array_of_a_cache_is_left_out():
@@ -69,11 +69,11 @@ def test_no_array_of_a_cache_is_left_out():
 
 
 def spoil_a_rank(cache):
-    cache._tree.internals.nodes.rank[1][5] += 1
+    cache.tiers.tree.internals.nodes.rank[1][5] += 1
 
 
 def spoil_a_pin(cache):
-    cache._tree.internals.nodes.pins[1][0][3] += 1
+    cache.tiers.tree.internals.nodes.pins[1][0][3] += 1
 
 
 def spoil_a_booking(cache):
@@ -81,7 +81,7 @@ def spoil_a_booking(cache):
 
 
 def spoil_the_last_place_of_a_pool(cache):
-    cache._pools.tiers[1][1].stack[0] -= 1
+    cache.tiers.pools.tiers[1][1].stack[0] -= 1
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def rounds(scrubbers):
     for _ in range(len(scrubbers[0])):
         one, other = (scrubber.figures() for scrubber in scrubbers)
         if one != other:
-            found.append([scrubber.told() for scrubber in scrubbers])
+            found.append([scrubber.description() for scrubber in scrubbers])
     return found
 
 
@@ -135,24 +135,24 @@ class Twin:
 
 
 def take_a_page(cache):
-    cache._pools.tiers[0][1].alloc(1)
+    cache.tiers.pools.tiers[0][1].alloc(1)
 
 
 def swap_free_pages(cache):
-    following = cache._pools.tiers[1][1].next(2)
+    following = cache.tiers.pools.tiers[1][1].next(2)
     following[:] = following[::-1].copy()
 
 
 def forget_a_count(cache):
-    cache._tree.internals.pins.evictable[0][1] -= 1
+    cache.tiers.tree.internals.pins.evictable[0][1] -= 1
 
 
 def lose_a_copy(cache):
-    cache._copies._failed.add(TicketId(99))
+    cache.tiers.copies._failed.add(TicketId(99))
 
 
 def miss_a_step(cache):
-    cache.storage._step += 1
+    cache.storage._store.count_step()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_difference_shows_in_the_same_ballot_under_its_name(spoil, field, monk
     with engine() as parts:
         cache = parts.engine._cache
         run(parts, greedy("a", PROMPTS[0], 3))
-        agreement = cache._tiers._agreement
+        agreement = cache.tiers._agreement
         agreement._ranks = Twin()
         for _ in range(2):
             agreement.agree(agreement.ballot())

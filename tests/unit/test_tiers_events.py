@@ -86,7 +86,7 @@ def followed(rules, device, host, copier=DEFAULT_COPIER, config=CONFIG):
 
         def step_and_follow():
             outputs = step()
-            follower.step(parts.cache._tree)
+            follower.step(parts.cache.tiers.tree)
             return outputs
 
         parts.engine.step = step_and_follow
@@ -107,15 +107,15 @@ def test_the_telling_alone_rebuilds_the_cache_after_every_step(rules, device, ho
     copier = UnevenCopier(seed, fail=15)
     with followed(rules, device, host, copier) as (parts, follower):
         Traffic(seed=seed, aborts=0.05, check_every=8).run(parts, CONFIG.max_model_len)
-        parts.cache.settle()
-        follower.step(parts.cache._tree)
+        parts.cache.progress.settle()
+        follower.step(parts.cache.tiers.tree)
         groups = {(type(event), event.medium, event.group) for event in follower.told}
         assert len(groups) == 4 * (1 + len(rules)), "the traffic missed a tier or a group"
         assert {e.tenant for e in follower.told if isinstance(e, PagesStored)} == {
             "", tenant_of("other"),
         }  # fmt: skip
-        assert parts.cache.flush()
-        follower.step(parts.cache._tree)
+        assert parts.cache.progress.flush()
+        follower.step(parts.cache.tiers.tree)
         assert follower.told[-1] == AllCleared()
         assert not follower.replica.known()
         assert not len(follower.events)
@@ -125,8 +125,8 @@ def test_a_chain_is_told_with_its_parent_and_moves_tier_by_tier():
     tokens = list(range(1, 14))
     with followed([], [20], [20]) as (parts, follower):
         run(parts, greedy("a", tokens, 1))
-        parts.cache.settle()
-        follower.step(parts.cache._tree)
+        parts.cache.progress.settle()
+        follower.step(parts.cache.tiers.tree)
         keys = page_keys(np.array(tokens, np.int32), follower.namespaces["", ""], PAGE)
         stored = [event for event in follower.told if event.medium is Medium.DEVICE]
         assert [key for event in stored for key in event.keys] == keys
@@ -136,13 +136,13 @@ def test_a_chain_is_told_with_its_parent_and_moves_tier_by_tier():
         assert [key for event in saved for key in event.keys] == keys
         follower.told.clear()
         evict_device(parts)
-        follower.step(parts.cache._tree)
+        follower.step(parts.cache.tiers.tree)
         (gone,) = follower.told
         assert (gone.medium, gone.group, set(gone.keys)) == (Medium.DEVICE, 0, set(keys))
         follower.told.clear()
         run(parts, greedy("b", tokens, 1))
-        parts.cache.settle()
-        follower.step(parts.cache._tree)
+        parts.cache.progress.settle()
+        follower.step(parts.cache.tiers.tree)
         back = [key for event in follower.told for key in event.keys]
         assert back == keys
         assert {event.medium for event in follower.told} == {Medium.DEVICE}
@@ -154,10 +154,10 @@ def test_what_comes_back_from_storage_is_told_whole_and_with_its_tenant():
     with followed([], [20], [20], config=patient) as (parts, follower):
         attach_backend(parts, MemoryBackend(format_of(parts.spec), 1 << 20))
         run(parts, greedy("a", tokens, 1, salt=SECRET))
-        parts.cache.settle()
+        parts.cache.progress.settle()
         evict_device(parts)
         evict(parts, Tier.HOST, 0)
-        follower.step(parts.cache._tree)
+        follower.step(parts.cache.tiers.tree)
         keys = page_keys(
             np.array(tokens, np.int32), follower.namespaces[tenant_of(SECRET), ""], PAGE
         )
@@ -166,8 +166,8 @@ def test_what_comes_back_from_storage_is_told_whole_and_with_its_tenant():
         assert not follower.replica.pages["GPU", 0] | follower.replica.pages["CPU", 0]
         follower.told.clear()
         run(parts, greedy("b", tokens, 1, salt=SECRET))
-        parts.cache.settle()
-        follower.step(parts.cache._tree)
+        parts.cache.progress.settle()
+        follower.step(parts.cache.tiers.tree)
         landed = [event for event in follower.told if event.medium is Medium.HOST]
         assert [key for event in landed for key in event.keys] == keys
         assert {event.tenant for event in landed} == {tenant_of(SECRET)}
@@ -178,8 +178,8 @@ def test_a_tenant_shows_as_a_digest_and_never_as_its_salt():
     with followed([], [40], [20]) as (parts, follower):
         run(parts, greedy("a", tokens, 1), greedy("b", tokens, 1, salt=SECRET))
         run(parts, greedy("c", tokens, 1, salt="other"))
-        parts.cache.settle()
-        follower.step(parts.cache._tree)
+        parts.cache.progress.settle()
+        follower.step(parts.cache.tiers.tree)
         by_tenant: dict[str, set] = {}
         for event in follower.told:
             by_tenant.setdefault(event.tenant, set()).update(event.keys)

@@ -11,11 +11,13 @@ from stratakv.core.page_keys import Namespace, page_keys
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.foreign_pages import ForeignPages, Place
 from stratakv.memory.host_arena import HostArena
+from stratakv.sim.instant_transfer import InstantTransfer
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepWindow
 from stratakv.tiers.tiered_cache import TieredCache, TierOptions
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.transfer.numpy_copy import NumpyCopier
+from stratakv.tree.check import check
 from stratakv.tree.nodes import Tier
 
 PAGE = 2
@@ -95,7 +97,7 @@ class Foreign:
 
     def until_ended(self, tickets):
         while not self.tiers.foreign.ended(tickets):
-            assert self.tiers.wait(), "a copy was lost"
+            assert self.tiers.progress.wait(), "a copy was lost"
         self.tiers.check()
 
     def serve(self, keys, first, *pages):
@@ -164,10 +166,10 @@ def test_what_a_load_reads_stays_on_the_host_until_it_has_ended():
         hold = it.tiers.hold(keys, 2)
         tickets = it.load(hold, ((4, 5),))
         it.tiers.release(hold)
-        it.tiers.push_out(Tier.HOST)
+        it.tiers.pools.push_out(Tier.HOST)
         assert it.tiers.match(keys, 2).end == 2
         it.until_ended(tickets)
-        it.tiers.push_out(Tier.HOST)
+        it.tiers.pools.push_out(Tier.HOST)
         assert it.tiers.match(keys, 2).end == 0
         assert it.host[0].available() == 8
 
@@ -181,8 +183,7 @@ def test_a_layer_can_be_read_when_its_gate_has_opened():
         hold = it.tiers.hold(keys, 2)
         assert hold.starts == [0, 0]
         tickets = it.load(hold, ((4, 5), (5,)))
-        it.tiers.copies.submit_loads()
-        gate = it.tiers.copies.gate(tickets)
+        gate = it.tiers.copies.flights.gate(tickets)
         for group, layers in ((1, (1,)), (0, (0, 2))):
             for layer in layers:
                 gate.wait(LayerId(layer))
@@ -196,7 +197,7 @@ def test_what_a_save_goes_on_from_stays_until_it_has_ended():
         keys = keys_of(1, 3)
         it.serve(keys[:2], 0, (0, 1))
         tickets = it.save(keys, 2, ((2,),))
-        it.tiers.push_out(Tier.HOST)
+        it.tiers.pools.push_out(Tier.HOST)
         it.until_ended(tickets)
         assert it.tiers.match(keys, 3).end == 3
 
@@ -218,7 +219,7 @@ def test_the_least_used_make_room_and_without_room_nothing_begins():
         hold = it.tiers.hold(keys_of(2, 1), 1)
         assert it.save(keys_of(3, 2), 0, ((3, 4),)) is None
         it.tiers.release(hold)
-        assert not it.tiers.busy
+        assert not it.tiers.progress.busy
 
 
 @pytest.mark.parametrize("kept", [1, 2])
@@ -261,6 +262,9 @@ def test_a_place_that_is_missing_and_pages_that_overlap_are_refused():
     }
     with pytest.raises(ValueError, match="6 bytes lie 1 bytes apart"):
         ForeignPages(spec, [1], whole)
+    nowhere = {where: Place(0, 1 << 10) for where in whole}
+    with pytest.raises(ValueError, match="no memory is at address 0"):
+        ForeignPages(spec, [1], nowhere)
 
 
 # -- what an engine may get wrong ----------------------------------------------------------------
@@ -276,7 +280,7 @@ WRONG = {
 
 
 def picture(it):
-    return it.tiers.stats(), [space.available() for space in it.host]
+    return it.tiers.pools.stats(), [space.available() for space in it.host]
 
 
 @pytest.mark.parametrize("pages", WRONG.values(), ids=WRONG.keys())
@@ -285,7 +289,7 @@ def test_a_save_of_pages_that_cannot_be_changes_nothing(pages):
         before = picture(it)
         with pytest.raises(ValueError, match="save_from: "):
             it.save(keys_of(1, 3), 0, pages)
-        assert not it.tiers.busy
+        assert not it.tiers.progress.busy
         assert picture(it) == before
         it.serve(keys_of(1, 3), 0, (3, 1, 7), (NONE, 5, 0))
 
@@ -307,7 +311,7 @@ def test_a_load_into_pages_that_cannot_be_changes_nothing(pages):
 
 def test_pages_are_named_as_int32_and_by_a_first_page_that_is_there():
     with foreign() as it:
-        with pytest.raises(ValueError, match="group 0 takes 2 pages as int32, these are int64"):
+        with pytest.raises(ValueError, match="group 0 takes pages as int32, these are int64"):
             it.tiers.foreign.save_from(keys_of(1, 2), 0, [np.arange(2)])
         for first in (-1, 3):
             with pytest.raises(ValueError, match=f"page {first} of 2"):
@@ -339,5 +343,38 @@ def test_there_is_one_of_everything_for_every_group(short):
 def test_who_did_not_say_how_many_pages_there_are_is_told_where_to():
     with foreign() as it:
         it.tiers = TieredCache(it.spec, ([PageAllocator(0)], it.host), it.engine, TierOptions())
-        with pytest.raises(ValueError, match="foreign_pages says that there are none"):
+        with pytest.raises(ValueError, match=r"device pages \(TierOptions.foreign_pages\) none"):
             it.save(keys_of(1, 2), 0, ((0, 1),))
+
+
+def test_a_hold_that_was_released_is_neither_loaded_nor_kept():
+    """Its pages may be another prompt's by now."""
+    with foreign(KeepWindow(3)) as it:
+        it.serve(keys_of(1, 3), 0, (3, 1, 7), (NONE, 5, 0))
+        hold = it.tiers.hold(keys_of(1, 3), 3)
+        it.tiers.release(hold)
+        before = picture(it)
+        with pytest.raises(ValueError, match="load_into: the hold was released"):
+            it.load(hold, ((8, 9, 10), (2, 4)))
+        with pytest.raises(ValueError, match="keep: the lease was released"):
+            it.tiers.keep(hold)
+        assert picture(it) == before
+
+
+NOT_OURS = {name: pages for name, pages in WRONG.items() if name != "none where all are kept"}
+
+
+@pytest.mark.parametrize("verb", ["insert", "land"])
+@pytest.mark.parametrize("pages", NOT_OURS.values(), ids=NOT_OURS.keys())
+def test_pages_of_its_own_that_cannot_be_change_nothing(verb, pages):
+    spec = spec_of(KeepWindow(3))
+    spaces = [[PageAllocator(DEVICE_PAGES) for _ in spec.groups] for _ in range(2)]
+    tiers = TieredCache(spec, (spaces[0], spaces[1]), InstantTransfer(), TierOptions())
+    act = partial(getattr(tiers, verb), keys_of(1, 3))
+    columns = [np.array(of, np.int32) for of in pages]
+    good = [np.array(of, np.int32) for of in ((3, 1, 7), (NONE, 5, 0))]
+    for first, given in ((0, columns), (4, good), (-1, good), (0, [good[0] * 1.0, good[1]])):
+        with pytest.raises(ValueError, match=f"{verb}: "):
+            act(first, given)
+    assert len(tiers.tree) == 0
+    check(tiers.tree)

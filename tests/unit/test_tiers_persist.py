@@ -79,7 +79,7 @@ def test_every_page_is_written_once(benches):
     lease = bench.serve(PROMPT, 4)
     bench.settle()
     for _ in range(3):
-        bench.tier.used(lease)
+        bench.tier.persister.used(lease)
         bench.settle()
     assert figures(bench) == {"stored": 6}
 
@@ -108,8 +108,8 @@ def test_what_could_not_be_written_is_written_when_it_is_used_again(benches, fau
     bench.settle()
     assert figures(bench) == {name: 6}
     assert bench.idle()
-    bench.worker._backends[0].faults = Faults()
-    bench.tier.used(lease)
+    bench.worker._backends[0].change(Faults())
+    bench.tier.persister.used(lease)
     bench.settle()
     assert figures(bench) == {name: 6, "stored": 6}
 
@@ -118,12 +118,12 @@ def test_a_store_that_fails_altogether_is_asked_again_after_its_back_off(benches
     bench = benches(WINDOW, faults=Faults(call_fails=1.0))
     lease = bench.serve(PROMPT, 4)
     bench.settle()
-    bench.worker._backends[0].faults = Faults()
-    bench.tier.used(lease)
+    bench.worker._backends[0].change(Faults())
+    bench.tier.persister.used(lease)
     bench.settle()
     assert figures(bench) == {"failed": 12}, "it is left alone for a while"
     bench.clock.advance(2.0)
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.settle()
     assert figures(bench) == {"failed": 12, "stored": 6}
 
@@ -134,7 +134,7 @@ def test_what_storage_had_already_counts_as_kept(benches):
     lease = bench.serve(PROMPT, 4)
     bench.settle()
     assert figures(bench) == {"stored": 4, "present": 2}
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.settle()
     assert figures(bench) == {"stored": 4, "present": 2}
 
@@ -152,7 +152,7 @@ def test_a_write_that_ends_half_way_keeps_what_was_done(benches):
     bench.backend.let("write", 9)
     bench.settle()
     assert figures(bench) == {"stored": 4, "dropped": 2}
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.settle()
     assert figures(bench) == {"stored": 6, "dropped": 2}
     assert depths(bench, bench.backend.writes)[4:] == [(3, 0), (3, 1)]
@@ -169,7 +169,7 @@ def test_a_full_queue_drops_and_the_next_use_heals(benches):
     bench.backend.let("write", 9)
     bench.settle()
     assert figures(bench) == {"dropped": 3, "stored": 4}
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.settle()
     assert figures(bench) == {"dropped": 3, "stored": 7}
 
@@ -214,17 +214,17 @@ def test_a_use_touches_the_deepest_page_first_and_not_every_time(benches):
     lease = bench.serve(PROMPT, 3)
     bench.settle()
     bench.backend.touches.clear()
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.tick()
     bench.answered()
     whole = [(2, 0), (2, 1), (1, 0), (1, 1), (0, 0)]
     assert depths(bench, bench.backend.touches) == whole
     for _ in range(TOUCH_STEPS - 3):
         bench.tick()
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.tick()
     assert bench.worker.stats.queued[Kind.TOUCH] == 0, "it was told a moment ago"
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.tick()
     bench.answered()
     assert depths(bench, bench.backend.touches) == 2 * whole
@@ -241,7 +241,7 @@ def test_a_use_is_told_behind_the_writes_of_its_step(benches):
     bench.backend.let("write")
     bench.settle()
     bench.backend.order.clear()
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.backend.let("write")
     bench.settle()
     bench.tier.close(PATIENCE_S)

@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from stratakv.core.ids import AskId, PageKey, TicketId
+from stratakv.core.ids import PageKey, PrefetchId, TicketId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch import Fetching, Probing
 from stratakv.policy.prefetch_ends import FetchPlan, Held, Objects
@@ -52,7 +52,7 @@ WAY = {
 
 
 def waiting(at: int = 0) -> PrefetchRequest:
-    return PrefetchRequest(AskId(at), PageHasher(NAMESPACE, 2), 3, 0.0)
+    return PrefetchRequest(PrefetchId(at), PageHasher(NAMESPACE, 2), 3, 0.0)
 
 
 def asking(first: PageKey = FIRST) -> Asking:
@@ -101,7 +101,6 @@ def test_a_prefetch_goes_only_where_something_may_lead(here: type[Phase], there:
 def test_a_phase_says_what_is_held_and_what_is_under_way(kind: type[Phase]):
     request = at(kind)
     assert request.asking == (kind in {Asking, Reading})
-    assert request.holding == (kind in {Asking, Reading, Ready})
     assert (request.operation is not None) == (kind in {Asking, Reading, Left})
 
 

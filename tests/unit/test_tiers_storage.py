@@ -41,7 +41,7 @@ def stored(bench):
 def test_without_a_store_every_verb_does_nothing():
     bench = Bench(SPEC)
     lease = bench.serve(PROMPT, 4)
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.start("r", PROMPT, 4)
     assert not bench.must_wait("r")
     bench.tick("r")
@@ -66,7 +66,7 @@ def test_detach_waits_for_what_is_being_written_and_begins_nothing_new(benches):
     bench.backend.wait_entered()
     assert bench.tier.detach() is None
     lease = bench.serve(OTHER, 3)
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.start("r", 3, 4)
     bench.tick()
     assert bench.worker.stats.queued[Kind.QUERY] == 0
@@ -98,7 +98,7 @@ def test_a_detach_that_is_given_up_goes_on_as_before(benches):
     assert bench.tier.detach() is None
     lease = bench.serve(OTHER, 3)
     bench.tier.keep()
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.backend.let("write", 9)
     bench.settle()
     assert stored(bench) == 10
@@ -121,7 +121,7 @@ def test_what_took_a_row_during_a_detach_is_not_mistaken_for_what_was_stored(ben
     assert len(bench.tree) < nodes
     lease = bench.serve(3, 3)
     bench.tier.keep()
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.backend.let("write", 9)
     bench.settle()
     assert {name.page for name in bench.backend.writes} >= set(bench.keys(3, 3))
@@ -166,7 +166,7 @@ def test_a_store_that_comes_back_gets_what_is_used(benches):
     bench.tier.attach(worker)
     bench.tick()
     assert stored(bench) == 5
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.settle()
     assert bench.tier.stats(busy=False).pages["present"] == 5, (
         "nothing is known of a store that comes"
@@ -184,7 +184,7 @@ def test_a_store_that_is_emptied_is_filled_by_use(benches):
     bench.backend.let("remove")
     bench.settle()
     assert not bench.backend.contains(bench.backend.writes).any()
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.settle()
     assert stored(bench) == 10
     assert bench.backend.contains(bench.backend.writes).all()
@@ -199,7 +199,7 @@ def test_what_was_being_written_when_the_store_was_emptied_is_gone_with_it(bench
     bench.backend.let("write")
     bench.settle()
     assert not bench.backend.contains(bench.backend.writes).any()
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.backend.let("write")
     bench.settle()
     assert bench.backend.contains(bench.backend.writes).all()
@@ -253,7 +253,7 @@ def test_who_follows_the_cache_hears_of_a_store_that_is_emptied_or_leaves(benche
     assert bench.tier.clear()
     assert gone == expected
     bench.settle()
-    bench.tier.used(lease)
+    bench.tier.persister.used(lease)
     bench.settle()
     gone.clear()
     assert bench.tier.detach() is bench.worker
@@ -271,7 +271,7 @@ def test_what_was_on_its_way_while_the_store_was_emptied_is_written_again(benche
     bench.settle()
     assert bench.admitted("r", 4).end == 4
     before = len(bench.backend.writes)
-    bench.tier.used(bench.tree.leases.hold_present(bench.keys(PROMPT, 4), 4, [0, 0]))
+    bench.tier.persister.used(bench.tree.leases.hold_present(bench.keys(PROMPT, 4), 4, [0, 0]))
     bench.settle()
     assert len(bench.backend.writes) > before, "a mark stood for what is gone"
 

@@ -11,12 +11,12 @@ from stratakv.testing.transfer_ends import (
     Ends,
     Hold,
     HookedCopier,
+    finish,
     hybrid_spec,
     page_keys_of,
     plan_of,
     spread,
 )
-from stratakv.testing.transfer_suite import finish
 from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 

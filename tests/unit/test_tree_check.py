@@ -212,6 +212,45 @@ def test_a_copy_pins_both_ends(grown: Grown) -> None:
     check(grown.tree)
 
 
+def test_a_load_that_is_planned_pins_each_page_where_it_is() -> None:
+    it = TreeDriver(small_spec((KeepWindow(2),), page_tokens=1), [16] * 2, [16] * 2)
+    prompt = (0, 1, 2)
+    request = it.arrive(prompt, 0, load=False)
+    assert it.extend(request, 3, generous=True)
+    it.keep(request, 3, 0)
+    it.finish(request)
+    for group in (ANCHOR, WINDOW):
+        it.backup(prompt, group, 99)
+        it.end_copy(it.copies[-1], ok=True)
+    it.evict(DEVICE, ANCHOR, 2)
+    keys, leases, nodes = it.keys(prompt), it.tree.leases, it.tree.internals.nodes
+    path = nodes.path(it.row(prompt))
+    held = [leases.take(keys, 1), *(leases.take_to_load(keys, 3) for _ in range(2))]
+    assert [nodes.pins[tier][ANCHOR][path].tolist() for tier in (DEVICE, HOST)] == [
+        [3, 0, 0], [0, 2, 2],
+    ]  # fmt: skip
+    check(it.tree)
+    for tier, row in ((DEVICE, path[0]), (HOST, path[2])):
+        for by in (1, -1):
+            nodes.pins[tier][ANCHOR][row] += by
+            with pytest.raises(AssertionError, match=r"^group 0: .* pins leak or lack$"):
+                check(it.tree)
+            nodes.pins[tier][ANCHOR][row] -= by
+    for lease in held:
+        leases.release(lease)
+        check(it.tree)
+
+
+def test_a_page_that_is_leased_is_there(grown: Grown) -> None:
+    """Also where another lease was taken since."""
+    row, nodes = grown.at(0, 1, 2, 4, 5), grown.nodes
+    other = grown.tree.leases.take(grown.it.keys((7,)), 1)
+    nodes.residency[WINDOW].move(np.array([row]), ResidencyEvent.DEVICE_EVICTED)
+    nodes.page[DEVICE][WINDOW][row] = -1
+    spoiled(grown, rf"^a pin on nothing: nodes \[{row}\]$")
+    grown.tree.leases.release(other)
+
+
 def test_a_lease_begins_no_earlier_than_it_needs_to_and_no_later_than_it_ends(
     grown: Grown,
 ) -> None:
@@ -249,6 +288,38 @@ def test_a_page_is_queued_no_later_than_its_rank(grown: Grown) -> None:
     for _, rows in batches:
         queue.push(2**62, 0, rows)
     spoiled(grown, r"^group 2: not queued on DEVICE: nodes \[")
+
+
+def test_a_page_that_nothing_holds_is_queued_though_it_is_the_last_copy() -> None:
+    it = TreeDriver(small_spec((), page_tokens=1), [4], [4])
+    request = it.arrive((0,), 0, load=False)
+    assert it.extend(request, 1, generous=True)
+    it.finish(request)
+    it.tree.internals.pins.queues[DEVICE][ANCHOR].clear()
+    with pytest.raises(AssertionError, match=r"^group 0: not queued on DEVICE: nodes \["):
+        check(it.tree)
+
+
+def test_a_last_copy_need_not_be_queued_while_anything_below_it_is_pinned() -> None:
+    """On whatever tier, of whatever group, however far below."""
+    it = TreeDriver(small_spec((KeepWindow(1), KeepBoundary()), page_tokens=1), [16] * 3, [16] * 3)
+    request = it.arrive((0,), 0, load=False)
+    assert it.extend(request, 1, generous=True)
+    it.finish(request)
+    assert it.fetch((0, 1, 2, 3), generous=False)
+    it.end_fetch(it.fetches[0], landed=True)
+    request = it.arrive((0, 1, 2, 3), 1, load=False)
+    assert it.extend(request, 3, generous=True)
+    it.finish(request)
+    assert it.evict(DEVICE, ANCHOR, 3) == 3
+    ids = it.pools[HOST][WINDOW].alloc(1)
+    assert ids is not None
+    it.begin_backup({WINDOW: [((0, 1, 2), WINDOW)]}, {WINDOW: ids})
+    assert it.evict(DEVICE, ANCHOR, 9) == 0
+    it.verify()
+    it.end_copy(it.copies[0], ok=True)
+    it.verify()
+    assert it.evict(DEVICE, ANCHOR, 9) == 1
 
 
 @pytest.mark.parametrize("group", [WINDOW, STATE])

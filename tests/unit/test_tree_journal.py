@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from stratakv.core.ids import PageKey
+from stratakv.core.ids import GroupId, PageKey
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing import tree_tiers
 from stratakv.testing.specs import small_spec
@@ -18,6 +18,7 @@ from stratakv.testing.tree_campaign import campaign
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.tree import journal
 from stratakv.tree.observer import Medium
+from stratakv.tree.order import LeastRecentlyUsed
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import ResidencyEvent
 from tests.replica import Replica, readable
@@ -125,8 +126,15 @@ def test_a_tree_that_nobody_follows_keeps_no_journal():
 
 def test_a_key_that_ends_in_zeros_is_told_whole():
     kept = Follower()
-    cache = PrefixTree(small_spec([], page_tokens=1), 4, None, kept)
+    cache = PrefixTree(small_spec([], page_tokens=1), 4, LeastRecentlyUsed, kept)
     keys = [PageKey(b"a" + bytes(31)), PageKey(bytes(32))]
     cache.insert(keys, 0, [np.arange(2, dtype=np.int32)])
     ((_, _, _, told),) = kept.told
     assert told == keys
+
+
+def test_of_no_page_nothing_is_told():
+    kept = Follower()
+    moved = journal.Journal(4, kept).of_group(GroupId(0))
+    moved(np.empty(0, np.intp), ResidencyEvent.INSERTED)
+    assert kept.told == []

@@ -16,6 +16,7 @@ from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_records import Request
+from stratakv.tree.check import check
 from stratakv.tree.order import COLD, WARM
 from stratakv.tree.prefix_tree import PrefixTree
 
@@ -338,3 +339,85 @@ def test_a_prompt_may_be_longer_than_any_before(pages: int) -> None:
     serve(it, prompt, chunk=pages)
     again = it.tree.beyond(it.keys(prompt), it.tree.match(it.keys(prompt), pages), pages)
     assert (again.whole, again.device, again.states_only) == (pages, pages, False)
+
+
+@pytest.mark.parametrize("pages", range(2, 9))
+def test_a_match_knows_how_far_the_device_goes_wherever_that_ends(pages: int) -> None:
+    it = tree()
+    prompt = tuple(range(pages))
+    serve(it, prompt)
+    assert it.backup(prompt, 0, pages)
+    it.end_copy(it.copies[0], ok=True)
+    for left in range(pages - 1, -1, -1):
+        assert it.evict(DEVICE, 0, 1) == 1
+        assert it.match(prompt, pages) == (left, pages, pages)
+
+
+@pytest.mark.parametrize("pages", [64, 65, 66, 131])
+def test_a_match_may_be_the_first_to_look_at_so_long_a_prompt(pages: int) -> None:
+    spec = small_spec([KeepWindow(2)], page_tokens=1)
+    cache = PrefixTree(spec, pages)
+    keys = page_keys(tokens_of(pages), Namespace(model=b"m", spec_digest=b"s"), 1)
+    cache.insert(keys, 0, [np.arange(pages, dtype=np.int32)] * 2)
+    assert cache.match(keys, pages) == (pages, pages, pages)
+
+
+def test_beyond_a_match_it_is_told_whether_states_alone_are_missing() -> None:
+    it = tree(KeepWindow(1), KeepBoundary())
+    serve(it, (0, 1, 2), generous=False)
+    keys = it.keys((0, 1, 2))
+    for group, alone in ((2, True), (1, False)):
+        it.evict(DEVICE, group, 1)
+        found = it.tree.match(keys, 3)
+        assert found == (0, 0, 3)
+        beyond = it.tree.beyond(keys, found, 3)
+        assert (beyond.whole, beyond.device) == (3, 3)
+        assert beyond.states_only is alone
+
+
+# -- where a lease begins ------------------------------------------------------------------------
+
+
+def test_a_lease_of_a_request_that_brings_live_pages_begins_where_it_says() -> None:
+    it = tree(KeepWindow(2))
+    serve(it, (0, 1, 2, 3))
+    keys, leases, nodes = it.keys((0, 1, 2, 3)), it.tree.leases, it.tree.internals.nodes
+    taken = leases.take(keys, 4, starts=[0, 4])
+    moved = leases.take(keys, 1)
+    leases.advance(moved, keys, 3, starts=[0, 3])
+    assert (taken.starts, moved.starts) == ([0, 4], [0, 3])
+    assert not nodes.pins[DEVICE][1].any()
+    check(it.tree)
+    for lease in (taken, moved):
+        leases.release(lease)
+    check(it.tree)
+
+
+def test_a_lease_that_let_go_takes_nothing_back_at_its_own_end() -> None:
+    it = tree(KeepWindow(2))
+    serve(it, (0, 1, 2, 3))
+    keys, leases = it.keys((0, 1, 2, 3)), it.tree.leases
+    lease = leases.take(keys, 4)
+    leases.let_go(lease, 5)
+    assert lease.starts == [0, 3]
+    leases.advance(lease, keys, 4)
+    assert lease.starts == [0, 3]
+    leases.release(lease)
+    check(it.tree)
+
+
+# -- marks ---------------------------------------------------------------------------------------
+
+
+def test_a_request_that_continued_nothing_makes_no_branch() -> None:
+    it = tree(KeepBoundary())
+    lease = it.tree.leases.take([], 0)
+    assert it.tree.checkpoints.branch(lease, 0) == []
+
+
+def test_a_checkpoint_does_not_take_its_own_place() -> None:
+    it = tree(KeepBoundary())
+    request = run(it, (0, 1))
+    for _ in range(2):
+        it.tree.checkpoints.keep(request.lease, 2, 0, 2)
+        assert it.tree.checkpoints.at(request.lease, 2)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from stratakv.core.ids import NodeIds
-from stratakv.tree.nodes import Tier
+from stratakv.testing.specs import small_spec
+from stratakv.tree.nodes import NodeTable, Tier
 from stratakv.tree.order import COLD, LAST_USE, WARM, EvictionQueue, LeastRecentlyUsed
 
 
@@ -54,7 +55,7 @@ def test_a_queue_that_was_cleared_is_empty(queue: EvictionQueue) -> None:
 
 
 def test_least_recently_used_ranks_by_the_last_use_whatever_it_was() -> None:
-    policy = LeastRecentlyUsed()
+    policy = LeastRecentlyUsed(NodeTable(small_spec([], page_tokens=1), 4))
     assert [use(0, rows(1), WARM + 3) for use in (policy.enter, policy.hit, policy.touch)] == [
         WARM + 3
     ] * 3

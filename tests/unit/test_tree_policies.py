@@ -1,119 +1,18 @@
 """Each eviction policy keeps what it promises to keep, where LRU, or a wrong one, would not."""
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 import pytest
 
 from stratakv.core.config import EVICTIONS
-from stratakv.core.ids import GroupId, PageKey, TicketId
-from stratakv.memory.allocator import PageAllocator
-from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
+from stratakv.core.ids import PageKey
+from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.testing.specs import small_spec
-from stratakv.tree.check import check
-from stratakv.tree.effects import Effect, FreeDevice, FreeHost
-from stratakv.tree.lease import DeviceLease, LoadLease
-from stratakv.tree.nodes import Tier
+from stratakv.tree.lease import DeviceLease
 from stratakv.tree.order import COLD, WARM
 from stratakv.tree.policies import EVICTION_POLICIES, STAMP_BITS
 from stratakv.tree.prefix_tree import PrefixTree
-from stratakv.tree.s3_fifo import S3Fifo
-from stratakv.tree.segments import HIGH, Segments
 from tests.counting import counted
-
-DEVICE, HOST = Tier.DEVICE, Tier.HOST
-ANCHOR = GroupId(0)
-Prompt = tuple[int, ...]
-
-
-class Cache:
-    """A tree with pools; one symbol of a prompt is one page."""
-
-    def __init__(self, policy: str, *rules: Retention, pages: int = 64) -> None:
-        spec = small_spec(rules, page_tokens=1)
-        self.groups = range(len(spec.groups))
-        self.tree = PrefixTree(spec, 2 * pages, EVICTION_POLICIES[policy]())
-        self.pools = [[PageAllocator(pages) for _ in self.groups] for _ in Tier]
-
-    def keys(self, prompt: Prompt) -> list[PageKey]:
-        return [PageKey(repr(prompt[: at + 1]).encode()) for at in range(len(prompt))]
-
-    def serve(self, *prompts: Prompt, priority: int = 0) -> None:
-        """Compute what is not cached, keep the end as a checkpoint, and finish."""
-        for prompt in prompts:
-            keys = self.keys(prompt)
-            have = self.tree.match(keys, len(keys) - 1).device_end
-            lease = self.tree.leases.take(keys, have, priority=priority)
-            taken = [pool.alloc(len(keys) - have) for pool in self.pools[DEVICE]]
-            pages = [ids for ids in taken if ids is not None]
-            self.do(self.tree.insert(keys, have, pages).effects)
-            self.tree.leases.advance(lease, keys, len(keys))
-            self.do(self.tree.checkpoints.keep(lease, len(keys), have))
-            self.tree.leases.release(lease)
-            check(self.tree)
-
-    def use(self, *prompts: Prompt, times: int = 1, priority: int = 0) -> None:
-        for prompt in prompts * times:
-            keys = self.keys(prompt)
-            self.tree.leases.release(self.tree.leases.take(keys, len(keys), priority=priority))
-            check(self.tree)
-
-    def save(self, prompt: Prompt) -> None:
-        for group in self.groups:
-            rows = self.tree.backups.unsaved(
-                GroupId(group), self.tree.internals.nodes.path(self.row(prompt))
-            )
-            pages = self.pools[HOST][group].alloc(len(rows))
-            assert pages is not None
-            self.tree.copies.begin_backup(GroupId(group), rows, pages)
-            self.do(self.tree.copies.end_backup(GroupId(group), rows, ok=True))
-
-    def load(self, prompt: Prompt) -> None:
-        """A request comes for a prompt that is on the host, loads it, and finishes."""
-        lease = self.tree.leases.take_to_load(self.keys(prompt), len(prompt))
-        assert isinstance(lease, LoadLease)
-        rows = list(lease.host)
-        taken = [pool.alloc(len(r)) for pool, r in zip(self.pools[DEVICE], rows, strict=True)]
-        moved = self.tree.leases.begin_load(
-            lease, [ids for ids in taken if ids is not None], TicketId(1)
-        )
-        for group in self.groups:
-            self.tree.copies.end_load(GroupId(group), rows[group])
-        self.tree.leases.release(moved)
-        check(self.tree)
-
-    def do(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, FreeDevice | FreeHost):
-                tier = DEVICE if isinstance(effect, FreeDevice) else HOST
-                self.pools[tier][effect.group].free(effect.pages)
-
-    def evict(self, count: int, group: int = 0, tier: Tier = DEVICE) -> int:
-        before = self.pools[tier][group].available()
-        self.do(self.tree.eviction.evict(tier, GroupId(group), count))
-        check(self.tree)
-        return self.pools[tier][group].available() - before
-
-    def row(self, prompt: Prompt) -> int:
-        return self.tree.internals.nodes.index[self.keys(prompt)[-1]]
-
-    def left(self, *prompts: Prompt) -> list[Prompt]:
-        """Those of ``prompts`` that are usable to their ends."""
-        return [p for p in prompts if self.tree.match(self.keys(p), len(p)).end == len(p)]
-
-
-def singles(*symbols: int) -> list[Prompt]:
-    return [(symbol,) for symbol in symbols]
-
-
-def gone_in_order(cache: Cache, *prompts: Prompt, group: int = 0) -> Iterator[Prompt]:
-    """``prompts`` in the order in which they leave, one page at a time."""
-    left = list(prompts)
-    while left and cache.evict(1, group):
-        now = cache.left(*left)
-        yield from (prompt for prompt in left if prompt not in now)
-        left = now
-
+from tests.policy_cache import ANCHOR, DEVICE, HOST, Cache, gone_in_order, singles
 
 # -- all of them ---------------------------------------------------------------------------------
 
@@ -154,7 +53,7 @@ def test_an_empty_tree_gives_nothing_and_a_full_one_everything(policy: str) -> N
 
 def calls_of_one_page_evictions(policy: str, leaves: int) -> int:
     """Of a hundred, in a tree where half of the pages were used again."""
-    cache = PrefixTree(small_spec([], page_tokens=1), leaves, EVICTION_POLICIES[policy]())
+    cache = PrefixTree(small_spec([], page_tokens=1), leaves, EVICTION_POLICIES[policy])
     keys = [PageKey(b"leaf %d" % leaf) for leaf in range(leaves)]
     for leaf in range(leaves):
         cache.insert(keys[leaf : leaf + 1], 0, [np.array([leaf], np.int32)])
@@ -234,182 +133,51 @@ def test_lfu_counts_what_storage_brought_as_it_counts_what_was_computed() -> Non
     assert cache.left((0,), (1,)) == [(1,)], "the older of equals"
 
 
-# -- SLRU ----------------------------------------------------------------------------------------
-
-
-def test_slru_keeps_what_was_used_twice_through_a_scan() -> None:
-    cache = Cache("slru")
+@pytest.mark.parametrize("load", [False, True])
+def test_lfu_does_not_count_a_request_that_only_comes_back(load: bool) -> None:
+    cache = Cache("lfu")
     cache.serve((0,), (1,))
     cache.use((0,))
-    cache.serve(*singles(*range(10, 40)))
-    cache.evict(31)
+    leases, keys = cache.tree.leases, cache.keys((1,))
+    for _ in range(3):
+        take = leases.take_to_load if load else leases.take
+        leases.release(take(keys, 1, again=True))
+    assert list(gone_in_order(cache, (0,), (1,))) == [(1,), (0,)]
+
+
+# -- LRU -----------------------------------------------------------------------------------------
+
+
+def test_a_load_that_was_given_up_used_its_pages_until_then() -> None:
+    cache = Cache("lru")
+    for prompt in ((0,), (1,)):
+        cache.serve(prompt)
+        cache.save(prompt)
+        cache.evict(1)
+    leases = [cache.tree.leases.take_to_load(cache.keys((symbol,)), 1) for symbol in (0, 1)]
+    for lease in reversed(leases):
+        cache.tree.leases.release(lease)
+    assert cache.evict(1, tier=HOST) == 1
     assert cache.left((0,), (1,)) == [(0,)]
 
 
-def test_slru_does_not_count_the_first_request_twice() -> None:
-    """Computing, keeping and releasing a page is one use of it."""
-    cache = Cache("slru")
-    cache.serve((0,), (1,))
-    cache.use((1,))
-    cache.serve((2,))
-    assert list(gone_in_order(cache, (0,), (1,), (2,))) == [(0,), (2,), (1,)]
+def test_where_every_page_counts_as_needed_its_last_use_alone_ranks_it() -> None:
+    cache = PrefixTree(small_spec([KeepWindow(1)], page_tokens=1), 4)
+    cache.checkpoints.need_everything()
+    keys = [PageKey(b"%d" % page) for page in range(3)]
+    cache.insert(keys, 0, [np.arange(3, dtype=np.int32)] * 2)
+    cache.leases.release(cache.leases.take(keys, 3))
+    assert (cache.internals.nodes.rank[1][cache.internals.nodes.rows()] >= WARM).all()
 
 
-def test_slru_puts_the_coldest_beyond_the_share_back_on_probation() -> None:
-    cache = Cache("slru")
-    protected = singles(*range(9))
-    cache.serve((30,), *protected)
-    cache.use(*protected)  # nine of ten, where eight may be protected: (0) is not any more
-    cache.evict(1)
-    assert cache.left((30,), (0,)) == [(0,)]
-    cache.serve((21,))
-    cache.evict(1)
-    assert cache.left((21,), (0,), (1,)) == [(21,), (1,)]
-
-
-def test_slru_protects_a_demoted_page_that_is_used_again() -> None:
-    cache = Cache("slru")
-    protected = singles(*range(9))
-    cache.serve((30,), *protected)
-    cache.use(*protected)
-    cache.evict(1)
-    cache.use((0,))  # demoted before, and now (1) in its place
-    cache.serve((21,))
-    cache.evict(1)
-    assert cache.left((21,), (0,), (1,)) == [(21,), (0,)]
-
-
-@pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
-def test_nobody_has_a_say_in_what_went_cold(policy: str) -> None:
-    """A batch may hold a page that nobody needs any more: it must not be ranked anew."""
-    cache = Cache(policy, KeepWindow(2))
-    cache.serve((0, 1))
-    queue = cache.tree.internals.pins.queues[DEVICE][1]
-    assert isinstance(queue, Segments)
-    rows = cache.tree.internals.nodes.path(cache.row((0, 1)))
-    cache.tree.internals.nodes.rank[1][rows] = (COLD, HIGH + 5)
-    assert queue.due(HIGH + 9, rows).tolist() == [False, True]
-    assert queue.due(COLD, rows).tolist() == [True, False]
-
-
-@pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
-def test_only_what_is_there_and_idle_comes_up_for_a_policys_say(policy: str) -> None:
-    cache = Cache(policy)
-    queues = [queues[0] for queues in cache.tree.internals.pins.queues]
-    cache.serve((0, 1, 2))
-    cache.save((0, 1))
-    lease = cache.tree.leases.take(cache.keys((0,)), 1)
-    rows = cache.tree.internals.nodes.path(cache.row((0, 1, 2)))
-    idle = [queue.idle(rows).tolist() for queue in queues if isinstance(queue, Segments)]
-    assert idle == [[False, True, True], [True, True, False]]
-    cache.tree.leases.release(lease)
-
-
-@pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
-def test_only_a_leaf_of_the_device_comes_up_there_and_any_page_of_the_host(policy: str) -> None:
-    cache = Cache(policy)
-    cache.serve((0, 1, 2))
-    cache.save((0, 1, 2))
-    rows = cache.tree.internals.nodes.path(cache.row((0, 1, 2)))
-    queues = [queue for (queue,) in cache.tree.internals.pins.queues if isinstance(queue, Segments)]
-    for end, on_device in ((2, [False, False]), (3, [True, True, True])):
-        due = [queue.due(2 * HIGH, rows[:end]).tolist() for queue in queues]
-        assert due == [on_device, [True] * end]
-
-
-@pytest.mark.parametrize("policy", ["slru", "s3-fifo"])
-def test_a_queue_that_was_cleared_is_empty(policy: str) -> None:
-    cache = Cache(policy)
-    queue = cache.tree.internals.pins.queues[DEVICE][0]
-    assert isinstance(queue, Segments)
-    assert (queue.pages, queue.high_pages, queue.most) == (0, 0, 0)
-    for key in (WARM + 1, HIGH + 1):
-        queue.push(key, 0, np.array([0]))
-    assert (queue.weight, len(queue.batches())) == (4, 2)
-    queue.clear()
-    assert (queue.weight, queue.batches()) == (0, [])
-
-
-# -- S3-FIFO -------------------------------------------------------------------------------------
-
-
-def test_s3_fifo_lets_pages_that_were_used_once_leave_first() -> None:
-    cache = Cache("s3-fifo")
-    cache.serve((0,), (1,))
-    cache.use((0,), times=2)
-    cache.serve(*singles(*range(10, 40)))
-    cache.evict(31)
-    assert cache.left((0,), (1,)) == [(0,)]
-
-
-def test_s3_fifo_orders_newcomers_by_when_they_came() -> None:
-    cache = Cache("s3-fifo")
-    cache.serve((0,), (1,), (2,))
-    cache.use((0,))  # once is not enough, and changes no place in the queue
-    assert list(gone_in_order(cache, (0,), (1,), (2,))) == [(0,), (1,), (2,)]
-
-
-def test_s3_fifo_takes_what_it_remembers_to_main() -> None:
-    cache = Cache("s3-fifo")
-    cache.serve((0,), *singles(*range(10, 30)))
-    cache.evict(1)
-    assert cache.left((0,)) == []
-    cache.serve((0,), (1,))
-    cache.serve(*singles(*range(30, 40)))
-    cache.evict(21)
-    assert cache.left((0,), (1,)) == [(0,)]
-
-
-def test_s3_fifo_takes_what_the_host_remembers_to_main() -> None:
-    cache = Cache("s3-fifo")
-    cache.serve((0,), (1,))
-    cache.save((0,))
-    cache.evict(1)
-    cache.load((0,))
-    cache.serve(*singles(*range(10, 30)))
-    cache.evict(20)
-    assert cache.left((0,), (1,)) == [(0,)]
-    assert cache.tree.match(cache.keys((0,)), 1).device_end == 1
-
-
-def test_s3_fifo_takes_from_main_while_few_are_new() -> None:
-    """Main is a clock: what was used since it came up last stays for another round."""
-    cache = Cache("s3-fifo")
-    hot = singles(*range(11))
-    cache.serve(*hot)
-    cache.use(*hot, times=2)
-    cache.serve((20,))
-    cache.evict(1)  # all but (20) are in main by now
-    assert cache.left((20,), *hot) == hot
-    queue = cache.tree.internals.pins.queues[DEVICE][0]
-    assert isinstance(queue, Segments)
-    assert queue.high_pages == len(hot)
-    cache.use((0,))
-    cache.serve((21,))  # one of twelve: less than a tenth
-    cache.evict(2)
-    assert cache.left((21,), *hot) == [(21,), (0,), *hot[3:]]
-
-
-def test_s3_fifo_remembers_no_more_keys_than_the_pool_has_pages() -> None:
-    cache = Cache("s3-fifo", KeepWindow(1), pages=16)
-    for symbol in range(100):
-        if not cache.pools[DEVICE][0].available():
-            cache.evict(1)
-        cache.serve((symbol,))
-    policy = cache.tree.internals.pins.policy
-    assert isinstance(policy, S3Fifo)
-    assert policy.remembered(0) == 16
-    assert policy.remembered(1) <= 16
-
-
-def test_s3_fifo_never_ranks_a_page_below_what_hangs_on_it() -> None:
-    cache = Cache("s3-fifo")
-    cache.serve((0, 1, 2))
-    cache.evict(2)
-    cache.serve((0, 1, 2))  # (0) is small, what follows is remembered
-    path = cache.tree.internals.nodes.path(cache.row((0, 1, 2)))
-    rank = cache.tree.internals.nodes.rank[0][path]
-    assert (np.diff(rank) <= 0).all()
+@pytest.mark.parametrize("policy", EVICTIONS)
+def test_where_two_have_parted_from_a_continued_end_it_is_a_checkpoint_again(policy: str) -> None:
+    cache = Cache(policy, KeepBoundary())
+    marked: list[bool] = []
+    for prompt in ((0,), (0, 1), (0, 2)):
+        cache.serve(prompt)
+        marked.append(cache.tree.internals.nodes.checkpoint.item(cache.row((0,))))
+    assert marked == [True, False, True]
 
 
 # -- priority ------------------------------------------------------------------------------------
@@ -467,7 +235,7 @@ def test_an_outsized_priority_is_the_highest() -> None:
 
 def test_a_request_that_has_no_page_yet_counts_for_what_it_will_compute() -> None:
     cache = Cache("priority")
-    for symbol, priority in ((0, 3), (1, 0)):
+    for symbol, priority in ((0, 1), (1, 0)):
         keys = cache.keys((symbol,))
         lease = cache.tree.leases.take_to_load(keys, 0, priority=priority)
         assert isinstance(lease, DeviceLease)

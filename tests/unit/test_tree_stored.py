@@ -375,3 +375,66 @@ def test_a_page_that_waits_for_its_write_alone_is_not_cold() -> None:
         store.end_write(write, [True])
     assert COLD < nodes.rank[1][rows] < WARM
     it.verify()
+
+
+def test_what_came_from_storage_stays_known_beside_what_was_computed_there() -> None:
+    it, _ = tree(KeepWindow(1))
+    it.fetch((0, 1), generous=False)  # of the window the last page alone
+    it.end_fetch(it.fetches[0], landed=True)
+    request = it.arrive((0, 5), 0, load=False)
+    assert it.extend(request, 1, generous=True)
+    it.finish(request)
+    path = it.tree.internals.nodes.path(it.row((0, 1)))
+    assert fetched(it, path) == it.keys((0, 1))
+
+
+def test_storage_hears_again_of_a_page_that_it_has_delivered_anew() -> None:
+    it, _ = tree()
+    serve(it, (0,))
+    stored, lease = it.tree.stored, it.tree.leases.take(it.keys((0,)), 1)
+
+    def told(step: int) -> bool:
+        return bool(list(stored.to_touch(lease, step)))
+
+    assert not told(0)
+    stored.entered(GroupId(0), lease.path, fetched=True)
+    assert told(1)
+    assert not told(2)
+    stored.entered(GroupId(0), lease.path, fetched=True)
+    assert told(3)
+    stored.close()
+    assert not told(3 + TOUCH_STEPS)
+    it.tree.leases.release(lease)
+
+
+def test_a_node_on_a_row_that_was_used_before_has_nothing_in_the_store() -> None:
+    it, _ = tree(KeepWindow(1))
+    it.fetch((0, 1), generous=True)
+    it.end_fetch(it.fetches[0], landed=True)
+    rows = set(it.tree.internals.nodes.rows().tolist())
+    assert it.evict(HOST, 0, 9) == 2
+    serve(it, (3, 4))
+    assert set(it.tree.internals.nodes.rows().tolist()) == rows
+    assert not list(it.tree.stored.marked())
+
+
+def test_what_the_device_alone_has_is_not_read_for_storage() -> None:
+    it, _ = tree(KeepWindow(1))
+    serve(it, (0, 0))
+    assert it.backup((0, 0), 0, 99)
+    it.end_copy(it.copies[0], ok=True)
+    lease = it.tree.leases.take(it.keys((0, 0)), 2)
+    assert not list(it.tree.stored.unstored(lease))
+    it.tree.leases.release(lease)
+
+
+def test_what_a_single_milestone_needs_is_worth_an_object() -> None:
+    it, store = tree(KeepBoundary())
+    request = it.arrive((0, 0, 0), 0, load=False)
+    assert it.extend(request, 3, generous=True)
+    it.pave(request, 2)
+    it.finish(request)
+    save(it, (0, 0, 0))
+    assert [
+        it.places_of(write.writing.rows, 1) for write in store.writes if write.writing.group == 1
+    ] == [[((0, 0), 1)]]

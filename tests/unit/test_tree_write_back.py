@@ -1,8 +1,9 @@
 """What a cleaner saves first, and what an eviction that knows of it takes first."""
 
 import numpy as np
+import pytest
 
-from stratakv.core.ids import GroupId
+from stratakv.core.ids import NONE, GroupId
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, Prefix
@@ -157,7 +158,7 @@ def test_room_for_milestones_is_what_leaves_the_host_before_a_page_that_the_devi
     assert room(STATE) == 0
     assert it.evict_spare(DEVICE, 1, 1) == 1  # that of (0,)
     assert room(STATE) == 1
-    assert it.evict_spare(DEVICE, 1, 9) == 2
+    assert it.evict_spare(DEVICE, 1, 2) == 2
     assert room(STATE) == 3
     hold = it.tree.leases.hold_present(it.keys((2, 3)), 2, [0, 0])
     assert room(STATE) == 2
@@ -176,9 +177,39 @@ def test_of_pages_as_old_as_one_that_the_device_has_none_makes_room() -> None:
     request = it.arrive((0, 1, 2, 3, 4), 5, load=False)
     it.pave(request, 2)
     it.finish(request)
-    assert it.evict_spare(DEVICE, 1, 99) == 3  # the window's cold page, and the milestone's
+    assert it.evict_spare(DEVICE, 1, 3) == 3  # the window's cold page, and the milestone's
     back = it.tree.internals.nodes.path(it.row((0,)))
     assert it.tree.write_back.spare_room(STATE) == 2
     it.tree.internals.nodes.residency[STATE].move(back, ResidencyEvent.LOAD_BEGUN)
     it.tree.internals.nodes.residency[STATE].move(back, ResidencyEvent.LOAD_DONE)
     assert it.tree.write_back.spare_room(STATE) == 0
+
+
+def test_room_that_costs_no_checkpoint_is_made_of_what_the_host_has_too() -> None:
+    """Once what no checkpoint needs is gone; what the device alone has stays."""
+    it = tree()
+    for prompt in ((9,), (0, 1), (5, 6)):
+        request = it.arrive(prompt, len(prompt) - 1, load=False)
+        it.extend(request, len(prompt), generous=False)
+        it.keep(request, len(prompt), 0)
+        it.finish(request)
+    save(it, (0, 1), STATE)
+    assert it.evict_spare(DEVICE, STATE, 9) == 1
+    pages = [it.model.nodes[prompt][1].pages[DEVICE] for prompt in ((9,), (0, 1), (5, 6))]
+    assert [page == NONE for page in pages] == [False, True, False]
+    it.verify()
+
+
+def test_of_an_empty_group_nothing_is_saved() -> None:
+    assert tree().tree.write_back.coldest(ANCHOR, 0) == []
+
+
+@pytest.mark.parametrize(("at", "gone"), [(16, 16), (17, 0)])
+def test_a_saved_page_is_looked_for_among_the_sixteen_coldest_beyond_those_wanted(
+    at: int, gone: int
+) -> None:
+    it = TreeDriver(small_spec([], page_tokens=1), [32], [32])
+    serve(it, *((symbol,) for symbol in range(20)))
+    save(it, (at,), ANCHOR)
+    it.tree.internals.pins.rebuild(DEVICE, ANCHOR)  # one batch for each page
+    assert evict(it, ANCHOR, 1) == [(gone,)]

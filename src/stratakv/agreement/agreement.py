@@ -1,4 +1,4 @@
-"""The one place where ranks meet: a ballot a step, and a letter from rank 0 a step.
+"""The one place where ranks meet: a ballot a step, and a message from rank 0 a step.
 
 Owns the fields that are compared and the count of meetings. A field that differs ends the process:
 two ranks that disagree on what is cached would answer with each other's tokens. Must not decide
@@ -16,7 +16,7 @@ from stratakv.core.errors import DivergenceError
 
 _MASK: Final = (1 << DIGEST_BITS) - 1
 SHOWN: Final = 8
-"""Lines of each side that an error tells."""
+"""Lines of each side in an error."""
 Figures: TypeAlias = Mapping[str, int]
 """By what they are called, in an order that is the same on every rank."""
 
@@ -25,7 +25,7 @@ Figures: TypeAlias = Mapping[str, int]
 class _Field:
     name: str
     figures: Callable[[], Figures]
-    told: Callable[[], Iterable[str]]
+    description: Callable[[], Iterable[str]]
 
 
 def digest_of(figures: Figures) -> int:
@@ -52,13 +52,14 @@ class Agreement:
         self,
         name: str,
         figures: Callable[[], Figures],
-        told: Callable[[], Iterable[str]] | None = None,
+        description: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """Compare ``figures()`` in every ballot from now on; it is called once for each. ``told``:
-        what they stand for, a line for each thing, where they are no more than sums themselves.
+        """Compare ``figures()`` in every ballot from now on; it is called once for each.
+        ``description``: what they stand for, a line for each thing, where they are no more than
+        sums themselves.
         Every rank watches the same names in the same order."""
         assert len(self._fields) < FIELDS, f"no lane for {name}"
-        self._fields.append(_Field(name, figures, told or (lambda: _lines(figures()))))
+        self._fields.append(_Field(name, figures, description or (lambda: _lines(figures()))))
 
     def ballot(self) -> Ballot:
         """For this rank's next votes."""
@@ -83,10 +84,10 @@ class Agreement:
         self._begun = result.begun
         return result
 
-    def broadcast(self, letter: bytes) -> bytes:
-        """What rank 0 says; the others' ``letter`` is not read."""
+    def broadcast(self, message: bytes) -> bytes:
+        """What rank 0 says; the others' ``message`` is not read."""
         self.broadcasts += 1
-        return self._ranks.broadcast(letter)
+        return self._ranks.broadcast(message)
 
     def gather(self, text: str) -> Sequence[str]:
         """What every rank says, in order, where all of them have come to ask; no part of a step."""
@@ -97,16 +98,16 @@ class Agreement:
         self._ranks = SingleRank()
 
     def _diverged(self, field: _Field) -> None:
-        """Every rank has seen the same minimum, so every rank comes here. What it tells is what is
-        there now: a step's backups may have been submitted since the digests were taken."""
+        """Every rank has seen the same minimum, so every rank comes here. Its description is
+        what is there now: a step's backups may have been submitted since the digests were taken."""
         rank = self._ranks.rank
-        dumps = [text.split("\n") for text in self._ranks.gather("\n".join(field.told()))]
-        said = f"after {self.ballots} ballots ranks differ in {field.name}"
+        dumps = [text.split("\n") for text in self._ranks.gather("\n".join(field.description()))]
+        where = f"after {self.ballots} ballots ranks differ in {field.name}"
         other = next((at for at, dump in enumerate(dumps) if dump != dumps[rank]), None)
         if other is None:
-            raise DivergenceError(f"{said}; when they told it, they had the same")
+            raise DivergenceError(f"{where}; when they described it, they had the same")
         mine, theirs = _apart(dumps[rank], dumps[other])
-        raise DivergenceError(f"{said}: rank {rank} has {mine}; rank {other} has {theirs}")
+        raise DivergenceError(f"{where}: rank {rank} has {mine}; rank {other} has {theirs}")
 
 
 def _lines(figures: Figures) -> list[str]:

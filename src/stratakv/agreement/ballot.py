@@ -75,9 +75,9 @@ class Ballot:
         for flags in found:
             assert len(flags), f"no flags of one {work.name}"
             widths.append(len(flags))
-            said = flags[first : first + room - at]
-            self.lanes[start + at : start + at + len(said)] = said
-            at += len(said)
+            votes = flags[first : first + room - at]
+            self.lanes[start + at : start + at + len(votes)] = votes
+            at += len(votes)
             if at == room:
                 break
             first = 0
@@ -111,19 +111,19 @@ class Result:
             if count:
                 self._read(work, least[_STARTS[work] : _STARTS[work] + count] > 0, cast)
 
-    def _read(self, work: Work, said: Flags, widths: list[int]) -> None:
-        """``said``: the part of a kind's stream that every rank has voted on."""
+    def _read(self, work: Work, votes: Flags, widths: list[int]) -> None:
+        """``votes``: the part of a kind's stream that every rank has voted on."""
         if work in self.begun:
-            said = np.concatenate((self.begun.pop(work), said))
+            votes = np.concatenate((self.begun.pop(work), votes))
         found = self._found[work] = list[Flags]()
         at = 0
         for width in widths:
-            if at + width > len(said):
+            if at + width > len(votes):
                 break
-            found.append(said[at : at + width])
+            found.append(votes[at : at + width])
             at += width
-        if at < len(said):
-            self.begun[work] = said[at:]
+        if at < len(votes):
+            self.begun[work] = votes[at:]
 
     def ended(self, work: Work) -> int:
         """How many operations, the oldest ones, have ended on every rank."""

@@ -27,7 +27,7 @@ class Ranks(Protocol):
         done between saying what is here and waiting for the others."""
         ...
 
-    def broadcast(self, letter: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         """What rank 0 passes; the others pass anything."""
         ...
 
@@ -48,8 +48,8 @@ class SingleRank:
         meanwhile()
         return lanes
 
-    def broadcast(self, letter: bytes) -> bytes:
-        return letter
+    def broadcast(self, message: bytes) -> bytes:
+        return message
 
     def gather(self, text: str) -> Sequence[str]:
         return [text]

@@ -50,7 +50,7 @@ class Scrubber:
         self._at = (self._at + 1) % len(self._pieces)
         return {"piece": self._at, "sum": crc32(self._pieces[self._at].cells.data)}
 
-    def told(self) -> Sequence[str]:
+    def description(self) -> Sequence[str]:
         """What lies in the piece that ``figures`` was last of, cell by cell."""
         piece = self._pieces[self._at]
         shape, values = piece.table.cells.shape, piece.cells.tolist()

@@ -1,6 +1,6 @@
 """Ranks as processes, over ``torch.distributed``.
 
-Owns the process group and what its failures are called. Votes and letters travel on the CPU (gloo)
+Owns the process group and what its failures are called. Votes and messages travel on the CPU (gloo)
 whatever the model uses, so that no ballot waits for a stream.
 """
 
@@ -20,7 +20,7 @@ from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import ConfigError, RankLostError
 
 LETTER_BYTES: Final = 16384
-"""What one broadcast carries, with eight bytes that say how long the letter is. The rest of a
+"""What one broadcast carries, with eight bytes that say how long the message is. The rest of a
 longer one, a long prompt's, takes another."""
 _LENGTH: Final = 8
 START_S: Final = 600.0
@@ -49,10 +49,10 @@ class TorchRanks:
             under_way.wait()
         return lanes
 
-    def broadcast(self, letter: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         page, room = self._page, LETTER_BYTES - _LENGTH
         if self.rank == 0:
-            head = len(letter).to_bytes(_LENGTH, "little") + letter[:room]
+            head = len(message).to_bytes(_LENGTH, "little") + message[:room]
             page[: len(head)] = _bytes(head)
         with _watched(self.rank, self._limit_s):
             dist.broadcast(page, 0)
@@ -61,7 +61,7 @@ class TorchRanks:
             return page[_LENGTH : _LENGTH + length].numpy().tobytes()
         whole = torch.empty(length, dtype=torch.uint8)
         if self.rank == 0:
-            whole[:] = _bytes(letter)
+            whole[:] = _bytes(message)
         with _watched(self.rank, self._limit_s):
             dist.broadcast(whole, 0)
         return whole.numpy().tobytes()
@@ -108,7 +108,7 @@ def is_loss(error: BaseException) -> bool:
     )
 
 
-def loss_told(error: BaseException) -> str:
+def loss_description(error: BaseException) -> str:
     """One line of what torch says of a collective that failed."""
     first = (str(error).splitlines() or [""])[0]
     return re.sub(r"^\[[^]]*\] ", "", first).partition(". This is typically")[0]
@@ -119,10 +119,10 @@ def _watched(rank: int, limit_s: float) -> Generator[None]:
     try:
         yield
     except RuntimeError as error:
-        told = loss_told(error)
-        late = re.search("tim(ed|e) ?out", told, re.IGNORECASE)
+        why = loss_description(error)
+        late = re.search("tim(ed|e) ?out", why, re.IGNORECASE)
         how = f"has not answered within {limit_s:g} s" if late else "has ended"
-        raise RankLostError(f"rank {rank} waits for another rank, which {how}: {told}") from error
+        raise RankLostError(f"rank {rank} waits for another rank, which {how}: {why}") from error
 
 
 @contextmanager
@@ -136,8 +136,8 @@ def _listening(address: str) -> Generator[None]:
         if address == "env://":
             where = f"MASTER_PORT {os.environ.get('MASTER_PORT')}"
         raise ConfigError(
-            f"ranks cannot meet at {where}, where rank 0 cannot listen ({loss_told(error)}); "
-            "allowed is a free port"
+            f"--tp: ranks cannot meet at {where}, where rank 0 cannot listen "
+            f"({loss_description(error)}); allowed is a free port"
         ) from error
 
 

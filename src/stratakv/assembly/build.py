@@ -14,40 +14,29 @@ from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.ranks import RankContext
 from stratakv.assembly.sizing import Pages
 from stratakv.cache.kv_cache import CacheOptions, KVCache
-from stratakv.engine.executor import Executor, Runner, SerialExecutor
+from stratakv.engine.executor import Executor, OwnTokens, Runner, SerialExecutor, TokenSource
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.engine.storage_control import NO_STORES, BackgroundStores
-from stratakv.engine.token_source import OwnTokens, TokenSource
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
-from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
-from stratakv.spec.groups import CacheSpec
+from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.pools import Allocators
+from stratakv.tiers.progress import Progress, Sleep
 from stratakv.tiers.tiered_cache import TierOptions
 from stratakv.transfer.copy_plan import Launched, nothing_launched
 from stratakv.transfer.engine import TransferEngine
 from stratakv.tree.observer import CacheObserver
 from stratakv.tree.policies import EVICTION_POLICIES
 
-P = TypeVar("P", bound=DevicePools)
+P = TypeVar("P")
 T = TypeVar("T", bound=TransferEngine)
 MakeAllocator: TypeAlias = Callable[[int], PageAllocator]
+MakeArena: TypeAlias = Callable[[CacheGroup, int], HostArena]
 MakeRunner: TypeAlias = Callable[[BlockTable], Runner]
 MakeExecutor: TypeAlias = Callable[[Runner, TokenSource], Executor]
-MakeCache: TypeAlias = Callable[
-    [
-        CacheSpec,
-        tuple[Allocators, Allocators],
-        BlockTable,
-        TransferEngine,
-        CacheOptions,
-        Sequence[HostBytes],
-    ],
-    KVCache,
-]
 
 
 class Memory(Protocol):
@@ -65,7 +54,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MappedMemory(Generic[P, T]):
-    """Both tiers in memory of this process."""
+    """The device tier in ``pools``, whatever they are; the host tier in memory of this process."""
 
     pages: tuple[Allocators, Allocators]
     pools: P
@@ -79,10 +68,11 @@ class MappedMemory(Generic[P, T]):
         make_pools: Callable[[CacheSpec, Pages], P],
         make_transfer: Callable[[CacheSpec, P, Sequence[HostArena]], T],
         make_allocator: MakeAllocator = PageAllocator,
+        make_arena: MakeArena = HostArena,
     ) -> "MappedMemory[P, T]":
         """Take the memory."""
         pools = make_pools(plan.spec, plan.device)
-        arenas = [HostArena(group, plan.host[group.id]) for group in plan.spec.groups]
+        arenas = [make_arena(group, plan.host[group.id]) for group in plan.spec.groups]
         transfer = make_transfer(plan.spec, pools, arenas)
         return cls(allocators(plan, make_allocator), pools, arenas, transfer)
 
@@ -97,39 +87,44 @@ def allocators(
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sockets:
     """What plugs into an engine; what is not said is that of one that serves alone. ``role``: what
-    it is for. ``executor``: how steps of the runner are launched and collected, and
-    ``launched``: what copies come after, where they run ahead. ``ranks``: among
-    the ranks that run the same plan; they choose tokens together, and no ``token_source`` is asked.
-    ``observer``: who is told of pages. ``stores``: what opens a store once it runs. ``sleep``: how
-    a moment is waited for."""
+    it is for. ``ranks``: among the ranks that run the same plan; they choose tokens together, and
+    no ``token_source`` is asked. ``observer``: who is told of pages. ``stores``: what opens a store
+    once it runs. ``sleep``: how a moment is waited for. ``progress``: what makes
+    state of what has ended."""
 
     role: Callable[[], Role] = UnifiedRole
-    executor: MakeExecutor = SerialExecutor
-    launched: Launched = nothing_launched
     ranks: RankContext | None = None
     token_source: TokenSource = field(default_factory=OwnTokens)
     observer: CacheObserver | None = None
-    cache: MakeCache = KVCache
     stores: BackgroundStores = NO_STORES
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Sleep = time.sleep
+    progress: type[Progress] = Progress
 
 
 ALONE: Final = Sockets()
 
 
-def build_cache(plan: EnginePlan, memory: Memory, tables: BlockTable, sockets: Sockets) -> KVCache:
+def build_cache(
+    plan: EnginePlan,
+    memory: Memory,
+    tables: BlockTable,
+    sockets: Sockets,
+    launched: Launched = nothing_launched,
+) -> KVCache:
+    """``launched``: what copies come after, where a device computes while this goes on."""
     tiers = TierOptions(
-        eviction=EVICTION_POLICIES[plan.eviction](),
+        eviction=EVICTION_POLICIES[plan.eviction],
         write=plan.write,
         prefetch=plan.prefetch,
         observer=sockets.observer,
         sleep=sockets.sleep,
-        launched=sockets.launched,
+        launched=launched,
+        progress=sockets.progress,
     )
     if (ranks := sockets.ranks) is not None:
         tiers = replace(tiers, clock=ranks.clock, agreement=ranks.agreement)
     options = CacheOptions(limits=plan.admission, snapshot_pages=plan.snapshot_pages, tiers=tiers)
-    return sockets.cache(plan.spec, memory.pages, tables, memory.transfer, options, memory.arenas)
+    return KVCache(plan.spec, memory.pages, tables, memory.transfer, options, memory.arenas)
 
 
 def block_table(plan: EnginePlan) -> BlockTable:
@@ -139,15 +134,19 @@ def block_table(plan: EnginePlan) -> BlockTable:
 
 
 def build(
-    plan: EnginePlan, memory: Memory, make_runner: MakeRunner, sockets: Sockets = ALONE
+    plan: EnginePlan,
+    memory: Memory,
+    make_runner: MakeRunner,
+    sockets: Sockets = ALONE,
+    make_executor: MakeExecutor = SerialExecutor,
 ) -> tuple[Engine, KVCache]:
     tables = block_table(plan)
-    cache = build_cache(plan, memory, tables, sockets)
     limits = EngineLimits(
         max_model_len=plan.max_model_len, max_running=plan.max_running, step=plan.step
     )
     tokens = sockets.token_source if sockets.ranks is None else sockets.ranks.sync
-    executor = sockets.executor(make_runner(tables), tokens)
+    executor = make_executor(make_runner(tables), tokens)
+    cache = build_cache(plan, memory, tables, sockets, executor.launched)
     assert executor.depth == plan.admission.steps_at_once, "admission counts on another depth"
     role, stores = sockets.role(), sockets.stores
     return Engine(cache, executor, role, plan.namespaces, limits, stores), cache

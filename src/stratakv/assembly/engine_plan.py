@@ -53,8 +53,9 @@ class EnginePlan:
         sizes: Sizes,
         model: bytes,
         adapters: Mapping[str, bytes] | None = None,
+        steps_at_once: int = 1,
     ) -> "EnginePlan":
-        """By an operator's settings."""
+        """By an operator's settings, for a device that runs ``steps_at_once``."""
         return cls(
             sizes=sizes,
             model=model,
@@ -62,6 +63,7 @@ class EnginePlan:
             max_running=config.max_running,
             admission=AdmissionLimits(
                 chunk_tokens=config.chunk_tokens,
+                steps_at_once=steps_at_once,
                 reserve_tokens=config.reserve_tokens,
                 load_back=LoadBackPolicy(
                     threshold_tokens=config.load_back_threshold,

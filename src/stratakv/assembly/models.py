@@ -1,16 +1,26 @@
 """An engine around a model: the one place that names what a device and a model type run on.
 
 Owns the order of a start: refuse what cannot run, split the budget, and only then take memory.
-Another device is another ``Device``; another role, or whatever else plugs in, comes with
-``Sockets``.
+Another device is another ``Device``, and nothing else; another role, or whatever else plugs in,
+comes with ``Sockets``.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
-from stratakv.assembly.build import ALONE, MakeAllocator, MappedMemory, Sockets, build
+import torch
+
+from stratakv.assembly.build import (
+    ALONE,
+    MakeAllocator,
+    MakeArena,
+    MakeExecutor,
+    MappedMemory,
+    Sockets,
+    build,
+)
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.ranks import check_alike, sharing_of
 from stratakv.assembly.sizing import Sizes, size
@@ -21,15 +31,18 @@ from stratakv.core.errors import ConfigError
 from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
-from stratakv.engine.executor import Runner
+from stratakv.engine.dense_kernels import DenseKernels
+from stratakv.engine.executor import Runner, SerialExecutor
+from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, with_adapters
 from stratakv.engine.model_facts import ModelFacts
 from stratakv.engine.parallel import tp_refusal
 from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.row_kernels import RowKernels
 from stratakv.engine.runner import ModelRunner
 from stratakv.engine.storage_control import BackgroundStores
-from stratakv.engine.torch_pools import TorchPools
+from stratakv.engine.torch_pools import LayerTensors, TorchPools
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
@@ -40,7 +53,10 @@ from stratakv.transfer.engine import TransferEngine
 
 log = logging.getLogger(__name__)
 
-RunnerOf: TypeAlias = Callable[[HuggingFaceModel, CacheSpec, TorchPools, BlockTable], Runner]
+P = TypeVar("P", bound=LayerTensors)
+RunnerOf: TypeAlias = Callable[
+    [HuggingFaceModel, CacheSpec, LayerTensors, BlockTable, AttentionKernels], Runner
+]
 OWN_RUNNERS: Final[Mapping[str, RunnerOf]] = {
     "deepseek_v32": DeepSeekV32Runner,
     "glm_moe_dsa": DeepSeekV32Runner,
@@ -51,27 +67,47 @@ assert OWN_RUNNERS.keys() == OWN_TYPES
 
 
 def runner_of(
-    model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
+    model: HuggingFaceModel,
+    spec: CacheSpec,
+    pools: LayerTensors,
+    tables: BlockTable,
+    kernels: AttentionKernels,
 ) -> Runner:
     """What runs the model: Hugging Face's module unmodified, or our own in its place."""
     own = OWN_RUNNERS.get(str(model.config["model_type"]), ModelRunner)
-    return own(model, spec, pools, tables)
+    return own(model, spec, pools, tables, kernels)
 
 
-MakeTransfer: TypeAlias = Callable[[CacheSpec, TorchPools, Sequence[HostArena]], TransferEngine]
+def cpu_kernels(model: HuggingFaceModel) -> AttentionKernels:
+    """torch's sparse kernels know float32 alone."""
+    dtype = model.module.dtype
+    return RowKernels() if dtype == torch.float32 else DenseKernels(model.device, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """What the pages of one kind of device are made of, and what works on them."""
+class Device(Generic[P]):
+    """Everything that an engine is made of on one kind of device, and on no other.
 
-    pools: Callable[[CacheSpec, Sequence[int]], TorchPools] = TorchPools
+    pools: bytes of the device tier, of any type that gives the runner a tensor for each layer;
+    ``transfer``, which copies between them and the host ``arenas``, knows that type. allocator: who
+    gives out page ids. kernels: what attends over pages, in the model's dtype. runner: what turns a
+    batch into logits. executor: how its steps are launched and collected, and, by its ``launched``,
+    what copies come after; steps_at_once: its depth. on_host: whether the device tier takes host
+    memory.
+    """
+
+    pools: Callable[[CacheSpec, Sequence[int]], P]
+    transfer: Callable[[CacheSpec, P, Sequence[HostArena]], TransferEngine]
+    kernels: Callable[[HuggingFaceModel], AttentionKernels]
     allocator: MakeAllocator = PageAllocator
-    transfer: MakeTransfer = CpuTransferEngine
+    arenas: MakeArena = HostArena
     runner: RunnerOf = runner_of
+    executor: MakeExecutor = SerialExecutor
+    steps_at_once: int = 1
+    on_host: bool = False
 
 
-CPU: Final = Device()
+CPU: Final = Device(pools=TorchPools, transfer=CpuTransferEngine, kernels=cpu_kernels, on_host=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +120,7 @@ class EngineParts:
     port: Engine | RankedEngine
     model: HuggingFaceModel
     cache: KVCache
-    pools: TorchPools
+    pools: LayerTensors
     arenas: Sequence[HostArena]
     transfer: TransferEngine
 
@@ -113,18 +149,25 @@ def check_model(facts: ModelFacts, config: EngineConfig) -> None:
         raise ConfigError(f"--tp {config.tp}: {reason}")
     name = str(facts.config["model_type"])
     if config.adapters() and name in OWN_RUNNERS:
-        raise ConfigError(f"--lora: model type {name!r} takes no adapters")
+        raise ConfigError(f"--lora: model type {name!r} takes no adapters; allowed is none")
 
 
-def build_engine(model: HuggingFaceModel, config: EngineConfig) -> EngineParts:
+def build_engine(
+    model: HuggingFaceModel, config: EngineConfig, device: Device[P] = CPU
+) -> EngineParts:
     """Everything below the server, for a model in memory. ConfigError before any is taken."""
     check_model(model.facts, config)
-    sizes = size(model.facts, config, on_cpu=model.device.type == "cpu")
-    return build_sized(with_adapters(model, config.adapters()), config, sizes)
+    sizes = size(model.facts, config, on_host=device.on_host)
+    model = with_adapters(model, config.adapters())
+    return build_sized(model, config, sizes, device=device)
 
 
 def build_sized(
-    model: HuggingFaceModel, config: EngineConfig, sizes: Sizes, sockets: Sockets = ALONE
+    model: HuggingFaceModel,
+    config: EngineConfig,
+    sizes: Sizes,
+    sockets: Sockets = ALONE,
+    device: Device[P] = CPU,
 ) -> EngineParts:
     """The same, with all adapters and for what was found for the model and, with ranks, for all of
     them. ConfigError where ranks differ."""
@@ -135,21 +178,24 @@ def build_sized(
     rank = 0 if ranks is None else ranks.ranks.rank
     sharing = sharing_of(sizes, config, rank, model.fingerprint)
     stores = BackgroundStores(opener_while_it_runs(config, sizes.spec, sizes.host, sharing))
-    plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
-    return assemble(model, plan, replace(sockets, stores=stores))
+    digests, ahead = model.adapters.digests, device.steps_at_once
+    plan = EnginePlan.of(config, sizes, model.fingerprint, digests, steps_at_once=ahead)
+    return assemble(model, plan, replace(sockets, stores=stores), device)
 
 
 def assemble(
     model: HuggingFaceModel,
     plan: EnginePlan,
     sockets: Sockets = ALONE,
-    device: Device = CPU,
+    device: Device[P] = CPU,
 ) -> EngineParts:
     """Take the memory."""
-    memory = MappedMemory.of(plan, device.pools, device.transfer, device.allocator)
-    engine, cache = build(
-        plan, memory, lambda tables: device.runner(model, plan.spec, memory.pools, tables), sockets
-    )
+    memory = MappedMemory.of(plan, device.pools, device.transfer, device.allocator, device.arenas)
+
+    def runner(tables: BlockTable) -> Runner:
+        return device.runner(model, plan.spec, memory.pools, tables, device.kernels(model))
+
+    engine, cache = build(plan, memory, runner, sockets, device.executor)
     ranks = sockets.ranks
     port = engine if ranks is None else RankedEngine(engine, ranks.sync)
     return EngineParts(

@@ -53,8 +53,8 @@ class RankContext:
 
     def same(self, what: Sequence[tuple[str, object]]) -> None:
         """ConfigError, on every rank, where one of these is not the same on all of them."""
-        told = [f"{name}: {value}" for name, value in what]
-        everyone = [text.split("\0") for text in self.ranks.gather("\0".join(told))]
+        facts = [f"{name}: {value}" for name, value in what]
+        everyone = [text.split("\0") for text in self.ranks.gather("\0".join(facts))]
         for rank, theirs in enumerate(everyone):
             for ours, other in zip(everyone[0], theirs, strict=True):
                 if ours != other:

@@ -61,22 +61,22 @@ class Sizes:
         )
 
 
-def size(facts: ModelFacts, config: EngineConfig, *, on_cpu: bool, weights: int = 0) -> Sizes:
-    """ConfigError for what cannot be served, or does not fit. ``on_cpu``: the device tier takes
+def size(facts: ModelFacts, config: EngineConfig, *, on_host: bool, weights: int = 0) -> Sizes:
+    """ConfigError for what cannot be served, or does not fit. ``on_host``: the device tier takes
     host memory. ``weights``: bytes of memory that the model will take, if it is not there yet."""
     spec = spec_for(facts, config)
     if reason := refusal(spec):
-        raise ConfigError(f"the model cannot be served: {reason}")
+        raise ConfigError(f"MODEL: it cannot be served: {reason}")
     sharding = sharding_of(facts.config, spec, config.tp)
     free_bytes = max(0, free_host_bytes() - weights) // ranks_here(config)
-    return _sizes(sharding, facts, config, free_bytes=free_bytes, on_cpu=on_cpu)
+    return _sizes(sharding, facts, config, free_bytes=free_bytes, on_host=on_host)
 
 
 def planned(spec: CacheSpec, facts: ModelFacts, config: EngineConfig) -> Sizes:
     """The same for another machine, and for a cache that waits for its place in the engine: this
     machine's free memory bounds nothing, and the host tier's default is its ratio."""
     sharding = sharding_of(facts.config, spec, config.tp)
-    return _sizes(sharding, facts, config, free_bytes=ANY_AMOUNT, on_cpu=False)
+    return _sizes(sharding, facts, config, free_bytes=ANY_AMOUNT, on_host=False)
 
 
 def spec_for(facts: ModelFacts, config: EngineConfig) -> CacheSpec:
@@ -89,7 +89,7 @@ def spec_for(facts: ModelFacts, config: EngineConfig) -> CacheSpec:
 
 
 def _sizes(
-    sharding: Sharding, facts: ModelFacts, config: EngineConfig, *, free_bytes: int, on_cpu: bool
+    sharding: Sharding, facts: ModelFacts, config: EngineConfig, *, free_bytes: int, on_host: bool
 ) -> Sizes:
     spec = sharding.spec
     max_model_len = _max_model_len(facts.max_positions, config)
@@ -100,12 +100,13 @@ def _sizes(
         chat_tokens=config.chat_tokens,
     )
     device = device_pages(spec, parse_bytes(config.device_memory, "--device-memory"), load)
-    if on_cpu:
+    if on_host:
         # The kernel would promise more than it has, and kill the server once pages are written.
         taken = device_bytes(spec, device)
         if taken > free_bytes:
             raise ConfigError(
-                f"--device-memory {config.device_memory}: {format_bytes(free_bytes)} are free"
+                f"--device-memory {config.device_memory}: {format_bytes(free_bytes)} are free; "
+                "allowed is that or less"
             )
         free_bytes -= taken
     host = _host_pages(spec, device, config, free_bytes)
@@ -145,7 +146,10 @@ def _max_model_len(max_positions: int, config: EngineConfig) -> int:
     if wanted is None:
         return max_positions
     if wanted > max_positions:
-        raise ConfigError(f"--max-model-len {wanted}: the model's positions end at {max_positions}")
+        raise ConfigError(
+            f"--max-model-len {wanted}: the model's positions end at {max_positions}; allowed is "
+            "that or less"
+        )
     return wanted
 
 

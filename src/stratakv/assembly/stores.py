@@ -23,15 +23,16 @@ from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.opening import OpenStore
 from stratakv.storage.registry import open_marks, open_storage, plugin_schemes
-from stratakv.storage.roots import Roots, check_roots
 from stratakv.storage.sealed import SealedBackend, sealed_form
 from stratakv.storage.store_key import StoreKey, read_key
 from stratakv.storage.urls import (
     FileUrl,
     MemoryUrl,
-    RedisUrl,
-    S3Url,
+    RedisOptions,
+    Roots,
+    S3Options,
     StorageUrl,
+    check_roots,
     hidden,
     parse_storage_url,
 )
@@ -152,7 +153,7 @@ class ReachedStore:
         # What waits to be written is pinned on the host; half of it must stay free to come and go.
         queued = min(max(sum(self.host_pages) // 2, LEAST_QUEUED_PAGES), MOST_QUEUED_PAGES)
         limits = IoLimits(queue_pages=queued)
-        worker = IoWorker(backends, _form(self.spec), limits, MonotonicClock())
+        worker = IoWorker(backends, StoreFormat.of(self.spec), limits, MonotonicClock())
 
         def figures() -> Mapping[str, object]:
             return _figures(reading, writing)
@@ -175,13 +176,13 @@ def reach_store(
 ) -> ReachedStore:
     """The same, as far as it goes without the model. ``sharing``: of any model."""
     parsed = _checked(url, host_pages, trust)
-    form = _form(spec if sharing is None else sharing.sharding.stored(sharing.cut))
+    form = StoreFormat.of(spec if sharing is None else sharing.sharding.stored(sharing.cut))
     with ExitStack() as undo:
         reading = _opened(lambda: trust.opened(open_storage, parsed, form), url)
         undo.callback(reading.close)
         writing = reading
         # These are made for several clients; a second one of another store may be another store.
-        if isinstance(parsed, FileUrl | RedisUrl | S3Url):
+        if isinstance(parsed, FileUrl | RedisOptions | S3Options):
             writing = _opened(lambda: trust.opened(open_storage, parsed, form), url)
             undo.callback(writing.close)
         undo.pop_all()
@@ -216,11 +217,6 @@ def _marks(parsed: StorageUrl, sharing: Sharing, url: str, trust: Trust) -> CutM
             return None
         undo.pop_all()
     return marks
-
-
-def _form(spec: CacheSpec) -> StoreFormat:
-    page_bytes = tuple(group.page_bytes for group in spec.groups)
-    return StoreFormat(spec_digest=spec.digest, page_bytes=page_bytes)
 
 
 @contextmanager

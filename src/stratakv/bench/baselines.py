@@ -5,9 +5,9 @@ on one thread, and take turns every few steps, so nothing is reused from an earl
 machine slows both. The round with the median ratio counts. Only ``generate_batch`` runs alone.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -15,15 +15,16 @@ from typing import Final
 import numpy as np
 from transformers import PreTrainedModel
 
-from stratakv.assembly.models import EngineParts, build_engine
-from stratakv.assembly.stores import open_store
-from stratakv.bench.per_request import use_per_request_attention
+from stratakv.assembly.models import CPU, Device, EngineParts, build_engine
+from stratakv.bench.per_request import PER_REQUEST
 from stratakv.bench.races import Prompts, generate_batch, race, race_decode, race_generate
+from stratakv.bench.rig import attach_files, config_for
 from stratakv.bench.shapes import VOCABULARY, twin
 from stratakv.core.config import EngineConfig
 from stratakv.engine.loop import Engine
-from stratakv.engine.model import HuggingFaceModel, wrap
-from stratakv.spec.budget import ExpectedLoad, device_bytes, pages_beside
+from stratakv.engine.model import wrap
+from stratakv.engine.torch_pools import TorchPools
+from stratakv.spec.budget import ExpectedLoad
 from stratakv.spec.derive import default_page_tokens, spec_of
 
 PROMPTS: Final = 16
@@ -100,7 +101,7 @@ def compare(name: str, model: PreTrainedModel) -> Baseline:
         generate_tok_s=output / plain_s,
         generate_batch_tok_s=None if batching_s is None else output / batching_s,
         ragged_ratio=None if target.ragged is None else _ragged(model, rounds),
-        no_reuse_ratio=None if target.no_reuse is None else _no_reuse(model, rounds),
+        no_reuse_ratio=None if target.no_reuse is None else _without_reuse(model, rounds),
         no_reuse_storage_ratio=None if target.no_reuse is None else _stored(model, rounds),
     )
 
@@ -112,7 +113,7 @@ def _batching_s(model: PreTrainedModel) -> float:
 
 
 def _ragged(model: PreTrainedModel, rounds: int) -> float:
-    loop = _engine(twin(model), "host", use_per_request_attention)
+    loop = _engine(twin(model), "host", PER_REQUEST)
     steps = RAGGED_STEPS
     with _engines(_engine(twin(model), "host"), loop) as both:
         pairs = [race_decode(both, _prompts(RAGGED), steps, RAGGED_NEW) for _ in range(rounds + 1)]
@@ -120,20 +121,15 @@ def _ragged(model: PreTrainedModel, rounds: int) -> float:
 
 
 def _stored(model: PreTrainedModel, rounds: int) -> float:
-    parts = _engine(twin(model), "host")
     with TemporaryDirectory(prefix="stratakv-bench-") as directory:
-        url = f"file://{directory}?quota={STORE_QUOTA}"
-        store = open_store(url, parts.spec, [arena.pages for arena in parts.arenas])
-        parts.engine.attach_storage(store.worker)
-        return _without_reuse(parts, model, rounds)
+        return _without_reuse(model, rounds, f"file://{directory}?quota={STORE_QUOTA}")
 
 
-def _no_reuse(model: PreTrainedModel, rounds: int) -> float:
-    return _without_reuse(_engine(twin(model), "host"), model, rounds)
-
-
-def _without_reuse(parts: EngineParts, model: PreTrainedModel, rounds: int) -> float:
-    """Speed of ``parts``, which are closed, over that of a cache that is off."""
+def _without_reuse(model: PreTrainedModel, rounds: int, store: str | None = None) -> float:
+    """Speed with both tiers, and perhaps a store, over that of a cache that is off."""
+    parts = _engine(twin(model), "host")
+    if store is not None:
+        attach_files(parts.engine, parts.spec, [arena.pages for arena in parts.arenas], store)
     with _engines(parts, _engine(twin(model), "off")) as both:
         pairs = [race(both, _equal(ALONE), ALONE_NEW) for _ in range(rounds + 1)]
     return median(off_s / ours_s for ours_s, off_s in pairs[1:])
@@ -148,28 +144,17 @@ def _engines(*parts: EngineParts) -> Generator[list[Engine]]:
             one.close()
 
 
-def _engine(
-    module: PreTrainedModel, cache: str, change: Callable[[HuggingFaceModel], None] | None = None
-) -> EngineParts:
+def _engine(module: PreTrainedModel, cache: str, device: Device[TorchPools] = CPU) -> EngineParts:
     model = wrap(module)
-    if change is not None:
-        change(model)
-    usual = EngineConfig(
-        cache=cache,
-        max_running=PROMPTS,
-        max_model_len=RAGGED[0] + RAGGED_NEW,
-        chat_tokens=PROMPT_TOKENS + NEW_TOKENS,
-    )
     page = default_page_tokens(model.config)
     spec = spec_of(model.config, page_tokens=page, dtype=model.dtype)
     load = ExpectedLoad(
         max_running=PROMPTS,
         max_model_len=RAGGED[0] + RAGGED_NEW,
-        chunk_tokens=usual.chunk_tokens,
-        chat_tokens=usual.chat_tokens,
+        chunk_tokens=EngineConfig().chunk_tokens,
+        chat_tokens=PROMPT_TOKENS + NEW_TOKENS,
     )
-    size = device_bytes(spec, pages_beside(spec, DEVICE_TOKENS // page, load))
-    return build_engine(model, replace(usual, device_memory=f"{size}B"))
+    return build_engine(model, config_for(spec, DEVICE_TOKENS, load, cache=cache), device)
 
 
 def _prompts(lengths: Sequence[int]) -> Prompts:

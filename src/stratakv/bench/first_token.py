@@ -6,11 +6,9 @@ one drives the one before it off. Storage is a directory of files, which the ker
 Chunks and pages are as the engine has them by default.
 """
 
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -20,13 +18,11 @@ from transformers import PreTrainedModel
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.models import EngineParts, assemble
 from stratakv.assembly.sizing import Sizes
-from stratakv.assembly.stores import open_store
+from stratakv.bench.rig import Laps, attach_files, first_token_s
 from stratakv.bench.shapes import VOCABULARY
 from stratakv.core.config import EngineConfig
-from stratakv.core.ids import RequestId, TokenIds
-from stratakv.engine.loop import Engine
+from stratakv.core.ids import TokenIds
 from stratakv.engine.model import wrap
-from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.policy.checkpoints import last_end
 from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.retention import peak_pages
@@ -53,30 +49,27 @@ class FirstToken:
 def first_token(family: str, module: PreTrainedModel) -> FirstToken:
     """Take over ``module`` and time its first tokens."""
     rng = np.random.default_rng(0)
-    taken_s: list[tuple[float, ...]] = []
+    laps = Laps()
     before = _prompt(rng)
     with _parts(module) as parts:
         engine = parts.engine
         hit = last_end(PROMPT_TOKENS, parts.spec.page_tokens) * parts.spec.page_tokens
-        _time(engine, before, (0, 0, 0))
+        first_token_s(engine, before, (0, 0, 0))
         for _ in range(ROUNDS + 1):
             prompt = _prompt(rng)
-            recompute_s = _time(engine, prompt, (0, 0, 0))
-            device_s = _time(engine, prompt, (hit, 0, 0))
-            host_s = _time(engine, before, (0, hit, 0))
+            laps.add("recompute", first_token_s(engine, prompt, (0, 0, 0)))
+            laps.add("device", first_token_s(engine, prompt, (hit, 0, 0)))
+            laps.add("host", first_token_s(engine, before, (0, hit, 0)))
             assert engine.flush(), "a request still runs"
-            storage_s = _time(engine, prompt, (0, 0, hit))
-            taken_s.append((recompute_s, device_s, host_s, storage_s))
+            laps.add("storage", first_token_s(engine, prompt, (0, 0, hit)))
             before = prompt
         engine.check()
-    timed = taken_s[1:]  # the first round meets buffers of the host for the first time
-    device, host, storage = (median(row[at] / row[0] for row in timed) for at in (1, 2, 3))
     return FirstToken(
         family=family,
-        recompute_ms=median(row[0] for row in timed) * 1000,
-        device_hit_ratio=device,
-        host_hit_ratio=host,
-        storage_hit_ratio=storage,
+        recompute_ms=laps.median_s("recompute") * 1000,
+        device_hit_ratio=laps.ratio("device", "recompute"),
+        host_hit_ratio=laps.ratio("host", "recompute"),
+        storage_hit_ratio=laps.ratio("storage", "recompute"),
     )
 
 
@@ -86,9 +79,8 @@ def _parts(module: PreTrainedModel) -> Generator[EngineParts]:
     parts = _engine(module)
     try:
         with TemporaryDirectory(prefix="stratakv-bench-") as directory:
-            url = f"file://{directory}?quota={STORE_QUOTA}"
-            store = open_store(url, parts.spec, [arena.pages for arena in parts.arenas])
-            parts.engine.attach_storage(store.worker)
+            host = [arena.pages for arena in parts.arenas]
+            attach_files(parts.engine, parts.spec, host, f"file://{directory}?quota={STORE_QUOTA}")
             yield parts
             parts.close()
     finally:
@@ -111,20 +103,3 @@ def _engine(module: PreTrainedModel) -> EngineParts:
 
 def _prompt(rng: np.random.Generator) -> TokenIds:
     return rng.integers(0, VOCABULARY, PROMPT_TOKENS, dtype=np.int32)
-
-
-def _time(engine: Engine, tokens: TokenIds, cached: tuple[int, int, int]) -> float:
-    """Seconds to the first token. ``cached``: tokens that must be found on the device, on the host
-    and in storage. Copies and writes have ended before and after."""
-    sampling = SamplingParams(max_tokens=1, temperature=0.0)
-    begin_s = time.perf_counter()
-    engine.submit(Prompt(id=RequestId("0"), tokens=tokens, sampling=sampling))
-    while not (news := engine.step()):
-        pass
-    taken_s = time.perf_counter() - begin_s
-    while engine.has_work():
-        engine.step()
-    found = news[0].cached
-    assert found is not None, "the first token came without its counts"
-    assert (found.device, found.host, found.storage) == cached, f"{found} where {cached} was due"
-    return taken_s

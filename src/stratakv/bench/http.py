@@ -101,8 +101,8 @@ def _timed(host: str, port: int, path: str, body: bytes | None) -> tuple[int, fl
     return answer.status, taken_ms
 
 
-def run(json_path: str | None, *, model: str | None, size: int = 8 * MIB, rounds: int = 3) -> None:
-    """Print a table, and write it to ``json_path``. ``model``: a directory; None: a small one."""
+def run(*, model: str | None, size: int = 8 * MIB, rounds: int = 3) -> dict[str, object]:
+    """Measure, and print a table. ``model``: a directory; None: a small one."""
     with tempfile.TemporaryDirectory() as made:
         path = Path(made if model is None else model)
         if model is None:
@@ -110,9 +110,7 @@ def run(json_path: str | None, *, model: str | None, size: int = 8 * MIB, rounds
         with _server(path) as (host, port):
             waits = measure(host, port, attacks(size), rounds)
     print(_table(waits))
-    if json_path is not None:
-        figures = {"target_ms": TARGET_MS, "waits": [asdict(wait) for wait in waits]}
-        Path(json_path).write_text(json.dumps(figures, indent=2) + "\n")
+    return {"target_ms": TARGET_MS, "waits": [asdict(wait) for wait in waits]}
 
 
 def _table(waits: Sequence[Wait]) -> str:

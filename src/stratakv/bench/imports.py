@@ -4,12 +4,10 @@ Fresh interpreters in turns: NumPy alone, then NumPy and some of the library. Ow
 is imported; must not judge the figures.
 """
 
-import json
 import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 REPEATS: Final = 9
@@ -34,8 +32,8 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def run(json_path: str | None) -> dict[str, object]:
-    """Measure every part, print a table, write the JSON to ``json_path`` if given; ~20 s."""
+def run() -> dict[str, object]:
+    """Measure every part, and print a table; ~20 s."""
     _cpu_s(*PARTS["all of it"])  # compiled once, as an installed package is
     seconds = {name: list[float]() for name in (ALONE, *PARTS)}
     for _ in range(REPEATS):
@@ -44,13 +42,10 @@ def run(json_path: str | None) -> dict[str, object]:
             seconds[name].append(_cpu_s(ALONE, *modules))
     alone_s = min(seconds.pop(ALONE))  # the least: whatever else the machine does only adds
     added_ms = {name: round(1000 * (min(of) - alone_s), 1) for name, of in seconds.items()}
-    report: dict[str, object] = {"numpy_ms": round(1000 * alone_s, 1), "added_ms": added_ms}
     print(f"NumPy alone, with the interpreter: {1000 * alone_s:.0f} ms of CPU; what is added:")
     for name, milliseconds in added_ms.items():
         print(f"{name:10} {milliseconds:6.1f} ms")
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(report, indent=2) + "\n")
-    return report
+    return {"numpy_ms": round(1000 * alone_s, 1), "added_ms": added_ms}
 
 
 def _cpu_s(*modules: str) -> float:

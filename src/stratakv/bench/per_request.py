@@ -4,72 +4,49 @@ The yardstick for ragged batches: it pads nothing, whatever the lengths. Everyth
 attention of decoding rows is the engine's. Owns nothing.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
-from transformers import AttentionInterface
 
-from stratakv.core.ids import LayerId
-from stratakv.engine.attention import STEP, PagedStep, paged_attention
+from stratakv.assembly.models import CPU
+from stratakv.engine.dense_kernels import DenseAttention, DenseKernels
 from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.paged_layer import LayerPages, Scoring
-from stratakv.engine.step_meta import DecodeBucket
-
-PER_REQUEST: Final = "stratakv_bench_per_request"
-
-
-def use_per_request_attention(model: HuggingFaceModel) -> None:
-    """From here on, steps that only decode attend request by request."""
-    model.module.set_attn_implementation(PER_REQUEST)
-
+from stratakv.engine.paged_layer import LayerPages, Scoring, Scratch
+from stratakv.engine.step_meta import DecodeBucket, GroupStep
 
 _Spans = list[tuple[torch.Tensor, slice]]
 
 
-class _PerRequestAttention:
-    """Keeps the spans of the step at hand: worked out once a step, not once a layer."""
-
-    def __init__(self) -> None:
-        self._step: PagedStep | None = None
-        self._spans: dict[int, _Spans] = {}
-
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **kwargs: object,
-    ) -> tuple[torch.Tensor, None]:
-        """Hugging Face's attention interface; shapes as ``attention.paged_attention`` has them."""
-        step = kwargs[STEP]
-        assert isinstance(step, PagedStep)
-        layer = step.layers[LayerId(module.layer_idx)]  # pyright: ignore[reportArgumentType]
-        assert isinstance(layer, LayerPages), "the loop knows keys and values only"
-        group = step.groups[layer.group]
-        if group.chunks:
-            return paged_attention(module, query, key, value, attention_mask, **kwargs)
-        if self._step is not step:
-            self._step, self._spans = step, {}
-        scoring = Scoring.of(kwargs, query.shape[-1])
-        rows = query[0].transpose(0, 1)
-        out = query.new_empty(rows.shape[0], rows.shape[1], layer.value_dim)
-        for bucket in group.buckets:
-            places = range(bucket.count) if bucket.tokens is None else bucket.tokens.tolist()
-            for row, seen in zip(places, self._of(bucket), strict=True):
-                out[row] = _attend_one(rows[row], layer, seen, scoring)
-        return out[None], None
-
-    def _of(self, bucket: DecodeBucket) -> _Spans:
-        found = self._spans.get(id(bucket))
-        if found is None:
-            found = self._spans[id(bucket)] = _cut(bucket)
-        return found
+class PerRequestKernels(DenseKernels):
+    def _attention(self, step: GroupStep, page_tokens: int, scratch: Scratch) -> DenseAttention:
+        return _PerRequest(step, page_tokens, scratch)
 
 
-AttentionInterface.register(PER_REQUEST, _PerRequestAttention())  # pyright: ignore[reportArgumentType]
+def per_request_kernels(model: HuggingFaceModel) -> PerRequestKernels:
+    return PerRequestKernels(model.device, model.module.dtype)
+
+
+PER_REQUEST: Final = replace(CPU, kernels=per_request_kernels)
+"""The device of an engine that decodes request by request."""
+
+
+class _PerRequest(DenseAttention):
+    """Spans are worked out once a step, not once a layer."""
+
+    def __init__(self, step: GroupStep, page_tokens: int, scratch: Scratch) -> None:
+        super().__init__(step, page_tokens, scratch)
+        self._spans = [_cut(bucket) for bucket in step.buckets]
+
+    def attend_pages(
+        self, at: int, query: torch.Tensor, layer: LayerPages, scoring: Scoring
+    ) -> torch.Tensor:
+        rows = [
+            _attend_one(row, layer, seen, scoring)
+            for row, seen in zip(query, self._spans[at], strict=True)
+        ]
+        return torch.stack(rows)
 
 
 def _cut(bucket: DecodeBucket) -> _Spans:

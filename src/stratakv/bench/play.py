@@ -11,10 +11,11 @@ from typing import Final
 
 import numpy as np
 
+from stratakv.bench.rig import greedy
 from stratakv.bench.workload import Ask, Workload
 from stratakv.core.ids import RequestId
 from stratakv.engine.loop import Engine
-from stratakv.engine.request import Output, Prompt, SamplingParams
+from stratakv.engine.request import Output
 
 NAP_S: Final = 0.001
 
@@ -57,7 +58,7 @@ def play(engine: Engine, workload: Workload) -> Figures:
         while coming and coming[0][0] <= now_s:
             ask = heapq.heappop(coming)[2]
             live[ask.id] = _Live(ask)
-            engine.submit(_prompt(ask))
+            engine.submit(greedy(ask.id, ask.tokens, ask.new_tokens))
         outputs = engine.step()
         now_s = time.perf_counter() - begin_s
         for ended in _note(outputs, live, now_s, (first_s, gaps_s)):
@@ -80,11 +81,6 @@ def play(engine: Engine, workload: Workload) -> Figures:
         cached_device_tokens=after.cached_device_tokens - before.cached_device_tokens,
         cached_host_tokens=after.cached_host_tokens - before.cached_host_tokens,
     )
-
-
-def _prompt(ask: Ask) -> Prompt:
-    sampling = SamplingParams(max_tokens=ask.new_tokens, temperature=0.0)
-    return Prompt(id=ask.id, tokens=ask.tokens, sampling=sampling)
 
 
 def _note(

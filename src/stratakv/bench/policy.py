@@ -5,7 +5,6 @@ so an hour of traffic takes seconds to minutes. *Ideal* is the same policy where
 pages are scarce: whatever the anchor holds could be continued.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,15 +19,13 @@ from stratakv.bench.policy_cache import (
     PAGE_TOKENS,
     RULES,
     PoolSizes,
-    WithoutCheckpoints,
     build_cache,
     device_pages,
+    forgo_checkpoints,
     spec_named,
 )
-from stratakv.bench.policy_chats import ChatTraffic, generate
-from stratakv.bench.policy_replay import Figures, Replay
-from stratakv.bench.policy_tokens import TraceTokens, unlimited_tokens
-from stratakv.cache.kv_cache import KVCache
+from stratakv.bench.policy_replay import Figures, Replay, TraceTokens, unlimited_tokens
+from stratakv.bench.policy_traffic import ChatTraffic, generate
 from stratakv.core.config import check_choice, check_count, flag_of
 from stratakv.core.errors import ConfigError
 from stratakv.sim.trace import TraceRequest, read_trace, write_trace
@@ -104,15 +101,15 @@ class Case:
     hit_rate: float
     ideal_hit_rate: float
     ratio: float
-    device_tokens: int
-    host_tokens: int
-    refused_requests: int
-    evicted_device_pages: int
-    evicted_host_pages: int
-    backup_pages: int
-    snapshots: int
-    replay_s: float
+    figures: Figures
     requests_s: float
+
+    def report(self) -> dict[str, object]:
+        """``figures`` among the others, but for what all replays have alike."""
+        own = asdict(self)
+        figures = own.pop("figures")
+        del figures["prompt_tokens"]
+        return own | figures
 
 
 class _Row(NamedTuple):
@@ -121,11 +118,11 @@ class _Row(NamedTuple):
     spec: str
     policy: str
     host: bool
-    kind: type[KVCache]
+    checkpoints: bool = True
 
     @property
     def named(self) -> str:
-        return self.policy if self.kind is KVCache else f"{self.policy}, no checkpoints"
+        return self.policy if self.checkpoints else f"{self.policy}, no checkpoints"
 
 
 class _Bench:
@@ -157,47 +154,42 @@ class _Bench:
 
     def case(self, row: _Row, progress: "tqdm[NoReturn]") -> Case:
         """The anchor's own replay of the same policy and tiers must have come first."""
-        spec, policy, host, kind = row
+        spec, policy, host, checkpoints = row
         progress.set_description_str(f"{row.named}, {spec}, {TIERS[host]}")
         figures, pages = self._replay(row, progress)
         ideal = self._ideals.setdefault((policy, host), figures.hit_rate)
         return Case(
             spec=spec,
             policy=policy,
-            checkpoints=kind is KVCache,
+            checkpoints=checkpoints,
             tiers=TIERS[host],
             device_pages=pages,
             hit_rate=figures.hit_rate,
             ideal_hit_rate=ideal,
             ratio=figures.hit_rate / ideal if ideal else 1.0,
-            device_tokens=figures.device_tokens,
-            host_tokens=figures.host_tokens,
-            refused_requests=figures.refused_requests,
-            evicted_device_pages=figures.evicted_device_pages,
-            evicted_host_pages=figures.evicted_host_pages,
-            backup_pages=figures.backup_pages,
-            snapshots=figures.snapshots,
-            replay_s=figures.replay_s,
+            figures=figures,
             requests_s=len(self.requests) / figures.replay_s,
         )
 
     def _replay(self, row: _Row, progress: "tqdm[NoReturn]") -> tuple[Figures, tuple[int, ...]]:
         spec = spec_named(row.spec)
         sizes = PoolSizes(device_tokens=self.device_tokens, load=self.load, host=row.host)
-        cache = build_cache(row.kind, spec, sizes, row.policy)
+        cache = build_cache(spec, sizes, row.policy)
+        if not row.checkpoints:
+            forgo_checkpoints(cache)
         replay = Replay(cache, self._options.chunk_tokens, progress.update)
         figures = replay.run(self.requests, self.tokens)
         return figures, device_pages(spec, sizes)
 
 
-def run(json_path: str | None, options: PolicyOptions) -> dict[str, object]:
-    """Replay, print a table, write the figures to ``json_path`` if given; how far it is, and how
-    long it will take, goes to standard error. ConfigError where the trace cannot be read or a flag
-    cannot be honoured, before anything is replayed.
+def run(options: PolicyOptions) -> dict[str, object]:
+    """Replay, and print a table; how far it is, and how long it will take, goes to standard error.
+    ConfigError where the trace cannot be read or a flag cannot be honoured, before anything is
+    replayed.
 
-    The JSON is one object: what was replayed (``workload``, ``requests``, ``prompt_tokens``, the
-    sizes, and ``unlimited_hit_rate``, that of a cache which never forgets) and ``cases``, a list of
-    ``Case`` objects. Rates are parts of all prompt tokens.
+    Its figures are what was replayed (``workload``, ``requests``, ``prompt_tokens``, the sizes, and
+    ``unlimited_hit_rate``, that of a cache which never forgets) and ``cases``, a list of reports of
+    a ``Case``. Rates are parts of all prompt tokens.
     """
     source, requests = _workload(options)
     bench = _Bench(requests, options)
@@ -214,10 +206,7 @@ def run(json_path: str | None, options: PolicyOptions) -> dict[str, object]:
     }
     print("\n".join(f"{name.replace('_', ' '):20s} {value}" for name, value in head.items()))
     print(f"\n{HEADER}")
-    report = head | {"cases": [asdict(case) for case in _cases(bench, options)]}
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return report
+    return head | {"cases": [case.report() for case in _cases(bench, options)]}
 
 
 def _workload(options: PolicyOptions) -> tuple[str, list[TraceRequest]]:
@@ -251,9 +240,9 @@ def _rows(options: PolicyOptions) -> Iterator[_Row]:
     for host in TIERS:
         for policy in policies:
             for spec in specs:
-                yield _Row(spec, policy, host, KVCache)
+                yield _Row(spec, policy, host)
                 if policy == PLAIN and spec != ANCHOR_ALONE and not host:
-                    yield _Row(spec, policy, host, WithoutCheckpoints)
+                    yield _Row(spec, policy, host, checkpoints=False)
 
 
 def _cases(bench: _Bench, options: PolicyOptions) -> list[Case]:
@@ -279,7 +268,7 @@ def _print_row(row: _Row, case: Case) -> None:
     print(
         f"{case.tiers:12s} {row.named:19s} {case.spec:12s} {case.hit_rate:8.3f}"
         f"  {case.ideal_hit_rate:5.3f}  {case.ratio:5.3f}"
-        f"   {case.evicted_device_pages:>12,} /{case.evicted_host_pages:>9,}"
-        f"  {case.refused_requests:7d}  {case.requests_s:10.0f}",
+        f"   {case.figures.evicted_device_pages:>12,} /{case.figures.evicted_host_pages:>9,}"
+        f"  {case.figures.refused_requests:7d}  {case.requests_s:10.0f}",
         flush=True,
     )

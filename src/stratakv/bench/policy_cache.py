@@ -9,21 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from stratakv.assembly.build import MakeCache, Sockets, allocators, block_table
+from stratakv.assembly.build import ALONE, allocators, block_table
 from stratakv.assembly.build import build_cache as build_cache_of
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.sizing import Sizes
-from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.cache.kv_cache import KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.memory.block_table import BlockTable
 from stratakv.sim.instant_transfer import InstantTransfer
 from stratakv.spec.budget import ExpectedLoad, pages_beside
 from stratakv.spec.groups import ANCHOR, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow, Retention
 from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.pools import Allocators
-from stratakv.transfer.engine import TransferEngine
+from stratakv.tree.nodes import Tier
 
 PAGE_TOKENS: Final = 64
 HOST_RATIO: Final = 2
@@ -83,7 +82,7 @@ class NoMemory:
     transfer: InstantTransfer = field(default_factory=InstantTransfer)
 
 
-def build_cache(kind: MakeCache, spec: CacheSpec, sizes: PoolSizes, policy: str) -> KVCache:
+def build_cache(spec: CacheSpec, sizes: PoolSizes, policy: str) -> KVCache:
     """``policy``: a key of ``EVICTION_POLICIES``."""
     load, device = sizes.load, device_pages(spec, sizes)
     host = [pages * HOST_RATIO * sizes.host for pages in device]
@@ -95,26 +94,16 @@ def build_cache(kind: MakeCache, spec: CacheSpec, sizes: PoolSizes, policy: str)
         eviction=policy,
     )
     plan = EnginePlan.of(config, Sizes.of(spec, device, host, load.max_model_len), b"bench")
-    return build_cache_of(plan, NoMemory(allocators(plan)), block_table(plan), Sockets(cache=kind))
+    return build_cache_of(plan, NoMemory(allocators(plan)), block_table(plan), ALONE)
 
 
-class WithoutCheckpoints(KVCache):
-    """The baseline: pages of every group are ranked by their last use alone.
+def forgo_checkpoints(cache: KVCache) -> None:
+    """Make a fresh cache the baseline: pages of every group are ranked by their last use alone.
 
     A page that some checkpoint needs never goes cold, so it is enough to let every page be needed
     once from the start, as those of a group that keeps all are. For the device tier only: what is
     worth a backup would still follow the checkpoints.
     """
-
-    def __init__(
-        self,
-        spec: CacheSpec,
-        tiers: tuple[Allocators, Allocators],
-        tables: BlockTable,
-        transfer: TransferEngine,
-        options: CacheOptions,
-        arenas: Sequence[HostBytes],
-    ) -> None:
-        assert not tiers[1][ANCHOR].capacity, "the baseline has no host tier"
-        super().__init__(spec, tiers, tables, transfer, options, arenas)
-        self._tree.checkpoints.need_everything()
+    host = cache.tiers.pools.tiers[Tier.HOST][ANCHOR]
+    assert not host.capacity, "the baseline has no host tier"
+    cache.tiers.tree.checkpoints.need_everything()

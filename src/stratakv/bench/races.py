@@ -19,9 +19,9 @@ from transformers import (
 )
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
+from stratakv.bench.rig import greedy
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.loop import Engine
-from stratakv.engine.request import Prompt, SamplingParams
 
 TURN_STEPS: Final = 8
 
@@ -30,8 +30,7 @@ Prompts: TypeAlias = Sequence[TokenIds]
 
 def _submit(engine: Engine, prompts: Prompts, new_tokens: int) -> None:
     for at, tokens in enumerate(prompts):
-        sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0)
-        engine.submit(Prompt(id=RequestId(str(at)), tokens=tokens, sampling=sampling))
+        engine.submit(greedy(str(at), tokens, new_tokens))
 
 
 def race(engines: Sequence[Engine], prompts: Prompts, new_tokens: int) -> list[float]:

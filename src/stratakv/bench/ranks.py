@@ -5,17 +5,15 @@ ends. How a ballot and its yardstick are kept comparable is told in ``ranks_mete
 step is its slowest rank's.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from stratakv.agreement.ballot import LANES
 from stratakv.bench.ranks_engine import take_part
-from stratakv.bench.ranks_meter import Heard, Turn
+from stratakv.bench.ranks_meter import Received, Turn
 from stratakv.bench.ranks_processes import on_ranks
 from stratakv.core.config import check_count
 
@@ -55,17 +53,13 @@ class Report:
     cached_host_tokens: int
 
 
-def run(json_path: str | None, *, ranks: int = 2, steps: int = STEPS) -> Report:
-    """Measure, print, write the JSON to ``json_path`` if given. Seconds with two ranks; more than
-    there are cores take much longer. ConfigError for fewer than two ranks; RankLostError where one
-    dies or hangs."""
-    check_count("--tp", ranks, 2)
-    report = report_of(on_ranks(ranks, take_part, steps, LIMIT_S), steps)
-    if json_path is not None:
-        text = json.dumps(asdict(report), indent=2)
-        Path(json_path).write_text(f"{text}\n", encoding="utf-8")
+def run(*, tp: int = 2, steps: int = STEPS) -> dict[str, object]:
+    """Measure and print. Seconds with two ranks; more than there are cores take much longer.
+    ConfigError for fewer than two ranks; RankLostError where one dies or hangs."""
+    check_count("--tp", tp, 2)
+    report = report_of(on_ranks(tp, take_part, steps, LIMIT_S), steps)
     print(
-        f"{ranks} ranks, {steps} steps, of which {report.waited_steps} waited for a copy; medians "
+        f"{tp} ranks, {steps} steps, of which {report.waited_steps} waited for a copy; medians "
         f"in us\n"
         f"per step    {report.ballots_per_step} ballot, {report.broadcasts_per_step} broadcast\n"
         f"ballot      {report.ballot_us_p50:7.0f}  bare all-reduce of {LANES} int64 "
@@ -75,10 +69,10 @@ def run(json_path: str | None, *, ranks: int = 2, steps: int = STEPS) -> Report:
         f"whole tick  {report.tick_us_p50:7.0f}  ratio {report.tick_ratio:.2f}, beside its "
         f"all-reduce {report.tick_own_us_p50:.0f}, of which digests {report.digests_us_p50:.0f}"
     )
-    return report
+    return asdict(report)
 
 
-def report_of(heard: Sequence[Heard], steps: int) -> Report:
+def report_of(heard: Sequence[Received], steps: int) -> Report:
     """From what each rank has heard."""
     p50 = {turn: _p50_us([one.taken_s[turn] for one in heard]) for turn in Turn}
     ticks_s = [one.taken_s[Turn.TICK] for one in heard]

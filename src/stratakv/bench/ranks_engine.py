@@ -6,9 +6,8 @@ tier too: what the model says to its own shards is not the question.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import torch
@@ -21,24 +20,20 @@ from stratakv.assembly.build import MappedMemory, Sockets, build
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.ranks import RankContext
 from stratakv.assembly.sizing import Sizes
-from stratakv.bench.ranks_meter import Heard, Meter
+from stratakv.bench.ranks_meter import Meter, Received
+from stratakv.bench.rig import greedy
 from stratakv.bench.workload import Ask, Chat
-from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId, RequestId
 from stratakv.engine.loop import Engine
 from stratakv.engine.ranked import RankedEngine
-from stratakv.engine.request import Output, Prompt, SamplingParams
-from stratakv.memory.block_table import BlockTable
+from stratakv.engine.request import Output
 from stratakv.memory.device_pools import DevicePools
 from stratakv.sim.accelerator import VOCABULARY, Accelerator
 from stratakv.spec.budget import ExpectedLoad, pages_beside
 from stratakv.spec.derive import spec_of
-from stratakv.spec.groups import CacheSpec
-from stratakv.tiers.object_keys import HostBytes
-from stratakv.tiers.pools import Allocators
+from stratakv.tiers.progress import Progress
 from stratakv.transfer.cpu import CpuTransferEngine
-from stratakv.transfer.engine import TransferEngine
 
 MODEL: Final[dict[str, object]] = {
     "model_type": "gemma3_text",
@@ -80,29 +75,18 @@ class MeteredAgreement(Agreement):
         return result
 
 
-class MeteredCache(KVCache):
-    """A cache whose ticks are timed."""
+def _metered(meter: Meter) -> type[Progress]:
+    """Progress whose ticks are timed."""
 
-    def __init__(
-        self,
-        spec: CacheSpec,
-        tiers: tuple[Allocators, Allocators],
-        tables: BlockTable,
-        transfer: TransferEngine,
-        options: CacheOptions,
-        arenas: Sequence[HostBytes],
-        *,
-        meter: Meter,
-    ) -> None:
-        super().__init__(spec, tiers, tables, transfer, options, arenas)
-        self._meter = meter
+    class Metered(Progress):
+        def tick(self, head: RequestId | None = None) -> None:
+            meter.tick(lambda: super(Metered, self).tick(head))
 
-    def tick(self, head: RequestId | None = None) -> None:
-        self._meter.tick(lambda: super(MeteredCache, self).tick(head))
+        def wait(self) -> bool:
+            meter.waits()
+            return super().wait()
 
-    def wait(self) -> bool:
-        self._meter.waits()
-        return super().wait()
+    return Metered
 
 
 def chat_of(steps: int) -> Chat:
@@ -110,7 +94,7 @@ def chat_of(steps: int) -> Chat:
     return Chat(users=LIVE + PAUSE + steps // STEPS_PER_USER, vocabulary=VOCABULARY)
 
 
-def take_part(ranks: TorchRanks, steps: int) -> Heard:
+def take_part(ranks: TorchRanks, steps: int) -> Received:
     """Serve chats for ``steps`` steps; what this rank has heard."""
     meter = Meter(ranks)
     port, engine, transfer = _engine(meter, chat_of(steps))
@@ -137,7 +121,7 @@ def _serve(port: RankedEngine, chat: Chat, steps: int) -> None:
         if coming and len(live) < LIVE:
             ask = coming.popleft()
             live[ask.id] = (ask, [])
-            port.submit(_prompt(ask))
+            port.submit(greedy(ask.id, ask.tokens, ask.new_tokens))
         for output in port.step():
             _note(output, live, coming, chat)
 
@@ -154,11 +138,6 @@ def _note(
     more = chat.follow(ask, torch.tensor(answer, dtype=torch.int32).numpy(), 0.0)
     if more is not None:
         coming.insert(PAUSE, more)
-
-
-def _prompt(ask: Ask) -> Prompt:
-    sampling = SamplingParams(max_tokens=ask.new_tokens, temperature=0.0)
-    return Prompt(id=ask.id, tokens=ask.tokens, sampling=sampling)
 
 
 def _engine(meter: Meter, chat: Chat) -> tuple[RankedEngine, Engine, CpuTransferEngine]:
@@ -186,6 +165,6 @@ def _engine(meter: Meter, chat: Chat) -> tuple[RankedEngine, Engine, CpuTransfer
     layers = {layer for group in spec.groups for buffer in group.buffers for layer in buffer.layers}
     runner = Accelerator([LayerId(layer) for layer in sorted(layers)], 0.0, CHUNK_TOKENS)
     ranks = RankContext.of(meter, agreement=MeteredAgreement(meter))
-    sockets = Sockets(ranks=ranks, cache=partial(MeteredCache, meter=meter))
+    sockets = Sockets(ranks=ranks, progress=_metered(meter))
     engine, _ = build(plan, memory, lambda _: runner, sockets)
     return RankedEngine(engine, ranks.sync), engine, memory.transfer

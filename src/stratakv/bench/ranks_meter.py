@@ -5,7 +5,7 @@ make both fair. Must not change what is said.
 
 Every other step is left as it is. In the one between, by lot and alike on all ranks, one thing is
 timed between two barriers: the ballot, or a bare all-reduce of a copy of the same lanes, which the
-ballot follows; the letter, or a bare broadcast before it; the tick, so that its time is not the
+ballot follows; the message, or a bare broadcast before it; the tick, so that its time is not the
 others' lateness. A ballot and its yardstick thus have the same before and after them: no rank that
 is late to wait for, and none that is already at work again. Where ranks share cores that counts:
 who has its result first and goes on computing keeps the others from theirs, and the time doubles,
@@ -27,7 +27,7 @@ from stratakv.agreement.ballot import Lanes
 from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import LETTER_BYTES, TorchRanks
 
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 _all_reduce: Final[Callable[..., object]] = dist.all_reduce
 _broadcast: Final[Callable[..., object]] = dist.broadcast
 
@@ -47,7 +47,7 @@ TIMED: Final = tuple(Turn)[1:]
 
 
 @dataclass(slots=True)
-class Heard:
+class Received:
     """Of one rank. ``ballots`` and ``broadcasts``: by step that did not wait for a copy.
     ``taken_s``: by turn; of nothing it is the tick as it comes. ``met_s``: of the ticks that are
     timed between barriers, the all-reduce; ``agreed_s`` this with the digests and the reading of
@@ -69,7 +69,7 @@ class Meter:
     def __init__(self, ranks: TorchRanks) -> None:
         self._ranks = ranks
         self.rank, self.size = ranks.rank, ranks.size
-        self.heard = Heard()
+        self.heard = Received()
         self._bare = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
         self._calls = {"all_reduce": 0, "broadcast": 0}
         self._ticking = self._waited = False
@@ -104,14 +104,14 @@ class Meter:
         self._last_s = time.perf_counter() - begin_s
         return least
 
-    def broadcast(self, letter: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         if self._turn is Turn.BARE_BROADCAST:
             self._timed(lambda: _broadcast(self._bare, 0))
         if self._turn is Turn.LETTER:
-            return self._timed(lambda: self._ranks.broadcast(letter))
-        return self._ranks.broadcast(letter)
+            return self._timed(lambda: self._ranks.broadcast(message))
+        return self._ranks.broadcast(message)
 
-    def _timed(self, call: Callable[[], Told]) -> Told:
+    def _timed(self, call: Callable[[], Result]) -> Result:
         dist.barrier()
         begin_s = time.perf_counter()
         told = call()

@@ -69,10 +69,10 @@ def on_ranks(
                 process.start()
                 theirs.close()
                 started.append((process, mine))
-            said = _gather([pipe for _, pipe in started], limit_s)
+            answers = _gather([pipe for _, pipe in started], limit_s)
             for process, _ in started:
                 process.join(GRIEF_S)
-            return said
+            return answers
         finally:
             for process, pipe in started:
                 process.kill()
@@ -89,29 +89,29 @@ def _rank(
         act, given = pickle.loads(job)
         ranks = join(rank, size, address, collective_s)
         ranks.ready()
-        said = pickle.dumps(act(ranks, given))
+        answers = pickle.dumps(act(ranks, given))
     except BaseException:  # noqa: BLE001 - whatever it is, who waits must hear of it
-        said = pickle.dumps(_Fault(traceback.format_exc()))
-    pipe.send_bytes(said)
+        answers = pickle.dumps(_Fault(traceback.format_exc()))
+    pipe.send_bytes(answers)
     pipe.close()
 
 
 def _gather(pipes: Sequence[Connection], limit_s: float) -> list[Any]:
     """By rank. The first fault leaves the others a moment to tell theirs, which shows who was
     first."""
-    said: dict[int, object] = {}
+    answers: dict[int, object] = {}
     end_s = time.monotonic() + limit_s
-    while left := [rank for rank in range(len(pipes)) if rank not in said]:
+    while left := [rank for rank in range(len(pipes)) if rank not in answers]:
         ready = wait([pipes[rank] for rank in left], max(0.0, end_s - time.monotonic()))
         if not ready:
             break
         for rank in left:
             if pipes[rank] in ready:
-                said[rank] = _heard(pipes[rank])
-                if isinstance(said[rank], _Fault):
+                answers[rank] = _received(pipes[rank])
+                if isinstance(answers[rank], _Fault):
                     end_s = min(end_s, time.monotonic() + GRIEF_S)
     hung = _Fault(f"nothing within {limit_s:g} s")
-    whole = [said.get(rank, hung) for rank in range(len(pipes))]
+    whole = [answers.get(rank, hung) for rank in range(len(pipes))]
     faults = [
         f"rank {rank}: {one.why}" for rank, one in enumerate(whole) if isinstance(one, _Fault)
     ]
@@ -120,7 +120,7 @@ def _gather(pipes: Sequence[Connection], limit_s: float) -> list[Any]:
     return whole
 
 
-def _heard(pipe: Connection) -> object:
+def _received(pipe: Connection) -> object:
     try:
         return pickle.loads(pipe.recv_bytes())
     except EOFError:

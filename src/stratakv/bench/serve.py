@@ -3,7 +3,6 @@
 Owns the report. Directly on the engine, without HTTP; one torch thread. Takes 4 to 6 minutes.
 """
 
-import json
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -16,13 +15,13 @@ import torch
 from stratakv.assembly.models import EngineParts, build_engine
 from stratakv.bench.baselines import TARGETS, Baseline, compare
 from stratakv.bench.first_token import PROMPT_TOKENS, TARGET, FirstToken, first_token
-from stratakv.bench.first_token_shapes import FIRST_TOKENS
 from stratakv.bench.play import Figures, play
-from stratakv.bench.shapes import BASELINES, build, hybrid
+from stratakv.bench.rig import config_for
+from stratakv.bench.shapes import BASELINES, FIRST_TOKENS, HYBRID, build
 from stratakv.bench.workload import Chat, TraceScale, Workload, scaled_trace
-from stratakv.core.config import TIERS, EngineConfig
+from stratakv.core.config import TIERS
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
-from stratakv.spec.budget import ExpectedLoad, device_bytes, pages_beside
+from stratakv.spec.budget import ExpectedLoad
 from stratakv.spec.derive import spec_of
 
 PAGE_TOKENS: Final = 16
@@ -36,28 +35,25 @@ HOST_RATIO: Final = 8.0
 MODE_NAMES: Final = {"off": "off", "device": "device", "host": "device+host"}
 
 
-def run(json_path: str | None, *, trace: str | None, model: str | None) -> dict[str, object]:
-    """Measure, print three tables, write the JSON to ``json_path`` if given.
+def run(*, trace: str | None, model: str | None) -> dict[str, object]:
+    """Measure, and print three tables; what they say.
 
     ``trace``: a Mooncake-format file, in place of the generated chat. ``model``: a directory, in
     place of the built-in random hybrid. ConfigError where either cannot be read.
     """
     with _one_thread(), _quiet("transformers"), _quiet("ContinuousBatchingLogger"):
-        own = wrap(build(hybrid())) if model is None else load_model(Path(model))
+        own = wrap(build(HYBRID)) if model is None else load_model(Path(model))
         workload = _workload(own, trace)
         print(f"workload: {workload.name}")
         modes = [_mode(own, workload, tier) for tier in TIERS]
         _print_modes(modes)
         baselines = _baselines()
         first_tokens = _first_tokens()
-    report: dict[str, object] = {
+    return {
         "modes": modes,
         "baselines": [asdict(baseline) for baseline in baselines],
         "first_tokens": [asdict(one) for one in first_tokens],
     }
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return report
 
 
 @contextmanager
@@ -109,19 +105,9 @@ def _engine(model: HuggingFaceModel, workload: Workload, tier: str) -> EnginePar
         chunk_tokens=CHUNK_TOKENS,
         chat_tokens=longest,
     )
-    anchor_pages = DEVICE_LONGEST * -(-longest // PAGE_TOKENS)
-    size = device_bytes(spec, pages_beside(spec, anchor_pages, load))
-    config = EngineConfig(
-        page_tokens=PAGE_TOKENS,
-        cache=tier,
-        device_memory=f"{size}B",
-        host_ratio=HOST_RATIO if tier == "host" else None,
-        max_running=MAX_RUNNING,
-        max_model_len=longest + 1,
-        chunk_tokens=CHUNK_TOKENS,
-        chat_tokens=longest,
-    )
-    return build_engine(model, config)
+    tokens = DEVICE_LONGEST * -(-longest // PAGE_TOKENS) * PAGE_TOKENS
+    host_ratio = HOST_RATIO if tier == "host" else None
+    return build_engine(model, config_for(spec, tokens, load, cache=tier, host_ratio=host_ratio))
 
 
 def _print_modes(modes: Sequence[dict[str, object]]) -> None:
@@ -136,8 +122,8 @@ def _baselines() -> list[Baseline]:
     """Each is printed as soon as it is there: all of them take minutes."""
     print("16 prompts of 256 + 128 new tokens; ratios (and what they must reach)", flush=True)
     found: list[Baseline] = []
-    for name, config in BASELINES.items():
-        one = compare(name, build(config()))
+    for name, shape in BASELINES.items():
+        one = compare(name, build(shape))
         found.append(one)
         print(f"{name}: ours {one.ours_tok_s:.0f}, generate {one.generate_tok_s:.0f} tok/s")
         print("  ".join(f"  {text}" for text in _ratios(one)), flush=True)
@@ -163,8 +149,8 @@ def _first_tokens() -> list[FirstToken]:
         flush=True,
     )
     found: list[FirstToken] = []
-    for family, config in FIRST_TOKENS.items():
-        one = first_token(family, build(config()))
+    for family, shape in FIRST_TOKENS.items():
+        one = first_token(family, build(shape))
         found.append(one)
         print(
             f"{family:11s}  {one.recompute_ms:5.0f} ms  on the device {one.device_hit_ratio:.3f}"

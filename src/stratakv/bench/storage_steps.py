@@ -9,7 +9,6 @@ twice, the second time when neither the device nor the host has most of them any
 import time
 from collections import deque
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 import numpy as np
@@ -18,19 +17,17 @@ import torch
 from stratakv.assembly.build import MappedMemory
 from stratakv.assembly.build import build as build_engine
 from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.models import cpu_kernels, runner_of
 from stratakv.assembly.sizing import Sizes
-from stratakv.assembly.stores import open_store
-from stratakv.bench.first_token_shapes import llama_4x128
-from stratakv.bench.shapes import build
+from stratakv.bench.rig import Laps, attach_files, greedy, in_turn
+from stratakv.bench.shapes import LLAMA_4X128, build
 from stratakv.core.config import EngineConfig
-from stratakv.core.ids import GroupId, LayerId, RequestId
+from stratakv.core.ids import GroupId, LayerId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.executor import Runner
 from stratakv.engine.forward import Forward
 from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, wrap
-from stratakv.engine.request import Prompt, SamplingParams
-from stratakv.engine.runner import ModelRunner
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.derive import spec_of
@@ -63,7 +60,7 @@ class _Still:
 def step_time_ratios(directory: Path) -> dict[str, float]:
     """CPU time per step with a file store in ``directory`` to that without: medians over pairs of
     runs, in turns. ``step_time_ratio``: with a model; ``scheduler_time_ratio``: without one."""
-    model = wrap(build(llama_4x128()))
+    model = wrap(build(LLAMA_4X128))
     return {
         "step_time_ratio": _ratio(directory / "model", model),
         "scheduler_time_ratio": _ratio(directory / "still", None),
@@ -71,13 +68,11 @@ def step_time_ratios(directory: Path) -> dict[str, float]:
 
 
 def _ratio(directory: Path, model: HuggingFaceModel | None) -> float:
-    ratios: list[float] = []
+    laps = Laps()
     for turn in range(REPEATS + 1):
-        kinds = (None, directory / str(turn))
-        taken = {kind: _play(kind, model) for kind in kinds[:: 1 if turn % 2 else -1]}
-        if turn:  # the first one pays for what is imported and allocated
-            ratios.append(taken[kinds[1]] / taken[None])
-    return median(ratios)
+        for name, of in in_turn((("without", None), ("with", directory / str(turn))), turn):
+            laps.add(name, _play(of, model))
+    return laps.ratio("with", "without")
 
 
 def _play(directory: Path | None, model: HuggingFaceModel | None) -> float:
@@ -85,18 +80,17 @@ def _play(directory: Path | None, model: HuggingFaceModel | None) -> float:
     spec = _spec() if model is None else _spec_of(model)
     engine, memory = _engine(spec, model)
     if directory is not None:
-        store = open_store(f"file://{directory}?quota=1GiB", spec, [a.pages for a in memory.arenas])
-        engine.attach_storage(store.worker)
+        host = [arena.pages for arena in memory.arenas]
+        attach_files(engine, spec, host, f"file://{directory}?quota=1GiB")
     rng = np.random.default_rng(0)
     pairs = PAIRS if model is None else PAIRS // 4
     prompts = [rng.integers(0, VOCABULARY, PROMPT_TOKENS, dtype=np.int32) for _ in range(pairs)]
     coming = deque(enumerate([*prompts, *prompts]))
-    sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
     taken_s, open_, steps = 0.0, 0, 0
     while coming or open_:
         while coming and open_ < ROWS:
             number, tokens = coming.popleft()
-            engine.submit(Prompt(id=RequestId(str(number)), tokens=tokens, sampling=sampling))
+            engine.submit(greedy(str(number), tokens, OUTPUT_TOKENS))
             open_ += 1
         begin_s = time.thread_time()
         news = engine.step()
@@ -141,7 +135,11 @@ def _engine(
     memory = MappedMemory.of(plan, TorchPools, CpuTransferEngine)
 
     def runner(tables: BlockTable) -> Runner:
-        return _Still() if model is None else ModelRunner(model, spec, memory.pools, tables)
+        return (
+            _Still()
+            if model is None
+            else runner_of(model, spec, memory.pools, tables, cpu_kernels(model))
+        )
 
     engine, _ = build_engine(plan, memory, runner)
     return engine, memory

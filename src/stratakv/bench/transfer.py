@@ -6,18 +6,17 @@ yardstick is single-threaded ``torch.Tensor.copy_`` of 512 MiB, interleaved with
 so that a busy machine slows both. Takes about 2 GiB.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
-from stratakv.bench.transfer_case import Case, Yardstick, seconds_of
+from stratakv.bench.rig import Laps
+from stratakv.bench.transfer_case import Case, Yardstick
 from stratakv.bench.transfer_v4 import PREFILL_TARGET, measure_v4, prefill_host_on_ratio
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.memory.device_pools import DevicePools
@@ -43,8 +42,8 @@ _SHAPES: Final = tuple(
 """(tokens, bytes) of a page, bytes of one layer of one buffer in it."""
 
 
-def run(json_path: str | None) -> dict[str, object]:
-    """Measure every shape, print a table, write the JSON to ``json_path`` if given; ~40 s."""
+def run() -> dict[str, object]:
+    """Measure every shape, and print a table; ~40 s."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -58,16 +57,13 @@ def run(json_path: str | None) -> dict[str, object]:
     copier = type(DEFAULT_COPIER).__name__
     _print_table(cases, copier)
     _print_prefix(cases[-1], prefill_ratio)
-    report: dict[str, object] = {
+    return {
         "copier": copier,
         "target_ratio": TARGET_RATIO,
         "cases": [asdict(case) for case in cases],
         "prefill_target_ratio": PREFILL_TARGET,
         "prefill_host_on_ratio": prefill_ratio,
     }
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(report, indent=2) + "\n")
-    return report
 
 
 def _print_table(cases: Sequence[Case], copier: str) -> None:
@@ -102,16 +98,14 @@ def _measure(page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: Y
     layers = page_bytes // segment_bytes // 2
     engine = CpuTransferEngine(spec, pools, [arena])
     rng = np.random.default_rng(page_bytes + segment_bytes)
-    seconds: dict[str, list[float]] = {"copy": [], "d2h": [], "h2d": []}
+    laps = Laps()
     for _ in range(_REPEATS + 1):
         count = _PLAN_BYTES // page_bytes
         device, host = (rng.permutation(pages)[:count].astype(np.int32) for _ in range(2))
-        seconds["copy"].append(yardstick.seconds())
+        yardstick.time(laps)
         pair = GroupCopy(GroupId(0), device, host)
-        seconds["d2h"].append(
-            seconds_of(partial(_move, engine, Direction.BACKUP, pair, page_bytes))
-        )
-        seconds["h2d"].append(seconds_of(partial(_move, engine, Direction.LOAD, pair, page_bytes)))
+        laps.time("d2h", partial(_move, engine, Direction.BACKUP, pair, page_bytes))
+        laps.time("h2d", partial(_move, engine, Direction.LOAD, pair, page_bytes))
     engine.close()
     moved_bytes = _PLAN_BYTES // page_bytes * page_bytes
     return Case(
@@ -119,7 +113,7 @@ def _measure(page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: Y
         page_tokens=page_tokens,
         page_bytes=page_bytes,
         segment_bytes=segment_bytes,
-        **yardstick.rates(seconds, moved_bytes),
+        **yardstick.rates(laps, moved_bytes),
         # One group that keeps all: what is moved is what is needed, and is everything.
         bytes_moved=moved_bytes,
         bytes_needed=moved_bytes,

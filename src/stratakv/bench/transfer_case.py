@@ -3,12 +3,11 @@
 Owns the record and the arithmetic from seconds to ratios. Must not move a byte.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
+
+from stratakv.bench.rig import Laps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +46,13 @@ class Yardstick:
         source, target = (torch.empty(size_bytes, dtype=torch.uint8).fill_(1) for _ in range(2))
         return cls(source, target)
 
-    def seconds(self) -> float:
-        return seconds_of(lambda: self.target.copy_(self.source))
+    def time(self, laps: Laps) -> None:
+        laps.time("copy", lambda: self.target.copy_(self.source))
 
-    def rates(self, seconds: Mapping[str, Sequence[float]], size_bytes: int) -> dict[str, float]:
-        """The five rates of a case, from the seconds of each round of "copy", "d2h" and "h2d"; both
-        ways move ``size_bytes``. The first round warms the caches, the clock and the branch
-        predictors."""
-        copy_s, d2h_s, h2d_s = (median(seconds[name][1:]) for name in ("copy", "d2h", "h2d"))
+    def rates(self, laps: Laps, size_bytes: int) -> dict[str, float]:
+        """The five rates of a case, from the laps of "copy", "d2h" and "h2d"; both ways move
+        ``size_bytes``."""
+        copy_s, d2h_s, h2d_s = (laps.median_s(name) for name in ("copy", "d2h", "h2d"))
         copy_gb_s = self.source.nbytes / copy_s / 1e9
         d2h_gb_s, h2d_gb_s = (size_bytes / taken_s / 1e9 for taken_s in (d2h_s, h2d_s))
         return {
@@ -64,9 +62,3 @@ class Yardstick:
             "h2d_gb_s": h2d_gb_s,
             "copy_gb_s": copy_gb_s,
         }
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    begin_s = time.perf_counter()
-    work()
-    return time.perf_counter() - begin_s

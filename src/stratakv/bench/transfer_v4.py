@@ -8,16 +8,15 @@ reuses nothing. Takes about 1 GiB beside the yardstick.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Final
 
 import numpy as np
 from transformers import DeepseekV4Config
 
-from stratakv.bench.transfer_case import Case, Yardstick, seconds_of
-from stratakv.core.ids import LayerId, PageIds, RequestId, TokenIds
+from stratakv.bench.rig import Laps, first_token_s, in_turn
+from stratakv.bench.transfer_case import Case, Yardstick
+from stratakv.core.ids import LayerId, PageIds, TokenIds
 from stratakv.engine.model_facts import plain_config
-from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.sim.accelerator import VOCABULARY, Accelerator, Simulated
@@ -155,16 +154,16 @@ def measure_v4(yardstick: Yardstick) -> Case:
     spec = v4_flash_spec()
     copies = _Copies.of(spec)
     rng = np.random.default_rng(PREFIX_TOKENS)
-    seconds: dict[str, list[float]] = {"copy": [], "d2h": [], "h2d": []}
+    laps = Laps()
     plan_bytes = bytes_of(spec, copies.pages)
     try:
         for _ in range(REPEATS + 1):
             ends = copies.ends(rng)
-            seconds["copy"].append(yardstick.seconds())
+            yardstick.time(laps)
             for name, move in (("d2h", copies.back_up), ("h2d", copies.load)):
                 taken_s, moved = move(ends)
                 assert moved == plan_bytes, f"{name}: {moved} of {plan_bytes} bytes"
-                seconds[name].append(taken_s)
+                laps.add(name, taken_s)
     finally:
         copies.engine.close()
     segments = sum(
@@ -177,7 +176,7 @@ def measure_v4(yardstick: Yardstick) -> Case:
         page_tokens=spec.page_tokens,
         page_bytes=spec.groups[0].page_bytes,
         segment_bytes=plan_bytes // segments,
-        **yardstick.rates(seconds, plan_bytes),
+        **yardstick.rates(laps, plan_bytes),
         bytes_moved=loaded_bytes(spec),
         bytes_needed=plan_bytes,
         bytes_whole=bytes_of(spec, whole_pages(spec, PREFIX_TOKENS)),
@@ -193,9 +192,9 @@ def loaded_bytes(spec: CacheSpec) -> int:
     first, *others = _prompts(3)
     try:
         for prompt in (first, *others):  # the device has no room for the first beside the others
-            _prefill(simulated, prompt, host=0)
+            first_token_s(simulated.engine, prompt, (0, 0, 0))
         before = simulated.transfer.bytes_moved[Direction.LOAD]
-        _prefill(simulated, first, host=PREFIX_TOKENS)
+        first_token_s(simulated.engine, first, (0, PREFIX_TOKENS, 0))
         return simulated.transfer.bytes_moved[Direction.LOAD] - before
     finally:
         simulated.close()
@@ -206,19 +205,18 @@ def prefill_host_on_ratio() -> float:
     the median over pairs of runs, in turns."""
     spec = v4_flash_spec()
     sides = {host: _simulated(spec, host_prompts=host) for host in (0, 1)}
-    ratios: list[float] = []
+    laps = Laps()
     prompts = _prompts(2 * (PREFILLS + 1))
     try:
         for turn in range(PREFILLS + 1):
-            order = (0, 1) if turn % 2 else (1, 0)
-            taken_s = {host: _prefill(sides[host], prompts.pop(), host=0) for host in order}
-            if turn:  # the first one pays for what is imported and allocated
-                ratios.append(taken_s[0] / taken_s[1])
+            for host in in_turn((0, 1), turn):
+                taken_s = first_token_s(sides[host].engine, prompts.pop(), (0, 0, 0))
+                laps.add("with" if host else "without", taken_s)
     finally:
         for side in sides.values():
             side.close()
     assert sides[1].transfer.bytes_moved[Direction.BACKUP] > 0, "nothing was backed up"
-    return median(ratios)
+    return laps.ratio("without", "with")
 
 
 def _simulated(spec: CacheSpec, host_prompts: int) -> Simulated:
@@ -236,29 +234,6 @@ def _prompts(count: int) -> list[TokenIds]:
     """One token more than a prefix, for there must be something to compute."""
     rng = np.random.default_rng(0)
     return [rng.integers(0, VOCABULARY, PREFIX_TOKENS + 1, dtype=np.int32) for _ in range(count)]
-
-
-def _prefill(simulated: Simulated, tokens: TokenIds, host: int) -> float:
-    """Seconds to the first token; copies have ended before and after. ``host``: tokens that must be
-    found there."""
-    engine = simulated.engine
-    sampling = SamplingParams(max_tokens=1, temperature=0.0)
-    prompt = Prompt(id=RequestId("0"), tokens=tokens, sampling=sampling)
-    found: list[int] = []
-
-    def first_token() -> None:
-        engine.submit(prompt)
-        while not (news := engine.step()):
-            pass
-        cached = news[0].cached
-        assert cached is not None, "the first token came without its counts"
-        found.extend((cached.device, cached.host))
-
-    taken_s = seconds_of(first_token)
-    while engine.has_work():
-        engine.step()
-    assert found == [0, host], f"found {found} where {[0, host]} was due"
-    return taken_s
 
 
 def _some(rng: np.random.Generator, room: int, count: int) -> PageIds:

@@ -1,15 +1,18 @@
-"""Letting a request in: what of its prefix it stands on, and the pages it books.
+"""Letting a request in: what of its prefix it stands on, the pages it books, and what it has lost.
 
 Owns the decision and its order: weigh the load, ask the budget, and only then pin anything. Must
 not hand pages to the tree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from functools import partial
+from typing import TypeVar, assert_never
+
+import numpy as np
 
 from stratakv.cache.live import LivePages
-from stratakv.cache.losses import Missed
+from stratakv.cache.losses import LossBook, Missed
 from stratakv.cache.records import Admission, CachedTokens, CacheUse, Refusal
 from stratakv.cache.retraction import RetractedState, Retraction
 from stratakv.cache.sequence_states import SequenceState, SequenceStates
@@ -22,9 +25,12 @@ from stratakv.policy.load_back import LoadBack, LoadBackPolicy
 from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
 from stratakv.spec.groups import ANCHOR
 from stratakv.spec.retention import needed
+from stratakv.tiers.prefetch.fetches import FromStorage
 from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.matching import NO_MATCH, Match
+
+Entered = TypeVar("Entered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,8 @@ class AdmissionRequest:
     ``priority`` is that of its pages under eviction by priority; ``again``: it was seated before
     and has counted as a use of its pages. ``use``: what it may do with the cache. ``receives``:
     what it lacks comes from another engine, as far as ``tokens``, so that it stands on nothing that
-    is only needed before."""
+    is only needed before, and computes one token at a time. ``ahead``: requests that were
+    retracted, wait for somebody else, and come first."""
 
     prefix: PageHasher
     tokens: int
@@ -44,6 +51,7 @@ class AdmissionRequest:
     again: bool = False
     use: CacheUse = CacheUse.ALL
     receives: bool = False
+    ahead: tuple["AdmissionRequest", ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +71,21 @@ class AdmissionLimits:
         """The most tokens of one request that are computed and not committed."""
         return self.chunk_tokens * self.steps_at_once
 
+    def ahead_of(self, left: int) -> int:
+        """The same of a request that decodes when ``left`` tokens more have their KV."""
+        return self.steps_at_once if left <= 1 else self.ahead_tokens
+
 
 class Admitter:
+    """``losses``: why tokens that were known are computed all the same."""
+
     def __init__(
         self,
         tiers: TieredCache,
         tables: BlockTable,
         sequences: SequenceStates,
+        live: LivePages,
+        retraction: Retraction,
         limits: AdmissionLimits,
         checkpoints: CheckpointPolicy,
     ) -> None:
@@ -78,56 +94,92 @@ class Admitter:
         self._checkpoints = checkpoints
         self._tree, self._leases = tiers.tree, tiers.tree.leases
         self._pools, self._copies = tiers.pools, tiers.copies
+        self._persister, self._prefetcher = tiers.storage.persister, tiers.storage.prefetcher
         self._tables = tables
         self._sequences = sequences
+        self._live = live
+        self._retraction = retraction
         self._limits = limits
+        self.losses = LossBook(self._page)
 
     def refusal(self, total_tokens: int) -> str | None:
+        """None, or why a request of ``total_tokens`` could not run even alone."""
         chunk = self._limits.ahead_tokens
         wanted = demand(self._spec, total_tokens, total_tokens, chunk, 0)
         return self._sequences.budget.refusal(wanted)
 
     def match(self, prefix: PageHasher, tokens: int) -> Match:
+        """How much of a prompt is usable; at least one token is always left to compute."""
         if not self._limits.reuse:
             return NO_MATCH
         return self._tree.match(prefix.keys, last_end(tokens, self._page))
 
     # -- a new request, or one that must be recomputed -------------------------------------------
 
-    def known(self, prefix: PageHasher, found: Match, tokens: int) -> Known:
+    def _known(self, prefix: PageHasher, found: Match, tokens: int) -> Known:
         """What the tree knows of a prompt of ``tokens``, of which a match has found ``found``."""
         beyond = self._tree.beyond(prefix.keys, found, last_end(tokens, self._page))
-        return Known(
-            usable=found.end,
-            anchor=found.anchor_end,
-            whole=beyond.whole,
-            device=beyond.device,
-            states_only=beyond.states_only,
-            gone=beyond.gone,
-        )
+        return Known(found.end, found.anchor_end, *beyond)
 
-    def admit(self, asked: AdmissionRequest, live: LivePages) -> tuple[Admission, Missed] | Refusal:
-        """Lease the longest usable prefix and begin its load-back, if one is worth it. A refusal
-        pins nothing."""
-        self._copies.begin_backups()  # an aborted request has left some; admitting may evict
+    def admit(self, asked: AdmissionRequest) -> Admission | Refusal:
+        """Lease the longest usable prefix, start its load-back if one is worth it, and book pages
+        for its tokens and some output. A refusal pins nothing."""
+        self._copies.backups.begin()  # an aborted request has left some; admitting may evict
         if not self._limits.reuse:
             asked = replace(asked, use=CacheUse.NOTHING)
         found = self._found(asked)
+        answer = self._at_a_row(lambda row: self._enter(row, asked, found))
+        return answer if isinstance(answer, Refusal) else self._admitted(asked, *answer)
+
+    def _at_a_row(self, enter: Callable[[int], Entered | Refusal]) -> Entered | Refusal:
+        """Close the row again at which nobody was admitted, also where its request has failed."""
         row = self._tables.open_row()
         if row is None:
             return Refusal.NO_ROW
         try:
-            return self._enter(row, asked, found, live)
+            return enter(row)
         finally:
-            self._give_up(row)
+            if row not in self._sequences:
+                self._tables.close_row(row)
 
-    def _give_up(self, row: int) -> None:
-        """Close a row at which nobody was admitted, also where its request has failed."""
-        if row not in self._sequences:
-            self._tables.close_row(row)
+    def _admitted(self, asked: AdmissionRequest, admission: Admission, missed: Missed) -> Admission:
+        """Storage learns of it, and its losses are counted."""
+        lease = self._sequences[admission.row].lease
+        self._persister.used(lease)
+        if asked.again:  # its prompt has counted, and its prefetch has ended
+            return admission
+        settled = partial(self.losses.admitted, missed, lease.end)
+        if asked.request is None:
+            settled(None)
+            return admission
+        came = self._prefetcher.admitted(asked.request, lease.end, settled)
+        return admission if came is None else self._with_storage(admission, came, lease)
+
+    def _with_storage(
+        self, admission: Admission, came: FromStorage, lease: DeviceLease
+    ) -> Admission:
+        """Say what of the prefix the request's own prefetch has brought."""
+        tokens = max(0, min(lease.end, came.end) - came.base) * self._page
+        groups = [
+            int(np.count_nonzero((pages >= start) & (pages < lease.end))) * self._page
+            for pages, start in zip(came.pages, lease.starts, strict=True)
+        ]
+        return replace(admission, cached=admission.cached.fetched(tokens, groups))
+
+    def abandon(self, asked: AdmissionRequest) -> None:
+        """A request ends before it was admitted, and with it its prefetch, if it has one. Who does
+        not read has lost nothing."""
+        if CacheUse.READ not in asked.use:
+            return
+        found = self.match(asked.prefix, asked.tokens)
+        settled = partial(self.losses.left, self._known(asked.prefix, found, asked.tokens))
+        if asked.request is None:
+            settled(None)
+        else:
+            self._prefetcher.forget(asked.request, settled)
 
     def _enter(
-        self, row: int, asked: AdmissionRequest, found: Match, live: LivePages
+        self, row: int, asked: AdmissionRequest, found: Match
     ) -> tuple[Admission, Missed] | Refusal:
         load = self._weigh_load(found)
         if load is LoadBack.WAIT:
@@ -137,14 +189,14 @@ class Admitter:
             declined = Declined.BELOW_THRESHOLD
         missed = Missed(NOTHING_KNOWN, declined)
         if CacheUse.READ in asked.use:
-            missed = Missed(self.known(asked.prefix, found, asked.tokens), declined)
+            missed = Missed(self._known(asked.prefix, found, asked.tokens), declined)
         admission = None
         if load is LoadBack.LOAD:
-            admission = self._try(row, asked, found, found.end, live)
+            admission = self._try(row, asked, found, found.end)
             if admission is None:  # the attempt may have evicted what the first match saw
                 found = self._found(asked)
         if admission is None:
-            admission = self._try(row, asked, found, found.device_end, live)
+            admission = self._try(row, asked, found, found.device_end)
         return Refusal.NO_PAGES if admission is None else (admission, missed)
 
     def _found(self, asked: AdmissionRequest) -> Match:
@@ -154,15 +206,14 @@ class Admitter:
         saved = (found.end - found.device_end) * self._page
         loading = self._copies.loading_pages * self._page
         answer = self._limits.load_back.decide(saved, loading)
-        self._pools.counters.load_waited += answer is LoadBack.WAIT
+        self._pools.counters.add(load_waited=answer is LoadBack.WAIT)
         return answer
 
-    def _try(
-        self, row: int, asked: AdmissionRequest, found: Match, end: int, live: LivePages
-    ) -> Admission | None:
+    def _try(self, row: int, asked: AdmissionRequest, found: Match, end: int) -> Admission | None:
         """Admit at ``end``, or not at all."""
         starts = self._starts(asked, end)
-        priced = self._price(asked, end, starts)
+        left = 0 if asked.receives else asked.tokens - end * self._page
+        priced = self._price(asked, end, starts, left)
         if priced is None:
             return None
         wanted, host = priced
@@ -178,7 +229,7 @@ class Admitter:
             asked.prefix, lease, wanted, end, checkpoints, milestones, asked.use
         )
         self._open_sequence(row, sequence)
-        live.open(row, lease)
+        self._live.open(row, lease)
         device_end = min(found.device_end, end)
         cached = replace(self._cached(lease, device_end, host), use=asked.use)
         return Admission(row=row, computed=cached.total, cached=cached, tickets=lease.loading)
@@ -196,13 +247,13 @@ class Admitter:
         ]
 
     def _price(
-        self, asked: AdmissionRequest, end: int, starts: Sequence[int]
+        self, asked: AdmissionRequest, end: int, starts: Sequence[int], left: int
     ) -> tuple[Demand, list[int]] | None:
         """What to book, and pages to load by group; None where the budget refuses. Asked before
-        the lease: a request that waits must not warm its prefix at every step."""
-        limits = self._limits
-        booked = min(asked.total_tokens, asked.tokens + limits.reserve_tokens)
-        wanted = demand(self._spec, asked.total_tokens, booked, limits.ahead_tokens, end)
+        the lease: a request that waits must not warm its prefix at every step. ``left``: tokens
+        that are to be computed here before it decodes."""
+        wanted = self._demand(asked, end, left)
+        ahead = [self._demand(one, 0, 0) for one in asked.ahead]
         keys = asked.prefix.keys
         price_of = self._leases.price
         prices = [price_of(keys, end, starts, group.id) for group in self._spec.groups]
@@ -210,9 +261,15 @@ class Admitter:
             self._pools.available(GroupId(group)) - price.to_pin - price.to_load
             for group, price in enumerate(prices)
         ]
-        if not self._sequences.budget.fits(wanted, available):
+        if not self._sequences.budget.fits(wanted, available, ahead):
             return None
         return wanted, [price.to_load for price in prices]
+
+    def _demand(self, asked: AdmissionRequest, end: int, left: int) -> Demand:
+        total, limits = asked.total_tokens, self._limits
+        booked = min(total, asked.tokens + limits.reserve_tokens)
+        received = asked.tokens if asked.receives else 0
+        return demand(self._spec, total, booked, limits.ahead_of(left), end, received)
 
     def _lease(
         self, asked: AdmissionRequest, end: int, starts: Sequence[int], device_end: int
@@ -237,7 +294,7 @@ class Admitter:
         if loaded is None:
             self._leases.release(lease)
             return None
-        self._copies.used(loaded)
+        self._copies.backups.used(loaded)
         return loaded
 
     def _open_sequence(self, row: int, sequence: SequenceState) -> None:
@@ -263,41 +320,39 @@ class Admitter:
 
     # -- one that was retracted ------------------------------------------------------------------
 
-    def resume(
-        self, retracted: RetractedState, asked: AdmissionRequest, retraction: Retraction
-    ) -> Admission | Refusal:
-        """Seat a request where it was retracted; what it needs is on the host, held for it."""
-        if not retraction.saved(retracted):
+    def resume(self, retracted: RetractedState, asked: AdmissionRequest) -> Admission | Refusal:
+        """Seat a retracted request again: where it was, or, where the host could not hold it, as
+        far as its prefix is still cached."""
+        if retracted not in self._retraction:
+            answer = self.admit(asked)
+            if isinstance(answer, Admission) and not asked.receives:  # else computed elsewhere
+                self.losses.retracted(max(0, retracted.tokens - answer.computed))
+            return answer
+        if not self._retraction.saved(retracted):
             return Refusal.SAVING
-        self._copies.begin_backups()
-        row = self._tables.open_row()
-        if row is None:
-            return Refusal.NO_ROW
-        try:
-            admission = self._try_resume(row, retracted, asked, retraction)
-        finally:
-            self._give_up(row)
-        return Refusal.NO_PAGES if admission is None else admission
+        self._copies.backups.begin()
+        return self._at_a_row(lambda row: self._try_resume(row, retracted, asked))
 
     def _try_resume(
-        self, row: int, retracted: RetractedState, asked: AdmissionRequest, retraction: Retraction
-    ) -> Admission | None:
+        self, row: int, retracted: RetractedState, asked: AdmissionRequest
+    ) -> Admission | Refusal:
         end = retracted.end
-        priced = self._price(asked, end, retracted.starts)
+        priced = self._price(asked, end, retracted.starts, asked.tokens - retracted.tokens)
         if priced is None:
-            return None
+            return Refusal.NO_PAGES
         wanted, host = priced
         claim = self._lease(asked, end, retracted.starts, device_end=0)
-        taken = retraction.take(retracted)
+        taken = self._retraction.take(retracted)
         if taken is None:
             self._leases.release(claim)
-            return None
+            return Refusal.NO_PAGES
         lease = self._load(claim, end)
         if lease is None:
-            retraction.give_back(taken)
-            return None
-        tickets = retraction.land(row, retracted, lease, taken)
+            self._retraction.give_back(taken)
+            return Refusal.NO_PAGES
+        tickets = self._retraction.land(row, retracted, lease, taken)
         self._open_sequence(row, replace(retracted.sequence, lease=lease, demand=wanted))
+        self._retraction.assert_restored(row, retracted, taken)
         cached = self._cached(lease, end - host[ANCHOR], host)
         return Admission(
             row=row, computed=retracted.tokens, cached=cached, tickets=(*lease.loading, *tickets)

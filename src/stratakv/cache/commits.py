@@ -59,9 +59,10 @@ class Committer:
         self._spec = spec
         self._page = spec.page_tokens
         self._tiers = tiers
-        self._tree, self._pools, self._copies = tiers.tree, tiers.pools, tiers.copies
+        self._tree, self._pools = tiers.tree, tiers.pools
         self._leases, self._marks = tiers.tree.leases, tiers.tree.checkpoints
         self._backups, self._moves = tiers.tree.backups, tiers.tree.copies
+        self._to_save = tiers.copies.backups
         self._tables = tables
         self._checkpoints = checkpoints
         self._partial = any(not group.keeps_all for group in spec.groups)
@@ -142,6 +143,9 @@ class Committer:
             if grown:
                 starts = self._received_starts(end, len(tokens)) if received else None
                 self._move_on(row, sequence, first, end, starts)
+                if first == sequence.continued:  # while what it continued is sure to be there
+                    effects = self._marks.branch(sequence.lease, first)
+                    self._to_save.want(self._pools.execute(effects))
         self._keep_due(sequence, end, given)
 
     def _due(self, sequence: SequenceState, end: int) -> bool:
@@ -192,15 +196,15 @@ class Committer:
             if given if self._states else not end % self._checkpoints.snapshot_pages:
                 # A host copy is made when the request ends: the next one takes the place of most.
                 self._keep(sequence, end, sequence.rolling)
-                sequence.rolling = end
+                sequence.roll(end)
                 self._thin(sequence, end)
             return
         while sequence.milestones and sequence.milestones[0] <= end:
             effects = self._marks.pave(sequence.lease, sequence.milestones.pop(0))
-            self._copies.back_up(self._pools.execute(effects))
+            self._to_save.want(self._pools.execute(effects))
         while sequence.checkpoints and sequence.checkpoints[0] <= end:
             last = sequence.checkpoints.pop(0)
-            self._copies.back_up(self._keep(sequence, last))
+            self._to_save.want(self._keep(sequence, last))
             if not sequence.checkpoints:
                 self._thin(sequence, last)
 
@@ -220,14 +224,14 @@ class Committer:
             return
         self._hand_over(row, sequence, tokens, last=True)
         end, rolling = sequence.lease.end, sequence.rolling
-        self._copies.back_up(self._keep(sequence, end, rolling if rolling < end else 0))
+        self._to_save.want(self._keep(sequence, end, rolling if rolling < end else 0))
         if self._marks.at(sequence.lease, rolling):
-            self._copies.back_up(self._keep(sequence, rolling))
+            self._to_save.want(self._keep(sequence, rolling))
         if self._partial and end:
             self._thin(sequence, end)
-            self._copies.back_up(self._backups.marked(sequence.lease))
+            self._to_save.want(self._backups.marked(sequence.lease))
         # What the host had no room for then.
-        self._copies.back_up(self._backups.whole(sequence.lease))
+        self._to_save.want(self._backups.whole(sequence.lease))
 
     # -- duplicates -------------------------------------------------------------------------------
 
@@ -256,5 +260,5 @@ class Committer:
                 loaded = self._leases.pages_at(sequence.lease, group, indices[leased])
                 self._tables.pages(group)[row, indices[leased]] = loaded
                 self._pools.tiers[Tier.DEVICE][group].free(pages)
-                self._pools.counters.duplicate_pages += len(pages)
-            sequence.duplicates = kept
+                self._pools.counters.add(duplicate_pages=len(pages))
+            sequence.duplicates[:] = kept

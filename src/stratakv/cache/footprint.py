@@ -107,6 +107,22 @@ class Footprints:
                 own.append(LivePage(group.id, at, page, NONE))
         return own
 
+    def assert_restored(self, row: int, saved: Footprint) -> None:
+        """AssertionError unless the request at ``row``, just seated again, has exactly what was
+        saved of it, and that is all it needs: a page more would hold anything, one less was lost.
+        """
+        for group in self._spec.groups:
+            span = needed(group.retention, saved.tokens, self._spec.page_tokens)
+            if group.stateful:
+                there = not span or self._live.current(row, group.id) != NONE
+                assert there, f"the state of group {group.name} was not restored"
+                continue
+            live = [page.index for page in saved.live if page.group == group.id]
+            kept = [*range(saved.starts[group.id], saved.end), *live]
+            mapped = np.flatnonzero(self._tables.pages(group.id)[row] != NONE)
+            assert np.array_equal(mapped, kept), f"group {group.name} maps what was not saved"
+            assert kept == list(span), f"group {group.name} was not saved as it is needed"
+
     def transfer_pages(self, row: int, tokens: int, held: int = 0) -> TransferPages:
         """What the request at ``row`` needs after ``tokens``, but for the first ``held`` pages of
         every prefix; AssertionError where it has no page for some of it."""

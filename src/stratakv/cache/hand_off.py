@@ -4,8 +4,6 @@ Owns the taking of pages that another engine fills, exactly ``needed`` at the en
 nothing that is here already. Must not move bytes, nor know how they travel (``engine.roles``).
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +18,6 @@ from stratakv.tiers.tiered_cache import TieredCache
 
 
 class HandOff:
-    """``wait``: blocks until a copy has ended, as in ``KVCache``."""
-
     def __init__(
         self,
         tiers: TieredCache,
@@ -29,7 +25,6 @@ class HandOff:
         sequences: SequenceStates,
         live: LivePages,
         commits: Committer,
-        wait: Callable[[], bool],
     ) -> None:
         self._spec = tiers.spec
         self._pools = tiers.pools
@@ -37,7 +32,7 @@ class HandOff:
         self._sequences = sequences
         self._live = live
         self._commits = commits
-        self._wait = wait
+        self._wait = tiers.progress.wait
         self._footprints = Footprints(tiers.spec, tables, live)
 
     def reserve(self, row: int, tokens: int) -> TransferPages:

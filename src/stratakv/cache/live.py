@@ -5,7 +5,7 @@ the tree, reads from it in its next step and writes to a fresh one. Keeping a sn
 where no page is left for that; going on may not. Must not decide when a snapshot is due.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class LivePages:
     def __init__(self, tiers: TieredCache, tables: BlockTable) -> None:
         self.groups = [group.id for group in tiers.spec.groups if group.stateful]
         self._tree, self._leases, self._pools = tiers.tree, tiers.tree.leases, tiers.pools
+        self._wait = tiers.progress.wait
         self._slots = tables.slots
         self._seated = np.zeros(tables.rows, np.bool_)
         # The snapshot that a row's next step starts from, where it does not go on from its own.
@@ -49,7 +50,7 @@ class LivePages:
         own = self.owned(row, group)
         return self._start[group].item(row) if own == NONE else own
 
-    def extend(self, rows: RowIds, wait: Callable[[], bool]) -> None:
+    def extend(self, rows: RowIds) -> None:
         """Say where each row's state is read and written in its next step: a row without a page
         of its own and without a snapshot begins with a state of zero."""
         for group in self.groups:
@@ -58,7 +59,7 @@ class LivePages:
             start[rows] = NONE
             lacking = rows[own[rows] == NONE]
             if len(lacking):
-                own[lacking] = self._pools.take(group, len(lacking), wait)
+                own[lacking] = self._pools.take(group, len(lacking), self._wait)
 
     def owned(self, row: int, group: GroupId) -> int:
         """The request's own page, NONE where its state is a snapshot or zero."""
@@ -83,9 +84,9 @@ class LivePages:
             else:  # what the lease stands on is let go of as it moves on to the new snapshot
                 room = self._pools.available(group) + self._leases.sole(lease, group)
             if room <= owed:
-                self._pools.counters.snapshots_skipped += 1
+                self._pools.counters.add(snapshots_skipped=1)
                 return {}
-        self._pools.counters.snapshots += len(given) > 0
+        self._pools.counters.add(snapshots=len(given) > 0)
         return given
 
     def gave(self, row: int, given: Given) -> None:

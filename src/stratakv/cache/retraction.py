@@ -6,7 +6,7 @@ the request's own. Where the host has no room nothing is held, and the request i
 not choose who is retracted (``engine``), nor sequence anybody.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -46,6 +46,7 @@ class Retraction:
         self._spec = tiers.spec
         self._backups, self._leases = tiers.tree.backups, tiers.tree.leases
         self._pools, self._copies = tiers.pools, tiers.copies
+        self._wait = tiers.progress.wait
         self._tables = tables
         self._live = live
         self._footprints = Footprints(tiers.spec, tables, live)
@@ -67,9 +68,9 @@ class Retraction:
         stay the caller's to end; live pages that are being saved have left it."""
         need = self._footprints.of(row, sequence, tokens)
         retracted = RetractedState(sequence, tokens, need.end, need.starts)
-        self._copies.begin_backups()
+        self._copies.backups.begin()
         if not tokens or not self._room(sequence.lease, need):
-            self._pools.counters.retracted_unsaved += 1
+            self._pools.counters.add(retracted_unsaved=1)
             return retracted
         self._save(row, retracted, need.live)
         return retracted
@@ -95,7 +96,7 @@ class Retraction:
         counters, lease = self._pools.counters, retracted.sequence.lease
         for group in self._spec.groups:
             rows = self._backups.behind(lease, group.id, retracted.starts[group.id])
-            counters.retracted_pages += self._copies.save(group.id, rows)
+            counters.add(retracted_pages=self._copies.backups.save(group.id, rows))
         keys = retracted.sequence.prefix.keys
         retracted.hold = self._leases.hold(keys, retracted.end, retracted.starts)
         for live in own:
@@ -106,7 +107,7 @@ class Retraction:
                 self._live.restore(row, live.group, NONE)
             else:
                 self._tables.pages(live.group)[row, live.index] = NONE
-        counters.retracted_pages += len(own)
+        counters.add(retracted_pages=len(own))
         retracted.tickets = self._copies.save_live(_pages(retracted.live))
         self._moving.append((retracted.tickets, Tier.DEVICE, retracted.live))
         self._held.append(retracted)
@@ -115,7 +116,7 @@ class Retraction:
 
     def saved(self, retracted: RetractedState) -> bool:
         """Whether its live pages have arrived on the host."""
-        return not self._copies.under_way(retracted.tickets)
+        return not self._copies.flights.under_way(retracted.tickets)
 
     def take(self, retracted: RetractedState) -> list[LivePage] | None:
         """Device pages for its live pages, which ``land`` uses or ``give_back`` frees. None, and
@@ -149,14 +150,20 @@ class Retraction:
         self._moving.append((tickets, Tier.HOST, taken))
         self._landing[row] = tickets
         retracted.live = []
-        self.forget(retracted)
+        self._release(retracted)
         return tickets
 
-    def landed(self, row: int, wait: Callable[[], bool]) -> None:
+    def assert_restored(self, row: int, retracted: RetractedState, taken: list[LivePage]) -> None:
+        """AssertionError unless the row, seated again with the live pages ``taken``, has exactly
+        what was saved."""
+        saved = Footprint(retracted.tokens, retracted.end, retracted.starts, taken)
+        self._footprints.assert_restored(row, saved)
+
+    def landed(self, row: int) -> None:
         """See to it that nothing is written to the row's live pages any more."""
         tickets = self._landing.pop(row, ())
-        while self._copies.under_way(tickets):
-            wait()
+        while self._copies.flights.under_way(tickets):
+            self._wait()
 
     def _free(self, tier: Tier, pages: Sequence[LivePage]) -> None:
         for live in pages:
@@ -164,9 +171,13 @@ class Retraction:
             self._pools.tiers[tier][live.group].free(np.array([page], np.int32))
 
     def forget(self, retracted: RetractedState) -> None:
+        """The request ends without coming back."""
+        if retracted in self._held:
+            self._release(retracted)
+        self.poll()
+
+    def _release(self, retracted: RetractedState) -> None:
         """Hold nothing for a request any more: it has come back, or ends, or was lost."""
-        if retracted not in self._held:
-            return
         assert retracted.hold is not None
         self._leases.release(retracted.hold)
         self._let_go(retracted)
@@ -186,14 +197,14 @@ class Retraction:
         for retracted in list(self._held):
             assert retracted.hold is not None
             if not self._leases.is_open(retracted.hold):  # the backup of a page has failed
-                self._pools.counters.retracted_unsaved += 1
+                self._pools.counters.add(retracted_unsaved=1)
                 self._let_go(retracted)
             elif self._copies.failed(retracted.tickets):
-                self._pools.counters.retracted_unsaved += 1
-                self.forget(retracted)
+                self._pools.counters.add(retracted_unsaved=1)
+                self._release(retracted)
         moving, self._moving = self._moving, []
         for tickets, tier, pages in moving:
-            if self._copies.under_way(tickets):
+            if self._copies.flights.under_way(tickets):
                 self._moving.append((tickets, tier, pages))
                 continue
             self._copies.failed(tickets)  # whoever cared has heard of it

@@ -45,6 +45,10 @@ class SequenceState:
         default_factory=list[tuple[GroupId, Int64s, PageIds]], init=False
     )
 
+    def roll(self, end: int) -> None:
+        """Its latest checkpoint beyond the prompt is at ``end``."""
+        self.rolling = end
+
     @property
     def apart(self) -> bool:
         return self.use is not CacheUse.ALL
@@ -58,9 +62,6 @@ class SequenceStates:
         self._tables = tables
         self._sequences: dict[int, SequenceState] = {}
         self._left = [np.zeros(tables.rows, np.int64) for _ in spec.groups]  # booked, not yet taken
-
-    def __len__(self) -> int:
-        return len(self._sequences)
 
     def __contains__(self, row: int) -> bool:
         return row in self._sequences
@@ -88,10 +89,11 @@ class SequenceStates:
         left[rows] -= used
         self.budget.grown(group, int(used.sum()))
 
-    def lower(self, row: int, peak: Pages) -> None:
-        """The request at ``row`` holds at most ``peak`` pages of each group from now on."""
+    def decodes(self, row: int, peak: Pages) -> None:
+        """The prompt of the request at ``row`` is computed: it holds at most ``peak`` pages of each
+        group from now on."""
         sequence = self._sequences[row]
-        sequence.demand = self.budget.lower(sequence.demand, peak)
+        sequence.demand = self.budget.decodes(sequence.demand, peak)
 
     def check(self, leases: Iterable[Lease]) -> None:
         """AssertionError unless every lease of a request that runs, and every row, has its

@@ -4,6 +4,7 @@
     ├── ConfigError      the operator's: names the flag and what is allowed (also a ValueError)
     ├── RequestError     the client's: the request can never be served (also a ValueError)
     ├── StorageError     the environment's: the request falls back to recompute, a counter says why
+    ├── TransportError   the environment's: a peer, or the way to it; its transfers fail
     ├── RankLostError    the environment's: a rank is gone, the others must stop
     └── DivergenceError  ours: ranks disagree, the process must stop
 
@@ -25,6 +26,10 @@ class RequestError(StrataError, ValueError):
 
 class StorageError(StrataError):
     """A storage backend failed."""
+
+
+class TransportError(StrataError):
+    """A transport failed, or the peer at its other end."""
 
 
 class RankLostError(StrataError):

@@ -15,7 +15,7 @@ GroupId = NewType("GroupId", int)
 NodeId = NewType("NodeId", int)
 """Row of one tree node (one page of one prefix)."""
 RequestId = NewType("RequestId", str)
-AskId = NewType("AskId", int)
+PrefetchId = NewType("PrefetchId", int)
 """What one request asks of storage, however many attempts that takes."""
 TicketId = NewType("TicketId", int)
 """One submitted copy; counts up per transfer engine."""

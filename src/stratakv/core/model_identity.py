@@ -13,6 +13,7 @@ Its parts are in ``core.identity``, from the bottom: ``file_stat`` (is a file un
 
 import logging
 import os
+import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,20 +31,20 @@ from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
 from stratakv.core.identity.rank_shares import (
     Answer,
     Digests,
-    Told,
+    RankShare,
     combined,
     members,
     share,
     team_of,
 )
+from stratakv.core.identity.revision import REVISION
 from stratakv.core.identity.safetensors_layout import StoredTensor
 from stratakv.core.identity.tensor_reader import Piece, Task, TensorReader, pieces
 from stratakv.core.units import format_bytes
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = b"stratakv-model-files-1"
-"""To be changed whenever our own arithmetic changes: every page is another then."""
+FORMAT: Final = b"stratakv-model-files-2"
 MOST_THREADS: Final = 8
 THREADS_PER_CORE: Final = 2
 """Some wait for the disk while the others hash."""
@@ -120,9 +121,9 @@ class ModelIdentity:
         self._found = Checkpoint((), None, ())
         self._pieces: Sequence[Piece] = ()
         self._cached: dict[int, Sequence[bytes]] = {}
-        told = self._meet(self._look())
-        self._team = members(told, self._peers.rank)
-        self._mine = share(self._pieces, told, self._peers.rank)
+        shares = self._meet(self._look())
+        self._team = members(shares, self._peers.rank)
+        self._mine = share(self._pieces, shares, self._peers.rank)
         self._may_keep = [
             number
             for number, file in enumerate(self._found.weights)
@@ -183,11 +184,12 @@ class ModelIdentity:
     def refuse(self, reason: str) -> NoReturn:
         """In place of ``finish``: there will be no model here. ConfigError on every peer."""
         self._agree(Answer(reason, {}))
-        raise AssertionError("a refusal was not told")
+        raise AssertionError("a refusal was not passed on")
 
-    def finish(self, *how: str) -> bytes:
+    def finish(self, *how: str, alone: bool = False) -> bytes:
         """The identity, once everything has been loaded and taken, and nothing reads the files any
-        more. ``how``: what else decides the arithmetic, as the dtype that it runs in.
+        more. ``how``: what else decides the arithmetic, as the dtype that it runs in. ``alone``:
+        some of that cannot be told; the identity is a new one, for this model and its peers alone.
 
         ConfigError, on every peer, where a file of one of them was changed since the beginning.
         """
@@ -195,22 +197,24 @@ class ModelIdentity:
             self.take({})
         if changed := change_since(self._found, self.directory, self._around.kernel):
             self._refuse_changed(changed)
-        answers = self._agree(Answer("", {at: self._hashed(at) for at in self._mine}))
+        own = secrets.token_hex(32) if alone else ""
+        answers = self._agree(Answer("", {at: self._hashed(at) for at in self._mine}, own))
         found = combined(self._pieces, answers, self._team, self._peers.rank)
         by_file = self._by_file(found)
         for number in self._may_keep:
             file = self._found.weights[number]
             self._around.cache.keep(file.stat, file.layout.header, by_file[number])
-        self._tell()
-        head = (FORMAT, *self._found.parts(), *(text.encode() for text in how))
+        self._report()
+        texts = (*how, *(answer.own for answer in answers if answer.own))
+        head = (FORMAT, REVISION, *self._found.parts(), *(text.encode() for text in texts))
         return digest_of(head, self._tensors(by_file))
 
-    def _look(self) -> Told:
+    def _look(self) -> RankShare:
         """Lay out the weights, and look up what is known of them."""
         try:
             self._found = read_checkpoint(self.directory, self._around.kernel)
         except (OSError, ValueError) as error:
-            return Told(f"MODEL {self.directory}: not a causal LM that loads: {error}")
+            return RankShare(f"MODEL {self.directory}: not a causal LM that loads: {error}")
         self._pieces = [
             piece
             for number, file in enumerate(self._found.weights)
@@ -221,12 +225,12 @@ class ModelIdentity:
             known = self._around.cache.find(file.stat, file.layout.header, count)
             if known is not None:
                 self._cached[number] = known
-        return Told("", team_of(self._found, self._around.kernel.boot), tuple(self._cached))
+        return RankShare("", team_of(self._found, self._around.kernel.boot), tuple(self._cached))
 
-    def _meet(self, mine: Told) -> list[Told]:
-        told = [Told.of(text) for text in self._peers.gather(mine.text())]
-        _raise_first([theirs.refusal for theirs in told])
-        return told
+    def _meet(self, mine: RankShare) -> list[RankShare]:
+        shares = [RankShare.of(text) for text in self._peers.gather(mine.text())]
+        _raise_first([theirs.refusal for theirs in shares])
+        return shares
 
     def _agree(self, mine: Answer) -> list[Answer]:
         answers = [Answer.of(text) for text in self._peers.gather(mine.text())]
@@ -309,7 +313,7 @@ class ModelIdentity:
         ]
         return sorted(tensors, key=lambda tensor: tensor.name)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         now_s = monotonic()
         whole = sum(file.stat.size for file in self._found.weights)
         cached = sum(self._found.weights[number].stat.size for number in self._cached)

@@ -17,6 +17,7 @@ from torch import nn
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.identity.digests import TensorDigest, digest_of
+from stratakv.core.identity.revision import REVISION
 from stratakv.engine.lora_config import LoraConfig, read_config
 from stratakv.engine.module_identity import tensor_line
 
@@ -24,7 +25,7 @@ FILE: Final = "adapter_model.safetensors"
 PREFIX: Final = "base_model.model."
 DOWN: Final = ".lora_A.weight"
 UP: Final = ".lora_B.weight"
-FORMAT: Final = b"stratakv-lora-2"
+FORMAT: Final = b"stratakv-lora-3"
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -116,7 +117,7 @@ def _load(model: nn.Module, output: nn.Module | None, name: str, directory: Path
         weights[path] = LoraWeights(
             down=down.to(like.device, like.dtype), up=up.to(like.device, like.dtype), scale=scale
         )
-    digest = digest_of((FORMAT, *scales), lines)
+    digest = digest_of((FORMAT, REVISION, *scales), lines)
     return Adapter(name=name, digest=digest, weights=weights)
 
 

@@ -2,8 +2,8 @@
 
 Registered as ``ATTENTION``; a model whose config names it calls ``paged_attention`` with the step's
 ``PagedStep`` among its keyword arguments. Owns the way from Hugging Face's interface to the kernels
-(``decode_attention``, ``prefill_attention``). Must not decide what is visible (``step_meta``), nor
-write keys or values (``hf_cache``).
+(``kernels``). Must not decide what is visible (``step_meta``), nor write keys or values
+(``hf_cache``).
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,8 @@ import torch
 from transformers import AttentionInterface
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine.decode_attention import (
-    RowIndex,
-    attend_padded,
-    attend_pages,
-    attend_rows,
-    reads_rows,
-)
-from stratakv.engine.latent_layer import Contexts, LatentPages, bucket_keys, context_keys
-from stratakv.engine.paged_layer import LayerPages, Scoring, Scratch
-from stratakv.engine.prefill_attention import attend_block, chunk_keys
-from stratakv.engine.step_meta import DecodeBucket, GroupStep
+from stratakv.engine.kernels import AttentionKernels, Context, Expanded, GroupAttention, Paged
+from stratakv.engine.paged_layer import LatentPages, LayerPages, Scoring
 from stratakv.transfer.engine import LayerGate
 
 ATTENTION: Final = "stratakv_paged"
@@ -42,6 +33,9 @@ class Cursor:
     def __init__(self) -> None:
         self.layer: LayerId | None = None
 
+    def move(self, layer: LayerId) -> None:
+        self.layer = layer
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedStep:
@@ -52,13 +46,11 @@ class PagedStep:
     """
 
     layers: Mapping[LayerId, TokenPages]
-    groups: Mapping[GroupId, GroupStep]
+    groups: Mapping[GroupId, GroupAttention]
     positions: torch.Tensor
     gate: LayerGate | None
-    scratch: Scratch
+    kernels: AttentionKernels
     cursor: Cursor = field(default_factory=Cursor)
-    _indices: dict[tuple[int, int, int], RowIndex] = field(default_factory=dict)
-    _contexts: dict[GroupId, Contexts] = field(default_factory=dict)
 
     def layer_of(self, module: torch.nn.Module) -> LayerId:
         """For which layer an attention module runs; one that several share has the index -1, in the
@@ -68,65 +60,6 @@ class PagedStep:
             return LayerId(index)
         assert self.cursor.layer is not None, "a shared module attends before it has written"
         return self.cursor.layer
-
-    def row_index(self, bucket: DecodeBucket, layer: LayerPages, query_heads: int) -> RowIndex:
-        """Built by the first layer of a group that asks, read by all that have as many heads."""
-        key = (id(bucket), layer.heads, query_heads)
-        found = self._indices.get(key)
-        if found is None:
-            slots = self.groups[layer.group].slots
-            found = self._indices[key] = RowIndex.of(bucket, slots, layer, query_heads)
-        return found
-
-    def contexts(self, layer: LatentPages) -> Contexts:
-        """Built by the first layer of a group that asks, read by all."""
-        found = self._contexts.get(layer.group)
-        if found is None:
-            group = self.groups[layer.group]
-            found = self._contexts[layer.group] = Contexts.of(group, layer.page_tokens)
-        return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Reading:
-    """One layer's attention in one call: keys and values [heads, tokens, dim] as ``update``
-    returned them (of latents, expanded), and how they are scored."""
-
-    layer: TokenPages
-    group: GroupStep
-    key: torch.Tensor
-    value: torch.Tensor
-    scoring: Scoring
-    step: PagedStep
-
-    def decode(self, query: torch.Tensor, at: int) -> torch.Tensor:
-        """Bucket ``at``: query [b, H, D] -> [b, H, value dim]."""
-        bucket, layer, step = self.group.buckets[at], self.layer, self.step
-        match layer:
-            case LayerPages():
-                if not reads_rows(query, layer):
-                    return attend_pages(query, layer, bucket, self.scoring, step.scratch)
-                index = step.row_index(bucket, layer, query.shape[1])
-                return attend_rows(query, layer, index, bucket.mask, self.scoring)
-            case LatentPages():
-                start = step.contexts(layer).buckets[at]
-                keys = bucket_keys(self.key, layer, start, bucket)
-                values = bucket_keys(self.value, layer, start, bucket)
-                return attend_padded(query, keys, values, bucket.mask, self.scoring)
-            case _:
-                assert_never(layer)
-
-    def chunk(self, at: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of chunk ``at``, [heads, n, dim] each, oldest first."""
-        chunk, layer, step = self.group.chunks[at], self.layer, self.step
-        match layer:
-            case LayerPages():
-                return chunk_keys(self.key, self.value, layer, chunk, step.scratch)
-            case LatentPages():
-                start = step.contexts(layer).chunks[at]
-                return context_keys(self.key, start, chunk), context_keys(self.value, start, chunk)
-            case _:
-                assert_never(layer)
 
 
 def paged_attention(
@@ -149,26 +82,28 @@ def paged_attention(
     assert isinstance(step, PagedStep), "the model ran outside of a ModelRunner"
     layer = step.layers[step.layer_of(module)]
     group = step.groups[layer.group]
+    context = _context(layer, _packed(key), _packed(value))
     scoring = Scoring.of(kwargs, query.shape[-1])
-    reading = _Reading(layer, group, _packed(key), _packed(value), scoring, step)
     shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
-    packed = _packed(query)
-    if not group.chunks and len(group.buckets) == 1:
-        return reading.decode(packed.transpose(0, 1), 0).view(shape), None
-    out = query.new_empty(packed.shape[1], packed.shape[0], value.shape[-1])
-    for at, bucket in enumerate(group.buckets):
-        if bucket.tokens is None:
-            out[: bucket.count] = reading.decode(packed[:, : bucket.count].transpose(0, 1), at)
-        else:
-            rows = packed.index_select(1, bucket.tokens).transpose(0, 1)
-            out.index_copy_(0, bucket.tokens, reading.decode(rows, at))
-    for at, chunk in enumerate(group.chunks):
-        keys, values = reading.chunk(at)
-        for block in chunk.blocks:
-            seen, read = keys[:, block.keys], values[:, block.keys]
-            done = attend_block(packed[:, block.tokens], seen, read, block.mask, scoring)
-            out[block.tokens] = done.transpose(0, 1)
+    packed = _packed(query).transpose(0, 1)
+    decodes = group.decodes
+    if decodes == len(packed):
+        return group.decode(packed, context, scoring).view(shape), None
+    out = group.prefill(packed[decodes:], context, scoring)
+    if decodes:
+        out = torch.cat((group.decode(packed[:decodes], context, scoring), out))
     return out.view(shape), None
+
+
+def _context(layer: TokenPages, keys: torch.Tensor, values: torch.Tensor) -> Context:
+    """keys, values: [heads, tokens, dim], what ``update`` returned; of latents, expanded."""
+    match layer:
+        case LayerPages():
+            return Paged(layer, keys, values)
+        case LatentPages():
+            return Expanded(keys, values)
+        case _:
+            assert_never(layer)
 
 
 def _packed(rows: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""The end of requests: what their clients are told, and when what they held is given back.
+"""The end of requests: the outputs of their last steps, and when what they held is given back.
 
-Owns the requests that have not ended, what is to be told, and the rows of requests that have: a
-launched step may compute such a row and a transfer may touch its pages, and until neither does the
-row stays as it is. Torch-free; must not decide who ends.
+Owns the requests that have not ended, outputs that nobody has taken, and the rows of requests that
+have ended: a launched step may compute such a row and a transfer may touch its pages, and until
+neither does the row stays as it is. Torch-free; must not decide who ends.
 """
 
 import logging
@@ -49,11 +49,11 @@ class Endings:
         """Whether anything is left to tell or to give back."""
         return bool(self._outputs or self._leaving)
 
-    def tell(self, outputs: list[Output]) -> None:
+    def emit(self, outputs: list[Output]) -> None:
         self._outputs += outputs
 
     def take(self) -> list[Output]:
-        """What is new; told once."""
+        """What is new; given once."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -63,12 +63,12 @@ class Endings:
         if request.row < 0:
             self._backlog.remove(request)
         if request.retracted is not None:
-            self._cache.forget(request.retracted)
+            self._cache.retraction.forget(request.retracted)
         if request.phase is Phase.WAITING:
-            self._cache.abandon(admission_request(request))
+            self._cache.admission.abandon(admission_request(request))
         request.signal(Signal.ABORT)
         self._leave(request, keep=not self._transfers.receives(request))
-        self.tell([Output(request=request.id, token=None, finish=FinishReason.ABORT)])
+        self.emit([Output(request=request.id, token=None, finish=FinishReason.ABORT)])
 
     def finish(self, request: Request, signal: Signal) -> None:
         """It has said its last token, or another engine says the rest."""
@@ -78,13 +78,13 @@ class Endings:
     def fail(self, request: Request, failure: Failure) -> None:
         """End a request that is not in the backlog; nothing is kept but what the tree has."""
         if request.retracted is not None:
-            self._cache.forget(request.retracted)
+            self._cache.retraction.forget(request.retracted)
         reads = CacheUse.READ in request.prompt.use
         if request.row < 0 and request.phase is Phase.WAITING and reads:
-            self._cache.storage.forget(request.id, ignored)
+            self._cache.storage.prefetcher.forget(request.id, ignored)
         request.signal(Signal.ABORT)
         self._leave(request, keep=False)
-        self.tell_failure(request.id, failure)
+        self.emit_failure(request.id, failure)
 
     def alone(self, request: Request, doing: str, error: Exception) -> None:
         """``error`` came while one request was seated or planned: the others go on, unless what
@@ -93,9 +93,9 @@ class Endings:
         self.fail(request, Failure.INTERNAL)
         self._cache.check()
 
-    def tell_failure(self, request: RequestId, failure: Failure) -> None:
+    def emit_failure(self, request: RequestId, failure: Failure) -> None:
         self._totals.failures[failure] += 1
-        self.tell([Output(request=request, token=None, finish=FinishReason.ERROR, failure=failure)])
+        self.emit([Output(request=request, token=None, finish=FinishReason.ERROR, failure=failure)])
 
     # -- giving back -----------------------------------------------------------------------------
 

@@ -1,15 +1,39 @@
 """What computes steps: launched in order, and collected in that order.
 
-Owns the protocol, and the executor that computes a step while it is launched. A device may run
-ahead: then the next step is launched before the tokens of the last one are known here.
+Owns the protocols, the executor that computes a step while it is launched, and where its tokens
+come from where an engine is alone. A device may run ahead: then the next step is launched before
+the tokens of the last one are known here.
 """
 
 from typing import Protocol
 
 from stratakv.engine.batch import SamplingBatch, StepBatch
 from stratakv.engine.forward import Forward
-from stratakv.engine.sampling import Sampled
-from stratakv.engine.token_source import TokenSource
+from stratakv.engine.sampling import Sampled, choose
+from stratakv.transfer.copy_plan import NOTHING_LAUNCHED, Fence
+
+
+class TokenSource(Protocol):
+    """Tokens are chosen here, or by rank 0 for all ranks. One call a step, whatever the step does:
+    ranks that count calls differently hang."""
+
+    def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
+        """The next token of every sampled row, and who cannot go on; S may be 0."""
+        ...
+
+    def idle(self) -> None:
+        """Nothing ran in this step."""
+        ...
+
+
+class OwnTokens:
+    """A single rank asks nobody."""
+
+    def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
+        return choose(forward, params)
+
+    def idle(self) -> None:
+        pass
 
 
 class Runner(Protocol):
@@ -41,6 +65,10 @@ class Executor(Protocol):
         """No step is collected in this engine step."""
         ...
 
+    def launched(self) -> Fence:
+        """Passes when all that was launched so far is computed: what copies come after."""
+        ...
+
 
 class SerialExecutor:
     """Computes a step when it is launched, and chooses its tokens when it is collected."""
@@ -63,3 +91,6 @@ class SerialExecutor:
 
     def idle(self) -> None:
         self._token_source.idle()
+
+    def launched(self) -> Fence:
+        return NOTHING_LAUNCHED

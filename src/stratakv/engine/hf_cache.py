@@ -12,8 +12,7 @@ from transformers import Cache
 
 from stratakv.core.ids import LayerId
 from stratakv.engine.attention import PagedStep
-from stratakv.engine.latent_layer import LatentPages, exchange
-from stratakv.engine.paged_layer import LayerPages
+from stratakv.engine.paged_layer import LatentPages, LayerPages
 from stratakv.engine.state_layer import OpenStates
 
 
@@ -39,18 +38,20 @@ class PagedCache(Cache):
         step, layer_id = self._step, LayerId(layer_idx)
         if step.gate is not None:
             step.gate.wait(layer_id)
-        step.cursor.layer = layer_id
+        step.cursor.move(layer_id)
         layer = step.layers[layer_id]
-        slots = step.groups[layer.group].slots
+        group, write = step.groups[layer.group], step.kernels.write
         match layer:
             case LayerPages():
-                # Rows are copied as the pool's dtype: on bytes this would be tens of times slower.
-                _write(layer.key_rows, slots, key_states)
-                _write(layer.value_rows, slots, value_states)
+                write(layer.key_rows, group.slots, _packed(key_states))
+                write(layer.value_rows, group.slots, _packed(value_states))
                 return key_states, value_states
             case LatentPages():
-                contexts, fresh = step.contexts(layer), (key_states, value_states)
-                return exchange(layer, slots, contexts, fresh, step.scratch)
+                rows = torch.cat((key_states, value_states), -1)
+                write(layer.rows, group.slots, _packed(rows))
+                found = group.gather(layer)[None, None].to(rows.dtype)
+                latents, keys = found.split((key_states.shape[-1], value_states.shape[-1]), -1)
+                return latents, keys
             case _:
                 assert_never(layer)
 
@@ -110,7 +111,6 @@ class PagedCache(Cache):
         return False
 
 
-def _write(pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    """pool [rows, heads * dim], slots int64 [T], rows [n, heads, T / n, dim]."""
-    packed = rows.transpose(1, 2).reshape(len(slots), -1)
-    pool.index_copy_(0, slots, packed.to(pool.dtype))
+def _packed(rows: torch.Tensor) -> torch.Tensor:
+    """[n, heads, T / n, dim] -> [T, heads * dim]."""
+    return rows.transpose(1, 2).flatten(0, 1).flatten(1)

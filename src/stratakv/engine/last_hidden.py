@@ -33,7 +33,7 @@ class LastHidden:
             handle.remove()
 
     def take(self, tokens: int) -> torch.Tensor:
-        """[T, hidden] of the call that was watched, in the order of its token ids; told once."""
+        """[T, hidden] of the call that was watched, in the order of its token ids; given once."""
         seen, self._seen = self._seen, None
         assert seen is not None, "the decoder was not called"
         return seen.reshape(tokens, -1)

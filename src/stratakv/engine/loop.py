@@ -61,7 +61,7 @@ class Engine:
         limits: EngineLimits,
         stores: BackgroundStores = NO_STORES,
     ) -> None:
-        self._cache = cache
+        self._cache, self._progress = cache, cache.progress
         self.beside_steps = BESIDE_STEPS
         self._storage = StorageControl(cache.storage, stores)
         self._executor = executor
@@ -107,7 +107,7 @@ class Engine:
         if prompt.id in self._requests or prompt.id in self._transfers:
             raise RequestError(f"request {prompt.id} exists already")
         total = min(length + prompt.sampling.max_tokens, most)
-        if reason := self._cache.refusal(total):
+        if reason := self._cache.admission.refusal(total):
             raise RequestError(
                 f"{length} tokens of prompt and {total - length} to generate need {reason}"
             )
@@ -123,14 +123,14 @@ class Engine:
             raise
         except ALONE:
             log.exception("request %s failed while it was taken", prompt.id)
-            self._endings.tell_failure(prompt.id, Failure.INTERNAL)
+            self._endings.emit_failure(prompt.id, Failure.INTERNAL)
             return
         self._submitted += 1
         self._requests[request.id] = request
         self._backlog.submit(request)
         self._role.arrived(request)
         if CacheUse.READ in prompt.use:
-            self._cache.storage.prefetch(request.id, request.prefix, request.prompt_tokens)
+            self._cache.storage.prefetcher.start(request.id, request.prefix, request.prompt_tokens)
 
     def _taken(self, prompt: Prompt) -> Request:
         total = self.checked(prompt)
@@ -160,11 +160,11 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._requests or self._endings.busy or self._steps or self._cache.busy)
+        return bool(self._requests or self._endings.busy or self._steps or self._progress.busy)
 
     def flush(self) -> bool:
         """Drop every cached page; False, and nothing done, while a request runs."""
-        return self._cache.flush()
+        return self._progress.flush()
 
     def stats(self) -> EngineStats:
         return stats_of(
@@ -175,9 +175,9 @@ class Engine:
         """Who waits and runs, and what has just run, for ranks to compare."""
         return {**self._counts(), **self._running.figures()}
 
-    def told(self) -> list[str]:
+    def description(self) -> list[str]:
         """The same, to be read."""
-        return [f"{name} {n}" for name, n in self._counts().items()] + self._running.told()
+        return [f"{name} {n}" for name, n in self._counts().items()] + self._running.description()
 
     def _counts(self) -> dict[str, int]:
         head = self._backlog.head
@@ -231,15 +231,15 @@ class Engine:
         engine, and without requests all of them only have to end."""
         head = self._backlog.head
         name = None if head is None else head.id
-        if idle and (self._cache.busy or self._transfers or self._seating.waits_for_role):
-            self._cache.pause(name)
+        if idle and (self._progress.busy or self._transfers or self._seating.waits_for_role):
+            self._progress.pause(name)
             return
         assert not (idle and self._requests), "requests wait, but for nothing"
-        self._cache.tick(name)
+        self._progress.tick(name)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Abort what is left, wait for the copies, and at most ``timeout_s`` for what storage is to
         keep. Nobody else touches the device's pages any more."""
         self._endings.close()
-        self._cache.close(timeout_s)
+        self._progress.close(timeout_s)
         self._storage.close(timeout_s)

@@ -1,10 +1,15 @@
 """Adds adapters to the linear layers of an unmodified model, each to its own tokens.
 
-Owns the hooks on the model and which adapter each token of the running call has. A call without
+Owns the hooks on the model, which adapter each token of the running call has, and one small call,
+made at start, that finds the layers which see other tokens than the model's call: the whole context
+(what expands latents), only the tokens whose logits are wanted (a head), or an expert's share.
+Those cannot be adapted; one that is never called PEFT would not adapt either. A call without
 adapters meets no hook. Must not load anything (``adapters``).
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+from transformers import DynamicCache, PreTrainedModel
 
 from stratakv.core.ids import NONE
 from stratakv.engine.adapters import Adapter, LoraWeights
@@ -101,3 +107,53 @@ class Adapters:
                     sums.index_add_(0, share.tokens, product, alpha=found.scale)
 
         return add
+
+
+Watch = Callable[[nn.Module, tuple[torch.Tensor, ...]], None]
+
+BEFORE: Final = 2
+NOW: Final = 3
+"""Tokens of the call that is watched; ``BEFORE`` are in the cache by then, one gives logits."""
+
+
+@torch.inference_mode()
+def unfit(model: PreTrainedModel, cache_keyword: str, paths: Collection[str]) -> Sequence[str]:
+    """Those of ``paths`` in ``model`` that cannot be adapted. ``cache_keyword``: of its forward.
+
+    The model runs with Hugging Face's own attention and cache, and is left as it was.
+    """
+    seen: defaultdict[str, list[int]] = defaultdict(list)
+    handles = [
+        model.get_submodule(path).register_forward_pre_hook(_watch(seen[path]))
+        for path in sorted(paths)
+    ]
+    attention = str(model.config._attn_implementation)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    model.set_attn_implementation("eager")
+    try:
+        cache = DynamicCache(config=model.config)
+        for start, count in ((0, BEFORE), (BEFORE, NOW)):
+            for rows in seen.values():
+                rows.clear()
+            _call(model, {cache_keyword: cache}, start, count)
+    finally:
+        model.set_attn_implementation(attention)
+        for handle in handles:
+            handle.remove()
+    return [path for path, rows in seen.items() if set(rows) - {NOW}]
+
+
+def _watch(rows: list[int]) -> Watch:
+    def note(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        rows.append(inputs[0].shape[:-1].numel())
+
+    return note
+
+
+def _call(model: PreTrainedModel, cache: dict[str, Any], start: int, count: int) -> None:
+    positions = torch.arange(start, start + count, device=model.device)[None]
+    takes = inspect.signature(model.forward).parameters
+    positions_of = {"position_ids": positions} if "position_ids" in takes else {}
+    # As the runner asks for logits: given by number, Gemma 4 leaves tokens out of its last layers.
+    last = torch.tensor([count - 1], device=model.device)
+    ids = torch.zeros_like(positions)
+    model(input_ids=ids, use_cache=True, logits_to_keep=last, **cache, **positions_of)

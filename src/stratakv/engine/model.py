@@ -20,12 +20,13 @@ from stratakv.core.identity.safetensors_layout import StoredTensor
 from stratakv.core.model_identity import ModelIdentity
 from stratakv.engine.adapters import load_adapters
 from stratakv.engine.attention import ATTENTION
-from stratakv.engine.lora_hooks import Adapters
-from stratakv.engine.lora_probe import unfit
+from stratakv.engine.lora_hooks import Adapters, unfit
 from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
-from stratakv.engine.module_identity import ARITHMETIC, module_identity
+from stratakv.engine.module_code import CodeWalk, warn_of
+from stratakv.engine.module_identity import module_identity
 from stratakv.engine.own_memory import left_by_the_loader, own_weights
 from stratakv.engine.parallel import device_refusal, loading, tp_refusal
+from stratakv.engine.precision import modes, releases
 from stratakv.engine.time_steps import bound_time_steps
 
 CPU: Final = torch.device("cpu")
@@ -92,8 +93,11 @@ def load_model(
         except ConfigError as error:
             under_way.refuse(str(error))
         own_weights(module, under_way)
-        name = _dtype_name(module)
-        return _adopt(module, under_way.finish(f"dtype {name}", ARITHMETIC), ranks)
+        code = CodeWalk()
+        code.model(module)
+        warn_of(code.foreign)
+        how = (f"dtype {_dtype_name(module)}", *releases(), *modes(), code.digest().hex())
+        return _adopt(module, under_way.finish(*how, alone=bool(code.foreign)), ranks)
 
 
 def _none(tensor: StoredTensor) -> bool:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PretrainedConfig
 from stratakv.core.config import check_choice
 from stratakv.core.errors import ConfigError
 from stratakv.spec.derive import check_composite
-from stratakv.spec.positions import stable_positions
+from stratakv.spec.model_config import stable_positions
 from stratakv.spec.support import time_steps_of
 from stratakv.spec.time_steps import TimeSteps
 

@@ -3,33 +3,27 @@
 Owns what of a module counts. Agrees with no identity of a directory. Must not read files.
 """
 
-import inspect
-import logging
 import secrets
-import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers import __version__ as transformers_version
 
 from stratakv.core.identity.digests import TensorDigest, digest_of
+from stratakv.core.identity.revision import REVISION
+from stratakv.engine.module_code import CodeWalk, is_of_code, warn_of
+from stratakv.engine.precision import modes, releases
 
-LOG: Final = logging.getLogger(__name__)
-FORMAT: Final = b"stratakv-model-in-memory-2"
-"""To be changed whenever our own arithmetic changes: every page is another then."""
-ARITHMETIC: Final = f"transformers {transformers_version}"
-"""Whose code runs the model: other code is another model."""
-CODE: Final = frozenset({"torch", "transformers", "stratakv"})
-"""Packages whose functions and classes are told by their names."""
+FORMAT: Final = b"stratakv-model-in-memory-3"
 _NAMES: Final = frozenset({"name_or_path", "_name_or_path"})
 _NOT_COMPUTED_WITH: Final = _NAMES | {
     "training", "gradient_checkpointing",
@@ -39,6 +33,7 @@ _NOT_COMPUTED_WITH: Final = _NAMES | {
     "_forward_pre_hooks_with_kwargs", "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks",
     "_state_dict_hooks", "_state_dict_pre_hooks",
 }  # fmt: skip
+_NOT_IN_TENSORS: Final = frozenset({"_is_hf_initialized"})  # a mark of the loader's
 _HOOKS: Final = frozenset({"_forward_hooks", "_forward_pre_hooks"})
 _NOT_IN_CONFIGS: Final = _NAMES | {
     "_commit_hash",
@@ -47,6 +42,11 @@ _NOT_IN_CONFIGS: Final = _NAMES | {
     "_attn_implementation_autoset",
 }
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+Container: TypeAlias = (
+    list[object] | tuple[object, ...] | set[object] | frozenset[object] | dict[object, object]
+)
+_CONTAINERS: Final = frozenset({list, tuple, set, frozenset, dict, OrderedDict, torch.Size})
+"""Others of their kind have code of their own, which may answer otherwise."""
 _TENSORS: Final = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -56,10 +56,14 @@ def module_identity(module: PreTrainedModel, dtype: str) -> bytes:
     containers they lie. Of a model that holds what cannot be told (a forward hook, a function or an
     object that is not of ``CODE``) they are new each time: it shares no page with any other."""
     walk = _Walk()
-    head = [FORMAT, dtype.encode(), ARITHMETIC.encode(), *walk.of(module.config, "config")]
+    walk.code.model(module)
+    how = (dtype, *releases(), *modes())
+    head = [FORMAT, REVISION, *map(str.encode, how), *walk.of(module.config, "config")]
     head += walk.of(module, "model")
+    head.append(walk.code.digest())
+    walk.untold += walk.code.foreign
     if walk.untold:
-        LOG.warning("the model's pages are for itself alone; untold are %s", walk.untold[:3])
+        warn_of(walk.untold)
         head.append(secrets.token_bytes(32))
     return digest_of(head, walk.lines)
 
@@ -78,6 +82,7 @@ class _Walk:
     def __init__(self) -> None:
         self.lines: list[TensorDigest] = []
         self.untold: list[str] = []
+        self.code = CodeWalk()
         self._met: dict[int, tuple[int, object]] = {}
 
     def of(self, value: object, path: str) -> Iterator[bytes]:
@@ -104,9 +109,11 @@ class _Walk:
                 self.lines.append(tensor_line(path, value))
                 if type(value) not in _TENSORS:
                     yield self._untold(path)
+                yield from self._named(vars(value), path, _NOT_IN_TENSORS)
             case nn.Module():
                 yield from self._module(value, path)
             case PretrainedConfig():
+                yield from self._code(type(value), path)
                 # A save leaves the name of a dtype where the dtype was.
                 held = vars(value) | {"dtype": str(value.dtype).removeprefix("torch.")}
                 yield from self._named(held, path, _NOT_IN_CONFIGS)
@@ -114,12 +121,8 @@ class _Walk:
                 pass  # how tokens are chosen
             case np.ndarray() | np.generic():
                 yield from self._array(cast("npt.NDArray[np.generic]", np.asarray(value)), path)
-            case list() | tuple():
-                yield from self._several(cast("Iterable[object]", value), path)
-            case set() | frozenset():
-                yield from self._unordered(cast("Iterable[object]", value), path)
-            case dict():
-                yield from self._keyed(cast("dict[object, object]", value), path)
+            case list() | tuple() | set() | frozenset() | dict():
+                yield from self._container(cast("Container", value), path)
             case _:
                 yield from self._object(value, path)
 
@@ -141,6 +144,22 @@ class _Walk:
             case _:
                 yield self._untold(path)
 
+    def _container(self, value: Container, path: str) -> Iterator[bytes]:
+        kind = cast("type", type(value))
+        if kind not in _CONTAINERS:
+            yield from self._code(kind, path)
+        match value:
+            case list() | tuple():
+                yield from self._several(value, path)
+            case set() | frozenset():
+                yield from self._unordered(value, path)
+            case dict():
+                yield from self._keyed(value, path)
+        if kind.__dictoffset__:
+            yield from self._named(vars(value), path, frozenset())
+        if any(vars(base).get("__slots__") for base in kind.__mro__):
+            yield self._untold(path)
+
     def _unordered(self, values: Iterable[object], path: str) -> Iterator[bytes]:
         parts = sorted(list(self.of(value, path)) for value in values)
         yield b"%d" % len(parts)
@@ -154,15 +173,12 @@ class _Walk:
 
     def _module(self, module: nn.Module, path: str) -> Iterator[bytes]:
         yield from self._code(type(module), path)
-        at: object = type(module).forward
-        while isinstance(at, FunctionType) and _is_of_code(at.__globals__["__name__"]):
-            at = vars(at).get("__wrapped__")
-        if at is not None:  # a wrapper, or what it wraps, that somebody has put there
-            yield self._untold(f"{path}.forward")
         for name in _HOOKS:
             if vars(module)[name]:
                 yield self._untold(f"{path}.{name}")
         yield from self._named(vars(module), path, _NOT_COMPUTED_WITH | _HOOKS)
+        if isinstance(module, list | tuple | dict | set | frozenset):
+            yield self._untold(path)
 
     def _named(
         self, held: Mapping[str, object], path: str, left_out: frozenset[str]
@@ -189,11 +205,8 @@ class _Walk:
     def _code(self, found: type | FunctionType | BuiltinFunctionType, path: str) -> Iterator[bytes]:
         """Of a class or function its name, if that leads to it and to nobody's own code."""
         yield f"{found.__module__}.{found.__qualname__}".encode()
-        at: object = sys.modules.get(found.__module__ or "")
-        for name in found.__qualname__.split("."):
-            at = inspect.getattr_static(at, name, None)
-        at = at.__func__ if isinstance(at, staticmethod | classmethod) else at
-        if at is not found or not _is_of_code(found.__module__):
+        self.code.of(found, path)
+        if not is_of_code(found):
             yield self._untold(path)
 
     def _untold(self, path: str) -> bytes:
@@ -205,7 +218,3 @@ def _is_record(value: object) -> bool:
     """Whether its fields are all that it holds, and can be seen."""
     slots = any("__slots__" in vars(kind) for kind in type(value).__mro__)
     return is_dataclass(value) and not isinstance(value, type) and not slots
-
-
-def _is_of_code(module: str | None) -> bool:
-    return module is not None and module.partition(".")[0] in CODE

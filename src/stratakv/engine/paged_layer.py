@@ -1,4 +1,4 @@
-"""What every attention kernel works with: one layer's pages, how it scores, memory to gather into.
+"""What attention kernels work with: one layer's pages, how it scores, memory to gather into.
 
 Owns the weights' arithmetic (softcap, mask, sinks, softmax). Must not know batches or groups.
 """
@@ -41,6 +41,23 @@ class LayerPages:
             key_pages=keys.view(pages, -1),
             value_pages=values.view(pages, -1),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentPages:
+    """One layer's latents (MLA), each with its rotary key behind; they share memory with the pools.
+    By row, [pages * P, dim], and by page, [pages, P * dim]."""
+
+    group: GroupId
+    dim: int
+    rows: torch.Tensor
+    pages: torch.Tensor
+
+    @classmethod
+    def of(cls, group: GroupId, latents: torch.Tensor) -> "LatentPages":
+        """latents: [pages, P, dim]."""
+        dim = latents.shape[-1]
+        return cls(group, dim, latents.view(-1, dim), latents.view(len(latents), -1))
 
 
 class Scratch:

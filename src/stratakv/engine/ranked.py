@@ -1,13 +1,13 @@
 """One engine on several ranks: rank 0 says what happens, and every rank does it at the same point.
 
-Owns what the letter of a step asks for (``step_messages``), which is done when the step is over.
+Owns what the message of a step asks for (``step_messages``), which is done when the step is over.
 Must not decide anything that ``loop`` decides, nor look at a follower.
 """
 
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from stratakv.agreement.torch_ranks import is_loss, loss_told
+from stratakv.agreement.torch_ranks import is_loss, loss_description
 from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.attachment import Report, StorageCall, Verb
@@ -26,11 +26,11 @@ class RankedEngine:
     verbs; the others call ``follow``."""
 
     def __init__(self, engine: Engine, sync: StepSync) -> None:
-        sync.watch("requests", engine.figures, engine.told)
+        sync.watch("requests", engine.figures, engine.description)
         self._engine = engine
         self._sync = sync
         self._queued: set[RequestId] = set()
-        self._news: list[Output] = []
+        self._outputs: list[Output] = []
         self._flushed = False
         self._reports: tuple[Report, ...] = ()
         self._stopped = False
@@ -49,23 +49,23 @@ class RankedEngine:
         self._sync.outbox.append(Abort(request))
 
     def has_work(self) -> bool:
-        return bool(self._sync.outbox or self._news) or self._engine.has_work()
+        return bool(self._sync.outbox or self._outputs) or self._engine.has_work()
 
     def step(self) -> list[Output]:
-        """A step of all ranks, and then what the letter in it asks for. Whatever it raises, this
+        """A step of all ranks, and then what the message in it asks for. Whatever it raises, this
         rank meets the others no more, and may still be closed."""
         try:
-            news = self._news + self._engine.step()
-            self._news = []
+            outputs = self._outputs + self._engine.step()
+            self._outputs = []
             for command in self._sync.take():
                 self._apply(command)
         except BaseException as error:
             self._stop()
             if is_loss(error):
-                told = loss_told(error)
-                raise RankLostError(f"a rank was lost in a step of the model: {told}") from error
+                why = loss_description(error)
+                raise RankLostError(f"a rank was lost in a step of the model: {why}") from error
             raise
-        return news
+        return outputs
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
@@ -113,7 +113,7 @@ class RankedEngine:
     def _now(self, command: Command) -> None:
         """Have all ranks do it in a step of its own."""
         self._sync.outbox.append(command)
-        self._news = self.step()
+        self._outputs = self.step()
 
     # -- every rank ------------------------------------------------------------------------------
 

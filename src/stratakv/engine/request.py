@@ -48,6 +48,7 @@ PHASES: Final[dict[tuple[Phase, Signal], Phase]] = {
     (P.PREFILLING, S.RETRACT): P.RETRACTED,
     (P.DECODING, S.RETRACT): P.RETRACTED,
     (P.RETRACTED, S.ADMITTED): P.PREFILLING,  # what it knows but has no KV of, at least one token
+    (P.RETRACTED, S.RESERVED): P.TRANSFERRING,  # of what it knows nothing was saved
     (P.WAITING, S.ABORT): P.ABORTED,
     (P.RETRACTED, S.ABORT): P.ABORTED,
     (P.PREFILLING, S.ABORT): P.ABORTED,
@@ -138,7 +139,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One request's news of one step. ``cached`` is set with the first token, ``finish`` with the
+    """What a step brought one request. ``cached`` is set with the first token, ``finish`` with the
     last one; an aborted request gets ``token`` None and ``finish`` ABORT, and one that failed the
     same with ERROR and why."""
 
@@ -180,6 +181,33 @@ class Request:
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt.tokens)
+
+    def seat(self, row: int, tickets: tuple[TicketId, ...], cached: CachedTokens) -> None:
+        """It has a place at ``row``, where its ``tickets`` load. What is ``cached`` of its prompt
+        counts when it is admitted first."""
+        self.row, self.tickets, self.retracted = row, tickets, None
+        if self.phase is Phase.WAITING:
+            self.cached = cached
+
+    def retract(self, known: TokenIds, retracted: RetractedState) -> None:
+        """It has lost its row, with ``known`` of its tokens."""
+        self.known, self.retracted = known, retracted
+        self.row, self.tickets = -1, ()
+        self.signal(Signal.RETRACT)
+
+    def trust(self) -> None:
+        """Hash anew what of its prefix is suspect by now."""
+        self.prefix = self.prefix.trusted(self.known)
+
+    def take_tickets(self) -> tuple[TicketId, ...]:
+        """What its first step waits for; given once."""
+        tickets, self.tickets = self.tickets, ()
+        return tickets
+
+    def take_cached(self) -> CachedTokens | None:
+        """What was cached of its prompt, told with the first token; given once."""
+        cached, self.cached = self.cached, None
+        return cached
 
     def signal(self, signal: Signal) -> None:
         try:

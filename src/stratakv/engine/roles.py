@@ -68,7 +68,10 @@ class Role(Protocol):
         ...
 
     def may_start(self, request: Request) -> Start:
-        """Asked at each look at a waiting request, until it has been admitted."""
+        """Asked at each look at a waiting request, until it has been admitted; and of one that was
+        retracted and of which the host has saved nothing (its phase is RETRACTED). RECEIVE sends
+        that back to whoever computes prompts: a transfer of all that it knows (``request.known``)
+        is to begin, and the token after that comes with it."""
         ...
 
     def reserved(self, request: Request, pages: TransferPages) -> None:

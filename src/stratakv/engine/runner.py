@@ -15,16 +15,15 @@ from stratakv.engine.attention import STEP, PagedStep, TokenPages
 from stratakv.engine.batch import Int32s, StepBatch
 from stratakv.engine.forward import Forward
 from stratakv.engine.hf_cache import PagedCache
+from stratakv.engine.kernels import AttentionGroup, AttentionKernels
 from stratakv.engine.last_hidden import LastHidden
-from stratakv.engine.latent_layer import LatentPages
 from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.paged_layer import LayerPages, Scratch
+from stratakv.engine.paged_layer import LatentPages, LayerPages, Scratch
 from stratakv.engine.state_layer import OpenStates, StateBuffer, StatePages, StateRows
-from stratakv.engine.step_calls import Call, Split, packed, side_by_side, token_by_token
+from stratakv.engine.step_calls import ForwardCall, Split, packed, side_by_side, token_by_token
 from stratakv.engine.step_meta import StepShape
-from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
 from stratakv.engine.tensors import on_device
-from stratakv.engine.torch_pools import TorchPools
+from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.derive import shared_layers
 from stratakv.spec.groups import CacheSpec
@@ -41,10 +40,15 @@ class ModelRunner:
     """One model on one device. Raises ConfigError for a cache that it cannot run."""
 
     def __init__(
-        self, model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
+        self,
+        model: HuggingFaceModel,
+        spec: CacheSpec,
+        pools: LayerTensors,
+        tables: BlockTable,
+        kernels: AttentionKernels,
     ) -> None:
         if reason := refusal(spec):
-            raise ConfigError(f"the model cannot be run: {reason}")
+            raise ConfigError(f"MODEL: it cannot be run: {reason}")
         self._module = model.module
         self._hidden = LastHidden(model.module)
         self._adapters = model.adapters
@@ -53,17 +57,17 @@ class ModelRunner:
         self._tables = tables
         self._layers = token_pages(spec, pools, model.config)
         self._states = state_pages(spec, pools)
-        self._planners = {
-            group.id: GroupPlanner(
+        self._kernels = kernels
+        self._groups = [
+            AttentionGroup(
+                id=group.id,
                 rule=group.retention,
                 page_tokens=spec.page_tokens,
-                slack_pages=BUCKET_BYTES // group.buffers[0].layer_bytes,
-                device=model.device,
-                dtype=model.module.dtype,
+                layer_bytes=group.buffers[0].layer_bytes,
             )
             for group in spec.groups
             if group.buffers and not group.stateful
-        }
+        ]
         self._stateful = tuple({pages.group: None for pages in self._states.values()})
         self._split = _split_of(model.config) if self._states else packed
         self._scratch = Scratch()
@@ -75,29 +79,29 @@ class ModelRunner:
         AssertionError where a token that is needed has no page.
         """
         calls = self._split(batch)
-        said = [self._run(call, adapters_of(batch, call)) for call in calls]
+        outputs = [self._run(call, adapters_of(batch, call)) for call in calls]
         if len(calls) == 1:
-            return said[0]
+            return outputs[0]
         places = np.concatenate([call.places[call.batch.sampled] for call in calls])
         finite = np.ones(len(batch.rows), np.bool_)
-        for call, one in zip(calls, said, strict=True):
+        for call, one in zip(calls, outputs, strict=True):
             finite[call.places] &= one.finite
-        logits = torch.cat([one.logits for one in said])
+        logits = torch.cat([one.logits for one in outputs])
         return Forward(logits[on_device(np.argsort(places), self._device)], finite, batch.sampled)
 
-    def _run(self, call: Call, adapters: Int32s | None) -> Forward:
+    def _run(self, call: ForwardCall, adapters: Int32s | None) -> Forward:
         """Of the call's requests, in order."""
         batch, shape = call.batch, StepShape.of(call.batch)
         positions = on_device(shape.positions, self._device)
         step = PagedStep(
             layers=self._layers,
             groups={
-                group: planner.plan(shape, self._tables.pages(group))
-                for group, planner in self._planners.items()
+                group.id: self._kernels.plan(group, shape, self._tables.pages(group.id))
+                for group in self._groups
             },
             positions=positions,
             gate=batch.gate,
-            scratch=self._scratch,
+            kernels=self._kernels,
         )
         rows = {group: self._state_rows(group, call) for group in self._stateful}
         states = OpenStates(self._states, rows, batch.gate, self._scratch)
@@ -119,7 +123,7 @@ class ModelRunner:
             found = found[torch.from_numpy(batch.sampled).to(self._device)]
         return Forward.of_hidden(found, self._hidden.take(len(batch.tokens)), batch)
 
-    def _state_rows(self, group: GroupId, call: Call) -> StateRows:
+    def _state_rows(self, group: GroupId, call: ForwardCall) -> StateRows:
         rows, slots = call.batch.rows, self._tables.slots
         own = slots.own(group)[rows]
         if call.again:
@@ -133,7 +137,7 @@ class ModelRunner:
         return on_device(pages.astype(np.int64), self._device)
 
 
-def adapters_of(batch: StepBatch, call: Call) -> Int32s | None:
+def adapters_of(batch: StepBatch, call: ForwardCall) -> Int32s | None:
     """The adapter of every token of ``call``, int32 [T]; None if no request of the step has one."""
     if batch.adapters is None:
         return None
@@ -141,7 +145,7 @@ def adapters_of(batch: StepBatch, call: Call) -> Int32s | None:
 
 
 def token_pages(
-    spec: CacheSpec, pools: TorchPools, config: Mapping[str, object]
+    spec: CacheSpec, pools: LayerTensors, config: Mapping[str, object]
 ) -> dict[LayerId, TokenPages]:
     """Where each layer of attention keeps its tokens; a layer that owns none reads its owner's."""
     found: dict[LayerId, TokenPages] = {
@@ -158,7 +162,7 @@ def token_pages(
     return found | {reader: found[owner] for reader, owner in shared_layers(config).items()}
 
 
-def state_pages(spec: CacheSpec, pools: TorchPools) -> dict[LayerId, StatePages]:
+def state_pages(spec: CacheSpec, pools: LayerTensors) -> dict[LayerId, StatePages]:
     """Where each layer with a state keeps it."""
     found: dict[LayerId, StatePages] = {}
     for layer, place in state_places(spec).items():

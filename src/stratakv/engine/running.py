@@ -100,11 +100,9 @@ class Running:
             self._landing.append(request)
 
     def take_tickets(self, step: ScheduledStep) -> list[TicketId]:
-        """The loads that the step's first-timers wait for; told once."""
+        """The loads that the step's first-timers wait for; given once."""
         first = (*step.prefilling, *self._landing)
-        found = [ticket for request in first for ticket in request.tickets]
-        for request in first:
-            request.tickets = ()
+        found = [ticket for request in first for ticket in request.take_tickets()]
         self._landing.clear()
         return found
 
@@ -124,7 +122,7 @@ class Running:
         columns = self._compared()
         return {name: crc32(column.data) for name, column in columns.items()}
 
-    def told(self) -> list[str]:
+    def description(self) -> list[str]:
         """The same, to be read."""
         return [f"{name} {column.tolist()}" for name, column in self._compared().items()]
 

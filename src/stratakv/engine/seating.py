@@ -40,8 +40,9 @@ class Seating:
         totals: Totals,
         limits: StepLimits,
     ) -> None:
-        self._cache = cache
-        self._backlog = backlog
+        self._admission = cache.admission
+        self._prefetcher = cache.storage.prefetcher
+        self.backlog = backlog
         self._running = running
         self._role = role
         self._transfers = transfers
@@ -55,47 +56,48 @@ class Seating:
         """Seat requests whose turn it is, until one does not fit. ``failed`` is told of one that
         cannot be seated; it is not in the backlog then, and may hold a row."""
         held: list[Request] = []
+        ahead: list[AdmissionRequest] = []  # of those held, those that were retracted
         self.waits_for_role = False
-        for _ in range(min(len(self._backlog), self._look_ahead)):
+        for _ in range(min(len(self.backlog), self._look_ahead)):
             if not self._running.has_room():
                 break
-            request = self._backlog.pop()
+            request = self.backlog.pop()
             try:
                 if request.retracted is None or request.retracted.hold is None:
-                    request.prefix = request.prefix.trusted(request.known)
+                    request.trust()
                 start = self._start(request)
                 if start is Start.WAIT:
                     held.append(request)
+                    if request.retracted is not None:
+                        ahead.append(replace(admission_request(request), receives=True))
                     continue
-                answer = self._ask(request, start)
+                answer = self._ask(request, start, tuple(ahead))
                 if isinstance(answer, Refusal):
                     held.append(request)
                     break
                 self._seat(request, answer, start)
             except ALONE as error:
                 failed(request, error)
-        self._backlog.put_back(held)
+        self.backlog.put_back(held)
 
-    def put_back(self, request: Request) -> None:
-        """One that ran goes to the head of the queue."""
-        self._backlog.put_back([request])
-
-    def withdraw(self, request: Request) -> None:
-        """One that waits does not any more."""
-        self._backlog.remove(request)
-
-    def _ask(self, request: Request, start: Start) -> Admission | Refusal:
+    def _ask(
+        self, request: Request, start: Start, ahead: tuple[AdmissionRequest, ...]
+    ) -> Admission | Refusal:
         asked = admission_request(request)
+        asked = replace(asked, receives=start is Start.RECEIVE, ahead=ahead)
         if request.retracted is None:
-            return self._cache.admit(replace(asked, receives=start is Start.RECEIVE))
-        return self._cache.resume(request.retracted, asked)
+            return self._admission.admit(asked)
+        return self._admission.resume(request.retracted, asked)
 
     def _start(self, request: Request) -> Start:
-        if request.retracted is not None:
+        saved = request.retracted is not None and request.retracted.hold is not None
+        if saved:
             return Start.COMPUTE
         start = self._role.may_start(request)
         self.waits_for_role |= start is Start.WAIT
-        if start is Start.WAIT or self._cache.storage.must_wait(request.id):
+        if request.retracted is not None:
+            return start
+        if start is Start.WAIT or self._prefetcher.must_wait(request.id):
             return Start.WAIT
         waits = start is Start.COMPUTE and self._is_being_computed(request)
         return Start.WAIT if waits else start
@@ -105,26 +107,25 @@ class Seating:
         if not self._computing or CacheUse.READ not in request.prompt.use:
             return False
         limit = last_end(request.prompt_tokens, self._page)
-        end = self._cache.match(request.prefix, request.prompt_tokens).end
+        end = self._admission.match(request.prefix, request.prompt_tokens).end
         return worth_waiting(request.prefix.keys, end, limit, self._computing)
 
     def _seat(self, request: Request, admission: Admission, start: Start) -> None:
-        request.row = admission.row
+        cached = admission.cached
+        request.seat(admission.row, admission.tickets, cached)
         if request.phase is Phase.WAITING:
-            request.cached = admission.cached
-            totals = self._totals
-            totals.prompt_tokens += request.prompt_tokens
-            totals.cached_device_tokens += admission.cached.device
-            totals.cached_host_tokens += admission.cached.host
-            totals.cached_storage_tokens += admission.cached.storage
-        request.tickets = admission.tickets
-        request.retracted = None
+            self._totals.add(
+                prompt_tokens=request.prompt_tokens,
+                cached_device_tokens=cached.device,
+                cached_host_tokens=cached.host,
+                cached_storage_tokens=cached.storage,
+            )
         if start is Start.RECEIVE:
             self._transfers.receive(request, admission.computed)
             return
         request.signal(Signal.ADMITTED)
         self._running.seat(request, admission.computed)
-        if admission.cached.use is CacheUse.ALL:
+        if cached.use is CacheUse.ALL:
             self._computing.update(request.prefix.keys[admission.computed // self._page :])
 
     def computes_no_more(self, request: Request) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stratakv.cache.kv_cache import KVCache
+from stratakv.core.counts import Counts
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.request import Failure
 from stratakv.engine.running import Running
@@ -36,7 +37,7 @@ class EngineStats:
 
 
 @dataclass(slots=True)
-class Totals:
+class Totals(Counts):
     steps: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -53,6 +54,7 @@ def stats_of(
     cache: KVCache,
     storage: StorageStats | None,
 ) -> EngineStats:
+    losses = cache.admission.losses
     return EngineStats(
         waiting=len(backlog),
         retracted=backlog.retracted,
@@ -63,10 +65,10 @@ def stats_of(
         cached_device_tokens=totals.cached_device_tokens,
         cached_host_tokens=totals.cached_host_tokens,
         cached_storage_tokens=totals.cached_storage_tokens,
-        known_tokens=cache.losses.known,
-        lost_tokens=cache.losses.by_tier(),
-        pages=cache.stats(),
-        counters=cache.counters.snapshot(),
+        known_tokens=losses.known,
+        lost_tokens=losses.by_tier(),
+        pages=cache.tiers.pools.stats(),
+        counters=cache.tiers.pools.counters.snapshot(),
         failures={failure.value: count for failure, count in totals.failures.items()},
         storage=storage,
     )

@@ -17,7 +17,7 @@ Places: TypeAlias = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class ForwardCall:
     """One forward of the model over some of a step's requests.
 
     places: of its requests in the step's batch, [n]. height: rows of its token ids; 1 if they are
@@ -31,27 +31,27 @@ class Call:
     again: bool
 
 
-Split: TypeAlias = Callable[[StepBatch], list[Call]]
+Split: TypeAlias = Callable[[StepBatch], list[ForwardCall]]
 
 
-def packed(batch: StepBatch) -> list[Call]:
+def packed(batch: StepBatch) -> list[ForwardCall]:
     """One call: no layer has a state."""
-    return [Call(batch, np.arange(len(batch.rows)), height=1, again=False)]
+    return [ForwardCall(batch, np.arange(len(batch.rows)), height=1, again=False)]
 
 
-def side_by_side(batch: StepBatch) -> list[Call]:
+def side_by_side(batch: StepBatch) -> list[ForwardCall]:
     """One call for the decoding rows, and one for all chunks of each length, those that begin at
     token 0 apart."""
     if batch.counts.max() == 1 and batch.starts.min() > 0:
         places = np.arange(len(batch.rows))
-        return [Call(batch, places, height=len(places), again=False)]
+        return [ForwardCall(batch, places, height=len(places), again=False)]
     return [
         _part(batch, places, 0, int(batch.counts[places[0]]))
         for places in _alike(batch, np.arange(len(batch.rows)))
     ]
 
 
-def token_by_token(batch: StepBatch) -> list[Call]:
+def token_by_token(batch: StepBatch) -> list[ForwardCall]:
     """Whole chunks where no state is yet; everything else one token a call, all requests at once.
 
     For models whose Hugging Face code goes wrong when several tokens meet a state.
@@ -72,7 +72,7 @@ def _alike(batch: StepBatch, places: Places) -> Iterator[Places]:
         yield places[kinds == kind]
 
 
-def _part(batch: StepBatch, places: Places, at: int, count: int) -> Call:
+def _part(batch: StepBatch, places: Places, at: int, count: int) -> ForwardCall:
     """Tokens [at, at + count) of each of the chunks at ``places``."""
     offsets = np.cumsum(batch.counts) - batch.counts
     wanted = offsets[places, None] + at + np.arange(count)
@@ -85,4 +85,4 @@ def _part(batch: StepBatch, places: Places, at: int, count: int) -> Call:
         sampled=batch.sampled[places] & (counts == at + count),
         gate=batch.gate,
     )
-    return Call(part, places, height=len(places), again=at > 0)
+    return ForwardCall(part, places, height=len(places), again=at > 0)

@@ -62,12 +62,12 @@ class StepMessage:
 
 class StepSync:
     """A rank's end of the broadcast: a ``TokenSource`` for the engine's step. ``clock``: rank 0's
-    own time; ``told``: what all ranks take for the time."""
+    own time; ``shared``: what all ranks take for the time."""
 
-    def __init__(self, agreement: Agreement, clock: Clock, told: BroadcastClock) -> None:
+    def __init__(self, agreement: Agreement, clock: Clock, shared: BroadcastClock) -> None:
         self._agreement = agreement
         self._clock = clock
-        self._told = told
+        self._shared = shared
         self.outbox: list[Command] = []
         self._came: tuple[Command, ...] = ()
 
@@ -85,21 +85,23 @@ class StepSync:
     def idle(self) -> None:
         self._meet(_NOTHING)
 
-    def _meet(self, said: Sampled) -> StepMessage:
+    def _meet(self, sampled: Sampled) -> StepMessage:
         mine = b""
         if self._agreement.leads:
-            message = StepMessage(self._clock.now_s(), said.tokens, said.broken, tuple(self.outbox))
+            message = StepMessage(
+                self._clock.now_s(), sampled.tokens, sampled.broken, tuple(self.outbox)
+            )
             mine = pickle.dumps(message)
             self.outbox.clear()
         message: StepMessage = pickle.loads(self._agreement.broadcast(mine))
-        self._told.set(message.now_s)
+        self._shared.set(message.now_s)
         self._came = message.commands
         return message
 
     def watch(
-        self, name: str, figures: Callable[[], Figures], told: Callable[[], Iterable[str]]
+        self, name: str, figures: Callable[[], Figures], description: Callable[[], Iterable[str]]
     ) -> None:
-        self._agreement.watch(name, figures, told)
+        self._agreement.watch(name, figures, description)
 
     def gather(self, text: str) -> Sequence[str]:
         """What every rank says; between two steps, where a message has asked all of them."""
@@ -110,6 +112,6 @@ class StepSync:
         self._agreement.part()
 
     def take(self) -> tuple[Command, ...]:
-        """What the last message asks for; told once."""
+        """What the last message asks for; given once."""
         came, self._came = self._came, ()
         return came

@@ -54,6 +54,7 @@ class Steps:
         totals: Totals,
     ) -> None:
         self._cache = cache
+        self._copies = cache.tiers.copies.flights
         self._page = cache.spec.page_tokens
         self._executor = executor
         self._running = running
@@ -76,10 +77,10 @@ class Steps:
         step = self._planned()
         if step is None:
             return False
-        self._totals.steps += 1
+        self._totals.add(steps=1)
         self._cache.extend(step.rows, step.starts, step.ends)
         rows = self._running.rows
-        batch = self._running.batch(step, self._cache.gate(self._running.take_tickets(step)))
+        batch = self._running.batch(step, self._copies.gate(self._running.take_tickets(step)))
         sampling = rows.sampling(batch.rows[batch.sampled])
         rows.launch(step.rows, step.ends, batch.sampled)
         self._in_flight.append(_Launched(step, batch.sampled))
@@ -107,7 +108,7 @@ class Steps:
             step = self._running.scheduled()
             if step is None or self._cache.fits(step.starts, step.ends):
                 return step
-            if self._cache.wait():  # pages under a copy may be all that is missing
+            if self._cache.progress.wait():  # pages under a copy may be all that is missing
                 continue
             others = len(self._running.computing) > 1
             if self._in_flight or (self._transfers and not others):
@@ -123,13 +124,10 @@ class Steps:
             if request not in self._running.computing:
                 return  # it has ended there
         row = request.row
-        request.known = columns.known_tokens(row).copy()
+        known = columns.known_tokens(row).copy()
         self._endings.stop(request)
-        request.retracted = self._cache.retract(row, columns.computed_tokens(row))
-        request.row = -1
-        request.tickets = ()
-        request.signal(Signal.RETRACT)
-        self._seating.put_back(request)
+        request.retract(known, self._cache.retract(row, columns.computed_tokens(row)))
+        self._seating.backlog.put_back([request])
 
     # -- collect ---------------------------------------------------------------------------------
 
@@ -187,26 +185,24 @@ class Steps:
         columns = self._running.rows
         columns.append(rows, sampled.tokens)
         stopped, full = columns.ended(rows, sampled.tokens)
-        self._totals.output_tokens += len(rows)
+        self._totals.add(output_tokens=len(rows))
         listed = sampled.tokens.tolist()
         requests = [self._running.by_row[row] for row in rows.tolist()]
-        news = [
-            Output(request=request.id, token=token, logprob=logprob, cached=request.cached)
-            for request, token, logprob in zip(requests, listed, sampled.logprobs, strict=True)
-        ]
-        for request in requests:
-            request.cached = None  # told with the first token only
         for request in done:
             at = requests.index(request)
             self._seating.computes_no_more(request)
             self._transfers.prefilled(request, FirstToken(listed[at], sampled.logprobs[at]))
+        outputs = [
+            Output(request=request.id, token=token, logprob=logprob, cached=request.take_cached())
+            for request, token, logprob in zip(requests, listed, sampled.logprobs, strict=True)
+        ]
         for at in np.flatnonzero(stopped | full).tolist():
             if requests[at].phase is Phase.TRANSFERRING:
                 continue  # whoever decodes finds out
             reason = FinishReason.STOP if stopped[at] else FinishReason.LENGTH
-            news[at] = replace(news[at], finish=reason)
+            outputs[at] = replace(outputs[at], finish=reason)
             self._endings.finish(requests[at], Signal.STOPPED)
-        self._endings.tell(news)
+        self._endings.emit(outputs)
 
     # -- transfers -------------------------------------------------------------------------------
 
@@ -227,7 +223,7 @@ class Steps:
                 case TransferFailed(name, reason):
                     log.error("the transfer of request %s failed: %s", name, reason)
                     if request.row < 0:
-                        self._seating.withdraw(request)
+                        self._seating.backlog.remove(request)
                     self._endings.fail(request, Failure.TRANSFER)
                 case _:
                     assert_never(end)
@@ -235,4 +231,4 @@ class Steps:
 
     def _hand_off(self, name: RequestId, request: Request) -> None:
         self._endings.finish(request, Signal.SENT)
-        self._endings.tell([Output(request=name, token=None, finish=FinishReason.HANDED_OFF)])
+        self._endings.emit([Output(request=name, token=None, finish=FinishReason.HANDED_OFF)])

@@ -14,6 +14,7 @@ from stratakv.engine.attachment import Outcome, Report, State, StorageCall, Verb
 from stratakv.storage.io_worker import IoWorker
 from stratakv.storage.opening import Background, on_a_thread
 from stratakv.storage.urls import hidden
+from stratakv.tiers.storage import StorageTier
 
 log = logging.getLogger(__name__)
 
@@ -28,25 +29,16 @@ class Openable(Protocol):
     def worker(self) -> IoWorker: ...
 
 
-Opener: TypeAlias = Callable[[str], Openable]
+StoreOpener: TypeAlias = Callable[[str], Openable]
 """A URL to an open store; ConfigError where it is not allowed, StorageError where it cannot be
 reached; either way nothing is left open. It blocks."""
-
-
-class Tier(Protocol):
-    """What an engine does with a store; ``tiers.storage.StorageTier``."""
-
-    def attach(self, worker: IoWorker, /) -> None: ...
-    def detach(self, *, force: bool = False) -> IoWorker | None: ...
-    def keep(self) -> None: ...
-    def clear(self) -> bool: ...
 
 
 class BackgroundStores:
     """Opens and closes stores beside the steps of an engine. ``begin``: how that runs."""
 
     def __init__(
-        self, opener: Opener, begin: Callable[[Callable[[], None]], None] = on_a_thread
+        self, opener: StoreOpener, begin: Callable[[Callable[[], None]], None] = on_a_thread
     ) -> None:
         self._opener = opener
         self._begin = begin
@@ -80,7 +72,7 @@ NO_STORES: Final = BackgroundStores(no_store)
 class StorageControl:
     """At most one store at a time. What is not ``BESIDE_STEPS`` is the engine's thread's alone."""
 
-    def __init__(self, tier: Tier, stores: BackgroundStores) -> None:
+    def __init__(self, tier: StorageTier, stores: BackgroundStores) -> None:
         self._tier = tier
         self._stores = stores
         self._lock = threading.Lock()

@@ -3,7 +3,7 @@ memory is ``memory.device_pools``'.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -21,6 +21,15 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
 }
 
 
+class LayerTensors(Protocol):
+    """Pools of a device, as a model's layers see them."""
+
+    def layer(self, group: GroupId, buffer_name: str, layer_id: LayerId) -> torch.Tensor:
+        """[pages, rows_per_page, *row_shape] in the buffer's dtype, where the model runs; what is
+        written to it is on the pages."""
+        ...
+
+
 class TorchPools(DevicePools):
     """``DevicePools``, and a tensor over the same memory for each layer of each buffer."""
 
@@ -34,7 +43,7 @@ class TorchPools(DevicePools):
                     self._layers[group.id, buffer.name, layer_id] = _typed(layer, buffer)
 
     def layer(self, group: GroupId, buffer_name: str, layer_id: LayerId) -> torch.Tensor:
-        """[pages, rows_per_page, *row_shape] in the buffer's dtype, sharing memory with ``raw``."""
+        """As ``LayerTensors.layer``, sharing memory with ``raw``."""
         return self._layers[group, buffer_name, layer_id]
 
 

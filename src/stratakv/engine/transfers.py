@@ -38,16 +38,16 @@ class Transfers:
         return request.id in self._receiving
 
     def receive(self, request: Request, computed: int) -> None:
-        """``request`` has been admitted, with KV of its first ``computed`` tokens; the rest of its
-        prompt is to come."""
+        """``request`` has been admitted, with KV of its first ``computed`` tokens; that of all
+        others which it knows is to come."""
         request.signal(Signal.RESERVED)
         self._running.open(request, computed)
         self._receiving[request.id] = request.row
-        pages = self._cache.hand_off.reserve(request.row, request.prompt_tokens)
+        pages = self._cache.hand_off.reserve(request.row, len(request.known))
         self._role.reserved(request, pages)
 
     def received(self, request: Request) -> None:
-        """Its prompt has its KV, and it decodes from now on."""
+        """All it knows has its KV, and it decodes from now on."""
         tokens = self._running.rows.known_tokens(request.row)
         self._running.computed_elsewhere(request)
         self._cache.hand_off.received(request.row, tokens)

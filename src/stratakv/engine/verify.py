@@ -1,11 +1,12 @@
 """Hit == recompute, run on an engine: every way that a prefix can come, and a run without a cache.
 
-Owns the ways and the comparison. Builds no engine: it is given what starts one. Says what it has
-found, and asserts nothing.
+Owns the ways, the comparison, and where a prompt is worth cutting: one token on either side of
+whatever an engine or a model could decide by. Builds no engine: it is given what starts one. Says
+what it has found, and asserts nothing.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, assert_never
 
@@ -15,12 +16,12 @@ import torch
 from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import TokenIds
-from stratakv.engine.token_source import TokenSource
+from stratakv.engine.executor import TokenSource
 from stratakv.engine.verify_report import Differs, Exact, Finding, NotRun, Report, Verdict, Way
 from stratakv.engine.verify_session import Reply, Scribe, Session, Subject
 from stratakv.policy.checkpoints import last_end
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import needed
+from stratakv.spec.retention import first_key, needed
 from stratakv.tree.nodes import Tier
 
 Start: TypeAlias = Callable[[TokenSource, int | None], Subject]
@@ -36,10 +37,10 @@ def compare(expected: Reply, got: Reply, bound: float) -> tuple[int | None, floa
     equal within ``bound`` parts of the largest one. NaN never is, nor what a request that failed
     did not say."""
     if got.failure is not None:
-        said = len(got.tokens)
-        begun = replace(expected, tokens=expected.tokens[:said], logits=expected.logits[:said])
-        wrong = compare(begun, replace(got, failure=None), bound)[0] if said else None
-        return (said if wrong is None else wrong), math.inf
+        count = len(got.tokens)
+        begun = replace(expected, tokens=expected.tokens[:count], logits=expected.logits[:count])
+        wrong = compare(begun, replace(got, failure=None), bound)[0] if count else None
+        return (count if wrong is None else wrong), math.inf
     scale = expected.logits.abs().max().item()
     errors = (got.logits - expected.logits).abs().amax(dim=1) / scale
     wrong = ~(errors <= bound) | (torch.tensor(got.tokens) != torch.tensor(expected.tokens))
@@ -78,7 +79,7 @@ REUSES: Final = frozenset(Way) - {Way.TURN, Way.BATCHED, Way.RETRACTED}
 class Settings:
     """``bound``: of two logits that are equal, in parts of the largest. ``salt``: one that nobody
     else uses, so that what is in a store already has no part in it. ``cuts``: sizes of the chunks
-    that the longest prompt is computed in too (``verify_cuts``)."""
+    that the longest prompt is computed in too (``cut_sizes``)."""
 
     bound: float
     salt: str
@@ -114,7 +115,7 @@ class Verifier:
         return Session(self._start(scribe, chunk_tokens), scribe, self._clock)
 
     def _begin_again(self, chunk_tokens: int | None = None) -> None:
-        self._session.subject.cache.settle()
+        self._session.subject.cache.progress.settle()
         self._session.subject.engine.check()
         self._session.subject.close()
         self._there.clear()
@@ -212,8 +213,8 @@ class Verifier:
             case Way.STORAGE:
                 self._forget(tokens, Tier.DEVICE, Tier.HOST)
             case Way.TURN:
-                said = np.array(before.tokens, np.int32)
-                tokens = np.concatenate((tokens, said, tokens[: len(tokens) // 3 + 1]))
+                answer = np.array(before.tokens, np.int32)
+                tokens = np.concatenate((tokens, answer, tokens[: len(tokens) // 3 + 1]))
             case Way.RETRACTED:
                 return tokens, self._retracted(tokens)
             case _:
@@ -230,7 +231,7 @@ class Verifier:
         return self._ask(tokens, f" computed {self._salts}")
 
     def _cached(self, tokens: TokenIds) -> Reply:
-        """See that the prompt's pages are there; what was said when they were computed."""
+        """See that the prompt's pages are there; the outputs when they were computed."""
         name = tokens.tobytes()
         if name not in self._there:
             self._asked.add(name)
@@ -246,7 +247,7 @@ class Verifier:
     def _retracted(self, tokens: TokenIds) -> Reply:
         session = self._session
         name = session.submit(tokens, self._settings.output_tokens, self._settings.salt)
-        session.step_until(lambda news: any(output.request == name for output in news))
+        session.step_until(lambda outputs: any(output.request == name for output in outputs))
         if not session.has_ended(name):
             session.subject.engine.retract(name)
         session.drain()
@@ -268,7 +269,7 @@ class Verifier:
 
     def _batched(self) -> Iterator[tuple[TokenIds, Reply]]:
         session, count = self._session, self._settings.output_tokens
-        session.subject.cache.flush()
+        session.subject.cache.progress.flush()
         self._there.clear()
         self._ask(self._prompts[0])
         gone = session.submit(self._prompts[-1][::-1].copy(), count, self._settings.salt)
@@ -281,3 +282,33 @@ class Verifier:
         session.drain()
         for name, tokens in names:
             yield tokens, session.reply(name)
+
+
+SCAN_TOKENS: Final = 64
+"""Of a chunk of Hugging Face's scans of a state, where the config does not say."""
+SCAN_KEYS: Final = ("chunk_size", "mamba_chunk_size")
+"""The config's names for it."""
+
+
+def cut_sizes(spec: CacheSpec, config: Mapping[str, object], tokens: int) -> tuple[int, ...]:
+    """Sizes of chunks, in tokens, that cut a prompt of ``tokens``: one and two, which some layers
+    compute on other paths than several; and a page, a window, a chunk of chunked attention or of a
+    state's scan, one token less and one more. ``config``: as for ``spec_of``."""
+    whole = {spec.page_tokens, *_reaches(spec, tokens), *_scans(spec, config)}
+    sizes = {1, 2, *(size + by for size in whole for by in (-1, 0, 1))}
+    return tuple(sorted(size for size in sizes if 0 < size < tokens))
+
+
+def _reaches(spec: CacheSpec, tokens: int) -> Iterator[int]:
+    """How many tokens each group reads at most, where a prompt has more."""
+    positions = np.arange(tokens, dtype=np.int64)
+    for group in spec.groups:
+        if not group.stateful:
+            moved = np.flatnonzero(first_key(group.retention, positions))
+            yield from moved[:1].tolist()
+
+
+def _scans(spec: CacheSpec, config: Mapping[str, object]) -> Iterator[int]:
+    if any(group.stateful for group in spec.groups):
+        yield SCAN_TOKENS
+        yield from (size for key in SCAN_KEYS if isinstance(size := config.get(key), int))

@@ -15,11 +15,11 @@ from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.clock import Clock
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.executor import OwnTokens, TokenSource
 from stratakv.engine.forward import Forward
 from stratakv.engine.loop import Engine
 from stratakv.engine.request import Failure, FinishReason, Output, Prompt, SamplingParams
 from stratakv.engine.sampling import Sampled
-from stratakv.engine.token_source import OwnTokens, TokenSource
 from stratakv.tree.nodes import Tier
 
 HANG_S: Final = 600.0
@@ -80,7 +80,7 @@ class Session:
         self._asked = 0
         self._begun_s: dict[RequestId, float] = {}
         self._first: dict[RequestId, tuple[float, CachedTokens | None]] = {}
-        self._said: dict[RequestId, tuple[list[int], list[torch.Tensor]]] = {}
+        self._answers: dict[RequestId, tuple[list[int], list[torch.Tensor]]] = {}
         self._ended: list[RequestId] = []
         self._failed: dict[RequestId, Failure] = {}
 
@@ -97,7 +97,7 @@ class Session:
         name = RequestId(f"verify-{self._asked}") if name is None else name
         sampling = SamplingParams(max_tokens=count, temperature=0.0)
         self._begun_s[name] = self._clock.now_s()
-        self._said[name] = ([], [])
+        self._answers[name] = ([], [])
         self.subject.engine.submit(
             Prompt(id=name, tokens=tokens, sampling=sampling, salt=salt, use=use)
         )
@@ -105,23 +105,23 @@ class Session:
 
     def step(self) -> list[Output]:
         """One step; the logits of a step are in the order of its tokens."""
-        news = self.subject.engine.step()
-        spoken = [output for output in news if output.token is not None]
-        for output, logits in zip(spoken, self._scribe.logits if spoken else (), strict=True):
-            tokens, scores = self._said[output.request]
+        outputs = self.subject.engine.step()
+        sampled = [output for output in outputs if output.token is not None]
+        for output, logits in zip(sampled, self._scribe.logits if sampled else (), strict=True):
+            tokens, scores = self._answers[output.request]
             if not tokens:
                 took_s = self._clock.now_s() - self._begun_s[output.request]
                 self._first[output.request] = (took_s, output.cached)
             assert output.token is not None
             tokens.append(output.token)
             scores.append(logits)
-        for output in news:
+        for output in outputs:
             self._end(output)
-        return news
+        return outputs
 
     def _end(self, output: Output) -> None:
         if output.finish is FinishReason.ABORT:
-            for book in (self._begun_s, self._first, self._said):
+            for book in (self._begun_s, self._first, self._answers):
                 book.pop(output.request, None)
         elif output.finish is not None:
             self._ended.append(output.request)
@@ -129,15 +129,15 @@ class Session:
                 self._failed[output.request] = output.failure
 
     def step_until(self, done: Callable[[list[Output]], bool]) -> None:
-        """Step until ``done``, which is shown the news of each step. TimeoutError where the engine
+        """Step until ``done``, which is shown each step's outputs. TimeoutError where the engine
         has nothing left to do before that, or has run no batch and said nothing for ``HANG_S``."""
         engine = self.subject.engine
         moved_s, steps = self._clock.now_s(), engine.stats().steps
-        while not done(news := self.step()):
+        while not done(outputs := self.step()):
             if not engine.has_work():
                 raise TimeoutError("the engine has nothing left to do, and what is awaited is not")
             now_s, ran = self._clock.now_s(), engine.stats().steps
-            if news or ran != steps:
+            if outputs or ran != steps:
                 moved_s, steps = now_s, ran
             elif now_s - moved_s > HANG_S:
                 raise TimeoutError(f"the engine has not moved for {HANG_S:g} s")
@@ -148,8 +148,8 @@ class Session:
         engine = self.subject.engine
         if engine.has_work():
             self.step_until(lambda _: not engine.has_work())
-        forgotten = self._said.keys() - set(self._ended)
-        assert not forgotten, f"{', '.join(sorted(forgotten))}: no end was told"
+        forgotten = self._answers.keys() - set(self._ended)
+        assert not forgotten, f"{', '.join(sorted(forgotten))}: no end was given"
 
     def has_ended(self, name: RequestId) -> bool:
         return name in self._ended
@@ -158,7 +158,7 @@ class Session:
         """Of a request that has ended, once."""
         self._ended.remove(name)
         del self._begun_s[name]
-        tokens, logits = self._said.pop(name)
+        tokens, logits = self._answers.pop(name)
         first_s, cached = self._first.pop(name, (0.0, None))
         scores = torch.stack(logits) if logits else torch.empty(0, 0)
         return Reply(tuple(tokens), scores, first_s, cached, self._failed.pop(name, None))
@@ -176,11 +176,11 @@ class Session:
     def forget(self, *tiers: Tier) -> None:
         """Take what is cached off ``tiers``, and overwrite what nobody owns."""
         for tier in tiers:
-            self.subject.cache.push_out(tier)
+            self.subject.cache.progress.push_out(tier)
         self.subject.scrub()
 
     def has_host(self) -> bool:
-        pools = self.subject.cache.stats()
+        pools = self.subject.cache.tiers.pools.stats()
         return any(pool.total for pool in pools if pool.tier == Tier.HOST.name.lower())
 
     def has_storage(self) -> bool:

@@ -1,7 +1,10 @@
-"""Row -> page map of the running requests, one table per group.
+"""Row -> page map of the running requests, one table per group, and row -> live page for groups
+whose requests carry a state.
 
-Owns which page a request reads and writes at each page index. Must not decide what a page is worth
-(``tree``) or whether one is free (``allocator``).
+Owns which page a request reads and writes at each page index, and where its state is read and
+written: a forward reads ``source`` and writes ``own``, so that starting from a snapshot costs no
+copy and never writes to it. Must not decide what a page is worth (``tree``) or whether one is free
+(``allocator``).
 """
 
 from collections.abc import Iterator
@@ -10,7 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, PageIds
-from stratakv.memory.live_slots import LiveSlots
+
+
+class LiveSlots:
+    """Two columns per group, int32 [rows]; those of groups without a live page stay NONE."""
+
+    def __init__(self, groups: int, rows: int) -> None:
+        self._source = [np.full(rows, NONE, np.int32) for _ in range(groups)]
+        self._own = [np.full(rows, NONE, np.int32) for _ in range(groups)]
+
+    def source(self, group: GroupId) -> PageIds:
+        """The page with the state before a row's next token: its own, or a snapshot of the tree.
+        NONE where the state is zero, as before the first token."""
+        return self._source[group]
+
+    def own(self, group: GroupId) -> PageIds:
+        """The page that takes the state after a row's next tokens; NONE between a snapshot, which
+        took the page along, and the next step."""
+        return self._own[group]
+
+    def close_row(self, row: int) -> None:
+        for column in (*self._source, *self._own):
+            column[row] = NONE
 
 
 class BlockTable:

@@ -30,7 +30,7 @@ Places: TypeAlias = Mapping[tuple[GroupId, str, int], Place]
 
 class ForeignPages:
     """``pages[g]`` pages of group g, each layer of each buffer at its own place: ``DevicePages``.
-    ValueError where a place is missing, or its pages would overlap."""
+    ValueError where a place is missing or at no address, or its pages would overlap."""
 
     def __init__(self, spec: CacheSpec, pages: Sequence[int], places: Places) -> None:
         self.pages = tuple(pages)
@@ -55,6 +55,8 @@ def _view(place: Place, pages: int, page_bytes: int) -> Bytes:
     stride = place.page_stride_bytes
     if stride < page_bytes:
         raise ValueError(f"pages of {page_bytes} bytes lie {stride} bytes apart")
+    if place.address <= 0:
+        raise ValueError(f"no memory is at address {place.address}")
     size = (pages - 1) * stride + page_bytes if pages else 0
     if not size:
         return np.empty((pages, page_bytes), np.uint8)

@@ -7,35 +7,62 @@ against what every running request has booked: its prompt, and some output. Few 
 the output they ask for, so booking all of it would leave most of the pool idle; where requests do
 run past their booking and pages run short, one is retracted. A group that lets pages go behind its
 window holds at most a peak per request, shared or not, so there the peaks must fit the pool
-together, and it never runs short. The peak of a prefill has a whole chunk in it; that of decoding
-is lower, and takes its place when the prompt is computed.
+together, and it never runs short: a peak less what its request holds now is its growth, in pages.
+The peak of a prefill has a whole chunk in it; that of decoding has one page more than the window,
+and takes its place when the prompt is computed, here or elsewhere.
+
+What waits ahead comes first: a request that was retracted, and that waits for somebody else, has
+its pages taken off what others may book. And one that runs can always go on: all others that run
+may be retracted, but not those that receive their prompts, so what these hold leaves room for the
+longest of all.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import peak_pages
+from stratakv.spec.retention import KeepAll, peak_pages
 
 Pages: TypeAlias = tuple[int, ...]
 """Pages per group."""
+
+GUARDED_TOKENS: Final = 4096
+"""Output beyond its booking with which a request can always go on while others receive, as in
+SGLang; one that says still more may have to wait until a transfer has ended. All that it asks for
+would leave others no room to receive, for clients ask for the most there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """What a request may take. ``growth``: pages beyond its cached prefix that are booked for it;
-    ``peak``: the most it holds at once, up to its last token."""
+    ``peak``: the most it holds at once, up to its last token. Of groups that keep all, ``fixed``:
+    what it holds and nobody can take from it; ``rest``: what it may come to hold beyond that."""
 
     growth: Pages
     peak: Pages
+    fixed: Pages
+    rest: Pages
+
+    def decoding(self, peak: Pages) -> "Demand":
+        """The same of a request whose prompt is computed, and that holds at most ``peak``."""
+        whole = tuple(fixed + rest for fixed, rest in zip(self.fixed, self.rest, strict=True))
+        return replace(self, peak=peak, fixed=(0,) * len(whole), rest=whole)
 
 
 def demand(
-    spec: CacheSpec, total_tokens: int, booked_tokens: int, chunk_tokens: int, cached_pages: int
+    spec: CacheSpec,
+    total_tokens: int,
+    booked_tokens: int,
+    chunk_tokens: int,
+    cached_pages: int,
+    received_tokens: int = 0,
 ) -> Demand:
     """Of a request that may reach ``total_tokens`` (prompt and output) and books the first
-    ``booked_tokens`` of them."""
+    ``booked_tokens`` of them. ``chunk_tokens``: the most that it computes at once.
+    ``received_tokens``: those that another engine computes, into pages that it cannot be asked
+    for."""
 
     def peaks(tokens: int) -> Pages:
         return tuple(
@@ -43,56 +70,99 @@ def demand(
             for group in spec.groups
         )
 
+    def kept(tokens: int) -> Pages:
+        pages = peak_pages(KeepAll(), tokens, chunk_tokens, spec.page_tokens)
+        return tuple(pages if group.keeps_all else 0 for group in spec.groups)
+
     growth = tuple(max(0, pages - cached_pages) for pages in peaks(booked_tokens))
-    return Demand(growth=growth, peak=peaks(total_tokens))
+    fixed = kept(received_tokens)
+    guarded = kept(min(total_tokens, booked_tokens + GUARDED_TOKENS))
+    rest = tuple(whole - held for whole, held in zip(guarded, fixed, strict=True))
+    return Demand(growth=growth, peak=peaks(total_tokens), fixed=fixed, rest=rest)
 
 
 class PageBudget:
     """What the running requests may still take, per group."""
 
     def __init__(self, spec: CacheSpec, totals: Sequence[int]) -> None:
+        self._names = tuple(group.name for group in spec.groups)
         self._keeps_all = tuple(group.keeps_all for group in spec.groups)
         self._totals = tuple(totals)
         self._growing = [0] * len(spec.groups)
         self._peaks = [0] * len(spec.groups)
+        self._fixed = [0] * len(spec.groups)
+        self._rests: list[list[int]] = [[] for _ in spec.groups]  # of each request, ascending
 
     def refusal(self, wanted: Demand) -> str | None:
         """None, or the name of the bound that a request breaks even alone."""
-        for group, (peak, total) in enumerate(zip(wanted.peak, self._totals, strict=True)):
+        for name, peak, total in zip(self._names, wanted.peak, self._totals, strict=True):
             if peak > total:
-                return f"{peak} pages of group {group}, which has {total}"
+                return f"{peak} pages of group {name}, which has {total}"
         return None
 
-    def fits(self, wanted: Demand, available: Sequence[int]) -> bool:
-        """``available``: pages that are free or evictable now, per group, with the request's own
-        prefix leased already."""
+    def room(self, available: Sequence[int], ahead: Sequence[Demand] = ()) -> Pages:
+        """Pages that one more request may book: growth of a group that keeps all, a peak of
+        another; below 0 where more is booked than there is.
+
+        available: pages that are free or evictable now, per group. ahead: requests that do not run
+        and come first.
+        """
+        found: list[int] = []
         for group, keeps_all in enumerate(self._keeps_all):
             if keeps_all:
-                if available[group] - self._growing[group] < wanted.growth[group]:
-                    return False
-            elif self._totals[group] - self._peaks[group] < wanted.peak[group]:
+                room = available[group] - self._growing[group]
+                room -= sum(one.growth[group] for one in ahead)
+            else:
+                room = self._totals[group] - self._peaks[group]
+                room -= sum(one.peak[group] for one in ahead)
+            found.append(room)
+        return tuple(found)
+
+    def fits(self, wanted: Demand, available: Sequence[int], ahead: Sequence[Demand] = ()) -> bool:
+        """As in ``room``, with the request's own prefix leased already."""
+        for group, room in enumerate(self.room(available, ahead)):
+            claim = wanted.growth if self._keeps_all[group] else wanted.peak
+            if claim[group] > room or not self._goes_on(group, wanted):
                 return False
         return True
+
+    def _goes_on(self, group: int, wanted: Demand) -> bool:
+        """Whether whoever may take most of a group could, beside all that nobody can take back."""
+        most = max(self._rests[group][-1:], default=0)
+        held = self._fixed[group] + wanted.fixed[group]
+        return held + max(most, wanted.rest[group]) <= self._totals[group]
 
     def book(self, wanted: Demand) -> None:
         for group in range(len(self._totals)):
             self._growing[group] += wanted.growth[group]
             self._peaks[group] += wanted.peak[group]
+            self._fixed[group] += wanted.fixed[group]
+            insort(self._rests[group], wanted.rest[group])
 
     def grown(self, group: int, pages: int) -> None:
         """Running requests have taken ``pages`` of what was booked."""
         self._growing[group] -= pages
 
-    def lower(self, wanted: Demand, peak: Pages) -> Demand:
-        """A request that has booked ``wanted`` holds at most ``peak`` from now on; its new
-        booking."""
+    def decodes(self, wanted: Demand, peak: Pages) -> Demand:
+        """The prompt of a request that has booked ``wanted`` is computed: it holds at most ``peak``
+        from now on, and may be retracted. Its new booking."""
+        now = wanted.decoding(peak)
         for group, pages in enumerate(peak):
             assert pages <= wanted.peak[group], "a peak does not grow"
             self._peaks[group] -= wanted.peak[group] - pages
-        return replace(wanted, peak=peak)
+            self._fixed[group] -= wanted.fixed[group]
+            self._forget(group, wanted)
+            insort(self._rests[group], now.rest[group])
+        return now
 
     def settle(self, wanted: Demand, left: Sequence[int]) -> None:
         """A request has ended with ``left`` of its growth not taken."""
         for group in range(len(self._totals)):
             self._growing[group] -= left[group]
             self._peaks[group] -= wanted.peak[group]
+            self._fixed[group] -= wanted.fixed[group]
+            self._forget(group, wanted)
+
+    def _forget(self, group: int, wanted: Demand) -> None:
+        rests = self._rests[group]
+        del rests[bisect_left(rests, wanted.rest[group])]

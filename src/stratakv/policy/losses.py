@@ -55,7 +55,7 @@ _ABORTED: Final = (Lost.DEVICE_ABORTED, Lost.HOST_ABORTED)
 
 
 def label(cause: Cause) -> tuple[str, str]:
-    """Tier and reason, to be told."""
+    """Tier and reason, for a log."""
     if isinstance(cause, Lost):
         return cause.tier, cause.reason
     return "storage", cause.name.lower()

@@ -132,8 +132,8 @@ class Ends:
         for group in self._groups:
             if not self._with_bytes[group]:
                 continue
-            news = np.flatnonzero(stored[group] & ~held.present[group])
-            last = max(last, int(news[-1]) + 1) if len(news) else last
+            fresh = np.flatnonzero(stored[group] & ~held.present[group])
+            last = max(last, int(fresh[-1]) + 1) if len(fresh) else last
             if self._spec.groups[group].keeps_all:
                 holes = np.flatnonzero(~(stored[group] | held.present[group]))
                 reach = min(reach, int(holes[0])) if len(holes) else reach

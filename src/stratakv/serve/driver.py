@@ -21,6 +21,7 @@ from stratakv.core.clock import Clock
 from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import FinishReason, Output, Prompt
+from stratakv.engine.stats import EngineStats
 from stratakv.serve.errors import (
     ApiError,
     engine_failed,
@@ -29,8 +30,8 @@ from stratakv.serve.errors import (
     shut_down,
     unavailable,
 )
-from stratakv.serve.ports import EnginePort, FollowerPort, StatsView
-from stratakv.serve.subscription import Accepted, Event, News, Refused, Subscription
+from stratakv.serve.ports import EnginePort, PublisherPort
+from stratakv.serve.subscription import Accepted, Event, Refused, Subscription, TimedOutput
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -76,7 +77,7 @@ _Loop: TypeAlias = asyncio.AbstractEventLoop
 class EngineDriver:
     """Runs ``engine`` on a thread of its own, from ``start`` to ``stop``.
 
-    ``max_waiting`` bounds the requests that are queued for their first token. ``follower`` is told
+    ``max_waiting`` bounds the requests that are queued for their first token. ``publisher`` is told
     of every turn, and of the end. ``heartbeat_s``: an engine without work is stepped that often,
     so that ranks that wait for it know that it lives, and it that they do.
     """
@@ -87,12 +88,12 @@ class EngineDriver:
         *,
         max_waiting: int,
         clock: Clock,
-        follower: FollowerPort | None = None,
+        publisher: PublisherPort | None = None,
         heartbeat_s: float | None = None,
     ) -> None:
         self._engine = engine
         self._heartbeat_s = heartbeat_s
-        self._follower = follower
+        self._publisher = publisher
         self._clock = clock
         self.max_waiting: Final = max_waiting
         self._wake = threading.Condition()
@@ -143,7 +144,7 @@ class EngineDriver:
         """Drop every cached page; False while requests are running."""
         return await asyncio.wrap_future(self.ask(self._engine.flush))
 
-    async def stats(self) -> StatsView:
+    async def stats(self) -> EngineStats:
         """The engine's figures after the step that is running now."""
         return await asyncio.wrap_future(self.ask(self._engine.stats))
 
@@ -206,8 +207,8 @@ class EngineDriver:
             self._end(Health.FAILED, engine_failed())
         else:
             self._end(Health.STOPPED, shut_down())
-        if self._follower is not None:
-            self._follower.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def _turn(self) -> bool:
         with self._wake:
@@ -223,8 +224,8 @@ class EngineDriver:
         if self._engine.has_work() or not due:
             self._fan_out(self._engine.step())
             self._send_mail()
-        if self._follower is not None:
-            self._follower.step_done()
+        if self._publisher is not None:
+            self._publisher.step_done()
         return True
 
     def _called(self) -> bool:
@@ -246,7 +247,7 @@ class EngineDriver:
                 for request, subscription in self._routes.items():
                     self._engine.abort(request)
                     ended = Output(request=request, token=None, finish=FinishReason.ABORT)
-                    self._post(subscription, News(now_s, ended))
+                    self._post(subscription, TimedOutput(now_s, ended))
                 self._routes.clear()
             case _Ask(work, answer):
                 if answer.set_running_or_notify_cancel():
@@ -274,7 +275,7 @@ class EngineDriver:
             subscription = self._routes.get(output.request)
             if subscription is None:
                 continue  # aborted while the step ran
-            self._post(subscription, News(now_s, output))
+            self._post(subscription, TimedOutput(now_s, output))
             if output.finish is not None:
                 del self._routes[output.request]
         with self._wake:
@@ -284,13 +285,13 @@ class EngineDriver:
         self._mail[subscription.loop].append((subscription, event))
 
     def _send_mail(self) -> None:
-        """Wake each event loop once, however many requests have news."""
-        for loop, letters in self._mail.items():
+        """Wake each event loop once, however many requests have outputs."""
+        for loop, posted in self._mail.items():
             try:
-                loop.call_soon_threadsafe(_deliver, letters)
+                loop.call_soon_threadsafe(_deliver, posted)
             except RuntimeError:  # the loop is closed: its clients are gone
-                for subscription in {subscription for subscription, _ in letters}:
-                    subscription.closed = True
+                for subscription in {subscription for subscription, _ in posted}:
+                    subscription.close()
                     self._release(subscription, subscription.ids)
         self._mail.clear()
 
@@ -312,8 +313,8 @@ class EngineDriver:
                     pass  # every open subscription was told above
 
 
-def _deliver(letters: list[tuple[Subscription, Event]]) -> None:
-    for subscription, event in letters:
+def _deliver(posted: list[tuple[Subscription, Event]]) -> None:
+    for subscription, event in posted:
         subscription.push(event)
 
 

@@ -54,13 +54,13 @@ def launched(size: int) -> Place | None:
     has started another number of ranks than ``--tp`` says."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
-    told = f"RANK={os.environ['RANK']} WORLD_SIZE={os.environ['WORLD_SIZE']}"
+    place = f"RANK={os.environ['RANK']} WORLD_SIZE={os.environ['WORLD_SIZE']}"
     try:
         rank, started = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except ValueError:
         rank, started = -1, 0
     if not 0 <= rank < started:
-        raise ConfigError(f"{told}: allowed are numbers as a launcher sets them, or none at all")
+        raise ConfigError(f"{place}: allowed are numbers as a launcher sets them, or none at all")
     if started != size:
         raise ConfigError(
             f"--tp {size}: the launcher has started {started} ranks; allowed is --tp {started}"
@@ -95,41 +95,40 @@ def ended_by_interrupt(place: Place) -> Generator[None]:
     """Ctrl-C ends this process at once while it starts, and those that it has started. Python's own
     handler would have to wait for the collective that the main thread is in, which waits for ranks
     that may not come. A child of rank 0 hears no Ctrl-C."""
-    heard, told = socket.socketpair()
+    reader, writer = socket.socketpair()
 
     def wait() -> None:
-        with heard:
-            if heard.recv(1):
+        with reader:
+            if reader.recv(1):
                 sys.stderr.write("stratakv: interrupted\n")
                 place.abandon()
                 os._exit(INTERRUPTED)
 
     threading.Thread(target=wait, daemon=True).start()
-    told.settimeout(0)  # as the wakeup descriptor must be
+    writer.settimeout(0)  # as the wakeup descriptor must be
     answer = signal.signal(signal.SIGINT, _nothing)  # but the byte
-    before = signal.set_wakeup_fd(told.fileno())
+    before = signal.set_wakeup_fd(writer.fileno())
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         signal.signal(signal.SIGINT, answer)
-        told.close()  # which ends the thread
+        writer.close()  # which ends the thread
 
 
 @dataclass(slots=True, eq=False)
 class Followers:
     """Ranks 1 and up, as children of this process; a context manager. Each runs the same command
-    line, and finds its rank in the environment, as under torchrun. ``well``: whether rank 0 has
-    ended as it should, which is what whoever runs it says."""
+    line, and finds its rank in the environment, as under torchrun."""
 
     line: Sequence[str]
     size: int
-    well: bool = field(default=False, init=False)
     place: Place = field(init=False)
     _running: list["subprocess.Popen[bytes]"] = field(
         default_factory=list["subprocess.Popen[bytes]"], init=False
     )
     _ending: bool = field(default=False, init=False)
+    _well: bool = field(default=False, init=False)
 
     def __enter__(self) -> Self:
         port = str(_free_port())
@@ -151,6 +150,10 @@ class Followers:
             raise
         return self
 
+    def ended(self, code: int) -> None:
+        """Rank 0 has, with that exit code: the others have ended well if it has."""
+        self._well = code == 0
+
     def __exit__(self, *_: object) -> None:
         if not self.place.up.is_set():  # nothing was served or stored
             self.abandon()
@@ -158,7 +161,7 @@ class Followers:
         for child in self._running:
             assert child.stdin is not None
             child.stdin.close()
-        patience_s = END_S if self.well else LOST_S
+        patience_s = END_S if self._well else LOST_S
         for rank, child in enumerate(self._running, 1):
             try:
                 child.wait(patience_s)
@@ -178,7 +181,7 @@ class Followers:
         code = child.wait()
         if self._ending or (code == 0 and self.place.up.is_set()):
             return
-        log.error("rank %d of %d has ended: %s", rank, self.size, _told(code))
+        log.error("rank %d of %d has ended: %s", rank, self.size, _description(code))
         if self.place.up.is_set():  # the next collective fails, and clients are told
             return
         threading.Event().wait(GRACE_S)
@@ -188,7 +191,7 @@ class Followers:
             os._exit(1)  # the main thread waits in a collective; nothing was served or stored
 
 
-def _told(code: int) -> str:
+def _description(code: int) -> str:
     """``code``: as ``Popen`` has it."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 

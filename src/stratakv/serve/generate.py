@@ -34,7 +34,7 @@ from stratakv.serve.replies import (
 from stratakv.serve.schemas import Decoding
 from stratakv.serve.service import Service
 from stratakv.serve.streams import Choice, Delta, Generation
-from stratakv.serve.subscription import News, Subscription
+from stratakv.serve.subscription import Subscription, TimedOutput
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ STREAM_HEADERS: Final = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Call:
+class GenerateCall:
     """What both endpoints come down to. ``adapter``: "" for none. ``field``: where the prompts
     stood. ``default_tokens``: most tokens of an answer to a call without ``max_tokens``."""
 
@@ -60,7 +60,7 @@ class Call:
     start_s: float
 
 
-def engine_prompts(service: Service, call: Call) -> tuple[Prompt, ...]:
+def engine_prompts(service: Service, call: GenerateCall) -> tuple[Prompt, ...]:
     """One prompt for the engine per prompt and choice, choices of one prompt together."""
     decoding = call.decoding
     seed = secrets.randbits(64) if decoding.seed is None else decoding.seed
@@ -105,7 +105,9 @@ def derived_seed(seed: int, choice: int) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-async def answer(service: Service, request: Request, call: Call) -> "Response | EventStream":
+async def answer(
+    service: Service, request: Request, call: GenerateCall
+) -> "Response | EventStream":
     """Run ``call`` in the engine. Raises ApiError as long as no status line has gone out."""
     client = client_of(request)
     size = EACH_BYTES * len(call.prompts) * call.decoding.n
@@ -123,7 +125,7 @@ async def answer(service: Service, request: Request, call: Call) -> "Response | 
         return await _whole(service, client, call, generation)
 
 
-def _begun(service: Service, call: Call) -> tuple[tuple[Prompt, ...], list[Choice]]:
+def _begun(service: Service, call: GenerateCall) -> tuple[tuple[Prompt, ...], list[Choice]]:
     prompts = engine_prompts(service, call)
     choices = [
         Choice(i, service.tokenizer, call.decoding.stop, prompt.sampling.stop_tokens)
@@ -162,7 +164,9 @@ async def _watch(receive: Receive, subscription: Subscription) -> None:
     subscription.fail(ClientGoneError("the client closed the connection"))
 
 
-async def _chunks(service: Service, call: Call, generation: Generation) -> AsyncIterator[bytes]:
+async def _chunks(
+    service: Service, call: GenerateCall, generation: Generation
+) -> AsyncIterator[bytes]:
     head = call.format.chunk_head()
     tail: Json = {"usage": None} if call.decoding.include_usage else {}
     async with aclosing(generation.deltas()) as deltas:
@@ -174,7 +178,9 @@ async def _chunks(service: Service, call: Call, generation: Generation) -> Async
         yield event({**head, "choices": [], "usage": _usage(service, call, generation)})
 
 
-async def _whole(service: Service, client: str, call: Call, generation: Generation) -> Response:
+async def _whole(
+    service: Service, client: str, call: GenerateCall, generation: Generation
+) -> Response:
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     size = EACH_BYTES * len(parts)
     async with aclosing(generation.deltas()) as deltas:
@@ -194,12 +200,12 @@ async def _whole(service: Service, client: str, call: Call, generation: Generati
     return await service.lanes.run(client, size, work)
 
 
-def _usage(service: Service, call: Call, generation: Generation) -> Json:
+def _usage(service: Service, call: GenerateCall, generation: Generation) -> Json:
     prompt_tokens = sum(len(tokens) for tokens in call.prompts)
     return usage(prompt_tokens, generation.choices, call.decoding.n, service.groups)
 
 
-def _max_tokens(service: Service, call: Call, prompt_tokens: int) -> int:
+def _max_tokens(service: Service, call: GenerateCall, prompt_tokens: int) -> int:
     most = service.limits.max_model_len
     room = most - prompt_tokens
     if room < 1:
@@ -233,15 +239,15 @@ class _Account:
         self._last_s: dict[RequestId, float] = {}
         self._choices = choices
 
-    def observe(self, news: News) -> None:
-        output = news.output
+    def observe(self, timed: TimedOutput) -> None:
+        output = timed.output
         last_s = self._last_s.get(output.request)
         if last_s is None:
-            self._metrics.first_token_s.observe(news.at_s - self._start_s)
+            self._metrics.first_token_s.observe(timed.at_s - self._start_s)
             self._metrics.prompted(self._prompt_tokens[output.request], output.cached)
         else:
-            self._metrics.between_tokens_s.observe(news.at_s - last_s)
-        self._last_s[output.request] = news.at_s
+            self._metrics.between_tokens_s.observe(timed.at_s - last_s)
+        self._last_s[output.request] = timed.at_s
 
     def close(self) -> None:
         for choice in self._choices:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeVar, assert_never
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stratakv.core.ids import TokenIds
+from stratakv.engine.stats import EngineStats
 from stratakv.serve import bodies, json_body, schemas
 from stratakv.serve.admin_api import AdminApi
 from stratakv.serve.bodies import Hold
@@ -35,11 +36,11 @@ from stratakv.serve.errors import (
     unavailable,
 )
 from stratakv.serve.fields import JsonObject
-from stratakv.serve.generate import Call, EventStream, answer
+from stratakv.serve.generate import EventStream, GenerateCall, answer
 from stratakv.serve.lanes import EACH_BYTES, INLINE_BYTES, client_of, in_pieces
 from stratakv.serve.middleware import BearerKeys, RequestIds
-from stratakv.serve.ports import StatsView
 from stratakv.serve.replies import ChatFormat, CompletionFormat
+from stratakv.serve.schemas import ChatCall, CompletionCall
 from stratakv.serve.service import Service
 
 COMPLETION_TOKENS: Final = 16
@@ -55,7 +56,7 @@ class Api:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._created = int(time.time())
-        self._stats: StatsView | None = None
+        self._stats: EngineStats | None = None
         self._lanes = service.lanes
         self._bodies = service.bodies
 
@@ -76,16 +77,11 @@ class Api:
         ]
 
     async def completions(self, request: Request) -> Response | EventStream:
-        start_s = self._service.clock.now_s()
-        with self._bodies.share(client_of(request)) as hold:
-            call = await self._completion_call(request, hold, start_s)
-        return await answer(self._service, request, call)
+        vocab = self._service.limits.vocab
+        return await self._generate(request, lambda body: schemas.completion_call(body, vocab))
 
     async def chat(self, request: Request) -> Response | EventStream:
-        start_s = self._service.clock.now_s()
-        with self._bodies.share(client_of(request)) as hold:
-            call = await self._chat_call(request, hold, start_s)
-        return await answer(self._service, request, call)
+        return await self._generate(request, schemas.chat_call)
 
     async def models(self, _request: Request) -> Response:
         names = (self._service.model, *self._service.adapters)
@@ -165,46 +161,42 @@ class Api:
     async def version(self, _request: Request) -> Response:
         return JSONResponse({"version": self._service.version})
 
-    async def _completion_call(self, request: Request, hold: Hold, start_s: float) -> Call:
-        vocab = self._service.limits.vocab
-        found = await self._read(request, hold, lambda body: schemas.completion_call(body, vocab))
-        name, adapter = self._named(found.model)
-        self._check_choices(len(found.prompts), found.decoding.n)
-        return Call(
-            prompts=await self._encode(request, found.prompts),
+    async def _generate(
+        self, request: Request, read: Callable[[JsonObject], CompletionCall | ChatCall]
+    ) -> Response | EventStream:
+        start_s, service = self._service.clock.now_s(), self._service
+        with self._bodies.share(client_of(request)) as hold:
+            found = await self._read(request, hold, read)
+            name, adapter = self._named(found.model)
+            match found:
+                case CompletionCall():
+                    spell, prefix, field = CompletionFormat, "cmpl", "prompt"
+                    default_tokens = COMPLETION_TOKENS
+                    self._check_choices(len(found.prompts), found.decoding.n)
+                    prompts = await self._encode(request, found.prompts)
+                case ChatCall():
+                    spell, prefix, field = ChatFormat, "chatcmpl", "messages"
+                    default_tokens = service.limits.default_max_tokens
+                    self._check_choices(1, found.decoding.n)
+                    prompts = [await self._encode_chat(request, found.messages)]
+                case _:
+                    assert_never(found)
+        call = GenerateCall(
+            prompts=prompts,
             adapter=adapter,
             decoding=found.decoding,
-            format=CompletionFormat(
-                id=f"cmpl-{uuid.uuid4().hex}",
+            format=spell(
+                id=f"{prefix}-{uuid.uuid4().hex}",
                 created=int(time.time()),
                 model=name,
-                tokenizer=self._service.tokenizer,
+                tokenizer=service.tokenizer,
                 logprobs=found.decoding.logprobs is not None,
             ),
-            field="prompt",
-            default_tokens=COMPLETION_TOKENS,
+            field=field,
+            default_tokens=default_tokens,
             start_s=start_s,
         )
-
-    async def _chat_call(self, request: Request, hold: Hold, start_s: float) -> Call:
-        found = await self._read(request, hold, schemas.chat_call)
-        name, adapter = self._named(found.model)
-        self._check_choices(1, found.decoding.n)
-        return Call(
-            prompts=[await self._encode_chat(request, found.messages)],
-            adapter=adapter,
-            decoding=found.decoding,
-            format=ChatFormat(
-                id=f"chatcmpl-{uuid.uuid4().hex}",
-                created=int(time.time()),
-                model=name,
-                tokenizer=self._service.tokenizer,
-                logprobs=found.decoding.logprobs is not None,
-            ),
-            field="messages",
-            default_tokens=self._service.limits.default_max_tokens,
-            start_s=start_s,
-        )
+        return await answer(service, request, call)
 
     async def _read(self, request: Request, hold: Hold, make: Callable[[JsonObject], T]) -> T:
         """What ``make`` makes of the body."""

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from stratakv.core.ids import PageKey
-from stratakv.spec.event_kinds import event_kind
 from stratakv.spec.groups import CacheSpec
+from stratakv.spec.retention import event_kind
 from stratakv.tiers.events import AllCleared, CacheEvent, PagesRemoved, PagesStored
 
 KEY_WORDS: Final = 4

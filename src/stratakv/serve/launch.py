@@ -67,7 +67,7 @@ def serve_ranks(path: Path, config: EngineConfig, server: ServerConfig, line: Se
         raise ConfigError(reason)
     with Followers(line, config.tp) as followers:
         code = _serve(path, config, server, followers.place)
-        followers.well = code == 0
+        followers.ended(code)
         return code
 
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from stratakv.core.ids import GroupId
 from stratakv.engine.request import CachedTokens
-from stratakv.serve.ports import StatsView
+from stratakv.engine.stats import EngineStats
 from stratakv.tiers.statistics import StorageStats
 
 FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -81,9 +81,9 @@ class ServerMetrics:
         """A batch found its queue full."""
         self._lost_events.inc()
 
-    def render(self, stats: StatsView | None) -> bytes:
+    def render(self, stats: EngineStats | None) -> bytes:
         """The text format; without the engine's figures if it cannot give them."""
-        self._engine.stats = stats
+        self._engine.show(stats)
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -97,7 +97,10 @@ class _EngineCollector(Collector):
     """Shows the engine's counters as they are: they count up there."""
 
     def __init__(self) -> None:
-        self.stats: StatsView | None = None
+        self.stats: EngineStats | None = None
+
+    def show(self, stats: EngineStats | None) -> None:
+        self.stats = stats
 
     def collect(self) -> Iterator[Metric]:
         if self.stats is not None:
@@ -106,7 +109,7 @@ class _EngineCollector(Collector):
                 yield from _of_storage(self.stats.storage)
 
 
-def _of_engine(stats: StatsView) -> Iterator[Metric]:
+def _of_engine(stats: EngineStats) -> Iterator[Metric]:
     for name, value in (
         ("waiting", stats.waiting),
         ("retracted", stats.retracted),

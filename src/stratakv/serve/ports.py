@@ -1,60 +1,14 @@
 """What the server asks of an engine. Owns the interfaces; ``engine.loop.Engine`` satisfies both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from stratakv.core.ids import RequestId
 from stratakv.engine.attachment import Report, StorageCall, Verb
 from stratakv.engine.request import Output, Prompt
+from stratakv.engine.stats import EngineStats
 from stratakv.engine.storage_control import Openable
 from stratakv.tiers.statistics import StorageStats
-
-
-class PoolView(Protocol):
-    """Pages of one group on one tier."""
-
-    @property
-    def group(self) -> str: ...
-    @property
-    def tier(self) -> str: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def free(self) -> int: ...
-    @property
-    def evictable(self) -> int: ...
-
-
-class RequestsView(Protocol):
-    """An engine's requests at one moment. Retracted ones are among the waiting ones; ``failures``
-    are those that failed alone since the start, by cause."""
-
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def retracted(self) -> int: ...
-    @property
-    def running(self) -> int: ...
-    @property
-    def failures(self) -> Mapping[str, int]: ...
-
-
-class StatsView(RequestsView, Protocol):
-    """An engine's figures at one moment; steps and counters only count up. ``lost_tokens``: by tier
-    and reason. ``storage`` None: nothing is attached."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def pages(self) -> Sequence[PoolView]: ...
-    @property
-    def known_tokens(self) -> int: ...
-    @property
-    def lost_tokens(self) -> Mapping[tuple[str, str], int]: ...
-    @property
-    def counters(self) -> Mapping[str, int]: ...
-    @property
-    def storage(self) -> StorageStats | None: ...
 
 
 class EnginePort(Protocol):
@@ -81,7 +35,7 @@ class EnginePort(Protocol):
         """Drop every cached page; False while requests are running."""
         ...
 
-    def stats(self) -> StatsView: ...
+    def stats(self) -> EngineStats: ...
 
 
 class StoragePort(Protocol):
@@ -107,7 +61,7 @@ class StoragePort(Protocol):
         ...
 
 
-class FollowerPort(Protocol):
+class PublisherPort(Protocol):
     """Who follows the engine's cache. All calls come from the driver's thread."""
 
     def step_done(self) -> None:

@@ -1,6 +1,6 @@
-"""Keeps a log readable while somebody attacks: what is said again and again is said seldom.
+"""Keeps a log readable while somebody attacks: what is logged again and again is logged seldom.
 
-Owns which loggers are kept short. Must not drop what was not said lately.
+Owns which loggers are kept short. Must not drop what was not logged lately.
 """
 
 import logging
@@ -30,14 +30,14 @@ class Seldom(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         error = record.exc_info[0] if record.exc_info else None
-        said = (str(record.msg).partition("\n")[0], "" if error is None else error.__name__)
+        kind = (str(record.msg).partition("\n")[0], "" if error is None else error.__name__)
         now_s = self._clock.now_s()
-        if now_s < self._until_s.get(said, now_s):
-            self._left_out[said] = self._left_out.get(said, 0) + 1
+        if now_s < self._until_s.get(kind, now_s):
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return False
-        self._until_s[said] = now_s + PERIOD_S
-        if missed := self._left_out.pop(said, 0):
-            record.msg = f"{record.msg} (and {missed} times more since it was last said)"
+        self._until_s[kind] = now_s + PERIOD_S
+        if missed := self._left_out.pop(kind, 0):
+            record.msg = f"{record.msg} (and {missed} times more since it was last logged)"
         return True
 
 

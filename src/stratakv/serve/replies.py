@@ -36,14 +36,21 @@ LOWEST_LOGPROB: Final = -9999.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionFormat:
-    """``/v1/completions``."""
-
+class _Format:
     id: str
     created: int
     model: str
     tokenizer: Tokenizer
     logprobs: bool
+
+    def _head(self, what: str) -> Json:
+        return {"id": self.id, "object": what, "created": self.created, "model": self.model}
+
+
+class CompletionFormat(_Format):
+    """``/v1/completions``."""
+
+    __slots__ = ()
 
     def chunk(self, delta: Delta) -> Json:
         return {
@@ -60,12 +67,7 @@ class CompletionFormat:
         return self.chunk(merged(deltas))
 
     def whole_head(self) -> Json:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-        }
+        return self._head("text_completion")
 
     def _logprobs(self, tokens: Sequence[ShownToken]) -> Json | None:
         if not self.logprobs:
@@ -83,15 +85,10 @@ class CompletionFormat:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatFormat:
+class ChatFormat(_Format):
     """``/v1/chat/completions``."""
 
-    id: str
-    created: int
-    model: str
-    tokenizer: Tokenizer
-    logprobs: bool
+    __slots__ = ()
 
     def chunk(self, delta: Delta) -> Json:
         message: Json = {"role": "assistant"} if delta.first else {}
@@ -105,7 +102,7 @@ class ChatFormat:
         }
 
     def chunk_head(self) -> Json:
-        return {**self.whole_head(), "object": "chat.completion.chunk"}
+        return self._head("chat.completion.chunk")
 
     def whole(self, deltas: Sequence[Delta]) -> Json:
         delta = merged(deltas)
@@ -117,12 +114,7 @@ class ChatFormat:
         }
 
     def whole_head(self) -> Json:
-        return {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-        }
+        return self._head("chat.completion")
 
     def _logprobs(self, tokens: Sequence[ShownToken]) -> Json | None:
         if not self.logprobs:

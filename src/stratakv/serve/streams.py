@@ -1,6 +1,7 @@
 """Tokens of running requests to the text that clients see.
 
-Owns what of a token may be shown when: characters that are complete, text before a stop string,
+Owns what of a token may be shown when: characters that are complete, text before a stop string
+(however it was split into pieces),
 log-probabilities of shown tokens. Must not know JSON, nor talk to the engine but through a
 subscription.
 """
@@ -12,9 +13,49 @@ from typing import Final
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import CachedTokens, FinishReason, Output, TokenLogprob
 from stratakv.serve.errors import request_failed, shut_down
-from stratakv.serve.stops import StopMatcher
-from stratakv.serve.subscription import News, Subscription
+from stratakv.serve.subscription import Subscription, TimedOutput
 from stratakv.serve.tokenizer import StreamDecoder, Tokenizer
+
+
+class StopMatcher:
+    """Text in, text out, up to the stop string that is complete first (of several that end
+    together: the longest). How the text was split into pieces makes no difference."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.matched = False
+
+    def feed(self, piece: str) -> str:
+        """What is surely before any stop string; nothing after a match."""
+        if not self._stops:
+            return piece
+        if self.matched or not piece:
+            return ""
+        text = self._held + piece
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.matched = True
+            self._held = ""
+            return text[: min(found)[1]]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back: there will be no more text."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of ``text`` with which ``stop`` might begin."""
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0:
+        if stop.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(stop[0], at + 1)
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +143,14 @@ class Choice:
 class Generation:
     """All choices of one client request, while they run.
 
-    ``observe`` is told the time and output of every token, in order of arrival.
+    ``observe`` is called with the time and output of every token, in order of arrival.
     """
 
     def __init__(
         self,
         subscription: Subscription,
         choices: Sequence[Choice],
-        observe: Callable[[News], None],
+        observe: Callable[[TimedOutput], None],
     ) -> None:
         self.choices: Final = tuple(choices)
         self._subscription = subscription
@@ -126,15 +167,15 @@ class Generation:
         """
         while self._running:
             touched: dict[RequestId, Choice] = {}
-            for news in await self._subscription.take():
-                output = news.output
+            for timed in await self._subscription.take():
+                output = timed.output
                 choice = self._running.get(output.request)
                 if choice is None:
                     continue  # its stop string came before
                 if output.finish is FinishReason.ABORT:
                     raise shut_down()
                 if output.failure is None:
-                    self._observe(news)
+                    self._observe(timed)
                 choice.feed(output)
                 if output.failure is not None:
                     raise request_failed(output.failure)

@@ -27,14 +27,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class TimedOutput:
     """One output of a step that ended at ``at_s`` (the driver's clock)."""
 
     at_s: float
     output: Output
 
 
-Event: TypeAlias = Accepted | Refused | News
+Event: TypeAlias = Accepted | Refused | TimedOutput
 
 
 class Subscription:
@@ -52,7 +52,7 @@ class Subscription:
         self.closed = False
         self._release = release
         self._unfinished = set(self.ids)
-        self._news: list[News] = []
+        self._outputs: list[TimedOutput] = []
         self._error: StrataError | None = None
         self._accepted = False
         self._changed = asyncio.Event()
@@ -63,8 +63,8 @@ class Subscription:
                 self._accepted = True
             case Refused(error):
                 self.fail(error)
-            case News(_, output):
-                self._news.append(event)
+            case TimedOutput(_, output):
+                self._outputs.append(event)
                 if output.finish is not None:
                     self._unfinished.discard(output.request)
             case _:
@@ -81,15 +81,15 @@ class Subscription:
         while not self._accepted:
             await self._wait()
 
-    async def take(self) -> list[News]:
-        """All news since the last call, at least one; raises what ``fail`` was given."""
-        while not self._news:
+    async def take(self) -> list[TimedOutput]:
+        """All outputs since the last call, at least one; raises what ``fail`` was given."""
+        while not self._outputs:
             await self._wait()
-        news, self._news = self._news, []
-        return news
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def cancel(self, request: RequestId) -> None:
-        """Abort one request (its stop string came); news of it may still arrive."""
+        """Abort one request (its stop string came); outputs of it may still arrive."""
         if request in self._unfinished:
             self._unfinished.discard(request)
             self._release(self, (request,))
@@ -100,8 +100,12 @@ class Subscription:
     def __exit__(self, *_: object) -> None:
         unfinished = tuple(self._unfinished)
         self._unfinished.clear()
-        self.closed = True
+        self.close()
         self._release(self, unfinished)
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self.closed = True
 
     async def _wait(self) -> None:
         if self._error is not None:

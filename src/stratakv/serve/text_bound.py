@@ -18,7 +18,19 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 
-from stratakv.serve.byte_alphabet import BYTE_OF_CHAR
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet of byte-level BPE: printable bytes stand for themselves, the rest follow
+    from U+0100 in order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(rest)
+    }
+
+
+BYTE_OF_CHAR: Final = _byte_alphabet()
+
 
 BLOCK_BYTES: Final = 1 << 20
 SPACE: Final = "\u2581"

@@ -1,7 +1,7 @@
 """Text to token ids and back.
 
 Owns a model's Hugging Face fast tokenizer and its chat template. Every method may be called from
-any thread. Must not know of requests, nor cut text at stop strings (``stops``).
+any thread. Must not know of requests, nor cut text at stop strings (``streams``).
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import TokenIds
-from stratakv.serve.byte_alphabet import BYTE_OF_CHAR
 from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.schemas import Message
-from stratakv.serve.text_bound import bound_of
+from stratakv.serve.text_bound import BYTE_OF_CHAR, bound_of
 
 REPLACEMENT: Final = "\ufffd"
 
@@ -30,9 +29,9 @@ class Tokenizer:
         try:
             loaded = AutoTokenizer.from_pretrained(path, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} holds no tokenizer that loads: {error}") from error
+            raise ConfigError(f"MODEL {path}: it holds no tokenizer that loads: {error}") from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
-            raise ConfigError(f"{path} must hold a fast tokenizer (tokenizer.json)")
+            raise ConfigError(f"MODEL {path}: allowed is a fast tokenizer (tokenizer.json)")
         self._templates = loaded
         self._fast: FastTokenizer = loaded.backend_tokenizer
         # Prompts come whole or not at all: a file may ask for cutting or padding.

@@ -1,7 +1,7 @@
 """The server's composition: an engine from ``assembly``, and what a server has around it.
 
-Owns the order of a server's start: refuse what can be refused, reach the store, load the weights,
-take memory.
+Owns the order of a server's start (refuse what can be refused, reach the store, load the weights,
+take memory), and the checks of ``--kv-events`` that need more than its text.
 """
 
 import math
@@ -11,11 +11,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from stratakv.assembly.build import Sockets
-from stratakv.assembly.models import EngineParts, build_sized, check_model
+from stratakv.assembly.models import CPU, EngineParts, build_sized, check_model
 from stratakv.assembly.ranks import RankContext, heartbeat_s, sharing_of
 from stratakv.assembly.sizing import Sizes, size, spec_for, weights_bytes
 from stratakv.assembly.stores import (
@@ -25,7 +26,7 @@ from stratakv.assembly.stores import (
     reach_at_start,
     trust_while_it_runs,
 )
-from stratakv.core.clock import MonotonicClock
+from stratakv.core.clock import MonotonicClock, WallClock
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.model_identity import ModelIdentity
@@ -37,7 +38,6 @@ from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Limits, Service
 from stratakv.serve.tokenizer import Tokenizer
-from stratakv.serve.wiring_events import open_publisher
 from stratakv.spec.groups import ANCHOR
 from stratakv.storage.opening import OpenStore
 from stratakv.storage.urls import hidden
@@ -73,7 +73,7 @@ def build_service(
         parts.port,
         max_waiting=server.max_waiting,
         clock=clock,
-        follower=publisher,
+        publisher=publisher,
         heartbeat_s=None if ranks is None else heartbeat_s(config),
     )
     service = Service(
@@ -107,7 +107,7 @@ def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Siz
     facts = read_facts(path, config.dtype)
     check_model(facts, config)
     check_directories(config.adapters())
-    sizes = size(facts, config, on_cpu=True, weights=weights_bytes(path, facts.dtype))
+    sizes = size(facts, config, on_host=CPU.on_host, weights=weights_bytes(path, facts.dtype))
     check_storage(config, sizes.host)
     return sizes
 
@@ -146,7 +146,7 @@ def _load(
                     f"--dtype {config.dtype}: config.json names none, and the weights are "
                     f"{model.dtype}; allowed with --storage and --tp is --dtype {model.dtype}"
                 )
-            sizes = size(model.facts, config, on_cpu=True)
+            sizes = size(model.facts, config, on_host=CPU.on_host)
         undo.pop_all()
     if reached is None:
         return model, sizes, None
@@ -198,5 +198,38 @@ def _info(config: EngineConfig, server: ServerConfig, parts: EngineParts) -> Map
                 for group in parts.spec.groups
             ],
         },
-        "pages": {f"{pool.tier}.{pool.group}": pool.total for pool in parts.cache.stats()},
+        "pages": {
+            f"{pool.tier}.{pool.group}": pool.total for pool in parts.cache.tiers.pools.stats()
+        },
     }
+
+
+if TYPE_CHECKING:
+    from stratakv.serve.kv_events import KvEventPublisher
+
+
+def open_publisher(
+    config: EngineConfig, server: ServerConfig, on_dropped: Callable[[], None]
+) -> "KvEventPublisher | None":
+    """None where no events are wanted. ConfigError where an endpoint cannot be had, its library is
+    missing, or nothing would ever be told."""
+    if server.kv_events is None:
+        return None
+    if config.cache == "off":
+        raise ConfigError("--kv-events: with --cache off nothing is cached; allowed are the others")
+    try:
+        from stratakv.serve.kv_events import (  # noqa: PLC0415 - only who publishes needs ZeroMQ
+            KvEventPublisher,
+            KvEventsOptions,
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"--kv-events {server.kv_events}: {error.name or 'its library'} cannot be imported; "
+            "allowed after: pip install 'stratakv[events]'"
+        ) from error
+    options = KvEventsOptions(
+        endpoint=server.kv_events,
+        replay=server.kv_events_replay,
+        topic=server.kv_events_topic or "",
+    )
+    return KvEventPublisher(options, WallClock(), on_dropped)

@@ -228,12 +228,14 @@ def host_pages(
     if needed_bytes > free_bytes:
         raise ConfigError(
             f"{flag}: {format_bytes(needed_bytes)} of host memory are needed and "
-            f"{format_bytes(free_bytes)} are free"
+            f"{format_bytes(free_bytes)} are free; allowed is that or less"
         )
     off = budget in (HostRatio(0), HostMemory(0))
     if not off and not all(pages):
         short = spec.groups[pages.index(0)].name
-        raise ConfigError(f"{flag}: too little for one page of group {short!r}; 0 turns it off")
+        raise ConfigError(
+            f"{flag}: too little for one page of group {short!r}; allowed are more, and 0"
+        )
     return pages
 
 

@@ -113,6 +113,12 @@ def family_of(model: ModelConfig) -> Family:
             f"model type {model.model_type!r}: use_bidirectional_attention makes a token's cache "
             "depend on later tokens, so no prefix of it can be reused"
         )
+    if not model.fields.get("is_causal", True):
+        raise ConfigError(
+            f"model type {model.model_type!r}: is_causal {model.fields['is_causal']!r}: a token's "
+            "cache would depend on later tokens, so no prefix of it could be reused; allowed is "
+            "true, or no such field"
+        )
     return family
 
 

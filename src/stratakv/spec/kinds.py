@@ -51,7 +51,9 @@ class LayerBuffer:
 
     def __post_init__(self) -> None:
         if prod(self.row_shape) < 1:
-            raise ConfigError(f"buffer {self.name}: a row of shape {self.row_shape} has no bytes")
+            raise ConfigError(
+                f"MODEL: buffer {self.name}: a row of shape {self.row_shape} has no bytes"
+            )
 
 
 def key_value(

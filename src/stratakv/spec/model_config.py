@@ -1,5 +1,6 @@
-"""Reads a model's configuration. Owns the difference between absent, null and wrong; must not know
-what a field means (``families``), nor import the library that wrote it."""
+"""Reads a model's configuration. Owns the difference between absent, null and wrong, and how long a
+sequence may get before its earlier keys would have to change; must not know what a field means
+(``families``), nor import the library that wrote it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,3 +74,24 @@ class ModelConfig:
         model_type = self.fields.get("model_type")
         value = self.fields.get(name)
         return ConfigError(f"model type {model_type!r}: {name} must be {wanted}, got {value!r}")
+
+
+def stable_positions(config: Mapping[str, object]) -> int | None:
+    """Tokens up to which a key depends on its own position alone; None where that is always so.
+
+    config: ``to_dict()`` of the text configuration. "longrope" turns keys by other angles as soon
+    as any position of a call is past the original training length: keys that are cached already,
+    and those of other requests in the same call, do not follow. ("dynamic" does so past
+    ``max_position_embeddings``, which is the limit anyway.) PhiMoE's own code scales keys by
+    another factor past that length whatever the type, unless it is "default".
+    """
+    moe = config.get("model_type") == "phimoe"
+    rope = ModelConfig(config).section("rope_parameters")
+    layers = [rope.section(n) for n, value in rope.fields.items() if isinstance(value, Mapping)]
+    limits = [
+        section.integer("original_max_position_embeddings")
+        for section in (rope, *layers)
+        if section.fields.get("rope_type") == "longrope"
+        or (moe and section.fields.get("rope_type", "default") != "default")
+    ]
+    return min(limits, default=None)

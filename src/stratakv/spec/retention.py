@@ -1,14 +1,14 @@
 """Which pages of a prefix a cache group must hold: the one rule behind every decision.
 
-Owns the rules and ``needed``. A prefix is usable iff every group holds the pages that its rule
-needs at the prefix's end. Match, lease, eviction, load-back, storage, hand-off and retraction all
-ask ``needed`` and nothing else, so no attention kind has a code path of its own outside ``spec``.
-Pure; must not know trees or bytes.
+Owns the rules, ``needed``, and what KV events call a rule. A prefix is usable iff every group holds
+the pages that its rule needs at the prefix's end. Match, lease, eviction, load-back, storage,
+hand-off and retraction all ask ``needed`` and nothing else, so no attention kind has a code path of
+its own outside ``spec``. Pure; must not know trees or bytes.
 """
 
 from dataclasses import dataclass
 from math import gcd
-from typing import TypeAlias, assert_never
+from typing import NamedTuple, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -158,5 +158,29 @@ def first_key(rule: Retention, positions: npt.NDArray[np.int64]) -> npt.NDArray[
             return positions // tokens * tokens
         case KeepBoundary() | KeepLive():
             raise AssertionError(f"a group under {rule} holds states, not keys")
+        case _:
+            assert_never(rule)
+
+
+class EventKind(NamedTuple):
+    """A word of vLLM's ``KVCacheSpecKind``, by which routers tell the group that decides a match.
+    ``window``: tokens of a sliding window, where the rule is one."""
+
+    name: str
+    window: int | None = None
+
+
+def event_kind(rule: Retention) -> EventKind:
+    match rule:
+        case KeepAll():
+            return EventKind("full_attention")
+        case KeepWindow(tokens):
+            return EventKind("sliding_window", tokens)
+        case KeepChunk():
+            return EventKind("chunked_local_attention")
+        case KeepBoundary():
+            return EventKind("mamba")
+        case KeepLive():
+            return EventKind("unknown")
         case _:
             assert_never(rule)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import GroupId, PageKey
+from stratakv.spec.groups import CacheSpec
 
 
 class ObjectKey(NamedTuple):  # thousands are made for one long prompt
@@ -32,6 +33,13 @@ class StoreFormat:
 
     spec_digest: bytes
     page_bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: CacheSpec) -> "StoreFormat":
+        """Of the host pages of a cache."""
+        return cls(
+            spec_digest=spec.digest, page_bytes=tuple(group.page_bytes for group in spec.groups)
+        )
 
 
 class Everything(Enum):

@@ -74,7 +74,8 @@ class Lane:
             self._closed = True
             for queue in self._queues:
                 for task in queue:
-                    task.cancelled |= task.kind in cancelled
+                    if task.kind in cancelled:
+                        task.cancel()
             self._changed.notify()
 
     # -- the lane's own thread -------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Batching:
 
 
 class Task:
-    """``done``: keys that were tried. ``cancelled`` is set by the owner's thread, all else by the
+    """``done``: keys that were tried. ``cancel`` is for the owner's thread, all else for the
     lane's. It holds the buffers until it is answered."""
 
     def __init__(self, ticket: TicketId, job: Job) -> None:
@@ -88,6 +88,10 @@ class Task:
     def left(self) -> int:
         """Keys that were not tried."""
         return pages_of(self.job) - self.done
+
+    def cancel(self) -> None:
+        """Begin no more of it."""
+        self.cancelled = True
 
     def advance(self, backend: StorageBackend, stop: int) -> None:
         """Try keys [done, stop). What the backend raises comes through, and then none counts."""

@@ -125,7 +125,7 @@ class IoWorker:
     def cancel(self, ticket: TicketId) -> None:
         """Begin no more batches of a job. Its answer still comes, and only then are its buffers
         free. AssertionError for a ticket that was taken."""
-        self._task(ticket).cancelled = True
+        self._task(ticket).cancel()
 
     def left(self, kind: Kind) -> int:
         """How many keys of all jobs of ``kind`` have not been tried by now; those of a batch under

@@ -10,7 +10,6 @@ import socket
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -30,6 +29,7 @@ from stratakv.storage.remote_object import (
     seal_head,
     unsealed_heads,
 )
+from stratakv.storage.urls import MooncakeOptions
 
 # The codes of the store's client that mean something to us; all others are a failure of one object.
 _NO_ROOM: Final = -200
@@ -52,29 +52,6 @@ _OBJECTS: Final = 256
 """In one batch; their headers lie in one registered table."""
 _REGIONS: Final = 64
 """Registered at once. A host arena is one; a caller with more buffers than that pays for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MooncakeOptions:
-    """``master``: (host, port). ``host``: this client's address for its peers; "": the one that
-    reaches the master. ``segment_bytes``: memory this process gives to the store.
-
-    ``timeout_s`` bounds one question to the master, ``connect_timeout_s`` a connection to it. How
-    long a peer may take over a transfer is between it and the client (``MC_TCP_*`` and
-    ``MC_SLICE_TIMEOUT`` in the environment).
-    """
-
-    master: tuple[str, int]
-    host: str = ""
-    prefix: str = "stratakv"
-    metadata: str = "P2PHANDSHAKE"
-    transport: str = "tcp"
-    devices: str = ""
-    segment_bytes: int = 0
-    buffer_bytes: int = 16 << 20
-    batch_bytes: int = 64 << 20
-    timeout_s: float = 10.0
-    connect_timeout_s: float = 3.0
 
 
 class MooncakeBackend:

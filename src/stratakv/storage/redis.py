@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +28,7 @@ from stratakv.storage.remote_object import (
     seal_head,
     unsealed_heads,
 )
+from stratakv.storage.urls import RedisOptions
 
 _NO_ROOM: Final = frozenset({"OOM", "MISCONF", "READONLY", "NOREPLICAS"})
 """Answers of a server that cannot take a write now, though it is otherwise well."""
@@ -40,24 +40,6 @@ _NAME_BYTES: Final = 1024
 _CURSOR_BYTES: Final = 20
 _CLEAR_TIMEOUTS: Final = 12
 """What the removal of everything may take, in ``timeout_s``: whoever writes waits behind it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedisOptions:
-    """``url``: redis-py's, with ``redis``, ``rediss`` or ``unix``; it may hold a password.
-
-    ``timeout_s`` bounds one batch, ``connect_timeout_s`` a connection. ``ttl_s`` counts from the
-    last use; None: forever. ``batch_bytes`` bounds what is under way at once. ``login`` has what
-    redis-py takes beside the URL.
-    """
-
-    url: str = field(repr=False)
-    login: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    prefix: str = "stratakv"
-    ttl_s: float | None = None
-    timeout_s: float = 10.0
-    connect_timeout_s: float = 3.0
-    batch_bytes: int = 16 << 20
 
 
 class RedisBackend:

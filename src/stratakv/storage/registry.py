@@ -28,10 +28,10 @@ from stratakv.storage.urls import (
     FLAG,
     FileUrl,
     MemoryUrl,
-    MooncakeUrl,
+    MooncakeOptions,
     PluginUrl,
-    RedisUrl,
-    S3Url,
+    RedisOptions,
+    S3Options,
     StorageUrl,
 )
 
@@ -64,12 +64,18 @@ def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
         case FileUrl():
             _check_quota(url.quota_bytes, _least_file_bytes(form))
             return _file_store(url, form, _keeping(url))
-        case RedisUrl():
-            return _redis(url, form)
-        case S3Url():
-            return _s3(url, form)
-        case MooncakeUrl():
-            return _mooncake(url, form)
+        case RedisOptions():
+            from stratakv.storage.redis import RedisBackend  # noqa: PLC0415
+
+            return RedisBackend(form, url)
+        case S3Options():
+            from stratakv.storage.s3 import S3Backend  # noqa: PLC0415
+
+            return S3Backend(form, url)
+        case MooncakeOptions():
+            from stratakv.storage.mooncake import MooncakeBackend  # noqa: PLC0415
+
+            return MooncakeBackend(form, url)
         case PluginUrl():
             return _factory(url.scheme)(url, form)
         case _:
@@ -82,9 +88,9 @@ def open_marks(url: StorageUrl, form: StoreFormat) -> StorageBackend:
     match url:
         case FileUrl():
             return _file_store(url, form, replace(_keeping(url), slots=MARK_SLOTS))
-        case MooncakeUrl():
+        case MooncakeOptions():
             return open_storage(replace(url, segment_bytes=0), form)
-        case MemoryUrl() | RedisUrl() | S3Url() | PluginUrl():
+        case MemoryUrl() | RedisOptions() | S3Options() | PluginUrl():
             return open_storage(url, form)
         case _:
             assert_never(url)
@@ -117,38 +123,6 @@ def _least_file_bytes(form: StoreFormat) -> int:
         Geometry(spec_digest=digest, group=group, slots=1, page_bytes=size).physical_bytes
         for group, size in enumerate(sizes)
     )
-
-
-def _redis(url: RedisUrl, form: StoreFormat) -> StorageBackend:
-    from stratakv.storage.redis import RedisBackend, RedisOptions  # noqa: PLC0415
-
-    options = RedisOptions(url=url.url, ttl_s=url.ttl_s, timeout_s=url.timeout_s)
-    return RedisBackend(form, options)
-
-
-def _s3(url: S3Url, form: StoreFormat) -> StorageBackend:
-    from stratakv.storage.s3 import S3Backend, S3Options  # noqa: PLC0415
-
-    settings = {"endpoint": url.endpoint, "region": url.region}
-    given = {name: value for name, value in settings.items() if value is not None}
-    options = S3Options(
-        bucket=url.bucket, prefix=url.prefix, settings=given, timeout_s=url.timeout_s
-    )
-    return S3Backend(form, options)
-
-
-def _mooncake(url: MooncakeUrl, form: StoreFormat) -> StorageBackend:
-    from stratakv.storage.mooncake import MooncakeBackend, MooncakeOptions  # noqa: PLC0415
-
-    host, _, port = url.master.rpartition(":")
-    options = MooncakeOptions(
-        master=(host.strip("[]"), int(port)),
-        metadata=url.metadata,
-        transport=url.protocol,
-        segment_bytes=url.segment_bytes,
-        timeout_s=url.timeout_s,
-    )
-    return MooncakeBackend(form, options)
 
 
 def _factory(scheme: str) -> Factory:

@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -29,6 +28,7 @@ from stratakv.storage.remote_object import (
     seal_head,
     unsealed_heads,
 )
+from stratakv.storage.urls import S3Options
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -39,24 +39,6 @@ _DELETED_AT_ONCE: Final = 1000
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Options:
-    """``settings``: obstore's ``S3Config`` (endpoint, region, credentials); what it has not, the
-    library takes from ``AWS_*`` in the environment.
-
-    ``timeout_s`` bounds one request with its body, ``connect_timeout_s`` a connection. A request
-    that fails is repeated ``retries`` times within another ``timeout_s``.
-    """
-
-    bucket: str
-    prefix: str = "stratakv"
-    settings: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    concurrency: int = 16
-    timeout_s: float = 10.0
-    connect_timeout_s: float = 3.0
-    retries: int = 2
 
 
 class S3Backend:

@@ -1,5 +1,6 @@
-"""``--storage URL``, read once into a record. Owns the URL forms and their options; must not open
-anything.
+"""``--storage URL``, read once into a record. Owns the URL forms and their options, and which
+directories a URL that came over the network may name: who has the admin key must not thereby choose
+where in the file system the server writes. Must not open or make anything.
 
     memory://?quota=1GiB
     file:///var/lib/stratakv?quota=200GiB&ttl=7d&sync=power
@@ -10,8 +11,8 @@ anything.
 
 import os
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -48,37 +49,64 @@ class FileUrl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RedisUrl:
-    """``url``: without options, as clients take it. Its password never shows in ``repr``."""
+class RedisOptions:
+    """``url``: without options, redis-py's, with ``redis``, ``rediss`` or ``unix``; it may hold a
+    password.
 
-    url: str
-    ttl_s: float | None
+    ``timeout_s`` bounds one batch, ``connect_timeout_s`` a connection. ``ttl_s`` counts from the
+    last use; None: forever. ``batch_bytes`` bounds what is under way at once. ``login`` has what
+    redis-py takes beside the URL.
+    """
+
+    url: str = field(repr=False)
+    login: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    prefix: str = "stratakv"
+    ttl_s: float | None = None
     timeout_s: float = TIMEOUT_S
-
-    def __repr__(self) -> str:
-        return f"RedisUrl(url={hidden(self.url)!r}, ttl_s={self.ttl_s})"
+    connect_timeout_s: float = 3.0
+    batch_bytes: int = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class S3Url:
-    """Credentials come from the environment, never from a flag that others can read."""
+class S3Options:
+    """``settings``: obstore's ``S3Config`` (endpoint, region, credentials); what it has not, the
+    library takes from ``AWS_*`` in the environment: credentials never come from a flag that others
+    can read.
+
+    ``timeout_s`` bounds one request with its body, ``connect_timeout_s`` a connection. A request
+    that fails is repeated ``retries`` times within another ``timeout_s``.
+    """
 
     bucket: str
-    prefix: str
-    endpoint: str | None
-    region: str | None
+    prefix: str = "stratakv"
+    settings: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    concurrency: int = 16
     timeout_s: float = TIMEOUT_S
+    connect_timeout_s: float = 3.0
+    retries: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MooncakeUrl:
-    """``master`` as host:port; ``segment_bytes``: memory this process lends to the store."""
+class MooncakeOptions:
+    """``master``: (host, port). ``host``: this client's address for its peers; "": the one that
+    reaches the master. ``segment_bytes``: memory this process gives to the store.
 
-    master: str
-    metadata: str
-    protocol: str
-    segment_bytes: int
+    ``timeout_s`` bounds one question to the master, ``connect_timeout_s`` a connection to it. How
+    long a peer may take over a transfer is between it and the client (``MC_TCP_*`` and
+    ``MC_SLICE_TIMEOUT`` in the environment).
+    """
+
+    master: tuple[str, int]
+    host: str = ""
+    prefix: str = "stratakv"
+    metadata: str = "P2PHANDSHAKE"
+    transport: str = "tcp"
+    devices: str = ""
+    segment_bytes: int = 0
+    buffer_bytes: int = 16 << 20
+    batch_bytes: int = 64 << 20
     timeout_s: float = TIMEOUT_S
+    connect_timeout_s: float = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +117,7 @@ class PluginUrl:
     url: str
 
 
-StorageUrl: TypeAlias = MemoryUrl | FileUrl | RedisUrl | S3Url | MooncakeUrl | PluginUrl
+StorageUrl: TypeAlias = MemoryUrl | FileUrl | RedisOptions | S3Options | MooncakeOptions | PluginUrl
 
 
 def parse_storage_url(text: str, plugins: Collection[str] = ()) -> StorageUrl:
@@ -153,7 +181,7 @@ def _file(text: str, parts: SplitResult) -> FileUrl:
     )
 
 
-def _redis(text: str, parts: SplitResult) -> RedisUrl:
+def _redis(text: str, parts: SplitResult) -> RedisOptions:
     options = _options(text, parts, ("ttl", "timeout"))
     if parts.scheme == "redis+unix":
         if parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
@@ -164,40 +192,40 @@ def _redis(text: str, parts: SplitResult) -> RedisUrl:
         raise _refused(text, f"allowed is {parts.scheme}://HOST:PORT/NUMBER")
     else:
         url = f"{parts.scheme}://{parts.netloc}{parts.path}"
-    return RedisUrl(
+    return RedisOptions(
         url=url,
         ttl_s=_duration(text, options, "ttl"),
         timeout_s=_duration(text, options, "timeout") or TIMEOUT_S,
     )
 
 
-def _s3(text: str, parts: SplitResult) -> S3Url:
+def _s3(text: str, parts: SplitResult) -> S3Options:
     options = _options(text, parts, ("endpoint", "region", "timeout"))
     if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc:
         raise _refused(text, "allowed is s3://BUCKET/PREFIX; credentials come from the environment")
     endpoint = options.get("endpoint")
     if endpoint is not None and not re.match(r"https?://[^/]", endpoint):
         raise _refused(text, "allowed for endpoint are http:// and https:// URLs")
-    return S3Url(
+    return S3Options(
         bucket=parts.netloc,
         prefix=unquote(parts.path).strip("/"),
-        endpoint=endpoint,
-        region=options.get("region"),
+        settings={name: options[name] for name in ("endpoint", "region") if name in options},
         timeout_s=_duration(text, options, "timeout") or TIMEOUT_S,
     )
 
 
-def _mooncake(text: str, parts: SplitResult) -> MooncakeUrl:
+def _mooncake(text: str, parts: SplitResult) -> MooncakeOptions:
     options = _options(text, parts, ("metadata", "protocol", "segment", "timeout"))
     if not parts.hostname or parts.port is None or parts.path.strip("/"):
         raise _refused(text, "allowed is mooncake://HOST:PORT of the master")
+    host = parts.netloc.rpartition(":")[0]
     protocol = options.get("protocol", PROTOCOLS[0])
     if protocol not in PROTOCOLS:
         raise _refused(text, f"allowed for protocol are {', '.join(PROTOCOLS)}")
-    return MooncakeUrl(
-        master=parts.netloc,
+    return MooncakeOptions(
+        master=(host.strip("[]"), parts.port),
         metadata=options.get("metadata", "P2PHANDSHAKE"),
-        protocol=protocol,
+        transport=protocol,
         segment_bytes=parse_bytes(options.get("segment", "0"), f"{FLAG} segment"),
         timeout_s=_duration(text, options, "timeout") or TIMEOUT_S,
     )
@@ -248,3 +276,46 @@ def _duration(text: str, options: dict[str, str], name: str) -> float | None:
 
 def _refused(text: str, why: str) -> ConfigError:
     return ConfigError(f"{FLAG} {hidden(text)}: {why}")
+
+
+ROOT_FLAG = "--storage-root"
+
+
+def check_roots(roots: Sequence[str]) -> None:
+    """ConfigError for a root that is no directory of this machine."""
+    for root in roots:
+        if not Path(root).is_absolute() or not Path(root).is_dir():
+            raise ConfigError(
+                f"{ROOT_FLAG} {root}: allowed is the absolute path of a directory that exists"
+            )
+
+
+class Roots:
+    """``roots``: below which any directory is allowed, and each itself. ``home``: the directory
+    that the server was started with, which is allowed too; None: it had none."""
+
+    def __init__(self, roots: Sequence[Path], home: Path | None = None) -> None:
+        self._roots = tuple(roots)
+        self._home = home
+
+    def checked(self, url: StorageUrl) -> StorageUrl:
+        """``url`` as it is to be opened, with no link left in its path; ConfigError where its
+        directory is not allowed."""
+        if not isinstance(url, FileUrl):
+            return url
+        directory = url.directory.resolve()
+        at_home = self._home is not None and directory == self._home.resolve()
+        if not at_home and not any(directory.is_relative_to(r.resolve()) for r in self._roots):
+            raise ConfigError(
+                f"{FLAG} {hidden(f'file://{url.directory}')}: a running server attaches no such "
+                f"directory; allowed are {self._allowed()}"
+            )
+        return replace(url, directory=directory)
+
+    def _allowed(self) -> str:
+        known = [f"those below {ROOT_FLAG} {root}" for root in self._roots]
+        if self._home is not None:
+            known.append(f"{self._home}, with which it was started")
+        if not self._roots:
+            known.append(f"those below a {ROOT_FLAG}, of which it was started with none")
+        return ", and ".join(known)

@@ -7,7 +7,7 @@ end. Must not know what an engine does with a request.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from random import Random
@@ -16,7 +16,7 @@ import numpy as np
 
 from stratakv.cache.footprint import TransferPages
 from stratakv.core.ids import GroupId, RequestId
-from stratakv.engine.request import Phase, Request
+from stratakv.engine.request import Phase, Prompt, Request
 from stratakv.engine.roles import (
     FirstToken,
     Received,
@@ -85,6 +85,7 @@ class HandOff:
             Side.DECODE: DecodeRole(self),
         }
         self.moved: dict[GroupId, int] = {}
+        self._returned: list[Prompt] = []
         self._pace = _at_once
         self._sessions: dict[RequestId, _Session] = {}
         self._ends: tuple[DevicePages, DevicePages] | None = None
@@ -114,6 +115,20 @@ class HandOff:
     def arrive(self, side: Side, request: RequestId) -> None:
         self.session(request).arrived.add(side)
 
+    def send_back(self, request: Request) -> Start:
+        """A request that was retracted is to be computed again, where prompts are."""
+        session = self._sessions.get(request.id)
+        if session is None:
+            self.arrive(Side.DECODE, request.id)
+            self._returned.append(replace(request.prompt, tokens=request.known))
+            return Start.RECEIVE
+        return Start.WAIT if Side.DECODE in session.told else Start.RECEIVE
+
+    def returned(self) -> list[Prompt]:
+        """Prompts to be submitted to the engine that computes them; given once."""
+        found, self._returned = self._returned, []
+        return found
+
     def is_reserved(self, request: RequestId) -> bool:
         return self.session(request).target is not None
 
@@ -127,6 +142,9 @@ class HandOff:
         session = self._sessions.get(request)
         if session is None or side in session.told:
             return
+        if any(prompt.id == request for prompt in self._returned):  # nobody else knows of it
+            self._returned = [prompt for prompt in self._returned if prompt.id != request]
+            session.told.add(Side.PREFILL)
         session.given_up |= not (session.matched and session.over)
         if side not in session.begun:
             self._tell(side, request, session)
@@ -214,7 +232,8 @@ class DecodeRole:
         self._link.arrive(Side.DECODE, request.id)
 
     def may_start(self, request: Request) -> Start:
-        del request
+        if request.phase is Phase.RETRACTED:
+            return self._link.send_back(request)
         return Start.RECEIVE
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
@@ -225,7 +244,7 @@ class DecodeRole:
     def prefilled(
         self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
     ) -> Phase:
-        """Of one that was retracted."""
+        """Of one that was retracted, and that has computed what it lacked."""
         del request, first, pages
         return Phase.DECODING
 

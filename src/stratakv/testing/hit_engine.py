@@ -6,7 +6,7 @@ imports the suite must not load this.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -24,15 +24,16 @@ from stratakv.assembly.stores import open_store
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
-from stratakv.core.ids import TokenIds
+from stratakv.core.ids import PageIds, TokenIds
+from stratakv.engine.executor import TokenSource
 from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
-from stratakv.engine.token_source import TokenSource
-from stratakv.engine.verify import Settings, Start, Verifier
-from stratakv.engine.verify_cuts import cut_sizes
+from stratakv.engine.torch_pools import LayerTensors
+from stratakv.engine.verify import Settings, Start, Verifier, cut_sizes
 from stratakv.engine.verify_report import Report
+from stratakv.memory.mapped import POISON
 from stratakv.spec.derive import spec_of
-from stratakv.spec.groups import CacheSpec
+from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.sharding import default_cut, sharding_of
 from stratakv.storage.backend import StoreFormat
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
@@ -60,12 +61,21 @@ class Tried:
 
     def scrub(self) -> None:
         """Nobody owns these: whoever reads one reads NaN."""
+        unowned = self.cache.tiers.pools.unowned
         for group in self.parts.spec.groups:
-            self.parts.pools.poison(group.id, self.cache.unowned(Tier.DEVICE, group.id))
-            self.parts.arenas[group.id].poison(self.cache.unowned(Tier.HOST, group.id))
+            poison(self.parts.pools, group, unowned(Tier.DEVICE, group.id))
+            self.parts.arenas[group.id].poison(unowned(Tier.HOST, group.id))
 
     def close(self) -> None:
         self.parts.close()
+
+
+def poison(pools: LayerTensors, group: CacheGroup, pages: PageIds) -> None:
+    """Fill device pages with NaN (integers: 0xFF bytes), whatever device they are on."""
+    for buffer in group.buffers:
+        for layer in buffer.layers:
+            raw = pools.layer(group.id, buffer.name, layer).view(torch.uint8)
+            raw.index_fill_(0, torch.from_numpy(pages).long().to(raw.device), POISON)
 
 
 @cache
@@ -120,8 +130,8 @@ def start(suite: HitEqualsRecompute, model: HuggingFaceModel) -> Start:
             prefetch_threshold=1,
             load_back_threshold=1,
         )
-        plan = EnginePlan.of(config, Sizes.of(spec, each, each, longest), model.fingerprint)
-        device = replace(models.CPU, transfer=suite.transfer)
+        device, sizes = suite.device(), Sizes.of(spec, each, each, longest)
+        plan = EnginePlan.of(config, sizes, model.fingerprint, steps_at_once=device.steps_at_once)
         tried = Tried(models.assemble(model, plan, Sockets(token_source=token_source), device))
         if (worker := _worker(suite, model, spec, each)) is not None:
             tried.engine.attach_storage(worker)
@@ -138,9 +148,7 @@ def _worker(
         whole = sharding_of(model.config, spec, 1)
         sharing = Sharing(whole, 0, default_cut(1), model.fingerprint)
         return open_store(suite.storage, spec, pages, sharing).worker
-    form = StoreFormat(
-        spec_digest=spec.digest, page_bytes=tuple(group.page_bytes for group in spec.groups)
-    )
+    form = StoreFormat.of(spec)
     if (backend := suite.backend(form)) is None:
         return None
     return IoWorker(Backends(backend, backend), form, IoLimits(), MonotonicClock())

@@ -14,6 +14,10 @@ reused was. Owns what a suite says of itself; the engine it is tried in is
         def transfer(self, spec, pools, arenas):
             return MyEngine(spec, pools, arenas)
 
+    class TestMyDevice(HitEqualsRecompute):
+        def device(self):
+            return Device(pools=MyPools, transfer=MyEngine, kernels=my_kernels)
+
     class TestMyModel(HitEqualsRecompute):
         directory = Path("path/to/model")
 
@@ -21,8 +25,9 @@ Needs the extras ``serve`` and ``testing`` (pytest). Pages that nobody owns are 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -37,6 +42,7 @@ from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import TransferEngine
 
 if TYPE_CHECKING:
+    from stratakv.assembly.models import Device
     from stratakv.engine.model import HuggingFaceModel
     from stratakv.engine.verify import Start
 
@@ -76,6 +82,12 @@ class HitEqualsRecompute:
         self, spec: CacheSpec, pools: DevicePools, arenas: Sequence[HostArena]
     ) -> TransferEngine:
         return CpuTransferEngine(spec, pools, arenas)
+
+    def device(self) -> "Device[Any]":
+        """What the engine is made of: the CPU's, with ``transfer``."""
+        from stratakv.assembly import models  # noqa: PLC0415 - as above
+
+        return replace(models.CPU, transfer=self.transfer)
 
     def start(self, model: "HuggingFaceModel") -> "Start":
         """What starts an engine over ``model``."""

@@ -3,7 +3,7 @@ real backend, which must not know.
 
     backend = FaultyBackend(MyBackend(...), Faults(seed=1, read_fails=0.2, delay_s=0.01))
     ...                                         # what is above it must cope
-    backend.faults = Faults()                   # it is well again
+    backend.change(Faults())                    # it is well again
     assert backend.injected > 0                 # and something had happened
 
 Like any backend it belongs to one thread. It must not be given to the conformance suite: it breaks
@@ -55,7 +55,7 @@ class Faults:
 
 
 class FaultyBackend:
-    """``faults`` may be replaced at any time. ``calls`` counts by verb; ``sleep`` is how a delay is
+    """``change`` may be called at any time. ``calls`` counts by verb; ``sleep`` is how a delay is
     waited for."""
 
     def __init__(
@@ -70,6 +70,10 @@ class FaultyBackend:
         self._backend = backend
         self._sleep = sleep
         self._rng = np.random.default_rng(faults.seed)
+
+    def change(self, faults: Faults) -> None:
+        """Misbehave like that from now on."""
+        self.faults = faults
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         part = self._begin("contains", len(keys))

@@ -24,16 +24,18 @@ from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import (
+    GLIMPSE_S,
+    Background,
     Ends,
     Hold,
     cache_specs,
+    finish,
     hybrid_spec,
     page_keys_of,
     plan_of,
     spread,
 )
 from stratakv.testing.transfer_order import TransferOrder
-from stratakv.testing.transfer_suite import GLIMPSE_S, Background, finish
 from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.engine import Completion
 

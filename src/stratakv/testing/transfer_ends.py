@@ -1,14 +1,16 @@
 """What transfer engines are tested on: both tiers of a spec filled with patterns, specs to draw,
-and hooks that hold a copy or break it.
+hooks that hold a copy or break it, and what both halves of the suite stand on.
 
 Owns no assertion about an engine (``transfer_conformance``). Needs the ``testing`` extra.
 """
 
 import hashlib
 import threading
-from collections.abc import Callable, Collection, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from hypothesis import strategies as st
@@ -19,10 +21,11 @@ from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepWindow
 from stratakv.testing.fake_engine import PatternWriter
-from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.specs import MAX_GROUPS, MAX_PAGE_TOKENS, retentions
 from stratakv.transfer.copier import Copier, Route
 from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy, Rows
+from stratakv.transfer.engine import Completion, TransferEngine
 
 BeforeCopy: TypeAlias = Callable[[Direction, GroupId, Collection[LayerId]], None]
 """Called by the engine, on whichever thread copies, right before it moves these layers of a group.
@@ -215,3 +218,64 @@ def spread(ends: Ends, count: int, seed: int) -> list[PageIds]:
 
 def _layers_of(route: Route) -> frozenset[LayerId]:
     return frozenset(segment.layer_id for segment in route.segments)
+
+
+GLIMPSE_S: Final = 0.02
+"""How long a test watches for what must not happen."""
+
+
+def finish(engine: TransferEngine, direction: Direction, count: int) -> list[Completion]:
+    """Wait for the oldest ``count`` plans and take them."""
+    wait_until(lambda: engine.ready(direction) >= count, f"the end of {count} plans of {direction}")
+    return engine.take(direction, count)
+
+
+class Background:
+    """Steps on a thread of their own, for whatever may have to wait."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self._steps = steps
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def done_within(self, patience_s: float) -> bool:
+        """Whether the steps have ended; raises what they raised."""
+        done = self._done.wait(patience_s)
+        if self._error is not None:
+            raise self._error
+        return done
+
+    def _run(self) -> None:
+        try:
+            for step in self._steps:
+                step()
+        except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
+            self._error = error
+        self._done.set()
+
+
+class TransferSuite(ABC):
+    """``engine`` is what a subclass implements."""
+
+    @abstractmethod
+    def engine(
+        self,
+        spec: CacheSpec,
+        pools: DevicePools,
+        arenas: Sequence[HostArena],
+        before_copy: BeforeCopy,
+    ) -> TransferEngine:
+        """A fresh engine over these two ends that calls ``before_copy`` as it says."""
+
+    @contextmanager
+    def running(
+        self, ends: Ends, before_copy: BeforeCopy = run_free
+    ) -> Generator[TransferEngine, None, None]:
+        engine = self.engine(ends.spec, ends.pools, ends.arenas, before_copy)
+        try:
+            yield engine
+        finally:
+            if isinstance(before_copy, Hold):
+                before_copy.allow(max(ends.layers(), default=0))
+            engine.close()

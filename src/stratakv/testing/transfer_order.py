@@ -16,8 +16,18 @@ from stratakv.core.ids import GroupId, LayerId, PageIds, PageKey, TicketId
 from stratakv.memory.mapped import Bytes
 from stratakv.testing.compute_queue import MOST_S, ComputeQueue, ManualFence
 from stratakv.testing.patience import PATIENCE_S
-from stratakv.testing.transfer_ends import Ends, Hold, hybrid_spec, page_keys_of, plan_of, spread
-from stratakv.testing.transfer_suite import GLIMPSE_S, Background, TransferSuite, finish
+from stratakv.testing.transfer_ends import (
+    GLIMPSE_S,
+    Background,
+    Ends,
+    Hold,
+    TransferSuite,
+    finish,
+    hybrid_spec,
+    page_keys_of,
+    plan_of,
+    spread,
+)
 from stratakv.transfer.copy_plan import CopyPlan, Direction, RowCopy, Rows
 from stratakv.transfer.engine import LayerGate, TransferEngine
 

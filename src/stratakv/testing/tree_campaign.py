@@ -4,9 +4,13 @@ Owns how Hypothesis is run. Must not know what a walk does.
 """
 
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import ClassVar
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis.internal.conjecture import providers
 from hypothesis.stateful import run_state_machine_as_test
 
 from stratakv.testing.tree_machine import STEPS, TreeMachine
@@ -45,5 +49,16 @@ def campaign(
         suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
     )
     machine = Campaign if number is None else seed(number)(Campaign)
-    run_state_machine_as_test(machine, settings=profile)
+    with _whatever_is_imported():
+        run_state_machine_as_test(machine, settings=profile)
     return Campaign
+
+
+@contextmanager
+def _whatever_is_imported() -> Generator[None]:
+    """Hypothesis also draws the constants that it finds in the modules that happen to be imported:
+    without them a number means the same walks in every test run."""
+    with patch.object(providers, "_get_local_constants", providers.Constants):
+        providers.CONSTANTS_CACHE.cache.clear()
+        yield
+    providers.CONSTANTS_CACHE.cache.clear()

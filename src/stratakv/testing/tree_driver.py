@@ -71,17 +71,16 @@ class TreeDriver(TierDriver):
         self, prompt: Prefix, end: int, *, load: bool, starts: Sequence[int] | None = None
     ) -> Claim:
         """A lease on [starts[g], ``end``) of every group, after its price."""
-        self.serial += 1
-        keys = self.keys(prompt)
+        serial, keys = self.next_serial(), self.keys(prompt)
         first = self.tree.starts(end) if starts is None else starts
         prices = [self.tree.leases.price(keys, end, first, group.id) for group in self.spec.groups]
         expected = self.model.prices(prompt, end, first)
         assert prices == expected, f"prices {prices}, not {expected}"
         take = self.tree.leases.take_to_load if load else self.tree.leases.take
-        lease = take(keys, end, starts=starts, priority=self.serial % 4)
-        held = self.model.lease(self.serial, prompt, end, load=load, starts=starts)
+        lease = take(keys, end, starts=starts, priority=serial % 4)
+        held = self.model.lease(serial, prompt, end, load=load, starts=starts)
         assert isinstance(lease, LoadLease) == bool(held.on_host), "what a lease must load"
-        return Claim(self.serial, prompt, lease)
+        return Claim(serial, prompt, lease)
 
     def load(self, claim: Claim, *, decline: bool) -> Request | None:
         """Begin the load that a lease plans, if it plans one; None, and it is released, where the
@@ -166,6 +165,8 @@ class TreeDriver(TierDriver):
         for group, page in request.live.items():
             self.bytes[DEVICE, group, page] = prompt
         request.part = 0
+        if first == request.continued:
+            self.branch(request)
         self.did["extend"] += 1
         self.did["extend without state"] += not state and bool(self._stateful)
         self.did["duplicate"] += bool(expected.remapped)
@@ -225,6 +226,11 @@ class TreeDriver(TierDriver):
         """Make ``end`` a checkpoint of a running request."""
         expected = self.model.keep(request.id, end, continued, instead_of)
         self.apply(self.tree.checkpoints.keep(request.lease, end, continued, instead_of), expected)
+
+    def branch(self, request: Request) -> None:
+        """It has computed the first pages after what it continued."""
+        effects = self.tree.checkpoints.branch(request.lease, request.continued)
+        self.apply(effects, self.model.branch(request.id, request.continued))
 
     def pave(self, request: Request, end: int, every: int = 0) -> None:
         """Make ``end`` a milestone of a running request, if that is within its lease; then clear

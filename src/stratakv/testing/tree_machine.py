@@ -42,19 +42,20 @@ TAIL = st.lists(st.integers(0, 1), max_size=4).map(tuple)
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """``did`` and ``stepped`` count, over all walks, what was exercised."""
+    """``did`` and ``stepped`` count, over all walks, what was exercised. ``it``, ``retraction`` and
+    ``storing`` are there once a walk has begun."""
 
+    it: TreeDriver
+    retraction: RetractionDriver
+    storing: StoringDriver
     policy: ClassVar[str] = "lru"
     did: ClassVar[Counter[str]] = Counter()
     stepped: ClassVar[Counter[tuple[Residency, ResidencyEvent]]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
-        self.driver: TreeDriver | None = None
-        self.lot: RetractionDriver | None = None
-        self.store: StoringDriver | None = None
         self.prompts: list[Prefix] = [()]
-        self.sound = True  # no step has failed: the walk may be wound up
+        self.sound = False  # no step has failed: the walk may be wound up
 
     @initialize(
         spec=specs(),
@@ -74,11 +75,11 @@ class TreeMachine(RuleBasedStateMachine):
         stored: int,
     ) -> None:
         groups = len(spec.groups)
-        self.driver = TreeDriver(spec, device[:groups], host[:groups], self.policy)
-        self.lot = RetractionDriver(self.driver)
-        self.store = StoringDriver(self.driver)
+        self.it = TreeDriver(spec, device[:groups], host[:groups], self.policy)
+        self.retraction = RetractionDriver(self.it)
+        self.storing = StoringDriver(self.it)
         if stored:
-            self.store.start()
+            self.storing.start()
         with self.step():
             for pick, tail, chunk in served:  # a walk that begins with something cached does more
                 self._serve(pick, tail, chunk, generous=bool(pick & 1))
@@ -92,21 +93,6 @@ class TreeMachine(RuleBasedStateMachine):
                 self.it.extend(request, chunk, generous=False, state=bool(pick & 1))
                 if pick & 2:
                     self._park(request, pick // 4)
-
-    @property
-    def it(self) -> TreeDriver:
-        assert self.driver is not None
-        return self.driver
-
-    @property
-    def retraction(self) -> RetractionDriver:
-        assert self.lot is not None
-        return self.lot
-
-    @property
-    def storing(self) -> StoringDriver:
-        assert self.store is not None
-        return self.store
 
     @property
     def full(self) -> bool:
@@ -390,11 +376,11 @@ class TreeMachine(RuleBasedStateMachine):
         self.retraction.drain()
 
     def teardown(self) -> None:
-        if self.driver is None or not self.sound:
+        if not self.sound:
             return
-        did = self.driver.did.copy()
+        did = self.it.did.copy()
         self.drain()
         self.did.update(did)
         self.did.update(f"walks with {what}" for what, count in did.items() if count)
         self.did["walks"] += 1
-        self.stepped.update(self.driver.model.stepped)
+        self.stepped.update(self.it.model.stepped)

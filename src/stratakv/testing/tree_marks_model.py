@@ -24,6 +24,9 @@ class MarksModel:
         self.milestones: set[Prefix] = set()
         self._needed: dict[tuple[int, int], range] = {}
 
+    def tick(self) -> None:
+        self.clock += 1
+
     def needed(self, group: int, end: int) -> range:
         """The design's ``needed`` at a page boundary."""
         if (group, end) not in self._needed:
@@ -69,8 +72,8 @@ class MarksModel:
 
     def keep(self, holder: int, end: int, continued: int, instead_of: int = 0) -> Outcome:
         """Mark a checkpoint where everything it needs is present; make milestones of older ones
-        above, and of the one at ``instead_of``, unless the tree branches there; and a checkpoint of
-        a milestone at ``continued`` where it does."""
+        above, and of the one at ``instead_of``, unless the tree branches there; and a checkpoint at
+        ``continued`` where it does."""
         outcome = Outcome()
         if not 0 < end <= self.leases[holder].end:
             return outcome
@@ -81,10 +84,18 @@ class MarksModel:
             if prompt[:at] in self.checkpoints and self.branches(prompt[:at]) <= 1:
                 self.checkpoints.discard(prompt[:at])
                 self.milestones.add(prompt[:at])
-        at = prompt[: min(continued, end - 1)]
-        if at in self.milestones and self.branches(at) > 1:
-            self._mark(at, self.checkpoints, outcome)
+        self._branch(prompt[: min(continued, end - 1)], outcome)
         return outcome
+
+    def branch(self, holder: int, end: int) -> Outcome:
+        """Mark a checkpoint where two prompts have parted."""
+        outcome = Outcome()
+        self._branch(self.leases[holder].prompt[:end], outcome)
+        return outcome
+
+    def _branch(self, at: Prefix, outcome: Outcome) -> None:
+        if at and at not in self.checkpoints and self.branches(at) > 1:
+            self._mark(at, self.checkpoints, outcome)
 
     def pave(self, holder: int, end: int) -> Outcome:
         """Mark a milestone where everything it needs is present and no checkpoint is."""

@@ -20,7 +20,7 @@ class RetractionDriver:
     def __init__(self, it: TreeDriver) -> None:
         self._it = it
         self.retracted: list[RetractedRequest] = []
-        it.on_lost = self._lost
+        it.when_lost(self._lost)
 
     def retract(self, request: Request, part: int) -> bool:
         """Save what ``request`` needs to go on ``part`` tokens behind its lease's end, less than a
@@ -77,10 +77,10 @@ class RetractionDriver:
             ids[group] = pages
         if places:
             it.begin_backup(places, ids)
-        it.serial += 1
+        serial = it.next_serial()
         hold = it.tree.leases.hold(it.keys(request.prompt), end, starts)
-        it.model.hold(it.serial, request.prompt, end, starts)
-        self.retracted.append(RetractedRequest(it.serial, request, hold, sorted(request.live)))
+        it.model.hold(serial, request.prompt, end, starts)
+        self.retracted.append(RetractedRequest(serial, request, hold, sorted(request.live)))
 
     def resume(self, retracted: RetractedRequest, *, decline: bool) -> Request | None:
         """Seat it where it was, with what is on the host alone under way. None where the device is

@@ -33,6 +33,12 @@ class StoreModel:
         self._nodes = nodes
         self._checkpointed = checkpointed
 
+    def open(self) -> None:
+        self.active = True
+
+    def close(self) -> None:
+        self.active = False
+
     def forget(self) -> None:
         self.marked.clear()
         self.heard.clear()

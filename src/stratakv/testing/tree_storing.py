@@ -32,7 +32,7 @@ class StoringDriver:
         self.job_pages = 3
         self.step = 0
         self._it = it
-        it.on_persist = self.want
+        it.when_persisted(self.want)
 
     # -- attach and detach ---------------------------------------------------------------------
 
@@ -43,12 +43,12 @@ class StoringDriver:
     def start(self) -> None:
         """Another store: nothing is known to be in it."""
         self.forget()
-        self._it.model.store.active = True
+        self._it.model.store.open()
         self._it.tree.stored.open()
 
     def stop(self) -> None:
         """From now on nothing new is written; what is under way goes on."""
-        self._it.model.store.active = False
+        self._it.model.store.close()
         self._it.tree.stored.close()
 
     def forget(self) -> None:
@@ -65,10 +65,10 @@ class StoringDriver:
 
     def _begin(self, group: GroupId, rows: NodeIds) -> None:
         it = self._it
-        it.serial += 1
-        it.model.clock += 1
-        self.writes.append(Written(it.serial, it.tree.stored.begin(group, rows)))
-        it.model.store.begin(it.serial, it.places_of(rows, group), it.model.clock)
+        serial = it.next_serial()
+        it.model.tick()
+        self.writes.append(Written(serial, it.tree.stored.begin(group, rows)))
+        it.model.store.begin(serial, it.places_of(rows, group), it.model.clock)
         it.did["persist"] += 1
 
     def end_write(self, write: Written, kept: Sequence[bool]) -> None:
@@ -97,7 +97,7 @@ class StoringDriver:
 
     def _touch(self, lease: DeviceLease, prompt: Prefix) -> None:
         it, store = self._it, self._it.model.store
-        it.model.clock += 1
+        it.model.tick()
         told: list[Place] = []
         for group, rows in it.tree.stored.to_touch(lease, self.step):
             told += it.places_of(rows, group)
@@ -105,7 +105,7 @@ class StoringDriver:
         with_bytes = {place for place in on_path if it.spec.groups[place[1]].page_bytes}
         assert len(set(told)) == len(told), "told of a page twice"
         assert set(told) <= with_bytes, f"told of {told}, of which storage has {with_bytes}"
-        store.heard.update(dict.fromkeys(told, it.model.clock))
+        store.heard.update((place, it.model.clock) for place in told)
         ages = sorted((len(prefix), -store.heard[prefix, group]) for prefix, group in with_bytes)
         for (above, older), (below, newer) in pairwise(ages if self.active else ()):
             assert older <= newer or above == below, f"{ages}: a parent looks older than its child"
@@ -117,17 +117,17 @@ class StoringDriver:
     def _hold(self, prompt: Prefix, starts: Sequence[int]) -> tuple[int, HostHold]:
         """Of what is in the tree of ``prompt``."""
         it = self._it
-        it.serial += 1
+        serial = it.next_serial()
         end = it.model.reach(prompt)
         hold = it.tree.leases.hold_present(it.keys(prompt), end, starts)
         held = it.model.store.hold(prompt[:end], starts)
-        it.model.leases[it.serial] = held
+        it.model.leases[serial] = held
         assert (hold.end, hold.starts) == (held.end, held.starts), f"{hold}, not {held}"
         for group, rows in enumerate(hold.host):
             expected = {place for place in held.on_host if place[1] == group}
             assert set(it.places_of(rows, group)) == expected, f"what is held of group {group}"
         it.did["hold short"] += hold.end < end
-        return it.serial, hold
+        return serial, hold
 
     def prefetch(self, prompt: Prefix) -> bool:
         """Hold what the host has of ``prompt`` and begin to read all that it lacks; False where it

@@ -6,7 +6,8 @@ verb does one thing to tree and model and compares. Must not know requests.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import assert_never
+from collections.abc import Set as AbstractSet
+from typing import TypeAlias, assert_never
 
 import numpy as np
 
@@ -29,6 +30,10 @@ def _class(rank: int) -> int:
     return (rank > 0) + (rank >= WARM)
 
 
+OnLost: TypeAlias = Callable[[Sequence[Place], Sequence[HostHold]], None]
+OnPersist: TypeAlias = Callable[[Persist], None]
+
+
 class TierDriver:
     """``policy``: whose order is held against the model's under LRU, which it predicts. Under any
     other, only who may leave is, and that what is cold goes first."""
@@ -41,19 +46,29 @@ class TierDriver:
         policy: str = "lru",
     ) -> None:
         self.spec = spec
-        self.tree = PrefixTree(spec, device_pages[0] + host_pages[0], EVICTION_POLICIES[policy]())
+        self.tree = PrefixTree(spec, device_pages[0] + host_pages[0], EVICTION_POLICIES[policy])
         self._predicted = policy == "lru"
         self.model = TreeModel(spec)
         self.pools = [[PageAllocator(n) for n in tier] for tier in (device_pages, host_pages)]
         self.bytes: dict[Freed, Prefix] = {}
         self.copies: list[Copy] = []
         self.did: Counter[str] = Counter()
-        self.on_lost: Callable[[Sequence[Place], Sequence[HostHold]], None] = _nobody_stands_there
-        """Called with places whose backup has failed, before their host pages go."""
-        self.on_persist: Callable[[Persist], None] = lambda effect: None
-        """Called with pages that a store should get; who drops them may have them later."""
+        self._on_lost: OnLost = _nobody_stands_there
+        self._on_persist: OnPersist = lambda effect: None
         self.prefix_of: dict[PageKey, Prefix] = {}
-        self.serial = 0
+        self._serial = 0
+
+    def when_lost(self, call: OnLost) -> None:
+        """With places whose backup has failed, before their host pages go."""
+        self._on_lost = call
+
+    def when_persisted(self, call: OnPersist) -> None:
+        """With pages that a store should get; who drops them may have them later."""
+        self._on_persist = call
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
 
     def keys(self, prompt: Prefix) -> list[PageKey]:
         keys = keys_of(prompt, self.spec.page_tokens)
@@ -85,17 +100,32 @@ class TierDriver:
         return taken
 
     def evict_spare(self, tier: Tier, group: int, count: int) -> int:
-        """``evict``, of what no checkpoint needs."""
-        effects = self.tree.eviction.evict_spare(tier, GroupId(group), count)
-        return self._evicted(tier, group, count, effects, below=WARM)
+        """``evict``, of what no checkpoint needs; on the device also of what the host has too."""
+        if tier == Tier.HOST:
+            effects = self.tree.eviction.evict_spare(tier, GroupId(group), count)
+            return self._evicted(tier, group, count, effects, below=WARM)
+        nodes = self.model.nodes.items()
+        saved = {p for p, spots in nodes if spots[group].state == Residency.BOTH}
+        predicted, self._predicted = self._predicted, False
+        effects = self.tree.write_back.evict_spare(GroupId(group), count)
+        taken = self._evicted(tier, group, count, effects, WARM, saved)
+        self._predicted = predicted
+        return taken
 
     def _evicted(
-        self, tier: Tier, group: int, count: int, effects: Sequence[Effect], below: int = 1 << 62
+        self,
+        tier: Tier,
+        group: int,
+        count: int,
+        effects: Sequence[Effect],
+        below: int = 1 << 62,
+        saved: AbstractSet[Prefix] = frozenset(),
     ) -> int:
+        """``below``: only pages of a lower rank might leave, or ``saved`` ones."""
         expected, taken = Outcome(), 0
         for effect in effects:
             if isinstance(effect, (FreeDevice, FreeHost)[tier]) and effect.group == group:
-                taken += self._taken(tier, group, effect.pages.tolist(), expected, below)
+                taken += self._taken(tier, group, effect.pages.tolist(), expected, below, saved)
         assert self.model.byteless or taken <= count, f"asked for {count}, took {taken}"
         left = self.model.candidates(tier, group) if taken < count else {}
         left = {prefix: rank for prefix, rank in left.items() if rank < below}
@@ -105,7 +135,13 @@ class TierDriver:
         return taken
 
     def _taken(
-        self, tier: Tier, group: int, pages: list[int], expected: Outcome, below: int
+        self,
+        tier: Tier,
+        group: int,
+        pages: list[int],
+        expected: Outcome,
+        below: int,
+        saved: AbstractSet[Prefix],
     ) -> int:
         """One batch of one path, top first. A node above a leaf may go only after it."""
         owner = {spots[group].pages[tier]: p for p, spots in self.model.nodes.items()}
@@ -119,7 +155,8 @@ class TierDriver:
             assert prefix in ranks, f"{tier.name} page {page} of {prefix} must not leave"
             rank, least = ranks.pop(prefix), min(ranks.values(), default=1 << 62)
             in_order = rank <= least if self._predicted else _class(rank) <= _class(least)
-            in_order = (in_order and rank < below) or self.model.maybe_cold((prefix, group))
+            may = rank < below or prefix in saved
+            in_order = (in_order and may) or self.model.maybe_cold((prefix, group))
             assert in_order, f"{prefix} of rank {rank} left before rank {least}"
             self.model.take(tier, group, prefix, expected)
         return len(pages)
@@ -166,8 +203,7 @@ class TierDriver:
     def submit(
         self, *, load: bool, rows: dict[int, NodeIds], places: dict[int, list[Place]]
     ) -> TicketId:
-        self.serial += 1
-        self.copies.append(Copy(TicketId(self.serial), load, rows, places))
+        self.copies.append(Copy(TicketId(self.next_serial()), load, rows, places))
         return self.copies[-1].ticket
 
     def end_copy(self, copy: Copy, *, ok: bool) -> None:
@@ -183,7 +219,7 @@ class TierDriver:
                 self.model.end_load(places)
             elif places:
                 if not ok:
-                    self.on_lost(places, self.tree.leases.lose(GroupId(group), copy.rows[group]))
+                    self._on_lost(places, self.tree.leases.lose(GroupId(group), copy.rows[group]))
                 effects = self.tree.copies.end_backup(GroupId(group), copy.rows[group], ok=ok)
                 self.apply(effects, self.model.end_backup(places, ok=ok))
         self.did["load done" if copy.load else "backup done" if ok else "backup failed"] += 1
@@ -215,7 +251,7 @@ class TierDriver:
         assert found == expected, f"effects {found}, not {expected}"
         for effect in effects:
             if isinstance(effect, Persist):
-                self.on_persist(effect)
+                self._on_persist(effect)
         return found
 
     def give_back(self, pages: Sequence[Freed]) -> None:

@@ -44,7 +44,7 @@ class _FreePages:
             found[name] = space.available() << 32 | crc32(space.next(SEEN).data)
         return found
 
-    def told(self) -> Sequence[str]:
+    def description(self) -> Sequence[str]:
         return [
             f"{name} {space.available()} free, of which next {space.next(SEEN)[::-1].tolist()}"
             for name, space in self._spaces.items()
@@ -80,10 +80,10 @@ def add_consistency_checks(
 
     scrubber = Scrubber(tables_of(tree, pools, beside))
     agreement.watch("the tree", residency)
-    agreement.watch("free pages", free.figures, free.told)
+    agreement.watch("free pages", free.figures, free.description)
     agreement.watch("copies", copies.figures)
     agreement.watch("storage", storage.figures)
-    agreement.watch("the tables", scrubber.figures, scrubber.told)
+    agreement.watch("the tables", scrubber.figures, scrubber.description)
 
 
 def tables_of(tree: PrefixTree, pools: Pools, beside: Sequence[HasColumns]) -> Iterator[Table]:

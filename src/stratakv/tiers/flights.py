@@ -1,7 +1,8 @@
 """Plans of copies under way: what each moves, what it is called, and the order in which they end.
 
 Owns the merging of a step's copies into plans, and their tickets: a load has one from the moment it
-is begun, before its plan is whole. Must not know a policy, nor what an end means (``copies``).
+is begun, before its plan is whole. Must not know a policy, nor what an end means
+(``transfer_manager``).
 """
 
 from collections import deque
@@ -67,9 +68,9 @@ class Flights:
         return self._next_load is not None or any(self._in_flight.values())
 
     def gate(self, tickets: Sequence[TicketId]) -> LayerGate | None:
-        """A gate over those of ``tickets`` that are still in flight; None when none is. Their loads
-        have been submitted."""
-        assert self._next_load not in tickets, "a gate before its loads were submitted"
+        """Hand over the loads that were begun, as one plan; a gate over those of ``tickets`` that
+        are still in flight, None when none is. A forward waits at it, layer by layer."""
+        self.submit_loads()
         loads = self._in_flight[Direction.LOAD]
         waiting = [flight.submitted for flight in loads if flight.ticket in tickets]
         return self._transfer.gate(waiting) if waiting else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey, TicketId
 from stratakv.spec.groups import ANCHOR
-from stratakv.tiers.pools import Pools
+from stratakv.tiers.pools import Pools, check_pages
 from stratakv.tiers.transfer_manager import LivePages, TransferManager
 from stratakv.tree.lease import HostHold
 from stratakv.tree.nodes import Tier
@@ -53,9 +53,11 @@ class ForeignTransfers:
     def load_into(self, hold: HostHold, pages: Sequence[PageIds]) -> tuple[TicketId, ...]:
         """Begin to copy what ``hold`` pins to device ``pages`` (int32, one for each of its rows, by
         group). Nothing may touch them until ``ended``; the host pages stay pinned as long, whatever
-        becomes of ``hold``. They leave with ``TransferManager.submit_loads``, at the latest in a
-        tick. ValueError where ``pages`` are not that."""
+        becomes of ``hold``. They leave with ``Flights.gate``, at the latest in a
+        tick. ValueError where ``pages`` are not that, or ``hold`` was released."""
         leases = self._tree.leases
+        if not leases.is_open(hold):
+            raise ValueError("load_into: the hold was released")
         self._check("load_into", pages, [len(rows) for rows in hold.host])
         if any(np.any(mine == NONE) for mine in pages):
             raise ValueError("load_into: NONE is no page")
@@ -82,7 +84,8 @@ class ForeignTransfers:
         self._check("save_from", pages, [len(keys) - first] * len(self._capacity))
         if np.any(pages[ANCHOR] == NONE):
             raise ValueError(f"save_from: group {ANCHOR} keeps all, so none of its pages is NONE")
-        hold = self._tree.leases.hold_present(keys, self._reach(keys, first), self._nothing(first))
+        reach = self._tree.match(keys, first).anchor_end
+        hold = self._tree.leases.hold_present(keys, reach, self._nothing(first))
         if hold.end < first:
             self._tree.leases.release(hold)
             return None
@@ -100,25 +103,8 @@ class ForeignTransfers:
         return tickets
 
     def _check(self, verb: str, pages: Sequence[PageIds], lengths: Sequence[int]) -> None:
-        if len(pages) != len(lengths):
-            raise ValueError(f"{verb}: pages of {len(pages)} groups for {len(lengths)}")
-        for group, (mine, length) in enumerate(zip(pages, lengths, strict=True)):
-            if mine.dtype != np.int32 or mine.shape != (length,):
-                raise ValueError(
-                    f"{verb}: group {group} takes {length} pages as int32, "
-                    f"these are {mine.dtype} {list(mine.shape)}"
-                )
-            taken, capacity = mine[mine != NONE], self._capacity[group]
-            if len(taken) and not capacity:
-                raise ValueError(f"{verb}: TierOptions.foreign_pages says that there are none")
-            if len(taken) and not 0 <= int(taken.min()) <= int(taken.max()) < capacity:
-                raise ValueError(
-                    f"{verb}: group {group} has device pages 0 to {capacity - 1} "
-                    f"(TierOptions.foreign_pages), not {taken.min()} to {taken.max()}"
-                )
-
-    def _reach(self, keys: Sequence[PageKey], first: int) -> int:
-        return self._tree.match(keys, first).anchor_end
+        where = "(TierOptions.foreign_pages)"
+        check_pages(verb, pages, lengths, self._capacity, f"device pages {where}")
 
     def _nothing(self, first: int) -> list[int]:
         """Of the pages above ``first`` the last anchor page: it keeps all above it."""
@@ -155,13 +141,13 @@ class ForeignTransfers:
             self._saves = [save for save in self._saves if not self._saved(save)]
 
     def _loaded(self, load: _Load) -> bool:
-        if self._copies.under_way(load.tickets):
+        if self._copies.flights.under_way(load.tickets):
             return False
         self._tree.leases.release(load.hold)
         return True
 
     def _saved(self, save: _Save) -> bool:
-        if self._copies.under_way(save.tickets):
+        if self._copies.flights.under_way(save.tickets):
             return False
         if self._copies.failed(save.tickets):
             for group, pages in enumerate(save.pages):

@@ -18,6 +18,7 @@ from stratakv.core.ids import NONE, TicketId
 from stratakv.storage.backend import ObjectKey, WriteStatus
 from stratakv.storage.io_jobs import Answer, Ending, Store, Stored, Touch
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.attached_store import AttachedStore
 from stratakv.tiers.object_keys import HostBytes, of_group
 from stratakv.tree.effects import Persist
 from stratakv.tree.lease import Lease
@@ -58,9 +59,11 @@ class Persister:
         self,
         stored: StorageMarks,
         arenas: Sequence[HostBytes],
+        store: AttachedStore,
         observer: CacheObserver | None = None,
     ) -> None:
         self.counters = PersistCounters()
+        self._store = store
         self._observer = observer
         self._stored = stored
         self._arenas = arenas
@@ -88,12 +91,14 @@ class Persister:
             rows = effect.nodes[at : at + JOB_PAGES]
             self._fresh.append(self._stored.begin(effect.group, rows))
 
-    def used(self, lease: Lease, step: int) -> None:
-        """A request stands on ``lease``, or did until now: storage learns of it, and gets what it
-        lacks of it."""
+    def used(self, lease: Lease) -> None:
+        """A request stands on ``lease``, or did until now: a store that is in use learns of it, and
+        gets what it lacks of it."""
+        if self._store.accepting is None:
+            return
         for effect in self._stored.unstored(lease):
             self.want(effect)
-        parts = list(self._stored.to_touch(lease, step))
+        parts = list(self._stored.to_touch(lease, self._store.step))
         if not parts:
             return
         named = [(group, *self._stored.names(rows)) for group, rows in parts]

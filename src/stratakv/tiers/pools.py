@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import assert_never
 
-from stratakv.core.ids import GroupId, PageIds
+import numpy as np
+
+from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheSpec
 from stratakv.tiers.statistics import Counters, PoolStats
@@ -18,6 +20,31 @@ from stratakv.tree.prefix_tree import PrefixTree
 
 Allocators = Sequence[PageAllocator]
 Evict = Callable[[GroupId, int], list[Effect]]
+
+
+def check_pages(
+    verb: str,
+    pages: Sequence[PageIds],
+    lengths: Sequence[int],
+    capacity: Sequence[int],
+    what: str,
+) -> None:
+    """ValueError unless ``pages`` are ``lengths[g]`` pages of each group g as int32, each below
+    ``capacity[g]`` or NONE. ``what`` they are is for the error."""
+    if len(pages) != len(lengths):
+        raise ValueError(f"{verb}: pages of {len(pages)} groups for {len(lengths)}")
+    for group, (mine, length) in enumerate(zip(pages, lengths, strict=True)):
+        if mine.dtype != np.int32:
+            raise ValueError(f"{verb}: group {group} takes pages as int32, these are {mine.dtype}")
+        if mine.shape != (length,):
+            shape = list(mine.shape)
+            raise ValueError(f"{verb}: group {group} takes {length} pages, these are {shape}")
+        if length and (mine - NONE).view(np.uint32).max() > capacity[group]:
+            taken, has = mine[mine != NONE], capacity[group]
+            there = f"0 to {has - 1}" if has else "none"
+            raise ValueError(
+                f"{verb}: group {group} has {what} {there}, not {taken.min()} to {taken.max()}"
+            )
 
 
 class Pools:
@@ -38,6 +65,8 @@ class Pools:
         self.counters = Counters()
         self._evict_device = evict_device or partial(tree.eviction.evict, Tier.DEVICE)
         self._evict_host = partial(tree.eviction.evict, Tier.HOST)
+        self._evict_spare_device = tree.write_back.evict_spare
+        self._evict_spare_host = partial(tree.eviction.evict_spare, Tier.HOST)
         self._persist = persist
 
     def execute(self, effects: Sequence[Effect]) -> list[Backup]:
@@ -70,9 +99,22 @@ class Pools:
             tier, group, count, self._evict_device if on_device else self._evict_host
         )
 
+    def push_out(self, tier: Tier) -> None:
+        """Take everything that nothing pins off a tier; what the tier below has of it stays."""
+        for group in reversed(self._spec.groups):
+            self.make_room(tier, group.id, self.tiers[tier][group.id].capacity)
+
+    def unowned(self, tier: Tier, group: GroupId) -> PageIds:
+        """Pages that are nobody's, int32."""
+        space = self.tiers[tier][group]
+        return space.next(space.capacity).copy()
+
     def make_spare_room(self, tier: Tier, group: GroupId, count: int) -> int:
-        """``make_room`` from what no checkpoint needs."""
-        return self._make_room(tier, group, count, partial(self._eviction.evict_spare, tier))
+        """``make_room`` that costs no checkpoint."""
+        on_device = tier == Tier.DEVICE
+        return self._make_room(
+            tier, group, count, self._evict_spare_device if on_device else self._evict_spare_host
+        )
 
     def _make_room(self, tier: Tier, group: GroupId, count: int, evict: Evict) -> int:
         space = self.tiers[tier][group]
@@ -80,15 +122,15 @@ class Pools:
         if short > 0:
             dirty, cold = self._eviction.dropped_dirty, self._eviction.dropped_cold
             effects = evict(group, short)
-            self.counters.dropped_dirty_pages += self._eviction.dropped_dirty - dirty
-            self.counters.dropped_cold_pages += self._eviction.dropped_cold - cold
+            self.counters.add(dropped_dirty_pages=self._eviction.dropped_dirty - dirty)
+            self.counters.add(dropped_cold_pages=self._eviction.dropped_cold - cold)
             taken = sum(
                 len(effect.pages) for effect in effects if isinstance(effect, FreeDevice | FreeHost)
             )
             if tier == Tier.DEVICE:
-                self.counters.evicted_device_pages += taken
+                self.counters.add(evicted_device_pages=taken)
             else:
-                self.counters.evicted_host_pages += taken
+                self.counters.add(evicted_host_pages=taken)
             self.execute(effects)
         return space.available()
 
@@ -100,7 +142,7 @@ class Pools:
             pages = self.tiers[Tier.DEVICE][group].alloc(count)
             if pages is not None:
                 return pages
-            self.counters.copy_waits += 1
+            self.counters.add(copy_waits=1)
             assert wait(), f"admission promised {count} pages of group {group}"
 
     def stats(self) -> tuple[PoolStats, ...]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from stratakv.core.counts import Counts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
@@ -34,7 +36,7 @@ class StorageStats:
 
 
 @dataclass(slots=True)
-class Counters:
+class Counters(Counts):
     """Counts since the start, in pages unless named otherwise. Why a cached token was not served is
     counted in tokens, by ``losses``."""
 

@@ -1,8 +1,8 @@
-"""The third tier as the cache sees it: attached or not, what it is asked, what it answers.
+"""The third tier as the cache sees it: attached or not, and what its answers mean.
 
-Owns the I/O worker while a store is attached, and the one place where its answers become state.
-What is written is ``persist``'s, what is fetched ``prefetch``'s. Never waits for storage but in
-``close``. Must not open a store.
+Owns the way in and out of a store, and the one place where its answers become state. What is
+written is ``persist``'s, what is fetched ``prefetch``'s. Never waits for storage but in ``close``.
+Must not open a store.
 """
 
 from collections.abc import Iterator
@@ -10,19 +10,15 @@ from dataclasses import asdict
 
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import NOTHING, Ballot, Flags, Result, Work
-from stratakv.core.clock import Clock
-from stratakv.core.ids import GroupId, PageIds, PageKey, RequestId
-from stratakv.core.page_keys import PageHasher
-from stratakv.policy.prefetch_pace import PrefetchPolicy
+from stratakv.core.ids import PageKey, RequestId
 from stratakv.policy.prefetch_reasons import Reason
 from stratakv.storage.backend import Everything
 from stratakv.storage.io_jobs import Answer, Kind, Remove
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.attached_store import AttachedStore
 from stratakv.tiers.object_keys import of_group
 from stratakv.tiers.persist import Persister
-from stratakv.tiers.prefetch.fetches import Fetches, FromStorage
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
-from stratakv.tiers.prefetch.request import OnSettled
 from stratakv.tiers.statistics import StorageStats
 from stratakv.tree.lease import Lease
 from stratakv.tree.observer import CacheObserver, Medium
@@ -30,67 +26,62 @@ from stratakv.tree.prefix_tree import PrefixTree
 
 
 class StorageTier:
-    """``observer``: told of what storage has no more. Without a store every verb is a no-op."""
+    """``persister`` writes and ``prefetcher`` fetches, both for those who use the cache; here is
+    what opens, ends and drives them. ``observer``: told of what storage has no more."""
 
     def __init__(
         self,
         tree: PrefixTree,
+        store: AttachedStore,
         persister: Persister,
-        fetches: Fetches,
-        policy: PrefetchPolicy,
-        clock: Clock,
+        prefetcher: Prefetcher,
         observer: CacheObserver | None = None,
     ) -> None:
-        self.persister = persister
-        self.prefetcher = Prefetcher(tree, fetches, policy, clock, observer)
-        self._stored, self._observer = tree.stored, observer
+        self.persister, self.prefetcher = persister, prefetcher
+        self._stored, self._store, self._observer = tree.stored, store, observer
         self._groups = [group.id for group in tree.spec.groups if group.page_bytes]
-        self._worker: IoWorker | None = None
-        self._leaving = False
-        self._step = 0
         self._clearing = 0
-        self.distrusted = 0  # pages
+        self._distrusted = 0  # pages
 
     # -- attach and detach -----------------------------------------------------------------------
 
     def attach(self, worker: IoWorker) -> None:
         """Use an open store from now on. What is cached already is written as it is used."""
-        assert self._worker is None, "a store is attached"
-        self._worker = worker
-        self.keep()
+        self._store.attach(worker)
+        self._stored.open()
 
     def detach(self, *, force: bool = False) -> IoWorker | None:
         """The store, of which nothing is used any more; None: not yet, pages are being written or
         fetched. From the first call on nothing new is begun, and with ``force`` what is queued is
         given up too; ``keep`` undoes the first, not the second."""
-        assert self._worker is not None, "no store is attached"
-        self._leaving = True
+        worker = self._store.leave()
+        assert worker is not None, "no store is attached"
         self._stored.close()
         if force:
-            self.persister.cancel(self._worker)
-            self.prefetcher.cancel(self._worker)
+            self.persister.cancel(worker)
+            self.prefetcher.cancel(worker)
         if self.busy:
             return None
         self.persister.forget_uses()
-        self._tell_gone()
-        worker, self._worker = self._worker, None
+        self._report_gone()
+        self._store.detach()
         return worker
 
     def keep(self) -> None:
         """Go on with the store that is attached. What has changed in the tree meanwhile was not
         noted, so what storage has is learned anew, as it is used."""
-        self._leaving = False
-        if self._worker is not None:
+        if self._store.keep():
             self._stored.open()
 
     def clear(self) -> bool:
         """Forget every object of the store, behind what is queued; False, and nothing done, where
         too much is queued already."""
-        assert self._worker is not None, "no store is attached"
-        if self._worker.submit(Remove(Everything.EVERYTHING)) is None:
+        worker = self._store.worker
+        assert worker is not None, "no store is attached"
+        if worker.submit(Remove(Everything.EVERYTHING)) is None:
             return False
         self._clearing += 1
-        self._tell_gone()
+        self._report_gone()
         self._stored.forget()
         return True
 
@@ -102,67 +93,42 @@ class StorageTier:
         chain = self._stored.fetched(lease)
         if not chain:
             return None
-        self.distrusted += len(chain)
-        if self._worker is not None:
+        self._distrusted += len(chain)
+        if (worker := self._store.worker) is not None:
             keys = [key for group in self._groups for key in of_group(chain, group)]
-            if self._worker.submit(Remove(keys)) is not None:
+            if worker.submit(Remove(keys)) is not None:
                 self._clearing += 1
         return chain[0]
 
     def close(self, timeout_s: float) -> None:
         """Give what is queued ``timeout_s`` to be written, and let go of the store."""
-        if self._worker is None:
+        worker = self._store.leave()
+        if worker is None:
             return
-        self._leaving = True
         self._stored.close()
-        if self._worker.closed:  # whoever opened it was first
-            self.persister.cancel(self._worker)
-        self.persister.submit(self._worker)
-        self._worker.close(timeout_s)
+        if worker.closed:  # whoever opened it was first
+            self.persister.cancel(worker)
+        self.persister.submit(worker)
+        worker.close(timeout_s)
         begun = NOTHING
-        while any(map(self._worker.ready, Kind)):  # nobody is left to agree with
+        while any(map(worker.ready, Kind)):  # nobody is left to agree with
             alone = Ballot(begun)
             self.vote(alone)
             agreed = alone.result(alone.lanes)
             begun = agreed.begun
-            self._apply(self._worker, agreed)
-        self._worker = None
+            self._apply(worker, agreed)
+        self._store.detach()
 
-    def _tell_gone(self) -> None:
+    def _report_gone(self) -> None:
         if self._observer is not None:
             for group, keys in self._stored.marked():
                 self._observer.removed(Medium.STORAGE, group, keys)
-
-    # -- requests --------------------------------------------------------------------------------
-
-    def prefetch(self, request: RequestId, prefix: PageHasher, tokens: int) -> None:
-        """A request with a prompt of ``tokens`` waits: fetch what the tree lacks of it."""
-        if self._worker is not None and not self._leaving:
-            self.prefetcher.start(request, prefix, tokens, self._worker)
-
-    def must_wait(self, request: RequestId) -> bool:
-        """Whether a request whose turn it is must wait for its prefetch."""
-        return self._worker is not None and self.prefetcher.must_wait(request, self._worker)
-
-    def admitted(self, request: RequestId, end: int, settled: OnSettled) -> FromStorage | None:
-        """A request has its lease, at ``end`` pages; what storage has contributed to it.
-        ``settled`` is called, perhaps later, with what storage had for it."""
-        return self.prefetcher.admitted(request, end, settled)
-
-    def forget(self, request: RequestId, settled: OnSettled) -> None:
-        """A request ends before it was admitted; ``settled`` as for ``admitted``."""
-        self.prefetcher.forget(request, self._worker, settled)
-
-    def used(self, lease: Lease) -> None:
-        """A request stands on ``lease``, or did until now."""
-        if self._worker is not None and not self._leaving:
-            self.persister.used(lease, self._step)
 
     # -- time ------------------------------------------------------------------------------------
 
     def vote(self, ballot: Ballot) -> None:
         """Say what storage has answered here."""
-        worker = self._worker
+        worker = self._store.worker
         if worker is None or worker.idle:
             return
         for kind in Kind:
@@ -186,14 +152,15 @@ class StorageTier:
     def tick(self, head: RequestId | None, agreed: Result) -> None:
         """Apply what storage has answered everywhere, then submit what the step has found to
         do."""
-        if self._worker is None:
+        worker = self._store.worker
+        if worker is None:
             return
-        self._step += 1
-        self._apply(self._worker, agreed)
-        if not self._leaving:
-            self.prefetcher.tick(head, self._worker)
+        self._store.count_step()
+        self._apply(worker, agreed)
+        if not self._store.leaving:
+            self.prefetcher.tick(head, worker)
         if not self._clearing:  # another rank's clear may come later, and would take it away
-            self.persister.submit(self._worker)
+            self.persister.submit(worker)
 
     def _apply(self, worker: IoWorker, agreed: Result) -> None:
         if worker.idle:
@@ -212,7 +179,7 @@ class StorageTier:
     @property
     def ready(self) -> bool:
         """Whether ``tick`` would find an answer."""
-        worker = self._worker
+        worker = self._store.worker
         return worker is not None and not worker.idle and any(map(worker.ready, Kind))
 
     @property
@@ -220,23 +187,18 @@ class StorageTier:
         """Whether anything is under way that somebody waits for, or that pins a page."""
         return bool(self.persister.busy or self.prefetcher.busy or self._clearing)
 
-    @property
-    def holding(self) -> bool:
-        """Whether pages of the tree are held for a request that waits."""
-        return self.prefetcher.holding
-
     # -- figures ---------------------------------------------------------------------------------
 
     def stats(self, *, busy: bool) -> StorageStats | None:
         """None where no store is attached. ``busy``: what only the engine can say."""
-        if self._worker is None:
+        if (worker := self._store.worker) is None:
             return None
-        found, io = self.prefetcher.counters, self._worker.stats
+        found, io = self.prefetcher.counters, worker.stats
         return StorageStats(
             pages={
                 **asdict(self.persister.counters),
                 "fetched": found.fetched_pages,
-                "distrusted": self.distrusted,
+                "distrusted": self._distrusted,
             },
             tokens={"found": found.found, "hits": found.hits},
             lost_tokens=_by_name(found.lost),
@@ -249,18 +211,12 @@ class StorageTier:
     def figures(self) -> Figures:
         """What is under way, for ranks to compare."""
         return {
-            "step": self._step,
-            "attached": self._worker is not None,
-            "leaving": self._leaving,
+            **self._store.figures(),
             "clearing": self._clearing,
             "epoch": self._stored.epoch,
             **self.prefetcher.figures(),
             **self.persister.figures(),
         }
-
-    def owned(self, group: GroupId) -> list[PageIds]:
-        """Host pages that no node of the tree stands for."""
-        return self.prefetcher.owned(group)
 
 
 def _taken(

@@ -109,12 +109,12 @@ def _pins(tree: Internals, rows: NodeIds) -> None:
                 0 if isinstance(lease, HostHold) else needed(spec.retention, end * page, page).start
             )
             assert least <= first <= end, f"group {group}: a lease begins at {first}"
-            rows = nodes.tail(lease.path.item(-1), end - first) if end else lease.path
+            held = nodes.tail(lease.path.item(-1), end - first) if end else lease.path
             match lease:
                 case DeviceLease():
-                    want[0][rows] += 1
+                    want[0][held] += 1
                 case LoadLease():
-                    want[0][rows[~np.isin(rows, lease.host[group])]] += 1
+                    want[0][held[~np.isin(held, lease.host[group])]] += 1
                     want[1][lease.host[group]] += 1
                 case HostHold():
                     want[1][lease.host[group]] += 1

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stratakv.core.ids import GroupId, NodeIds
+from stratakv.core.ids import NONE, GroupId, NodeIds
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
 from stratakv.tree.effects import Backup
@@ -62,8 +62,8 @@ class Checkpoints:
 
         Checkpoints among the first ``continued`` nodes, which this request grew from, are
         superseded unless the tree branches at them, and so is the one at the end of the first
-        ``instead_of``: milestones are left of them. A milestone at ``continued`` where the tree
-        branches by now is a checkpoint. Returns the backups that keeping implies.
+        ``instead_of``: milestones are left of them. ``continued`` is a checkpoint too if the tree
+        branches there by now. Returns the backups that keeping implies.
         """
         if not self._partial or not 0 < end <= lease.end:
             return []
@@ -78,9 +78,17 @@ class Checkpoints:
         self._supersede(path[:continued])
         if continued < instead_of < len(path):
             self._supersede(path[instead_of - 1 : instead_of])
-        if continued:
-            effects += self._promote(path.item(continued - 1))
-        return effects
+        return effects + self.branch(lease, continued)
+
+    def branch(self, lease: DeviceLease | HostHold, end: int) -> list[Backup]:
+        """Make ``end`` of a leased path, from which a request went on, a checkpoint if the tree
+        branches there by now and every group still holds what it needs there: where two have
+        parted a third one may. Returns the backups that it implies."""
+        nodes, tip = self._nodes, lease.path.item(end - 1) if end else NONE
+        if not self._partial or not end or nodes.checkpoint.item(tip):
+            return []
+        wanted = self._present(tip) if nodes.kids[ANY].item(tip) > 1 else None
+        return [] if wanted is None else self._use(self._mark(tip, wanted, CHECKPOINT))
 
     def pave(self, lease: DeviceLease, end: int) -> list[Backup]:
         """Make ``end`` of a leased path a milestone, if it is no checkpoint and every group still
@@ -136,13 +144,6 @@ class Checkpoints:
         for tip in marked[nodes.kids[ANY][marked] <= 1].tolist():
             for group, rows in self._mark(tip, self._needed(tip), MILESTONE):
                 self._pins.cool(group, rows)
-
-    def _promote(self, tip: int) -> list[Backup]:
-        nodes = self._nodes
-        if not nodes.milestone.item(tip) or nodes.kids[ANY].item(tip) <= 1:
-            return []
-        wanted = self._present(tip)
-        return [] if wanted is None else self._use(self._mark(tip, wanted, CHECKPOINT))
 
     def need_everything(self) -> None:
         """Of an empty tree, for a baseline: every page of every group counts as needed for good, so

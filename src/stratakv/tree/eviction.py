@@ -121,7 +121,7 @@ class Evictor:
             self._pins.queue(tier, ANCHOR, rows[: -len(chain)])
         if nodes.state[ANCHOR].item(chain.item(-1)) == LAST_COPY[tier]:
             above = nodes.parent[chain] if self._byteless_anchor else None
-            gone = self._drop(tier, chain, effects)
+            gone = self._drop(chain, effects)
             if above is not None and gone:  # what went may have been all that kept them
                 self._prune(above.item(-gone), effects)
             return gone
@@ -143,7 +143,8 @@ class Evictor:
 
     def _chain(self, tier: Tier, key: int, rows: NodeIds) -> NodeIds:
         """The longest end of ``rows`` that is one chain of due pages of one kind, given that the
-        last row is a due leaf. What lies above comes back when its child has gone."""
+        last row is a due leaf and that not all of ``rows`` are (``_free_chain``). What lies above
+        comes back when its child has gone."""
         nodes = self._nodes
         due = self._due(tier, ANCHOR, key, rows)
         state = nodes.state[ANCHOR][rows]
@@ -153,8 +154,7 @@ class Evictor:
         due[:-1] &= linked
         held[:-1] -= linked
         due &= held == 0
-        ends = (~due).nonzero()[0]
-        return rows[ends.item(-1) + 1 :] if len(ends) else rows
+        return rows[(~due).nonzero()[0].item(-1) + 1 :]
 
     def _to_leaf_of_host(self, key: int, rows: NodeIds) -> NodeIds:
         """``rows`` down to the last one that is a due leaf of the host."""
@@ -211,8 +211,8 @@ class Evictor:
         self.dropped_dirty += warm
         self.dropped_cold += len(rows) - warm
 
-    def _drop(self, tier: Tier, chain: NodeIds, effects: list[Effect]) -> int:
-        """Remove nodes that hold the anchor on ``tier`` alone; how many of the chain went.
+    def _drop(self, chain: NodeIds, effects: list[Effect]) -> int:
+        """Remove nodes that hold the anchor on one tier alone; how many of the chain went.
 
         A node may go only when nothing below it is left on any tier and no group of it is pinned or
         in flight; an idle host-only subtree below a device-only node goes first.

@@ -23,6 +23,10 @@ class DeviceLease:
     loading: tuple[TicketId, ...] = ()
     priority: int = 0
 
+    def move(self, end: int, starts: list[int], path: NodeIds) -> None:
+        """For ``Leases``, which pins what it holds from now on."""
+        self.end, self.starts, self.path = end, starts, path
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadLease:

@@ -252,7 +252,7 @@ class Leases:
             pins.stamp(group, entering, stamp)
             pins.pin(DEVICE, group, entering)
             pins.unpin(DEVICE, group, path[old : max(old, min(new, lease.end))])
-        lease.end, lease.starts, lease.path = end, starts, path
+        lease.move(end, starts, path)
 
     def let_go(self, lease: DeviceLease, end: int) -> None:
         """Pin no more of what a lease holds than its request needs at ``end`` pages: the request
@@ -261,7 +261,8 @@ class Leases:
         for group in self._groups:
             behind = lease.path[lease.starts[group] : starts[group]]
             self._pins.unpin(DEVICE, group, behind)
-        lease.starts = [max(pair) for pair in zip(lease.starts, starts, strict=True)]
+        starts = [max(pair) for pair in zip(lease.starts, starts, strict=True)]
+        lease.move(lease.end, starts, lease.path)
 
     # -- ending ----------------------------------------------------------------------------------
 

@@ -74,8 +74,10 @@ class NodeTable:
         self.hits: Int32s = np.zeros(size, np.int32)
         self.priority: Int32s = np.zeros(size, np.int32)  # of any request that used it, the highest
         self._journal = None if observer is None else Journal(size, observer)
-        told = None if self._journal is None else self._journal.of_group
-        self.residency = [ResidencyColumn(size, told and told(GroupId(group))) for group in groups]
+        journals = None if self._journal is None else self._journal.of_group
+        self.residency = [
+            ResidencyColumn(size, journals and journals(GroupId(group))) for group in groups
+        ]
         self.state = [column.states for column in self.residency]
         self.page = [[np.full(size, NONE, np.int32) for _ in groups] for _ in TIERS]
         self.pins = [[np.zeros(size, np.int32) for _ in groups] for _ in TIERS]
@@ -166,7 +168,7 @@ class NodeTable:
         self._free_rows -= count
         rows = self._free[self._free_rows : self._free_rows + count][::-1].copy()
         self.index.update(zip(keys, rows.tolist(), strict=True))
-        start = self.depth.item(parent) + 1 if parent >= 0 else 0
+        start = self.depth.item(parent) + 1
         self.depth[rows] = np.arange(start, start + count, dtype=np.int32)
         above = np.empty_like(rows)
         above[0] = parent

@@ -15,7 +15,7 @@ rank.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -71,10 +71,6 @@ class EvictionPolicy(Protocol):
     that of some use in its low 44 bits.
     """
 
-    def bind(self, nodes: NodeTable) -> None:
-        """Before anything else: the columns to read."""
-        ...
-
     def queue(self, tier: Tier, group: int) -> Queue:
         """A new queue. It may rank pages anew when they come up, and then queues them again."""
         ...
@@ -96,11 +92,14 @@ class EvictionPolicy(Protocol):
         ...
 
 
+MakePolicy: TypeAlias = Callable[[NodeTable], EvictionPolicy]
+
+
 class LeastRecentlyUsed:
     """Rank is the time of the last use."""
 
-    def bind(self, nodes: NodeTable) -> None:
-        """Only the time counts."""
+    def __init__(self, nodes: NodeTable) -> None:
+        del nodes  # only the time counts
 
     def queue(self, tier: Tier, group: int) -> Queue:
         del tier, group

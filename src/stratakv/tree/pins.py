@@ -10,18 +10,19 @@ import numpy as np
 from stratakv.core.ids import GroupId, NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import CHECKPOINT, TIERS, NodeTable, Tier
-from stratakv.tree.order import COLD, LAST_USE, WARM, EvictionPolicy
+from stratakv.tree.order import COLD, LAST_USE, WARM, MakePolicy
 from stratakv.tree.residency import ON_DEVICE, ON_TIER, count_on_tier
 
 
 class Pins:
-    def __init__(self, nodes: NodeTable, groups: int, policy: EvictionPolicy) -> None:
+    def __init__(self, nodes: NodeTable, groups: int, policy: MakePolicy) -> None:
         self._nodes = nodes
-        self.policy = policy
-        policy.bind(nodes)
+        self.policy = policy(nodes)
         self.evictable = [[0] * groups for _ in TIERS]
         """``evictable[tier][group]``: resident pages of the group that nothing pins on the tier."""
-        self.queues = [[policy.queue(tier, group) for group in range(groups)] for tier in TIERS]
+        self.queues = [
+            [self.policy.queue(tier, group) for group in range(groups)] for tier in TIERS
+        ]
         self._clock = WARM
 
     # -- recency -------------------------------------------------------------------------------

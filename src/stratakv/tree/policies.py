@@ -4,7 +4,7 @@ Owns their columns and the table of names. A policy ranks; who may leave is for 
 ``eviction``. Must not change residency, pins or the tree's shape.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from stratakv.core.config import EVICTIONS
 from stratakv.core.ids import NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import EvictionPolicy, EvictionQueue, LeastRecentlyUsed, Queue, Ranks
+from stratakv.tree.order import EvictionQueue, LeastRecentlyUsed, MakePolicy, Queue, Ranks
 from stratakv.tree.s3_fifo import S3Fifo
 from stratakv.tree.slru import SegmentedLru
 
@@ -28,7 +28,7 @@ Counts = npt.NDArray[np.int64]
 class LeastFrequentlyUsed:
     """Rank is how often a group's page was leased since it came, then the time of the last use."""
 
-    def bind(self, nodes: NodeTable) -> None:
+    def __init__(self, nodes: NodeTable) -> None:
         self._uses: list[Counts] = [np.zeros(len(state), np.int64) for state in nodes.state]
 
     def queue(self, tier: Tier, group: int) -> Queue:
@@ -54,7 +54,7 @@ class ByPriority:
     """Rank is the highest priority of any request that used the page, then the time of the last
     use. Priorities below 0 rank as 0."""
 
-    def bind(self, nodes: NodeTable) -> None:
+    def __init__(self, nodes: NodeTable) -> None:
         self._priority = nodes.priority
 
     def queue(self, tier: Tier, group: int) -> Queue:
@@ -77,7 +77,7 @@ class ByPriority:
         """``enter`` forgets."""
 
 
-EVICTION_POLICIES: Final[Mapping[str, Callable[[], EvictionPolicy]]] = {
+EVICTION_POLICIES: Final[Mapping[str, MakePolicy]] = {
     "lru": LeastRecentlyUsed,
     "lfu": LeastFrequentlyUsed,
     "slru": SegmentedLru,

@@ -32,7 +32,7 @@ from stratakv.tree.leases import Leases
 from stratakv.tree.matching import Beyond, Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
 from stratakv.tree.observer import CacheObserver
-from stratakv.tree.order import EvictionPolicy, LeastRecentlyUsed
+from stratakv.tree.order import LeastRecentlyUsed, MakePolicy
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import ON_DEVICE
 from stratakv.tree.stored import StorageMarks
@@ -57,12 +57,12 @@ class PrefixTree:
         self,
         spec: CacheSpec,
         capacity: int,
-        policy: EvictionPolicy | None = None,
+        policy: MakePolicy = LeastRecentlyUsed,
         observer: CacheObserver | None = None,
     ) -> None:
         self.spec = spec
         self._nodes = nodes = NodeTable(spec, capacity, observer)
-        self._pins = pins = Pins(nodes, len(spec.groups), policy or LeastRecentlyUsed())
+        self._pins = pins = Pins(nodes, len(spec.groups), policy)
         self._matcher = Matcher(spec, nodes)
         self.checkpoints = Checkpoints(spec, nodes, pins)
         self.stored = StorageMarks(spec, nodes, pins)

@@ -33,7 +33,7 @@ TO_MAIN: Final = 2
 
 
 class S3Fifo:
-    def bind(self, nodes: NodeTable) -> None:
+    def __init__(self, nodes: NodeTable) -> None:
         groups, size = range(len(nodes.state)), len(nodes.depth)
         self._nodes = nodes
         self._pairs = [Pair(nodes, group) for group in groups]
@@ -49,7 +49,6 @@ class S3Fifo:
 
     def enter(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
         nodes, ghost = self._nodes, self._ghosts[group]
-        self.now = stamp
         self.uses[group][rows] = 0
         self.main[group][rows] = False
         if ghost:

@@ -20,7 +20,7 @@ PROTECTED_SHARE: Final = 0.8
 
 
 class SegmentedLru:
-    def bind(self, nodes: NodeTable) -> None:
+    def __init__(self, nodes: NodeTable) -> None:
         self._nodes = nodes
         self._pairs = [Pair(nodes, group) for group in range(len(nodes.state))]
         self.last_hit = 0

@@ -60,12 +60,12 @@ class StorageMarks:
         self._keeps_all = [group.keeps_all for group in spec.groups]
         size = len(nodes.parent)
         self._marks = [np.zeros(size, np.bool_) for _ in spec.groups]
-        self._told = np.full(size, NEVER, np.int64)
+        self._touched = np.full(size, NEVER, np.int64)
         self._fetched = np.zeros(size, np.bool_)  # a page of it has come from storage
 
     def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Every array by name, for those who compare two of these."""
-        yield "told to storage", self._told
+        yield "touched in storage", self._touched
         yield "fetched from storage", self._fetched
         for group, marks in enumerate(self._marks):
             yield f"stored of group {group}", marks
@@ -94,7 +94,7 @@ class StorageMarks:
         self.epoch += 1
         for marks in self._marks:
             marks[:] = False
-        self._told[:] = NEVER
+        self._touched[:] = NEVER
 
     def grown(self, rows: NodeIds) -> None:
         """New nodes, whose rows others may have had before: also of a group that has no page there
@@ -103,7 +103,7 @@ class StorageMarks:
         if self.active:
             for marks in self._marks:
                 marks[rows] = False
-            self._told[rows] = NEVER
+            self._touched[rows] = NEVER
 
     def unmark(self, hold: HostHold) -> None:
         """What ``hold`` pins is in the store no more."""
@@ -124,7 +124,7 @@ class StorageMarks:
         if self.active:
             self._marks[group][rows] = fetched and self._has_bytes[group]
             if fetched:
-                self._told[rows] = NEVER
+                self._touched[rows] = NEVER
 
     def fetched(self, lease: Lease) -> list[PageKey]:
         """Keys of a leased path from the first page on of which something came from storage; empty
@@ -138,7 +138,7 @@ class StorageMarks:
 
     def wanted(self, group: GroupId, rows: NodeIds) -> list[Persist]:
         """Those of ``rows`` (one path, readable on the host) that are worth an object and have
-        none: of a group that does not keep all, what a checkpoint needs."""
+        none: of a group that does not keep all, what a mark needs."""
         if not self.active or not self._has_bytes[group]:
             return []
         worth = ~self._marks[group][rows]
@@ -163,7 +163,7 @@ class StorageMarks:
     def begin(self, group: GroupId, rows: NodeIds) -> Writing:
         """Pin and mark ``rows``, one path, top first."""
         self._marks[group][rows] = True
-        self._told[rows] = NEVER  # of an older parent storage must hear, or it would leave first
+        self._touched[rows] = NEVER  # of an older parent storage must hear, or it would leave first
         for held in {ANCHOR, group}:
             self._pins.pin(Tier.HOST, held, rows)
         writing = Writing(group, rows)
@@ -186,11 +186,11 @@ class StorageMarks:
         its child."""
         if not self.active or not lease.end:
             return
-        stale = np.flatnonzero(step - self._told[lease.path] >= TOUCH_STEPS)
+        stale = np.flatnonzero(step - self._touched[lease.path] >= TOUCH_STEPS)
         if not len(stale):
             return
         rows = lease.path[: stale.item(-1) + 1]
-        self._told[rows] = step
+        self._touched[rows] = step
         for group in self._groups:  # of one without bytes nothing is marked
             stored = rows[self._marks[group][rows]]
             if len(stored):

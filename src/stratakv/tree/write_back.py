@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stratakv.core.ids import GroupId, NodeIds
 from stratakv.spec.groups import ANCHOR
-from stratakv.tree.effects import Effect
+from stratakv.tree.effects import Effect, FreeDevice
 from stratakv.tree.eviction import LOOK, Evictor
 from stratakv.tree.nodes import NodeTable, Tier
 from stratakv.tree.order import COLD, WARM
@@ -77,6 +77,20 @@ class WriteBackEviction:
         """Take up to ``count`` pages of ``group`` off the device, clean ones first as far as they
         are found among the coldest; dirty ones only where that is not enough."""
         effects: list[Effect] = []
+        left = self._evict_clean(group, count, effects)
+        return effects + self._evictor.evict(DEVICE, group, left)
+
+    def evict_spare(self, group: GroupId, count: int) -> list[Effect]:
+        """Take up to ``count`` pages of ``group`` off the device whose leaving costs no checkpoint:
+        what no checkpoint needs, then what the host has too, as far as it is found among the
+        coldest."""
+        effects = self._evictor.evict_spare(DEVICE, group, count)
+        freed = (one for one in effects if isinstance(one, FreeDevice) and one.group == group)
+        self._evict_clean(group, count - sum(len(one.pages) for one in freed), effects)
+        return effects
+
+    def _evict_clean(self, group: GroupId, count: int, effects: list[Effect]) -> int:
+        """Take clean pages among the coldest; how many of ``count`` were not found."""
         aside: list[tuple[int, NodeIds]] = []
         queue = self._pins.queues[DEVICE][group]
         left, looks = count, LOOK + count
@@ -91,7 +105,7 @@ class WriteBackEviction:
                 left -= self._evictor.take(DEVICE, group, key, rows, left, effects)
         for key, rows in aside:
             queue.push(key, self._nodes.depth.item(rows.item(-1)), rows)
-        return effects + self._evictor.evict(DEVICE, group, left)
+        return left
 
     def _dirty(self, group: GroupId, rows: NodeIds) -> npt.NDArray[np.bool_]:
         """Of the anchor only the last row of a batch can leave; what lies above is offered anew

@@ -23,7 +23,7 @@ Digests: TypeAlias = Mapping[int, Sequence[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RankShare:
     """What a rank says before it hashes. ``team``: the same for all who have the same files, empty
     for who has nothing in common with anybody; ``cached``: numbers of files whose digests it has.
     ``refusal``: why it cannot load the model."""
@@ -36,7 +36,7 @@ class Told:
         return json.dumps([self.refusal, self.team, self.cached])
 
     @classmethod
-    def of(cls, text: str) -> "Told":
+    def of(cls, text: str) -> "RankShare":
         refusal, team, cached = json.loads(text)
         return cls(refusal, team, tuple(cached))
 
@@ -45,25 +45,25 @@ def team_of(found: Checkpoint, boot: str) -> str:
     """Of all who see these weights; empty where the kernel does not name itself."""
     if not boot:
         return ""
-    said = (
+    seen = (
         (file.path.name, file.layout.header.hex(), *file.stat.key, file.stat.trusted)
         for file in found.weights
     )
-    return framed([boot.encode(), *(repr(one).encode() for one in said)]).hex()
+    return framed([boot.encode(), *(repr(one).encode() for one in seen)]).hex()
 
 
-def members(told: Sequence[Told], rank: int) -> list[int]:
+def members(shares: Sequence[RankShare], rank: int) -> list[int]:
     """The ranks of ``rank``'s team."""
-    if not told[rank].team:
+    if not shares[rank].team:
         return [rank]
-    return [other for other, theirs in enumerate(told) if theirs.team == told[rank].team]
+    return [other for other, theirs in enumerate(shares) if theirs.team == shares[rank].team]
 
 
-def share(pieces: Sequence[Piece], told: Sequence[Told], rank: int) -> list[int]:
+def share(pieces: Sequence[Piece], shares: Sequence[RankShare], rank: int) -> list[int]:
     """Numbers of the pieces that ``rank`` hashes: every ``n``th of those that not all members of
     its team have from their caches, and all that is not trusted."""
-    team = members(told, rank)
-    everywhere = set.intersection(*(set(told[member].cached) for member in team))
+    team = members(shares, rank)
+    everywhere = set.intersection(*(set(shares[member].cached) for member in team))
     wanted = [number for number, piece in enumerate(pieces) if piece.file not in everywhere]
     common = [number for number in wanted if pieces[number].stat.trusted]
     own = [number for number in wanted if not pieces[number].stat.trusted]
@@ -72,21 +72,24 @@ def share(pieces: Sequence[Piece], told: Sequence[Told], rank: int) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rank says when it has hashed, loaded and looked again."""
+    """What a rank says when it has hashed, loaded and looked again. ``own``: random, where it has
+    what cannot be told; else empty."""
 
     refusal: str
     digests: Digests
+    own: str = ""
 
     def text(self) -> str:
         found = {number: [one.hex() for one in many] for number, many in self.digests.items()}
-        return json.dumps([self.refusal, found])
+        return json.dumps([self.refusal, found, self.own])
 
     @classmethod
     def of(cls, text: str) -> "Answer":
-        refusal, found = json.loads(text)
+        refusal, found, own = json.loads(text)
         return cls(
             refusal,
             {int(number): list(map(bytes.fromhex, many)) for number, many in found.items()},
+            own,
         )
 
 

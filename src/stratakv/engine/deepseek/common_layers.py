@@ -76,8 +76,8 @@ class Experts(nn.Module):
             if count:
                 some = slice(start, start + count)
                 inner = self.glu(F.linear(x[tokens[some]], self.gate_up_proj[expert]))
-                said = F.linear(inner, self.down_proj[expert]) * shares[some]
-                out.index_add_(0, tokens[some], said.to(out.dtype))
+                output = F.linear(inner, self.down_proj[expert]) * shares[some]
+                out.index_add_(0, tokens[some], output.to(out.dtype))
                 start += count
         return out
 

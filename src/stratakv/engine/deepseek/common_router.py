@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stratakv.engine.deepseek.common_exact import exact_bits, folded, limbs
-from stratakv.engine.deepseek.common_pieces import pieces
+from stratakv.engine.scratch_limit import pieces
 
 _COPIES_BYTES: Final = 5 * 8
 """Scratch of one element of a token while it is split."""

@@ -90,7 +90,7 @@ def sum_over_ranks(parts: Iterable[nn.Module]) -> None:
         part.register_forward_hook(_summed)
 
 
-def _summed(module: nn.Module, args: object, said: torch.Tensor) -> torch.Tensor:
+def _summed(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
     del module, args
-    dist.all_reduce(said)
-    return said
+    dist.all_reduce(output)
+    return output

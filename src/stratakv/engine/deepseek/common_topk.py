@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from stratakv.engine.deepseek.common_pieces import PairCost
+from stratakv.engine.scratch_limit import PairCost
 
 Score: TypeAlias = Callable[[slice, slice], torch.Tensor]
 """Of some queries and some of their keys, float32 [r, m]."""

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from stratakv.engine.deepseek.common_exact import exact_bits, folded, on_grid
-from stratakv.engine.deepseek.common_pieces import PairCost
+from stratakv.engine.scratch_limit import PairCost
 
 WIDE_BYTES: Final = 8
 """Of float64."""

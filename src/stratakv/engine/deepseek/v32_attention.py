@@ -5,21 +5,16 @@ values: the query goes into the latents' space, and what comes out is expanded o
 one row per token is read, whatever the number of heads.
 """
 
-from typing import Final
-
 import torch
 from torch import nn
 
 from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.common_layers import RMSNorm
-from stratakv.engine.deepseek.common_pieces import ATTENDED_BYTES, pieces
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.deepseek.v32_config import V32Config, has_indexer
 from stratakv.engine.deepseek.v32_indexer import Indexer
-from stratakv.engine.deepseek.v32_step import Block, PagedRows, Seen, Selection, V32Step
-
-GATHERED_ROWS: Final = 2**14
-"""Latents that are gathered at once: enough for long products, few enough to stay near."""
+from stratakv.engine.deepseek.v32_step import Block, Seen, Selection, V32Step
+from stratakv.engine.kernels import SelectedRows
 
 
 class SparseLatentAttention(nn.Module):
@@ -50,7 +45,7 @@ class SparseLatentAttention(nn.Module):
         selection it has used."""
         place = step.layers[self.layer]
         low = self.q_a_layernorm(self.q_a_proj(x))
-        place.latents.write(step.slots, self._latents(x, step.rotation))
+        step.kernels.write(place.latents, step.slots, self._latents(x, step.rotation))
         if self.indexer is not None:
             assert place.index_keys is not None, f"layer {self.layer} has no index keys"
             selection = self.indexer(x, low, place.index_keys, step)
@@ -72,58 +67,27 @@ class SparseLatentAttention(nn.Module):
         return torch.cat((self.kv_a_layernorm(latent), rotation.pairs(key)), -1)
 
     def _queries(self, low: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """low: [T, q_lora_rank]. Returns the queries in the latents' space, [T, H, rank + rope],
-        scaled."""
+        """low: [T, q_lora_rank]. Returns the queries in the latents' space, [T, H, rank + rope]."""
         query = self.q_b_proj(low).view(len(low), self.heads, -1)
         plain, turning = query.split((self.plain_dim, self.rope_dim), -1)
         absorbed = (plain.transpose(0, 1) @ self._expansion()[:, : self.plain_dim]).transpose(0, 1)
-        return torch.cat((absorbed, rotation.pairs(turning)), -1).mul_(self.scale)
+        return torch.cat((absorbed, rotation.pairs(turning)), -1)
 
     def _attend(
-        self, query: torch.Tensor, latents: PagedRows, selection: Selection, step: V32Step
+        self, query: torch.Tensor, latents: torch.Tensor, selection: Selection, step: V32Step
     ) -> torch.Tensor:
         """query: [T, H, rank + rope]. Returns [T, H, rank]."""
         out = query.new_empty(*query.shape[:2], self.rank)
+
+        def attend(tokens: torch.Tensor | slice, seen: Seen | Block) -> None:
+            rows = SelectedRows(latents, seen.rows, seen.hidden)
+            out[tokens] = step.kernels.attend_selected(
+                query[tokens], (rows,), self.rank, self.scale, None
+            )
+
         for bucket, seen in zip(step.buckets, selection.buckets, strict=True):
-            out[bucket.tokens] = self._attend_rows(query[bucket.tokens], latents, seen, step)
+            attend(bucket.tokens, seen)
         for chunk, selected in zip(step.chunks, selection.chunks, strict=True):
             for block, seen in zip(chunk.blocks, selected, strict=True):
-                some = query[block.tokens]
-                if seen is None:
-                    found = self._attend_block(some, latents, block, step)
-                else:
-                    found = self._attend_rows(some, latents, seen, step)
-                out[block.tokens] = found
+                attend(block.tokens, block if seen is None else seen)
         return out
-
-    def _attend_rows(
-        self, query: torch.Tensor, latents: PagedRows, seen: Seen, step: V32Step
-    ) -> torch.Tensor:
-        """Each query over rows of its own. query: [b, H, rank + rope]. Returns [b, H, rank]."""
-        out = query.new_empty(*query.shape[:2], self.rank)
-        for some, part in seen.split(max(1, GATHERED_ROWS // seen.rows.shape[1])):
-            rows = latents.read(part.rows, step.scratch, "latents").to(query.dtype)
-            scores = query[some] @ rows.mT
-            if part.hidden is not None:
-                scores.masked_fill_(part.hidden[:, None], -torch.inf)
-            out[some] = softmax(scores) @ rows[..., : self.rank]
-        return out
-
-    def _attend_block(
-        self, query: torch.Tensor, latents: PagedRows, block: Block, step: V32Step
-    ) -> torch.Tensor:
-        """All queries over the same rows. query: [m, H, rank + rope]. Returns [m, H, rank]."""
-        keys = latents.read(block.rows, step.scratch, "latents").to(query.dtype)
-        out = query.new_empty(*query.shape[:2], self.rank)
-        for some in pieces(len(query), ATTENDED_BYTES * self.heads * len(keys)):
-            # One large product instead of m small ones.
-            scores = (query[some].flatten(0, 1) @ keys.mT).view(-1, self.heads, len(keys))
-            scores.masked_fill_(block.hidden[some, None], -torch.inf)
-            found = softmax(scores).flatten(0, 1) @ keys[:, : self.rank]
-            out[some] = found.view(-1, self.heads, self.rank)
-        return out
-
-
-def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Over the last dim, in float32; in the dtype of ``scores``."""
-    return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)

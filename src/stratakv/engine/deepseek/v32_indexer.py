@@ -15,7 +15,7 @@ from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.deepseek.common_topk import best_places
 from stratakv.engine.deepseek.common_votes import VOTES_COST, votes
 from stratakv.engine.deepseek.v32_config import V32Config, index_rotation
-from stratakv.engine.deepseek.v32_step import Block, Bucket, PagedRows, Seen, Selection, V32Step
+from stratakv.engine.deepseek.v32_step import Block, Bucket, Seen, Selection, V32Step
 
 
 class Indexer(nn.Module):
@@ -33,14 +33,14 @@ class Indexer(nn.Module):
         self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
 
     def forward(
-        self, x: torch.Tensor, low: torch.Tensor, keys: PagedRows, step: V32Step
+        self, x: torch.Tensor, low: torch.Tensor, keys: torch.Tensor, step: V32Step
     ) -> Selection:
         """Writes the step's index keys and selects for its queries.
 
         x: [T, hidden]. low: the attention's compressed queries, [T, q_lora_rank].
         """
         key = self._rotated(self.k_norm(self.wk(x)), step.rotation)
-        keys.write(step.slots, key)
+        step.kernels.write(keys, step.slots, key)
         query = self.wq_b(low).view(-1, self.heads, self.dim)
         query = self._rotated(query, step.rotation)
         weights = self.weights_proj(x.to(self.weights_proj.weight.dtype)).float()
@@ -73,11 +73,11 @@ class Indexer(nn.Module):
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """What a step's tokens ask of one layer's index keys. query: [T, H, dim]. weights: float32
-    [T, H]."""
+    [T, H]. keys: [rows, dim]."""
 
     query: torch.Tensor
     weights: torch.Tensor
-    keys: PagedRows
+    keys: torch.Tensor
 
     def best(
         self,
@@ -92,7 +92,7 @@ class Asked:
 
         def score(some: slice, part: slice) -> torch.Tensor:
             index = rows[part] if rows.dim() == 1 else rows[some, part]
-            found = votes(query[some], weights[some], self.keys.rows, index)
+            found = votes(query[some], weights[some], self.keys, index)
             return found if hidden is None else found.masked_fill_(hidden[some, part], -torch.inf)
 
         return best_places(score, (len(query), rows.shape[-1]), k, VOTES_COST)

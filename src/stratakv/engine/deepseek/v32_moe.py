@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from stratakv.engine.deepseek.common_exact_math import sigmoid
+from stratakv.engine.deepseek.common_exact import sigmoid
 from stratakv.engine.deepseek.common_layers import Experts, GatedMlp, activation, gated
 from stratakv.engine.deepseek.common_router import RouterLogits, normalized
 from stratakv.engine.deepseek.common_topk import highest, highest_indices

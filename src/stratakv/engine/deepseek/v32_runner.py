@@ -9,14 +9,14 @@ import torch
 from stratakv.core.ids import LayerId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.deepseek.v32_model import take_over
-from stratakv.engine.deepseek.v32_step import LayerPlace, PagedRows, V32Step
+from stratakv.engine.deepseek.v32_step import LayerPlace, V32Step
 from stratakv.engine.forward import Forward
+from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.paged_layer import Scratch
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
 from stratakv.engine.tensors import on_device
-from stratakv.engine.torch_pools import TorchPools
+from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.kinds import INDEX_KEY, LATENT
@@ -28,7 +28,12 @@ class DeepSeekV32Runner:
     chunks of prompts share everything but attention."""
 
     def __init__(
-        self, model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
+        self,
+        model: HuggingFaceModel,
+        spec: CacheSpec,
+        pools: LayerTensors,
+        tables: BlockTable,
+        kernels: AttentionKernels,
     ) -> None:
         anchor = spec.groups[ANCHOR]
         self._model, self._rope = take_over(model.module, model.ranks)
@@ -37,7 +42,7 @@ class DeepSeekV32Runner:
         self._tables = tables
         self._page_tokens = spec.page_tokens
         self._layers = layer_places(spec, pools)
-        self._scratch = Scratch()
+        self._kernels = kernels
         self._planner = GroupPlanner(
             rule=anchor.retention,
             page_tokens=spec.page_tokens,
@@ -61,7 +66,7 @@ class DeepSeekV32Runner:
             self._page_tokens,
             self._rope.at(positions, self._dtype),
             batch.gate,
-            self._scratch,
+            self._kernels,
         )
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
         hidden = self._model.model(on_device(batch.tokens, self._device).long(), step)
@@ -69,12 +74,12 @@ class DeepSeekV32Runner:
         return Forward.of_hidden(logits, hidden, batch)
 
 
-def layer_places(spec: CacheSpec, pools: TorchPools) -> dict[LayerId, LayerPlace]:
+def layer_places(spec: CacheSpec, pools: LayerTensors) -> dict[LayerId, LayerPlace]:
     """Where every layer keeps its latents and index keys: both beside each other in the anchor."""
-    found: dict[str, dict[LayerId, PagedRows]] = {LATENT: {}, INDEX_KEY: {}}
+    found: dict[str, dict[LayerId, torch.Tensor]] = {LATENT: {}, INDEX_KEY: {}}
     for buffer in spec.groups[ANCHOR].buffers:
         for layer in buffer.layers:
-            rows = PagedRows.of(pools.layer(ANCHOR, buffer.name, layer))
+            rows = pools.layer(ANCHOR, buffer.name, layer).flatten(0, 1)
             found[kind_of(buffer)][layer] = rows
     keys = found[INDEX_KEY]
     return {layer: LayerPlace(rows, keys.get(layer)) for layer, rows in found[LATENT].items()}

@@ -5,44 +5,25 @@ and what an indexer has selected of it. Must not score anything (``v32_indexer``
 ``v32_attention``).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.common_rope import Rotation
-from stratakv.engine.paged_layer import Scratch
+from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.step_meta import DecodeBucket, GroupStep, PrefillBlock, PrefillChunk
 from stratakv.transfer.engine import LayerGate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PagedRows:
-    """One layer of one buffer, [pages * P, dim]; it shares memory with the pools."""
-
-    rows: torch.Tensor
-
-    @classmethod
-    def of(cls, layer: torch.Tensor) -> "PagedRows":
-        """layer: [pages, P, dim]."""
-        return cls(layer.flatten(0, 1))
-
-    def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        """slots: int64 [T]. rows: [T, dim]."""
-        self.rows.index_copy_(0, slots, rows.to(self.rows.dtype))
-
-    def read(self, index: torch.Tensor, scratch: Scratch, name: str) -> torch.Tensor:
-        """index: int64 [...]. Returns [..., dim], valid until ``name`` is read again."""
-        return scratch.gather(name, self.rows, index.reshape(-1)).view(*index.shape, -1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class LayerPlace:
-    """``index_keys`` is None in a layer that takes another's selection."""
+    """Rows of one layer, [pages * P, dim] each, that share memory with the pools. ``index_keys`` is
+    None in a layer that takes another's selection."""
 
-    latents: PagedRows
-    index_keys: PagedRows | None
+    latents: torch.Tensor
+    index_keys: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,13 +54,6 @@ class Seen:
         """places: int64 [b, k] into the n."""
         hidden = None if self.hidden is None else self.hidden.gather(1, places)
         return Seen(self.rows.gather(1, places), hidden)
-
-    def split(self, count: int) -> Iterator[tuple[slice, "Seen"]]:
-        """``count`` queries at a time, with their places among the b."""
-        for start in range(0, len(self.rows), count):
-            some = slice(start, start + count)
-            hidden = None if self.hidden is None else self.hidden[some]
-            yield some, Seen(self.rows[some], hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +123,7 @@ class V32Step:
     buckets: tuple[Bucket, ...]
     chunks: tuple[Chunk, ...]
     gate: LayerGate | None
-    scratch: Scratch
+    kernels: AttentionKernels
 
     @classmethod
     def of(
@@ -159,7 +133,7 @@ class V32Step:
         page_tokens: int,
         rotation: Rotation,
         gate: LayerGate | None,
-        scratch: Scratch,
+        kernels: AttentionKernels,
     ) -> "V32Step":
         return cls(
             layers=layers,
@@ -174,5 +148,5 @@ class V32Step:
             ),
             chunks=tuple(Chunk.of(chunk, page_tokens) for chunk in group.chunks),
             gate=gate,
-            scratch=scratch,
+            kernels=kernels,
         )

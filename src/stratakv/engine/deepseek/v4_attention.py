@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stratakv.engine.deepseek.common_pieces import ATTENDED_BYTES, pieces
 from stratakv.engine.deepseek.common_topk import best_places
 from stratakv.engine.deepseek.common_votes import VOTES_COST, votes
 from stratakv.engine.deepseek.v4_compress import BlockPages, Compressor
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_norm import WideRMSNorm, unit_rms
 from stratakv.engine.deepseek.v4_step import Entries, Keys, Queries, V4Step
+from stratakv.engine.kernels import SelectedRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,34 +94,6 @@ class GroupedLinear(nn.Module):
         return out.transpose(0, 1).flatten(1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Keys that n queries attend to. pool: [rows, d]. read: [m, d] of ``dtype`` where the queries
-    share them."""
-
-    pool: torch.Tensor
-    keys: Keys
-    dtype: torch.dtype
-    read: torch.Tensor | None
-
-    @classmethod
-    def of(cls, pool: torch.Tensor, keys: Keys, dtype: torch.dtype) -> "Part":
-        shared = gathered(pool, keys.rows).to(dtype) if keys.rows.dim() == 1 else None
-        return cls(pool, keys, dtype, shared)
-
-    def some(self, queries: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Keys [m, d] or [r, m, d] of r queries, and which are hidden, [r, m]."""
-        hidden = None if self.keys.hidden is None else self.keys.hidden[queries]
-        if self.read is not None:
-            return self.read, hidden
-        return gathered(self.pool, self.keys.rows[queries]).to(self.dtype), hidden
-
-    def query_bytes(self, heads: int) -> int:
-        """Scratch of attending with one query."""
-        own = 0 if self.read is not None else self.pool.shape[1] * 2 * self.pool.element_size()
-        return self.keys.rows.shape[-1] * (ATTENDED_BYTES * heads + own)
-
-
 class V4Attention(nn.Module):
     """One layer's. ``rope``: which rotation it takes; one with entries takes theirs."""
 
@@ -151,16 +123,18 @@ class V4Attention(nn.Module):
         query = unit_rms(self.q_b_proj(low).view(len(x), self.heads, -1), self.eps)
         query = rotation.tail(query)
         latents = rotation.tail(self.kv_norm(self.kv_proj(x)))
-        pages.local[step.slots] = latents.to(pages.local.dtype)
+        step.kernels.write(pages.local, step.slots, latents)
         index_query = self._compress(x, low, pages, step)
         out = torch.empty_like(query)
         for queries in step.queries:
             at = queries.tokens
             found = self._entries(x, index_query, pages, queries)
-            parts = [Part.of(pages.local, queries.local, query.dtype)]
+            parts = [SelectedRows(pages.local, queries.local.rows, queries.local.hidden)]
             if found is not None and pages.blocks is not None:
-                parts.append(Part.of(pages.blocks.entries, found, query.dtype))
-            out[at] = self._attend(query[at], parts)
+                parts.append(SelectedRows(pages.blocks.entries, found.rows, found.hidden))
+            out[at] = step.kernels.attend_selected(
+                query[at], parts, query.shape[-1], self.scale, self.sinks
+            )
         return self.o_b_proj(self.o_a_proj(rotation.inverse.tail(out)))
 
     def _compress(
@@ -190,34 +164,3 @@ class V4Attention(nn.Module):
         assert isinstance(self.compressor, IndexedCompressor)
         at = queries.tokens
         return self.compressor.indexer.select(x[at], index_query[at], entries, pages.index.entries)
-
-    def _attend(self, query: torch.Tensor, parts: list[Part]) -> torch.Tensor:
-        """query [n, H, d] -> [n, H, d]."""
-        out = torch.empty_like(query)
-        each_bytes = sum(part.query_bytes(self.heads) for part in parts)
-        for some in pieces(len(query), each_bytes):
-            out[some] = self._attend_piece(query[some], [part.some(some) for part in parts])
-        return out
-
-    def _attend_piece(
-        self, query: torch.Tensor, parts: list[tuple[torch.Tensor, torch.Tensor | None]]
-    ) -> torch.Tensor:
-        """query [n, H, d]; parts: keys [m, d] or [n, m, d], hidden [n, m]. Returns [n, H, d]."""
-        logits: list[torch.Tensor] = []
-        scaled = query * self.scale
-        for keys, hidden in parts:
-            scores = scaled @ keys.mT
-            if hidden is not None:
-                scores.masked_fill_(hidden[:, None], -torch.inf)
-            logits.append(scores)
-        logits.append(self.sinks.view(1, -1, 1).expand(len(query), -1, 1))
-        weights = torch.cat(logits, -1).softmax(-1, dtype=torch.float32).to(query.dtype)
-        # A sink takes weight and gives nothing: the last share has no keys.
-        shares = weights.split([part.shape[-1] for part in logits], -1)
-        found = [share @ keys for share, (keys, _) in zip(shares, parts)]  # noqa: B905
-        return sum(found[1:], found[0])
-
-
-def gathered(pool: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """pool [rows, d], rows int64 [...] -> [..., d]."""
-    return pool.index_select(0, rows.flatten()).view(*rows.shape, -1)

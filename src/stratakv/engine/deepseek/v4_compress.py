@@ -15,7 +15,7 @@ from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_norm import WideRMSNorm
 from stratakv.engine.deepseek.v4_step import BlockStep, ClosingBlocks
-from stratakv.engine.torch_pools import TorchPools
+from stratakv.engine.torch_pools import LayerTensors
 from stratakv.spec.compressed import BlockPlace, Place
 
 
@@ -29,7 +29,7 @@ class BlockPages:
     overlap: torch.Tensor | None
 
     @classmethod
-    def of(cls, place: BlockPlace, pools: TorchPools, layer: LayerId) -> "BlockPages":
+    def of(cls, place: BlockPlace, pools: LayerTensors, layer: LayerId) -> "BlockPages":
         def view(at: Place) -> torch.Tensor:
             return pools.layer(at.group, at.buffer.name, layer)
 

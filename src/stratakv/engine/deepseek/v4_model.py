@@ -34,8 +34,8 @@ class V4Layer(nn.Module):
         attended = self.self_attn(self.input_layernorm(mixing.block_input), pages, step)
         streams = mixing.spread(attended, streams)
         mixing = self.ffn_hc(streams)
-        said = self.mlp(self.post_attention_layernorm(mixing.block_input), step.token_ids)
-        return mixing.spread(said, streams)
+        output = self.mlp(self.post_attention_layernorm(mixing.block_input), step.token_ids)
+        return mixing.spread(output, streams)
 
 
 class V4Stack(nn.Module):

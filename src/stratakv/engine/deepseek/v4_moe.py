@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import nn
 
-from stratakv.engine.deepseek.common_exact_math import sigmoid, softplus
+from stratakv.engine.deepseek.common_exact import sigmoid, softplus
 from stratakv.engine.deepseek.common_layers import Activation, Experts
 from stratakv.engine.deepseek.common_router import RouterLogits, normalized
 from stratakv.engine.deepseek.common_topk import highest_indices

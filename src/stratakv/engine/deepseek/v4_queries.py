@@ -2,7 +2,7 @@
 
 Owns padding and grouping: every choice here changes speed and memory, none a result. Decoding rows
 are planned together, prefill chunks one by one. Must not bound what scoring takes
-(``common_pieces``).
+(``engine.scratch_limit``).
 """
 
 from collections.abc import Iterator

@@ -1,26 +1,33 @@
 """Runs a step's batch through our own DeepSeek-V4 on the paged pools.
 
-Owns the way from ``StepBatch`` to logits. Must not allocate pages or choose tokens.
+Owns the way from ``StepBatch`` to logits, which numbers of a configuration are a rank's, and where
+ranks sum (what is split is in ``common_shard``). Must not allocate pages or choose tokens.
 """
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import nn
 
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.deepseek.common_rope import Rope
+from stratakv.engine.deepseek.common_shard import heads_split, rank_weights, sum_over_ranks
 from stratakv.engine.deepseek.v4_attention import V4Pages
 from stratakv.engine.deepseek.v4_blocks import BlockPlanner, Tables, present
 from stratakv.engine.deepseek.v4_compress import BlockPages
 from stratakv.engine.deepseek.v4_config import ROPES, V4Config
+from stratakv.engine.deepseek.v4_model import V4Layer, V4Model
 from stratakv.engine.deepseek.v4_queries import QueryPlanner
-from stratakv.engine.deepseek.v4_shard import rank_model
 from stratakv.engine.deepseek.v4_step import V4Step
 from stratakv.engine.forward import Forward
+from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.tensors import on_device
-from stratakv.engine.torch_pools import TorchPools
+from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.compressed import BlockPlace, CompressedPlaces, compressed_places
 from stratakv.spec.groups import ANCHOR, CacheSpec
@@ -30,7 +37,12 @@ class DeepSeekV4Runner:
     """One model on one device; it shares its weights with the Hugging Face module."""
 
     def __init__(
-        self, model: HuggingFaceModel, spec: CacheSpec, pools: TorchPools, tables: BlockTable
+        self,
+        model: HuggingFaceModel,
+        spec: CacheSpec,
+        pools: LayerTensors,
+        tables: BlockTable,
+        kernels: AttentionKernels,
     ) -> None:
         assert not model.adapters.digests, "adapters were not refused"
         config = V4Config.of(model.config)
@@ -43,6 +55,7 @@ class DeepSeekV4Runner:
         self._ropes = {kind: Rope.of(model.module.config, kind) for kind in ROPES}
         self._dtype, self._device = model.module.dtype, model.device
         self._tables, self._page_tokens = tables, spec.page_tokens
+        self._kernels = kernels
         blocks = {p.blocks.ratio: p.blocks for p in places.values() if p.blocks is not None}
         self._local = places[LayerId(0)].local.group
         self._open = _open_group(blocks)
@@ -79,6 +92,7 @@ class DeepSeekV4Runner:
             blocks={ratio: plan.plan(shape, tables) for ratio, plan in self._blocks.items()},
             queries=tuple(self._queries.plan(shape, tables)),
             gate=batch.gate,
+            kernels=self._kernels,
         )
 
     def _tables_now(self) -> Tables:
@@ -106,10 +120,34 @@ def _open_group(blocks: dict[int, BlockPlace]) -> GroupId:
     return next((place.open.group for place in blocks.values()), ANCHOR)
 
 
-def _pages_of(places: CompressedPlaces, pools: TorchPools, layer: LayerId) -> V4Pages:
+def _pages_of(places: CompressedPlaces, pools: LayerTensors, layer: LayerId) -> V4Pages:
     local = pools.layer(places.local.group, places.local.buffer.name, layer).flatten(0, 1)
     found = [
         None if place is None else BlockPages.of(place, pools, layer)
         for place in (places.blocks, places.index)
     ]
     return V4Pages(local, *found)
+
+
+def rank_model(model: HuggingFaceModel, config: V4Config) -> V4Model:
+    """config: of the whole model. Its tensors become ours, no copies."""
+    heads = heads_split(model.config, model.ranks)
+    found = V4Model.of(_rank_config(config, model.ranks, heads=heads), rank_weights(model.module))
+    if model.ranks > 1:
+        sum_over_ranks(_summed_parts(found, heads=heads))
+    return found
+
+
+def _rank_config(config: V4Config, ranks: int, *, heads: bool) -> V4Config:
+    share = replace(config, expert_inner=config.expert_inner // ranks)
+    if not heads:
+        return share
+    return replace(share, heads=config.heads // ranks, out_groups=config.out_groups // ranks)
+
+
+def _summed_parts(model: V4Model, *, heads: bool) -> Iterator[nn.Module]:
+    for layer in model.model.layers:
+        assert isinstance(layer, V4Layer)
+        yield layer.mlp
+        if heads:
+            yield layer.self_attn.o_b_proj

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from stratakv.engine.deepseek.common_rope import Rotation
+from stratakv.engine.kernels import AttentionKernels
 from stratakv.transfer.engine import LayerGate
 
 
@@ -107,3 +108,4 @@ class V4Step:
     blocks: Mapping[int, BlockStep]
     queries: tuple[Queries, ...]
     gate: LayerGate | None
+    kernels: AttentionKernels

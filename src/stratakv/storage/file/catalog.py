@@ -39,6 +39,12 @@ class Placed:
     def slots(self) -> int:
         return self.segment.geometry.slots
 
+    def count_change(self, *, ours: bool = True) -> None:
+        """Its headers have changed; where not all of the change is ``ours``, the index lags."""
+        changes = self.segment.count_change()
+        if ours:
+            self.changes = changes
+
     @property
     def rows(self) -> slice:
         """Of the index."""

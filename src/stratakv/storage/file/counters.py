@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from stratakv.core.counts import Counts
+
 
 @dataclass(slots=True)
-class Counters:
+class Counters(Counts):
     """Objects, but for ``*_errors`` (calls that the system refused)."""
 
     hits: int = 0

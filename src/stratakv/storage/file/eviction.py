@@ -34,7 +34,7 @@ class Eviction:
         self._catalog.merge_uses(group)
         rows = oldest_of(self._index, group, need, before_ns)
         self._slots.clear(rows)
-        self.counters.evicted += len(rows)
+        self.counters.add(evicted=len(rows))
         return len(rows)
 
     def older_group(self, group: int, before_ns: int) -> int | None:
@@ -71,7 +71,7 @@ class Eviction:
         if short > 0:
             leaving = coldest_first(index, group, short)
             self._slots.clear(leaving)
-            self.counters.evicted += len(leaving)
+            self.counters.add(evicted=len(leaving))
         self._move(np.flatnonzero(index.present[rows]) + rows.start, gone)
         self._quota.delete(number)
 
@@ -103,4 +103,4 @@ class Eviction:
                     pass
                 self._slots.fill([to], table)
                 index.used[to] = used
-                self.counters.moved += 1
+                self.counters.add(moved=1)

@@ -1,7 +1,8 @@
 """``stratakv fsck DIR [--repair]``: is everything in a store's directory what it should be?
 
 Owns the scan of segments of every format, and the mending: a damaged object leaves, its slot is
-free again; a damaged ledger is rebuilt. Must not touch a segment that a live process writes.
+free again; a damaged ledger is rebuilt; and what is said to people. Must not touch a segment that a
+live process writes.
 """
 
 import os
@@ -12,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from stratakv.core.errors import StorageError
+from stratakv.core.units import format_bytes
 from stratakv.storage.file.index import servable
 from stratakv.storage.file.ledger import Ledger
 from stratakv.storage.file.recognise import LEDGER, is_segment, is_segment_name, is_unmade
@@ -159,3 +161,43 @@ def _bad_payloads(segment: Segment, table: Headers, slots: np.ndarray) -> list[i
 def _note(found: Findings, problem: str) -> None:
     if len(found.problems) < _NAMED:
         found.problems.append(problem)
+
+
+def lines_of(directory: Path, found: Findings, *, repair: bool) -> list[str]:
+    """The findings in ``directory``, line by line; the last line says how it stands. ``repair``:
+    whether it was asked for."""
+    damage = {
+        "damaged headers": found.bad_headers,
+        "damaged payloads": found.bad_payloads,
+        "objects in quarantine": found.quarantined,
+        "segments that were never finished": found.unfinished,
+        "segments that are broken": found.broken,
+        "damaged ledger": found.bad_ledger,
+    }
+    total = found.damage + found.foreign
+    size = format_bytes(found.physical_bytes)
+    lines = [f"{directory}: {found.pages} sound pages in {found.segments} segments, {size}"]
+    if found.in_use:
+        lines.append(f"segments that a running process writes: {found.in_use}")
+    if found.foreign:
+        lines.append(f"files named like segments that are not ours: {found.foreign}")
+    lines += [f"{what}: {count}" for what, count in damage.items() if count]
+    lines += [f"  {problem}" for problem in found.problems]
+    if total > len(found.problems):
+        lines.append(f"  and {total - len(found.problems)} more")
+    return [*lines, _verdict(found, repair=repair)]
+
+
+def _verdict(found: Findings, *, repair: bool) -> str:
+    """``repair`` always rebuilds a ledger; objects may have a live writer."""
+    if not found.damage:
+        return "clean"
+    objects = found.damage - found.bad_ledger
+    if not repair:
+        verbs = ["removes what is"] * (objects > 0) + ["rebuilds the ledger"] * found.bad_ledger
+        return f"damaged; --repair {' and '.join(verbs)}"
+    removed, left = found.mended - found.bad_ledger, found.damage - found.mended
+    done = [f"{removed} removed"] * (objects > 0) + ["the ledger rebuilt"] * found.bad_ledger
+    if found.clean:
+        return f"mended: {', '.join(done)}"
+    return f"{', '.join(done)}, {left} left, which a running process writes"

@@ -44,7 +44,7 @@ class Maintenance:
             if group != FOREIGN:
                 self._catalog.merge_uses(group)
         rows = np.flatnonzero(unused_since(index, limit_ns) & (index.writable != FOREIGN))
-        self._counters.expired += len(rows)
+        self._counters.add(expired=len(rows))
         self._slots.clear(rows)
         for number in np.unique(index.segment[rows]).tolist():
             if not index.headers["magic"][self._catalog.placed[number].rows].any():
@@ -78,7 +78,7 @@ class Maintenance:
         """Look where others found damage in what this process writes: a page that is no good is
         absent, so that it is stored again."""
         for number in list(self._catalog.marked):
-            self._counters.quarantined += self._slots.apply_damage_reports(number)
+            self._counters.add(quarantined=self._slots.apply_damage_reports(number))
 
     def yield_to_others(self) -> None:
         """Give a segment to a writer that wants room and has clearly less than this one."""

@@ -40,7 +40,7 @@ class PageReader:
             return placed.segment.read_page(slot, into)
         except OSError as error:
             _logger.warning("%s: slot %d: %s", placed.segment.name, slot, error)
-            self._counters.read_errors += 1
+            self._counters.add(read_errors=1)
             return None
 
     def unchanged(self, rows: Rows) -> list[bool]:

@@ -7,7 +7,7 @@ a store. Must not write.
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,20 +46,16 @@ def is_segment_name(name: str) -> bool:
 
 def is_segment(path: Path) -> bool:
     """Whether a file is a segment of ours: whole, damaged, or never finished."""
-    try:
-        fd = open_regular(path)
-    except OSError:
-        return False
-    if fd is None:
-        return False
-    try:
-        return _is_segment(fd)
-    finally:
-        os.close(fd)
+    return _is(path, _is_segment)
 
 
 def is_unmade(path: Path) -> bool:
     """Whether the making of a segment was cut short, or is under way."""
+    return _is(path, _is_unmade)
+
+
+def _is(path: Path, what: Callable[[int], bool]) -> bool:
+    """False too where a file cannot be read."""
     try:
         fd = open_regular(path)
     except OSError:
@@ -67,7 +63,7 @@ def is_unmade(path: Path) -> bool:
     if fd is None:
         return False
     try:
-        return _is_unmade(fd)
+        return what(fd)
     finally:
         os.close(fd)
 

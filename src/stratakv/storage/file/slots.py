@@ -97,8 +97,7 @@ class Slots:
                 table["magic"] = QUARANTINED
                 index.headers[rows] = seal(table)
                 segment.put_headers(slot, table)
-                changes = segment.count_change()
-                placed.changes = placed.changes if borrowed else changes
+                placed.count_change(ours=not borrowed)
         finally:
             if borrowed:
                 segment.disown()
@@ -161,8 +160,7 @@ class Slots:
 
     def _count_change(self, rows: list[int]) -> None:
         for number in set(self._catalog.index.segment[rows].tolist()):
-            placed = self._catalog.placed[number]
-            placed.changes = placed.segment.count_change()
+            self._catalog.placed[number].count_change()
 
 
 def _is_whole(segment: Segment, slot: int, table: Headers, page: memoryview) -> bool:

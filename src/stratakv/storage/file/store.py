@@ -106,8 +106,8 @@ class FileStore:
                 for group in sorted({keys[i].group for i in fresh}):
                     of_group = [i for i in fresh if keys[i].group == group]
                     self._store(group, of_group, pages, wanted, statuses, int(now_ns))
-            self._counters.stored += statuses.count(WriteStatus.STORED)
-            self._counters.refused += statuses.count(WriteStatus.REFUSED)
+            self._counters.add(stored=statuses.count(WriteStatus.STORED))
+            self._counters.add(refused=statuses.count(WriteStatus.REFUSED))
             return statuses
 
     def touch(self, keys: Sequence[ObjectKey]) -> None:
@@ -192,15 +192,15 @@ class FileStore:
             return ReadStatus.MISS  # its writer evicted it; the next refresh sees what came instead
         try:
             self._slots.quarantine(row)
-            self._counters.quarantined += 1
+            self._counters.add(quarantined=1)
         except OSError as error:  # it is hidden here, and the next one to open it sees for itself
             self._write_failed(error)
         return ReadStatus.CORRUPT
 
     def _count_reads(self, statuses: list[ReadStatus]) -> None:
-        self._counters.hits += statuses.count(ReadStatus.HIT)
-        self._counters.misses += statuses.count(ReadStatus.MISS)
-        self._counters.corrupt += statuses.count(ReadStatus.CORRUPT)
+        self._counters.add(hits=statuses.count(ReadStatus.HIT))
+        self._counters.add(misses=statuses.count(ReadStatus.MISS))
+        self._counters.add(corrupt=statuses.count(ReadStatus.CORRUPT))
 
     def _store(
         self,
@@ -275,7 +275,7 @@ class FileStore:
 
     def _write_failed(self, error: OSError) -> None:
         _logger.warning("writes are off for a while: %s", error)
-        self._counters.write_errors += 1
+        self._counters.add(write_errors=1)
         if self._writes.closed:  # one call may meet several
             self._writes.failed()
 

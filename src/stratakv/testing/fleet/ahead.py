@@ -15,10 +15,9 @@ import numpy as np
 
 from stratakv.core.ids import NONE, RowIds
 from stratakv.engine.batch import SamplingBatch, StepBatch
-from stratakv.engine.executor import Runner
+from stratakv.engine.executor import Runner, TokenSource
 from stratakv.engine.forward import Forward
 from stratakv.engine.sampling import Sampled, choose
-from stratakv.engine.token_source import TokenSource
 from stratakv.testing.fleet.runner import TokenRunner
 
 
@@ -108,6 +107,9 @@ class AheadExecutor:
     def depth(self) -> int:
         return self._device.depth
 
+    def launched(self) -> DeviceFence:
+        return self._device.launched()
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> None:
         """What the tables say now is what the step reads and writes."""
         step = _Step(batch, sampling, self.runner.frozen(), batch.rows[batch.sampled])
@@ -136,9 +138,9 @@ class AheadExecutor:
         (forward, chosen) = step.computed[0]
         sampled = self._token_source.choose(forward, step.sampling)
         assert np.array_equal(sampled.tokens, chosen.tokens), "the device goes on after another one"
-        self.runner.said = step.runner.said
+        self.runner.show(step.runner.said)
         return sampled
 
     def idle(self) -> None:
-        self.runner.said = []
+        self.runner.show([])
         self._token_source.idle()

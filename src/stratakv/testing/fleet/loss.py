@@ -18,7 +18,7 @@ from stratakv.testing.fleet.thread_ranks import Rendezvous, ThreadRanks
 
 class Point(Enum):
     STEP = auto()  # before a step
-    LETTER = auto()  # before the letter
+    BROADCAST = auto()  # before the message
     BALLOT = auto()  # before a ballot
     RESULT = auto()  # within a ballot: its vote has reached all, but not all have the result
     WRITE = auto()  # within a batch of objects
@@ -54,6 +54,13 @@ class Fate:
         self._rank = rank
         self._loss = loss
         self._left = 0 if loss is None else loss.objects
+
+    def count_step(self) -> None:
+        self.steps += 1
+
+    def stop(self) -> None:
+        """It was told to."""
+        self.over = True
 
     def meets(self, point: Point) -> None:
         """RankDied where the rank ends here, or has ended before."""
@@ -105,9 +112,9 @@ class MortalRanks(ThreadRanks):
             raise RankLostError("a rank was lost in the ballot, and the result with it")
         return result
 
-    def broadcast(self, letter: bytes) -> bytes:
-        self._fate.meets(Point.LETTER)
-        return super().broadcast(letter)
+    def broadcast(self, message: bytes) -> bytes:
+        self._fate.meets(Point.BROADCAST)
+        return super().broadcast(message)
 
     def gather(self, text: str) -> Sequence[str]:
         self._fate.meets(Point.BALLOT)

@@ -34,7 +34,7 @@ from stratakv.testing.fleet.ahead import AheadDevice, AheadExecutor
 from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
 from stratakv.testing.fleet.runner import TokenRunner
 from stratakv.tiers.persist import PersistCounters
-from stratakv.tiers.tiered_cache import TieredCache
+from stratakv.tiers.progress import Progress
 from stratakv.tree.leases import Leases
 from stratakv.tree.nodes import NodeTable, Run
 from stratakv.tree.order import EvictionQueue
@@ -50,7 +50,7 @@ OWN: Final = (
 )  # fmt: skip
 """Types of which every rank has its own, or the same for ever."""
 OWN_PARTS: Final[dict[type, frozenset[str]]] = {
-    TieredCache: frozenset({"_sleep"}),
+    Progress: frozenset({"_sleep"}),
     # Sets of objects have the order of their addresses; what is in them shows elsewhere.
     Leases: frozenset({"_open"}),
     StorageMarks: frozenset({"writing"}),

@@ -5,7 +5,6 @@ rank shares with others is passed to it. Must not know who starts it.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Final, assert_never
 
@@ -15,6 +14,7 @@ from stratakv.assembly.ranks import RankContext
 from stratakv.assembly.sizing import Sizes
 from stratakv.cache.admit import AdmissionLimits
 from stratakv.core.clock import ManualClock
+from stratakv.engine.executor import SerialExecutor
 from stratakv.engine.loop import Engine
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Output
@@ -99,9 +99,8 @@ class SimRank:
 
         none = BackgroundStores(no_store, begin=_at_once)
         sockets = Sockets(ranks=ranks, observer=self._events, stores=none, sleep=self.sleep)
-        if ahead.depth > 1:
-            sockets = replace(sockets, executor=ahead.executor, launched=ahead.launched)
-        self.inner, self.cache = build(engine_plan(plan), memory, runner, sockets)
+        executor = ahead.executor if ahead.depth > 1 else SerialExecutor
+        self.inner, self.cache = build(engine_plan(plan), memory, runner, sockets, executor)
         (self.runner,) = made
         self.engine = WatchedEngine(self.inner, self.sync, self)
         self._columns = columns(self.inner)
@@ -134,8 +133,7 @@ class SimRank:
             reading = writing
         sliced = self._between(writing)
         backends = Backends(sliced if reading is writing else self._between(reading), sliced)
-        page_bytes = tuple(group.page_bytes for group in plan.rank_spec.groups)
-        form = StoreFormat(spec_digest=plan.rank_spec.digest, page_bytes=page_bytes)
+        form = StoreFormat.of(plan.rank_spec)
         limits = IoLimits(queue_pages=plan.queue_pages, batch_pages=plan.batch_pages)
         self.inner.attach_storage(IoWorker(backends, form, limits, self.clock, self._hand))
         return writing
@@ -182,7 +180,7 @@ class SimRank:
 
     def after_step(self) -> None:
         """All ranks are alike, whatever has happened to each."""
-        self.fate.steps += 1
+        self.fate.count_step()
         if self._rendezvous.broken:  # the production code must find out by itself
             return
         if self.steps % CHECK_STEPS == 0:
@@ -190,8 +188,8 @@ class SimRank:
         seen = b"".join([column.tobytes() for column in self._columns])
         if self.steps % PICTURE_STEPS == 0 or self.fate.over:
             seen += picture(self.inner)
-        told = [] if self._events is None else [_plain(event) for event in self._events.take()]
-        alike = (seen, (self.runner.said, told), self)
+        events = [] if self._events is None else [_plain(event) for event in self._events.take()]
+        alike = (seen, (self.runner.said, events), self)
         self._rendezvous.meet(self.rank, "state", (self.steps,), alike, _alike)
 
     def died(self) -> None:
@@ -227,12 +225,12 @@ class WatchedEngine(RankedEngine):
     def step(self) -> list[Output]:
         try:
             self._watched.before_step()
-            news = super().step()
+            outputs = super().step()
             self._watched.after_step()
         except RankDied:
             self._watched.died()
             raise
-        return news
+        return outputs
 
     def _apply(self, command: Command) -> None:
         super()._apply(command)
@@ -240,7 +238,7 @@ class WatchedEngine(RankedEngine):
             case Flush():
                 self._watched.flushed()
             case Stop():
-                self._watched.fate.over = True
+                self._watched.fate.stop()
             case _:
                 pass
 

@@ -86,6 +86,10 @@ class TokenRunner:
         self._anchor = bool(spec.groups[0].buffers)
         self.said: list[int] = []
 
+    def show(self, said: list[int]) -> None:
+        """What it has said is that."""
+        self.said = said
+
     def frozen(self) -> "TokenRunner":
         """The same, with its tables as they are now."""
         made = copy(self)

@@ -90,7 +90,7 @@ def _group(at: int, rule: Retention) -> CacheGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class OperatorEvent:
     """``after``: steps since the one before; ``settled``: once every request has its answer,
     while what it has left behind may still be copied and stored."""
 
@@ -138,7 +138,7 @@ class Plan:
     fault_rates: tuple[FaultRates, ...]
     step_s: float
     skew: tuple[float, ...]
-    events: tuple[Event, ...]
+    events: tuple[OperatorEvent, ...]
     reuse: bool = True
     one_store: OneStore | None = None
     io_lanes: int = 1
@@ -229,7 +229,7 @@ def fault_rates_of(draw: Random, ranks: int) -> Iterator[FaultRates]:
         )
 
 
-def _rounds(draw: Random) -> Iterator[Event]:
+def _rounds(draw: Random) -> Iterator[OperatorEvent]:
     """Rounds of short requests over a few prompts that share heads; between two of them all is
     dropped, so that storage alone has it."""
     heads = [_tokens(draw, draw.randrange(5 * PAGE, 9 * PAGE)) for _ in range(draw.choice((1, 2)))]
@@ -243,13 +243,13 @@ def _rounds(draw: Random) -> Iterator[Event]:
             if len(prompt.tokens) > 4 * PAGE:
                 heads.append(prompt.tokens.tolist())
             names += 1
-            yield Event(after=draw.choice((0, 0, 1, 2)), command=Submit(prompt))
+            yield OperatorEvent(after=draw.choice((0, 0, 1, 2)), command=Submit(prompt))
             yield from operator_events(draw, names)
         if turn == 0 or draw.random() < 0.5:
-            yield Event(after=draw.randrange(3), command=Flush(), settled=True)
+            yield OperatorEvent(after=draw.randrange(3), command=Flush(), settled=True)
 
 
-def _crowd(draw: Random) -> Iterator[Event]:
+def _crowd(draw: Random) -> Iterator[OperatorEvent]:
     """More requests at once than there is room for, each with a prompt of its own and much to
     say."""
     heads: list[list[int]] = []
@@ -258,31 +258,31 @@ def _crowd(draw: Random) -> Iterator[Event]:
         head = _tokens(draw, draw.randrange(1, 4 * PAGE)) if fresh else draw.choice(heads)
         heads.append(head)
         prompt = prompt_of(draw, f"r{names}", head, draw.choice((4, 12, 20)))
-        yield Event(after=draw.choice((0, 0, 0, 2)), command=Submit(prompt))
+        yield OperatorEvent(after=draw.choice((0, 0, 0, 2)), command=Submit(prompt))
         yield from operator_events(draw, names + 1)
 
 
-def operator_events(draw: Random, names: int) -> Iterator[Event]:
+def operator_events(draw: Random, names: int) -> Iterator[OperatorEvent]:
     """``names``: of requests so far."""
     if draw.random() < 0.12:
         victim = RequestId(f"r{draw.randrange(names)}")
-        yield Event(after=draw.choice((0, 1, 2, 6)), command=Abort(victim))
+        yield OperatorEvent(after=draw.choice((0, 1, 2, 6)), command=Abort(victim))
     if draw.random() < 0.06:
         yield from _operator(draw)
 
 
-def _operator(draw: Random) -> list[Event]:
+def _operator(draw: Random) -> list[OperatorEvent]:
     match draw.randrange(4):
         case 0:
-            return [Event(after=0, command=Flush())]
+            return [OperatorEvent(after=0, command=Flush())]
         case 1:
-            return [Event(after=1, command=StorageCall(Verb.CLEAR))]
+            return [OperatorEvent(after=1, command=StorageCall(Verb.CLEAR))]
         case 2:
-            return [Event(after=1, command=_detach(draw.random() < 0.5))]
+            return [OperatorEvent(after=1, command=_detach(draw.random() < 0.5))]
         case _:
             return [
-                Event(after=1, command=_detach(draw.random() < 0.3)),
-                Event(after=draw.randrange(4), command=StorageCall(Verb.RESUME)),
+                OperatorEvent(after=1, command=_detach(draw.random() < 0.3)),
+                OperatorEvent(after=draw.randrange(4), command=StorageCall(Verb.RESUME)),
             ]
 
 

@@ -38,15 +38,14 @@ class Stores:
     def __init__(self, plan: Plan) -> None:
         one = plan.one_store
         spec = plan.spec if one is None else one.sharding.stored(one.cut)
-        sizes = tuple(group.page_bytes for group in spec.groups)
-        form = StoreFormat(spec_digest=spec.digest, page_bytes=sizes)
+        form = StoreFormat.of(spec)
         self._slices = [
             1 if one is None else one.sharding.slices(group.id, one.cut)
             for group in plan.spec.groups
         ]
-        quota = plan.store_objects * max(sizes) * max(self._slices)
+        quota = plan.store_objects * max(form.page_bytes) * max(self._slices)
         self._shelves = [Shelf(form, quota) for _ in range(plan.ranks if one is None else 1)]
-        self._sizes = sizes
+        self._sizes = form.page_bytes
         self._objects: dict[ObjectKey, bytes] = {}
 
     def of(self, rank: int) -> Shelf:
@@ -61,11 +60,15 @@ class Stores:
         found = 0
         for at, shelf in enumerate(self._shelves):
             for name, status, page in zip(names, shelf.memory.read(names, room), room, strict=True):
-                assert status is not ReadStatus.CORRUPT, f"store {at}: {_told(name)} is broken"
+                assert status is not ReadStatus.CORRUPT, (
+                    f"store {at}: {_description(name)} is broken"
+                )
                 if status is ReadStatus.HIT:
                     found += 1
                     right = bytes(page) == self._objects[name]
-                    assert right, f"store {at}: {_told(name)} has the bytes of something else"
+                    assert right, (
+                        f"store {at}: {_description(name)} has the bytes of something else"
+                    )
         return found
 
     def empty(self) -> int:
@@ -78,7 +81,7 @@ def namespaces(spec: CacheSpec) -> Namespaces:
     return Namespaces(Namespace(model=MODEL, spec_digest=spec.digest), ADAPTERS)
 
 
-def _told(name: ObjectKey) -> str:
+def _description(name: ObjectKey) -> str:
     return f"object {name.shard} of page {name.page.hex()[:8]} of group {name.group}"
 
 
@@ -89,8 +92,8 @@ def _objects(plan: Plan, slices: Sequence[int]) -> dict[ObjectKey, bytes]:
     for prompt in _prompts(plan):
         hasher = PageHasher(spaces.of(prompt.adapter, prompt.salt), page_tokens)
         place = spaces.place(prompt.adapter)
-        said = expected_tokens(prompt.tokens, prompt.sampling.max_tokens, place)
-        tokens = np.array([*prompt.tokens.tolist(), *said], np.int32)
+        output = expected_tokens(prompt.tokens, prompt.sampling.max_tokens, place)
+        tokens = np.array([*prompt.tokens.tolist(), *output], np.int32)
         hasher.extend(tokens)
         kept = as_kept(tokens, place)
         for at, key in enumerate(hasher.keys):

@@ -24,7 +24,7 @@ MOST_MEETINGS: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Call:
+class _Collective:
     kind: str
     shape: tuple[int, ...]
     value: object
@@ -44,7 +44,7 @@ class Rendezvous:
         self._turns = [Lock() for _ in range(size)]
         for turn in self._turns:
             turn.acquire()
-        self._calls: list[_Call | None] = [None] * size
+        self._calls: list[_Collective | None] = [None] * size
         self._gone: dict[int, str] = {}
         self._fault: str | None = None
         self._result: Any = None
@@ -73,7 +73,7 @@ class Rendezvous:
         """``combine(values)`` of all ranks, by rank. RankLostError where a rank has ended;
         AssertionError where one calls something else."""
         self._look()
-        self._calls[rank] = _Call(kind, shape, value)
+        self._calls[rank] = _Collective(kind, shape, value)
         after = self._next(rank)
         if after is None:
             self._close(combine)
@@ -152,8 +152,8 @@ class ThreadRanks:
         meanwhile()
         return self._rendezvous.meet(self.rank, "all_reduce_min", lanes.shape, lanes, _least)
 
-    def broadcast(self, letter: bytes) -> bytes:
-        return self._rendezvous.meet(self.rank, "broadcast", (), letter, _first)
+    def broadcast(self, message: bytes) -> bytes:
+        return self._rendezvous.meet(self.rank, "broadcast", (), message, _first)
 
     def gather(self, text: str) -> Sequence[str]:
         return self._rendezvous.meet(self.rank, "gather", (), text, _all)
@@ -170,8 +170,8 @@ def _least(lanes: list[Lanes]) -> Lanes:
     return least
 
 
-def _first(letters: list[bytes]) -> bytes:
-    return letters[0]
+def _first(messages: list[bytes]) -> bytes:
+    return messages[0]
 
 
 def _all(texts: list[str]) -> list[str]:

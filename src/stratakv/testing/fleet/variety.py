@@ -18,8 +18,8 @@ from stratakv.testing.fleet.adversary import FaultRates
 from stratakv.testing.fleet.loss import POINTS, Loss, Point
 from stratakv.testing.fleet.scenario import (
     ADAPTERS,
-    Event,
     OneStore,
+    OperatorEvent,
     Plan,
     fault_rates_of,
     operator_events,
@@ -191,14 +191,14 @@ def _among(store: OneStore, ranks: int) -> OneStore:
     return replace(store, sharding=sharding)
 
 
-def _once_more(draw: Random, plan: Plan) -> Iterator[Event]:
+def _once_more(draw: Random, plan: Plan) -> Iterator[OperatorEvent]:
     """Some of the prompts of before, as they were or with more behind them."""
     asked = [of.command.prompt for of in plan.events if isinstance(of.command, Submit)]
     for names in range(draw.choice((2, 3, 4))):
         old = draw.choice(asked)
         new = prompt_of(draw, f"r{names}", old.tokens.tolist(), draw.choice((1, 1, 2, 6)))
         prompt = replace(new, salt=old.salt, adapter=old.adapter)
-        yield Event(after=draw.choice((0, 0, 1, 4)), command=Submit(prompt))
+        yield OperatorEvent(after=draw.choice((0, 0, 1, 4)), command=Submit(prompt))
         yield from operator_events(draw, names + 1)
 
 

@@ -11,7 +11,7 @@ from typing import Final, assert_never
 from stratakv.agreement.agreement import Figures
 from stratakv.agreement.ballot import Flags
 from stratakv.core.clock import Clock
-from stratakv.core.ids import AskId, GroupId, PageIds, RequestId
+from stratakv.core.ids import GroupId, PageIds, PrefetchId, RequestId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.checkpoints import last_end
 from stratakv.policy.prefetch import Abandoned, Fetching, Landed, MakeRoom, PrefetchRules, Probing
@@ -22,6 +22,7 @@ from stratakv.policy.prefetch_reasons import Arrivals, Reason
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Answer, Ending, Fetch, Fetched, Queried, Query
 from stratakv.storage.io_worker import IoWorker
+from stratakv.tiers.attached_store import AttachedStore
 from stratakv.tiers.object_keys import of_pages
 from stratakv.tiers.prefetch.fetches import Fetches, FromStorage, arrivals_of
 from stratakv.tiers.prefetch.operations import Operations
@@ -53,18 +54,20 @@ class Prefetcher:
         self,
         tree: PrefixTree,
         fetches: Fetches,
+        store: AttachedStore,
         policy: PrefetchPolicy,
         clock: Clock,
         observer: CacheObserver | None = None,
     ) -> None:
         self._spec = spec = tree.spec
         self._tree, self._observer = tree, observer
-        self._fetches, self._policy, self._clock = fetches, policy, clock
+        self._fetches, self._store = fetches, store
+        self._policy, self._clock = policy, clock
         self._rules = PrefetchRules(spec, policy)
         self._book = PrefetchBook(self._rules, spec.page_tokens)
         self.counters = self._book.counters
         self._waiting: dict[RequestId, PrefetchRequest] = {}
-        self._by_id: dict[AskId, PrefetchRequest] = {}  # of those that wait
+        self._by_id: dict[PrefetchId, PrefetchRequest] = {}  # of those that wait
         self._operations = Operations(clock)
         self._sharing = Sharing()
         self._asked = 0
@@ -74,11 +77,6 @@ class Prefetcher:
     def busy(self) -> bool:
         """Whether storage is being asked for anything."""
         return len(self._operations) > 0
-
-    @property
-    def holding(self) -> bool:
-        """Whether a request that waits counts on pages of the tree."""
-        return any(request.holding for request in self._waiting.values())
 
     def figures(self) -> Figures:
         """What is under way, for ranks to compare."""
@@ -96,10 +94,14 @@ class Prefetcher:
 
     # -- a request waits -------------------------------------------------------------------------
 
-    def start(self, id_: RequestId, prefix: PageHasher, tokens: int, worker: IoWorker) -> None:
-        """Ask storage for what the tree lacks of a prompt of ``tokens``."""
+    def start(self, id_: RequestId, prefix: PageHasher, tokens: int) -> None:
+        """A request with a prompt of ``tokens`` waits: ask storage, if there is one, for what the
+        tree lacks of it."""
+        worker = self._store.accepting
+        if worker is None:
+            return
         whole = last_end(tokens, self._spec.page_tokens)
-        request = PrefetchRequest(AskId(self._asked), prefix, whole, self._clock.now_s())
+        request = PrefetchRequest(PrefetchId(self._asked), prefix, whole, self._clock.now_s())
         self._asked += 1
         self._waiting[id_] = self._by_id[request.id] = request
         self._try(request, worker)
@@ -244,7 +246,7 @@ class Prefetcher:
         if isinstance(request.phase, Left):
             self._give_up(request, self._rules.abandon(state, request.phase.reason))
             return
-        self.counters.fetched_pages += answer.statuses.count(ReadStatus.HIT)
+        self.counters.add(fetched_pages=answer.statuses.count(ReadStatus.HIT))
         why = Reason.DEADLINE if stopped else Reason.IO_ERROR
         ended = self._rules.arrived(state, arrivals, ends_of(state.held, agreed), why)
         match ended:
@@ -293,11 +295,11 @@ class Prefetcher:
 
     # -- its turn comes, or it leaves ------------------------------------------------------------
 
-    def must_wait(self, id_: RequestId, worker: IoWorker) -> bool:
+    def must_wait(self, id_: RequestId) -> bool:
         """Whether a request whose turn it is must wait for its prefetch. One that must not wait any
         longer is stopped, and waits for what is being read right now."""
-        request = self._waiting.get(id_)
-        if request is None:
+        request, worker = self._waiting.get(id_), self._store.worker
+        if request is None or worker is None:
             return False
         if abandoned(request):
             self._go_alone(request, worker)
@@ -325,11 +327,11 @@ class Prefetcher:
         self._leave(id_, end, Reason.DEADLINE, Reason.NOT_LOADED, settled)
         return came
 
-    def forget(self, id_: RequestId, worker: IoWorker | None, settled: OnSettled) -> None:
+    def forget(self, id_: RequestId, settled: OnSettled) -> None:
         """A request ends before it was admitted. Buffers of I/O under way stay its own."""
         request = self._waiting.get(id_)
         if request is not None and request.operation is not None:
-            self._operations.stop(request.operation.ticket, worker)
+            self._operations.stop(request.operation.ticket, self._store.worker)
         self._leave(id_, 0, Reason.ABORTED, Reason.ABORTED, settled)
 
     def cancel(self, worker: IoWorker) -> None:

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias, assert_never
 import numpy as np
 
 from stratakv.agreement.ballot import Flags
-from stratakv.core.ids import AskId, PageIds, PageKey, TicketId
+from stratakv.core.ids import PageIds, PageKey, PrefetchId, TicketId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch import Fetching, Probing
 from stratakv.policy.prefetch_ends import Held, Objects
@@ -110,7 +110,7 @@ NEXT: Final[dict[type[Phase], tuple[type[Phase], ...]]] = {
 class PrefetchRequest:
     """``prefix``: of the prompt, ``whole`` the last end it can use."""
 
-    def __init__(self, id_: AskId, prefix: PageHasher, whole: int, started_s: float) -> None:
+    def __init__(self, id_: PrefetchId, prefix: PageHasher, whole: int, started_s: float) -> None:
         self.id = id_
         self.prefix = prefix
         self.whole = whole
@@ -135,11 +135,6 @@ class PrefetchRequest:
     def asking(self) -> bool:
         """Whether storage works for a request that still waits."""
         return isinstance(self._phase, Asking | Reading)
-
-    @property
-    def holding(self) -> bool:
-        """Whether it pins pages of the tree."""
-        return isinstance(self._phase, Asking | Reading | Ready)
 
     @property
     def operation(self) -> Asking | Reading | None:

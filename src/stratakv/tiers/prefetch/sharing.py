@@ -3,14 +3,14 @@
 Owns who leads, by the first page that is asked for, and who follows. Must not ask storage.
 """
 
-from stratakv.core.ids import AskId, PageKey
+from stratakv.core.ids import PageKey, PrefetchId
 from stratakv.tiers.prefetch.request import IDLE, Following, PrefetchRequest
 
 
 class Sharing:
     def __init__(self) -> None:
         self._leaders: dict[PageKey, PrefetchRequest] = {}
-        self._followers: dict[AskId, PrefetchRequest] = {}
+        self._followers: dict[PrefetchId, PrefetchRequest] = {}
         self._ended = False  # a leader, since ``left_alone`` looked
 
     def follow(self, request: PrefetchRequest, first: PageKey) -> bool:

@@ -1,0 +1,128 @@
+"""How many bytes a transport moves by itself, between two processes or within one.
+
+Owns the measurement that a hand-off is compared with: the same bytes in pages, nothing else done.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import TypeAlias
+
+import numpy as np
+
+from stratakv.core.errors import TransportError
+from stratakv.disagg.transport import Done, Failed, Lost, Memory, PeerId, Transport, Writes
+
+OpenTransport: TypeAlias = Callable[[Sequence[Memory]], Transport]
+_SOURCE, _TARGET = PeerId("source"), PeerId("target")
+_PAUSE_S = 0.0002
+
+
+@dataclass(frozen=True, slots=True)
+class TransportCase:
+    """``pages`` of ``page_bytes`` go to shuffled places, in posts of ``pages_at_once``."""
+
+    pages: int
+    page_bytes: int
+    pages_at_once: int
+    rounds: int = 5
+
+    @property
+    def size_bytes(self) -> int:
+        return self.pages * self.page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RawThroughput:
+    """Of each round, from the first post to the last ``Done``."""
+
+    size_bytes: int
+    seconds: tuple[float, ...]
+
+    @property
+    def gb_s(self) -> float:
+        """Of the median round; 10^9 bytes."""
+        return self.size_bytes / median(self.seconds) / 1e9
+
+
+Reach: TypeAlias = Callable[[OpenTransport, TransportCase, bytes], AbstractContextManager[bytes]]
+"""A target's description while it is there, for the source's."""
+
+
+def raw_throughput(
+    open_transport: OpenTransport, case: TransportCase, reach: Reach
+) -> RawThroughput:
+    """``reach``: ``elsewhere`` or ``here``. TransportError where the peer is lost."""
+    memory = np.ones(case.size_bytes, np.uint8)
+    transport = open_transport([memory])
+    try:
+        described = transport.describe(_TARGET)
+        with reach(open_transport, case, described) as answer:
+            transport.connect(_TARGET, answer)
+            _round(transport, case)  # connections are made by the first bytes
+            laps = tuple(_round(transport, case) for _ in range(case.rounds))
+    finally:
+        transport.close()
+    return RawThroughput(case.size_bytes, laps)
+
+
+@contextmanager
+def here(open_transport: OpenTransport, case: TransportCase, described: bytes) -> Generator[bytes]:
+    """The target is in this process, with a thread of its transport's own."""
+    transport = open_transport([np.zeros(case.size_bytes, np.uint8)])
+    try:
+        answer = transport.describe(_SOURCE)
+        transport.connect(_SOURCE, described)
+        yield answer
+    finally:
+        transport.close()
+
+
+@contextmanager
+def elsewhere(
+    open_transport: OpenTransport, case: TransportCase, described: bytes
+) -> Generator[bytes]:
+    """The target is in a process of its own; ``open_transport`` is pickled."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    arguments = (theirs, open_transport, case, described)
+    process = context.Process(target=_target, args=arguments, daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours.recv()
+    finally:
+        ours.close()
+        process.join()
+
+
+def _target(
+    pipe: Connection, open_transport: OpenTransport, case: TransportCase, described: bytes
+) -> None:
+    with here(open_transport, case, described) as answer:
+        pipe.send(answer)
+        pipe.poll(None)  # until the other side closes it
+
+
+def _round(transport: Transport, case: TransportCase) -> float:
+    places = np.random.default_rng(case.pages).permutation(case.pages) * case.page_bytes
+    starts = np.arange(case.pages, dtype=np.int64) * case.page_bytes
+    begun_s = time.perf_counter()
+    left = set[int]()
+    for at in range(0, case.pages, case.pages_at_once):
+        part = slice(at, at + case.pages_at_once)
+        zeros = np.zeros(len(starts[part]), np.int64)
+        sizes = np.full(len(zeros), case.page_bytes, np.int64)
+        left.add(transport.post(_TARGET, Writes(zeros, starts[part], zeros, places[part], sizes)))
+    while left:
+        for event in transport.poll():
+            if isinstance(event, Failed | Lost):
+                raise TransportError(event.reason)
+            if isinstance(event, Done):
+                left.discard(event.transfer)
+        time.sleep(_PAUSE_S)
+    return time.perf_counter() - begun_s

@@ -1,0 +1,218 @@
+"""Decodes what other engines have computed the prompts of.
+
+Owns the sessions of its requests and the leases of the pages that they write. A request's pages are
+its own again when prefill has said that it writes no more, or is behind its fence; nothing is told
+to the engine before. Must not know how words and bytes travel (``peers``).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from stratakv.cache.footprint import TransferPages
+from stratakv.core.clock import Clock, MonotonicClock
+from stratakv.core.ids import RequestId
+from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity
+from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Reserve
+from stratakv.disagg.page_leases import LeaseCounts, PageLeases, Writer
+from stratakv.disagg.peers import Heard, Peers
+from stratakv.disagg.session import (
+    Aborted,
+    Agreed,
+    Arrived,
+    Begun,
+    Session,
+    SessionEvent,
+    SessionState,
+)
+from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId
+from stratakv.engine.request import Phase, Request
+from stratakv.engine.roles import FirstToken, Received, Start, TransferEnd, TransferFailed
+
+Route: TypeAlias = Callable[[Request], PeerId]
+"""Who computes a request's prompt."""
+
+
+@dataclass(slots=True, eq=False)
+class _Receiving:
+    """``reserved``: prefill may know its pages, which are leased."""
+
+    attempt: Attempt
+    peer: PeerId
+    session: Session
+    reserved: bool = False
+
+    @property
+    def writer(self) -> Writer:
+        return Writer(self.attempt.request, 0, self.attempt.generation)
+
+
+class DecodeRole:
+    """Of one rank. A retracted request whose pages nobody has saved is computed again here."""
+
+    def __init__(
+        self, peers: Peers, route: Route, limits: HandOffLimits, clock: Clock | None = None
+    ) -> None:
+        self._peers, self._route, self._limits = peers, route, limits
+        self._clock = clock or MonotonicClock()
+        self._sessions: dict[RequestId, _Receiving] = {}
+        self._leases = PageLeases()
+        self._ends: list[TransferEnd] = []
+        self._due = Due()
+        self._generation = 0
+        self._cached = (0, 0, 0)
+
+    def __len__(self) -> int:
+        """Sessions that have not ended, or whose pages may still be written."""
+        return len(self._sessions)
+
+    def lease_counts(self) -> LeaseCounts:
+        return self._leases.counts()
+
+    @property
+    def cached_elsewhere(self) -> tuple[int, int, int]:
+        """Tokens of the prompts received so far that prefill had on its device, on its host and in
+        storage."""
+        return self._cached
+
+    # -- the engine's calls ----------------------------------------------------------------------
+
+    def arrived(self, request: Request) -> None:
+        self._generation += 1
+        attempt = Attempt(request.id, self._generation)
+        session = Session.opened(str(attempt), self._limits.sessions, self._clock.now_s())
+        self._sessions[request.id] = _Receiving(attempt, self._route(request), session)
+        self._due.add(session.deadline_s)
+
+    def may_start(self, request: Request) -> Start:
+        if request.phase is Phase.RETRACTED:
+            return Start.COMPUTE
+        entry = self._sessions[request.id]
+        if not entry.session.ended and self._peers.knows(entry.peer):
+            self._move(entry, Agreed())
+        ready = entry.session.state is SessionState.WAITING_FOR_INPUT
+        return Start.RECEIVE if ready else Start.WAIT
+
+    def reserved(self, request: Request, pages: TransferPages) -> None:
+        entry = self._sessions[request.id]
+        self._move(entry, Begun())
+        until_s = entry.session.deadline_s + self._limits.answer_s
+        self._leases.lease(request.id, pages, {entry.writer: entry.peer}, until_s)
+        self._due.add(until_s)
+        entry.reserved = True
+        self._peers.send(entry.peer, Reserve(entry.attempt, prompt_identity(request), pages))
+
+    def prefilled(
+        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    ) -> Phase:
+        """Of one that was retracted, and that has computed what it lacked."""
+        del request, first, pages
+        return Phase.DECODING
+
+    def left(self, request: Request) -> None:
+        entry = self._sessions.get(request.id)
+        if entry is None or entry.session.ended:
+            return
+        self._give_up(entry, "decode has no use for it any more")
+        if not entry.reserved:
+            del self._sessions[request.id]
+
+    def poll(self) -> Sequence[TransferEnd]:
+        for event in self._peers.poll():
+            match event:
+                case Heard(peer, message):
+                    self._hear(peer, message)
+                case Lost(peer, reason):
+                    self._lose(peer, reason)
+                case Disconnected(peer):
+                    self._lose(peer, "its link has ended")
+                    for request in self._leases.disconnected(peer):
+                        self._fail(self._sessions[request])
+                case Done() | Failed():
+                    pass  # of words alone: where one fails, its link ends
+                case _:
+                    assert_never(event)
+        now_s = self._clock.now_s()
+        if self._due.passed(now_s):
+            self._expire(now_s)
+        ends, self._ends = self._ends, []
+        return ends
+
+    # -- words of prefill ------------------------------------------------------------------------
+
+    def _hear(self, peer: PeerId, message: Message) -> None:
+        match message:
+            case Arrival(attempt) | Ended(attempt):
+                entry = self._sessions.get(attempt.request)
+                if entry is None or (entry.attempt, entry.peer) != (attempt, peer):
+                    return  # of an attempt that is over
+                if entry.reserved:
+                    self._answered(entry, message)
+                else:
+                    self._peers.disconnect(peer, f"it answers {attempt}, of which it was not asked")
+            case Reserve() | Abort():
+                self._peers.disconnect(peer, "it asks for pages of an engine that decodes")
+            case _:
+                assert_never(message)
+
+    def _answered(self, entry: _Receiving, message: Arrival | Ended) -> None:
+        """Nobody writes its pages any more."""
+        freed = self._leases.acknowledge(entry.writer)
+        assert freed is not None, f"{entry.attempt} was not leased"
+        match message:
+            case Ended():
+                self._move(entry, Aborted(message.reason))
+            case Arrival():
+                self._move(entry, Arrived(str(message.attempt)))
+            case _:
+                assert_never(message)
+        if entry.session.state is not SessionState.SUCCESS or isinstance(message, Ended):
+            self._fail(entry)
+            return
+        device, host, storage = self._cached
+        more = message.cached
+        self._cached = (device + more[0], host + more[1], storage + more[2])
+        del self._sessions[entry.attempt.request]
+        self._ends.append(Received(entry.attempt.request, message.first))
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _lose(self, peer: PeerId, reason: str) -> None:
+        """Its sessions fail: those whose pages it may write, when it is behind its fence."""
+        for entry in [each for each in self._sessions.values() if each.peer == peer]:
+            if entry.session.state is SessionState.BOOTSTRAPPING:
+                continue  # it may join again
+            self._move(entry, Aborted(f"{peer} is lost: {reason}"))
+            if not entry.reserved:
+                self._fail(entry)
+
+    def _expire(self, now_s: float) -> None:
+        for entry in list(self._sessions.values()):
+            expired = entry.session.expire(now_s)
+            if expired.ended and not entry.session.ended:
+                self._give_up(entry, expired.reason)
+                if not entry.reserved:
+                    self._fail(entry)
+                    continue
+            if not expired.ended:
+                self._due.add(expired.deadline_s)
+        for peer in self._leases.expire(now_s):
+            self._peers.disconnect(peer, "it has not answered in time")
+        # What is leased and overdue waits for its fence; what is not yet, for its deadline.
+        for entry in self._sessions.values():
+            until_s = entry.session.deadline_s + self._limits.answer_s
+            if entry.reserved and now_s < until_s:
+                self._due.add(until_s)
+
+    def _give_up(self, entry: _Receiving, reason: str) -> None:
+        self._move(entry, Aborted(reason))
+        self._peers.send(entry.peer, Abort(entry.attempt, entry.reserved, reason))
+
+    def _fail(self, entry: _Receiving) -> None:
+        """Nobody touches its pages."""
+        del self._sessions[entry.attempt.request]
+        self._ends.append(TransferFailed(entry.attempt.request, entry.session.reason))
+
+    def _move(self, entry: _Receiving, event: SessionEvent) -> None:
+        entry.session = entry.session.after(event, self._clock.now_s())
+        self._due.add(entry.session.deadline_s)

@@ -1,0 +1,217 @@
+"""One peer: what is posted to it, what is heard of it, and the thread that runs its wire.
+
+Owns when a peer counts as lost, and the order of its last events. Must not know other peers.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from stratakv.core.clock import Clock
+from stratakv.core.errors import TransportError
+from stratakv.disagg.ranges import joined, slices
+from stratakv.disagg.transport import (
+    Disconnected,
+    Done,
+    Event,
+    Failed,
+    Lost,
+    Notified,
+    PeerId,
+    TransferId,
+)
+from stratakv.disagg.wire import Ranges, Wire
+
+_PAUSE_S = 0.002
+"""Between two looks at a wire on which nothing happens."""
+_MEETING_S = 1.0
+"""How long an end waits for a peer that was never heard."""
+
+
+class _Kind(Enum):
+    """First byte of a message."""
+
+    BEAT = b"B"
+    NOTIFICATION = b"N"
+    END = b"E"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """A peer that is neither heard of nor takes a slice for ``lost_after_s`` is lost; each side
+    says every ``beat_s`` that it is there. A slice is what a wire is given at once: the fence
+    waits for one, at most."""
+
+    beat_s: float = 1.0
+    lost_after_s: float = 10.0
+    slice_bytes: int = 32 << 20
+    slice_ranges: int = 4096
+
+
+DEFAULT_LINK: Final = LinkOptions()
+
+
+@dataclass(slots=True)
+class _Post:
+    transfer: TransferId
+    slices: Iterator[Ranges]
+    notification: bytes | None
+
+
+class Link:
+    """``report``: takes the peer's events, from any thread; ``Disconnected`` is the last."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        wire: Wire,
+        options: LinkOptions,
+        clock: Clock,
+        report: Callable[[Event], None],
+    ) -> None:
+        self._peer, self._wire, self._options = peer, wire, options
+        self._clock, self._report = clock, report
+        self._posts: deque[_Post] = deque()
+        self._description: bytes | None = None
+        self._heard_s = 0.0
+        self._beaten_s: float | None = None
+        self._met = False
+        self._ended_s: float | None = None
+        self._lock = threading.Lock()
+        self._given_up = threading.Event()
+        self._lost: str | None = None
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"transport {peer}", daemon=True)
+        self._thread.start()
+
+    def connect(self, description: bytes) -> None:
+        self._heard_s = self._clock.now_s()
+        self._description = description
+        self._wake.set()
+
+    def post(self, transfer: TransferId, ranges: Ranges, notification: bytes | None) -> None:
+        assert self._description is not None, f"{self._peer} was not connected"
+        parts = slices(joined(ranges), self._options.slice_bytes, self._options.slice_ranges)
+        with self._lock:
+            if not self._given_up.is_set():
+                self._posts.append(_Post(transfer, parts, notification))
+                self._wake.set()
+                return
+        self._report(Failed(transfer, self._lost or "the peer was disconnected"))
+
+    def look(self) -> None:
+        """Whether the peer is still there, also while its thread waits for it."""
+        silent_s = self._clock.now_s() - self._heard_s
+        if self._description is not None and silent_s > self._options.lost_after_s:
+            self._lose(f"nothing was heard of it for {silent_s:.1f} s")
+
+    def disconnect(self) -> None:
+        with self._lock:
+            self._given_up.set()
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether the fence holds."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _lose(self, reason: str) -> None:
+        with self._lock:
+            if self._given_up.is_set():
+                return
+            self._given_up.set()
+            self._lost = reason
+            self._report(Lost(self._peer, reason))
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - a thread must not raise into the void
+            self._lose(str(error) or repr(error))
+        self._end()
+
+    def _end(self) -> None:
+        """The wire goes first: until then a failed write may still read what it was given."""
+        fenced = self._wire.sever()
+        for post in self._posts:  # nobody adds to it any more
+            self._report(Failed(post.transfer, self._lost or "the peer was disconnected"))
+        while not fenced:
+            self._wake.wait(_PAUSE_S)
+            self._wake.clear()
+            fenced = self._wire.sever()
+        self._report(Disconnected(self._peer))
+
+    def _serve(self) -> None:
+        while self._description is None:
+            if self._given_up.is_set():
+                return
+            self._pause(None)
+        self._wire.connect(self._description)
+        while not self._given_up.is_set() or self._is_meeting():
+            busy = self._listen()
+            self._beat()
+            if not self._given_up.is_set():
+                busy |= self._write()
+                self.look()
+            if not busy:
+                self._pause(_PAUSE_S)
+        if self._lost is None:
+            with suppress(TransportError):  # so that it need not find out
+                self._wire.notify(_Kind.END.value)
+
+    def _is_meeting(self) -> bool:
+        """Whether to stay for a peer that is just connecting: of one that leaves meanwhile, UCX may
+        abort the other's process."""
+        if self._lost is not None or self._met:
+            return False
+        if self._ended_s is None:
+            self._ended_s = self._clock.now_s()
+        return self._clock.now_s() - self._ended_s < _MEETING_S
+
+    def _pause(self, timeout_s: float | None) -> None:
+        self._wake.wait(timeout_s)
+        self._wake.clear()
+
+    def _listen(self) -> bool:
+        """Whether anything was heard."""
+        messages = self._wire.notifications()
+        if messages:
+            self._heard_s, self._met = self._clock.now_s(), True
+        for message in messages:
+            match _Kind(message[:1]):
+                case _Kind.BEAT:
+                    pass
+                case _Kind.NOTIFICATION:
+                    self._report(Notified(self._peer, message[1:]))
+                case _Kind.END:
+                    raise TransportError("it has disconnected")
+        return bool(messages)
+
+    def _beat(self) -> None:
+        now_s = self._clock.now_s()
+        if self._beaten_s is None or now_s - self._beaten_s >= self._options.beat_s:
+            self._beaten_s = now_s
+            self._wire.notify(_Kind.BEAT.value)
+
+    def _write(self) -> bool:
+        """One slice, or what comes after a transfer's last. Whether there was anything to do.
+        Nothing before the peer was heard: it must know whom it has to fence."""
+        if not self._posts or not self._met:
+            return False
+        post = self._posts[0]
+        part = next(post.slices, None)
+        if part is not None:
+            self._wire.write(part, self._given_up)
+            self._heard_s = self._clock.now_s()  # who takes bytes is there
+            return True
+        if post.notification is not None:
+            self._wire.notify(_Kind.NOTIFICATION.value + post.notification)
+        with self._lock:
+            self._posts.popleft()
+        self._report(Done(post.transfer))
+        return True

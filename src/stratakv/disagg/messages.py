@@ -1,0 +1,166 @@
+"""What the two roles say to each other, beside the bytes of pages: small, in order, over the
+transport's notifications.
+
+Owns the words and their format; a word that is longer than a notification comes in several. Comes
+from another machine: nothing of it is believed before it was read here.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeAlias, assert_never
+
+from stratakv.cache.footprint import TransferPages
+from stratakv.core.errors import TransportError
+from stratakv.core.ids import GroupId, RequestId
+from stratakv.disagg.page_places import pages_of
+from stratakv.disagg.transport import NOTIFICATION_BYTES
+from stratakv.engine.request import TokenLogprob
+from stratakv.engine.roles import FirstToken
+
+PROTOCOL: Final = 1
+"""Of these words; two sides must have the same."""
+MESSAGE_BYTES: Final = 16 << 20
+"""The longest word that is read."""
+_MORE, _LAST = b"+", b"."
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One request's hand-off, as decode has begun it. The same request again, after an abort, is
+    another ``generation``."""
+
+    request: RequestId
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{self.request}/{self.generation}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reserve:
+    """Decode: write these ``pages``, of a prompt with this identity, hexadecimal. What it has
+    itself is not among them."""
+
+    attempt: Attempt
+    prompt: str
+    pages: TransferPages
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Prefill, behind all the bytes: they are there. ``cached``: tokens of the prompt that prefill
+    had on its device, its host and in storage."""
+
+    attempt: Attempt
+    first: FirstToken
+    cached: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Decode has given it up. ``reserved``: a ``Reserve`` of it has gone before; then prefill
+    answers, with ``Arrival`` or ``Ended``, when it writes no more."""
+
+    attempt: Attempt
+    reserved: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Prefill does not write for it, and will not."""
+
+    attempt: Attempt
+    reason: str
+
+
+Message: TypeAlias = Reserve | Arrival | Abort | Ended
+
+
+def encode(message: Message) -> bytes:
+    fields: dict[str, Any] = {"word": type(message).__name__, **asdict(message.attempt)}
+    match message:
+        case Reserve():
+            groups = [
+                (each.group, each.first, each.pages.tolist()) for each in message.pages.groups
+            ]
+            fields |= {"prompt": message.prompt, "tokens": message.pages.tokens, "groups": groups}
+        case Arrival():
+            logprob = message.first.logprob
+            fields |= {
+                "token": message.first.token,
+                "logprob": None if logprob is None else (logprob.chosen, logprob.top),
+                "cached": message.cached,
+            }
+        case Abort():
+            fields |= {"reserved": message.reserved, "reason": message.reason}
+        case Ended():
+            fields |= {"reason": message.reason}
+        case _:
+            assert_never(message)
+    return json.dumps(fields).encode()
+
+
+def decode(data: bytes) -> Message:
+    """TransportError where it is none."""
+    try:
+        return _read(json.loads(data))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise TransportError(f"the peer's message cannot be read: {error!r}") from error
+
+
+def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
+    attempt = Attempt(RequestId(str(fields["request"])), int(fields["generation"]))
+    match fields["word"]:
+        case "Reserve":
+            groups = tuple(
+                pages_of(GroupId(int(group)), int(first), list(map(int, pages)))
+                for group, first, pages in fields["groups"]
+            )
+            pages = TransferPages(int(fields["tokens"]), groups)
+            return Reserve(attempt, str(fields["prompt"]), pages)
+        case "Arrival":
+            device, host, storage = map(int, fields["cached"])
+            first = FirstToken(int(fields["token"]), _logprob(fields["logprob"]))
+            return Arrival(attempt, first, (device, host, storage))
+        case "Abort":
+            return Abort(attempt, bool(fields["reserved"]), str(fields["reason"]))
+        case "Ended":
+            return Ended(attempt, str(fields["reason"]))
+        case word:
+            raise ValueError(f"the word {word!r} is none")
+
+
+def _logprob(found: Any) -> TokenLogprob | None:  # noqa: ANN401 - from a peer
+    if found is None:
+        return None
+    chosen, top = found
+    return TokenLogprob(
+        chosen=float(chosen), top=tuple((int(token), float(value)) for token, value in top)
+    )
+
+
+def parts(message: bytes) -> Iterator[bytes]:
+    """Notifications that bring ``message``."""
+    size = NOTIFICATION_BYTES - 1
+    for at in range(0, len(message), size):
+        last = at + size >= len(message)
+        yield (_LAST if last else _MORE) + message[at : at + size]
+
+
+class Joiner:
+    """Messages of one peer, out of its notifications."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def add(self, part: bytes) -> Message | None:
+        """What ``part`` completes. TransportError where that is no message, or too long."""
+        self._data += part[1:]
+        if len(self._data) > MESSAGE_BYTES:
+            raise TransportError(f"the peer's message has over {MESSAGE_BYTES >> 20} MiB")
+        if part[:1] != _LAST:
+            return None
+        data, self._data = bytes(self._data), bytearray()
+        return decode(data)

@@ -1,0 +1,190 @@
+"""Writes through NIXL over UCX: shared memory, TCP, and whatever network UCX finds.
+
+Owns an agent for each peer: to delete it is the one way to stop what is under way. What UCX may use
+comes from its own environment variables (``UCX_TLS``, ``UCX_NET_DEVICES``) or ``NixlOptions``.
+"""
+
+import importlib
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stratakv.core.clock import Clock
+from stratakv.core.errors import ConfigError, TransportError
+from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
+from stratakv.disagg.transport import Memory
+from stratakv.disagg.wire import Addresses, Ranges
+from stratakv.disagg.wired import WiredTransport
+from stratakv.disagg.writer_token import TokenPlace, WriterToken, may_write
+
+_MODULES: Final = ("nixl", "nixl_cu12", "nixl_cu13")
+"""The first chooses between the others, where there are several."""
+_FENCED: Final = "^cma,knem,xpmem"
+"""Not those with which a peer's own process copies into our memory: what it has begun, we cannot
+stop (``writer_token``)."""
+_LOOK_S: Final = 0.0002
+"""Between two looks at a write that is under way."""
+
+Library: TypeAlias = Any
+Agent: TypeAlias = Any
+"""The wheel has no types that a checker can follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NixlOptions:
+    """``transports``: which of UCX's may be used, as in its ``UCX_TLS``, which counts where this is
+    "". ``sm,tcp,self`` has shared memory; by default nobody is fenced by a peer's good will alone.
+    The same on both sides."""
+
+    transports: str = ""
+    link: LinkOptions = DEFAULT_LINK
+
+
+class NixlTransport(WiredTransport):
+    """A ``Transport``. ConfigError where NIXL is missing."""
+
+    def __init__(
+        self,
+        memories: Sequence[Memory],
+        options: NixlOptions | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        options = options or NixlOptions()
+        open_wire = partial(NixlWire, _library(), options.transports)
+        super().__init__("nixl", memories, open_wire, options.link, clock)
+
+
+class NixlWire:
+    """One agent. Everything that refers to it is a field, so that ``sever`` ends it: an agent lives
+    as long as any reference does."""
+
+    def __init__(self, library: Library, transports: str, memories: Sequence[Memory]) -> None:
+        self._name = f"stratakv-{uuid.uuid4()}"
+        self._token = WriterToken(self._name)
+        self._peer = ""
+        self._peer_token: TokenPlace | None = None
+        self._agent: Agent | None = None
+        self._handle: Any = None
+        try:
+            with _ucx_transports(transports):
+                # Its thread for progress would take a core; ``notifications`` makes progress.
+                config = library.nixl_agent_config(enable_prog_thread=False, backends=[])
+                self._agent = library.nixl_agent(self._name, config)
+                self._open().create_backend("UCX")
+            regions = [(each.ctypes.data, each.nbytes, 0, "") for each in memories]
+            self._open().register_memory(regions, "DRAM")
+        except Exception as error:
+            self.sever()
+            raise TransportError(f"nixl: no agent: {error!r}") from error
+
+    def describe(self) -> bytes:
+        with _errors("describe"):
+            metadata: bytes = self._open().get_agent_metadata()
+        return json.dumps({"token": asdict(self._token.place)}).encode() + b"\n" + metadata
+
+    def connect(self, description: bytes) -> None:
+        head, _, metadata = description.partition(b"\n")
+        with _errors("connect"):
+            token: Any = json.loads(head)["token"]
+            self._peer_token = TokenPlace(
+                str(token["machine"]), int(token["pid"]), int(token["file"]), str(token["name"])
+            )
+            name: str | bytes = self._open().add_remote_agent(metadata)
+            self._peer = name.decode() if isinstance(name, bytes) else name
+
+    def write(self, ranges: Ranges, given_up: threading.Event) -> None:
+        with _errors("write"):
+            self._handle = self._open().initialize_xfer(
+                "WRITE",
+                self._open().get_xfer_descs(_descriptors(ranges.sources, ranges.sizes), "DRAM"),
+                self._open().get_xfer_descs(_descriptors(ranges.targets, ranges.sizes), "DRAM"),
+                self._peer,
+            )
+            # Over shared memory this returns when all is copied.
+            state = self._open().transfer(self._handle)
+            while state == "PROC":
+                if given_up.is_set():
+                    raise TransportError("given up")
+                time.sleep(_LOOK_S)
+                state = self._open().check_xfer_state(self._handle)
+            if state != "DONE":
+                raise TransportError(f"nixl: a write ended as {state}")
+            self._open().release_xfer_handle(self._handle)
+            self._handle = None
+
+    def notify(self, message: bytes) -> None:
+        with _errors("notify"):
+            self._open().send_notif(self._peer, message)
+
+    def notifications(self) -> Sequence[bytes]:
+        with _errors("notifications"):
+            found: dict[str, list[bytes]] = self._open().get_new_notifs()
+        return found.get(self._peer, [])
+
+    def sever(self) -> bool:
+        self._handle = self._agent = None
+        self._token.close()
+        return self._peer_token is None or not may_write(self._peer_token)
+
+    def _open(self) -> Agent:
+        if self._agent is None:
+            raise TransportError("nixl: the link has ended")
+        return self._agent
+
+
+def _descriptors(addresses: Addresses, sizes: Addresses) -> npt.NDArray[np.uint64]:
+    """(address, bytes, device 0) [n, 3]."""
+    return np.stack([addresses, sizes, np.zeros_like(sizes)], axis=1)
+
+
+@contextmanager
+def _errors(what: str) -> Generator[None]:
+    """The binding has an exception of its own for each status, and no common root for them. Its
+    traceback is not kept: its frames would keep the agent alive."""
+    reason = ""
+    try:
+        yield
+    except TransportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see above
+        reason = f"nixl: {what}: {type(error).__name__}: {error}"
+    if reason:
+        raise TransportError(reason)
+
+
+def _library() -> Library:
+    for name in _MODULES:
+        try:
+            found = importlib.import_module(f"{name}._api")
+        except ImportError:
+            continue
+        logging.getLogger("nixl").setLevel(logging.WARNING)
+        return found
+    raise ConfigError(
+        "nixl: its library cannot be imported; allowed after: pip install 'stratakv[nixl]' (Linux)"
+    )
+
+
+@contextmanager
+def _ucx_transports(names: str) -> Generator[None]:
+    """UCX reads what it may use from the environment, each time an agent is made."""
+    before = os.environ.get("UCX_TLS")
+    os.environ["UCX_TLS"] = names or before or _FENCED
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["UCX_TLS"]
+        else:
+            os.environ["UCX_TLS"] = before

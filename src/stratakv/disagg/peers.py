@@ -1,0 +1,221 @@
+"""Engines that this one hands requests to or takes them from: who they are, and the way to each.
+
+Owns the handshake and a peer's words. One thread calls it, between steps. Must not know what a
+request is; a peer's bytes and words are the transport's.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from stratakv.core.errors import TransportError
+from stratakv.disagg.handshake import Handshake
+from stratakv.disagg.messages import PROTOCOL, Joiner, Message, encode, parts
+from stratakv.disagg.page_places import PagePlaces, device_places
+from stratakv.disagg.transport import (
+    Disconnected,
+    Done,
+    Failed,
+    Lost,
+    Memory,
+    Notified,
+    PeerId,
+    TransferId,
+    Transport,
+    Writes,
+)
+from stratakv.memory.device_pools import DevicePages
+from stratakv.spec.groups import CacheSpec
+
+NO_WRITES: Final = Writes(*(np.empty(0, np.int64) for _ in range(5)))
+OpenTransport: TypeAlias = Callable[[Sequence[Memory]], Transport]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heard:
+    """``message`` of a peer; the bytes that went before it are here."""
+
+    peer: PeerId
+    message: Message
+
+
+PeerEvent: TypeAlias = Heard | Done | Failed | Lost | Disconnected
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """``places``: where its pages lie, once it is connected. ``ending``: its link is torn down."""
+
+    places: PagePlaces | None = None
+    ending: bool = False
+    joiner: Joiner = field(default_factory=Joiner)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    spec: CacheSpec
+    handshake: Handshake
+    places: PagePlaces
+    transport: Transport
+
+
+def handshake_of(spec: CacheSpec, model: bytes) -> Handshake:
+    """Of one rank that serves ``model``, the identity of its weights."""
+    buffers = [buffer for group in spec.groups for buffer in group.buffers]
+    return Handshake(
+        protocol=PROTOCOL,
+        model=model.hex(),
+        spec=spec.digest.hex(),
+        page_tokens=spec.page_tokens,
+        dtypes=tuple(buffer.dtype for buffer in buffers),
+        layout=tuple(group.page_bytes for group in spec.groups),
+        ranks=1,
+    )
+
+
+class Peers:
+    """Knows nobody until it is opened, which is when the engine has its pools."""
+
+    def __init__(self) -> None:
+        self._opened: _Opened | None = None
+        self._peers: dict[PeerId, _Peer] = {}
+        self._found: list[PeerEvent] = []
+
+    def open(
+        self, spec: CacheSpec, pools: DevicePages, model: bytes, open_transport: OpenTransport
+    ) -> None:
+        """``model``: identity of the weights. Pages of ``pools`` are what peers read and write."""
+        assert self._opened is None, "open already"
+        memories, places = device_places(spec, pools)
+        self._opened = _Opened(spec, handshake_of(spec, model), places, open_transport(memories))
+
+    @property
+    def spec(self) -> CacheSpec:
+        return self._end.spec
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    def introduce(self, peer: PeerId) -> bytes:
+        """What ``peer`` must be given to ``meet`` this side. TransportError while one of that name
+        is here; it is ended then, so that it can be asked again."""
+        if peer in self._peers:
+            self.disconnect(peer)
+            raise TransportError(f"the last link of {peer} is being torn down: ask again")
+        described = self._end.transport.describe(peer)
+        self._peers[peer] = _Peer()
+        fields = {
+            "handshake": self._end.handshake.encode().decode(),
+            "places": self._end.places.columns(),
+            "transport": base64.b64encode(described).decode(),
+        }
+        return json.dumps(fields).encode()
+
+    def meet(self, peer: PeerId, introduction: bytes) -> None:
+        """Work with ``peer``, to whom this side has introduced itself. TransportError that says
+        why, each difference with both values, where that cannot be; its link ends then."""
+        entry = self._peers[peer]
+        try:
+            handshake, places, described = _introduction(introduction)
+            if reason := self._end.handshake.refusal(handshake):
+                raise TransportError(f"{peer} cannot work with this side: {reason}")
+            if reason := self._end.places.refusal(places):
+                raise TransportError(f"{peer} cannot work with this side: {reason}")
+            self._end.transport.connect(peer, described)
+        except TransportError:
+            self.disconnect(peer)
+            raise
+        entry.places = places
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether it can be spoken to."""
+        entry = self._peers.get(peer)
+        return entry is not None and entry.places is not None and not entry.ending
+
+    def places(self, peer: PeerId) -> tuple[PagePlaces, PagePlaces]:
+        """Where pages lie here, and there. TransportError where ``peer`` is not known."""
+        entry = self._peers.get(peer)
+        if entry is None or entry.places is None:
+            raise TransportError(f"{peer} is not here")
+        return self._end.places, entry.places
+
+    # -- words -----------------------------------------------------------------------------------
+
+    def send(self, peer: PeerId, message: Message, writes: Writes = NO_WRITES) -> TransferId | None:
+        """Write, and say ``message`` behind it; what ends with the last of it. None, and nothing
+        is done, where the peer is not known."""
+        if not self.knows(peer):
+            return None
+        transfer = None
+        for part in parts(encode(message)):
+            transfer = self._end.transport.post(peer, writes, part)
+            writes = NO_WRITES
+        return transfer
+
+    def poll(self) -> Sequence[PeerEvent]:
+        """What has happened since the last call, in order for each peer; ``Disconnected`` is the
+        last of one, and a peer that speaks nonsense is lost."""
+        if self._opened is None:
+            return ()
+        for event in self._opened.transport.poll():
+            match event:
+                case Notified(peer, notification):
+                    self._hear(peer, notification)
+                case Lost(peer):
+                    self._peers[peer].ending = True
+                    self._found.append(event)
+                case Disconnected(peer):
+                    del self._peers[peer]
+                    self._found.append(event)
+                case Done() | Failed():
+                    self._found.append(event)
+        found, self._found = self._found, []
+        return found
+
+    def disconnect(self, peer: PeerId, reason: str = "") -> None:
+        """End a peer's link. ``reason``: what it is ``Lost`` for, of which ``poll`` tells."""
+        entry = self._peers.get(peer)
+        if entry is None or entry.ending:
+            return
+        entry.ending = True
+        self._found.append(Lost(peer, reason or "it was disconnected"))
+        self._end.transport.disconnect(peer)
+
+    def close(self) -> None:
+        """End all links and wait for the fences. The pools are the engine's alone from then on, and
+        nobody is known any more. TransportError where a peer may still write."""
+        if self._opened is None:
+            return
+        opened, self._opened = self._opened, None
+        self._peers.clear()
+        opened.transport.close()
+
+    @property
+    def _end(self) -> _Opened:
+        assert self._opened is not None, "not open"
+        return self._opened
+
+    def _hear(self, peer: PeerId, notification: bytes) -> None:
+        entry = self._peers[peer]
+        if entry.ending:
+            return  # its sessions have failed, and the fence comes
+        try:
+            message = entry.joiner.add(notification)
+        except TransportError as error:
+            self.disconnect(peer, str(error))
+            return
+        if message is not None:
+            self._found.append(Heard(peer, message))
+
+
+def _introduction(data: bytes) -> tuple[Handshake, PagePlaces, bytes]:
+    try:
+        fields: Any = json.loads(data)
+        handshake, places = str(fields["handshake"]), fields["places"]
+        described = base64.b64decode(fields["transport"], validate=True)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TransportError(f"the peer's introduction cannot be read: {error!r}") from error
+    return Handshake.decode(handshake.encode()), PagePlaces.of_columns(places), described

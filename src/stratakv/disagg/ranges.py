@@ -1,0 +1,84 @@
+"""Ranges of bytes as arrays: addresses of what was posted, neighbours joined, cut into slices.
+
+Owns nothing that lasts. Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stratakv.disagg.transport import Writes
+from stratakv.disagg.wire import Addresses, Ranges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Regions:
+    """Where the regions of one side lie; uint64 [regions] each, in bytes."""
+
+    addresses: Addresses
+    sizes: Addresses
+
+    @staticmethod
+    def of(places: Sequence[tuple[int, int]]) -> "Regions":
+        """Of (address, bytes)."""
+        table = np.array(places, np.uint64).reshape(-1, 2)
+        return Regions(table[:, 0].copy(), table[:, 1].copy())
+
+    def places(self) -> list[list[int]]:
+        return np.stack([self.addresses, self.sizes], 1).tolist()
+
+    def locate(self, regions: Addresses, offsets: Addresses, sizes: Addresses) -> Addresses:
+        """Addresses of the ranges. AssertionError where one is not within its region."""
+        assert (regions < len(self.sizes)).all(), "no such region"
+        room = self.sizes[regions]
+        assert ((offsets <= room) & (sizes <= room - np.minimum(offsets, room))).all(), (
+            "a range leaves its region"
+        )
+        return self.addresses[regions] + offsets
+
+
+def located(writes: Writes, here: Regions, there: Regions) -> Ranges:
+    """What ``writes`` means for the regions of both sides; ranges without bytes are left out."""
+    columns = (writes.regions, writes.offsets, writes.peer_regions, writes.peer_offsets)
+    every = [*columns, writes.sizes]
+    count = len(writes.sizes)
+    assert all(len(each) == count for each in every), "arrays of several lengths"
+    assert all((each >= 0).all() for each in every), "a negative index, offset or size"
+    kept = writes.sizes > 0
+    region, offset, peer_region, peer_offset, sizes = (
+        each[kept].astype(np.uint64) for each in every
+    )
+    sources = here.locate(region, offset, sizes)
+    return Ranges(sources, there.locate(peer_region, peer_offset, sizes), sizes)
+
+
+def joined(ranges: Ranges) -> Ranges:
+    """The same bytes in as few ranges as their order gives: neighbours at both ends are one."""
+    sources, targets, sizes = ranges.sources, ranges.targets, ranges.sizes
+    if len(sizes) < 2:
+        return ranges
+    follows = (sources[1:] == sources[:-1] + sizes[:-1]) & (
+        targets[1:] == targets[:-1] + sizes[:-1]
+    )
+    starts = np.flatnonzero(np.concatenate([[True], ~follows]))
+    return Ranges(sources[starts], targets[starts], np.add.reduceat(sizes, starts))
+
+
+def slices(ranges: Ranges, most_bytes: int, most_ranges: int) -> Iterator[Ranges]:
+    """``ranges`` in order, in parts of at most so many bytes and ranges."""
+    most = np.uint64(most_bytes)
+    parts = (ranges.sizes + (most - np.uint64(1))) // most  # of each range
+    owner = np.repeat(np.arange(len(parts)), parts.astype(np.int64))
+    first = np.cumsum(parts) - parts
+    skipped = (np.arange(len(owner), dtype=np.uint64) - first[owner]) * most
+    sizes = np.minimum(ranges.sizes[owner] - skipped, most)
+    sources, targets = ranges.sources[owner] + skipped, ranges.targets[owner] + skipped
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = ends[start] - sizes[start]
+        stop = int(np.searchsorted(ends, before + most, side="right"))
+        part = slice(start, min(stop, start + most_ranges))
+        yield Ranges(sources[part], targets[part], sizes[part])
+        start = part.stop

@@ -1,0 +1,379 @@
+"""A prompt computed in one engine is continued in another one, over a transport: what it says is
+what one engine says; whoever is aborted, lost or late leaves no wrong byte and no page behind.
+"""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+
+from stratakv.core.clock import ManualClock
+from stratakv.core.errors import TransportError
+from stratakv.core.ids import RequestId
+from stratakv.disagg.deadlines import HandOffLimits
+from stratakv.disagg.decode_role import DecodeRole
+from stratakv.disagg.peers import NO_WRITES, Peers
+from stratakv.disagg.prefill_role import PrefillRole
+from stratakv.disagg.session import SessionLimits
+from stratakv.disagg.transport import PeerId
+from stratakv.engine.request import Failure, FinishReason, Phase
+from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow
+from stratakv.testing.hand_off import Side
+from stratakv.testing.patience import wait_until
+from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
+from stratakv.tiers import progress
+from tests.engines import ended, expected_tokens, greedy, tokens_of
+from tests.fixtures.transports import nixl_is_here, open_loopback, open_nixl
+from tests.hit_cases import prompt
+from tests.pairs import PAGE, PROMPT, every_rule, model_pair, right, token_pair
+
+P, D = PeerId("prefill"), PeerId("decode")
+UNTIDY = TransportFaults(late=3, delay=2, parts=5)
+STUCK = TransportFaults(late=1 << 30)
+LIMITS = HandOffLimits(sessions=SessionLimits(bootstrap_s=10, waiting_s=20, transfer_s=40))
+
+
+@pytest.fixture(autouse=True)
+def short_naps(monkeypatch):
+    """Engines that wait leave the processor to the links' threads."""
+    monkeypatch.setattr(progress, "POLL_S", 0.0005)
+
+
+def untidy(seed, faults=UNTIDY):
+    return lambda memories: FaultyTransport(open_loopback(memories), Random(seed), faults)
+
+
+def tcp(memories):
+    nixl_is_here()
+    return open_nixl("tcp", memories)
+
+
+class Link:
+    """Both roles, and the transports between them."""
+
+    def __init__(self, prefill=open_loopback, decode=open_loopback, joins=True):
+        self.clock = ManualClock()
+        self.peers = {Side.PREFILL: Peers(), Side.DECODE: Peers()}
+        self.opens = {Side.PREFILL: prefill, Side.DECODE: decode}
+        self.roles = {
+            Side.PREFILL: PrefillRole(self.peers[Side.PREFILL], LIMITS, self.clock),
+            Side.DECODE: DecodeRole(self.peers[Side.DECODE], lambda _: P, LIMITS, self.clock),
+        }
+        self.joins = joins
+        self.models = {Side.PREFILL: b"model", Side.DECODE: b"model"}
+
+    def connect(self, spec, prefill, decode):
+        for side, pools in ((Side.PREFILL, prefill), (Side.DECODE, decode)):
+            self.peers[side].open(spec, pools, self.models[side], self.opens[side])
+        if self.joins:
+            self.join()
+
+    def join(self):
+        prefill, decode = self.peers[Side.PREFILL], self.peers[Side.DECODE]
+        said, answer = prefill.introduce(D), decode.introduce(P)
+        decode.meet(P, said)
+        prefill.meet(D, answer)
+
+    def returned(self):
+        return []
+
+    def __len__(self):
+        return sum(map(len, self.roles.values()))
+
+    def close(self):
+        for peers in self.peers.values():
+            peers.close()
+
+
+@contextmanager
+def tokens_over(link, *rules, **settings):
+    with token_pair(*rules, link=link, **settings) as pair:
+        try:
+            yield pair
+        finally:
+            link.close()
+
+
+@contextmanager
+def models_over(link, family, **settings):
+    with model_pair(family, link=link, **settings) as pair:
+        try:
+            yield pair
+        finally:
+            link.close()
+
+
+def settle(pair):
+    """Until both sides have heard everything."""
+
+    def over():
+        pair.step()
+        return not len(pair.link)
+
+    pair.drain()
+    wait_until(over, "the end of every session")
+    assert not pair.link.roles[Side.DECODE].lease_counts().leased
+    pair.assert_nothing_left()
+
+
+def until(pair, condition, what):
+    def looked():
+        pair.step()
+        return condition()
+
+    wait_until(looked, what)
+
+
+FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next", "deepseek_v4"])
+TRANSPORTS = pytest.mark.parametrize("opened", [open_loopback, tcp], ids=["loopback", "nixl"])
+
+
+@TRANSPORTS
+@FAMILIES
+def test_another_engine_goes_on_exactly(family, opened):
+    """Prompts of one token to beyond a page, with a window behind; then each goes on as a
+    conversation does, from what both sides have cached by then."""
+    with models_over(Link(opened, opened), family) as pair:
+        prompts = {f"{n}": prompt(PAGE, n, n) for n in (1, 7, 48, 80, 101)}
+        said = pair.run(*(greedy(name, tokens, 6) for name, tokens in prompts.items()))
+        for tokens, answer in zip(prompts.values(), said, strict=True):
+            assert answer == right(family, tokens, 14)[:6]
+        longer = {
+            f"{name}+": [*tokens, *answer, 5, 9]
+            for (name, tokens), answer in zip(prompts.items(), said, strict=True)
+        }
+        again = pair.run(*(greedy(name, tokens, 3) for name, tokens in longer.items()))
+        for tokens, answer in zip(longer.values(), again, strict=True):
+            assert answer == right(family, tokens, 3)
+        assert pair.said("101+")[0].cached.total > 0
+        settle(pair)
+
+
+@every_rule
+@pytest.mark.parametrize("seed", range(2))
+def test_a_transport_that_is_slow_and_untidy_changes_no_token(rules, seed):
+    rng = Random(seed)
+    link = Link(untidy(seed), untidy(seed + 100))
+    with tokens_over(link, *rules, device=40, reserve_tokens=1) as pair:
+        asked = [
+            greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(1, 20)) for n in range(8)
+        ]
+        for one, answer in zip(asked, pair.run(*asked), strict=True):
+            assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
+        settle(pair)
+
+
+@every_rule
+def test_what_decode_has_is_not_sent_and_the_rest_is_paired_by_its_place(rules):
+    with tokens_over(Link(), *rules) as pair:
+        pair.run(greedy("first", PROMPT[:20], 9))
+        asked = PROMPT[:20] + expected_tokens(PROMPT[:20], 9) + PROMPT[:11]
+        assert pair.run(greedy("next", asked, 3)) == [expected_tokens(asked, 3)]
+        settle(pair)
+
+
+def test_what_prefill_had_of_a_prompt_is_told():
+    link = Link()
+    with tokens_over(link) as pair:
+        pair.run(greedy("first", PROMPT[:40], 2))
+        pair.decode.engine.flush()
+        pair.run(greedy("again", PROMPT[:40], 2))
+        assert link.roles[Side.DECODE].cached_elsewhere == (36, 0, 0)
+        settle(pair)
+
+
+def test_long_words_come_in_parts(monkeypatch):
+    monkeypatch.setattr("stratakv.disagg.messages.NOTIFICATION_BYTES", 40)
+    with tokens_over(Link(untidy(1), untidy(2)), KeepWindow(10)) as pair:
+        assert pair.run(greedy("r", PROMPT[:50], 4)) == [expected_tokens(PROMPT[:50], 4)]
+        settle(pair)
+
+
+# -- ends ----------------------------------------------------------------------------------------
+
+HARD = KeepWindow(10), KeepBoundary(), KeepLive()
+
+
+@pytest.mark.parametrize("side", Side)
+def test_an_abort_in_every_phase_leaves_nothing(side):
+    """The pages are asked for by somebody else at once, while they may still be written."""
+    computes = Phase.PREFILLING if side is Side.PREFILL else Phase.DECODING
+    with tokens_over(Link(untidy(7), untidy(8)), *HARD, device=24) as pair:
+        for at, phase in enumerate([Phase.WAITING, computes, Phase.TRANSFERRING] * 2):
+            name = f"r{at}"
+            pair.submit(greedy(name, [at, *PROMPT[: 30 + at]], 4))
+            until(pair, lambda: pair.phase(side, name) in {phase, None}, "the phase")  # noqa: B023
+            pair.sides[side].engine.abort(RequestId(name))
+            other = [at + 1, *PROMPT[7:40]]
+            assert pair.run(greedy(f"s{at}", other, 3)) == [expected_tokens(other, 3)]
+            across = Side.DECODE if side is Side.PREFILL else Side.PREFILL
+            assert ended(pair.said(name, across)) is not None
+        settle(pair)
+
+
+@FAMILIES
+def test_an_abort_of_a_model_s_request_harms_nobody(family):
+    with models_over(Link(untidy(3), untidy(4)), family) as pair:
+        tokens, other = prompt(PAGE, 3, 70), prompt(PAGE, 4, 70)
+        for steps in (3, 9):
+            pair.submit(greedy(f"r{steps}", [steps, *tokens], 5))
+            for _ in range(steps):
+                pair.step()
+            pair.decode.engine.abort(RequestId(f"r{steps}"))
+            assert pair.run(greedy(f"s{steps}", [steps, *other], 3)) == [
+                right(family, [steps, *other], 3)
+            ]
+        settle(pair)
+
+
+def test_both_sides_may_abort_in_any_order():
+    with tokens_over(Link(untidy(5), untidy(6)), KeepWindow(10), device=24) as pair:
+        for steps in range(5):
+            for first in Side:
+                name = f"{first.name}{steps}"
+                pair.submit(greedy(name, [steps, *PROMPT[:30]], 4))
+                for _ in range(5 * steps):
+                    pair.step()
+                pair.sides[first].engine.abort(RequestId(name))
+                for _ in range(steps % 4):
+                    pair.step()
+                for parts in pair.sides.values():
+                    parts.engine.abort(RequestId(name))
+                pair.drain()
+        settle(pair)
+
+
+def free_pages(parts):
+    return [pool.free for pool in parts.cache.tiers.pools.stats()]
+
+
+def test_pages_that_may_still_be_written_are_nobody_elses_until_the_fence():
+    """Prefill's writes are begun when it likes; both sides have given the request up."""
+    link = Link(prefill=untidy(1, STUCK))
+    with tokens_over(link, KeepWindow(10)) as pair:
+        pair.submit(greedy("r", PROMPT[:30], 4))
+        until(pair, lambda: pair.phase(Side.PREFILL, "r") is Phase.TRANSFERRING, "the writes")
+        free = {side: free_pages(parts) for side, parts in pair.sides.items()}
+        for parts in pair.sides.values():
+            parts.engine.abort(RequestId("r"))
+        for _ in range(5):
+            pair.step()
+        assert free == {side: free_pages(parts) for side, parts in pair.sides.items()}
+        assert not any(parts.engine.flush() for parts in pair.sides.values())
+        link.clock.advance(39)
+        pair.step()
+        assert not link.roles[Side.DECODE].lease_counts().quarantined
+        link.clock.advance(32)
+        settle(pair)
+        assert link.roles[Side.DECODE].lease_counts().overdue == 0, "prefill was first"
+
+
+def test_what_takes_too_long_fails_on_both_sides_and_they_join_again():
+    link = Link(prefill=untidy(1, TransportFaults(lost=1.0, late=1 << 30)))
+    with tokens_over(link, KeepWindow(10)) as pair:
+        pair.submit(greedy("r", PROMPT[:30], 4))
+        until(pair, lambda: pair.phase(Side.PREFILL, "r") is Phase.TRANSFERRING, "the writes")
+        link.clock.advance(41)
+        settle(pair)
+        last = pair.said("r")[-1]
+        assert (last.finish, last.failure) == (FinishReason.ERROR, Failure.TRANSFER)
+        link.join()
+        pair.submit(greedy("s", PROMPT[:30], 4))
+        until(pair, lambda: pair.phase(Side.PREFILL, "s") is Phase.TRANSFERRING, "the next one")
+
+
+@pytest.mark.parametrize("side", Side)
+def test_a_lost_peer_fails_its_requests_and_may_join_again(side):
+    link = Link(untidy(1), untidy(2))
+    with tokens_over(link, KeepWindow(10)) as pair:
+        for steps in (0, 6, 20):
+            for n in range(3):
+                pair.submit(greedy(f"r{steps}-{n}", [steps, *PROMPT[: 20 + n]], 4))
+            for _ in range(steps):
+                pair.step()
+            link.peers[side].disconnect(D if side is Side.PREFILL else P)
+
+            wait_until(partial(not_known, pair), "the fences")
+            link.join()
+            link.clock.advance(11)  # those of which the other side has never heard
+            pair.drain()
+            for n in range(3):
+                assert ended(pair.said(f"r{steps}-{n}")) is not None
+                answer = tokens_of(pair.said(f"r{steps}-{n}"))
+                right_one = expected_tokens([steps, *PROMPT[: 20 + n]], 4)
+                assert answer in (right_one, [])
+            other = [steps, *PROMPT[5:40]]
+            assert pair.run(greedy(f"s{steps}", other, 3)) == [expected_tokens(other, 3)]
+        link.clock.advance(11)
+        settle(pair)
+
+
+def not_known(pair):
+    pair.step()
+    found = pair.link.peers
+    return not found[Side.PREFILL]._peers and not found[Side.DECODE]._peers
+
+
+def test_a_request_waits_for_its_peer_to_join_and_fails_when_that_takes_too_long():
+    link = Link(joins=False)
+    with tokens_over(link) as pair:
+        pair.submit(greedy("late", PROMPT[:30], 4))
+        for _ in range(3):
+            pair.step()
+        assert pair.phase(Side.DECODE, "late") is Phase.WAITING
+        link.clock.advance(11)
+        pair.drain()
+        for side in Side:
+            assert pair.said("late", side)[-1].failure is Failure.TRANSFER
+        pair.submit(greedy("r", PROMPT[:30], 4))
+        pair.step()
+        link.join()
+        pair.drain()
+        assert tokens_of(pair.said("r")) == expected_tokens(PROMPT[:30], 4)
+        link.clock.advance(11)
+        settle(pair)
+
+
+def test_another_prompt_of_the_same_name_is_not_handed_over():
+    with tokens_over(Link()) as pair:
+        for side, parts in pair.sides.items():
+            pair.out[side]["r"] = []
+            tokens = PROMPT[:30] if side is Side.PREFILL else PROMPT[1:31]
+            parts.engine.submit(greedy("r", tokens, 4))
+        pair.drain()
+        for side in Side:
+            assert pair.said("r", side)[-1].failure is Failure.TRANSFER
+        settle(pair)
+
+
+def test_another_tenant_s_prompt_is_not_handed_over():
+    with tokens_over(Link()) as pair:
+        for side, parts in pair.sides.items():
+            pair.out[side]["r"] = []
+            salt = side.name
+            parts.engine.submit(replace(greedy("r", PROMPT[:30], 4), salt=salt))
+        pair.drain()
+        assert pair.said("r")[-1].failure is Failure.TRANSFER
+        settle(pair)
+
+
+def test_an_unsupported_pair_is_refused_with_both_values():
+    link = Link(joins=False)
+    link.models[Side.DECODE] = b"other"
+    with tokens_over(link) as pair, pytest.raises(TransportError) as refused:
+        link.join()
+    assert f"model is {b'other'.hex()!r} here and {b'model'.hex()!r} there" in str(refused.value)
+    assert not pair.link.peers[Side.DECODE].knows(P)
+
+
+def test_who_speaks_nonsense_is_lost_and_others_go_on():
+    link = Link()
+    with tokens_over(link) as pair:
+        transport = link.peers[Side.PREFILL]._end.transport
+        transport.post(D, NO_WRITES, b".{}")
+        wait_until(partial(not_known, pair), "the end of both links")
+        link.join()
+        assert pair.run(greedy("r", PROMPT[:30], 4)) == [expected_tokens(PROMPT[:30], 4)]
+        settle(pair)

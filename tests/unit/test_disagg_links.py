@@ -1,0 +1,111 @@
+"""The parts of a transport without a library: ranges, descriptions, tokens, and silence."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stratakv.core.clock import ManualClock
+from stratakv.core.errors import TransportError
+from stratakv.disagg.description import Description, decode
+from stratakv.disagg.link import LinkOptions
+from stratakv.disagg.loopback import LoopbackTransport
+from stratakv.disagg.ranges import Regions, joined, slices
+from stratakv.disagg.transport import Disconnected, Lost, PeerId
+from stratakv.disagg.wire import Ranges
+from stratakv.disagg.writer_token import WriterToken, may_write
+from stratakv.testing.patience import wait_until
+
+
+def ranges(*triples):
+    table = np.array(triples, np.uint64).reshape(-1, 3)
+    return Ranges(table[:, 0], table[:, 1], table[:, 2])
+
+
+def triples(found):
+    return np.stack([found.sources, found.targets, found.sizes], 1).tolist()
+
+
+def test_neighbours_at_both_ends_are_one_range():
+    found = joined(ranges((0, 100, 4), (4, 104, 4), (8, 109, 4), (20, 113, 1), (21, 114, 2)))
+    assert triples(found) == [[0, 100, 8], [8, 109, 4], [20, 113, 3]]
+
+
+def test_slices_are_the_same_bytes_in_order_and_none_is_too_big():
+    rng = np.random.default_rng(4)
+    for most_bytes, most_ranges in ((1, 3), (7, 2), (10, 100), (1000, 1), (1 << 40, 1 << 20)):
+        sizes = rng.integers(1, 40, 30)
+        starts = np.cumsum(sizes + 5)
+        whole = ranges(*zip(starts, starts + 10_000, sizes, strict=True))
+        parts = list(slices(whole, most_bytes, most_ranges))
+        assert all(part.sizes.sum() <= most_bytes for part in parts)
+        assert all(len(part.sizes) <= most_ranges for part in parts)
+        flat = [[s + i, t + i] for part in parts for s, t, n in triples(part) for i in range(n)]
+        assert flat == [[s + i, t + i] for s, t, n in triples(whole) for i in range(n)]
+    assert not list(slices(ranges(), 10, 10))
+
+
+def test_slices_are_as_few_as_the_limits_give():
+    whole = ranges((0, 0, 10), (50, 50, 10), (90, 90, 25))
+    assert [part.sizes.tolist() for part in slices(whole, 20, 9)] == [[10, 10], [20], [5]]
+
+
+def test_a_description_says_what_was_described():
+    regions = Regions.of([(2**63 + 1, 5), (7, 0)])
+    found = decode(Description("x", regions, b"\x00\xff").encode(), "x")
+    assert found.regions.places() == [[2**63 + 1, 5], [7, 0]]
+    assert found.wire == b"\x00\xff"
+
+
+def test_a_description_of_another_transport_or_version_is_refused_with_both_values():
+    data = Description("nixl", Regions.of([]), b"").encode()
+    with pytest.raises(TransportError, match="'nixl', this side's 'mooncake'"):
+        decode(data, "mooncake")
+    with pytest.raises(TransportError, match="version 9, not 1"):
+        decode(data.replace(b'"version": 1', b'"version": 9'), "nixl")
+
+
+def test_a_token_says_until_it_is_closed_that_its_owner_may_write():
+    token = WriterToken("a name")
+    assert may_write(token.place)
+    assert not may_write(replace(token.place, name="another"))
+    assert not may_write(replace(token.place, machine="another"))
+    other = WriterToken("another")
+    token.close()
+    token.close()
+    assert not may_write(token.place)
+    other.close()
+
+
+def test_the_token_of_a_process_that_was_killed_is_closed():
+    code = (
+        "import signal; from dataclasses import astuple\n"
+        "from stratakv.disagg.writer_token import WriterToken\n"
+        "token = WriterToken('of a child'); print(astuple(token.place), flush=True)\n"
+        "signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        place = type(WriterToken("mine").place)(*eval(child.stdout.readline()))
+        assert may_write(place)
+        child.kill()
+    assert not may_write(place)
+
+
+def test_who_is_not_heard_of_for_so_long_is_lost_also_where_its_thread_does_nothing():
+    clock, options = ManualClock(), LinkOptions(lost_after_s=10.0)
+    one = LoopbackTransport([np.zeros(8, np.uint8)], options, clock)
+    silent = LoopbackTransport([np.zeros(8, np.uint8)], options, clock)
+    one.describe(PeerId("b"))
+    one.connect(PeerId("b"), silent.describe(PeerId("a")))
+    clock.advance(9.0)
+    assert one.poll() == []
+    clock.advance(1.5)
+    events = []
+    wait_until(lambda: events.extend(one.poll()) or Disconnected(PeerId("b")) in events, "its end")
+    assert isinstance(events[0], Lost)
+    assert "10.5 s" in events[0].reason
+    silent.close()
+    one.close()
