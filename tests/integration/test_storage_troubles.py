@@ -27,6 +27,7 @@ from tests.storage_cases import (
     shelf_for,
     shelf_lab,
 )
+from tests.storage_threads import StorageThreads
 
 PAGE = 16
 TOKENS = prompt(PAGE, 1)
@@ -324,3 +325,22 @@ def test_a_quota_that_holds_less_than_a_prompt(family):
                 settled(this)
                 evict_all(this)
         check_sums(this)
+
+
+def test_a_close_that_fails_leaves_no_thread_behind(monkeypatch):
+    """It raises what went wrong; whoever goes on must not meet the store's threads again."""
+    threads = StorageThreads()
+
+    def wrong(*_):
+        raise AssertionError("a bug")
+
+    def closed():
+        with shelf_lab("gemma3", PAGE, shelf_for("gemma3", PAGE)) as this:
+            this.ask(TOKENS)
+            assert threads.names
+            monkeypatch.setattr(this.parts.engine._progress, "_wait_for_all", wrong)
+            monkeypatch.setattr(this.parts.engine._endings, "close", wrong)
+
+    with pytest.raises(AssertionError, match="a bug"):
+        closed()
+    wait_until(lambda: not threads.names, "the end of the store's threads")

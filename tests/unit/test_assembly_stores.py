@@ -1,6 +1,5 @@
 """From ``--storage`` to an open worker, and from ``--prefetch-*`` to a policy."""
 
-import threading
 from contextlib import closing
 from dataclasses import replace
 
@@ -37,6 +36,7 @@ from tests.fixtures.models import tiny_model
 from tests.fixtures.servers import free_port
 from tests.fixtures.tiny_configs import tiny_config
 from tests.serving import train_tokenizer
+from tests.storage_threads import StorageThreads
 
 CONFIG = tiny_config("gemma3").to_dict() | {"num_attention_heads": 8, "num_key_value_heads": 8}
 SPEC = spec_of(CONFIG, page_tokens=16, dtype="float32")
@@ -50,9 +50,11 @@ KEYS = [
 
 
 @pytest.fixture(autouse=True)
-def no_thread_stays():
-    yield
-    wait_until(lambda: not storage_threads())
+def threads():
+    """None of them stays."""
+    found = StorageThreads()
+    yield found
+    wait_until(lambda: not found.names, "the end of a store's threads")
 
 
 def opened(url, host=HOST):
@@ -69,10 +71,6 @@ def pages(fill):
     return [memoryview(bytearray([fill]) * SPEC.groups[key.group].page_bytes) for key in KEYS]
 
 
-def storage_threads():
-    return [t.name for t in threading.enumerate() if t.name.startswith("stratakv-storage")]
-
-
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_a_page_that_was_written_is_read_back(scheme, tmp_path):
     url = "memory://" if scheme == "memory" else f"file://{tmp_path}/store?quota=64MiB"
@@ -85,9 +83,9 @@ def test_a_page_that_was_written_is_read_back(scheme, tmp_path):
     assert store.worker.close(PATIENCE_S)
 
 
-def test_a_file_store_reads_and_writes_with_clients_of_their_own(tmp_path):
+def test_a_file_store_reads_and_writes_with_clients_of_their_own(tmp_path, threads):
     store = opened(f"file://{tmp_path}/store?quota=64MiB")
-    assert storage_threads() == ["stratakv-storage-read", "stratakv-storage-write"]
+    assert threads.names == ["stratakv-storage-read", "stratakv-storage-write"]
     done(store.worker, Kind.STORE, Store(KEYS, pages(7)))
     done(store.worker, Kind.FETCH, Fetch(KEYS, pages(0)))
     figures = store.figures()
@@ -97,9 +95,9 @@ def test_a_file_store_reads_and_writes_with_clients_of_their_own(tmp_path):
     assert store.worker.close(PATIENCE_S)
 
 
-def test_memory_is_one_store_and_not_two():
+def test_memory_is_one_store_and_not_two(threads):
     store = opened("memory://")
-    assert storage_threads() == ["stratakv-storage"]
+    assert threads.names == ["stratakv-storage"]
     assert store.figures() == {}
     assert store.worker.close(PATIENCE_S)
 
@@ -128,7 +126,7 @@ def test_what_is_queued_pins_at_most_half_of_a_large_host(monkeypatch):
         ("memory://", (0, 0), "--storage memory://: there is no host page for what it would give"),
     ],
 )
-def test_a_url_that_is_refused(url, host, says):
+def test_a_url_that_is_refused(url, host, says, threads):
     config = EngineConfig(storage=url)
     for call in (
         lambda: opened(url, host),
@@ -138,10 +136,10 @@ def test_a_url_that_is_refused(url, host, says):
         with pytest.raises(ConfigError) as error:
             call()
         assert str(error.value).startswith(says)
-    assert not storage_threads()
+    assert not threads.names
 
 
-def test_a_check_opens_nothing(tmp_path):
+def test_a_check_opens_nothing(tmp_path, threads):
     check_storage(EngineConfig(storage=f"file://{tmp_path}/store"), HOST)
     check_storage(EngineConfig(), HOST)
     assert not (tmp_path / "store").exists()
@@ -158,7 +156,7 @@ def test_a_store_that_does_not_answer_is_the_operators_at_start_only():
 
 
 @pytest.mark.parametrize("failure", [StorageError("down"), ValueError("a strange store")])
-def test_the_first_client_is_closed_when_the_second_fails(monkeypatch, tmp_path, failure):
+def test_the_first_client_is_closed_when_the_second_fails(monkeypatch, tmp_path, threads, failure):
     made = []
 
     class Backend(MemoryBackend):
@@ -177,7 +175,7 @@ def test_the_first_client_is_closed_when_the_second_fails(monkeypatch, tmp_path,
     with pytest.raises(StorageError):
         opened(f"file://{tmp_path}")
     assert made[0].closed
-    assert not storage_threads()
+    assert not threads.names
 
 
 def test_the_prefetch_policy_of_the_flags():
@@ -396,9 +394,9 @@ def test_weights_that_cannot_be_named_open_no_store(tmp_path, weights):
     assert not (tmp_path / "store").exists()
 
 
-def test_one_backend_for_both_has_one_thread_for_slices_too():
+def test_one_backend_for_both_has_one_thread_for_slices_too(threads):
     store = shared("memory://", cut=8)
-    assert storage_threads() == ["stratakv-storage"]
+    assert threads.names == ["stratakv-storage"]
     assert store.worker.close(PATIENCE_S)
 
 

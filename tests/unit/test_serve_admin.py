@@ -16,6 +16,7 @@ from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.serving import STORE_FORM, EchoEngine
+from tests.storage_threads import StorageThreads
 
 
 class HeldBackend(MemoryBackend):
@@ -68,6 +69,7 @@ def administering(engine, stores, *, start=True):
     driver = EngineDriver(engine, max_waiting=8, clock=MonotonicClock())
     check = stores if isinstance(stores, str) else lambda url: None
     admin = StorageAdmin(driver, engine, MonotonicClock(), check)
+    threads = StorageThreads()
     if start:
         driver.start()
     try:
@@ -80,7 +82,7 @@ def administering(engine, stores, *, start=True):
         assert driver.stop(PATIENCE_S)
         admin.close()
         assert all(backend.closed for backend in opened)
-        wait_until(lambda: not storage_threads())
+        wait_until(lambda: not threads.names)
 
 
 @pytest.fixture
@@ -99,10 +101,6 @@ def admin(engine, stores):
         yield found
 
 
-def storage_threads():
-    return [t for t in threading.enumerate() if t.name.startswith("stratakv-storage")]
-
-
 def refused(status, call, *args, **kwargs):
     with pytest.raises(ApiError) as caught:
         call(*args, **kwargs)
@@ -115,6 +113,7 @@ def on_engine(driver, work):
 
 
 def test_what_is_attached_is_used_shown_and_closed_by_a_detach(admin, engine, stores):
+    threads = StorageThreads()
     assert admin.inspect() == {"attached": False}
     assert admin.attach("a") == "shown a"
     found = admin.inspect()
@@ -127,7 +126,7 @@ def test_what_is_attached_is_used_shown_and_closed_by_a_detach(admin, engine, st
     assert (done.shown, done.dropped_pages) == ("shown a", 0)
     assert stores.backends[0].closed
     assert engine.storage.worker is None
-    wait_until(lambda: not storage_threads())
+    wait_until(lambda: not threads.names)
     assert admin.inspect() == {"attached": False}
 
 
@@ -270,12 +269,13 @@ def test_many_at_once_end_in_one_state(engine, stores):
         except ApiError as error:
             assert error.status in {404, 409}, error.message  # noqa: PT017
 
+    threads = StorageThreads()
     with administering(engine, stores) as (admin, _), ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: change(admin, i), range(200)))
         attached = admin.inspect()["attached"]
         assert (engine.storage.worker is not None) == attached
         assert sum(not backend.closed for backend in stores.backends) == attached
-        wait_until(lambda: len(storage_threads()) == attached)
+        wait_until(lambda: len(threads.names) == attached)
 
 
 def test_clear_is_the_engines(admin, engine, stores):

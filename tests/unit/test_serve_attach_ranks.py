@@ -23,6 +23,7 @@ from stratakv.storage.memory import MemoryBackend
 from stratakv.storage.urls import hidden
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.serving import STORAGE_STATS, STORE_FORM
+from tests.storage_threads import StorageThreads
 
 RANKS = 3
 URL = "redis://user:secret@host:1/0"
@@ -197,6 +198,7 @@ class House:
 
 @contextmanager
 def living():
+    threads = StorageThreads()
     house = House()
     with ThreadPoolExecutor(RANKS) as pool:
         following = [pool.submit(house.follow, rank) for rank in range(1, RANKS)]
@@ -212,17 +214,13 @@ def living():
             for future in following:
                 future.result(PATIENCE_S)
             wait_until(lambda: house.open == [0] * RANKS)
-            wait_until(lambda: not storage_threads())
+            wait_until(lambda: not threads.names)
 
 
 @pytest.fixture
 def house():
     with living() as found:
         yield found
-
-
-def storage_threads():
-    return [t for t in threading.enumerate() if t.name.startswith("stratakv-storage")]
 
 
 def refused(status, call, *args):

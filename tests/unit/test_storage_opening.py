@@ -7,6 +7,7 @@ import pytest
 from stratakv.core.errors import StorageError
 from stratakv.storage.opening import Background
 from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.storage_threads import StorageThreads
 
 
 class Door:
@@ -29,11 +30,10 @@ def door():
 
 @pytest.fixture(autouse=True)
 def no_thread_stays(door):
+    threads = StorageThreads()
     yield
     door.gate.set()
-    wait_until(
-        lambda: not any(t.name == "stratakv-storage-background" for t in threading.enumerate())
-    )
+    wait_until(lambda: not threads.names, "the end of what opens a store")
 
 
 def opening(door):

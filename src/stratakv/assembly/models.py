@@ -137,8 +137,10 @@ class EngineParts:
         return BudgetTable.of(self.plan.spec, self.plan.device, self.plan.host)
 
     def close(self) -> None:
-        self.port.close()
-        self.transfer.close()
+        try:
+            self.port.close()
+        finally:
+            self.transfer.close()
 
 
 def check_model(facts: ModelFacts, config: EngineConfig) -> None:

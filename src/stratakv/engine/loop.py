@@ -7,6 +7,7 @@ executor's. One thread calls it; must not know HTTP.
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -240,6 +241,7 @@ class Engine:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Abort what is left, wait for the copies, and at most ``timeout_s`` for what storage is to
         keep. Nobody else touches the device's pages any more."""
-        self._endings.close()
-        self._progress.close(timeout_s)
-        self._storage.close(timeout_s)
+        with ExitStack() as rest:  # whatever fails: no thread may be left behind
+            rest.callback(self._storage.close, timeout_s)
+            rest.callback(self._progress.close, timeout_s)
+            self._endings.close()

@@ -116,8 +116,10 @@ class Progress:
 
     def close(self, timeout_s: float) -> None:
         """Wait for the copies, and at most ``timeout_s`` for what storage is to keep."""
-        self._wait_for_all()
-        self._storage.close(timeout_s)
+        try:
+            self._wait_for_all()
+        finally:
+            self._storage.close(timeout_s)
 
     def flush(self) -> bool:
         """Drop everything cached; False, and nothing done, while anybody stands on a page or waits

@@ -105,11 +105,13 @@ class StorageTier:
         worker = self._store.leave()
         if worker is None:
             return
-        self._stored.close()
-        if worker.closed:  # whoever opened it was first
-            self.persister.cancel(worker)
-        self.persister.submit(worker)
-        worker.close(timeout_s)
+        try:
+            self._stored.close()
+            if worker.closed:  # whoever opened it was first
+                self.persister.cancel(worker)
+            self.persister.submit(worker)
+        finally:
+            worker.close(timeout_s)
         begun = NOTHING
         while any(map(worker.ready, Kind)):  # nobody is left to agree with
             alone = Ballot(begun)
