@@ -41,10 +41,10 @@ serve: $(VENV)/demo.stamp ## keep a server running on the demo model
 # By file: xdist would hand out hundreds of tests at a time, and one core wait for the other's last.
 # A file's servers, ranks and models are then also made once. In order: the files at the end are short.
 # Three workers for two cores: now and then one of them waits for a store or a process. A test that
-# hangs is given up after minutes: ten of them say enough.
+# hangs is given up after minutes: ten of them say enough. Meta tests are a part of `make check`.
 test: $(VENV)/test.stamp ## set up and pass the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --maxfail=10 \
-	  -rs --durations=20 -m 'not long'
+	  -rs --durations=20 -m 'not long' --ignore tests/meta
 
 test-long: $(VENV)/test.stamp ## the long campaigns
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs --durations=20 -m long

@@ -36,7 +36,6 @@ def stateful(family: str) -> bool:
     return any(isinstance(group.retention, KeepBoundary) for group in spec(family).groups)
 
 
-every_kind = pytest.mark.parametrize("family", [case(family, KINDS) for family in exact()])
 every_state_kind = pytest.mark.parametrize(
     "family", [case(family, KINDS) for family in exact() if stateful(family)]
 )

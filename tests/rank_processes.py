@@ -39,27 +39,10 @@ COMPLETIONS = "/v1/completions"
 LISTENS = re.compile(r"^stratakv: listening on (http://\S+)$", re.MULTILINE)
 
 
-@dataclass
-class Ranked:
-    """``before``: what it printed until it listened. ``url``: None before that."""
+class Listening:
+    """What a client asks of a server. ``url``: None before it listens."""
 
-    process: subprocess.Popen
-    log: Path
-    mark: str
-    before: list[str] = field(default_factory=list)
     url: str | None = None
-
-    def listen(self) -> "Ranked":
-        """Wait until requests are taken."""
-        for line in self.process.stdout:
-            if found := LISTENS.match(line):
-                self.url = found[1]
-                return self
-            self.before.append(line)
-        raise AssertionError(f"no server: {self.said()}")
-
-    def said(self) -> str:
-        return self.log.read_text()
 
     def ask(self, prompt: list[int], count: int = 8) -> tuple[str, int]:
         """The answer, and how many tokens of the prompt came from storage."""
@@ -75,6 +58,28 @@ class Ranked:
         storage = self.url + "/cache/storage"
         found = httpx.get(storage, headers=headers, timeout=PATIENCE_S).json()
         return found["pages"]["stored"] > 0 and not found["busy"]
+
+
+@dataclass
+class Ranked(Listening):
+    """``before``: what it printed until it listened."""
+
+    process: subprocess.Popen
+    log: Path
+    mark: str
+    before: list[str] = field(default_factory=list)
+
+    def listen(self) -> "Ranked":
+        """Wait until requests are taken."""
+        for line in self.process.stdout:
+            if found := LISTENS.match(line):
+                self.url = found[1]
+                return self
+            self.before.append(line)
+        raise AssertionError(f"no server: {self.said()}")
+
+    def said(self) -> str:
+        return self.log.read_text()
 
     def ends(self) -> int:
         """Its exit code, once everyone whom it has started has ended too."""
@@ -168,12 +173,11 @@ def started(
 
 
 @dataclass
-class Launched:
-    """By rank: its process, and the file of what it says. ``url``: None before rank 0 listens."""
+class Launched(Listening):
+    """By rank: its process, and the file of what it says."""
 
     processes: list[BaseProcess] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
-    url: str | None = None
 
     def listen(self) -> "Launched":
         def listens() -> bool:

@@ -73,7 +73,7 @@ def scarce(path, config, ranks):
 
 
 # Four processes on two cores take most: what they add to two is a matter of the groups alone.
-LONG = {("gemma3", 4), ("deepseek_v3", 4)}
+LONG = {("gemma3", 4), ("deepseek_v3", 4), ("qwen3_next", 4), ("deepseek_v4", 4)}
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ took off the device, and where the host held what it needs, nothing was computed
 
 import pytest
 
+from scripts.family_table import exact
 from stratakv.core.ids import RequestId
 from stratakv.policy.admission import demand
 from stratakv.spec.derive import spec_of
 from tests.engines import evict_device
-from tests.exact_families import every_kind, every_state_kind
+from tests.exact_families import case, stateful
 from tests.hit_cases import engine_model, lab, prompt
 
 PAGE = 16
@@ -41,7 +42,19 @@ def serve(family, host):
         return counters, this.recorder.computed_tokens - sum(PROMPTS) - 3 * (OUTPUT - 1)
 
 
-@every_kind
+FEW = (
+    "llama",
+    "gemma3_text",
+    "llama4_text",
+    "deepseek_v3",
+    "deepseek_v4",
+    "qwen3_next",
+    "falcon_h1",
+)
+"""One of each retention rule, and two together; in `make test-long` every family."""
+
+
+@pytest.mark.parametrize("family", [case(family, FEW) for family in exact()])
 def test_a_retracted_request_goes_on_where_it_was(family):
     counters, twice = serve(family, host=4)
     assert counters.retracted > 0
@@ -56,7 +69,7 @@ def test_without_a_host_it_is_recomputed(family):
     assert twice > 0
 
 
-@every_state_kind
+@pytest.mark.parametrize("family", [case(family, FEW) for family in exact() if stateful(family)])
 @pytest.mark.parametrize("computed", [64, 69])
 def test_a_state_goes_on_from_the_host_on_and_off_a_page_boundary(family, computed):
     with lab(family, PAGE, snapshot_tokens=PAGE, reserve_tokens=1) as this:

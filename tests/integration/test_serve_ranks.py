@@ -3,6 +3,7 @@ ranks end when one does.
 """
 
 import os
+import shutil
 import signal
 import sys
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from stratakv.cli import main
 from stratakv.storage.file.fsck import Findings, fsck
@@ -18,7 +20,7 @@ from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import random_prompt, tiny_model
 from tests.fixtures.servers import free_port
 from tests.parallel_models import build
-from tests.rank_processes import FLAGS, SILENCE_S, Ranked, started, streaming
+from tests.rank_processes import FLAGS, SILENCE_S, Ranked, launched, started, streaming
 from tests.serving import train_tokenizer
 
 PROMPTS = [random_prompt(seed, 100) for seed in range(3)]
@@ -242,3 +244,26 @@ def test_a_family_that_cannot_be_split_is_refused_with_the_reason(tmp_path, noth
     assert error == (
         "stratakv: --tp 2: Hugging Face has no plan that splits the layers of model type 'gpt2'"
     )
+
+
+def test_checkpoints_that_differ_in_one_row_share_no_page_over_ranks(model, tmp_path):
+    """Each rank has a part of the weights; the names of its pages come from all of them."""
+    other, store = tmp_path / "other", tmp_path / "store"
+    store.mkdir()
+    shutil.copytree(model, other)
+    tensors = load_file(other / "model.safetensors")
+    (embedding,) = (name for name in tensors if name.endswith("embed_tokens.weight"))
+    tensors[embedding][PROMPTS[0][0]] += 0.5
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+
+    def found(path: Path, at: int) -> int:
+        (folder := tmp_path / f"start {at}").mkdir()
+        with launched([serve(path, 2, *in_store(store))] * 2, folder) as ranks:
+            ranks.listen()
+            _, from_storage = ranks.ask(PROMPTS[0])
+            if not from_storage:
+                wait_until(ranks.stored)
+            return from_storage
+
+    starts = [model, other, model, other]
+    assert [found(path, at) for at, path in enumerate(starts)] == [0, 0, END, END]

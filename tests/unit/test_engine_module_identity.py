@@ -39,8 +39,9 @@ def identity(model):
     return module_identity(model, "float32")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("gemma3", torch.bfloat16), ("qwen3_next", torch.float32)]
+)
 def test_every_tensor_in_memory_decides_it(family, dtype):
     model = model_to_give_away(family).to(dtype)
     before = identity(model)

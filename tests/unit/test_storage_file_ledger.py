@@ -143,7 +143,14 @@ def test_a_ledger_of_before_the_magic_gets_one_with_the_next_segment(place: Plac
     assert ledger.read_bytes()[-MAGIC_BYTES:] == b"SKVLEDGR"
 
 
-@pytest.mark.parametrize("at", range(LEDGER_BYTES))
+EDGES = {0, 1, 7, 8, VOUCHED_BYTES - 1, VOUCHED_BYTES, LEDGER_BYTES - MAGIC_BYTES, LEDGER_BYTES - 1}
+"""First and last bytes of what a ledger has; those between are tried in `make test-long`."""
+PLACES = [
+    pytest.param(at, marks=() if at in EDGES else pytest.mark.long) for at in range(LEDGER_BYTES)
+]
+
+
+@pytest.mark.parametrize("at", PLACES)
 def test_a_flipped_bit_of_any_byte_is_seen_or_harmless(place: Place, at: int):
     for bit in range(8):
         flip(place.path / "ledger", at, bit)
@@ -153,7 +160,7 @@ def test_a_flipped_bit_of_any_byte_is_seen_or_harmless(place: Place, at: int):
     serves_and_keeps_its_quota(place)
 
 
-@pytest.mark.parametrize("size", range(LEDGER_BYTES))
+@pytest.mark.parametrize("size", PLACES)
 def test_a_ledger_that_is_cut_anywhere_is_seen_or_harmless(place: Place, size: int):
     os.truncate(place.path / "ledger", size)
     assert fsck(place.path).bad_ledger == (size < VOUCHED_BYTES)
