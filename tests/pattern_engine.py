@@ -7,9 +7,10 @@ the same with every page that the tree has, on both tiers, and every object of a
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.tree.nodes import Tier
 from tests.engines import VOCABULARY, next_token, token_engine
+
+MakeRunner: TypeAlias = Callable[[CacheSpec, TorchPools, BlockTable], "PatternRunner"]
 
 
 class PatternRunner:
@@ -125,11 +128,16 @@ def pattern_engine(
     device: Sequence[int],
     host: Sequence[int],
     copier: Copier = DEFAULT_COPIER,
+    make_runner: MakeRunner = PatternRunner,
 ) -> Iterator[EngineParts]:
-    with token_engine(spec, config, device, host, copier, make_runner=PatternRunner) as parts:
-        runner = parts.engine._executor.runner
-        assert isinstance(runner, PatternRunner)
-        runner.running = parts.engine._running
+    runners: list[PatternRunner] = []
+
+    def made(*over) -> PatternRunner:
+        runners.append(make_runner(*over))
+        return runners[0]
+
+    with token_engine(spec, config, device, host, copier, make_runner=made) as parts:
+        runners[0].running = parts.engine._running
         yield parts
 
 
