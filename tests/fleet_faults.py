@@ -14,6 +14,7 @@ import numpy as np
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ballot import Work
+from stratakv.agreement.ranks import nothing
 from stratakv.cache.commits import Committer
 from stratakv.cache.retraction import Retraction
 from stratakv.core.errors import RankLostError
@@ -29,7 +30,6 @@ from stratakv.testing.fleet.rank import SimRank
 from stratakv.testing.fleet.store import FaultyStore
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.prefetch import prefetcher as prefetch
-from stratakv.tiers.progress import Progress
 from stratakv.tiers.transfer_manager import TransferManager
 from stratakv.transfer.copy_plan import Direction
 from stratakv.tree.observer import Medium
@@ -46,19 +46,15 @@ def both(one: Patch, other: Patch) -> Iterator[None]:
 def a_collective_inside_a_condition() -> Patch:
     """A rank to which nothing has happened does not vote."""
 
-    def collect(self):
-        ballot = self._agreement.ballot()
-        self._flights.vote(ballot)
-        self._storage.vote(ballot)
-        if self._flights.ready or self._storage.ready:
-            agreed = self._agreement.agree(ballot, self._copies.submit)
-        else:
-            self._copies.submit()
-            agreed = ballot.result(ballot.lanes)
-        self._copies.apply(agreed)
-        return agreed
+    real = Agreement.agree
 
-    return mock.patch.object(Progress, "_collect", collect)
+    def agree(self, ballot, meanwhile=nothing):
+        if ballot.lanes.any():
+            return real(self, ballot, meanwhile)
+        meanwhile()
+        return ballot.result(ballot.lanes)
+
+    return mock.patch.object(Agreement, "agree", agree)
 
 
 def lengths_instead_of_flags() -> Patch:
@@ -73,26 +69,30 @@ def lengths_instead_of_flags() -> Patch:
 
 def a_sidecar_missing_in_the_vote() -> Patch:
     """What the last group that has bytes lacks is not asked about."""
-    real = Ends._complete
+    real = Ends.usable
 
-    def complete(self, held, stored, group):
-        forgotten = group == len(self._spec.groups) - 1 and group > 0
-        whole = np.ones(held.limit + 1, np.bool_)
-        return whole if forgotten else real(self, held, stored, group)
+    def usable(self, held, stored):
+        *others, last = stored
+        return real(self, held, [*others, np.ones_like(last)] if others else stored)
 
-    return mock.patch.object(Ends, "_complete", complete)
+    return mock.patch.object(Ends, "usable", usable)
 
 
 def a_clock_of_its_own() -> Patch:
     """Deadlines pass when this rank's clock says so, not when rank 0's does."""
-    real = StepSync._meet
 
-    def meet(self, tokens):
-        came = real(self, tokens)
-        self._shared.set(self._clock.now_s())
-        return came
+    def with_its_clock(real):
+        def meet(self, *step):
+            sampled = real(self, *step)
+            self._shared.set(self._clock.now_s())
+            return sampled
 
-    return mock.patch.object(StepSync, "_meet", meet)
+        return meet
+
+    return both(
+        mock.patch.object(StepSync, "choose", with_its_clock(StepSync.choose)),
+        mock.patch.object(StepSync, "idle", with_its_clock(StepSync.idle)),
+    )
 
 
 def a_backup_that_is_good_here() -> Patch:
@@ -236,16 +236,16 @@ def events_of_what_is_stored_here() -> Patch:
 
 def pages_dropped_twice() -> Patch:
     """Without reuse, what is behind a window is freed, and freed again with the rest."""
-    real = Committer._drop_behind
+    real = Committer.commit
 
-    def drop(self, row, seat, end):
+    def commit(self, row, sequence, tokens):
         rows = [self._tables.pages(group.id)[row] for group in self._spec.groups]
         before = [pages.copy() for pages in rows]
-        real(self, row, seat, end)
+        real(self, row, sequence, tokens)
         for pages, held in zip(rows, before, strict=True):
             pages[:] = held
 
-    return mock.patch.object(Committer, "_drop_behind", drop)
+    return mock.patch.object(Committer, "commit", commit)
 
 
 def room_on_a_host_that_is_not_there() -> Patch:

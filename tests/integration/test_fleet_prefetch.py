@@ -52,7 +52,7 @@ class Again:
 
             rank.flushed = hook
         client = self.fleet.client
-        heard, do = client._heard, client._do
+        heard, do = client.hear, client.do
 
         def hear(output):
             if output.request == "again" and output.cached is not None:
@@ -65,7 +65,7 @@ class Again:
                 ends = [set(self.usable(rank)) for rank in self.fleet.ranks]
                 self.common = max(set.intersection(*ends), default=0)
 
-        client._heard, client._do = hear, see
+        client.hear, client.do = hear, see
 
     def object(self, group, page):
         return ObjectKey(self.keys[page], group, 0)
@@ -148,7 +148,7 @@ def test_one_page_that_one_rank_cannot_read_releases_everything(group, status):
     plan = storage_plan(7, "three", 3)
     keys = Again(plan).keys
     again = Again(plan, cannot_read((group, keys[7]), status=status))
-    with watched_fetches() as (landed, restored):
+    with watched_fetches(again.fleet) as (landed, restored):
         assert again.run() == 0
     assert landed == []
     assert restored == [True] * 3
@@ -161,41 +161,44 @@ def test_a_shorter_end_lands_only_if_it_is_worth_it(threshold_pages):
     keys = Again(plan).keys
     again = Again(plan, cannot_read((0, keys[6])))
     lands = threshold_pages <= 6
-    with watched_fetches() as (landed, restored):
+    with watched_fetches(again.fleet) as (landed, restored):
         assert again.run() == (6 * PAGE if lands else 0)
     assert landed == ([6] * 3 if lands else [])
     assert restored == ([] if lands else [True] * 3)
 
 
 @contextmanager
-def watched_fetches():
+def watched_fetches(fleet):
     """What any rank lands, and whether what is given up leaves trees and hosts as they were."""
     landed, restored, before = [], [], {}
-    fetch, give_up, land = Prefetcher._fetch, Prefetcher._give_up, Fetches.land
+    tiers = {rank.cache.storage.prefetcher: rank.cache.tiers for rank in fleet.ranks}
+    queried, fetched, land = Prefetcher.queried, Prefetcher.fetched, Fetches.land
 
     def look(prefetcher):
-        spaces = prefetcher._fetches._host
-        nodes = prefetcher._tree.internals.nodes
+        of = tiers[prefetcher]
+        nodes = of.tree.internals.nodes
         pages = [pages.tobytes() for tier in nodes.page for pages in tier]
-        return [space.available() for space in spaces], dict(nodes.index), pages
+        free = [space.available() for space in of.pools.tiers[Tier.HOST]]
+        return free, dict(nodes.index), pages
 
-    def fetched(self, ask, state, worker):
+    def begins(self, *answered):
         before[self] = look(self)
-        fetch(self, ask, state, worker)
+        queried(self, *answered)
 
-    def gave_up(self, ask, state):
-        give_up(self, ask, state)
-        if self in before:
+    def ends(self, *answered):
+        count = len(landed)
+        fetched(self, *answered)
+        if len(landed) == count:
             restored.append(look(self) == before.pop(self))
 
-    def told(self, keys, what, mine):
+    def lands(self, keys, what, mine):
         landed.append(what.end)
         return land(self, keys, what, mine)
 
     with (
-        mock.patch.object(Prefetcher, "_fetch", fetched),
-        mock.patch.object(Prefetcher, "_give_up", gave_up),
-        mock.patch.object(Fetches, "land", told),
+        mock.patch.object(Prefetcher, "queried", begins),
+        mock.patch.object(Prefetcher, "fetched", ends),
+        mock.patch.object(Fetches, "land", lands),
     ):
         yield landed, restored
 

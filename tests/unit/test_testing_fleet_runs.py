@@ -22,6 +22,7 @@ from stratakv.testing.fleet.stores import Stores
 from stratakv.testing.fleet.variety import adapted, loss_of, plan_of, restarted, shared
 from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.tree.nodes import Tier
+from stratakv.tree.stored import Writing
 from tests.fleet_plans import storage_plan
 
 
@@ -161,10 +162,18 @@ def test_a_wrong_page_on_a_follower_is_seen():
         fleet.run()
 
 
+ROWS = np.arange(3)
+
+
 def test_equal_things_do_not_differ_and_others_name_the_place():
     assert first_difference({"a": [1, np.arange(3)]}, {"a": [1, np.arange(3)]}) is None
     assert first_difference({"a": [1, (2, 3)]}, {"a": [1, (2, 4)]}) == ".a.1.1: 3 against 4"
     assert first_difference([1], [1, 2]) is not None
+    assert first_difference({Writing(0, ROWS): 1}, {Writing(0, ROWS.copy()): 1}) is None
+    other = first_difference({Writing(0, ROWS): 1}, {Writing(0, ROWS + 1): 1})
+    assert other is not None
+    assert other.startswith(".0.0.rows: ")
+    assert first_difference({"a": 1, "b": 2}, {"b": 2, "a": 1}) is not None
     assert first_difference(np.arange(2), np.arange(3)) is not None
 
 

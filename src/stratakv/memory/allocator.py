@@ -20,7 +20,8 @@ class PageAllocator:
         self._stack = np.arange(capacity - 1, -1, -1, dtype=np.int32)
         self._depth = capacity
         self._used = np.zeros(capacity, np.bool_)
-        self._position = np.empty(capacity, np.intp)
+        # Scratch; zeros, so that of two allocators that have done the same all is the same.
+        self._position = np.zeros(capacity, np.intp)
 
     def available(self) -> int:
         return self._depth

@@ -49,7 +49,7 @@ class Client:
                 self._step()
             for _ in range(event.after):
                 self._step()
-            self._do(event.command)
+            self.do(event.command)
         while self._engine.has_work():
             self._step()
         assert self._ended.keys() == self._prompts.keys(), "requests were lost"
@@ -59,11 +59,11 @@ class Client:
         self.trace.steps += 1
         assert self.trace.steps < MOST_STEPS, f"no end after {MOST_STEPS} steps"
         for output in self._engine.step():
-            self._heard(output)
+            self.hear(output)
         if self._detaching:
             self._detach(force=False)
 
-    def _do(self, command: Command) -> None:
+    def do(self, command: Command) -> None:
         attached = self._engine.storage_stats() is not None
         match command:
             case Submit(prompt):
@@ -98,7 +98,7 @@ class Client:
         reports = self._engine.call_storage(StorageCall(Verb.DETACH, force=force))
         self._detaching = reports[0].state is State.DRAINING
 
-    def _heard(self, output: Output) -> None:
+    def hear(self, output: Output) -> None:
         prompt, said = self._prompts[output.request], self._said[output.request]
         assert output.request not in self._ended, f"{output.request}: news after the end"
         if output.token is not None:

@@ -7,9 +7,10 @@ column, also what is added tomorrow. Must not change anything.
 import io
 import pickle
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
+from threading import Lock
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -24,21 +25,19 @@ from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import Prompt
 from stratakv.engine.step_messages import StepSync
-from stratakv.engine.storage_control import StorageControl
+from stratakv.engine.storage_control import BackgroundStores
 from stratakv.policy.prefetch import Abandoned, PrefetchRules
 from stratakv.policy.prefetch_book import PrefetchCounters
 from stratakv.policy.prefetch_reasons import Tally
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.storage.io_worker import IoWorker
+from stratakv.storage.opening import Background
 from stratakv.testing.fleet.ahead import AheadDevice, AheadExecutor
-from stratakv.testing.fleet.device import PageBytes, PoisoningAllocator, SimTransfer
+from stratakv.testing.fleet.device import PageBytes, SimTransfer
 from stratakv.testing.fleet.runner import TokenRunner
 from stratakv.tiers.persist import PersistCounters
-from stratakv.tiers.progress import Progress
-from stratakv.tree.leases import Leases
 from stratakv.tree.nodes import NodeTable, Run
 from stratakv.tree.order import EvictionQueue
-from stratakv.tree.stored import StorageMarks
 
 OWN: Final = (
     Agreement, StepSync, BroadcastClock, IoWorker, SimTransfer, PageBytes, TokenRunner,
@@ -47,19 +46,14 @@ OWN: Final = (
     PersistCounters, PrefetchCounters, Tally, LossBook,  # what this rank's store has said
     CacheSpec, CacheGroup, AdmissionLimits, EngineLimits,  # never change
     Namespaces, PrefetchRules, Prompt,
+    BackgroundStores, Background, type(Lock()),  # stores open and close when they do
 )  # fmt: skip
 """Types of which every rank has its own, or the same for ever."""
 OWN_PARTS: Final[dict[type, frozenset[str]]] = {
-    Progress: frozenset({"_sleep"}),
-    # Sets of objects have the order of their addresses; what is in them shows elsewhere.
-    Leases: frozenset({"_open"}),
-    StorageMarks: frozenset({"writing"}),
-    PoisoningAllocator: frozenset({"_position", "_bytes", "_later"}),  # scratch
     Abandoned: frozenset({"reason"}),
     NodeTable: frozenset({"kids"}),  # views
-    StorageControl: frozenset({"_lock", "_stores", "_opening", "_closing"}),
 }
-"""Attributes of which every rank has its own, by type."""
+"""Public attributes of which every rank has its own, by type."""
 _NO_ROWS: Final = np.empty(0, np.intp)
 
 
@@ -176,13 +170,25 @@ def _pairs(here: Any, there: Any) -> list[tuple[Any, Any, Any]] | None:  # noqa:
         case np.ndarray() | np.generic():
             return [] if np.array_equal(here, there) else None
         case dict():
-            return _children(here, there)
+            return _entries(here, there)
         case list() | tuple() | set() | frozenset() | deque():
             return _children(dict(enumerate(here)), dict(enumerate(there)))
         case None | bool() | int() | float() | str() | bytes() | range() | Enum() | type():
             return [] if here == there else None
         case _:
             return _children(_parts(here), _parts(there))
+
+
+def _entries(
+    here: Mapping[Any, Any], there: Mapping[Any, Any]
+) -> list[tuple[Any, Any, Any]] | None:
+    """Of two dictionaries in their order, whose keys may be a rank's own objects."""
+    if list(here) == list(there):
+        return _children(dict(here), dict(there))
+    if len(here) != len(there):
+        return None
+    pairs = zip(here.items(), there.items(), strict=True)
+    return [(at, one, other) for at, (one, other) in enumerate(pairs)]
 
 
 def _children(here: dict[Any, Any], there: dict[Any, Any]) -> list[tuple[Any, Any, Any]] | None:
