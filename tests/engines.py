@@ -230,17 +230,21 @@ class RecordingRunner:
 
     def __init__(self, parts: EngineParts) -> None:
         self._engine = parts.engine
-        self._inner = parts.engine._executor.runner
-        parts.engine._executor.runner = self
+        self._runner, self._inner = parts.runner, parts.runner.forward
+        parts.runner.forward = self.forward
         self.logits: dict[str, list[torch.Tensor]] = defaultdict(list)
         self.batches: list[StepBatch] = []
 
     def forward(self, batch: StepBatch) -> Forward:
-        found = self._inner.forward(batch)
+        found = self._inner(batch)
         self.batches.append(batch)
         for row, scores in zip(batch.rows[batch.sampled].tolist(), found.logits, strict=True):
             self.logits[self._engine._running.by_row[row].id].append(scores.clone())
         return found
+
+    def stop(self) -> None:
+        """Record no more."""
+        self._runner.forward = self._inner
 
     @property
     def computed_tokens(self) -> int:

@@ -174,14 +174,13 @@ def test_a_forward_waits_for_its_load():
     with engine(HookedCopier(DEFAULT_COPIER, land_when_asked)) as parts:
         first_of(parts, PROMPT)
         evict_device(parts)
-        inner = parts.engine._executor.runner
+        forward = parts.runner.forward
 
-        class AskingRunner:
-            def forward(self, batch):
-                gate = Asking(batch.gate) if batch.gate else None
-                return inner.forward(dataclasses.replace(batch, gate=gate))
+        def asking(batch):
+            gate = Asking(batch.gate) if batch.gate else None
+            return forward(dataclasses.replace(batch, gate=gate))
 
-        parts.engine._executor.runner = AskingRunner()
+        parts.runner.forward = asking
         try:
             assert first_of(parts, PROMPT).cached == on_host(SPEC, 60)
         finally:

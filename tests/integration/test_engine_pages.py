@@ -46,14 +46,13 @@ def in_use(parts, group):
 
 def watch(parts, group):
     """The most pages in use at any forward, as a list of one number."""
-    inner, most = parts.engine._executor.runner, [0]
+    forward, most = parts.runner.forward, [0]
 
-    class Watching:
-        def forward(self, batch):
-            most[0] = max(most[0], in_use(parts, group))
-            return inner.forward(batch)
+    def watching(batch):
+        most[0] = max(most[0], in_use(parts, group))
+        return forward(batch)
 
-    parts.engine._executor.runner = Watching()
+    parts.runner.forward = watching
     return most
 
 
@@ -80,7 +79,7 @@ def test_no_request_ever_holds_more_of_a_window_than_was_booked(rule):
         with token_engine(spec, settings, (60, 2 * peak), (60, 60)) as parts:
             prompts = [rng.integers(0, VOCABULARY, 190).tolist() for _ in range(3)]
             run(parts, *(greedy(str(n), prompt, 5) for n, prompt in enumerate(prompts)))
-            assert parts.engine._executor.runner.pages_held[1] <= peak
+            assert parts.runner.pages_held[1] <= peak
 
 
 @pytest.mark.parametrize("host", [(0, 0), (9, 5), (80, 40)])

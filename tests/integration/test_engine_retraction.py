@@ -5,10 +5,12 @@ back ahead of new requests, and says what it would have said anyway.
 import dataclasses
 import threading
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 
+from stratakv.cache.records import Admission, Refusal
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import NONE, RequestId
 from stratakv.engine.request import FinishReason, Phase
@@ -60,27 +62,38 @@ def engine(spec, pages=100, host=300, copier=DEFAULT_COPIER, **settings):
 @contextmanager
 def retractions(parts):
     """Every retraction as (who, who else ran, what was retracted), while the engine works on."""
-    seen, retract = [], parts.engine._steps.retract
+    seen, retract = [], parts.cache.retract
 
-    def watch(request):
-        others = [other for other in parts.engine._running.by_row.values() if other is not request]
-        retract(request)
-        seen.append((request, others, request.retracted))
+    def watch(row, tokens):
+        (request,) = (one for one in parts.engine._requests.values() if one.row == row)
+        others = list(parts.engine._running.by_row.values())
+        retracted = retract(row, tokens)
+        seen.append((request, others, retracted))
+        return retracted
 
-    parts.engine._steps.retract = watch
+    parts.cache.retract = watch
     yield seen
-    parts.engine._steps.retract = retract
+    parts.cache.retract = retract
 
 
 def seatings(parts):
     """Ids of requests in the order in which they get a row, from now on."""
-    seen, seat = [], parts.engine._seating._seat
+    seen, admission = [], parts.cache.admission
+    admit, resume = admission.admit, admission.resume
 
-    def watch(request, admission, begins):
-        seen.append(request.id)
-        seat(request, admission, begins)
+    def watch(enter, asked):
+        answer = enter()
+        if isinstance(answer, Admission):
+            seen.append(asked.request)
+        return answer
 
-    parts.engine._seating._seat = watch
+    def resumed(retracted, asked):
+        enter = partial(resume, retracted, asked)
+        saved = retracted in parts.cache.retraction  # else it is admitted
+        return watch(enter, asked) if saved else enter()
+
+    admission.admit = lambda asked: watch(partial(admit, asked), asked)
+    admission.resume = resumed
     return seen
 
 
@@ -449,7 +462,9 @@ def test_another_ones_failed_backup_is_nothing_to_a_request_without_a_full_page(
         parts.cache.progress.settle()
         failing[0] = True
         with monkeypatch.context() as patch:
-            patch.setattr(parts.engine._steps, "admit", lambda: None)  # it does not come back yet
+            patch.setattr(  # it does not come back yet
+                parts.cache.admission, "resume", lambda *_: Refusal.SAVING
+            )
             for _ in range(3):
                 out += parts.engine.step()
             parts.cache.progress.settle()

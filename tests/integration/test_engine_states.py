@@ -69,7 +69,7 @@ def recorded(parts, tokens, count=1):
     """Its cached tokens, and the sizes of its batches."""
     recorder = RecordingRunner(parts)
     cached = ask(parts, tokens, count)
-    parts.engine._executor.runner = recorder._inner
+    recorder.stop()
     return cached, [int(batch.counts.sum()) for batch in recorder.batches]
 
 

@@ -123,6 +123,7 @@ class EngineParts:
     pools: LayerTensors
     arenas: Sequence[HostArena]
     transfer: TransferEngine
+    runner: Runner
 
     @property
     def spec(self) -> CacheSpec:
@@ -193,13 +194,16 @@ def assemble(
 ) -> EngineParts:
     """Take the memory."""
     memory = MappedMemory.of(plan, device.pools, device.transfer, device.allocator, device.arenas)
+    made: list[Runner] = []
 
     def runner(tables: BlockTable) -> Runner:
-        return device.runner(model, plan.spec, memory.pools, tables, device.kernels(model))
+        kernels = device.kernels(model)
+        made.append(device.runner(model, plan.spec, memory.pools, tables, kernels))
+        return made[0]
 
     engine, cache = build(plan, memory, runner, sockets, device.executor)
     ranks = sockets.ranks
     port = engine if ranks is None else RankedEngine(engine, ranks.sync)
     return EngineParts(
-        plan, engine, port, model, cache, memory.pools, memory.arenas, memory.transfer
+        plan, engine, port, model, cache, memory.pools, memory.arenas, memory.transfer, made[0]
     )
