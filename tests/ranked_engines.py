@@ -18,12 +18,13 @@ from stratakv.assembly.build import Sockets
 from stratakv.assembly.models import build_sized
 from stratakv.assembly.ranks import RankContext, sharing_of
 from stratakv.assembly.sizing import size
-from stratakv.assembly.stores import open_store
+from stratakv.assembly.stores import reach_store
 from stratakv.core.config import EngineConfig
 from stratakv.engine.model import load_model
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.ranked import RankedEngine
 from stratakv.storage.backend import ObjectKey, WriteStatus
+from stratakv.storage.io_worker import Backends
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from tests.engines import greedy, tokens_of
@@ -144,11 +145,10 @@ def _engine(
     config = replace(play.config, tp=context.ranks.size)
     sizes = context.all_reduce_min(size(model.facts, config, on_host=True))
     sharing = sharing_of(sizes, config, rank)
-    store = open_store(play.url, sizes.spec, sizes.host, sharing)
-    lanes = store.worker._lanes
-    kept = Written(lanes[-1]._backend)
-    lanes[-1]._backend = kept
-    lanes[0]._backend = unwell = FaultyBackend(lanes[0]._backend, faults or Faults())
+    reached = reach_store(play.url, sizes.spec, sizes.host, sharing)
+    kept = Written(reached.backends.writing)
+    unwell = FaultyBackend(reached.backends.reading, faults or Faults())
+    store = replace(reached, backends=Backends(unwell, kept)).open(sharing)
     parts = build_sized(model, config, sizes, Sockets(ranks=context))
     parts.engine.attach_storage(store.worker)
     try:
@@ -166,15 +166,17 @@ def _engine(
 
 
 def _remove_some(play: Play, keys: list[ObjectKey]) -> None:
-    """Delete a random third of what the last rank has written."""
-    ranks = dist.get_world_size()
-    if dist.get_rank() == ranks - 1:
+    """Delete a random third of what the last rank that writes has written."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    counts = [0] * ranks
+    dist.all_gather_object(counts, len(keys))
+    if rank == max(np.flatnonzero(counts)):
         config = replace(play.config, tp=ranks)
         sizes = size(read_facts(play.path, "float32"), config, on_host=True)
-        sharing = sharing_of(sizes, config, ranks - 1)
-        worker = open_store(play.url, sizes.spec, sizes.host, sharing).worker
+        sharing = sharing_of(sizes, config, rank)
+        reached = reach_store(play.url, sizes.spec, sizes.host, sharing)
         chosen = np.random.default_rng(5).random(len(keys)) < 1 / 3
         gone = [key for key, taken in zip(keys, chosen, strict=True) if taken]
-        assert worker._lanes[-1]._backend.remove(gone) > 0
-        assert worker.close(PATIENCE_S)
+        assert reached.backends.writing.remove(gone) > 0
+        reached.close()
     dist.barrier()

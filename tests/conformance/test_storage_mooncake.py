@@ -240,9 +240,8 @@ class Refusing:
 
 
 @pytest.mark.parametrize("code", [-900, -901])
-def test_a_master_that_does_not_answer_fails_the_whole_call(monkeypatch, code):
-    monkeypatch.setattr("stratakv.storage.mooncake._connect", lambda _: Refusing(code))
-    store = MooncakeBackend(FORM, options(1))
+def test_a_master_that_does_not_answer_fails_the_whole_call(code):
+    store = MooncakeBackend(FORM, options(1), lambda _: Refusing(code))
     keys, pages = keys_of(2), pages_of(2)
     for call in (
         lambda: store.read(keys, views(pages)),
@@ -253,9 +252,8 @@ def test_a_master_that_does_not_answer_fails_the_whole_call(monkeypatch, code):
             call()
 
 
-def test_a_transfer_that_fails_is_a_failure_of_its_object(monkeypatch):
-    monkeypatch.setattr("stratakv.storage.mooncake._connect", lambda _: Refusing(-800))
-    store = MooncakeBackend(FORM, options(1))
+def test_a_transfer_that_fails_is_a_failure_of_its_object():
+    store = MooncakeBackend(FORM, options(1), lambda _: Refusing(-800))
     keys, pages = keys_of(2), pages_of(2)
     assert store.read(keys, views(pages)) == [ReadStatus.FAILED] * 2
     assert store.write(keys, views(pages)) == [WriteStatus.FAILED] * 2

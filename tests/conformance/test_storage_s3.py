@@ -253,7 +253,7 @@ def test_a_question_that_is_not_let_through_is_an_error_not_a_no(scripted, statu
 
 
 def test_everything_goes_in_many_requests(server, prefix, monkeypatch):
-    monkeypatch.setattr("stratakv.storage.s3._DELETED_AT_ONCE", 40)
+    monkeypatch.setattr("stratakv.storage.s3.DELETED_AT_ONCE", 40)
     form = StoreFormat(spec_digest=FORM.spec_digest, page_bytes=(1,))
     stores = [S3Backend(form, options(server.port, f"{prefix}{more}")) for more in ("", "2")]
     keys, pages = keys_of(130), [memoryview(b"x")] * 130

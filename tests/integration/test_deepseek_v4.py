@@ -16,6 +16,7 @@ from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
 from stratakv.engine import scratch_limit
 from stratakv.engine.deepseek import v4_queries
+from stratakv.engine.deepseek.v4_model import V4Model
 from stratakv.engine.model import load_model
 from tests.fixtures.deepseek_v4 import (
     NARROW,
@@ -269,14 +270,17 @@ def test_an_open_block_that_moved_is_caught():
         host.run((row, prompt[7:8]))
 
 
-def test_decoding_rows_of_one_length_are_scored_together():
+def test_decoding_rows_of_one_length_are_scored_together(monkeypatch):
     host = V4Host(adopted())
     rows = [host.open() for _ in range(8)]
     host.run(*[(row, prompt_of(0, i, 140)) for i, row in enumerate(rows)])
-    seen = []
-    model = host.runner._model
-    original = model.forward
-    model.forward = lambda pages, step: seen.append(step) or original(pages, step)
+    seen, forward = [], V4Model.forward
+
+    def watched(model, pages, step):
+        seen.append(step)
+        return forward(model, pages, step)
+
+    monkeypatch.setattr(V4Model, "forward", watched)
     host.run(*[(row, prompt_of(0, i, 1)) for i, row in enumerate(rows)])
     (step,) = seen
     assert [queries.local.rows.shape[0] for queries in step.queries] == [8]

@@ -14,11 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from stratakv.cache.admit import Admitter
+from stratakv.cache.commits import Committer
 from stratakv.core.config import EngineConfig
 from stratakv.core.page_keys import PageHasher
 from stratakv.engine import sampling
+from stratakv.engine.namespaces import Namespaces
+from stratakv.engine.rows import Rows
 from stratakv.serve.quiet import LOGGERS, quieten
-from stratakv.serve.replies import CompletionFormat
+from stratakv.serve.tokenizer import Tokenizer
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.tree.nodes import TIERS
 from tests.fixtures.models import changed_model
@@ -155,33 +159,31 @@ def raises_if(plain, condition):
     return wrapped
 
 
-def fault_while_taken(live: RealServer, patch) -> None:
-    spaces = live.parts.engine._namespaces
-    patch.setattr(spaces, "of", raises_if(spaces.of, lambda _, salt: salt == SALT))
+def fault_while_taken(patch) -> None:
+    wrong = raises_if(Namespaces.of, lambda _spaces, _adapter, salt: salt == SALT)
+    patch.setattr(Namespaces, "of", wrong)
 
 
-def fault_while_asked(live: RealServer, patch) -> None:
-    admit = live.parts.cache.admission
-    patch.setattr(admit, "match", raises_if(admit.match, lambda prefix, *_: is_fault(prefix)))
+def fault_while_asked(patch) -> None:
+    wrong = raises_if(Admitter.match, lambda _admitter, prefix, _tokens: is_fault(prefix))
+    patch.setattr(Admitter, "match", wrong)
 
 
-def fault_while_seated(live: RealServer, patch) -> None:
-    rows = live.parts.engine._running.rows
-    wrong = raises_if(rows.open, lambda request, _: request.prompt.salt == SALT)
-    patch.setattr(rows, "open", wrong)
+def fault_while_seated(patch) -> None:
+    wrong = raises_if(Rows.open, lambda _rows, request, _tokens: request.prompt.salt == SALT)
+    patch.setattr(Rows, "open", wrong)
 
 
-def fault_while_planned(live: RealServer, patch) -> None:
-    running = live.parts.engine._running
-    wrong = raises_if(running._cut, lambda row: running.by_row[row].prompt.salt == SALT)
-    patch.setattr(running, "_cut", wrong)
+def fault_while_planned(patch) -> None:
+    wrong = raises_if(Committer.cut, lambda _committer, sequence: is_fault(sequence.prefix))
+    patch.setattr(Committer, "cut", wrong)
 
 
-def fault_while_sampled(live: RealServer, patch) -> None:
-    def wrong(_logits, params, _rows) -> bool:
+def fault_while_sampled(patch) -> None:
+    def wrong(_logits, params) -> bool:
         return bool((params.seeds == FAULT_SEED).any())
 
-    patch.setattr(sampling, "_draw", raises_if(sampling._draw, wrong))
+    patch.setattr(sampling, "sample", raises_if(sampling.sample, wrong))
 
 
 FAULTS = [
@@ -198,7 +200,7 @@ def test_an_exception_over_one_request_ends_that_request_alone(
     wrong = completion(tokens(70, 5), 8, cache_salt=SALT, seed=FAULT_SEED, temperature=1)
     with bystanders.running():
         with monkeypatch.context() as patch:
-            fault(live, patch)
+            fault(patch)
             error = error_of(http.post(COMPLETIONS, json=wrong), 500)
             streamed = http.post(COMPLETIONS, json=wrong | {"stream": True})
         assert http.get("/health").json() == {"status": "ready"}
@@ -216,10 +218,10 @@ def test_an_exception_while_one_is_answered_ends_that_answer_alone(
 ):
     """Its tokens are made; what fails is to spell them."""
     wrong = completion(tokens(70, 6), 8, logprobs=1)
-    report = CompletionFormat._logprobs
+    unspelled = raises_if(Tokenizer.token_text, lambda *_: True)
     with bystanders.running():
         with monkeypatch.context() as patch:
-            patch.setattr(CompletionFormat, "_logprobs", raises_if(report, lambda _, told: told))
+            patch.setattr(Tokenizer, "token_text", unspelled)
             answer = http.post(COMPLETIONS, json=wrong)
             streamed = http.post(COMPLETIONS, json=wrong | {"stream": True})
         assert http.get("/health").json() == {"status": "ready"}
@@ -247,7 +249,7 @@ def test_what_fails_again_and_again_is_said_once(live, http, monkeypatch, caplog
     prompt = tokens(9, 8) + [OVERFLOWS] * (fault is None)
     with monkeypatch.context() as patch:
         if fault is not None:
-            fault(live, patch)
+            fault(patch)
         for _ in range(5):
             wrong = completion(prompt, 2, cache_salt=SALT)
             assert http.post(COMPLETIONS, json=wrong).status_code == 500

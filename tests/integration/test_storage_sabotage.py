@@ -15,8 +15,7 @@ from stratakv.engine.namespaces import Namespaces
 from stratakv.policy.prefetch_book import PrefetchBook
 from stratakv.policy.prefetch_ends import Ends
 from stratakv.storage import memory
-from stratakv.storage.backend import ReadStatus
-from stratakv.storage.file.store import FileStore
+from stratakv.storage.file.reader import PageReader
 from stratakv.tiers import persist
 from stratakv.tiers.prefetch.fetches import Fetches
 from tests.engines import on_device, on_storage
@@ -130,14 +129,18 @@ def test_two_pages_that_are_swapped_on_write_are_seen(family):
 def test_the_neighbours_page_on_a_read_is_seen(family):
     """A store that answers with another object of the same group, whose checksum is right."""
     shelf = stored(family)
-    read = Shelf._read
+    read = Shelf.read
 
-    def neighbour(self, key, buffer):
-        same = [other for other in self._objects if other.group == key.group]
-        return read(self, same[same.index(key) - 1], buffer)
+    def neighbours(self, keys, into):
+        by_group = {
+            key.group: [one for one in self._objects if one.group == key.group] for key in keys
+        }
+        same = [by_group[key.group] for key in keys]
+        wrong = [of[of.index(key) - 1] for key, of in zip(keys, same, strict=True)]
+        return read(self, wrong, into)
 
     with (
-        mock.patch.object(Shelf, "_read", neighbour),
+        mock.patch.object(Shelf, "read", neighbours),
         pytest.raises(AssertionError, match="differ"),
     ):
         restart(family, shelf)
@@ -244,9 +247,16 @@ def test_a_flipped_byte_on_the_disk_is_seen_when_nobody_checks_it(family, tmp_pa
     path, _, payload = place_of(tmp_path, bad)
     for at in range(floats):
         flip(path, payload + 4 * at + 3, bit=7)
+    read = PageReader.read
+
+    def unchecked(self, rows, into):
+        """Every page has the hash that it should have."""
+        read(self, rows, into)
+        return self._index.headers["payload_hash"][rows].tolist()
+
     with (
         storage_lab(family, PAGE, url) as this,
-        mock.patch.object(FileStore, "_judge", return_value=ReadStatus.HIT),
+        mock.patch.object(PageReader, "read", unchecked),
         pytest.raises(AssertionError, match="differ"),
     ):
         this.ask(TOKENS)

@@ -10,8 +10,10 @@ from unittest import mock
 
 import pytest
 
+from stratakv.engine.endings import Endings
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.storage_faults import Faults, FaultyBackend
+from stratakv.tiers.progress import Progress
 from tests.engines import on_device, on_storage
 from tests.hit_cases import lab, last_end, prompt, spec_for
 from tests.storage_cases import (
@@ -221,7 +223,8 @@ def blocked(cache):
             (threading.Condition, "wait"),
             (threading.Thread, "join"),
             (time, "sleep"),
-            (cache.progress, "_sleep"),
+            (cache.progress, "wait"),
+            (cache.progress, "pause"),
         ):
             patched = mock.patch.object(owner, name, seen(name, getattr(owner, name)))
             patches.enter_context(patched)
@@ -338,8 +341,8 @@ def test_a_close_that_fails_leaves_no_thread_behind(monkeypatch):
         with shelf_lab("gemma3", PAGE, shelf_for("gemma3", PAGE)) as this:
             this.ask(TOKENS)
             assert threads.names
-            monkeypatch.setattr(this.parts.engine._progress, "_wait_for_all", wrong)
-            monkeypatch.setattr(this.parts.engine._endings, "close", wrong)
+            monkeypatch.setattr(Progress, "wait", wrong)
+            monkeypatch.setattr(Endings, "close", wrong)
 
     with pytest.raises(AssertionError, match="a bug"):
         closed()

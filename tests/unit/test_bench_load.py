@@ -6,7 +6,7 @@ from stratakv.bench import load
 def test_the_report_has_the_figures_of_a_cold_and_a_warm_start(
     tmp_path, monkeypatch, capsys, caplog
 ):
-    for name, value in {"_LAYERS": 1, "_HIDDEN": 64, "_VOCAB": 100, "_REPEATS": 1}.items():
+    for name, value in {"LAYERS": 1, "HIDDEN": 64, "VOCAB": 100, "REPEATS": 1}.items():
         monkeypatch.setattr(load, name, value)
     caplog.set_level("INFO")
     report = load.run(tmp_path)

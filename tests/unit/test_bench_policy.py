@@ -285,7 +285,7 @@ def test_the_command_replays_what_it_has_saved(tmp_path, capsys):
 
 @pytest.mark.parametrize("flags", [["--chats", "5"], ["--branching", "5"]], ids=" ".join)
 def test_sizes_follow_from_the_trace_where_none_are_given(flags, monkeypatch, tmp_path):
-    monkeypatch.setattr(policy, "_cases", lambda *_: [])
+    monkeypatch.setattr(policy, "cases_of", lambda *_: [])
     path = tmp_path / "figures.json"
     assert cli.main(["bench", "policy", *flags, "--seed", "2", "--json", str(path)]) == 0
     report = json.loads(path.read_text())
@@ -313,6 +313,6 @@ def test_sizes_follow_from_the_trace_where_none_are_given(flags, monkeypatch, tm
     ],
 )
 def test_a_flag_that_cannot_be_honoured_is_named(flags, message, capsys, monkeypatch):
-    monkeypatch.setattr(policy, "_cases", lambda *_: [])
+    monkeypatch.setattr(policy, "cases_of", lambda *_: [])
     assert cli.main(["bench", "policy", *flags]) == 2
     assert message in capsys.readouterr().err

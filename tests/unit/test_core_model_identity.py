@@ -77,7 +77,7 @@ def model(tmp_path):
 def hashed(monkeypatch):
     """Bytes of tensors that were hashed, by file."""
     found = {}
-    real = TensorReader._read
+    real = TensorReader.read
 
     def counting(self, task):
         if task.hashed:
@@ -86,7 +86,7 @@ def hashed(monkeypatch):
             found[name] = found.get(name, 0) + count
         return real(self, task)
 
-    monkeypatch.setattr(TensorReader, "_read", counting)
+    monkeypatch.setattr(TensorReader, "read", counting)
     return found
 
 
@@ -301,7 +301,7 @@ def test_files_whose_inodes_say_nothing_are_read_twice(model, hashed):
 
 def test_files_whose_inodes_say_nothing_are_read_before_the_load_begins(model, monkeypatch):
     """Else they could change between the load and the first of two equal digests."""
-    read_piece, pause, read = TensorReader._read, TensorReader.pause, []
+    read_piece, pause, read = TensorReader.read, TensorReader.pause, []
     awaited = threading.Event()
 
     def late(self, task):
@@ -315,7 +315,7 @@ def test_files_whose_inodes_say_nothing_are_read_before_the_load_begins(model, m
         awaited.set()
         pause(self)
 
-    monkeypatch.setattr(TensorReader, "_read", late)
+    monkeypatch.setattr(TensorReader, "read", late)
     monkeypatch.setattr(TensorReader, "pause", waits)
     with ModelIdentity(model, None, around(trusted=False)):
         found = sorted(read)

@@ -1,8 +1,10 @@
 """KV events on the wire: vLLM's classes decode them, a late follower catches up, and nobody who is
 slow or absent holds a step up."""
 
+import socket
 import threading
 from contextlib import contextmanager
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -17,7 +19,14 @@ from stratakv.serve.kv_events import KvEventPublisher, KvEventsOptions
 from stratakv.serve.kv_wire import Encoder, hashes_of
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepWindow
 from stratakv.testing.patience import PATIENCE_S, wait_until
-from stratakv.tiers.events import AllCleared, Medium, PagesRemoved, PagesStored, tenant_of
+from stratakv.tiers.events import (
+    AllCleared,
+    CacheEvents,
+    Medium,
+    PagesRemoved,
+    PagesStored,
+    tenant_of,
+)
 from tests.engines import token_spec
 from tests.kv_follower import (
     AllBlocksCleared,
@@ -156,8 +165,12 @@ def ends(made):
 
 
 def publish(made, *events):
-    made._events._news += events
-    made.step_done()
+    with mock.patch.object(CacheEvents, "take", return_value=list(events)):
+        made.step_done()
+
+
+def refuses(*_):
+    raise BlockingIOError
 
 
 def subscribed(follower, made, *events):
@@ -301,8 +314,8 @@ def test_what_is_queued_at_the_end_is_still_sent(monkeypatch):
     with publisher() as made:
         made.follow(SPEC, {})
         wait_until(lambda: made._kept)
-        with monkeypatch.context() as deaf:
-            deaf.setattr(made, "_ring", lambda: None)
+        with monkeypatch.context() as deaf:  # nobody rings the thread's bell
+            deaf.setattr(socket.socket, "send", refuses)
             for _ in range(5):
                 publish(made, stored())
         made.close()

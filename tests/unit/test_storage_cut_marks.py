@@ -213,14 +213,19 @@ def test_a_cleared_store_is_free_until_it_is_written(store, used):
     assert claim(store, 1, writes=False) == (8,)
 
 
-def test_the_first_pages_after_a_clear_are_marked_before_they_are_written(store, used):
+def test_the_first_pages_after_a_clear_are_marked_before_they_are_written(store, used, monkeypatch):
     """However soon that is."""
     backend, _ = used
     backend.write([KEY], [PAGE])
     backend.remove(Everything.EVERYTHING)
-    pages, seen = backend._inner, []
-    write = pages.write
-    pages.write = lambda *given: (seen.append(claim(store, 1, writes=False)), write(*given))[1]
+    seen, write = [], MemoryBackend.write
+
+    def marked_first(self, keys, pages):
+        if keys == [KEY]:
+            seen.append(claim(store, 1, writes=False))
+        return write(self, keys, pages)
+
+    monkeypatch.setattr(MemoryBackend, "write", marked_first)
     backend.write([KEY], [PAGE])
     assert seen == [(8,)]
 

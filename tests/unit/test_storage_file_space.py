@@ -31,16 +31,12 @@ def pages_of(backend: FileStore) -> int:
     return backend.stats().pages
 
 
-def no_holes(fd: int, at: int, size: int) -> None:
-    raise OSError(errno.EOPNOTSUPP, "injected")
-
-
 @pytest.mark.parametrize("holes", [True, False], ids=["holes", "no holes"])
 def test_what_is_deleted_is_free_while_an_idle_peer_has_it_open(
     place: Place, monkeypatch: pytest.MonkeyPatch, *, holes: bool
 ):
     if not holes:
-        monkeypatch.setattr(disk, "_punch", no_holes)
+        monkeypatch.setattr(disk, "FIRST_BYTES", 0)  # a hole of no size is refused
     keys = keys_of("room", 200)
     with closing(place.open()) as writer, closing(place.open()) as reader:
         store(writer, keys)
@@ -106,13 +102,12 @@ def test_a_disk_that_gets_nothing_back_costs_one_segment_not_all(
     def full(fd: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "injected")
 
-    with closing(place.open(quota_bytes=QUOTA)) as backend:
+    with closing(place.open(quota_bytes=2 * QUOTA)) as backend:
         store(backend, keys_of("first", 400))
         place.clock.advance(1)
         before = backend.stats().segments
         monkeypatch.setattr(eviction, "free_bytes", lambda directory: 0)
         monkeypatch.setattr(os, "posix_fallocate", full)
-        backend._ledger.quota_bytes = 2 * QUOTA
         for turn in range(20):
             assert set(store(backend, keys_of(f"other {turn}", 2, group=1))) == {REFUSED}
         assert backend.stats().segments >= before - 1

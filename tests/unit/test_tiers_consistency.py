@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from stratakv.agreement.scrubber import Scrubber
+from stratakv.assembly.build import Sockets
+from stratakv.assembly.ranks import RankContext
 from stratakv.core.errors import DivergenceError
 from stratakv.core.ids import TicketId
 from stratakv.tiers.consistency import tables_of
-from tests.engines import greedy, run
-from tests.unit.test_cache_copies import PROMPTS, engine
+from tests.engines import greedy, run, token_engine
+from tests.unit.test_cache_copies import CONFIG, PROMPTS, SPEC, engine
 
 LEFT_OUT = re.compile(
     r"_used|_position"  # of an allocator: what its stack says, and scratch
@@ -118,15 +120,21 @@ def rounds(scrubbers):
 
 
 class Twin:
-    """A second rank that has what this one had at the last ballot but one, and says so."""
+    """A second rank: has what this one has, or, once it is ``late``, what this one had at the last
+    ballot but one, and says so."""
 
     rank, size = 0, 2
 
     def __init__(self):
-        self.before = None
+        self.late, self.before = False, None
+
+    def broadcast(self, message):
+        return message
 
     def all_reduce_min(self, lanes, meanwhile=lambda: None):
         meanwhile()
+        if not self.late:
+            return lanes.copy()
         before, self.before = self.before, lanes.copy()
         return lanes if before is None else np.minimum(lanes, before)
 
@@ -167,11 +175,13 @@ def miss_a_step(cache):
 )
 def test_a_difference_shows_in_the_same_ballot_under_its_name(spoil, field, monkeypatch):
     monkeypatch.setattr(Scrubber, "figures", lambda _: {"piece": 0})  # its round would be the same
-    with engine() as parts:
-        cache = parts.engine._cache
+    twin = Twin()
+    context = RankContext.of(twin)
+    agreement = context.agreement
+    with token_engine(SPEC, CONFIG, (60, 30), (60, 30), sockets=Sockets(ranks=context)) as parts:
+        cache = parts.cache
         run(parts, greedy("a", PROMPTS[0], 3))
-        agreement = cache.tiers._agreement
-        agreement._ranks = Twin()
+        twin.late = True
         for _ in range(2):
             agreement.agree(agreement.ballot())
         spoil(cache)

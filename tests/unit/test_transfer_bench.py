@@ -30,10 +30,10 @@ def small(monkeypatch):
 
 
 def test_the_report_has_a_case_per_shape_and_is_written(monkeypatch, small, capsys):
-    monkeypatch.setattr(transfer, "_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(transfer, "_TIER_BYTES", 4 << 20)
-    monkeypatch.setattr(transfer, "_PLAN_BYTES", 2 << 20)
-    monkeypatch.setattr(transfer, "_REPEATS", 1)
+    monkeypatch.setattr(transfer, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(transfer, "TIER_BYTES", 4 << 20)
+    monkeypatch.setattr(transfer, "PLAN_BYTES", 2 << 20)
+    monkeypatch.setattr(transfer, "REPEATS", 1)
     report = transfer.run()
     assert json.loads(json.dumps(report)) == report
     *uniform, v4 = report["cases"]

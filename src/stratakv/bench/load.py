@@ -31,10 +31,10 @@ from stratakv.engine.model import load_model
 
 TARGET: Final = 1.2
 """Of a cold start, ours to Hugging Face's."""
-_LAYERS: Final = 8
-_HIDDEN: Final = 2048
-_VOCAB: Final = 32_000
-_REPEATS: Final = 5
+LAYERS: Final = 8
+HIDDEN: Final = 2048
+VOCAB: Final = 32_000
+REPEATS: Final = 5
 _CHUNK_BYTES: Final = 2 << 20
 _PAGE_BYTES: Final = 4096
 _SEED: Final = 1
@@ -87,12 +87,12 @@ def run(directory: Path | None = None) -> dict[str, object]:
 def write_checkpoint(directory: Path) -> None:
     """A llama in bfloat16, of random bytes."""
     config = LlamaConfig(
-        hidden_size=_HIDDEN,
-        intermediate_size=_HIDDEN * 3,
-        num_hidden_layers=_LAYERS,
+        hidden_size=HIDDEN,
+        intermediate_size=HIDDEN * 3,
+        num_hidden_layers=LAYERS,
         num_attention_heads=16,
         num_key_value_heads=4,
-        vocab_size=_VOCAB,
+        vocab_size=VOCAB,
         dtype="bfloat16",
         architectures=["LlamaForCausalLM"],
     )
@@ -132,7 +132,7 @@ def measure(model: Path, digests: Path | None, threads: int) -> Case:
         "bare": bare, "theirs": theirs, "ours": ours,
     }  # fmt: skip
     wall, cpu = Laps(), Laps()
-    for turn in range(_REPEATS + 1):
+    for turn in range(REPEATS + 1):
         for name in in_turn(sorted(ways), turn):
             if cold:
                 _drop(files)

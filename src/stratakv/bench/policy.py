@@ -206,7 +206,7 @@ def run(options: PolicyOptions) -> dict[str, object]:
     }
     print("\n".join(f"{name.replace('_', ' '):20s} {value}" for name, value in head.items()))
     print(f"\n{HEADER}")
-    return head | {"cases": [case.report() for case in _cases(bench, options)]}
+    return head | {"cases": [case.report() for case in cases_of(bench, options)]}
 
 
 def _workload(options: PolicyOptions) -> tuple[str, list[TraceRequest]]:
@@ -245,7 +245,7 @@ def _rows(options: PolicyOptions) -> Iterator[_Row]:
                     yield _Row(spec, policy, host, checkpoints=False)
 
 
-def _cases(bench: _Bench, options: PolicyOptions) -> list[Case]:
+def cases_of(bench: _Bench, options: PolicyOptions) -> list[Case]:
     rows = list(_rows(options))
     cases: list[Case] = []
     total = len(rows) * len(bench.requests)

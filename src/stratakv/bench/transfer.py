@@ -28,10 +28,10 @@ from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 
 TARGET_RATIO: Final = 0.7
 _KIB: Final = 1 << 10
-_COPY_BYTES: Final = 512 << 20
-_TIER_BYTES: Final = 256 << 20
-_PLAN_BYTES: Final = 128 << 20
-_REPEATS: Final = 7
+COPY_BYTES: Final = 512 << 20
+TIER_BYTES: Final = 256 << 20
+PLAN_BYTES: Final = 128 << 20
+REPEATS: Final = 7
 _POLL_S: Final = 0.0005
 """Under 2% of a plan, and rare enough not to take the worker's core."""
 _SHAPES: Final = tuple(
@@ -47,7 +47,7 @@ def run() -> dict[str, object]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yardstick = Yardstick.of(_COPY_BYTES)
+        yardstick = Yardstick.of(COPY_BYTES)
         cases = [_measure(*shape, yardstick) for shape in _SHAPES]
         cases.append(measure_v4(yardstick))
         del yardstick
@@ -89,7 +89,7 @@ def _print_prefix(case: Case, prefill_ratio: float) -> None:
 
 def _measure(page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: Yardstick) -> Case:
     spec = _spec(page_tokens, page_bytes, segment_bytes)
-    pages = _TIER_BYTES // page_bytes
+    pages = TIER_BYTES // page_bytes
     pools = DevicePools(spec, [pages])
     arena = HostArena(spec.groups[0], pages)
     for buffer in spec.groups[0].buffers:
@@ -99,15 +99,15 @@ def _measure(page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: Y
     engine = CpuTransferEngine(spec, pools, [arena])
     rng = np.random.default_rng(page_bytes + segment_bytes)
     laps = Laps()
-    for _ in range(_REPEATS + 1):
-        count = _PLAN_BYTES // page_bytes
+    for _ in range(REPEATS + 1):
+        count = PLAN_BYTES // page_bytes
         device, host = (rng.permutation(pages)[:count].astype(np.int32) for _ in range(2))
         yardstick.time(laps)
         pair = GroupCopy(GroupId(0), device, host)
         laps.time("d2h", partial(_move, engine, Direction.BACKUP, pair, page_bytes))
         laps.time("h2d", partial(_move, engine, Direction.LOAD, pair, page_bytes))
     engine.close()
-    moved_bytes = _PLAN_BYTES // page_bytes * page_bytes
+    moved_bytes = PLAN_BYTES // page_bytes * page_bytes
     return Case(
         spec=f"{layers} layers x (k, v), bfloat16",
         page_tokens=page_tokens,

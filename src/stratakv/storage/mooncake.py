@@ -8,7 +8,7 @@ import os
 import re
 import socket
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
@@ -56,11 +56,16 @@ _REGIONS: Final = 64
 
 class MooncakeBackend:
     """A ``StorageBackend``. ConfigError where the client is missing; StorageError where no master
-    answers."""
+    answers. ``connect``: what makes the client."""
 
-    def __init__(self, form: StoreFormat, options: MooncakeOptions) -> None:
+    def __init__(
+        self,
+        form: StoreFormat,
+        options: MooncakeOptions,
+        connect: Callable[[MooncakeOptions], Client] | None = None,
+    ) -> None:
         self._form, self._options = form, options
-        self._client: Client | None = _connect(options)
+        self._client: Client | None = (connect or connected)(options)
         self._regions: OrderedDict[int, npt.NDArray[Any]] = OrderedDict()
         self._heads = blank_heads(_OBJECTS)
         self._head_views = head_views(self._heads)
@@ -223,7 +228,7 @@ def region_of(page: memoryview) -> tuple[int, int, npt.NDArray[Any]]:
     return array.ctypes.data, array.nbytes, array
 
 
-def _connect(options: MooncakeOptions) -> Client:
+def connected(options: MooncakeOptions) -> Client:
     try:
         from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415 - only who uses it
     except ImportError as error:

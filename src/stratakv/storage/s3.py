@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>|status code: (\d{3})")
 _NO_ROOM: Final = frozenset({"QuotaExceeded", "XMinioStorageFull", "507"})
-_DELETED_AT_ONCE: Final = 1000
+DELETED_AT_ONCE: Final = 1000
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -177,15 +177,15 @@ class S3Backend:
 
     async def _delete(self, names: list[str]) -> None:
         try:
-            for begin in range(0, len(names), _DELETED_AT_ONCE):
-                await self._store.delete_async(names[begin : begin + _DELETED_AT_ONCE])
+            for begin in range(0, len(names), DELETED_AT_ONCE):
+                await self._store.delete_async(names[begin : begin + DELETED_AT_ONCE])
         except Exception as error:  # noqa: BLE001 - obstore raises builtins and its own
             raise _failed("DELETE", error) from None
 
     async def _delete_all(self) -> int:
         place, deleted = f"{self._root}{self._form.spec_digest.hex()}/", 0
         try:
-            async for some in self._store.list(place, chunk_size=_DELETED_AT_ONCE):
+            async for some in self._store.list(place, chunk_size=DELETED_AT_ONCE):
                 await self._delete([found["path"] for found in some])
                 deleted += len(some)
         except StorageError:

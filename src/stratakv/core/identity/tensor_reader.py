@@ -84,7 +84,7 @@ class TensorReader:
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="stratakv-identity")
         self._futures: list[Future[ReadPiece]] = [
-            self._pool.submit(self._read, task) for task in tasks
+            self._pool.submit(self.read, task) for task in tasks
         ]
         self._pool.shutdown(wait=False)
 
@@ -102,7 +102,8 @@ class TensorReader:
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, task: Task) -> ReadPiece:
+    def read(self, task: Task) -> ReadPiece:
+        """One of the tasks, on the thread that calls."""
         piece = task.piece
         scratch = memoryview(bytearray(min(CHUNK_BYTES, max(1, piece.count_bytes))))
         fd = open_file(piece.path)
