@@ -1,0 +1,176 @@
+"""Tests come in through the front: none sets or wraps what is private to a production object.
+
+They may use verbs and constants that are public, of a class or an object, and what a constructor
+takes. To read something private is not held here. Owns the list of files that may do more, because
+they plant bugs on purpose where those would be made.
+
+A private name counts wherever it stands on the way: also a public verb of ``engine._steps`` is out
+of reach, directly or by a local name for it.
+"""
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from tests.meta.source import Module, last_name, repository
+
+SETTERS: Final = {"setattr", "delattr", "__setattr__", "object", "patch"}
+"""Of builtins, ``monkeypatch`` and ``mock``: ``patch.object`` and ``patch`` itself."""
+OURS: Final = "stratakv"
+SEEDED: Final[dict[str, str]] = {
+    "tests/conformance/test_kernels.py": "kernels that read what was never written",
+    "tests/fleet_faults.py": "room on a host that is not there; answers of the other lane",
+    "tests/integration/test_deepseek_long.py": "a layer that selects one token less",
+    "tests/property/test_bytes_under_the_engine.py": "what moves bytes, moving others",
+    "tests/property/test_prefetch_seeded_bugs.py": "edits to the source of decisions",
+    "tests/property/test_tree_seeded_bugs.py": "edits to the source of the tree",
+}
+"""Seeded bugs: a test of the tests, which names what it breaks."""
+OTHERS: Final[dict[str, str]] = {
+    "tests/unit/test_engine_module_code.py": "a name of torch's",
+    "tests/unit/test_engine_module_identity.py": "attributes of modules of transformers",
+    "tests/unit/test_storage_file_damage.py": "keys of one fingerprint, which nobody finds",
+    "tests/unit/test_transfer_copier.py": "the compiled module is taken away, as if not built",
+}
+"""What is no object of ours, or cannot be had otherwise."""
+ALLOWED: Final = SEEDED | OTHERS
+
+
+OWN: Final = {"tests/meta/test_seams.py"}
+"""Its samples."""
+
+
+def is_private(name: str) -> bool:
+    return name[:1] == "_" != name[1:2] and name.isidentifier() and len(name) > 1
+
+
+def others(module: Module) -> set[str]:
+    """Names that are imported from somewhere else: their privates are not ours."""
+    found: set[str] = set()
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Import(names=names):
+                found |= {(n.asname or n.name).split(".")[0] for n in names if not _is_ours(n.name)}
+            case ast.ImportFrom(module=str(where), names=names) if not _is_ours(where):
+                found |= {n.asname or n.name for n in names}
+            case _:
+                pass
+    return found
+
+
+def _is_ours(module: str) -> bool:
+    return module.split(".", maxsplit=1)[0] == OURS
+
+
+def reaches_private(node: ast.expr, paths: dict[str, ast.expr]) -> bool:
+    """Whether ``node`` names something private of something else than ``self``, on its way or by a
+    local name (``paths``) that stands for such a way."""
+    match node:
+        case ast.Attribute(value=ast.Name("self" | "cls")):
+            return False
+        case ast.Attribute(value=base, attr=name):
+            return is_private(name) or reaches_private(base, paths)
+        case ast.Subscript(value=base):
+            return reaches_private(base, paths)
+        case ast.Name(name) if name in paths:
+            return reaches_private(paths[name], {})
+        case _:
+            return False
+
+
+def root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def local_paths(scope: ast.AST) -> dict[str, ast.expr]:
+    """What local names stand for, where that is a way to something."""
+    found: dict[str, ast.expr] = {}
+    for node in ast.walk(scope):
+        match node:
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                found[name] = value
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                pairs = zip(names, values, strict=False)
+                found |= {name.id: value for name, value in pairs if isinstance(name, ast.Name)}
+            case _:
+                pass
+    return found
+
+
+def set_from_outside(module: Module) -> Iterator[str]:
+    """What is private and is set, wrapped or replaced. Where names of what is set stand in
+    variables, each private name in the file counts."""
+    foreign = others(module)
+    paths: dict[int, dict[str, ast.expr]] = {}
+    for scope in (module.tree, *sorted(module.functions(), key=lambda one: one.lineno)):
+        own = local_paths(scope)
+        for node in ast.walk(scope):  # the innermost last
+            paths[id(node)] = paths.get(id(node), {}) | own
+    by_variable = False
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                if root(node) not in foreign and reaches_private(node, paths[id(node)]):
+                    yield ast.unparse(node)
+            case ast.Call(func=func, args=[ast.Constant(value=str(path)), *_]):
+                named = last_name(func) in SETTERS and _is_ours(path)
+                if named and any(map(is_private, path.split("."))):
+                    yield path
+            case ast.Call(func=func, args=[owner, name, *_]) if last_name(func) in SETTERS:
+                by_variable |= not isinstance(name, ast.Constant)
+                private = isinstance(name, ast.Constant) and is_private(str(name.value))
+                private |= reaches_private(owner, paths[id(node)])
+                if private and root(owner) not in foreign:
+                    yield ast.unparse(node)
+            case _:
+                pass
+    for node in ast.walk(module.tree) if by_variable else ():
+        if isinstance(node, ast.Constant) and is_private(str(node.value)):
+            yield str(node.value)
+
+
+BAD: Final = (
+    "def f(patch): patch.setattr(Progress, '_collect', g)",
+    "def f(cache): setattr(cache.retraction, '_room', g)",
+    "def f(): mock.patch.object(Progress, '_collect', g)",
+    "def f(): mock.patch('stratakv.storage.s3._failed')",
+    "def f(patch): patch.setattr('stratakv.storage._sealed.read', g)",
+    "def f(patch): patch.delattr(cache, '_live')",
+    "def f(engine): engine._steps = g",
+    "def f(engine): del engine._steps",
+    "def f(engine): engine._steps.admit = g",
+    "def f(lanes): lanes[0]._backend.write = g",
+    "def f(engine, patch): patch.setattr(engine._steps, 'admit', g)",
+    "def f(engine, patch):\n    steps = engine._steps\n    patch.setattr(steps, 'admit', g)",
+    "def f(engine):\n    seen, steps = [], engine._steps\n    steps.admit = g",
+    "def f(engine):\n    steps = engine._steps\n    def g(): steps.admit = f",
+    "PLACES = (Progress, '_collect')\ndef f(patch): patch.setattr(*PLACES[:1], name, g)",
+    "NAMES = ['_collect']\ndef f(patch, name): patch.setattr(Progress, name, g)",
+)
+FINE: Final = (
+    "def f(patch): patch.setattr(Progress, 'wait', g)",
+    "def f(patch): patch.setattr('stratakv.storage.s3.DELETED_AT_ONCE', 4)",
+    "from tests.fixtures import servers\ndef f(patch): patch.setattr(servers, '_apt', g)",
+    "import torch\ndef f(patch): patch.setattr(torch.nn, '_reduction', g)",
+    "class A:\n    def f(self): self._rank = 1",
+    "class A:\n    def f(self): self._engine.step = g",
+    "def f(engine): return engine._steps",
+    "def f(engine): engine.step = engine._steps",
+    "def f(cache, name): setattr(cache, name, '_')",
+    "def f(patch, name): patch.setattr(Progress, name, '__init__')",
+)
+
+
+def test_no_test_sets_what_is_private_to_production_code():
+    for sample in BAD:
+        assert list(set_from_outside(Module("sample.py", sample))), sample
+    for sample in FINE:
+        assert not list(set_from_outside(Module("sample.py", sample))), sample
+    files = [Module(name, text) for name, text in repository() if name.endswith(".py")]
+    tests = [one for one in files if one.name.startswith("tests/") and one.name not in OWN]
+    assert len(tests) > 100
+    found = {one.name: sorted(set(set_from_outside(one))) for one in tests}
+    assert {name: what for name, what in found.items() if what and name not in ALLOWED} == {}
+    assert {name for name in ALLOWED if not found[name]} == set(), "no exceptions any more"
