@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from stratakv.assembly.build import ALONE, Sockets
+from stratakv.assembly.build import DEFAULT_SOCKETS, Sockets
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.models import CPU, Device, EngineParts, assemble
 from stratakv.assembly.sizing import Sizes
@@ -323,7 +323,7 @@ def token_engine(
     copier: Copier = DEFAULT_COPIER,
     digests: Mapping[str, bytes] | None = None,
     make_runner: Callable[[CacheSpec, TorchPools, BlockTable], Runner] = HeldTokens,
-    sockets: Sockets = ALONE,
+    sockets: Sockets = DEFAULT_SOCKETS,
 ) -> Iterator[EngineParts]:
     """An engine over ``HeldTokens``: real pages, tree, copies and scheduling, no arithmetic.
     ``digests``: of adapters that it says it has, by name."""

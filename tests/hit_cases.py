@@ -20,7 +20,7 @@ from stratakv.engine.executor import TokenSource
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
 from stratakv.engine.verify import Settings, Verifier, compare
 from stratakv.engine.verify_report import Exact, Way
-from stratakv.engine.verify_session import Reply, Scribe, Session
+from stratakv.engine.verify_session import Scribe, VerifyOutput, VerifySession
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES
 from stratakv.spec.groups import CacheSpec
@@ -73,9 +73,9 @@ def oracle(
     return reference_greedy(model, list(prompt), count)
 
 
-def hugging_face(model: PreTrainedModel, tokens: tuple[int, ...], count: int) -> Reply:
+def hugging_face(model: PreTrainedModel, tokens: tuple[int, ...], count: int) -> VerifyOutput:
     said, logits = oracle(model, tokens, count)
-    return Reply(tuple(said), logits, 0.0)
+    return VerifyOutput(tuple(said), logits, 0.0)
 
 
 def config_for(page: int, **settings) -> EngineConfig:
@@ -109,8 +109,8 @@ class Lab:
         self.spec = parts.spec
         self.page = parts.spec.page_tokens
         self.recorder = RecordingRunner(parts)
-        self.session = Session(Tried(parts), scribe, MonotonicClock())
-        self.answers: dict[str, Reply] = {}
+        self.session = VerifySession(Tried(parts), scribe, MonotonicClock())
+        self.answers: dict[str, VerifyOutput] = {}
         self._asked: dict[str, tuple[int, ...]] = {}
 
     def submit(self, name: str, tokens: Sequence[int], count: int = OUTPUT, salt: str = "") -> None:
@@ -128,14 +128,14 @@ class Lab:
             self.answers[name] = reply
             self.compare(self._asked[name], reply)
 
-    def ask(self, tokens: Sequence[int], count: int = OUTPUT, salt: str = "") -> Reply:
+    def ask(self, tokens: Sequence[int], count: int = OUTPUT, salt: str = "") -> VerifyOutput:
         """One prompt alone."""
         name = str(len(self._asked))
         self.submit(name, tokens, count, salt)
         self.drain()
         return self.answers[name]
 
-    def compare(self, tokens: tuple[int, ...], reply: Reply) -> None:
+    def compare(self, tokens: tuple[int, ...], reply: VerifyOutput) -> None:
         """Greedy tokens are identical and logits agree at every one of them; NaN never does."""
         said = len(reply.tokens) + (reply.failure is not None)
         right = hugging_face(self.model, tokens, said)
@@ -180,7 +180,7 @@ def prove_exact(model: HuggingFaceModel, reference: PreTrainedModel, page: int) 
     groups = len(spec_of(model.config, page_tokens=page, dtype=model.dtype).groups)
     pages = (-(-1024 // page),) * groups
 
-    def uncached(tokens: TokenIds, count: int) -> Reply:
+    def uncached(tokens: TokenIds, count: int) -> VerifyOutput:
         return hugging_face(reference, tuple(tokens.tolist()), count)
 
     settings = Settings(bound=bound_of_model(reference), salt="", output_tokens=OUTPUT)

@@ -11,7 +11,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.spec.derive import spec_of
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow
-from stratakv.testing.hand_off import HandOff, Side
+from stratakv.testing.hand_off import HandOffSide, LocalHandOff
 from tests.engines import VOCABULARY, all_free, small_engine, token_engine, token_spec, tokens_of
 from tests.fixtures.models import tiny_model
 from tests.hit_cases import config_for, engine_model, oracle
@@ -24,13 +24,13 @@ class Pair:
 
     def __init__(self, link, prefill, decode):
         self.link = link
-        self.sides = {Side.PREFILL: prefill, Side.DECODE: decode}
-        self.out = {side: {} for side in Side}
+        self.sides = {HandOffSide.PREFILL: prefill, HandOffSide.DECODE: decode}
+        self.out = {side: {} for side in HandOffSide}
         link.connect(prefill.spec, prefill.pools, decode.pools)
 
     @property
     def decode(self):
-        return self.sides[Side.DECODE]
+        return self.sides[HandOffSide.DECODE]
 
     def submit(self, asked):
         for side, parts in self.sides.items():
@@ -39,7 +39,7 @@ class Pair:
 
     def step(self):
         for back in self.link.returned():
-            self.sides[Side.PREFILL].engine.submit(back)
+            self.sides[HandOffSide.PREFILL].engine.submit(back)
         for side, parts in self.sides.items():
             for output in parts.engine.step():
                 self.out[side][output.request].append(output)
@@ -55,7 +55,7 @@ class Pair:
         self.drain()
         return [tokens_of(self.said(one.id)) for one in asked]
 
-    def said(self, name, side=Side.DECODE):
+    def said(self, name, side=HandOffSide.DECODE):
         return self.out[side][name]
 
     def phase(self, side, name):
@@ -80,13 +80,16 @@ def model_pair(family, decode_pages=None, link=None, **settings):
     spec = spec_of(model.config, page_tokens=PAGE, dtype=model.dtype)
     plenty = (64,) * len(spec.groups)
     link, config = (
-        HandOff() if link is None else link,
+        LocalHandOff() if link is None else link,
         config_for(PAGE, snapshot_tokens=PAGE, **settings),
     )
     with ExitStack() as undo:
         sides = [
             undo.enter_context(small_engine(model, config, pages, plenty, role=link.roles[side]))
-            for side, pages in ((Side.PREFILL, plenty), (Side.DECODE, decode_pages or plenty))
+            for side, pages in (
+                (HandOffSide.PREFILL, plenty),
+                (HandOffSide.DECODE, decode_pages or plenty),
+            )
         ]
         yield Pair(link, *sides)
 
@@ -120,7 +123,7 @@ def token_pair(*rules, device=60, host=100, page=4, link=None, **settings):
     """``device``: pages of each group where it is decoded, or one count for all."""
     spec, config = token_spec(page, *rules), replace(CONFIG, page_tokens=page, **settings)
     config = config if host else replace(config, cache="device")
-    link = HandOff() if link is None else link
+    link = LocalHandOff() if link is None else link
     groups = len(spec.groups)
     with ExitStack() as undo:
         sides = [
@@ -131,7 +134,7 @@ def token_pair(*rules, device=60, host=100, page=4, link=None, **settings):
                     sockets=Sockets(role=lambda side=side: link.roles[side]),
                 )
             )
-            for side, pages in ((Side.PREFILL, 60), (Side.DECODE, device))
+            for side, pages in ((HandOffSide.PREFILL, 60), (HandOffSide.DECODE, device))
         ]  # fmt: skip
         yield Pair(link, *sides)
 

@@ -21,9 +21,9 @@ from stratakv.policy.prefetch import (
     Probing,
 )
 from stratakv.policy.prefetch_book import PrefetchBook
-from stratakv.policy.prefetch_ends import Held
+from stratakv.policy.prefetch_ends import CachedPrefix
 from stratakv.policy.prefetch_pace import PrefetchPolicy
-from stratakv.policy.prefetch_reasons import Arrival, Reason
+from stratakv.policy.prefetch_reasons import FetchOutcome, Reason
 from stratakv.spec.retention import (
     KeepAll,
     KeepBoundary,
@@ -35,11 +35,11 @@ from stratakv.spec.retention import (
 from stratakv.testing.specs import small_spec
 
 REQUEST = RequestId("r")
-WORST = (Arrival.CORRUPT, Arrival.FAILED, Arrival.MISSED)
+WORST = (FetchOutcome.CORRUPT, FetchOutcome.FAILED, FetchOutcome.MISSED)
 MISSING = {
-    Arrival.CORRUPT: Reason.CORRUPT,
-    Arrival.FAILED: Reason.IO_ERROR,
-    Arrival.MISSED: Reason.EVICTED,
+    FetchOutcome.CORRUPT: Reason.CORRUPT,
+    FetchOutcome.FAILED: Reason.IO_ERROR,
+    FetchOutcome.MISSED: Reason.EVICTED,
 }
 
 
@@ -198,7 +198,7 @@ class Walk:
         policy = PrefetchPolicy(threshold_tokens=self.threshold, budget_tokens=self.budget)
         self.rules = PrefetchRules(self.path.spec, policy)
         self.book = PrefetchBook(self.rules, page)
-        self.held = Held(self.path.base, as_flags(self.path.present, self.path.limit))
+        self.held = CachedPrefix(self.path.base, as_flags(self.path.present, self.path.limit))
         self.ranks = [random_stored(rng, self.path) for _ in range(rng.choice((1, 1, 2)))]
         self.chain = []
 
@@ -315,12 +315,12 @@ class Walk:
             return after
         count = len(state.plan.objects.pages)
         bad = rng.choice((0.0, 0.0, 0.1, 0.5))
-        kinds = (Arrival.MISSED, Arrival.FAILED, Arrival.CORRUPT)
+        kinds = (FetchOutcome.MISSED, FetchOutcome.FAILED, FetchOutcome.CORRUPT)
         came = []
         for _ in self.ranks:
             arrivals = [rng.choice(kinds) if rng.random() < bad else 0 for _ in range(count)]
             stop = rng.choice((count, count, rng.randint(0, count)))
-            arrivals[stop:] = [Arrival.NOT_TRIED] * (count - stop)
+            arrivals[stop:] = [FetchOutcome.NOT_TRIED] * (count - stop)
             came.append(np.array(arrivals, np.uint8))
         agreed = np.logical_and.reduce([self.rules.landable(state, a) for a in came])
         stopped = rng.choice((Reason.DEADLINE, Reason.ABORTED))
@@ -332,7 +332,7 @@ class Walk:
         sets = [set() for _ in self.path.groups]
         pairs = zip(plan.objects.pages.tolist(), plan.objects.groups.tolist(), strict=True)
         for (page, group), arrival in zip(pairs, arrivals.tolist(), strict=True):
-            if arrival == Arrival.ARRIVED:
+            if arrival == FetchOutcome.ARRIVED:
                 sets[group].add(page)
         return sets
 

@@ -25,7 +25,7 @@ from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import GroupId, PageKey, RequestId, TicketId
-from stratakv.engine.attachment import BESIDE_STEPS, Report, StorageCall, Verb
+from stratakv.engine.attachment import BESIDE_STEPS, AttachmentReport, StorageCall, Verb
 from stratakv.engine.request import CachedTokens, FinishReason, Output, Prompt, TokenLogprob
 from stratakv.engine.storage_control import (
     BackgroundStores,
@@ -221,7 +221,7 @@ class EchoEngine:
     def beside_steps(self) -> frozenset[Verb]:
         return BESIDE_STEPS
 
-    def call_storage(self, call: StorageCall) -> Sequence[Report]:
+    def call_storage(self, call: StorageCall) -> Sequence[AttachmentReport]:
         if call.verb not in BESIDE_STEPS:
             self.threads.add(threading.get_ident())
         return (self._control.call(call),)

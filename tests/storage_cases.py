@@ -17,7 +17,7 @@ from stratakv.assembly.stores import open_store
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import GroupId
 from stratakv.core.page_keys import PageHasher
-from stratakv.engine.attachment import State, StorageCall, Verb
+from stratakv.engine.attachment import AttachmentState, StorageCall, Verb
 from stratakv.engine.loop import Engine
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed
@@ -65,13 +65,13 @@ def attach(parts: EngineParts, url: str) -> IoWorker:
 def detached(engine: Engine, *, force: bool = False) -> bool:
     """Whether its store is closed; it is not while pages are being written or fetched."""
 
-    def call(verb: Verb) -> State:
+    def call(verb: Verb) -> AttachmentState:
         (report,) = engine.call_storage(StorageCall(verb, force=force))
         return report.state
 
-    if call(Verb.DETACH) is State.DRAINING:
+    if call(Verb.DETACH) is AttachmentState.DRAINING:
         return False
-    wait_until(lambda: call(Verb.LOOK) is State.DETACHED)
+    wait_until(lambda: call(Verb.LOOK) is AttachmentState.DETACHED)
     return True
 
 

@@ -4,7 +4,7 @@ from stratakv.spec.retention import Retention
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import Prefix
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_records import Request
+from stratakv.testing.tree_records import WalkRequest
 
 
 def tree(*rules: Retention, anchor_bytes: bool = True) -> TreeDriver:
@@ -12,7 +12,7 @@ def tree(*rules: Retention, anchor_bytes: bool = True) -> TreeDriver:
     return TreeDriver(spec, [16] * len(spec.groups), [16] * len(spec.groups))
 
 
-def run(it: TreeDriver, prompt: Prefix, *, generous: bool = True) -> Request:
+def run(it: TreeDriver, prompt: Prefix, *, generous: bool = True) -> WalkRequest:
     request = it.arrive(prompt, len(prompt) - 1, load=False)
     it.extend(request, len(prompt), generous=generous)
     it.verify()

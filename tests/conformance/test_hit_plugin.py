@@ -14,13 +14,13 @@ from stratakv.assembly import models
 from stratakv.cache.admit import Admitter
 from stratakv.engine.executor import Runner
 from stratakv.engine.verify import Settings, Verifier, cut_sizes
-from stratakv.engine.verify_report import Differs, Exact, NotRun, Report, Way
-from stratakv.engine.verify_session import Reply
+from stratakv.engine.verify_report import Differs, Exact, NotRun, VerifyReport, Way
+from stratakv.engine.verify_session import VerifyOutput
 from stratakv.spec.derive import spec_of
 from stratakv.storage.backend import StoreFormat
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.hit_equals_recompute import HitEqualsRecompute, prompts
-from stratakv.transfer.copier import Route
+from stratakv.transfer.copier import CopyRoute
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.tree.matching import NO_MATCH
 from tests.conformance.test_storage_plugin import BACKEND, install
@@ -53,10 +53,10 @@ class TestAStoreOfSomebodyElse(HitEqualsRecompute):
 class Copier:
     """Of a third party: whole pages, as it is told."""
 
-    def gather(self, route: Route, device, host) -> None:
+    def gather(self, route: CopyRoute, device, host) -> None:
         DEFAULT_COPIER.gather(route, device, host)
 
-    def scatter(self, route: Route, device, host) -> None:
+    def scatter(self, route: CopyRoute, device, host) -> None:
         DEFAULT_COPIER.scatter(route, device, host)
 
 
@@ -107,7 +107,7 @@ def test_what_a_directory_says_is_what_hugging_face_says(tmp_path):
 
     def hugging_face(tokens, count):
         said, logits = reference_greedy(model, tokens.tolist(), count)
-        return Reply(tuple(said), logits, 0.0)
+        return VerifyOutput(tuple(said), logits, 0.0)
 
     settings = Settings(bound=bound_of_model(model), salt="x", cuts=(1, 17))
     asked = prompts(model.config.vocab_size, (40,))
@@ -177,13 +177,13 @@ class BadStore(TestAStoreOfSomebodyElse):
 
 def verified(
     suite: HitEqualsRecompute, ways: tuple[Way, ...], lengths: tuple[int, ...] = (150, 81)
-) -> Report:
+) -> VerifyReport:
     type(suite).ways = ways
     type(suite).lengths = lengths
     return suite.verified()
 
 
-def differing(report: Report) -> set[Way]:
+def differing(report: VerifyReport) -> set[Way]:
     return {found.way for found in report.findings if isinstance(found.verdict, Differs)}
 
 
@@ -284,7 +284,7 @@ def test_an_oracle_of_ones_own_takes_the_place_of_the_uncached_run():
 
     def liar(tokens, count):
         asked.append(len(tokens))
-        return Reply(tuple(range(count)), torch.ones(count, model.vocab_size), 0.0)
+        return VerifyOutput(tuple(range(count)), torch.ones(count, model.vocab_size), 0.0)
 
     settings = Settings(bound=1.0, salt="x")
     verifier = Verifier(suite.start(model), prompts(model.vocab_size, (40,)), settings, liar)

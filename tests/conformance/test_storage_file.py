@@ -9,7 +9,7 @@ from stratakv.core.clock import WallClock
 from stratakv.storage.backend import ObjectKey, StorageBackend, StoreFormat
 from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
-from stratakv.testing.storage_conformance import FORM, StorageConformance, Subject
+from stratakv.testing.storage_conformance import FORM, StorageConformance, StorageSubject
 from tests.storage_files import flip_payload
 
 
@@ -19,7 +19,7 @@ def opener(directory: Path, limits: StoreLimits) -> Callable[[StoreFormat], Stor
 
 class TestFileStore(StorageConformance):
     @pytest.fixture(params=[False, True], ids=["process", "power"])
-    def subject(self, tmp_path: Path, request: pytest.FixtureRequest) -> Subject:
+    def subject(self, tmp_path: Path, request: pytest.FixtureRequest) -> StorageSubject:
         place = tmp_path / "store"
         limits = StoreLimits(quota_bytes=64 << 20, power_safe=request.param)
         open_small = opener(tmp_path / "small", StoreLimits(quota_bytes=12 * 7 * 4096))
@@ -27,7 +27,7 @@ class TestFileStore(StorageConformance):
         def corrupt(key: ObjectKey) -> None:
             flip_payload(place, key, 100 if key.group < 2 else 0)
 
-        return Subject(
+        return StorageSubject(
             open=opener(place, limits),
             corrupt=corrupt,
             shared=True,

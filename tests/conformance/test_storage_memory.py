@@ -4,12 +4,12 @@ import pytest
 
 from stratakv.storage.backend import ObjectKey, StorageBackend, StoreFormat
 from stratakv.storage.memory import MemoryBackend
-from stratakv.testing.storage_conformance import FORM, StorageConformance, Subject
+from stratakv.testing.storage_conformance import FORM, StorageConformance, StorageSubject
 
 
 class TestMemoryBackend(StorageConformance):
     @pytest.fixture
-    def subject(self) -> Subject:
+    def subject(self) -> StorageSubject:
         opened: list[MemoryBackend] = []
 
         def open_it(form: StoreFormat) -> StorageBackend:
@@ -19,7 +19,7 @@ class TestMemoryBackend(StorageConformance):
         def corrupt(key: ObjectKey) -> None:
             opened[-1].damage(key, 17)
 
-        return Subject(
+        return StorageSubject(
             open=open_it,
             corrupt=corrupt,
             shared=False,

@@ -14,7 +14,7 @@ from stratakv.storage.mooncake import MooncakeBackend, region_of
 from stratakv.storage.urls import MooncakeOptions
 from stratakv.testing.patience import wait_until
 from stratakv.testing.storage_conformance import FORM as CONFORMANCE_FORM
-from stratakv.testing.storage_conformance import StorageConformance, Subject
+from stratakv.testing.storage_conformance import StorageConformance, StorageSubject
 from tests.fixtures.servers import free_port, mooncake_master
 from tests.fixtures.stored_pages import FORM, PAGE, keys_of, pages_of, views
 
@@ -85,7 +85,7 @@ class TestMooncake(StorageConformance):
             assert memory.put(name, bytes(data)) == 0
 
         memory.remove_all(True)
-        return Subject(
+        return StorageSubject(
             open=lambda form: MooncakeBackend(form, options(master.port)),
             corrupt=corrupt,
             shared=True,

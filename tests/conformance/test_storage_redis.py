@@ -14,7 +14,7 @@ from stratakv.storage.backend import Everything, ReadStatus, StoreFormat, WriteS
 from stratakv.storage.redis import RedisBackend
 from stratakv.storage.urls import RedisOptions
 from stratakv.testing.patience import PATIENCE_S, wait_until
-from stratakv.testing.storage_conformance import StorageConformance, Subject
+from stratakv.testing.storage_conformance import StorageConformance, StorageSubject
 from tests.fixtures.servers import (
     REDIS_SERVERS,
     Server,
@@ -77,7 +77,7 @@ class TestRedis(StorageConformance):
             name = cli(server, "keys", f"*:{key.group}:{key.page.hex()}.{key.shard}")
             flip(server, name, 128 + 2)
 
-        return Subject(
+        return StorageSubject(
             open=lambda form: RedisBackend(form, RedisOptions(url=url, batch_bytes=100_000)),
             corrupt=corrupt,
             shared=True,

@@ -14,7 +14,7 @@ from stratakv.storage.s3 import S3Backend
 from stratakv.storage.urls import S3Options
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_conformance import FORM as CONFORMANCE_FORM
-from stratakv.testing.storage_conformance import StorageConformance, Subject
+from stratakv.testing.storage_conformance import StorageConformance, StorageSubject
 from tests.fixtures.servers import free_port, proxy, s3_server
 from tests.fixtures.stored_pages import FORM, PAGE, keys_of, pages_of, views
 
@@ -84,7 +84,7 @@ class TestS3(StorageConformance):
             data[-1] ^= 1
             bucket(server.port).put(name, bytes(data))
 
-        return Subject(
+        return StorageSubject(
             open=lambda form: S3Backend(form, options(server.port, prefix)),
             corrupt=corrupt,
             shared=True,

@@ -19,8 +19,8 @@ from stratakv.disagg.transport import Done, Failed
 from stratakv.disagg.wired import WiredTransport
 from stratakv.testing.transport_conformance import TransportConformance
 from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
-from stratakv.testing.transport_sides import Side, meet, until, writes_of
-from stratakv.testing.transport_suite import MANY, REGION_BYTES, A, B, Subject
+from stratakv.testing.transport_sides import TransportSide, meet, until, writes_of
+from stratakv.testing.transport_suite import MANY, REGION_BYTES, A, B, TransportSubject
 from tests.fixtures.transports import PATIENT, open_loopback
 
 UNTIDY = TransportFaults(late=4, delay=4, parts=5)
@@ -32,7 +32,7 @@ def open_untidy(seed, memories):
 
 @pytest.fixture
 def subject():
-    return Subject(open=partial(open_untidy, 1), elsewhere=False)
+    return TransportSubject(open=partial(open_untidy, 1), elsewhere=False)
 
 
 class TestUntidy(TransportConformance):
@@ -44,8 +44,10 @@ class TestUntidy(TransportConformance):
 
 def test_a_completion_that_is_lost_is_a_failure_when_the_link_ends():
     lossy = TransportFaults(lost=0.5)
-    one = Side.of(lambda memories: FaultyTransport(open_loopback(memories), Random(1), lossy), 64)
-    two = Side.of(open_loopback, 64)
+    one = TransportSide.of(
+        lambda memories: FaultyTransport(open_loopback(memories), Random(1), lossy), 64
+    )
+    two = TransportSide.of(open_loopback, 64)
     meet(one, A, two, B)
     transfers = [one.transport.post(B, writes_of((0, 0, 0, 0, 64)), b"%d" % i) for i in range(20)]
     until(lambda: len(two.notes(A)) == 20, "all notifications", one, two)
@@ -186,11 +188,11 @@ def run(name, open_transport):
     with ExitStack() as closing:
 
         def sides(*sizes):
-            side = Side.of(open_transport, *sizes)
+            side = TransportSide.of(open_transport, *sizes)
             closing.callback(side.transport.close)
             return side
 
-        given = {"sides": sides, "subject": Subject(open=open_transport, elsewhere=False)}
+        given = {"sides": sides, "subject": TransportSubject(open=open_transport, elsewhere=False)}
         if "pair" in wanted:
             given["pair"] = sides(*REGION_BYTES), sides(*REGION_BYTES)
             meet(given["pair"][0], A, given["pair"][1], B)

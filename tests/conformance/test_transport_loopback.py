@@ -3,7 +3,7 @@
 import pytest
 
 from stratakv.testing.transport_conformance import TransportConformance
-from stratakv.testing.transport_suite import Subject
+from stratakv.testing.transport_suite import TransportSubject
 from tests.doc_blocks import python_of
 from tests.fixtures.transports import open_loopback
 
@@ -11,7 +11,7 @@ from tests.fixtures.transports import open_loopback
 class TestLoopback(TransportConformance):
     @pytest.fixture
     def subject(self):
-        return Subject(open=open_loopback, elsewhere=False)
+        return TransportSubject(open=open_loopback, elsewhere=False)
 
 
 def test_the_example_of_the_page_runs():

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from stratakv.testing.transport_conformance import TransportConformance
-from stratakv.testing.transport_suite import Subject, TransportSuite
+from stratakv.testing.transport_suite import TransportSubject, TransportSuite
 from tests.fixtures.transports import IMPATIENT, mooncake_is_here, open_mooncake
 
 pytestmark = pytest.mark.skipif(
@@ -26,7 +26,7 @@ def _mooncake():
 
 @pytest.fixture
 def subject():
-    return Subject(
+    return TransportSubject(
         open=open_mooncake, elsewhere=True, impatient=partial(open_mooncake, link=IMPATIENT)
     )
 

@@ -7,8 +7,8 @@ import pytest
 from stratakv.disagg.link import LinkOptions
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transport_conformance import TransportConformance
-from stratakv.testing.transport_sides import Child, Side, meet, until, writes_of
-from stratakv.testing.transport_suite import A, B, Subject, TransportSuite
+from stratakv.testing.transport_sides import Child, TransportSide, meet, until, writes_of
+from stratakv.testing.transport_suite import A, B, TransportSubject, TransportSuite
 from tests.fixtures.transports import IMPATIENT, nixl_is_here, open_nixl
 
 SHARED = "sm,tcp,self"
@@ -17,7 +17,7 @@ ONE_SLICE = LinkOptions(beat_s=0.05, lost_after_s=PATIENCE_S, slice_bytes=BIG_BY
 
 
 def subject_of(transports):
-    return Subject(
+    return TransportSubject(
         open=partial(open_nixl, transports),
         elsewhere=True,
         impatient=partial(open_nixl, transports, link=IMPATIENT),
@@ -71,7 +71,7 @@ def written_after_the_fence():
     """Whether a process still writes here by shared memory, after we have disconnected it in the
     middle of a slice."""
     opened = partial(open_nixl, SHARED, link=ONE_SLICE)
-    one, two = Side.of(opened, BIG_BYTES), Child(opened, BIG_BYTES)
+    one, two = TransportSide.of(opened, BIG_BYTES), Child(opened, BIG_BYTES)
     try:
         meet(one, A, two, B)
         two.fill(0, 2)

@@ -20,7 +20,7 @@ from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.transport import PeerId
 from stratakv.engine.request import Failure, FinishReason, Phase
 from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow
-from stratakv.testing.hand_off import Side
+from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import wait_until
 from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
 from stratakv.tiers import progress
@@ -55,23 +55,25 @@ class Link:
 
     def __init__(self, prefill=open_loopback, decode=open_loopback, joins=True):
         self.clock = ManualClock()
-        self.peers = {Side.PREFILL: Peers(), Side.DECODE: Peers()}
-        self.opens = {Side.PREFILL: prefill, Side.DECODE: decode}
+        self.peers = {HandOffSide.PREFILL: Peers(), HandOffSide.DECODE: Peers()}
+        self.opens = {HandOffSide.PREFILL: prefill, HandOffSide.DECODE: decode}
         self.roles = {
-            Side.PREFILL: PrefillRole(self.peers[Side.PREFILL], LIMITS, self.clock),
-            Side.DECODE: DecodeRole(self.peers[Side.DECODE], lambda _: P, LIMITS, self.clock),
+            HandOffSide.PREFILL: PrefillRole(self.peers[HandOffSide.PREFILL], LIMITS, self.clock),
+            HandOffSide.DECODE: DecodeRole(
+                self.peers[HandOffSide.DECODE], lambda _: P, LIMITS, self.clock
+            ),
         }
         self.joins = joins
-        self.models = {Side.PREFILL: b"model", Side.DECODE: b"model"}
+        self.models = {HandOffSide.PREFILL: b"model", HandOffSide.DECODE: b"model"}
 
     def connect(self, spec, prefill, decode):
-        for side, pools in ((Side.PREFILL, prefill), (Side.DECODE, decode)):
+        for side, pools in ((HandOffSide.PREFILL, prefill), (HandOffSide.DECODE, decode)):
             self.peers[side].open(spec, pools, self.models[side], self.opens[side])
         if self.joins:
             self.join()
 
     def join(self):
-        prefill, decode = self.peers[Side.PREFILL], self.peers[Side.DECODE]
+        prefill, decode = self.peers[HandOffSide.PREFILL], self.peers[HandOffSide.DECODE]
         said, answer = prefill.introduce(D), decode.introduce(P)
         decode.meet(P, said)
         prefill.meet(D, answer)
@@ -114,7 +116,7 @@ def settle(pair):
 
     pair.drain()
     wait_until(over, "the end of every session")
-    assert not pair.link.roles[Side.DECODE].lease_counts().leased
+    assert not pair.link.roles[HandOffSide.DECODE].lease_counts().leased
     pair.assert_nothing_left()
 
 
@@ -180,7 +182,7 @@ def test_what_prefill_had_of_a_prompt_is_told():
         pair.run(greedy("first", PROMPT[:40], 2))
         pair.decode.engine.flush()
         pair.run(greedy("again", PROMPT[:40], 2))
-        assert link.roles[Side.DECODE].cached_elsewhere == (36, 0, 0)
+        assert link.roles[HandOffSide.DECODE].cached_elsewhere == (36, 0, 0)
         settle(pair)
 
 
@@ -196,10 +198,10 @@ def test_long_words_come_in_parts(monkeypatch):
 HARD = KeepWindow(10), KeepBoundary(), KeepLive()
 
 
-@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("side", HandOffSide)
 def test_an_abort_in_every_phase_leaves_nothing(side):
     """The pages are asked for by somebody else at once, while they may still be written."""
-    computes = Phase.PREFILLING if side is Side.PREFILL else Phase.DECODING
+    computes = Phase.PREFILLING if side is HandOffSide.PREFILL else Phase.DECODING
     with tokens_over(Link(untidy(7), untidy(8)), *HARD, device=24) as pair:
         for at, phase in enumerate([Phase.WAITING, computes, Phase.TRANSFERRING] * 2):
             name = f"r{at}"
@@ -208,7 +210,7 @@ def test_an_abort_in_every_phase_leaves_nothing(side):
             pair.sides[side].engine.abort(RequestId(name))
             other = [at + 1, *PROMPT[7:40]]
             assert pair.run(greedy(f"s{at}", other, 3)) == [expected_tokens(other, 3)]
-            across = Side.DECODE if side is Side.PREFILL else Side.PREFILL
+            across = HandOffSide.DECODE if side is HandOffSide.PREFILL else HandOffSide.PREFILL
             assert ended(pair.said(name, across)) is not None
         settle(pair)
 
@@ -231,7 +233,7 @@ def test_an_abort_of_a_model_s_request_harms_nobody(family):
 def test_both_sides_may_abort_in_any_order():
     with tokens_over(Link(untidy(5), untidy(6)), KeepWindow(10), device=24) as pair:
         for steps in range(5):
-            for first in Side:
+            for first in HandOffSide:
                 name = f"{first.name}{steps}"
                 pair.submit(greedy(name, [steps, *PROMPT[:30]], 4))
                 for _ in range(5 * steps):
@@ -254,7 +256,9 @@ def test_pages_that_may_still_be_written_are_nobody_elses_until_the_fence():
     link = Link(prefill=untidy(1, STUCK))
     with tokens_over(link, KeepWindow(10)) as pair:
         pair.submit(greedy("r", PROMPT[:30], 4))
-        until(pair, lambda: pair.phase(Side.PREFILL, "r") is Phase.TRANSFERRING, "the writes")
+        until(
+            pair, lambda: pair.phase(HandOffSide.PREFILL, "r") is Phase.TRANSFERRING, "the writes"
+        )
         free = {side: free_pages(parts) for side, parts in pair.sides.items()}
         for parts in pair.sides.values():
             parts.engine.abort(RequestId("r"))
@@ -264,27 +268,31 @@ def test_pages_that_may_still_be_written_are_nobody_elses_until_the_fence():
         assert not any(parts.engine.flush() for parts in pair.sides.values())
         link.clock.advance(39)
         pair.step()
-        assert not link.roles[Side.DECODE].lease_counts().quarantined
+        assert not link.roles[HandOffSide.DECODE].lease_counts().quarantined
         link.clock.advance(32)
         settle(pair)
-        assert link.roles[Side.DECODE].lease_counts().overdue == 0, "prefill was first"
+        assert link.roles[HandOffSide.DECODE].lease_counts().overdue == 0, "prefill was first"
 
 
 def test_what_takes_too_long_fails_on_both_sides_and_they_join_again():
     link = Link(prefill=untidy(1, TransportFaults(lost=1.0, late=1 << 30)))
     with tokens_over(link, KeepWindow(10)) as pair:
         pair.submit(greedy("r", PROMPT[:30], 4))
-        until(pair, lambda: pair.phase(Side.PREFILL, "r") is Phase.TRANSFERRING, "the writes")
+        until(
+            pair, lambda: pair.phase(HandOffSide.PREFILL, "r") is Phase.TRANSFERRING, "the writes"
+        )
         link.clock.advance(41)
         settle(pair)
         last = pair.said("r")[-1]
         assert (last.finish, last.failure) == (FinishReason.ERROR, Failure.TRANSFER)
         link.join()
         pair.submit(greedy("s", PROMPT[:30], 4))
-        until(pair, lambda: pair.phase(Side.PREFILL, "s") is Phase.TRANSFERRING, "the next one")
+        until(
+            pair, lambda: pair.phase(HandOffSide.PREFILL, "s") is Phase.TRANSFERRING, "the next one"
+        )
 
 
-@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("side", HandOffSide)
 def test_a_lost_peer_fails_its_requests_and_may_join_again(side):
     link = Link(untidy(1), untidy(2))
     with tokens_over(link, KeepWindow(10)) as pair:
@@ -293,7 +301,7 @@ def test_a_lost_peer_fails_its_requests_and_may_join_again(side):
                 pair.submit(greedy(f"r{steps}-{n}", [steps, *PROMPT[: 20 + n]], 4))
             for _ in range(steps):
                 pair.step()
-            link.peers[side].disconnect(D if side is Side.PREFILL else P)
+            link.peers[side].disconnect(D if side is HandOffSide.PREFILL else P)
 
             wait_until(partial(not_known, pair), "the fences")
             link.join()
@@ -313,7 +321,7 @@ def test_a_lost_peer_fails_its_requests_and_may_join_again(side):
 def not_known(pair):
     pair.step()
     found = pair.link.peers
-    return not found[Side.PREFILL]._peers and not found[Side.DECODE]._peers
+    return not found[HandOffSide.PREFILL]._peers and not found[HandOffSide.DECODE]._peers
 
 
 def test_a_request_waits_for_its_peer_to_join_and_fails_when_that_takes_too_long():
@@ -322,10 +330,10 @@ def test_a_request_waits_for_its_peer_to_join_and_fails_when_that_takes_too_long
         pair.submit(greedy("late", PROMPT[:30], 4))
         for _ in range(3):
             pair.step()
-        assert pair.phase(Side.DECODE, "late") is Phase.WAITING
+        assert pair.phase(HandOffSide.DECODE, "late") is Phase.WAITING
         link.clock.advance(11)
         pair.drain()
-        for side in Side:
+        for side in HandOffSide:
             assert pair.said("late", side)[-1].failure is Failure.TRANSFER
         pair.submit(greedy("r", PROMPT[:30], 4))
         pair.step()
@@ -340,10 +348,10 @@ def test_another_prompt_of_the_same_name_is_not_handed_over():
     with tokens_over(Link()) as pair:
         for side, parts in pair.sides.items():
             pair.out[side]["r"] = []
-            tokens = PROMPT[:30] if side is Side.PREFILL else PROMPT[1:31]
+            tokens = PROMPT[:30] if side is HandOffSide.PREFILL else PROMPT[1:31]
             parts.engine.submit(greedy("r", tokens, 4))
         pair.drain()
-        for side in Side:
+        for side in HandOffSide:
             assert pair.said("r", side)[-1].failure is Failure.TRANSFER
         settle(pair)
 
@@ -361,17 +369,17 @@ def test_another_tenant_s_prompt_is_not_handed_over():
 
 def test_an_unsupported_pair_is_refused_with_both_values():
     link = Link(joins=False)
-    link.models[Side.DECODE] = b"other"
+    link.models[HandOffSide.DECODE] = b"other"
     with tokens_over(link) as pair, pytest.raises(TransportError) as refused:
         link.join()
     assert f"model is {b'other'.hex()!r} here and {b'model'.hex()!r} there" in str(refused.value)
-    assert not pair.link.peers[Side.DECODE].knows(P)
+    assert not pair.link.peers[HandOffSide.DECODE].knows(P)
 
 
 def test_who_speaks_nonsense_is_lost_and_others_go_on():
     link = Link()
     with tokens_over(link) as pair:
-        transport = link.peers[Side.PREFILL]._end.transport
+        transport = link.peers[HandOffSide.PREFILL]._end.transport
         transport.post(D, NO_WRITES, b".{}")
         wait_until(partial(not_known, pair), "the end of both links")
         link.join()

@@ -9,7 +9,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import FinishReason, Phase
 from stratakv.spec.retention import KeepWindow
-from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.testing.transfer_ends import CopyHold, HookedCopier
 from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from tests.engines import (
@@ -42,7 +42,7 @@ class HoldLoads:
     """Backups pass; loads wait until they are allowed."""
 
     def __init__(self) -> None:
-        self._hold = Hold()
+        self._hold = CopyHold()
         self.release = lambda: self._hold.allow(1_000)
 
     def __call__(self, direction, group, layers):

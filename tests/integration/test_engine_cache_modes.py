@@ -13,7 +13,7 @@ from stratakv.core.ids import NONE, RequestId
 from stratakv.engine.request import FinishReason, Prompt, SamplingParams
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.patience import PATIENCE_S
-from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.testing.transfer_ends import CopyHold, HookedCopier
 from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.tree.nodes import Tier
@@ -130,7 +130,7 @@ def test_a_load_below_the_threshold_is_declined_and_counted(threshold, hit):
 
 
 def test_a_load_over_the_budget_waits_its_turn():
-    hold = Hold()
+    hold = CopyHold()
 
     def hold_loads(direction, group, layers):
         if direction is Direction.LOAD:

@@ -11,7 +11,7 @@ import pytest
 from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.policy.admission import demand
-from stratakv.policy.losses import Lost
+from stratakv.policy.losses import LossCause
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.storage.memory import MemoryBackend
 from stratakv.tree.nodes import TIERS
@@ -257,7 +257,7 @@ def test_what_a_request_that_reads_nothing_computes_again_is_no_loss(use):
         drain(parts)
         assert parts.cache.tiers.pools.counters.retracted_unsaved == 1
         reads = CacheUse.READ in use
-        assert (losses.lost[Lost.DEVICE_RETRACTED] > 0) == reads
+        assert (losses.lost[LossCause.DEVICE_RETRACTED] > 0) == reads
         assert (losses.known > before) == reads
         losses.check()
 

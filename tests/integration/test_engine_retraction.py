@@ -16,7 +16,7 @@ from stratakv.core.ids import NONE, RequestId
 from stratakv.engine.request import FinishReason, Phase
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow, needed
-from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.testing.transfer_ends import CopyHold, HookedCopier
 from stratakv.tiers import flights
 from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
@@ -125,7 +125,7 @@ def retract(parts, name):
 
 
 def held_copier(direction):
-    hold = Hold()
+    hold = CopyHold()
 
     def before_copy(of, group, layers):
         if of is direction:

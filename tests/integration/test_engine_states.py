@@ -12,7 +12,7 @@ from stratakv.core.ids import RequestId
 from stratakv.engine.request import Phase
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.testing.patience import PATIENCE_S
-from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.testing.transfer_ends import CopyHold, HookedCopier
 from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.tree.nodes import Tier
@@ -264,7 +264,7 @@ def test_requests_that_start_from_one_snapshot_do_not_disturb_each_other(spec):
 
 
 def hold_backups():
-    hold = Hold()
+    hold = CopyHold()
 
     def before_copy(direction, group, layers):
         if direction is Direction.BACKUP:
@@ -348,7 +348,7 @@ def test_an_abort_at_any_step_leaves_nothing_behind(spec, steps):
 
 @pytest.mark.parametrize("spec", MIXTURES.values(), ids=MIXTURES)
 def test_an_abort_while_its_snapshot_is_loaded_leaves_it_to_others(spec):
-    hold = Hold()
+    hold = CopyHold()
 
     def before_copy(direction, group, layers):
         if direction is Direction.LOAD:

@@ -16,7 +16,7 @@ from stratakv.engine.roles import Start
 from stratakv.policy.admission import demand
 from stratakv.spec.derive import spec_of
 from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow, needed
-from stratakv.testing.hand_off import DecodeRole, HandOff, Side
+from stratakv.testing.hand_off import HandOffSide, LocalDecodeRole, LocalHandOff
 from stratakv.tiers import progress
 from stratakv.tree.nodes import Tier
 from tests.engines import (
@@ -81,7 +81,7 @@ def test_it_is_retracted_where_it_decodes_and_goes_on(family):
 
 
 @FAMILIES
-@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("side", HandOffSide)
 def test_an_abort_at_any_moment_leaves_nothing_and_harms_nobody(family, side):
     with model_pair(family) as pair:
         pair.link.slow(Random(1), most=2)
@@ -197,7 +197,7 @@ def test_what_receives_leaves_room_for_the_longest_that_decodes():
     with token_pair(device=30, reserve_tokens=1) as pair:
         pair.run(greedy("warm", PROMPT[:9], 1))
         pair.submit(greedy("long", PROMPT[:8], 80))
-        while pair.phase(Side.DECODE, "long") is not Phase.DECODING:
+        while pair.phase(HandOffSide.DECODE, "long") is not Phase.DECODING:
             pair.step()
         pair.link.stop()
         for n in range(3):
@@ -205,7 +205,7 @@ def test_what_receives_leaves_room_for_the_longest_that_decodes():
         for _ in range(100):  # steps; it has 80 tokens to say, each the step after the one before
             pair.step()
         assert tokens_of(pair.said("long")) == expected_tokens(PROMPT[:8], 80)
-        phases = [pair.phase(Side.DECODE, f"{n}") for n in range(3)]
+        phases = [pair.phase(HandOffSide.DECODE, f"{n}") for n in range(3)]
         assert phases[0] is Phase.TRANSFERRING
         pair.link.go()
         pair.drain()
@@ -228,14 +228,14 @@ def test_what_the_host_cannot_save_goes_back_to_be_computed_with_all_that_it_has
         pair.decode.engine.retract(RequestId("r"))
         assert request.retracted.tokens == 21 + told - 1, "its last token has no KV"
         assert request.retracted.hold is None
-        assert pair.phase(Side.DECODE, "r") is Phase.RETRACTED
+        assert pair.phase(HandOffSide.DECODE, "r") is Phase.RETRACTED
         evict_device(pair.decode)
-        while pair.phase(Side.DECODE, "r") is Phase.RETRACTED:
+        while pair.phase(HandOffSide.DECODE, "r") is Phase.RETRACTED:
             pair.step()
-        assert pair.phase(Side.DECODE, "r") in (Phase.TRANSFERRING, Phase.DECODING)
+        assert pair.phase(HandOffSide.DECODE, "r") in (Phase.TRANSFERRING, Phase.DECODING)
         pair.drain()
         assert tokens_of(pair.said("r")) == tokens_of(pair.said("alone"))
-        assert tokens_of(pair.said("r", Side.PREFILL)) == [
+        assert tokens_of(pair.said("r", HandOffSide.PREFILL)) == [
             tokens_of(pair.said("r"))[0], tokens_of(pair.said("r"))[told]
         ]  # fmt: skip
         assert [output.cached is not None for output in pair.said("r")] == [True] + [False] * 11
@@ -260,7 +260,7 @@ def test_requests_go_back_and_forth_while_pages_run_short(rules):
         pair.assert_nothing_left()
 
 
-@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("side", HandOffSide)
 def test_an_abort_while_it_goes_back_leaves_nothing(side):
     with token_pair(KeepWindow(10), host=0) as pair:
         for steps in (0, 1, 2, 3, 6):
@@ -277,7 +277,7 @@ def test_an_abort_while_it_goes_back_leaves_nothing(side):
         pair.assert_nothing_left()
 
 
-class Unanswered(DecodeRole):
+class Unanswered(LocalDecodeRole):
     """Prefill does not answer those that are sent back until ``answers``."""
 
     answers = False
@@ -289,8 +289,8 @@ class Unanswered(DecodeRole):
 
 def test_while_one_waits_to_go_back_others_leave_it_its_pages():
     """It takes 10 pages of 20: of two that come behind it one is let in, and the other waits."""
-    link = HandOff()
-    role = link.roles[Side.DECODE] = Unanswered(link)
+    link = LocalHandOff()
+    role = link.roles[HandOffSide.DECODE] = Unanswered(link)
     with token_pair(device=20, host=0, reserve_tokens=1, link=link) as pair:
         pair.submit(greedy("back", PROMPT[:36], 4))
         while not pair.said("back"):
@@ -300,12 +300,12 @@ def test_while_one_waits_to_go_back_others_leave_it_its_pages():
             pair.submit(greedy(name, [*PROMPT[:tokens]][::-1], 8))
         for _ in range(4):
             pair.step()
-            assert pair.phase(Side.DECODE, "waits") is Phase.WAITING
-            assert pair.phase(Side.DECODE, "back") is Phase.RETRACTED
-        assert pair.phase(Side.DECODE, "in") in (Phase.TRANSFERRING, Phase.DECODING)
+            assert pair.phase(HandOffSide.DECODE, "waits") is Phase.WAITING
+            assert pair.phase(HandOffSide.DECODE, "back") is Phase.RETRACTED
+        assert pair.phase(HandOffSide.DECODE, "in") in (Phase.TRANSFERRING, Phase.DECODING)
         role.answers = True
         pair.step()
-        assert pair.phase(Side.DECODE, "back") is Phase.TRANSFERRING
+        assert pair.phase(HandOffSide.DECODE, "back") is Phase.TRANSFERRING
         pair.drain()
         assert tokens_of(pair.said("back")) == expected_tokens(PROMPT[:36], 4)
         pair.assert_nothing_left()
@@ -315,7 +315,7 @@ def test_while_one_waits_to_go_back_others_leave_it_its_pages():
 
 
 @pytest.mark.parametrize("rules", [RULES["window"], RULES["all"]], ids=["window", "all"])
-@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("side", HandOffSide)
 def test_an_abort_in_every_phase_leaves_nothing(rules, side):
     """The pages are asked for by somebody else at once, while the copy may still write them."""
     seen, rng = set(), Random(2)
@@ -334,9 +334,9 @@ def test_an_abort_in_every_phase_leaves_nothing(rules, side):
             assert pair.run(greedy(f"s{steps}", other, 3)) == [expected_tokens(other, 3)]
             told = pair.said(name, side)
             if told and told[-1].finish is FinishReason.ABORT:
-                across = Side.DECODE if side is Side.PREFILL else Side.PREFILL
+                across = HandOffSide.DECODE if side is HandOffSide.PREFILL else HandOffSide.PREFILL
                 assert ended(pair.said(name, across)) is not None
-        computes = Phase.PREFILLING if side is Side.PREFILL else Phase.DECODING
+        computes = Phase.PREFILLING if side is HandOffSide.PREFILL else Phase.DECODING
         assert {Phase.WAITING, Phase.TRANSFERRING, computes} <= seen
         pair.assert_nothing_left()
 
@@ -346,16 +346,18 @@ def test_pages_that_a_copy_may_still_write_are_nobody_elses():
     with token_pair(KeepWindow(10)) as pair:
         pair.link.stop()
         pair.submit(greedy("r", PROMPT[:30], 4))
-        while pair.phase(Side.PREFILL, "r") is not Phase.TRANSFERRING:
+        while pair.phase(HandOffSide.PREFILL, "r") is not Phase.TRANSFERRING:
             pair.step()
         free = [pool.free for pool in pair.decode.cache.tiers.pools.stats()]
-        held = [pool.free for pool in pair.sides[Side.PREFILL].cache.tiers.pools.stats()]
+        held = [pool.free for pool in pair.sides[HandOffSide.PREFILL].cache.tiers.pools.stats()]
         for parts in pair.sides.values():
             parts.engine.abort(RequestId("r"))
         for _ in range(5):
             pair.step()
         assert [pool.free for pool in pair.decode.cache.tiers.pools.stats()] == free
-        assert [pool.free for pool in pair.sides[Side.PREFILL].cache.tiers.pools.stats()] == held
+        assert [
+            pool.free for pool in pair.sides[HandOffSide.PREFILL].cache.tiers.pools.stats()
+        ] == held
         assert not any(parts.engine.flush() for parts in pair.sides.values())
         pair.link.go()
         pair.assert_nothing_left()
@@ -366,7 +368,7 @@ def test_a_request_whose_prompt_fails_fails_where_it_was_to_decode():
         pair.link.stop()
         pair.submit(greedy("r", PROMPT[:30], 4))
         pair.step()
-        pair.sides[Side.PREFILL].engine.abort(RequestId("r"))
+        pair.sides[HandOffSide.PREFILL].engine.abort(RequestId("r"))
         pair.drain()
         last = pair.said("r")[-1]
         assert (last.finish, last.failure) == (FinishReason.ERROR, Failure.TRANSFER)
@@ -377,7 +379,7 @@ def test_a_request_whose_prompt_fails_fails_where_it_was_to_decode():
 def test_the_side_that_computed_says_that_another_goes_on():
     with token_pair() as pair:
         pair.run(greedy("r", PROMPT[:30], 4))
-        told = pair.said("r", Side.PREFILL)
+        told = pair.said("r", HandOffSide.PREFILL)
         assert tokens_of(told) == expected_tokens(PROMPT[:30], 1)
         assert ended(told) is FinishReason.HANDED_OFF
 
@@ -396,8 +398,8 @@ def test_a_name_is_taken_as_long_as_its_pages_are():
         pair.submit(greedy("r", PROMPT[:30], 4))
         pair.step()
         pair.decode.engine.abort(RequestId("r"))
-        pair.sides[Side.PREFILL].engine.abort(RequestId("r"))
-        np.testing.assert_equal(pair.phase(Side.DECODE, "r"), None)
+        pair.sides[HandOffSide.PREFILL].engine.abort(RequestId("r"))
+        np.testing.assert_equal(pair.phase(HandOffSide.DECODE, "r"), None)
         with pytest.raises(RequestError, match="exists already"):
             pair.decode.engine.submit(greedy("r", PROMPT[:30], 4))
         pair.link.go()

@@ -12,7 +12,7 @@ import pytest
 from stratakv.core.ids import PageIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.tiers.tiered_cache import TieredCache
-from stratakv.transfer.copier import Copier, Route
+from stratakv.transfer.copier import Copier, CopyRoute
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.tree.leases import Leases
 from tests.engines import evict_device
@@ -34,10 +34,10 @@ class LyingCopier:
         self._on_backup = on_backup
         self._on_load = on_load
 
-    def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def gather(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         DEFAULT_COPIER.gather(route, *self._on_backup(device, host))
 
-    def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def scatter(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         DEFAULT_COPIER.scatter(route, *self._on_load(device, host))
 
 

@@ -35,7 +35,7 @@ from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_records import Request
+from stratakv.testing.tree_records import WalkRequest
 from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree import leases
 from stratakv.tree.leases import Leases
@@ -73,10 +73,10 @@ class Bench:
         for write in list(self.store.writes):
             self.store.end_write(write, [True] * len(write.writing.rows))
 
-    def request(self, prompt: Prefix) -> Request:
+    def request(self, prompt: Prefix) -> WalkRequest:
         return self.it.arrive(prompt, len(prompt), load=True)
 
-    def use(self, request: Request) -> None:
+    def use(self, request: WalkRequest) -> None:
         self.store.step = 0  # storage has heard of the path just now
         self.store.use(request)
 

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from stratakv.agreement.scrubber import PIECE_BYTES, Scrubber, Table
+from stratakv.agreement.scrubber import PIECE_BYTES, ScrubbedTable, Scrubber
 
 
 def tables():
     return [
-        Table("ranks", np.arange(5000, dtype=np.int64)),
-        Table("rows", np.zeros((30, 700), np.int32)),
-        Table("none", np.empty(0, np.int32)),
-        Table("marks", np.zeros(3, np.bool_)),
+        ScrubbedTable("ranks", np.arange(5000, dtype=np.int64)),
+        ScrubbedTable("rows", np.zeros((30, 700), np.int32)),
+        ScrubbedTable("none", np.empty(0, np.int32)),
+        ScrubbedTable("marks", np.zeros(3, np.bool_)),
     ]
 
 
@@ -24,7 +24,7 @@ def test_a_round_takes_as_many_ballots_as_there_are_pieces():
 
 
 def test_a_piece_has_16_kib():
-    scrubber = Scrubber([Table("bytes", np.zeros(40_000, np.uint8))])
+    scrubber = Scrubber([ScrubbedTable("bytes", np.zeros(40_000, np.uint8))])
     lengths = []
     for _ in range(3):
         scrubber.figures()
@@ -59,4 +59,4 @@ def test_the_piece_that_differs_is_told_by_name_and_place():
 
 
 def test_a_cell_that_is_larger_than_a_piece_is_a_piece_of_its_own():
-    assert len(Scrubber([Table("large", np.zeros(3, f"V{PIECE_BYTES + 1}"))])) == 3
+    assert len(Scrubber([ScrubbedTable("large", np.zeros(3, f"V{PIECE_BYTES + 1}"))])) == 3

@@ -7,7 +7,7 @@ import pytest
 
 from stratakv.assembly import stores
 from stratakv.assembly.engine_plan import prefetch_policy_of
-from stratakv.assembly.ranks import Sharing
+from stratakv.assembly.ranks import ObjectSharding
 from stratakv.assembly.stores import (
     Trust,
     check_storage,
@@ -271,7 +271,7 @@ def test_a_key_is_read_once_the_flags_are_checked(tmp_path):
 def shared(url, ranks=1, rank=0, cut=None, model=b"a model", config=CONFIG, trust=NO_TRUST):
     spec = spec_of(config, page_tokens=16, dtype="float32")
     sharding = sharding_of(config, spec, ranks)
-    sharing = Sharing(sharding, rank, cut or default_cut(ranks), model)
+    sharing = ObjectSharding(sharding, rank, cut or default_cut(ranks), model)
     return open_store(url, sharding.spec, HOST, sharing, trust)
 
 

@@ -15,7 +15,7 @@ from stratakv.bench.policy_cache import (
     forgo_checkpoints,
     spec_named,
 )
-from stratakv.bench.policy_replay import Figures, Replay, TraceTokens, unlimited_tokens
+from stratakv.bench.policy_replay import Replay, ReplayFigures, TraceTokens, unlimited_tokens
 from stratakv.bench.policy_traffic import ChatTraffic, generate
 from stratakv.core.errors import ConfigError
 from stratakv.sim.trace import TraceRequest, read_trace, write_trace
@@ -57,7 +57,7 @@ def sizes(requests, *, device_tokens=100_000, chat_tokens=None, host=False, runn
     return PoolSizes(device_tokens=device_tokens, load=load, host=host)
 
 
-def replay(requests, tokens, spec, size, policy="lru", baseline=False) -> Figures:
+def replay(requests, tokens, spec, size, policy="lru", baseline=False) -> ReplayFigures:
     cache = build_cache(spec_named(spec), size, policy)
     if baseline:
         forgo_checkpoints(cache)

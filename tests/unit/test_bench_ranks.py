@@ -7,7 +7,7 @@ import pytest
 
 from stratakv.bench import ranks, ranks_processes
 from stratakv.bench.ranks_engine import take_part
-from stratakv.bench.ranks_meter import Received, Turn
+from stratakv.bench.ranks_meter import MeterRecord, TimedPart
 from stratakv.bench.ranks_processes import on_ranks
 from stratakv.core.errors import ConfigError, RankLostError
 from stratakv.testing.patience import PATIENCE_S
@@ -35,8 +35,8 @@ def test_the_report_counts_one_ballot_and_one_broadcast_a_step(capsys):
 
 
 def heard(ballots):
-    taken_s = {turn: [1e-3] for turn in Turn}
-    return Received(
+    taken_s = {turn: [1e-3] for turn in TimedPart}
+    return MeterRecord(
         ballots=ballots, broadcasts=[1, 1], taken_s=taken_s, met_s=[1e-4], agreed_s=[2e-4]
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from stratakv.core.config import EngineConfig
 from stratakv.spec.retention import KeepBoundary, KeepWindow
-from stratakv.testing.transfer_ends import Hold, HookedCopier
+from stratakv.testing.transfer_ends import CopyHold, HookedCopier
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from tests.engines import (
     drain,
@@ -89,7 +89,7 @@ def test_on_a_device_full_of_checkpoints_no_state_of_a_milestone_is_kept():
 
 def test_a_milestone_that_is_being_saved_takes_no_page_from_the_next_checkpoint():
     """There are pages for the state that a request works on and for one that is kept."""
-    hold = Hold()
+    hold = CopyHold()
     copier = HookedCopier(DEFAULT_COPIER, hold)
     with engine(STATE, (60, 2), (60, 60), copier, snapshot_tokens=8) as parts:
         parts.engine.submit(greedy("r", LONG, 1))

@@ -632,8 +632,8 @@ def test_all_are_told_of_one_that_has_no_memory_for_its_weights(tmp_path, monkey
 def test_no_digest_is_taken_from_a_rank_that_may_have_another_file():
     """What a stranger answers is not even looked at."""
     answers = [
-        rank_shares.Answer("", {0: [bytes(16)]}),
-        rank_shares.Answer("", {0: [b"\1" * 16], 1: [b"\1" * 16]}),
+        rank_shares.HashReport("", {0: [bytes(16)]}),
+        rank_shares.HashReport("", {0: [b"\1" * 16], 1: [b"\1" * 16]}),
     ]
     trusted, doubted = (
         tensor_reader.Piece(0, None, replace(STAT, trusted=flag), ()) for flag in (True, False)

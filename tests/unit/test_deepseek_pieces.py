@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from stratakv.engine import scratch_limit
 from stratakv.engine.deepseek.common_topk import best_places, highest_indices
-from stratakv.engine.deepseek.v4_attention import Indexer
+from stratakv.engine.deepseek.v4_attention import V4Indexer
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_step import Entries
 from stratakv.engine.deepseek.v32_indexer import Asked
@@ -156,7 +156,7 @@ def test_the_indexer_of_v32_stays_within_the_limit(shared, dtype, monkeypatch):
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_indexer_of_v4_stays_within_the_limit(shared, monkeypatch):
     config = V4Config.of(config_of(0).to_dict())
-    indexer = Indexer(config, ratio=4)
+    indexer = V4Indexer(config, ratio=4)
     weights = indexer.scorer.weights_proj.weight
     weights.data = whole_numbers(*weights.shape)
     pool = whole_numbers(KEYS, config.index_dim)

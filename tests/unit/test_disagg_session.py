@@ -10,13 +10,13 @@ from stratakv.disagg.session import (
     Aborted,
     Agreed,
     Arrived,
-    Begun,
     Session,
     SessionLimits,
     SessionState,
+    TransferBegun,
 )
 
-FORWARD = (Agreed(), Begun(), Arrived("r"))
+FORWARD = (Agreed(), TransferBegun(), Arrived("r"))
 LIMITS = SessionLimits(bootstrap_s=10.0, waiting_s=20.0, transfer_s=40.0)
 RUNNING = (
     SessionState.BOOTSTRAPPING, SessionState.WAITING_FOR_INPUT, SessionState.TRANSFERRING,
@@ -66,7 +66,7 @@ def test_a_word_that_comes_twice_moves_nothing_and_buys_no_time(state):
 @pytest.mark.parametrize(
     ("state", "event"),
     [
-        (SessionState.BOOTSTRAPPING, Begun()),
+        (SessionState.BOOTSTRAPPING, TransferBegun()),
         (SessionState.BOOTSTRAPPING, Arrived("r")),
         (SessionState.WAITING_FOR_INPUT, Arrived("r")),
     ],

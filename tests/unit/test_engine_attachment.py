@@ -9,9 +9,9 @@ import pytest
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.engine.attachment import (
     TABLE,
+    AttachmentReport,
+    AttachmentState,
     Outcome,
-    Report,
-    State,
     StorageCall,
     Verb,
     after,
@@ -31,21 +31,21 @@ LIVES = [
 
 @pytest.mark.parametrize("events", LIVES)
 def test_every_life_ends_where_it_began(events):
-    state = State.DETACHED
+    state = AttachmentState.DETACHED
     for event in events:
         assert after(state, Verb.LOOK) is state
         state = after(state, event)
-    assert state is State.DETACHED
+    assert state is AttachmentState.DETACHED
 
 
 def test_every_state_and_every_event_is_part_of_some_life():
     lived = {state for state, _ in TABLE} | set(TABLE.values())
-    assert lived == set(State)
+    assert lived == set(AttachmentState)
     assert {event for _, event in TABLE} == {*Verb, *Outcome}
 
 
 def test_all_else_is_a_fault():
-    pairs = [pair for pair in product(State, (*Verb, *Outcome)) if pair not in TABLE]
+    pairs = [pair for pair in product(AttachmentState, (*Verb, *Outcome)) if pair not in TABLE]
     assert len(pairs) > 60
     for state, event in pairs:
         with pytest.raises(AssertionError, match=state.value):
@@ -55,17 +55,17 @@ def test_all_else_is_a_fault():
 def test_only_what_is_attached_is_drained_resumed_or_cleared():
     for verb in (Verb.DETACH, Verb.RESUME, Verb.CLEAR):
         assert {state for state, event in TABLE if event is verb} == {
-            State.ATTACHED, State.DRAINING,
+            AttachmentState.ATTACHED, AttachmentState.DRAINING,
         }  # fmt: skip
 
 
 @pytest.mark.parametrize("report", [
-    Report(State.OPENED),
-    Report(State.FAILED, "no answer at redis://host: it said  'no'"),
-    Report(State.ATTACHED, done=False),
+    AttachmentReport(AttachmentState.OPENED),
+    AttachmentReport(AttachmentState.FAILED, "no answer at redis://host: it said  'no'"),
+    AttachmentReport(AttachmentState.ATTACHED, done=False),
 ])  # fmt: skip
 def test_a_report_reaches_other_ranks_as_it_is(report):
-    assert Report.unpack(report.pack()) == report
+    assert AttachmentReport.unpack(report.pack()) == report
 
 
 def test_a_password_does_not_show_in_a_call():
@@ -124,7 +124,7 @@ class House:
         self.beside, self.opened = [], []
         self.tier = Tier(self.random)
         self.control = StorageControl(self.tier, BackgroundStores(self.open, self.beside.append))
-        self.state = State.DETACHED
+        self.state = AttachmentState.DETACHED
 
     def open(self, url):
         match self.random.randrange(5):
@@ -144,14 +144,19 @@ class House:
     def call(self, verb):
         report = self.control.call(StorageCall(verb, url=URL, force=self.random.random() < 0.3))
         assert "secret" not in report.why
-        assert bool(report.why) == (report.state in {State.REFUSED, State.FAILED})
+        assert bool(report.why) == (
+            report.state in {AttachmentState.REFUSED, AttachmentState.FAILED}
+        )
         self.state = report.state
         return report
 
     def check(self):
         used = [store for store in self.opened if store.worker is self.tier.worker]
-        assert len(used) == (self.state in {State.ATTACHED, State.DRAINING})
-        assert self.tier.leaving == (self.state is State.DRAINING) or self.tier.worker is None
+        assert len(used) == (self.state in {AttachmentState.ATTACHED, AttachmentState.DRAINING})
+        assert (
+            self.tier.leaving == (self.state is AttachmentState.DRAINING)
+            or self.tier.worker is None
+        )
         assert self.control.store is (used[0] if used else None)
         assert all(store.worker.closed <= 1 for store in self.opened)
         assert not any(store.worker.closed for store in used)
@@ -166,14 +171,14 @@ def test_whatever_is_asked_a_store_is_used_or_closed_once(seed):
     for _ in range(300):
         house.stir()
         legal = [verb for verb in Verb if (house.state, verb) in TABLE]
-        if house.state in {State.OPENING, State.CLOSING}:
+        if house.state in {AttachmentState.OPENING, AttachmentState.CLOSING}:
             legal = [Verb.LOOK]  # what has ended meanwhile, a look says
-            if house.state is State.OPENING and house.random.random() < 0.2:
+            if house.state is AttachmentState.OPENING and house.random.random() < 0.2:
                 legal = [Verb.CANCEL]
         house.call(house.random.choice(legal))
         house.check()
         seen.add(house.state)
-    assert seen == set(State)
+    assert seen == set(AttachmentState)
     house.control.close(0.0)
     while house.beside:
         house.beside.pop(0)()

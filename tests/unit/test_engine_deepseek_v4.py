@@ -5,7 +5,7 @@ import torch
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
 
 from stratakv.engine import scratch_limit
-from stratakv.engine.deepseek.v4_attention import Indexer
+from stratakv.engine.deepseek.v4_attention import V4Indexer
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_mhc import HyperConnection, HyperHead
 from stratakv.engine.deepseek.v4_model import V4Model
@@ -20,7 +20,7 @@ class OneVote(torch.nn.Module):
 
 def select(entries, scores):
     """The two best of ``entries``; ``scores``, none below 0, by pool row."""
-    indexer = Indexer(V4Config.of(config_of(0).to_dict()), ratio=4)
+    indexer = V4Indexer(V4Config.of(config_of(0).to_dict()), ratio=4)
     indexer.top_k, indexer.scorer = 2, OneVote()
     pool = torch.tensor(scores)[:, None]
     n = 1 if entries.counts is None else len(entries.counts)

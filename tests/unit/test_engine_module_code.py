@@ -106,5 +106,5 @@ def test_an_untouched_release_is_told_whatever_else_the_process_has(family):
 
 
 def test_a_rank_with_code_of_its_own_makes_all_ranks_of_one_model_new():
-    mine = rank_shares.Answer("", {0: [bytes(16)]}, own="5e")
-    assert rank_shares.Answer.of(mine.text()) == mine
+    mine = rank_shares.HashReport("", {0: [bytes(16)]}, own="5e")
+    assert rank_shares.HashReport.of(mine.text()) == mine

@@ -14,7 +14,7 @@ from stratakv.engine.forward import Forward
 from stratakv.engine.request import Failure
 from stratakv.engine.sampling import Sampled
 from stratakv.engine.verify import compare
-from stratakv.engine.verify_session import HANG_S, Reply, Scribe, Session
+from stratakv.engine.verify_session import HANG_S, Scribe, VerifyOutput, VerifySession
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.hit_engine import Tried
 from stratakv.testing.patience import PATIENCE_S
@@ -45,7 +45,7 @@ def session(by_s, copier=DEFAULT_COPIER):
     scribe = Scribe()
     sockets = Sockets(token_source=scribe)
     with token_engine(SPEC, CONFIG, (60, 60), (60, 60), copier, sockets=sockets) as parts:
-        yield Session(Tried(parts), scribe, Ticking(by_s))
+        yield VerifySession(Tried(parts), scribe, Ticking(by_s))
 
 
 def test_an_engine_that_is_slow_is_waited_for():
@@ -125,7 +125,7 @@ def test_logits_of_rows_that_fail_are_left_out():
 
 def reply(*tokens, failure=None):
     logits = torch.nn.functional.one_hot(torch.tensor(tokens, dtype=torch.int64), 8).float()
-    return Reply(tokens, logits, 0.0, None, failure)
+    return VerifyOutput(tokens, logits, 0.0, None, failure)
 
 
 def test_what_failed_differs_where_it_ended_if_not_before():

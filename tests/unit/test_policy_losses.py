@@ -9,7 +9,7 @@ from stratakv.policy.losses import (
     NOTHING_KNOWN,
     Declined,
     Known,
-    Lost,
+    LossCause,
     bill,
     bill_aborted,
     label,
@@ -36,31 +36,34 @@ def test_what_was_a_hit_has_no_reason():
 
 def test_behind_the_last_usable_end_it_is_the_other_groups():
     assert lost(bill(known(3, 8, device=6), 3, CAPACITY, None)) == {
-        Lost.DEVICE_WINDOW_INCOMPLETE: 3,
-        Lost.HOST_WINDOW_INCOMPLETE: 2,
+        LossCause.DEVICE_WINDOW_INCOMPLETE: 3,
+        LossCause.HOST_WINDOW_INCOMPLETE: 2,
     }
     assert lost(bill(known(3, 8, device=2, states_only=True), 3, CAPACITY, None)) == {
-        Lost.HOST_STATE_MISSING: 5
+        LossCause.HOST_STATE_MISSING: 5
     }
 
 
 def test_what_a_load_would_have_brought_was_declined_whatever_lies_on_the_device():
     of = known(6, 8, device=8)
     assert lost(bill(of, 2, THRESHOLD, None)) == {
-        Lost.HOST_BELOW_THRESHOLD: 4,
-        Lost.DEVICE_WINDOW_INCOMPLETE: 2,
+        LossCause.HOST_BELOW_THRESHOLD: 4,
+        LossCause.DEVICE_WINDOW_INCOMPLETE: 2,
     }
-    assert lost(bill(of, 2, CAPACITY, None))[Lost.HOST_DEVICE_CAPACITY] == 4
+    assert lost(bill(of, 2, CAPACITY, None))[LossCause.HOST_DEVICE_CAPACITY] == 4
 
 
 def test_the_page_of_the_last_token_is_lost_where_it_lies():
-    assert lost(bill(known(8, 8, 9, 9), 8, CAPACITY, None)) == {Lost.DEVICE_LAST_TOKEN: 1}
-    assert lost(bill(known(8, 8, 9, 8), 8, CAPACITY, None)) == {Lost.HOST_LAST_TOKEN: 1}
+    assert lost(bill(known(8, 8, 9, 9), 8, CAPACITY, None)) == {LossCause.DEVICE_LAST_TOKEN: 1}
+    assert lost(bill(known(8, 8, 9, 8), 8, CAPACITY, None)) == {LossCause.HOST_LAST_TOKEN: 1}
 
 
 def test_pages_that_have_left_are_lost_where_their_last_copy_was():
     of = known(2, 2, device=2, gone=[True, True, False])
-    assert lost(bill(of, 2, CAPACITY, None)) == {Lost.DEVICE_EVICTED: 1, Lost.HOST_EVICTED: 2}
+    assert lost(bill(of, 2, CAPACITY, None)) == {
+        LossCause.DEVICE_EVICTED: 1,
+        LossCause.HOST_EVICTED: 2,
+    }
 
 
 def test_storages_reasons_are_from_the_deepest_page_up():
@@ -77,7 +80,7 @@ def test_storages_reason_counts_before_what_is_only_missing():
 
 def test_what_landed_and_was_not_loaded_is_the_hosts_loss():
     tally = Tally(2, 8).cut(2, Reason.NOT_LOADED)
-    assert lost(bill(known(8, 8), 2, CAPACITY, tally)) == {Lost.HOST_DEVICE_CAPACITY: 6}
+    assert lost(bill(known(8, 8), 2, CAPACITY, tally)) == {LossCause.HOST_DEVICE_CAPACITY: 6}
 
 
 def test_what_others_have_brought_meanwhile_is_no_loss():
@@ -89,7 +92,7 @@ def test_what_others_have_brought_meanwhile_is_no_loss():
 def test_a_page_that_the_request_had_counted_on_and_nobody_remembers_has_left_the_device():
     tally = Tally(5, 7).cut(5, Reason.DEADLINE)
     assert lost(bill(known(2, 2), 2, CAPACITY, tally)) == {
-        Lost.DEVICE_EVICTED: 3,
+        LossCause.DEVICE_EVICTED: 3,
         Reason.DEADLINE: 2,
     }
 
@@ -98,8 +101,8 @@ def test_one_that_leaves_before_its_turn_loses_what_is_there():
     tally = Tally(2, 8).cut(6, Reason.CORRUPT).cut(2, Reason.ABORTED)
     of = known(4, 4, 5, 3, gone=[])
     assert lost(bill_aborted(of, tally)) == {
-        Lost.DEVICE_ABORTED: 3,
-        Lost.HOST_ABORTED: 2,
+        LossCause.DEVICE_ABORTED: 3,
+        LossCause.HOST_ABORTED: 2,
         Reason.ABORTED: 1,
         Reason.CORRUPT: 2,
     }
@@ -110,7 +113,10 @@ def test_of_a_prompt_that_nobody_looked_up_only_storage_knew_anything():
     tally = Tally(0, 3).cut(1, Reason.DEADLINE)
     assert bill(NOTHING_KNOWN, 0, CAPACITY, None) == bill_aborted(NOTHING_KNOWN, None)
     assert bill(NOTHING_KNOWN, 0, CAPACITY, None).known == 0
-    assert lost(bill_aborted(NOTHING_KNOWN, tally)) == {Lost.DEVICE_EVICTED: 1, Reason.DEADLINE: 2}
+    assert lost(bill_aborted(NOTHING_KNOWN, tally)) == {
+        LossCause.DEVICE_EVICTED: 1,
+        Reason.DEADLINE: 2,
+    }
 
 
 def test_these_are_all_causes_by_tier_and_reason():
@@ -129,7 +135,7 @@ def test_these_are_all_causes_by_tier_and_reason():
         ("storage", "io_error"), ("storage", "deadline"), ("storage", "aborted"),
         ("storage", "not_loaded"),
     ]  # fmt: skip
-    assert label(Lost.HOST_EVICTED) == ("host", "evicted")
+    assert label(LossCause.HOST_EVICTED) == ("host", "evicted")
     assert label(Reason.EVICTED) == ("storage", "evicted")
 
 

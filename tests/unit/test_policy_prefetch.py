@@ -12,9 +12,9 @@ from stratakv.policy.prefetch import (
     PrefetchRules,
     Probing,
 )
-from stratakv.policy.prefetch_ends import Held
+from stratakv.policy.prefetch_ends import CachedPrefix
 from stratakv.policy.prefetch_pace import PrefetchPolicy
-from stratakv.policy.prefetch_reasons import Arrival, Reason, Tally, reason_of
+from stratakv.policy.prefetch_reasons import FetchOutcome, Reason, Tally, reason_of
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.testing.specs import small_spec
 
@@ -39,7 +39,7 @@ def flags(limit, *groups):
 
 
 def probing(limit, *present, base=0):
-    return Probing(Held(base, flags(limit, *present)))
+    return Probing(CachedPrefix(base, flags(limit, *present)))
 
 
 def answered(rules, probe, *stored, free=PLENTY, evictable=0, in_flight=0):
@@ -50,10 +50,10 @@ def answered(rules, probe, *stored, free=PLENTY, evictable=0, in_flight=0):
     return rules.answered(probe, there, rules.usable(probe, there), room, in_flight)
 
 
-def arrived(rules, state, *, bad=(), what=Arrival.MISSED, stopped=Reason.DEADLINE):
+def arrived(rules, state, *, bad=(), what=FetchOutcome.MISSED, stopped=Reason.DEADLINE):
     """All of a fetch but the (group, page) pairs of ``bad``."""
     pairs = zip(state.plan.objects.groups.tolist(), state.plan.objects.pages.tolist(), strict=True)
-    arrivals = np.array([what if pair in bad else Arrival.ARRIVED for pair in pairs], np.uint8)
+    arrivals = np.array([what if pair in bad else FetchOutcome.ARRIVED for pair in pairs], np.uint8)
     return rules.arrived(state, arrivals, rules.landable(state, arrivals), stopped)
 
 
@@ -287,10 +287,10 @@ def test_all_of_it_lands():
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        (Arrival.MISSED, Reason.EVICTED),
-        (Arrival.CORRUPT, Reason.CORRUPT),
-        (Arrival.FAILED, Reason.IO_ERROR),
-        (Arrival.NOT_TRIED, Reason.DEADLINE),
+        (FetchOutcome.MISSED, Reason.EVICTED),
+        (FetchOutcome.CORRUPT, Reason.CORRUPT),
+        (FetchOutcome.FAILED, Reason.IO_ERROR),
+        (FetchOutcome.NOT_TRIED, Reason.DEADLINE),
     ],
 )
 def test_a_part_of_a_full_group_lands_and_the_rest_has_a_reason(what, reason):
@@ -305,7 +305,7 @@ def test_a_part_of_a_full_group_lands_and_the_rest_has_a_reason(what, reason):
 def test_a_window_or_a_state_that_did_not_arrive_lands_nothing(rule):
     rules = rules_of(rule)
     state = answered(rules, probing(6, (), ()), range(6), range(6))
-    gone = arrived(rules, state, bad={(1, 5)}, what=Arrival.CORRUPT)
+    gone = arrived(rules, state, bad={(1, 5)}, what=FetchOutcome.CORRUPT)
     assert isinstance(gone, Abandoned)
     assert (gone.reason, gone.retry) == (Reason.CORRUPT, False)
     assert gone.tally.lost == ((Reason.CORRUPT, 6),)
@@ -385,10 +385,10 @@ def test_a_tally_only_moves_pages_from_hits_to_losses():
 def test_where_nothing_was_to_arrive_the_reason_is_why_it_stopped():
     nothing = np.zeros(0, np.uint8)
     assert reason_of(nothing, Reason.DEADLINE) is Reason.DEADLINE
-    assert reason_of(np.array([Arrival.ARRIVED], np.uint8), Reason.ABORTED) is Reason.ABORTED
-    assert reason_of(np.array([Arrival.MISSED, Arrival.CORRUPT], np.uint8), Reason.ABORTED) is (
-        Reason.CORRUPT
-    )
+    assert reason_of(np.array([FetchOutcome.ARRIVED], np.uint8), Reason.ABORTED) is Reason.ABORTED
+    assert reason_of(
+        np.array([FetchOutcome.MISSED, FetchOutcome.CORRUPT], np.uint8), Reason.ABORTED
+    ) is (Reason.CORRUPT)
 
 
 def test_what_fits_must_be_worth_it_beyond_what_the_tree_has():
@@ -413,7 +413,7 @@ def test_where_no_rank_can_use_what_another_can_the_ranks_are_the_reason():
     """Here a part has come, which would do; elsewhere nothing."""
     rules = rules_of()
     state = answered(rules, probing(8, ()), range(8))
-    arrivals = np.array([Arrival.ARRIVED] * 5 + [Arrival.MISSED] * 3, np.uint8)
+    arrivals = np.array([FetchOutcome.ARRIVED] * 5 + [FetchOutcome.MISSED] * 3, np.uint8)
     gone = rules.arrived(state, arrivals, np.zeros(9, np.bool_), Reason.DEADLINE)
     assert gone.reason is Reason.SHARD_DISAGREEMENT
     assert gone.tally.lost == ((Reason.EVICTED, 3), (Reason.SHARD_DISAGREEMENT, 5))
@@ -421,5 +421,5 @@ def test_where_no_rank_can_use_what_another_can_the_ranks_are_the_reason():
 
 def test_a_plan_that_lacks_nothing_begins_at_its_end():
     rules = rules_of()
-    held = Held(0, flags(4, range(4)))
+    held = CachedPrefix(0, flags(4, range(4)))
     assert rules.ends.plan(held, 4).first == 4

@@ -6,19 +6,19 @@ import pytest
 from stratakv.core.ids import RequestId
 from stratakv.policy.prefetch import HostSpace, PrefetchRules, Probing
 from stratakv.policy.prefetch_book import PrefetchBook
-from stratakv.policy.prefetch_ends import Held
+from stratakv.policy.prefetch_ends import CachedPrefix
 from stratakv.policy.prefetch_pace import (
     BestEffort,
+    FetchStart,
     PrefetchPolicy,
     Retry,
-    Start,
     Timeout,
     WaitComplete,
     allowance_s,
     prefetch_policy,
     stops,
 )
-from stratakv.policy.prefetch_reasons import Arrival, Reason
+from stratakv.policy.prefetch_reasons import FetchOutcome, Reason
 from stratakv.testing.specs import small_spec
 
 PAGE = 4
@@ -34,12 +34,12 @@ def policy(**changes):
 @pytest.mark.parametrize(
     ("ahead", "in_flight", "start"),
     [
-        (7, 0, Start.TOO_SHORT),
-        (8, 0, Start.PROBE),
-        (8, 63, Start.PROBE),
-        (8, 64, Start.RATE_LIMITED),
-        (7, 64, Start.TOO_SHORT),
-        (500, 0, Start.PROBE),
+        (7, 0, FetchStart.TOO_SHORT),
+        (8, 0, FetchStart.PROBE),
+        (8, 63, FetchStart.PROBE),
+        (8, 64, FetchStart.RATE_LIMITED),
+        (7, 64, FetchStart.TOO_SHORT),
+        (500, 0, FetchStart.PROBE),
     ],
 )
 def test_storage_is_asked_where_it_may_be_worth_it_and_the_budget_is_not_used_up(
@@ -73,7 +73,7 @@ def test_a_value_that_is_not_allowed_is_named(make, said):
 def test_the_least_settings_are_allowed():
     assert allowance_s(Timeout(base_s=0, per_1k_tokens_s=0, most_s=0), 4096) == 0
     least = PrefetchPolicy(threshold_tokens=1, budget_tokens=1)
-    assert least.weigh(1, 0) is Start.PROBE
+    assert least.weigh(1, 0) is FetchStart.PROBE
     assert prefetch_policy(1, 1, BestEffort()).budget_tokens == 1
     assert prefetch_policy(1, 1, BestEffort()).stop == BestEffort()
 
@@ -128,7 +128,7 @@ def request(number):
 
 
 def probing(book, of, limit=8):
-    return Probing(Held(0, (np.zeros(limit, np.bool_),)), book.before(of))
+    return Probing(CachedPrefix(0, (np.zeros(limit, np.bool_),)), book.before(of))
 
 
 def answered(rules, book, probe, pages, free=99):
@@ -147,8 +147,8 @@ def begin(rules, book, of, pages, step=0, free=99):
 
 def land(rules, book, of, state, arrived):
     count = len(state.plan.objects.pages)
-    arrivals = np.full(count, Arrival.MISSED, np.uint8)
-    arrivals[:arrived] = Arrival.ARRIVED
+    arrivals = np.full(count, FetchOutcome.MISSED, np.uint8)
+    arrivals[:arrived] = FetchOutcome.ARRIVED
     ends = rules.landable(state, arrivals)
     after = rules.arrived(state, arrivals, ends, Reason.DEADLINE)
     book.move(of, after, 0)

@@ -8,7 +8,7 @@ import pytest
 from stratakv.serve.lanes import (
     INLINE_BYTES,
     LONG_BYTES,
-    Lane,
+    FairThread,
     Lanes,
     give_memory_back,
     in_pieces,
@@ -20,7 +20,7 @@ def held(lane_of):
     """Run ``lane_of``'s work behind one that waits; what was done, in order."""
 
     async def all_of_it():
-        lane, gate, done = Lane("test", lambda: None), threading.Event(), []
+        lane, gate, done = FairThread("test", lambda: None), threading.Event(), []
         first = asyncio.create_task(lane.run("z", lambda: gate.wait(PATIENCE_S)))
         await asyncio.sleep(0)
         tasks = lane_of(lane, done)

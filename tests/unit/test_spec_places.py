@@ -4,7 +4,7 @@ import pytest
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.spec.compressed import BlockPlace, CompressedPlaces, Place, compressed_places
+from stratakv.spec.compressed import BlockPlace, BufferPlace, CompressedPlaces, compressed_places
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, KeepWindow, Retention
@@ -83,7 +83,7 @@ def test_keys_without_values_and_layers_in_two_groups_are_no_spec() -> None:
 
 def test_each_layer_of_deepseek_v4_has_its_window_what_it_compresses_and_its_indexer() -> None:
     spec = spec_of(V4, page_tokens=256, dtype="bfloat16")
-    at = {b.name: Place(group.id, b) for group in spec.groups for b in group.buffers}
+    at = {b.name: BufferPlace(group.id, b) for group in spec.groups for b in group.buffers}
     assert {name: place.group for name, place in at.items()} == {
         "c4": 0, "c4_index_k": 0, "c128": 0,
         "latent": 1, "c4_overlap": 1, "c4_index_overlap": 1,

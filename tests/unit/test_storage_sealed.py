@@ -22,7 +22,7 @@ from stratakv.testing.storage_conformance import (
     FORM,
     Arena,
     StorageConformance,
-    Subject,
+    StorageSubject,
     fetch,
     keys_of,
     page_of,
@@ -64,14 +64,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Stora
 
 class TestSealedFiles(StorageConformance):
     @pytest.fixture
-    def subject(self, tmp_path: Path) -> Subject:
+    def subject(self, tmp_path: Path) -> StorageSubject:
         place = Place(tmp_path / "store")
 
         def opened(form):
             inner = sealed_form(form, KEY)
             return SealedBackend(place.open(inner), inner, KEY)
 
-        return Subject(
+        return StorageSubject(
             open=opened,
             corrupt=lambda key: flip_payload(place.path, key, 5),
             shared=True,
@@ -82,12 +82,12 @@ class TestSealedFiles(StorageConformance):
 
 class TestSealedMemory(StorageConformance):
     @pytest.fixture
-    def subject(self) -> Subject:
+    def subject(self) -> StorageSubject:
         def opened(form):
             inner = sealed_form(form, KEY)
             return SealedBackend(MemoryBackend(inner), inner, KEY)
 
-        return Subject(open=opened, corrupt=None, shared=False, lasting=False, small=None)
+        return StorageSubject(open=opened, corrupt=None, shared=False, lasting=False, small=None)
 
 
 def forger(place: Callable[..., StorageBackend]) -> StorageBackend:

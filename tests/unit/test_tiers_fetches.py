@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratakv.core.ids import TicketId
-from stratakv.policy.prefetch_reasons import Arrival, Reason
+from stratakv.policy.prefetch_reasons import FetchOutcome, Reason
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Ending, Fetched
@@ -189,19 +189,19 @@ def test_the_second_allocation_may_fail_too(monkeypatch):
 @pytest.mark.parametrize(
     ("ending", "rest"),
     [
-        (Ending.CANCELLED, Arrival.NOT_TRIED),
-        (Ending.FAILED, Arrival.FAILED),
-        (Ending.OFF, Arrival.FAILED),
+        (Ending.CANCELLED, FetchOutcome.NOT_TRIED),
+        (Ending.FAILED, FetchOutcome.FAILED),
+        (Ending.OFF, FetchOutcome.FAILED),
     ],
 )
 def test_objects_behind_the_last_status(ending, rest):
     statuses = [ReadStatus.HIT, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAILED]
     arrivals = arrivals_of(Fetched(TicketId(0), ending, statuses), 6).tolist()
     assert arrivals == [
-        Arrival.ARRIVED,
-        Arrival.MISSED,
-        Arrival.CORRUPT,
-        Arrival.FAILED,
+        FetchOutcome.ARRIVED,
+        FetchOutcome.MISSED,
+        FetchOutcome.CORRUPT,
+        FetchOutcome.FAILED,
         rest,
         rest,
     ]

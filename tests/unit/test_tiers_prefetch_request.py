@@ -9,7 +9,7 @@ import pytest
 from stratakv.core.ids import PageKey, PrefetchId, TicketId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch import Fetching, Probing
-from stratakv.policy.prefetch_ends import FetchPlan, Held, Objects
+from stratakv.policy.prefetch_ends import CachedPrefix, FetchPlan, Objects
 from stratakv.policy.prefetch_reasons import Reason, Tally
 from stratakv.tiers.prefetch.fetches import FromStorage
 from stratakv.tiers.prefetch.request import (
@@ -18,18 +18,18 @@ from stratakv.tiers.prefetch.request import (
     Following,
     Idle,
     Left,
-    Phase,
+    PrefetchPhase,
     PrefetchRequest,
     Reading,
     Ready,
     ignored,
 )
-from stratakv.tiers.prefetch.sharing import Sharing, abandoned
+from stratakv.tiers.prefetch.sharing import PrefetchSharing, abandoned
 from stratakv.tree.lease import HostHold
 from tests.tier_bench import NAMESPACE
 
 NO_OBJECTS = Objects(np.empty(0, np.int64), np.empty(0, np.int64))
-HELD = Held(0, (np.zeros(3, np.bool_),))
+HELD = CachedPrefix(0, (np.zeros(3, np.bool_),))
 HOLD = HostHold(0, [0], np.empty(0, np.intp), [])
 FIRST, OTHER = PageKey(b"first"), PageKey(b"other")
 LEGAL = {
@@ -64,7 +64,7 @@ def reading() -> Reading:
     return Reading(TicketId(2), state, HOLD, FIRST, 0, ())
 
 
-PHASES: dict[type[Phase], Phase] = {
+PHASES: dict[type[PrefetchPhase], PrefetchPhase] = {
     Idle: IDLE,
     Following: Following(waiting(1)),
     Asking: asking(),
@@ -74,7 +74,7 @@ PHASES: dict[type[Phase], Phase] = {
 }
 
 
-def at(kind: type[Phase]) -> PrefetchRequest:
+def at(kind: type[PrefetchPhase]) -> PrefetchRequest:
     request = waiting()
     for step in WAY[kind]:
         request.enter(PHASES[step])
@@ -82,11 +82,13 @@ def at(kind: type[Phase]) -> PrefetchRequest:
 
 
 def test_every_phase_is_known():
-    assert set(PHASES) == set(WAY) == set(get_args(Phase))
+    assert set(PHASES) == set(WAY) == set(get_args(PrefetchPhase))
 
 
 @pytest.mark.parametrize(("here", "there"), list(product(WAY, WAY)))
-def test_a_prefetch_goes_only_where_something_may_lead(here: type[Phase], there: type[Phase]):
+def test_a_prefetch_goes_only_where_something_may_lead(
+    here: type[PrefetchPhase], there: type[PrefetchPhase]
+):
     request = at(here)
     if (here, there) in LEGAL:
         request.enter(PHASES[there])
@@ -98,7 +100,7 @@ def test_a_prefetch_goes_only_where_something_may_lead(here: type[Phase], there:
 
 
 @pytest.mark.parametrize("kind", WAY)
-def test_a_phase_says_what_is_held_and_what_is_under_way(kind: type[Phase]):
+def test_a_phase_says_what_is_held_and_what_is_under_way(kind: type[PrefetchPhase]):
     request = at(kind)
     assert request.asking == (kind in {Asking, Reading})
     assert (request.operation is not None) == (kind in {Asking, Reading, Left})
@@ -113,7 +115,7 @@ def test_an_operation_outlives_the_request_that_began_it():
 
 
 def test_one_asks_for_all_and_the_others_are_left_alone_when_it_ends():
-    sharing, leader, first, second = Sharing(), waiting(0), waiting(1), waiting(2)
+    sharing, leader, first, second = PrefetchSharing(), waiting(0), waiting(1), waiting(2)
     assert not sharing.follow(leader, FIRST)
     sharing.lead(leader, FIRST)
     leader.enter(asking())

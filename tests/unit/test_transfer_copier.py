@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratakv.core.ids import LayerId
-from stratakv.testing.transfer_ends import Ends, cache_specs, hybrid_spec, page_keys_of, spread
+from stratakv.testing.transfer_ends import (
+    TransferEnds,
+    cache_specs,
+    hybrid_spec,
+    page_keys_of,
+    spread,
+)
 from stratakv.transfer import cpu
-from stratakv.transfer.copier import Route
+from stratakv.transfer.copier import CopyRoute
 from stratakv.transfer.numpy_copy import NumpyCopier
 
 compiled = pytest.importorskip("stratakv.transfer.compiled_copy", exc_type=ImportError)
@@ -40,7 +46,7 @@ def moved(ends, copier, seed, verb, layers):
     fill(ends, seed)
     device, host = spread(ends, 4, seed), spread(ends, 4, seed + 1)
     for arena in ends.arenas:
-        route = Route.of(ends.pools, arena, layers)
+        route = CopyRoute.of(ends.pools, arena, layers)
         copy = copier.gather if verb == "gather" else copier.scatter
         copy(route, device[arena.group.id], host[arena.group.id])
     return snapshot(ends)
@@ -54,7 +60,7 @@ def moved(ends, copier, seed, verb, layers):
     layers=st.one_of(st.just(frozenset(range(6))), st.frozensets(st.integers(0, 5))),
 )
 def test_both_copiers_leave_the_same_bytes_everywhere(spec, seed, verb, layers):
-    ends = Ends.of(spec, pages=5)
+    ends = TransferEnds.of(spec, pages=5)
     ours = moved(ends, compiled.CompiledCopier(), seed, verb, layers)
     theirs = moved(ends, NumpyCopier(), seed, verb, layers)
     for mine, other in zip(ours[0] + ours[1], theirs[0] + theirs[1], strict=True):
@@ -64,7 +70,7 @@ def test_both_copiers_leave_the_same_bytes_everywhere(spec, seed, verb, layers):
 @pytest.mark.parametrize("elements", [1, 3, 31, 33, 127, 129, 2047])
 @pytest.mark.parametrize("verb", ["gather", "scatter"])
 def test_rows_about_the_edges_of_streamed_copies(elements, verb):
-    ends = Ends.of(hybrid_spec(elements), pages=6)
+    ends = TransferEnds.of(hybrid_spec(elements), pages=6)
     layers = frozenset(range(4))
     ours = moved(ends, compiled.CompiledCopier(), elements, verb, layers)
     theirs = moved(ends, NumpyCopier(), elements, verb, layers)
@@ -94,14 +100,14 @@ class Apart:
 @given(spec=cache_specs(), seed=st.integers(0, 100))
 def test_pages_that_lie_apart_are_copied_alike_by_both(spec, seed):
     """Another engine's pools: (address, distance between pages) is all that is known of them."""
-    ends = Ends.of(spec, pages=5)
+    ends = TransferEnds.of(spec, pages=5)
     keys, device, host = page_keys_of("apart", 4), spread(ends, 4, seed), spread(ends, 4, seed + 1)
     ends.fill_device(device, keys)
     copiers = compiled.CompiledCopier(), NumpyCopier()
     for there, back in (copiers, copiers[::-1]):
         apart = Apart(ends.pools)
         ends.poison_host()
-        routes = [Route.of(apart, arena, frozenset(range(6))) for arena in ends.arenas]
+        routes = [CopyRoute.of(apart, arena, frozenset(range(6))) for arena in ends.arenas]
         for route in routes:
             there.gather(route, device[route.group.id], host[route.group.id])
         ends.verify_host(host, keys)
@@ -114,9 +120,9 @@ def test_pages_that_lie_apart_are_copied_alike_by_both(spec, seed):
 @pytest.mark.parametrize("page", [-1, 6])
 @pytest.mark.parametrize("verb", ["gather", "scatter"])
 def test_a_page_outside_the_pools_is_refused_by_both(page, verb):
-    ends = Ends.of(hybrid_spec(), pages=6)
+    ends = TransferEnds.of(hybrid_spec(), pages=6)
     inside, outside = np.array([1, 2], np.int32), np.array([1, page], np.int32)
-    route = Route.of(ends.pools, ends.arenas[0], (LayerId(0),))
+    route = CopyRoute.of(ends.pools, ends.arenas[0], (LayerId(0),))
     for copier in (compiled.CompiledCopier(), NumpyCopier()):
         for pair in ((inside, outside), (outside, inside)):
             with pytest.raises((IndexError, ValueError)):
@@ -124,7 +130,7 @@ def test_a_page_outside_the_pools_is_refused_by_both(page, verb):
 
 
 def test_device_pages_that_no_copy_could_take_are_refused():
-    ends = Ends.of(hybrid_spec(), pages=6)
+    ends = TransferEnds.of(hybrid_spec(), pages=6)
     pools = ends.pools
 
     class Whole:
@@ -142,7 +148,7 @@ def test_device_pages_that_no_copy_could_take_are_refused():
         (np.asfortranarray, "together"),
     ):
         with pytest.raises(AssertionError, match=said):
-            Route.of(Whole(change), ends.arenas[0], (LayerId(0),))
+            CopyRoute.of(Whole(change), ends.arenas[0], (LayerId(0),))
 
 
 def arguments(**changed):

@@ -8,9 +8,9 @@ import pytest
 from stratakv.core.ids import GroupId, LayerId, TicketId
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import (
-    Ends,
-    Hold,
+    CopyHold,
     HookedCopier,
+    TransferEnds,
     finish,
     hybrid_spec,
     page_keys_of,
@@ -23,7 +23,7 @@ from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 
 @pytest.fixture
 def ends():
-    return Ends.of(hybrid_spec(), pages=8)
+    return TransferEnds.of(hybrid_spec(), pages=8)
 
 
 def engine_of(ends, before_copy):
@@ -77,7 +77,7 @@ def test_a_failed_load_wakes_waiters_and_stops_every_later_call(ends):
 
 
 def test_loads_queued_behind_a_failed_one_wake_their_waiters_too(ends):
-    hold = Hold()
+    hold = CopyHold()
 
     def held_then_failing(direction, group, layers):
         hold(direction, group, layers)
@@ -113,7 +113,7 @@ def test_the_callers_arrays_are_free_once_submitted(ends):
     keys = page_keys_of("owned", 4)
     device, host = spread(ends, 4, 2), spread(ends, 4, 3)
     ends.fill_device(device, keys)
-    hold = Hold()
+    hold = CopyHold()
     engine = engine_of(ends, hold)
     plan = plan_of(Direction.BACKUP, [ids.copy() for ids in device], [ids.copy() for ids in host])
     engine.submit(plan)

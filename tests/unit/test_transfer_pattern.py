@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.testing.transfer_ends import Ends, cache_specs, hybrid_spec, page_keys_of, spread
+from stratakv.testing.transfer_ends import (
+    TransferEnds,
+    cache_specs,
+    hybrid_spec,
+    page_keys_of,
+    spread,
+)
 
 FULL, SWA = GroupId(0), GroupId(1)
 EVERY = np.arange(4, dtype=np.int32)
@@ -14,7 +20,7 @@ KEYS = page_keys_of("pattern", 4)
 
 @pytest.fixture
 def ends():
-    filled = Ends.of(hybrid_spec(), pages=4)
+    filled = TransferEnds.of(hybrid_spec(), pages=4)
     filled.fill_device([EVERY, EVERY], KEYS)
     filled.fill_host([EVERY, EVERY], KEYS)
     return filled
@@ -96,7 +102,7 @@ def test_only_the_layers_asked_for_are_verified(ends):
 @settings(max_examples=40, deadline=None)
 @given(cache_specs())
 def test_host_pages_are_what_an_arena_holds(spec):
-    ends = Ends.of(spec, pages=5)
+    ends = TransferEnds.of(spec, pages=5)
     pages = spread(ends, 3, 1)
     ends.fill_host(pages, KEYS[:3])
     ends.verify_host(pages, KEYS[:3])

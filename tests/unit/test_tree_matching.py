@@ -15,7 +15,7 @@ from stratakv.spec.retention import (
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_records import Request
+from stratakv.testing.tree_records import WalkRequest
 from stratakv.tree.check import check
 from stratakv.tree.order import COLD, WARM
 from stratakv.tree.prefix_tree import PrefixTree
@@ -26,7 +26,7 @@ def tree(*rules: Retention, page: int = 1, anchor_bytes: bool = True) -> TreeDri
     return TreeDriver(spec, [16] * len(spec.groups), [16] * len(spec.groups))
 
 
-def run(it: TreeDriver, prompt: Prefix, *, chunk: int = 99, generous: bool = True) -> Request:
+def run(it: TreeDriver, prompt: Prefix, *, chunk: int = 99, generous: bool = True) -> WalkRequest:
     request = it.arrive(prompt, len(prompt), load=False)
     while request.lease.end < len(prompt):
         assert it.extend(request, chunk, generous=generous)

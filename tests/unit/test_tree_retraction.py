@@ -8,7 +8,7 @@ from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_records import Request
+from stratakv.testing.tree_records import WalkRequest
 from stratakv.testing.tree_retraction import RetractionDriver
 
 ANCHOR, OTHER = 0, 1
@@ -19,7 +19,7 @@ def tree(rule: Retention, page_tokens: int = 1) -> tuple[TreeDriver, RetractionD
     return it, RetractionDriver(it)
 
 
-def running(it: TreeDriver, prompt: Prefix, *, state: bool = True) -> Request:
+def running(it: TreeDriver, prompt: Prefix, *, state: bool = True) -> WalkRequest:
     request = it.arrive(prompt, 0, load=False)
     assert it.extend(request, len(prompt), generous=False, state=state)
     it.verify()

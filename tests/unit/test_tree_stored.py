@@ -11,7 +11,7 @@ import pytest
 from stratakv.core.ids import GroupId, NodeIds, PageKey
 from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
-from stratakv.testing.tree_books import DEVICE, HOST, Place, Prefix
+from stratakv.testing.tree_books import DEVICE, HOST, PageAt, Prefix
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree.check import check
@@ -73,7 +73,7 @@ def test_a_hold_of_more_would_keep_a_device_page_that_counts_as_evictable(
         store.squeeze(0)
 
 
-Pinned = tuple[Counter[Place], Counter[Place]]
+Pinned = tuple[Counter[PageAt], Counter[PageAt]]
 
 
 def pinned_too(it: TreeDriver, prefix: Prefix) -> Callable[[], Pinned]:

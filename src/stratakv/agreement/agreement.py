@@ -10,25 +10,25 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, TypeAlias
 
-from stratakv.agreement.ballot import DIGEST_BITS, FIELDS, NOTHING, Ballot, Begun, Result
+from stratakv.agreement.ballot import DIGEST_BITS, FIELDS, NOTHING, Ballot, BallotResult, Begun
 from stratakv.agreement.ranks import Ranks, SingleRank, nothing
 from stratakv.core.errors import DivergenceError
 
 _MASK: Final = (1 << DIGEST_BITS) - 1
 SHOWN: Final = 8
 """Lines of each side in an error."""
-Figures: TypeAlias = Mapping[str, int]
+DigestInputs: TypeAlias = Mapping[str, int]
 """By what they are called, in an order that is the same on every rank."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Field:
     name: str
-    figures: Callable[[], Figures]
+    figures: Callable[[], DigestInputs]
     description: Callable[[], Iterable[str]]
 
 
-def digest_of(figures: Figures) -> int:
+def digest_of(figures: DigestInputs) -> int:
     """62 bits. Python hashes numbers and tuples alike in every process; bytes and text it salts."""
     return hash(tuple(figures.values())) & _MASK
 
@@ -51,7 +51,7 @@ class Agreement:
     def watch(
         self,
         name: str,
-        figures: Callable[[], Figures],
+        figures: Callable[[], DigestInputs],
         description: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         """Compare ``figures()`` in every ballot from now on; it is called once for each.
@@ -65,7 +65,7 @@ class Agreement:
         """For this rank's next votes."""
         return Ballot(self._begun)
 
-    def agree(self, ballot: Ballot, meanwhile: Callable[[], None] = nothing) -> Result:
+    def agree(self, ballot: Ballot, meanwhile: Callable[[], None] = nothing) -> BallotResult:
         """What every rank has voted for. ``meanwhile``: what is to be done in any case, while the
         others vote. DivergenceError where a digest differs."""
         self.ballots += 1
@@ -80,7 +80,7 @@ class Agreement:
             self._diverged(self._fields[apart])
         return self._read(result)
 
-    def _read(self, result: Result) -> Result:
+    def _read(self, result: BallotResult) -> BallotResult:
         self._begun = result.begun
         return result
 
@@ -110,7 +110,7 @@ class Agreement:
         raise DivergenceError(f"{where}: rank {rank} has {mine}; rank {other} has {theirs}")
 
 
-def _lines(figures: Figures) -> list[str]:
+def _lines(figures: DigestInputs) -> list[str]:
     return [f"{name} {value}" for name, value in figures.items()]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
-Lanes: TypeAlias = npt.NDArray[np.int64]
+LaneValues: TypeAlias = npt.NDArray[np.int64]
 Begun: TypeAlias = "Mapping[Work, Flags]"
 """By kind, what earlier ballots have said of the oldest operation, which has more flags; alike on
 all ranks."""
@@ -59,7 +59,7 @@ class Ballot:
     last ballot has left it."""
 
     def __init__(self, begun: Begun = NOTHING) -> None:
-        self.lanes: Lanes = np.zeros(LANES, np.int64)
+        self.lanes: LaneValues = np.zeros(LANES, np.int64)
         self._begun = begun
         self._widths: dict[Work, list[int]] = {}
 
@@ -94,15 +94,15 @@ class Ballot:
         self.lanes[2 * field] = value
         self.lanes[2 * field + 1] = -value
 
-    def result(self, least: Lanes) -> "Result":
+    def result(self, least: LaneValues) -> "BallotResult":
         """``least``: the minimum over all ranks' lanes."""
-        return Result(least, self._begun, self._widths)
+        return BallotResult(least, self._begun, self._widths)
 
 
-class Result:
+class BallotResult:
     """What all ranks know after a ballot, alike on each. ``begun``: for the next one."""
 
-    def __init__(self, least: Lanes, begun: Begun, widths: Mapping[Work, list[int]]) -> None:
+    def __init__(self, least: LaneValues, begun: Begun, widths: Mapping[Work, list[int]]) -> None:
         self._least = least
         self._found: dict[Work, list[Flags]] = {}
         self.begun = dict(begun)

@@ -6,7 +6,7 @@ Owns the protocol and the group of one. Must not know what is said.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from stratakv.agreement.ballot import Lanes
+from stratakv.agreement.ballot import LaneValues
 
 
 def nothing() -> None:
@@ -22,7 +22,9 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(
+        self, lanes: LaneValues, meanwhile: Callable[[], None] = nothing
+    ) -> LaneValues:
         """The element-wise minimum over all ranks; ``lanes`` may be used for it. ``meanwhile`` is
         done between saying what is here and waiting for the others."""
         ...
@@ -44,7 +46,9 @@ class SingleRank:
     rank = 0
     size = 1
 
-    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(
+        self, lanes: LaneValues, meanwhile: Callable[[], None] = nothing
+    ) -> LaneValues:
         meanwhile()
         return lanes
 

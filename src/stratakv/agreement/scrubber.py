@@ -14,13 +14,13 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.agreement.agreement import Figures
+from stratakv.agreement.agreement import DigestInputs
 
 PIECE_BYTES: Final = 16384
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class ScrubbedTable:
     """``cells``: an array that stays where it is, of any shape, C-contiguous."""
 
     name: str
@@ -29,7 +29,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    table: Table
+    table: ScrubbedTable
     first: int
     cells: npt.NDArray[Any]
 
@@ -37,7 +37,7 @@ class _Piece:
 class Scrubber:
     """``tables``: the same names and shapes on every rank."""
 
-    def __init__(self, tables: Iterable[Table]) -> None:
+    def __init__(self, tables: Iterable[ScrubbedTable]) -> None:
         self._pieces = [piece for table in tables for piece in _pieces(table)]
         self._at = -1
 
@@ -45,7 +45,7 @@ class Scrubber:
         """Ballots in a round."""
         return len(self._pieces)
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """Of the next piece."""
         self._at = (self._at + 1) % len(self._pieces)
         return {"piece": self._at, "sum": crc32(self._pieces[self._at].cells.data)}
@@ -60,7 +60,7 @@ class Scrubber:
         ]
 
 
-def _pieces(table: Table) -> Iterator[_Piece]:
+def _pieces(table: ScrubbedTable) -> Iterator[_Piece]:
     assert table.cells.flags.c_contiguous, f"{table.name} does not lie in one piece"
     cells = table.cells.reshape(-1)  # a view
     count = max(1, PIECE_BYTES // cells.itemsize)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from stratakv.agreement.ballot import Lanes
+from stratakv.agreement.ballot import LaneValues
 from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import ConfigError, RankLostError
 
@@ -39,7 +39,9 @@ class TorchRanks:
         self._limit_s = max(START_S, timeout_s)  # until all are ready
         self._page = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
 
-    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(
+        self, lanes: LaneValues, meanwhile: Callable[[], None] = nothing
+    ) -> LaneValues:
         votes = torch.from_numpy(lanes)
         with _watched(self.rank, self._limit_s):
             under_way = dist.all_reduce(votes, op=dist.ReduceOp.MIN, async_op=True)

@@ -1,7 +1,7 @@
 """An engine from its plan: what every engine is made of, whatever runs in it.
 
 Owns the order in which the parts are made, and the sockets into which others plug theirs. What
-depends on the device or on a model comes in: pages and their copies as ``Memory``, the model as
+depends on the device or on a model comes in: pages and their copies as ``TierMemory``, the model as
 what makes its runner. Must not know settings, models or servers.
 """
 
@@ -39,7 +39,7 @@ MakeRunner: TypeAlias = Callable[[BlockTable], Runner]
 MakeExecutor: TypeAlias = Callable[[Runner, TokenSource], Executor]
 
 
-class Memory(Protocol):
+class TierMemory(Protocol):
     """Where a plan's pages lie. ``pages``: who gives out their ids, by group, on the device and on
     the host. ``arenas``: bytes of host pages, by group; none where no storage will look there.
     ``transfer``: what copies between the two."""
@@ -101,12 +101,12 @@ class Sockets:
     progress: type[Progress] = Progress
 
 
-ALONE: Final = Sockets()
+DEFAULT_SOCKETS: Final = Sockets()
 
 
 def build_cache(
     plan: EnginePlan,
-    memory: Memory,
+    memory: TierMemory,
     tables: BlockTable,
     sockets: Sockets,
     launched: Launched = nothing_launched,
@@ -135,9 +135,9 @@ def block_table(plan: EnginePlan) -> BlockTable:
 
 def build(
     plan: EnginePlan,
-    memory: Memory,
+    memory: TierMemory,
     make_runner: MakeRunner,
-    sockets: Sockets = ALONE,
+    sockets: Sockets = DEFAULT_SOCKETS,
     make_executor: MakeExecutor = SerialExecutor,
 ) -> tuple[Engine, KVCache]:
     tables = block_table(plan)

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import torch
 
 from stratakv.assembly.build import (
-    ALONE,
+    DEFAULT_SOCKETS,
     MakeAllocator,
     MakeArena,
     MakeExecutor,
@@ -169,7 +169,7 @@ def build_sized(
     model: HuggingFaceModel,
     config: EngineConfig,
     sizes: Sizes,
-    sockets: Sockets = ALONE,
+    sockets: Sockets = DEFAULT_SOCKETS,
     device: Device[P] = CPU,
 ) -> EngineParts:
     """The same, with all adapters and for what was found for the model and, with ranks, for all of
@@ -189,7 +189,7 @@ def build_sized(
 def assemble(
     model: HuggingFaceModel,
     plan: EnginePlan,
-    sockets: Sockets = ALONE,
+    sockets: Sockets = DEFAULT_SOCKETS,
     device: Device[P] = CPU,
 ) -> EngineParts:
     """Take the memory."""

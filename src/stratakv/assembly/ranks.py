@@ -92,7 +92,7 @@ def check_alike(
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class ObjectSharding:
     """Which objects a rank's pages are stored as. ``cut``: slices of each group's heads. ``model``:
     its fingerprint, by which pages of models with the same cache are told apart."""
 
@@ -135,7 +135,7 @@ class Sharing:
         return ShardedBackend.of(inner, self.sharding, self.rank, self.cut)
 
 
-def sharing_of(sizes: Sizes, config: EngineConfig, rank: int, model: bytes = b"") -> Sharing:
+def sharing_of(sizes: Sizes, config: EngineConfig, rank: int, model: bytes = b"") -> ObjectSharding:
     """``model``: its fingerprint."""
     cut = default_cut(config.tp) if config.storage_shards is None else config.storage_shards
-    return Sharing(sizes.sharding, rank, cut, model)
+    return ObjectSharding(sizes.sharding, rank, cut, model)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from stratakv.assembly.ranks import Sharing
+from stratakv.assembly.ranks import ObjectSharding
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError, StorageError
@@ -108,7 +108,7 @@ def open_store(
     url: str,
     spec: CacheSpec,
     host_pages: Sequence[int],
-    sharing: Sharing | None = None,
+    sharing: ObjectSharding | None = None,
     trust: Trust = Trust(),
 ) -> OpenStore:
     """An open store for pages of ``spec``, and the worker in front of it. ``sharing``: what of a
@@ -121,7 +121,7 @@ def open_store(
 
 
 def opener_while_it_runs(
-    config: EngineConfig, spec: CacheSpec, host_pages: Sequence[int], sharing: Sharing
+    config: EngineConfig, spec: CacheSpec, host_pages: Sequence[int], sharing: ObjectSharding
 ) -> Callable[[str], OpenStore]:
     """``open_store`` for URLs that come over the network."""
     trust = trust_while_it_runs(config)
@@ -140,7 +140,7 @@ class ReachedStore:
     backends: Backends
     trust: Trust
 
-    def open(self, sharing: Sharing | None = None) -> OpenStore:
+    def open(self, sharing: ObjectSharding | None = None) -> OpenStore:
         """For the model of ``sharing``, as ``open_store``; whatever is raised, all is closed."""
         reading, writing = self.backends.reading, self.backends.writing
         with ExitStack() as undo:
@@ -171,7 +171,7 @@ def reach_store(
     url: str,
     spec: CacheSpec,
     host_pages: Sequence[int],
-    sharing: Sharing | None = None,
+    sharing: ObjectSharding | None = None,
     trust: Trust = Trust(),
 ) -> ReachedStore:
     """The same, as far as it goes without the model. ``sharing``: of any model."""
@@ -189,7 +189,7 @@ def reach_store(
     return ReachedStore(url, parsed, spec, host_pages, Backends(reading, writing), trust)
 
 
-def _shared(backends: Backends, sharing: Sharing, marks: CutMarks | None) -> Backends:
+def _shared(backends: Backends, sharing: ObjectSharding, marks: CutMarks | None) -> Backends:
     """What a rank sees of open backends. One for both stays one: only one thread may call it."""
     writing = backends.writing
     if marks is not None:
@@ -200,7 +200,7 @@ def _shared(backends: Backends, sharing: Sharing, marks: CutMarks | None) -> Bac
     return Backends(sharing.between(backends.reading), ours)
 
 
-def _marks(parsed: StorageUrl, sharing: Sharing, url: str, trust: Trust) -> CutMarks | None:
+def _marks(parsed: StorageUrl, sharing: ObjectSharding, url: str, trust: Trust) -> CutMarks | None:
     """The marks of a store, for the rank that keeps them; ConfigError where they say that pages are
     cut otherwise. None too where nobody else could ever cut them otherwise."""
     others = sharing.other_cuts
@@ -232,7 +232,7 @@ def reach_at_start(
     config: EngineConfig,
     spec: CacheSpec,
     host_pages: Sequence[int],
-    sharing: Sharing | None = None,
+    sharing: ObjectSharding | None = None,
 ) -> ReachedStore | None:
     """The store that ``--storage`` names."""
     if config.storage is None:

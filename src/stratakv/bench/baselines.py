@@ -36,7 +36,7 @@ RAGGED_NEW: Final = RAGGED_STEPS + 32
 """Those that are timed, and those of the first ones while the last ones are still in prefill."""
 DEVICE_TOKENS: Final = PROMPTS * (PROMPT_TOKENS + NEW_TOKENS) * 3 // 2
 """Room for what runs and for half as much again, so that the rounds evict on both tiers."""
-ALONE: Final = 24
+SINGLE_PROMPT_TOKENS: Final = 24
 """Requests of the workload without reuse: half as many again as run at once."""
 ALONE_NEW: Final = 64
 STORE_QUOTA: Final = "1GiB"
@@ -131,7 +131,7 @@ def _without_reuse(model: PreTrainedModel, rounds: int, store: str | None = None
     if store is not None:
         attach_files(parts.engine, parts.spec, [arena.pages for arena in parts.arenas], store)
     with _engines(parts, _engine(twin(model), "off")) as both:
-        pairs = [race(both, _equal(ALONE), ALONE_NEW) for _ in range(rounds + 1)]
+        pairs = [race(both, _equal(SINGLE_PROMPT_TOKENS), ALONE_NEW) for _ in range(rounds + 1)]
     return median(off_s / ours_s for ours_s, off_s in pairs[1:])
 
 

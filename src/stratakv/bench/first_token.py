@@ -36,7 +36,7 @@ HOST_PROMPTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstToken:
+class FirstTokenCase:
     """Medians over the rounds. The ratios are to the recompute of the same round."""
 
     family: str
@@ -46,7 +46,7 @@ class FirstToken:
     storage_hit_ratio: float
 
 
-def first_token(family: str, module: PreTrainedModel) -> FirstToken:
+def first_token(family: str, module: PreTrainedModel) -> FirstTokenCase:
     """Take over ``module`` and time its first tokens."""
     rng = np.random.default_rng(0)
     laps = Laps()
@@ -64,7 +64,7 @@ def first_token(family: str, module: PreTrainedModel) -> FirstToken:
             laps.add("storage", first_token_s(engine, prompt, (0, 0, hit)))
             before = prompt
         engine.check()
-    return FirstToken(
+    return FirstTokenCase(
         family=family,
         recompute_ms=laps.median_s("recompute") * 1000,
         device_hit_ratio=laps.ratio("device", "recompute"),

@@ -11,7 +11,7 @@ import sys
 from typing import Final
 
 REPEATS: Final = 9
-ALONE: Final = "numpy"
+BASELINE: Final = "numpy"
 PARTS: Final[dict[str, tuple[str, ...]]] = {
     "testing": ("stratakv.testing",),
     "fsck": ("stratakv.storage.file.fsck",),
@@ -35,12 +35,12 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
 def run() -> dict[str, object]:
     """Measure every part, and print a table; ~20 s."""
     _cpu_s(*PARTS["all of it"])  # compiled once, as an installed package is
-    seconds = {name: list[float]() for name in (ALONE, *PARTS)}
+    seconds = {name: list[float]() for name in (BASELINE, *PARTS)}
     for _ in range(REPEATS):
-        seconds[ALONE].append(_cpu_s(ALONE))
+        seconds[BASELINE].append(_cpu_s(BASELINE))
         for name, modules in PARTS.items():
-            seconds[name].append(_cpu_s(ALONE, *modules))
-    alone_s = min(seconds.pop(ALONE))  # the least: whatever else the machine does only adds
+            seconds[name].append(_cpu_s(BASELINE, *modules))
+    alone_s = min(seconds.pop(BASELINE))  # the least: whatever else the machine does only adds
     added_ms = {name: round(1000 * (min(of) - alone_s), 1) for name, of in seconds.items()}
     print(f"NumPy alone, with the interpreter: {1000 * alone_s:.0f} ms of CPU; what is added:")
     for name, milliseconds in added_ms.items():

@@ -41,7 +41,7 @@ _SEED: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class LoadCase:
     """Medians; a ratio, ours to Hugging Face's, is the median of those of neighbouring runs. GB are
     10^9 bytes."""
 
@@ -108,7 +108,7 @@ def write_checkpoint(directory: Path) -> None:
     save_file(stored, directory / "model.safetensors", {"format": "pt"})
 
 
-def measure(model: Path, digests: Path | None, threads: int) -> Case:
+def measure(model: Path, digests: Path | None, threads: int) -> LoadCase:
     """Cold, or with ``digests`` of an earlier start and the files in the page cache."""
     cold = digests is None
     boot = boot_of_this_machine()
@@ -141,7 +141,7 @@ def measure(model: Path, digests: Path | None, threads: int) -> Case:
             wall.time(name, lambda load=ways[name]: _touch(load()))
             cpu.add(name, time.process_time() - begin_s)
     size = sum(file.stat().st_size for file in files)
-    return Case(
+    return LoadCase(
         page_cache="cold" if cold else "warm",
         read_gb_s=size / 1e9 / wall.median_s("bare"),
         theirs_s=wall.median_s("theirs"),

@@ -21,7 +21,7 @@ NAP_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class PlayFigures:
     """Of one play. ``*_tok_s`` count from the first arrival to the last token; prompt tokens count
     whether cached or computed. Time to first token (``ttft``) counts from the arrival, so waiting
     for a seat is part of it; ``itl`` is the time between two tokens of one answer."""
@@ -43,7 +43,7 @@ class _Live:
     last_s: float = 0.0
 
 
-def play(engine: Engine, workload: Workload) -> Figures:
+def play(engine: Engine, workload: Workload) -> PlayFigures:
     """Serve the whole workload; a request is submitted when its time has come."""
     before = engine.stats()
     coming = [(ask.at_s, at, ask) for at, ask in enumerate(workload.opening())]
@@ -71,7 +71,7 @@ def play(engine: Engine, workload: Workload) -> Figures:
             time.sleep(min(NAP_S, max(0.0, coming[0][0] - now_s)))
             now_s = time.perf_counter() - begin_s
     after = engine.stats()
-    return Figures(
+    return PlayFigures(
         output_tok_s=(after.output_tokens - before.output_tokens) / now_s,
         prompt_tok_s=(after.prompt_tokens - before.prompt_tokens) / now_s,
         ttft_ms_p50=_percentile_ms(first_s, 50),

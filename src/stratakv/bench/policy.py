@@ -24,7 +24,7 @@ from stratakv.bench.policy_cache import (
     forgo_checkpoints,
     spec_named,
 )
-from stratakv.bench.policy_replay import Figures, Replay, TraceTokens, unlimited_tokens
+from stratakv.bench.policy_replay import Replay, ReplayFigures, TraceTokens, unlimited_tokens
 from stratakv.bench.policy_traffic import ChatTraffic, generate
 from stratakv.core.config import check_choice, check_count, flag_of
 from stratakv.core.errors import ConfigError
@@ -37,7 +37,7 @@ PLAIN: Final = "lru"
 CHATS: Final = 400
 MESSAGE_TOKENS: Final = 200
 ANEW_PARTS: Final = 8
-TIERS: Final = {False: "device", True: "device+host"}
+TIER_NAMES: Final = {False: "device", True: "device+host"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class PolicyOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PolicyCase:
     """One replay. ``ratio`` is ``hit_rate`` to ``ideal_hit_rate``; pages are per group."""
 
     spec: str
@@ -101,7 +101,7 @@ class Case:
     hit_rate: float
     ideal_hit_rate: float
     ratio: float
-    figures: Figures
+    figures: ReplayFigures
     requests_s: float
 
     def report(self) -> dict[str, object]:
@@ -152,17 +152,17 @@ class _Bench:
         digit = 10 ** max(0, len(str(size)) - 2)
         return -(-size // digit) * digit
 
-    def case(self, row: _Row, progress: "tqdm[NoReturn]") -> Case:
+    def case(self, row: _Row, progress: "tqdm[NoReturn]") -> PolicyCase:
         """The anchor's own replay of the same policy and tiers must have come first."""
         spec, policy, host, checkpoints = row
-        progress.set_description_str(f"{row.named}, {spec}, {TIERS[host]}")
+        progress.set_description_str(f"{row.named}, {spec}, {TIER_NAMES[host]}")
         figures, pages = self._replay(row, progress)
         ideal = self._ideals.setdefault((policy, host), figures.hit_rate)
-        return Case(
+        return PolicyCase(
             spec=spec,
             policy=policy,
             checkpoints=checkpoints,
-            tiers=TIERS[host],
+            tiers=TIER_NAMES[host],
             device_pages=pages,
             hit_rate=figures.hit_rate,
             ideal_hit_rate=ideal,
@@ -171,7 +171,9 @@ class _Bench:
             requests_s=len(self.requests) / figures.replay_s,
         )
 
-    def _replay(self, row: _Row, progress: "tqdm[NoReturn]") -> tuple[Figures, tuple[int, ...]]:
+    def _replay(
+        self, row: _Row, progress: "tqdm[NoReturn]"
+    ) -> tuple[ReplayFigures, tuple[int, ...]]:
         spec = spec_named(row.spec)
         sizes = PoolSizes(device_tokens=self.device_tokens, load=self.load, host=row.host)
         cache = build_cache(spec, sizes, row.policy)
@@ -189,7 +191,7 @@ def run(options: PolicyOptions) -> dict[str, object]:
 
     Its figures are what was replayed (``workload``, ``requests``, ``prompt_tokens``, the sizes, and
     ``unlimited_hit_rate``, that of a cache which never forgets) and ``cases``, a list of reports of
-    a ``Case``. Rates are parts of all prompt tokens.
+    a ``PolicyCase``. Rates are parts of all prompt tokens.
     """
     source, requests = _workload(options)
     bench = _Bench(requests, options)
@@ -237,7 +239,7 @@ def _rows(options: PolicyOptions) -> Iterator[_Row]:
     specs = [name for name in RULES if name in options.specs or not options.specs]
     specs = [ANCHOR_ALONE, *(name for name in specs if name != ANCHOR_ALONE)]
     policies = [name for name in EVICTION_POLICIES if name in (options.policies or (name,))]
-    for host in TIERS:
+    for host in TIER_NAMES:
         for policy in policies:
             for spec in specs:
                 yield _Row(spec, policy, host)
@@ -245,9 +247,9 @@ def _rows(options: PolicyOptions) -> Iterator[_Row]:
                     yield _Row(spec, policy, host, checkpoints=False)
 
 
-def cases_of(bench: _Bench, options: PolicyOptions) -> list[Case]:
+def cases_of(bench: _Bench, options: PolicyOptions) -> list[PolicyCase]:
     rows = list(_rows(options))
-    cases: list[Case] = []
+    cases: list[PolicyCase] = []
     total = len(rows) * len(bench.requests)
     seconds = 0.5 if sys.stderr.isatty() else 10.0
     with tqdm(total=total, unit=" requests", mininterval=seconds, leave=False) as progress:
@@ -264,7 +266,7 @@ HEADER: Final = (
 )
 
 
-def _print_row(row: _Row, case: Case) -> None:
+def _print_row(row: _Row, case: PolicyCase) -> None:
     print(
         f"{case.tiers:12s} {row.named:19s} {case.spec:12s} {case.hit_rate:8.3f}"
         f"  {case.ideal_hit_rate:5.3f}  {case.ratio:5.3f}"

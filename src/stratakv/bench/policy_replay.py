@@ -93,7 +93,7 @@ DECODE_TOK_S: Final = 50.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Figures:
+class ReplayFigures:
     """Of one replay; tokens are prompt tokens, pages count every group."""
 
     prompt_tokens: int = 0
@@ -132,9 +132,9 @@ class Replay:
         self._page_tokens = cache.spec.page_tokens
         self._namespace = Namespace(model=b"bench policy", spec_digest=cache.spec.digest)
         self._running: list[tuple[float, int, _Running]] = []  # by the end of their answers
-        self.figures = Figures()
+        self.figures = ReplayFigures()
 
-    def run(self, requests: Sequence[TraceRequest], tokens: TraceTokens) -> Figures:
+    def run(self, requests: Sequence[TraceRequest], tokens: TraceTokens) -> ReplayFigures:
         """Play the whole trace; ``tokens`` are those of ``requests``."""
         begin_s = time.perf_counter()
         figures, now_s = self.figures, 0.0

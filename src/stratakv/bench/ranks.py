@@ -13,7 +13,7 @@ import numpy as np
 
 from stratakv.agreement.ballot import LANES
 from stratakv.bench.ranks_engine import take_part
-from stratakv.bench.ranks_meter import Received, Turn
+from stratakv.bench.ranks_meter import MeterRecord, TimedPart
 from stratakv.bench.ranks_processes import on_ranks
 from stratakv.core.config import check_count
 
@@ -25,7 +25,7 @@ _WARM: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RanksReport:
     """``ballots_per_step`` and ``broadcasts_per_step`` are of the steps that waited for no copy,
     and the count that is farthest from 1 where they differ. ``ballot_us_p50`` is its all-reduce,
     and ``ratio`` that to the bare one; ``digests_us_p50`` what ``agree`` does beside it.
@@ -72,29 +72,29 @@ def run(*, tp: int = 2, steps: int = STEPS) -> dict[str, object]:
     return asdict(report)
 
 
-def report_of(heard: Sequence[Received], steps: int) -> Report:
+def report_of(heard: Sequence[MeterRecord], steps: int) -> RanksReport:
     """From what each rank has heard."""
-    p50 = {turn: _p50_us([one.taken_s[turn] for one in heard]) for turn in Turn}
-    ticks_s = [one.taken_s[Turn.TICK] for one in heard]
+    p50 = {turn: _p50_us([one.taken_s[turn] for one in heard]) for turn in TimedPart}
+    ticks_s = [one.taken_s[TimedPart.TICK] for one in heard]
     own = [_rest(tick_s, one.met_s) for tick_s, one in zip(ticks_s, heard, strict=True)]
     digests = [_rest(one.agreed_s, one.met_s) for one in heard]
-    return Report(
+    return RanksReport(
         ranks=len(heard),
         steps=steps,
         waited_steps=heard[0].waited,
         lanes=LANES,
         ballots_per_step=_one([one.ballots for one in heard]),
         broadcasts_per_step=_one([one.broadcasts for one in heard]),
-        tick_us_p50=p50[Turn.TICK],
-        tick_ratio=p50[Turn.TICK] / p50[Turn.BARE_ALLREDUCE],
+        tick_us_p50=p50[TimedPart.TICK],
+        tick_ratio=p50[TimedPart.TICK] / p50[TimedPart.BARE_ALLREDUCE],
         tick_own_us_p50=_p50_us(own),
         digests_us_p50=_p50_us(digests),
-        tick_plain_us_p50=p50[Turn.NOTHING],
-        ballot_us_p50=p50[Turn.BALLOT],
-        bare_allreduce_us_p50=p50[Turn.BARE_ALLREDUCE],
-        ratio=p50[Turn.BALLOT] / p50[Turn.BARE_ALLREDUCE],
-        letter_us_p50=p50[Turn.LETTER],
-        bare_broadcast_us_p50=p50[Turn.BARE_BROADCAST],
+        tick_plain_us_p50=p50[TimedPart.NOTHING],
+        ballot_us_p50=p50[TimedPart.BALLOT],
+        bare_allreduce_us_p50=p50[TimedPart.BARE_ALLREDUCE],
+        ratio=p50[TimedPart.BALLOT] / p50[TimedPart.BARE_ALLREDUCE],
+        letter_us_p50=p50[TimedPart.LETTER],
+        bare_broadcast_us_p50=p50[TimedPart.BARE_BROADCAST],
         cached_host_tokens=heard[0].cached_host_tokens,
     )
 

@@ -13,14 +13,14 @@ from typing import Final
 import torch
 
 from stratakv.agreement.agreement import Agreement
-from stratakv.agreement.ballot import Ballot, Result
+from stratakv.agreement.ballot import Ballot, BallotResult
 from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import TorchRanks
 from stratakv.assembly.build import MappedMemory, Sockets, build
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.ranks import RankContext
 from stratakv.assembly.sizing import Sizes
-from stratakv.bench.ranks_meter import Meter, Received
+from stratakv.bench.ranks_meter import Meter, MeterRecord
 from stratakv.bench.rig import greedy
 from stratakv.bench.workload import Ask, Chat
 from stratakv.core.config import EngineConfig
@@ -68,7 +68,7 @@ class MeteredAgreement(Agreement):
         super().__init__(meter)
         self._meter = meter
 
-    def agree(self, ballot: Ballot, meanwhile: Callable[[], None] = nothing) -> Result:
+    def agree(self, ballot: Ballot, meanwhile: Callable[[], None] = nothing) -> BallotResult:
         begin_s = time.perf_counter()
         result = super().agree(ballot, meanwhile)
         self._meter.agreed(time.perf_counter() - begin_s)
@@ -94,7 +94,7 @@ def chat_of(steps: int) -> Chat:
     return Chat(users=LIVE + PAUSE + steps // STEPS_PER_USER, vocabulary=VOCABULARY)
 
 
-def take_part(ranks: TorchRanks, steps: int) -> Received:
+def take_part(ranks: TorchRanks, steps: int) -> MeterRecord:
     """Serve chats for ``steps`` steps; what this rank has heard."""
     meter = Meter(ranks)
     port, engine, transfer = _engine(meter, chat_of(steps))

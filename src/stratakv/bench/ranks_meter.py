@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from stratakv.agreement.ballot import Lanes
+from stratakv.agreement.ballot import LaneValues
 from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import LETTER_BYTES, TorchRanks
 
@@ -32,7 +32,7 @@ _all_reduce: Final[Callable[..., object]] = dist.all_reduce
 _broadcast: Final[Callable[..., object]] = dist.broadcast
 
 
-class Turn(Enum):
+class TimedPart(Enum):
     """What is timed of a step, between barriers."""
 
     NOTHING = 0
@@ -43,11 +43,11 @@ class Turn(Enum):
     BARE_BROADCAST = 5
 
 
-TIMED: Final = tuple(Turn)[1:]
+TIMED: Final = tuple(TimedPart)[1:]
 
 
 @dataclass(slots=True)
-class Received:
+class MeterRecord:
     """Of one rank. ``ballots`` and ``broadcasts``: by step that did not wait for a copy.
     ``taken_s``: by turn; of nothing it is the tick as it comes. ``met_s``: of the ticks that are
     timed between barriers, the all-reduce; ``agreed_s`` this with the digests and the reading of
@@ -56,7 +56,9 @@ class Received:
     ballots: list[int] = field(default_factory=list[int])
     broadcasts: list[int] = field(default_factory=list[int])
     waited: int = 0
-    taken_s: dict[Turn, list[float]] = field(default_factory=lambda: {turn: [] for turn in Turn})
+    taken_s: dict[TimedPart, list[float]] = field(
+        default_factory=lambda: {turn: [] for turn in TimedPart}
+    )
     met_s: list[float] = field(default_factory=list[float])
     agreed_s: list[float] = field(default_factory=list[float])
     steps: int = 0
@@ -69,12 +71,12 @@ class Meter:
     def __init__(self, ranks: TorchRanks) -> None:
         self._ranks = ranks
         self.rank, self.size = ranks.rank, ranks.size
-        self.heard = Received()
+        self.heard = MeterRecord()
         self._bare = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
         self._calls = {"all_reduce": 0, "broadcast": 0}
         self._ticking = self._waited = False
         self._lots = np.random.default_rng(0)
-        self._turn = Turn.NOTHING
+        self._turn = TimedPart.NOTHING
         self._last_s = 0.0  # what the last ballot has taken
         for name in self._calls:  # this process does nothing else
             setattr(dist, name, self._counted(name))
@@ -90,13 +92,15 @@ class Meter:
 
     # -- ranks -----------------------------------------------------------------------------------
 
-    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(
+        self, lanes: LaneValues, meanwhile: Callable[[], None] = nothing
+    ) -> LaneValues:
         if not self._ticking:  # a wait inside the step
             return self._ranks.all_reduce_min(lanes, meanwhile)
-        if self._turn is Turn.BARE_ALLREDUCE:
+        if self._turn is TimedPart.BARE_ALLREDUCE:
             bare = torch.from_numpy(lanes.copy())
             self._timed(lambda: _all_reduce(bare, op=dist.ReduceOp.MIN))
-        if self._turn is Turn.BALLOT:
+        if self._turn is TimedPart.BALLOT:
             meanwhile()
             return self._timed(lambda: self._ranks.all_reduce_min(lanes))
         begin_s = time.perf_counter()
@@ -105,9 +109,9 @@ class Meter:
         return least
 
     def broadcast(self, message: bytes) -> bytes:
-        if self._turn is Turn.BARE_BROADCAST:
+        if self._turn is TimedPart.BARE_BROADCAST:
             self._timed(lambda: _broadcast(self._bare, 0))
-        if self._turn is Turn.LETTER:
+        if self._turn is TimedPart.LETTER:
             return self._timed(lambda: self._ranks.broadcast(message))
         return self._ranks.broadcast(message)
 
@@ -133,18 +137,18 @@ class Meter:
 
     def agreed(self, taken_s: float) -> None:
         """The last ballot took that long in all: with the digests before it."""
-        if self._ticking and self._turn is Turn.TICK:
+        if self._ticking and self._turn is TimedPart.TICK:
             self.heard.met_s.append(self._last_s)
             self.heard.agreed_s.append(taken_s)
 
     def tick(self, run: Callable[[], None]) -> None:
         heard, self._ticking = self.heard, True
-        if self._turn is Turn.TICK:
+        if self._turn is TimedPart.TICK:
             self._timed(run)
-        elif self._turn is Turn.NOTHING:
+        elif self._turn is TimedPart.NOTHING:
             begin_s = time.perf_counter()
             run()
-            heard.taken_s[Turn.NOTHING].append(time.perf_counter() - begin_s)
+            heard.taken_s[TimedPart.NOTHING].append(time.perf_counter() - begin_s)
         else:
             run()
         self._ticking = False
@@ -156,6 +160,6 @@ class Meter:
         self._calls = dict.fromkeys(self._calls, 0)
         self._waited = False
         heard.steps += 1
-        self._turn = Turn.NOTHING
+        self._turn = TimedPart.NOTHING
         if heard.steps % 2:
             self._turn = TIMED[self._lots.integers(len(TIMED))]

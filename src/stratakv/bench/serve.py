@@ -14,8 +14,8 @@ import torch
 
 from stratakv.assembly.models import EngineParts, build_engine
 from stratakv.bench.baselines import TARGETS, Baseline, compare
-from stratakv.bench.first_token import PROMPT_TOKENS, TARGET, FirstToken, first_token
-from stratakv.bench.play import Figures, play
+from stratakv.bench.first_token import PROMPT_TOKENS, TARGET, FirstTokenCase, first_token
+from stratakv.bench.play import PlayFigures, play
 from stratakv.bench.rig import config_for
 from stratakv.bench.shapes import BASELINES, FIRST_TOKENS, HYBRID, build
 from stratakv.bench.workload import Chat, TraceScale, Workload, scaled_trace
@@ -111,7 +111,7 @@ def _engine(model: HuggingFaceModel, workload: Workload, tier: str) -> EnginePar
 
 
 def _print_modes(modes: Sequence[dict[str, object]]) -> None:
-    names = tuple(Figures.__dataclass_fields__)
+    names = tuple(PlayFigures.__dataclass_fields__)
     print("  ".join(["mode       ", *names]))
     for mode in modes:
         cells = [f"{mode[name]:>{len(name)}.0f}" for name in names]
@@ -142,13 +142,13 @@ def _ratios(one: Baseline) -> list[str]:
     return [f"{name} {ratio:.2f} ({aim})" for name, ratio, aim in ratios if ratio is not None]
 
 
-def _first_tokens() -> list[FirstToken]:
+def _first_tokens() -> list[FirstTokenCase]:
     print(
         f"first token of {PROMPT_TOKENS:,} tokens: computed, and what a hit takes of that "
         f"(at most {TARGET})",
         flush=True,
     )
-    found: list[FirstToken] = []
+    found: list[FirstTokenCase] = []
     for family, shape in FIRST_TOKENS.items():
         one = first_token(family, build(shape))
         found.append(one)

@@ -29,7 +29,7 @@ from stratakv.bench.storage_yardsticks import (
     Extent,
     Pipelines,
     Slab,
-    Yardstick,
+    StorageYardstick,
     cut,
     redis_opener,
 )
@@ -62,7 +62,7 @@ StoreFactory: TypeAlias = Callable[[StoreFormat], StorageBackend]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class StorageCase:
     """Medians; a ratio is the median of the ratios of neighbouring runs. GB are 10^9 bytes. None: a
     backend without a cache to drop."""
 
@@ -116,7 +116,7 @@ def run(directory: Path | None = None, redis: str | None = None) -> dict[str, ob
     }
 
 
-def print_table(cases: Sequence[Case], contains_ms: float) -> None:
+def print_table(cases: Sequence[StorageCase], contains_ms: float) -> None:
     print("store beside a raw loop, over a slab or by redis-py; GB/s and ratio to raw")
     print("backend  page KiB   write        warm read    cold read")
     for case in cases:
@@ -129,7 +129,7 @@ def print_table(cases: Sequence[Case], contains_ms: float) -> None:
     print(f"contains of {_KEYS} keys: {contains_ms:.2f} ms")
 
 
-def measure(backend: str, opener: StoreFactory, raw: Yardstick, root: Path) -> Case:
+def measure(backend: str, opener: StoreFactory, raw: StorageYardstick, root: Path) -> StorageCase:
     """One backend beside its yardstick, which is closed. ``root``: where a cache is dropped."""
     extent, source, laps = raw.extent, raw.source, Laps()
     page_bytes = len(source[0])
@@ -157,7 +157,7 @@ def measure(backend: str, opener: StoreFactory, raw: Yardstick, root: Path) -> C
     def gb_s(name: str) -> float:
         return extent.run_bytes / laps.median_s(name) / 1e9
 
-    return Case(
+    return StorageCase(
         backend=backend,
         page_bytes=page_bytes,
         write_ratio=laps.ratio("raw write", "store write"),

@@ -41,7 +41,7 @@ class Extent:
         return [slice(at, at + step) for at in range(0, len(pages), step)]
 
 
-class Yardstick(Protocol):
+class StorageYardstick(Protocol):
     """The same pages, ``source``, moved without keys of ours, headers or hashes."""
 
     source: list[memoryview]

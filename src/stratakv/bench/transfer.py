@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from stratakv.bench.rig import Laps
-from stratakv.bench.transfer_case import Case, Yardstick
+from stratakv.bench.transfer_case import TransferCase, TransferYardstick
 from stratakv.bench.transfer_v4 import PREFILL_TARGET, measure_v4, prefill_host_on_ratio
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.memory.device_pools import DevicePools
@@ -47,7 +47,7 @@ def run() -> dict[str, object]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yardstick = Yardstick.of(COPY_BYTES)
+        yardstick = TransferYardstick.of(COPY_BYTES)
         cases = [_measure(*shape, yardstick) for shape in _SHAPES]
         cases.append(measure_v4(yardstick))
         del yardstick
@@ -66,7 +66,7 @@ def run() -> dict[str, object]:
     }
 
 
-def _print_table(cases: Sequence[Case], copier: str) -> None:
+def _print_table(cases: Sequence[TransferCase], copier: str) -> None:
     print(f"device <-> host through CpuTransferEngine ({copier}); ratio to copy_ of 512 MiB")
     print("page KiB  segment KiB  d2h GB/s  h2d GB/s  copy GB/s  d2h ratio  h2d ratio")
     for case in cases:
@@ -77,7 +77,7 @@ def _print_table(cases: Sequence[Case], copier: str) -> None:
         )
 
 
-def _print_prefix(case: Case, prefill_ratio: float) -> None:
+def _print_prefix(case: TransferCase, prefill_ratio: float) -> None:
     mib = 1 << 20
     print(f"last row: {case.spec}")
     print(
@@ -87,7 +87,9 @@ def _print_prefix(case: Case, prefill_ratio: float) -> None:
     print(f"  prefill without reuse, host tier on to off: {prefill_ratio:.3f} of its speed")
 
 
-def _measure(page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: Yardstick) -> Case:
+def _measure(
+    page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: TransferYardstick
+) -> TransferCase:
     spec = _spec(page_tokens, page_bytes, segment_bytes)
     pages = TIER_BYTES // page_bytes
     pools = DevicePools(spec, [pages])
@@ -108,7 +110,7 @@ def _measure(page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: Y
         laps.time("h2d", partial(_move, engine, Direction.LOAD, pair, page_bytes))
     engine.close()
     moved_bytes = PLAN_BYTES // page_bytes * page_bytes
-    return Case(
+    return TransferCase(
         spec=f"{layers} layers x (k, v), bfloat16",
         page_tokens=page_tokens,
         page_bytes=page_bytes,

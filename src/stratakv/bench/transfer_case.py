@@ -11,7 +11,7 @@ from stratakv.bench.rig import Laps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class TransferCase:
     """Medians; a ratio is that of the medians. GB are 10^9 bytes.
 
     ``page_bytes``: of a page of the anchor. ``segment_bytes``: what lies together on the device,
@@ -35,14 +35,14 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Yardstick:
+class TransferYardstick:
     """Single-threaded ``torch.Tensor.copy_`` between two tensors whose memory has been touched."""
 
     source: torch.Tensor
     target: torch.Tensor
 
     @classmethod
-    def of(cls, size_bytes: int) -> "Yardstick":
+    def of(cls, size_bytes: int) -> "TransferYardstick":
         source, target = (torch.empty(size_bytes, dtype=torch.uint8).fill_(1) for _ in range(2))
         return cls(source, target)
 

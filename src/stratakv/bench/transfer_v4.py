@@ -14,7 +14,7 @@ import numpy as np
 from transformers import DeepseekV4Config
 
 from stratakv.bench.rig import Laps, first_token_s, in_turn
-from stratakv.bench.transfer_case import Case, Yardstick
+from stratakv.bench.transfer_case import TransferCase, TransferYardstick
 from stratakv.core.ids import LayerId, PageIds, TokenIds
 from stratakv.engine.model_facts import plain_config
 from stratakv.memory.device_pools import DevicePools
@@ -23,8 +23,8 @@ from stratakv.sim.accelerator import VOCABULARY, Accelerator, Simulated
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import needed, peak_pages
-from stratakv.transfer.copier import Copier, Route
-from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy, Rows
+from stratakv.transfer.copier import Copier, CopyRoute
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy, PageRows
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 
 PREFILL_TARGET: Final = 0.97
@@ -75,19 +75,19 @@ class _Timed:
         self._copier = copier
         self.done_s = 0.0
 
-    def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def gather(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         self._copier.gather(route, device, host)
         self.done_s = time.perf_counter()
 
-    def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def scatter(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         self._copier.scatter(route, device, host)
         self.done_s = time.perf_counter()
 
-    def gather_rows(self, route: Route, device: Rows, host: Rows) -> None:
+    def gather_rows(self, route: CopyRoute, device: PageRows, host: PageRows) -> None:
         self._copier.gather_rows(route, device, host)
         self.done_s = time.perf_counter()
 
-    def scatter_rows(self, route: Route, device: Rows, host: Rows) -> None:
+    def scatter_rows(self, route: CopyRoute, device: PageRows, host: PageRows) -> None:
         self._copier.scatter_rows(route, device, host)
         self.done_s = time.perf_counter()
 
@@ -149,7 +149,7 @@ def accelerator(spec: CacheSpec) -> Accelerator:
     return Accelerator([LayerId(layer) for layer in sorted(layers)], LAYER_S, CHUNK_TOKENS)
 
 
-def measure_v4(yardstick: Yardstick) -> Case:
+def measure_v4(yardstick: TransferYardstick) -> TransferCase:
     """The case of V4-Flash. ``bytes_moved`` is what the cache itself loaded for one prefix."""
     spec = v4_flash_spec()
     copies = _Copies.of(spec)
@@ -171,7 +171,7 @@ def measure_v4(yardstick: Yardstick) -> Case:
         for count, group in zip(copies.pages, spec.groups, strict=True)
         for buffer in group.buffers
     )
-    return Case(
+    return TransferCase(
         spec=f"DeepSeek-V4-Flash, {LAYERS} layers, bfloat16, {PREFIX_TOKENS} tokens",
         page_tokens=spec.page_tokens,
         page_bytes=spec.groups[0].page_bytes,

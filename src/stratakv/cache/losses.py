@@ -5,7 +5,16 @@ Owns the sums. The reasons, and which of them counts, are ``policy.losses``'.
 
 from dataclasses import dataclass
 
-from stratakv.policy.losses import CAUSES, Bill, Declined, Known, Lost, bill, bill_aborted, label
+from stratakv.policy.losses import (
+    CAUSES,
+    Bill,
+    Declined,
+    Known,
+    LossCause,
+    bill,
+    bill_aborted,
+    label,
+)
 from stratakv.policy.prefetch_reasons import Tally
 
 
@@ -37,7 +46,7 @@ class LossBook:
     def retracted(self, tokens: int) -> None:
         """A retracted request, for which the host had no room, computes ``tokens`` again."""
         self.known += tokens
-        self.lost[Lost.DEVICE_RETRACTED] += tokens
+        self.lost[LossCause.DEVICE_RETRACTED] += tokens
 
     def _add(self, found: Bill) -> None:
         self.known += found.known * self._page

@@ -29,8 +29,8 @@ from stratakv.core.identity.digest_cache import DigestCache, cache_directory
 from stratakv.core.identity.digests import TensorDigest, digest_of
 from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
 from stratakv.core.identity.rank_shares import (
-    Answer,
     Digests,
+    HashReport,
     RankShare,
     combined,
     members,
@@ -39,7 +39,7 @@ from stratakv.core.identity.rank_shares import (
 )
 from stratakv.core.identity.revision import REVISION
 from stratakv.core.identity.safetensors_layout import StoredTensor
-from stratakv.core.identity.tensor_reader import Piece, Task, TensorReader, pieces
+from stratakv.core.identity.tensor_reader import Piece, ReadTask, TensorReader, pieces
 from stratakv.core.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ THREADS_PER_CORE: Final = 2
 """Some wait for the disk while the others hash."""
 
 
-class Peers(Protocol):
+class LoadingRanks(Protocol):
     """Who loads the same model; all of them call ``gather``, in the same order."""
 
     @property
@@ -86,12 +86,12 @@ class Surroundings:
         )
 
 
-Ranges: TypeAlias = Sequence[tuple[int, int]]
+ByteRanges: TypeAlias = Sequence[tuple[int, int]]
 """Bytes of a file, by where they begin and end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class LoadedTensors:
     """Tensors in memory, as they were when they were read, by their file and place in it."""
 
     buffers: Mapping[Path, Sequence[tuple[StoredTensor, memoryview]]]
@@ -111,7 +111,7 @@ class ModelIdentity:
     in its files, ``finish``. What one of the peers cannot do is a ConfigError on all of them."""
 
     def __init__(
-        self, directory: Path, peers: Peers | None = None, around: Surroundings | None = None
+        self, directory: Path, peers: LoadingRanks | None = None, around: Surroundings | None = None
     ) -> None:
         self.directory: Final = directory.resolve()  # a link may lead elsewhere in a moment
         self._peers = Nobody() if peers is None else peers
@@ -170,7 +170,7 @@ class ModelIdentity:
                 )
         self._read(hashed, kept)
 
-    def take(self, used: Mapping[Path, Ranges]) -> Held:
+    def take(self, used: Mapping[Path, ByteRanges]) -> LoadedTensors:
         """What was loaded and still lies in these files, in memory. It must have been loaded."""
         self._loaded_s = monotonic()
         wanted = {path: sorted(ranges) for path, ranges in used.items()}
@@ -183,7 +183,7 @@ class ModelIdentity:
 
     def refuse(self, reason: str) -> NoReturn:
         """In place of ``finish``: there will be no model here. ConfigError on every peer."""
-        self._agree(Answer(reason, {}))
+        self._agree(HashReport(reason, {}))
         raise AssertionError("a refusal was not passed on")
 
     def finish(self, *how: str, alone: bool = False) -> bytes:
@@ -198,7 +198,7 @@ class ModelIdentity:
         if changed := change_since(self._found, self.directory, self._around.kernel):
             self._refuse_changed(changed)
         own = secrets.token_hex(32) if alone else ""
-        answers = self._agree(Answer("", {at: self._hashed(at) for at in self._mine}, own))
+        answers = self._agree(HashReport("", {at: self._hashed(at) for at in self._mine}, own))
         found = combined(self._pieces, answers, self._team, self._peers.rank)
         by_file = self._by_file(found)
         for number in self._may_keep:
@@ -232,8 +232,8 @@ class ModelIdentity:
         _raise_first([theirs.refusal for theirs in shares])
         return shares
 
-    def _agree(self, mine: Answer) -> list[Answer]:
-        answers = [Answer.of(text) for text in self._peers.gather(mine.text())]
+    def _agree(self, mine: HashReport) -> list[HashReport]:
+        answers = [HashReport.of(text) for text in self._peers.gather(mine.text())]
         _raise_first([answer.refusal for answer in answers])
         return answers
 
@@ -249,7 +249,7 @@ class ModelIdentity:
         """Tensors' numbers, by the piece's."""
         none = frozenset[int]()
         tasks = {
-            number: Task(piece, hashed.get(number, none), kept.get(number, none))
+            number: ReadTask(piece, hashed.get(number, none), kept.get(number, none))
             for number, piece in enumerate(self._pieces)
             if hashed.get(number) or kept.get(number)
         }
@@ -257,7 +257,7 @@ class ModelIdentity:
         self._readers.append((list(tasks), reader))
         return reader
 
-    def _take(self, wanted: Sequence[frozenset[int]]) -> Held:
+    def _take(self, wanted: Sequence[frozenset[int]]) -> LoadedTensors:
         """``wanted``: of each piece, the numbers of its tensors."""
         buffers: list[dict[int, memoryview]] = [{} for _ in self._pieces]
         for reading in self._readers:
@@ -276,7 +276,7 @@ class ModelIdentity:
             held.setdefault(piece.path, []).extend(
                 (piece.tensors[at], mine[at]) for at in sorted(asked)
             )
-        return Held(held)
+        return LoadedTensors(held)
 
     def _collect(
         self, reading: tuple[Sequence[int], TensorReader], buffers: Sequence[dict[int, memoryview]]
@@ -335,7 +335,7 @@ def _begin(held: tuple[StoredTensor, memoryview]) -> int:
     return held[0].begin
 
 
-def _wanted(piece: Piece, ranges: Ranges) -> frozenset[int]:
+def _wanted(piece: Piece, ranges: ByteRanges) -> frozenset[int]:
     """Numbers of the tensors of ``piece`` within which some of ``ranges`` lie."""
     found: list[int] = []
     for number, tensor in enumerate(piece.tensors):

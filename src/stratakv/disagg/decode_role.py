@@ -20,10 +20,10 @@ from stratakv.disagg.session import (
     Aborted,
     Agreed,
     Arrived,
-    Begun,
     Session,
     SessionEvent,
     SessionState,
+    TransferBegun,
 )
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId
 from stratakv.engine.request import Phase, Request
@@ -95,7 +95,7 @@ class DecodeRole:
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
         entry = self._sessions[request.id]
-        self._move(entry, Begun())
+        self._move(entry, TransferBegun())
         until_s = entry.session.deadline_s + self._limits.answer_s
         self._leases.lease(request.id, pages, {entry.writer: entry.peer}, until_s)
         self._due.add(until_s)

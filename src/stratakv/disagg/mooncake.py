@@ -29,7 +29,7 @@ _RANGES: Final = 256
 _SLICE_BYTES: Final = 16 << 20
 
 Library: TypeAlias = Any
-Engine: TypeAlias = Any
+MooncakeEngine: TypeAlias = Any
 """The wheel has no types."""
 
 
@@ -75,7 +75,7 @@ class MooncakeWire:
         self._peer_byte = 0
         self._byte = np.zeros(64, np.uint8)
         with _limits(options.link.lost_after_s):
-            engine: Engine = library.TransferEngine()
+            engine: MooncakeEngine = library.TransferEngine()
             code = engine.initialize(
                 options.host, "P2PHANDSHAKE", options.protocol, options.devices
             )
@@ -86,7 +86,7 @@ class MooncakeWire:
             )
         if code != 0:
             raise TransportError(f"mooncake: no engine at {options.host}: code {code}")
-        self._engine: Engine | None = engine
+        self._engine: MooncakeEngine | None = engine
 
     def describe(self) -> bytes:
         place = f"{self._host}:{self._open().get_rpc_port()}"
@@ -128,7 +128,7 @@ class MooncakeWire:
         self._engine = None
         return True
 
-    def _open(self) -> Engine:
+    def _open(self) -> MooncakeEngine:
         if self._engine is None:
             raise TransportError("mooncake: the link has ended")
         return self._engine

@@ -16,7 +16,7 @@ from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Reserve
 from stratakv.disagg.peers import Heard, Peers
-from stratakv.disagg.session import Aborted, Agreed, Arrived, Begun, Session
+from stratakv.disagg.session import Aborted, Agreed, Arrived, Session, TransferBegun
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId, TransferId
 from stratakv.engine.request import Phase, Request
 from stratakv.engine.roles import FirstToken, Sent, Start, TransferEnd, TransferFailed
@@ -75,7 +75,7 @@ class PrefillRole:
         entry = self._sessions.pop(request.id)
         assert entry.asked is not None, f"{request.id} was computed for nobody"
         assert entry.peer is not None
-        self._move(entry, Begun())
+        self._move(entry, TransferBegun())
         here, there = self._peers.places(entry.peer)
         writes = here.writes(pages(), there, entry.asked.pages)
         cached = request.cached
@@ -251,6 +251,6 @@ class PrefillRole:
         self._due.add(session.deadline_s)
         return entry
 
-    def _move(self, entry: _Sending, event: Agreed | Begun | Arrived | Aborted) -> None:
+    def _move(self, entry: _Sending, event: Agreed | TransferBegun | Arrived | Aborted) -> None:
         entry.session = entry.session.after(event, self._clock.now_s())
         self._due.add(entry.session.deadline_s)

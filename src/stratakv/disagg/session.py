@@ -29,7 +29,7 @@ class Agreed:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class TransferBegun:
     """Pages of both sides are named, and bytes may be on their way."""
 
 
@@ -47,7 +47,7 @@ class Aborted:
     reason: str
 
 
-SessionEvent: TypeAlias = Agreed | Begun | Arrived | Aborted
+SessionEvent: TypeAlias = Agreed | TransferBegun | Arrived | Aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Session:
         match event:
             case Agreed():
                 wanted = SessionState.WAITING_FOR_INPUT
-            case Begun():
+            case TransferBegun():
                 wanted = SessionState.TRANSFERRING
             case Arrived():
                 if event.session != self.name:

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Final
 
 
-class State(Enum):
+class AttachmentState(Enum):
     """Of one rank. While ranks open or close their stores, each has its own."""
 
     DETACHED = "detached"
@@ -60,11 +60,11 @@ class StorageCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AttachmentReport:
     """How a rank's attachment stands after a call. ``why``: of REFUSED and FAILED, without a
     password. ``done``: False of a CLEAR for which too much is queued."""
 
-    state: State
+    state: AttachmentState
     why: str = ""
     done: bool = True
 
@@ -72,16 +72,16 @@ class Report:
         return f"{self.state.value} {self.done:d} {self.why}"
 
     @classmethod
-    def unpack(cls, text: str) -> "Report":
+    def unpack(cls, text: str) -> "AttachmentReport":
         state, done, why = text.split(" ", 2)
-        return cls(State(state), why, done == "1")
+        return cls(AttachmentState(state), why, done == "1")
 
 
-Step = tuple[State, Verb | Outcome]
-_S, _V, _O = State, Verb, Outcome
+Transition = tuple[AttachmentState, Verb | Outcome]
+_S, _V, _O = AttachmentState, Verb, Outcome
 _GONE: Final = (_S.OPENING, _S.OPENED, _S.REFUSED, _S.FAILED, _S.DETACHED)
 _HELD: Final = (_S.ATTACHED, _S.DRAINING)
-TABLE: Final[Mapping[Step, State]] = {
+TABLE: Final[Mapping[Transition, AttachmentState]] = {
     (_S.DETACHED, _V.OPEN): _S.OPENING,
     (_S.OPENING, _O.OPENED): _S.OPENED,
     (_S.OPENING, _O.REFUSED): _S.REFUSED,
@@ -94,12 +94,12 @@ TABLE: Final[Mapping[Step, State]] = {
     **{(state, _V.CLEAR): state for state in _HELD},
     (_S.DRAINING, _O.DRAINED): _S.CLOSING,
     (_S.CLOSING, _O.CLOSED): _S.DETACHED,
-    **{(state, _V.LOOK): state for state in State},
+    **{(state, _V.LOOK): state for state in AttachmentState},
 }
 """Every other pair is a fault of ours."""
 
 
-def after(state: State, event: Verb | Outcome) -> State:
+def after(state: AttachmentState, event: Verb | Outcome) -> AttachmentState:
     """The next state; AssertionError for what cannot happen."""
     found = TABLE.get((state, event))
     assert found is not None, f"{event} while a store is {state.value}"

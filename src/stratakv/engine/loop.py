@@ -11,13 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from stratakv.agreement.agreement import Figures
+from stratakv.agreement.agreement import DigestInputs
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import NONE, RequestId
 from stratakv.core.page_keys import PageHasher
-from stratakv.engine.attachment import BESIDE_STEPS, Report, StorageCall
+from stratakv.engine.attachment import BESIDE_STEPS, AttachmentReport, StorageCall
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.endings import Endings
 from stratakv.engine.executor import Executor
@@ -27,7 +27,7 @@ from stratakv.engine.roles import Role
 from stratakv.engine.rows import Rows
 from stratakv.engine.running import Running
 from stratakv.engine.scheduler import StepLimits
-from stratakv.engine.seating import ALONE, Seating
+from stratakv.engine.seating import REQUEST_FAULTS, Seating
 from stratakv.engine.stats import EngineStats, Totals, stats_of
 from stratakv.engine.steps import Steps
 from stratakv.engine.storage_control import NO_STORES, BackgroundStores, Openable, StorageControl
@@ -122,7 +122,7 @@ class Engine:
             request = self._taken(prompt)
         except RequestError:
             raise
-        except ALONE:
+        except REQUEST_FAULTS:
             log.exception("request %s failed while it was taken", prompt.id)
             self._endings.emit_failure(prompt.id, Failure.INTERNAL)
             return
@@ -172,7 +172,7 @@ class Engine:
             self._totals, self._backlog, self._running, self._cache, self.storage_stats()
         )
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """Who waits and runs, and what has just run, for ranks to compare."""
         return {**self._counts(), **self._running.figures()}
 
@@ -200,7 +200,7 @@ class Engine:
         """Use an open store from now on; AssertionError if there is one."""
         self._storage.given(worker)
 
-    def call_storage(self, call: StorageCall) -> Sequence[Report]:
+    def call_storage(self, call: StorageCall) -> Sequence[AttachmentReport]:
         """Do it, without waiting; what has come of it, by rank."""
         return (self._storage.call(call),)
 

@@ -10,11 +10,11 @@ from typing import Final, assert_never
 from stratakv.agreement.torch_ranks import is_loss, loss_description
 from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId
-from stratakv.engine.attachment import Report, StorageCall, Verb
+from stratakv.engine.attachment import AttachmentReport, StorageCall, Verb
 from stratakv.engine.loop import Engine
 from stratakv.engine.request import Output, Prompt
 from stratakv.engine.stats import EngineStats
-from stratakv.engine.step_messages import Abort, Command, Flush, StepSync, Stop, Submit
+from stratakv.engine.step_messages import AbortRequest, Command, Flush, StepSync, Stop, Submit
 from stratakv.engine.storage_control import Openable
 from stratakv.tiers.statistics import StorageStats
 
@@ -32,7 +32,7 @@ class RankedEngine:
         self._queued: set[RequestId] = set()
         self._outputs: list[Output] = []
         self._flushed = False
-        self._reports: tuple[Report, ...] = ()
+        self._reports: tuple[AttachmentReport, ...] = ()
         self._stopped = False
 
     # -- requests --------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ class RankedEngine:
         self._sync.outbox.append(Submit(prompt))
 
     def abort(self, request: RequestId) -> None:
-        self._sync.outbox.append(Abort(request))
+        self._sync.outbox.append(AbortRequest(request))
 
     def has_work(self) -> bool:
         return bool(self._sync.outbox or self._outputs) or self._engine.has_work()
@@ -85,7 +85,7 @@ class RankedEngine:
         """No call: each one is a step of all ranks."""
         return frozenset()
 
-    def call_storage(self, call: StorageCall) -> Sequence[Report]:
+    def call_storage(self, call: StorageCall) -> Sequence[AttachmentReport]:
         """Have every rank do it, in one step; what has come of it on each."""
         self._now(call)
         return self._reports
@@ -131,13 +131,15 @@ class RankedEngine:
             case Submit(prompt):
                 self._queued.discard(prompt.id)
                 self._engine.submit(prompt)
-            case Abort(request):
+            case AbortRequest(request):
                 self._engine.abort(request)
             case Flush():
                 self._flushed = self._engine.flush()
             case StorageCall():
                 (report,) = self._engine.call_storage(command)
-                self._reports = tuple(map(Report.unpack, self._sync.gather(report.pack())))
+                self._reports = tuple(
+                    map(AttachmentReport.unpack, self._sync.gather(report.pack()))
+                )
             case Stop():
                 self._stop()
             case _:

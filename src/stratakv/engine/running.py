@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.agreement.agreement import Figures
+from stratakv.agreement.agreement import DigestInputs
 from stratakv.core.ids import NONE, RowIds, TicketId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.request import Phase, Request
@@ -117,7 +117,7 @@ class Running:
     def youngest(self) -> Request:
         return max(self.computing, key=lambda request: request.serial)
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """Lengths and newest tokens of all rows, whoever sits there, for ranks to compare."""
         columns = self._compared()
         return {name: crc32(column.data) for name, column in columns.items()}

@@ -22,11 +22,11 @@ from stratakv.engine.stats import Totals
 from stratakv.engine.transfers import Transfers
 from stratakv.policy.checkpoints import last_end
 
-ALONE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+REQUEST_FAULTS: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What one request's values may raise. It fails alone, where nothing that others share is harmed:
 not so a failed ``assert``, the loss of a rank, or what torch raises."""
 
-Failed: TypeAlias = Callable[[Request, Exception], None]
+OnFailed: TypeAlias = Callable[[Request, Exception], None]
 
 
 class Seating:
@@ -52,7 +52,7 @@ class Seating:
         self._computing: set[PageKey] = set()
         self.waits_for_role = False
 
-    def admit(self, failed: Failed) -> None:
+    def admit(self, failed: OnFailed) -> None:
         """Seat requests whose turn it is, until one does not fit. ``failed`` is told of one that
         cannot be seated; it is not in the backlog then, and may hold a row."""
         held: list[Request] = []
@@ -76,7 +76,7 @@ class Seating:
                     held.append(request)
                     break
                 self._seat(request, answer, start)
-            except ALONE as error:
+            except REQUEST_FAULTS as error:
                 failed(request, error)
         self.backlog.put_back(held)
 

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from stratakv.agreement.agreement import Agreement, Figures
+from stratakv.agreement.agreement import Agreement, DigestInputs
 from stratakv.core.clock import BroadcastClock, Clock
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.attachment import StorageCall
@@ -33,7 +33,7 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class AbortRequest:
     request: RequestId
 
 
@@ -47,7 +47,7 @@ class Stop:
     pass
 
 
-Command: TypeAlias = Submit | Abort | Flush | StorageCall | Stop
+Command: TypeAlias = Submit | AbortRequest | Flush | StorageCall | Stop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,10 @@ class StepSync:
         return message
 
     def watch(
-        self, name: str, figures: Callable[[], Figures], description: Callable[[], Iterable[str]]
+        self,
+        name: str,
+        figures: Callable[[], DigestInputs],
+        description: Callable[[], Iterable[str]],
     ) -> None:
         self._agreement.watch(name, figures, description)
 

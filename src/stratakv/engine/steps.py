@@ -23,7 +23,7 @@ from stratakv.engine.request import Failure, FinishReason, Output, Phase, Reques
 from stratakv.engine.roles import FirstToken, Received, Sent, TransferFailed
 from stratakv.engine.running import Running, ScheduledStep
 from stratakv.engine.sampling import Sampled
-from stratakv.engine.seating import ALONE, Seating
+from stratakv.engine.seating import REQUEST_FAULTS, Seating
 from stratakv.engine.stats import Totals
 from stratakv.engine.transfers import Transfers
 
@@ -95,8 +95,8 @@ class Steps:
         while True:
             try:
                 return self._plan()
-            except ALONE as error:
-                request = self._running.unplannable(ALONE)
+            except REQUEST_FAULTS as error:
+                request = self._running.unplannable(REQUEST_FAULTS)
                 if request is None:
                     raise
                 self._endings.alone(request, "planned", error)

@@ -10,7 +10,14 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias, assert_never
 
 from stratakv.core.errors import ConfigError, StorageError
-from stratakv.engine.attachment import Outcome, Report, State, StorageCall, Verb, after
+from stratakv.engine.attachment import (
+    AttachmentReport,
+    AttachmentState,
+    Outcome,
+    StorageCall,
+    Verb,
+    after,
+)
 from stratakv.storage.io_worker import IoWorker
 from stratakv.storage.opening import Background, on_a_thread
 from stratakv.storage.urls import hidden
@@ -76,7 +83,7 @@ class StorageControl:
         self._tier = tier
         self._stores = stores
         self._lock = threading.Lock()
-        self._state = State.DETACHED
+        self._state = AttachmentState.DETACHED
         self._why = ""
         self._opening: Background[Openable] | None = None
         self._closing: Background[None] | None = None
@@ -93,13 +100,13 @@ class StorageControl:
         self._go(Outcome.GIVEN)
         self._tier.attach(worker)
 
-    def call(self, call: StorageCall) -> Report:
+    def call(self, call: StorageCall) -> AttachmentReport:
         """Do it. AssertionError where it cannot follow on what was done before."""
         with self._lock:
             self._look()
             self._go(call.verb)
             done = self._do(call)
-            return Report(self._state, self._why, done)
+            return AttachmentReport(self._state, self._why, done)
 
     def _do(self, call: StorageCall) -> bool:
         match call.verb:
@@ -135,7 +142,11 @@ class StorageControl:
 
     def _look(self) -> None:
         """What has ended beside the steps, since the last call."""
-        if self._state is State.OPENING and self._opening is not None and self._opening.done:
+        if (
+            self._state is AttachmentState.OPENING
+            and self._opening is not None
+            and self._opening.done
+        ):
             self._opened(self._opening)
         if self._closing is not None and self._closing.done:
             if (error := self._closing.failure) is not None:

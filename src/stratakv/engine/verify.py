@@ -17,22 +17,30 @@ from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import TokenIds
 from stratakv.engine.executor import TokenSource
-from stratakv.engine.verify_report import Differs, Exact, Finding, NotRun, Report, Verdict, Way
-from stratakv.engine.verify_session import Reply, Scribe, Session, Subject
+from stratakv.engine.verify_report import (
+    Differs,
+    Exact,
+    Finding,
+    NotRun,
+    Verdict,
+    VerifyReport,
+    Way,
+)
+from stratakv.engine.verify_session import Scribe, VerifyOutput, VerifySession, VerifySubject
 from stratakv.policy.checkpoints import last_end
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import first_key, needed
 from stratakv.tree.nodes import Tier
 
-Start: TypeAlias = Callable[[TokenSource, int | None], Subject]
+StartSubject: TypeAlias = Callable[[TokenSource, int | None], VerifySubject]
 """A fresh engine that has its tokens chosen there, over the same store each time; int: the most
 tokens of a prompt in one step, None: as it is set up."""
 
-Oracle: TypeAlias = Callable[[TokenIds, int], Reply]
+Oracle: TypeAlias = Callable[[TokenIds, int], VerifyOutput]
 """What follows a prompt (int32 [n]), greedily, in that many tokens, without any cache."""
 
 
-def compare(expected: Reply, got: Reply, bound: float) -> tuple[int | None, float]:
+def compare(expected: VerifyOutput, got: VerifyOutput, bound: float) -> tuple[int | None, float]:
     """The first token at which an answer differs, if one does, and the largest error; logits are
     equal within ``bound`` parts of the largest one. NaN never is, nor what a request that failed
     did not say."""
@@ -93,7 +101,7 @@ class Verifier:
 
     def __init__(
         self,
-        start: Start,
+        start: StartSubject,
         prompts: Sequence[TokenIds],
         settings: Settings,
         oracle: Oracle | None = None,
@@ -104,15 +112,15 @@ class Verifier:
         self._settings = settings
         self._clock = clock or MonotonicClock()
         self._oracle = oracle or self._uncached
-        self._known: dict[bytes, Reply] = {}
+        self._known: dict[bytes, VerifyOutput] = {}
         self._asked: set[bytes] = set()
         self._salts = 0
-        self._there: dict[bytes, Reply] = {}
+        self._there: dict[bytes, VerifyOutput] = {}
         self._session = self._begin()
 
-    def _begin(self, chunk_tokens: int | None = None) -> Session:
+    def _begin(self, chunk_tokens: int | None = None) -> VerifySession:
         scribe = Scribe()
-        return Session(self._start(scribe, chunk_tokens), scribe, self._clock)
+        return VerifySession(self._start(scribe, chunk_tokens), scribe, self._clock)
 
     def _begin_again(self, chunk_tokens: int | None = None) -> None:
         self._session.subject.cache.progress.settle()
@@ -122,11 +130,11 @@ class Verifier:
         self._session = self._begin(chunk_tokens)
         self._session.subject.scrub()
 
-    def run(self, ways: Sequence[Way] = tuple(Way)) -> Report:
+    def run(self, ways: Sequence[Way] = tuple(Way)) -> VerifyReport:
         """Try ``ways`` one after the other and close the engine. AssertionError where the engine's
         own books are wrong, TimeoutError where it hangs."""
         try:
-            return Report(tuple(self._try(way) for way in ways))
+            return VerifyReport(tuple(self._try(way) for way in ways))
         finally:
             self._session.subject.close()
 
@@ -167,7 +175,7 @@ class Verifier:
 
     # -- without a cache -------------------------------------------------------------------------
 
-    def _expected(self, tokens: TokenIds) -> Reply:
+    def _expected(self, tokens: TokenIds) -> VerifyOutput:
         known = tokens.tobytes()
         if known not in self._known:
             reply = self._oracle(tokens, self._settings.output_tokens)
@@ -175,12 +183,12 @@ class Verifier:
             self._known[known] = reply
         return self._known[known]
 
-    def _uncached(self, tokens: TokenIds, count: int) -> Reply:
+    def _uncached(self, tokens: TokenIds, count: int) -> VerifyOutput:
         return self._session.ask(tokens, count, self._settings.salt, CacheUse.NOTHING)
 
     # -- the ways --------------------------------------------------------------------------------
 
-    def _replies(self, way: Way) -> Iterator[tuple[TokenIds, Reply]]:
+    def _replies(self, way: Way) -> Iterator[tuple[TokenIds, VerifyOutput]]:
         match way:
             case Way.CUT:
                 yield from self._cut()
@@ -200,10 +208,10 @@ class Verifier:
             case _:
                 assert_never(way)
 
-    def _ask(self, tokens: TokenIds, salt: str = "") -> Reply:
+    def _ask(self, tokens: TokenIds, salt: str = "") -> VerifyOutput:
         return self._session.ask(tokens, self._settings.output_tokens, self._settings.salt + salt)
 
-    def _alone(self, way: Alone, tokens: TokenIds) -> tuple[TokenIds, Reply]:
+    def _alone(self, way: Alone, tokens: TokenIds) -> tuple[TokenIds, VerifyOutput]:
         before = self._cached(tokens)
         match way:
             case Way.DEVICE:
@@ -221,7 +229,7 @@ class Verifier:
                 assert_never(way)
         return tokens, self._ask(tokens)
 
-    def _computed(self, tokens: TokenIds) -> Reply:
+    def _computed(self, tokens: TokenIds) -> VerifyOutput:
         """Under a salt of its own where something of the prompt may be cached already."""
         if tokens.tobytes() not in self._asked:
             reply = self._cached(tokens)
@@ -230,7 +238,7 @@ class Verifier:
         self._salts += 1
         return self._ask(tokens, f" computed {self._salts}")
 
-    def _cached(self, tokens: TokenIds) -> Reply:
+    def _cached(self, tokens: TokenIds) -> VerifyOutput:
         """See that the prompt's pages are there; the outputs when they were computed."""
         name = tokens.tobytes()
         if name not in self._there:
@@ -244,7 +252,7 @@ class Verifier:
         name = tokens.tobytes()
         self._there = {name: self._there[name]}
 
-    def _retracted(self, tokens: TokenIds) -> Reply:
+    def _retracted(self, tokens: TokenIds) -> VerifyOutput:
         session = self._session
         name = session.submit(tokens, self._settings.output_tokens, self._settings.salt)
         session.step_until(lambda outputs: any(output.request == name for output in outputs))
@@ -259,7 +267,7 @@ class Verifier:
     def _cuts(self) -> list[int]:
         return [size for size in self._settings.cuts if size < len(self._longest())]
 
-    def _cut(self) -> Iterator[tuple[TokenIds, Reply]]:
+    def _cut(self) -> Iterator[tuple[TokenIds, VerifyOutput]]:
         tokens = self._longest()
         self._expected(tokens)  # as the engine is set up
         for size in self._cuts():
@@ -267,7 +275,7 @@ class Verifier:
             yield tokens, self._ask(tokens, f" in chunks of {size}")
         self._begin_again()
 
-    def _batched(self) -> Iterator[tuple[TokenIds, Reply]]:
+    def _batched(self) -> Iterator[tuple[TokenIds, VerifyOutput]]:
         session, count = self._session, self._settings.output_tokens
         session.subject.cache.progress.flush()
         self._there.clear()

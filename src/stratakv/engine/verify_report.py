@@ -60,7 +60,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     findings: tuple[Finding, ...]
 
     def __getitem__(self, way: Way) -> Finding:

@@ -26,7 +26,7 @@ HANG_S: Final = 600.0
 """An engine that does nothing for so long hangs; a copy or a store ends in far less."""
 
 
-class Subject(Protocol):
+class VerifySubject(Protocol):
     """An engine to be verified, its store attached if it has one. ``scrub``: overwrite every page
     that nobody owns, so that a page which was never copied cannot be right by chance."""
 
@@ -42,7 +42,7 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reply:
+class VerifyOutput:
     """What an engine said: logits float32 [n, vocab] that the n tokens were chosen from, and
     seconds until the first one. ``failure``: why it said no more, if it did not end well."""
 
@@ -70,10 +70,10 @@ class Scribe:
         self._token_source.idle()
 
 
-class Session:
+class VerifySession:
     """Prompts for one engine, and what it says to them. ``scribe``: the engine's token_source."""
 
-    def __init__(self, subject: Subject, scribe: Scribe, clock: Clock) -> None:
+    def __init__(self, subject: VerifySubject, scribe: Scribe, clock: Clock) -> None:
         self.subject = subject
         self._scribe = scribe
         self._clock = clock
@@ -154,20 +154,22 @@ class Session:
     def has_ended(self, name: RequestId) -> bool:
         return name in self._ended
 
-    def reply(self, name: RequestId) -> Reply:
+    def reply(self, name: RequestId) -> VerifyOutput:
         """Of a request that has ended, once."""
         self._ended.remove(name)
         del self._begun_s[name]
         tokens, logits = self._answers.pop(name)
         first_s, cached = self._first.pop(name, (0.0, None))
         scores = torch.stack(logits) if logits else torch.empty(0, 0)
-        return Reply(tuple(tokens), scores, first_s, cached, self._failed.pop(name, None))
+        return VerifyOutput(tuple(tokens), scores, first_s, cached, self._failed.pop(name, None))
 
-    def replies(self) -> dict[RequestId, Reply]:
+    def replies(self) -> dict[RequestId, VerifyOutput]:
         """Of all that have ended and were not aborted, in that order, once."""
         return {name: self.reply(name) for name in tuple(self._ended)}
 
-    def ask(self, tokens: TokenIds, count: int, salt: str, use: CacheUse = CacheUse.ALL) -> Reply:
+    def ask(
+        self, tokens: TokenIds, count: int, salt: str, use: CacheUse = CacheUse.ALL
+    ) -> VerifyOutput:
         """One prompt alone, to its end."""
         name = self.submit(tokens, count, salt, use)
         self.drain()

@@ -17,7 +17,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Codes: TypeAlias = npt.NDArray[np.intp]
 
 
-class Lost(Enum):
+class LossCause(Enum):
     """Tier where the token's page of the anchor lay, or, of a load that was not made, whence; and
     reason."""
 
@@ -44,19 +44,19 @@ class Lost(Enum):
         return self.value[1]
 
 
-Cause: TypeAlias = Lost | Reason
+Cause: TypeAlias = LossCause | Reason
 """``Reason``: of what storage had."""
-CAUSES: Final[tuple[Cause, ...]] = (*Lost, *Reason)
+CAUSES: Final[tuple[Cause, ...]] = (*LossCause, *Reason)
 _CODE: Final = {cause: code for code, cause in enumerate(CAUSES)}
-_STATE_MISSING: Final = (Lost.DEVICE_STATE_MISSING, Lost.HOST_STATE_MISSING)
-_WINDOW_INCOMPLETE: Final = (Lost.DEVICE_WINDOW_INCOMPLETE, Lost.HOST_WINDOW_INCOMPLETE)
-_LAST_TOKEN: Final = (Lost.DEVICE_LAST_TOKEN, Lost.HOST_LAST_TOKEN)
-_ABORTED: Final = (Lost.DEVICE_ABORTED, Lost.HOST_ABORTED)
+_STATE_MISSING: Final = (LossCause.DEVICE_STATE_MISSING, LossCause.HOST_STATE_MISSING)
+_WINDOW_INCOMPLETE: Final = (LossCause.DEVICE_WINDOW_INCOMPLETE, LossCause.HOST_WINDOW_INCOMPLETE)
+_LAST_TOKEN: Final = (LossCause.DEVICE_LAST_TOKEN, LossCause.HOST_LAST_TOKEN)
+_ABORTED: Final = (LossCause.DEVICE_ABORTED, LossCause.HOST_ABORTED)
 
 
 def label(cause: Cause) -> tuple[str, str]:
     """Tier and reason, for a log."""
-    if isinstance(cause, Lost):
+    if isinstance(cause, LossCause):
         return cause.tier, cause.reason
     return "storage", cause.name.lower()
 
@@ -64,8 +64,8 @@ def label(cause: Cause) -> tuple[str, str]:
 class Declined(Enum):
     """Why a prefix was not loaded that a load would have made usable."""
 
-    BELOW_THRESHOLD = Lost.HOST_BELOW_THRESHOLD
-    DEVICE_CAPACITY = Lost.HOST_DEVICE_CAPACITY
+    BELOW_THRESHOLD = LossCause.HOST_BELOW_THRESHOLD
+    DEVICE_CAPACITY = LossCause.HOST_DEVICE_CAPACITY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,14 +128,16 @@ def _end(storage: Tally | None) -> int:
 def _evicted(known: Known, end: int) -> Codes:
     """Causes of the pages up to ``end``, as if all had left the tree. One of which it does not know
     how was on the device alone: what a request waits for is held on the host."""
-    why = np.full(end, _CODE[Lost.DEVICE_EVICTED], np.intp)
+    why = np.full(end, _CODE[LossCause.DEVICE_EVICTED], np.intp)
     why[known.anchor :][: len(known.gone)][known.gone[: end - known.anchor]] = _CODE[
-        Lost.HOST_EVICTED
+        LossCause.HOST_EVICTED
     ]
     return why
 
 
-def _paint(why: Codes, start: int, end: int, device: int, lost: tuple[Lost, Lost]) -> None:
+def _paint(
+    why: Codes, start: int, end: int, device: int, lost: tuple[LossCause, LossCause]
+) -> None:
     on_device, on_host = lost
     why[start:end] = _CODE[on_host]
     why[start : max(start, min(end, device))] = _CODE[on_device]

@@ -20,9 +20,9 @@ from typing import TypeAlias, assert_never
 
 import numpy as np
 
-from stratakv.policy.prefetch_ends import Ends, FetchPlan, Flags, Held, Int64s, last_of
+from stratakv.policy.prefetch_ends import CachedPrefix, Ends, FetchPlan, Flags, Int64s, last_of
 from stratakv.policy.prefetch_pace import PrefetchPolicy
-from stratakv.policy.prefetch_reasons import Arrival, Arrivals, Reason, Tally, reason_of
+from stratakv.policy.prefetch_reasons import Arrivals, FetchOutcome, Reason, Tally, reason_of
 from stratakv.spec.groups import CacheSpec
 
 
@@ -30,7 +30,7 @@ from stratakv.spec.groups import CacheSpec
 class Probing:
     """Storage is being asked. ``before``: what an earlier attempt found, if it came so far."""
 
-    held: Held
+    held: CachedPrefix
     before: Tally | None = None
 
 
@@ -39,7 +39,7 @@ class MakeRoom:
     """The host is short: evict towards ``pages`` free ones of every group, once. ``ends`` are those
     that could be fetched if there were room."""
 
-    held: Held
+    held: CachedPrefix
     tally: Tally
     ends: Flags
     pages: tuple[int, ...]
@@ -49,7 +49,7 @@ class MakeRoom:
 class Fetching:
     """``tokens`` are in flight."""
 
-    held: Held
+    held: CachedPrefix
     tally: Tally
     plan: FetchPlan
     tokens: int
@@ -104,7 +104,7 @@ class PrefetchRules:
         """The ends to be agreed on; ``stored``: the pages of ``Ends.question`` that storage has."""
         return self._usable(probing.held, stored)
 
-    def _usable(self, held: Held, stored: tuple[Flags, ...]) -> Flags:
+    def _usable(self, held: CachedPrefix, stored: tuple[Flags, ...]) -> Flags:
         """No further than anybody is known to have computed the prefix: where no group needs bytes,
         as at the end of a chunk below an anchor without any, every prompt would seem cached."""
         ends = self.ends.usable(held, stored)
@@ -151,7 +151,7 @@ class PrefetchRules:
             return Abandoned(tally, Reason.HOST_CAPACITY, retry=True)
         return self._fetch(state.held, tally, end)
 
-    def _found(self, held: Held, stored: tuple[Flags, ...]) -> Tally:
+    def _found(self, held: CachedPrefix, stored: tuple[Flags, ...]) -> Tally:
         usable = self._usable(held, stored)
         found = self.ends.found(held, stored, usable)
         best = max(held.base, last_of(usable))
@@ -163,12 +163,12 @@ class PrefetchRules:
         lost = Reason.STATE_MISSING if states_only else Reason.WINDOW_INCOMPLETE
         return tally.cut(best, lost)
 
-    def _worthy(self, held: Held) -> Flags:
+    def _worthy(self, held: CachedPrefix) -> Flags:
         """The ends that save enough."""
         ends = np.arange(held.limit + 1, dtype=np.int64)
         return (ends - held.base) * self._page >= self.policy.threshold_tokens
 
-    def _fetch(self, held: Held, tally: Tally, end: int) -> Fetching:
+    def _fetch(self, held: CachedPrefix, tally: Tally, end: int) -> Fetching:
         plan = self.ends.plan(held, end)
         return Fetching(held, tally, plan, (end - held.base) * self._page)
 
@@ -177,7 +177,7 @@ class PrefetchRules:
     def landable(self, state: Fetching, arrivals: Arrivals) -> Flags:
         """The ends to be agreed on, given what arrived here; none lies beyond the plan's."""
         held, plan = state.held, state.plan
-        came = plan.objects.flags(arrivals == Arrival.ARRIVED, len(held.present), held.limit)
+        came = plan.objects.flags(arrivals == FetchOutcome.ARRIVED, len(held.present), held.limit)
         ends = self.ends.usable(held, came)
         ends[plan.end + 1 :] = False
         return ends

@@ -21,7 +21,7 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class CachedPrefix:
     """What the tree has of a prompt, leased while a prefetch counts on it.
 
     ``base``: where the prefix is usable without storage, the ``end`` of a match. ``present[g][i]``:
@@ -85,7 +85,7 @@ class Ends:
             self._grow(2 * limit)
         return [table[: limit + 1] for table in self._tables]
 
-    def question(self, held: Held) -> Objects:
+    def question(self, held: CachedPrefix) -> Objects:
         """What to ask storage for: every page that the tree lacks and some end beyond ``base``
         needs."""
         starts, first = self._starts(held.limit), held.base + 1
@@ -99,7 +99,7 @@ class Ends:
             wanted.append(some & ~held.present[group] & self._with_bytes[group])
         return _objects(wanted)
 
-    def usable(self, held: Held, stored: Sequence[Flags]) -> Flags:
+    def usable(self, held: CachedPrefix, stored: Sequence[Flags]) -> Flags:
         """The ends beyond ``base`` at which every group has what it needs, in the tree or among
         ``stored``. What has no bytes is never missing."""
         usable = np.ones(held.limit + 1, np.bool_)
@@ -108,23 +108,23 @@ class Ends:
         usable[: held.base + 1] = False
         return usable
 
-    def known(self, held: Held, stored: Sequence[Flags]) -> int:
+    def known(self, held: CachedPrefix, stored: Sequence[Flags]) -> int:
         """How far the prefix is known to have been computed before: a page's key names all that is
         above it."""
         ends = ((held.present[group] | stored[group]).nonzero()[0] for group in self._groups)
         return max((int(pages[-1]) + 1 for pages in ends if len(pages)), default=0)
 
-    def blockers(self, held: Held, stored: Sequence[Flags], end: int) -> list[int]:
+    def blockers(self, held: CachedPrefix, stored: Sequence[Flags], end: int) -> list[int]:
         """The groups that lack something at ``end``."""
         return [group for group in self._groups if not self._complete(held, stored, group)[end]]
 
-    def _complete(self, held: Held, stored: Sequence[Flags], group: int) -> Flags:
+    def _complete(self, held: CachedPrefix, stored: Sequence[Flags], group: int) -> Flags:
         if not self._with_bytes[group]:
             return np.ones(held.limit + 1, np.bool_)
         starts = self._starts(held.limit)[group]
         return complete_ends(starts, held.present[group] | stored[group])
 
-    def found(self, held: Held, stored: Sequence[Flags], usable: Flags) -> int:
+    def found(self, held: CachedPrefix, stored: Sequence[Flags], usable: Flags) -> int:
         """How far storage takes the prefix at best, whether it can be used there or not: as far as
         the groups that keep all go without a hole, but not beyond the last page that storage has
         and the tree lacks. ``base`` where storage adds nothing."""
@@ -139,7 +139,7 @@ class Ends:
                 reach = min(reach, int(holes[0])) if len(holes) else reach
         return max(held.base, min(reach, last), last_of(usable))
 
-    def costs(self, held: Held) -> Int64s:
+    def costs(self, held: CachedPrefix) -> Int64s:
         """Host pages that each end needs and the tree lacks, by group; int64 [groups, limit + 1].
         A page without bytes is a page of its group's space too."""
         costs = np.zeros((len(self._groups), held.limit + 1), np.int64)
@@ -149,7 +149,7 @@ class Ends:
             costs[group] = absent - absent[starts]
         return costs
 
-    def plan(self, held: Held, end: int) -> FetchPlan:
+    def plan(self, held: CachedPrefix, end: int) -> FetchPlan:
         starts = self._starts(held.limit)
         lacking = [np.zeros(held.limit, np.bool_) for _ in self._groups]
         for group in self._groups:
@@ -160,7 +160,7 @@ class Ends:
         first = min((int(pages[0]) for pages in allocate if len(pages)), default=end)
         return FetchPlan(end, first, allocate, _objects(with_bytes))
 
-    def kept(self, held: Held, plan: FetchPlan, end: int) -> tuple[Flags, ...]:
+    def kept(self, held: CachedPrefix, plan: FetchPlan, end: int) -> tuple[Flags, ...]:
         """Which pages of ``plan.allocate`` a landing at ``end`` needs; the others are freed."""
         starts = self._starts(held.limit)
         return tuple(

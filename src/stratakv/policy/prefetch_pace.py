@@ -71,7 +71,7 @@ def stops(policy: StopPolicy, *, deadline_passed: bool) -> bool:
             assert_never(policy)
 
 
-class Start(Enum):
+class FetchStart(Enum):
     PROBE = auto()
     TOO_SHORT = auto()  # and will be: it is not tried again
     RATE_LIMITED = auto()
@@ -106,14 +106,14 @@ class PrefetchPolicy:
         if self.budget_tokens < 1:
             raise ValueError(f"budget_tokens {self.budget_tokens}: allowed is 1 and more")
 
-    def weigh(self, ahead_tokens: int, in_flight_tokens: int) -> Start:
+    def weigh(self, ahead_tokens: int, in_flight_tokens: int) -> FetchStart:
         """``ahead_tokens``: what storage could at most add to what the tree has. A question costs
         nothing that others could want, so it only waits while the budget is used up."""
         if ahead_tokens < self.threshold_tokens:
-            return Start.TOO_SHORT
+            return FetchStart.TOO_SHORT
         if in_flight_tokens >= self.budget_tokens:
-            return Start.RATE_LIMITED
-        return Start.PROBE
+            return FetchStart.RATE_LIMITED
+        return FetchStart.PROBE
 
     def affords(self, tokens: int, in_flight_tokens: int) -> bool:
         return not in_flight_tokens or in_flight_tokens + tokens <= self.budget_tokens

@@ -25,7 +25,7 @@ class Reason(Enum):
     NOT_LOADED = auto()  # it landed, but admission found no place for it on the device
 
 
-class Arrival(IntEnum):
+class FetchOutcome(IntEnum):
     """What became of one object of a fetch; the worst of several names the reason, and what was
     only not tried is the mildest."""
 
@@ -37,18 +37,18 @@ class Arrival(IntEnum):
 
 
 Arrivals = npt.NDArray[np.uint8]
-"""``Arrival`` of every object of a plan, in its order; uint8 [n]."""
+"""``FetchOutcome`` of every object of a plan, in its order; uint8 [n]."""
 
 _REASONS = {
-    Arrival.MISSED: Reason.EVICTED,
-    Arrival.FAILED: Reason.IO_ERROR,
-    Arrival.CORRUPT: Reason.CORRUPT,
+    FetchOutcome.MISSED: Reason.EVICTED,
+    FetchOutcome.FAILED: Reason.IO_ERROR,
+    FetchOutcome.CORRUPT: Reason.CORRUPT,
 }
 
 
 def reason_of(arrivals: Arrivals, stopped: Reason) -> Reason:
     """Why objects that were needed are not there; ``stopped``: why some were not tried."""
-    worst = Arrival(int(arrivals.max(initial=Arrival.NOT_TRIED)))
+    worst = FetchOutcome(int(arrivals.max(initial=FetchOutcome.NOT_TRIED)))
     return _REASONS.get(worst, stopped)
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError, StorageError
-from stratakv.engine.attachment import Report, State, StorageCall, Verb
+from stratakv.engine.attachment import AttachmentReport, AttachmentState, StorageCall, Verb
 from stratakv.serve.driver import EngineDriver, Health
 from stratakv.serve.errors import (
     ApiError,
@@ -116,7 +116,7 @@ class StorageAdmin:
         while True:
             reports = self._call(LOOK)
             self._check_ready()  # opening takes its time
-            if all(report.state is State.OPENED for report in reports):
+            if all(report.state is AttachmentState.OPENED for report in reports):
                 return
             _raise_first(reports)
             if self._clock.now_s() >= deadline_s:
@@ -149,7 +149,7 @@ class StorageAdmin:
     def _wait_until_closed(self, store: OpenStore) -> None:
         """Every rank closes its own, and gives a store that hangs up after some seconds."""
         try:
-            while any(report.state is State.CLOSING for report in self._call(LOOK)):
+            while any(report.state is AttachmentState.CLOSING for report in self._call(LOOK)):
                 time.sleep(POLL_S)
         except ApiError:  # the engine has ended
             _close(store)
@@ -226,15 +226,17 @@ class StorageAdmin:
             raise nothing_attached()
         return self._open
 
-    def _call(self, call: StorageCall) -> Sequence[Report]:
+    def _call(self, call: StorageCall) -> Sequence[AttachmentReport]:
         if call.verb in self._engine.beside_steps:
             return self._engine.call_storage(call)
         return self._driver.ask(lambda: self._engine.call_storage(call)).result()
 
-    def _first_try(self, store: OpenStore, *, force: bool) -> tuple[int, Sequence[Report]]:
+    def _first_try(
+        self, store: OpenStore, *, force: bool
+    ) -> tuple[int, Sequence[AttachmentReport]]:
         """How many pages are given up, and how the detach stands."""
 
-        def attempt() -> tuple[int, Sequence[Report]]:
+        def attempt() -> tuple[int, Sequence[AttachmentReport]]:
             left = store.worker.left(Kind.STORE) if force else 0
             return left, self._engine.call_storage(StorageCall(Verb.DETACH, force=force))
 
@@ -258,22 +260,24 @@ class StorageAdmin:
         return conflict(message, "storage_busy")
 
 
-def _drains(reports: Sequence[Report]) -> bool:
-    return any(report.state is State.DRAINING for report in reports)
+def _drains(reports: Sequence[AttachmentReport]) -> bool:
+    return any(report.state is AttachmentState.DRAINING for report in reports)
 
 
-def _raise_first(reports: Sequence[Report]) -> None:
+def _raise_first(reports: Sequence[AttachmentReport]) -> None:
     """The error of the first rank that has one; rank 0's reads as if there were no others."""
     for rank, report in enumerate(reports):
         why = report.why if rank == 0 else f"rank {rank}: {report.why}"
-        if report.state is State.REFUSED:
+        if report.state is AttachmentState.REFUSED:
             raise ConfigError(why)
-        if report.state is State.FAILED:
+        if report.state is AttachmentState.FAILED:
             raise StorageError(why)
 
 
-def _late(reports: Sequence[Report]) -> str:
-    late = [str(rank) for rank, report in enumerate(reports) if report.state is State.OPENING]
+def _late(reports: Sequence[AttachmentReport]) -> str:
+    late = [
+        str(rank) for rank, report in enumerate(reports) if report.state is AttachmentState.OPENING
+    ]
     return f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(late)} have"
 
 

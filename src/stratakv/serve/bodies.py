@@ -21,7 +21,7 @@ TOGETHER_BYTES: Final = 256 << 20
 SMALL_BYTES: Final = 1 << 15
 """A body of that size is always taken: connections are bounded."""
 
-Hold: TypeAlias = Callable[[int], bool]
+HoldBytes: TypeAlias = Callable[[int], bool]
 """To hold that many bytes for one body, in place of those before; False, and none, where there is
 no memory for it."""
 
@@ -36,7 +36,7 @@ class BodyMemory:
         self._of_client: Counter[str] = Counter()
 
     @contextmanager
-    def share(self, client: str) -> Generator[Hold]:
+    def share(self, client: str) -> Generator[HoldBytes]:
         """For one body of ``client``; what it holds is given back at the end of the block."""
         ours = 0
 
@@ -66,7 +66,7 @@ async def json_object(request: Request, most_bytes: int) -> JsonObject:
     return fields.parse_object(await whole(request, most_bytes, lambda _: True))
 
 
-async def whole(request: Request, most_bytes: int, hold: Hold) -> bytes:
+async def whole(request: Request, most_bytes: int, hold: HoldBytes) -> bytes:
     """The body. ApiError for one that is too large (413) or for which there is no memory now (503):
     it is read a little further and thrown away, so that a client gets to read the answer instead of
     a broken pipe."""

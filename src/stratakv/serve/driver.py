@@ -31,7 +31,13 @@ from stratakv.serve.errors import (
     unavailable,
 )
 from stratakv.serve.ports import EnginePort, PublisherPort
-from stratakv.serve.subscription import Accepted, Event, Refused, Subscription, TimedOutput
+from stratakv.serve.subscription import (
+    Accepted,
+    Refused,
+    Subscription,
+    SubscriptionEvent,
+    TimedOutput,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -104,7 +110,9 @@ class EngineDriver:
         # The engine thread's own:
         self._taken: deque[_Command] = deque()
         self._routes: dict[RequestId, Subscription] = {}
-        self._mail: defaultdict[_Loop, list[tuple[Subscription, Event]]] = defaultdict(list)
+        self._mail: defaultdict[_Loop, list[tuple[Subscription, SubscriptionEvent]]] = defaultdict(
+            list
+        )
         self._thread = threading.Thread(target=self._run, name="stratakv-engine", daemon=True)
 
     @property
@@ -281,7 +289,7 @@ class EngineDriver:
         with self._wake:
             self._waiting.difference_update([output.request for output in outputs])
 
-    def _post(self, subscription: Subscription, event: Event) -> None:
+    def _post(self, subscription: Subscription, event: SubscriptionEvent) -> None:
         self._mail[subscription.loop].append((subscription, event))
 
     def _send_mail(self) -> None:
@@ -313,7 +321,7 @@ class EngineDriver:
                     pass  # every open subscription was told above
 
 
-def _deliver(posted: list[tuple[Subscription, Event]]) -> None:
+def _deliver(posted: list[tuple[Subscription, SubscriptionEvent]]) -> None:
     for subscription, event in posted:
         subscription.push(event)
 

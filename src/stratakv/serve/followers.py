@@ -38,7 +38,7 @@ def _nothing(*_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class RankPlace:
     """``address``: where the ranks meet. ``up``: set once all of them have all they need.
     ``abandon``: end whom this process has started, at once and without a word."""
 
@@ -49,7 +49,7 @@ class Place:
     abandon: Callable[[], None] = _nothing
 
 
-def launched(size: int) -> Place | None:
+def launched(size: int) -> RankPlace | None:
     """Where a launcher has put this process; None where none has started it. ConfigError where it
     has started another number of ranks than ``--tp`` says."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
@@ -70,10 +70,10 @@ def launched(size: int) -> Place | None:
             "RANK and WORLD_SIZE are set, MASTER_ADDR and MASTER_PORT are not: allowed are all of "
             "them, as torchrun sets them, or none"
         )
-    return Place(rank, size, "env://")
+    return RankPlace(rank, size, "env://")
 
 
-def hold_leash(place: Place) -> None:
+def hold_leash(place: RankPlace) -> None:
     """End this process when the rank 0 that has started it is gone. Nothing where a launcher has:
     ends are its business then."""
     if LEASH not in os.environ:
@@ -91,7 +91,7 @@ def hold_leash(place: Place) -> None:
 
 
 @contextmanager
-def ended_by_interrupt(place: Place) -> Generator[None]:
+def ended_by_interrupt(place: RankPlace) -> Generator[None]:
     """Ctrl-C ends this process at once while it starts, and those that it has started. Python's own
     handler would have to wait for the collective that the main thread is in, which waits for ranks
     that may not come. A child of rank 0 hears no Ctrl-C."""
@@ -123,7 +123,7 @@ class Followers:
 
     line: Sequence[str]
     size: int
-    place: Place = field(init=False)
+    place: RankPlace = field(init=False)
     _running: list["subprocess.Popen[bytes]"] = field(
         default_factory=list["subprocess.Popen[bytes]"], init=False
     )
@@ -132,7 +132,7 @@ class Followers:
 
     def __enter__(self) -> Self:
         port = str(_free_port())
-        self.place = Place(0, self.size, f"tcp://127.0.0.1:{port}", abandon=self.abandon)
+        self.place = RankPlace(0, self.size, f"tcp://127.0.0.1:{port}", abandon=self.abandon)
         command = [sys.executable, "-m", "stratakv", *self.line]
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LEASH: "stdin"}
         # They inherit it: a terminal sends Ctrl-C to all, from before they could say so themselves.

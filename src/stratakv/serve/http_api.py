@@ -23,7 +23,7 @@ from stratakv.core.ids import TokenIds
 from stratakv.engine.stats import EngineStats
 from stratakv.serve import bodies, json_body, schemas
 from stratakv.serve.admin_api import AdminApi
-from stratakv.serve.bodies import Hold
+from stratakv.serve.bodies import HoldBytes
 from stratakv.serve.crowd import Crowd, TurnAway
 from stratakv.serve.driver import Health
 from stratakv.serve.errors import (
@@ -198,7 +198,7 @@ class Api:
         )
         return await answer(service, request, call)
 
-    async def _read(self, request: Request, hold: Hold, make: Callable[[JsonObject], T]) -> T:
+    async def _read(self, request: Request, hold: HoldBytes, make: Callable[[JsonObject], T]) -> T:
         """What ``make`` makes of the body."""
         body = await bodies.whole(request, self._service.limits.body_bytes, hold)
         if len(body) <= json_body.SMALL_BYTES:

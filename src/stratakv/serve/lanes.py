@@ -23,7 +23,7 @@ EACH_BYTES: Final = 64
 """A text, a message or a choice costs as much as that many bytes beside its own."""
 
 
-class Lane:
+class FairThread:
     """One thread, which clients use in turn, however much each of them has queued. A request queues
     one piece of work at a time, so that requests of one client take turns as well."""
 
@@ -74,8 +74,8 @@ class Lanes:
     """Short work has a thread that never does any long."""
 
     def __init__(self) -> None:
-        self.short: Final = Lane("short", lambda: None)
-        self.long: Final = Lane("long", give_memory_back)
+        self.short: Final = FairThread("short", lambda: None)
+        self.long: Final = FairThread("long", give_memory_back)
 
     async def run(self, client: str, size: int, work: Callable[[], T]) -> T:
         """``size``: bytes to work on, with what is left of the same request: many small pieces are

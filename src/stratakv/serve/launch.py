@@ -25,7 +25,7 @@ from stratakv.engine.model import CPU
 from stratakv.engine.parallel import device_refusal
 from stratakv.engine.ranked import RankedEngine
 from stratakv.serve.crowd import connection_limits
-from stratakv.serve.followers import Followers, Place, ended_by_interrupt, hold_leash, launched
+from stratakv.serve.followers import Followers, RankPlace, ended_by_interrupt, hold_leash, launched
 from stratakv.serve.server import bound_socket, serve_forever
 from stratakv.serve.wiring import build_follower, build_service, check_service
 from stratakv.spec.budget_table import BudgetTable
@@ -91,7 +91,7 @@ def _show(table: BudgetTable) -> None:
     sys.stdout.flush()
 
 
-def _serve(path: Path, config: EngineConfig, server: ServerConfig, place: Place) -> int:
+def _serve(path: Path, config: EngineConfig, server: ServerConfig, place: RankPlace) -> int:
     with ExitStack() as start:
         start.enter_context(ended_by_interrupt(place))
 
@@ -113,7 +113,7 @@ def _serve(path: Path, config: EngineConfig, server: ServerConfig, place: Place)
             return 1
 
 
-def _met(place: Place, config: EngineConfig, refusal: str) -> TorchRanks:
+def _met(place: RankPlace, config: EngineConfig, refusal: str) -> TorchRanks:
     """The group of all ranks. ConfigError, on every rank, where one is refused: the others, on
     other machines perhaps, would wait long for it."""
     if refusal:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stratakv.core.ids import RequestId
-from stratakv.engine.attachment import Report, StorageCall, Verb
+from stratakv.engine.attachment import AttachmentReport, StorageCall, Verb
 from stratakv.engine.request import Output, Prompt
 from stratakv.engine.stats import EngineStats
 from stratakv.engine.storage_control import Openable
@@ -46,7 +46,7 @@ class StoragePort(Protocol):
         """Verbs of a call that may come from any thread, one at a time, also during a step."""
         ...
 
-    def call_storage(self, call: StorageCall, /) -> Sequence[Report]:
+    def call_storage(self, call: StorageCall, /) -> Sequence[AttachmentReport]:
         """Change which store is used, or ask how that stands; never waits for a store. What has
         come of it, by rank. AssertionError where it cannot follow on what was done before."""
         ...

@@ -34,7 +34,7 @@ class TimedOutput:
     output: Output
 
 
-Event: TypeAlias = Accepted | Refused | TimedOutput
+SubscriptionEvent: TypeAlias = Accepted | Refused | TimedOutput
 
 
 class Subscription:
@@ -57,7 +57,7 @@ class Subscription:
         self._accepted = False
         self._changed = asyncio.Event()
 
-    def push(self, event: Event) -> None:
+    def push(self, event: SubscriptionEvent) -> None:
         match event:
             case Accepted():
                 self._accepted = True

@@ -15,7 +15,7 @@ _ENTRIES: Final = re.compile(r"c\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferPlace:
     group: GroupId
     buffer: BufferSpec
 
@@ -26,9 +26,9 @@ class BlockPlace:
     where blocks overlap, the last closed block's part in the next entry."""
 
     ratio: int
-    entries: Place
-    open: Place
-    overlap: Place | None
+    entries: BufferPlace
+    open: BufferPlace
+    overlap: BufferPlace | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +36,24 @@ class CompressedPlaces:
     """One layer: its window of latents, what it compresses, and the keys of the indexer that
     selects among the entries."""
 
-    local: Place
+    local: BufferPlace
     blocks: BlockPlace | None
     index: BlockPlace | None
 
 
 def compressed_places(spec: CacheSpec) -> dict[LayerId, CompressedPlaces]:
     """Every layer that has a latent; its other buffers, where it has any."""
-    found: dict[LayerId, dict[str, Place]] = {}
+    found: dict[LayerId, dict[str, BufferPlace]] = {}
     for group in spec.groups:
         for buffer in group.buffers:
             for layer in buffer.layers:
-                found.setdefault(layer, {})[buffer.name] = Place(group.id, buffer)
+                found.setdefault(layer, {})[buffer.name] = BufferPlace(group.id, buffer)
     return {
         layer: _places(named, spec.page_tokens) for layer, named in found.items() if LATENT in named
     }
 
 
-def _places(named: dict[str, Place], page_tokens: int) -> CompressedPlaces:
+def _places(named: dict[str, BufferPlace], page_tokens: int) -> CompressedPlaces:
     name = next((name for name in named if _ENTRIES.fullmatch(name)), None)
     if name is None:
         return CompressedPlaces(named[LATENT], None, None)

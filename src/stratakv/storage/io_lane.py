@@ -14,7 +14,7 @@ from stratakv.core.errors import StorageError
 from stratakv.storage.backend import StorageBackend
 from stratakv.storage.breaker import Breaker
 from stratakv.storage.io_jobs import Answer, Ending, Kind
-from stratakv.storage.io_task import Batching, Task
+from stratakv.storage.io_task import Batching, IoTask
 
 _logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _RANK: Final = {
 """Jobs that change the store stay in the order of their submission, whatever their kind."""
 
 
-class Lane:
+class IoLane:
     """Batches of a fetch and of writes take turns, and a query goes before either, so that whatever
     comes waits for one batch at most. ``finished[kind]`` is in the order of submission."""
 
@@ -41,7 +41,7 @@ class Lane:
         self._breaker = Breaker(clock)
         self._failing: Kind | None = None
         self._changed = threading.Condition()
-        self._queues: tuple[deque[Task], ...] = (deque(), deque(), deque())
+        self._queues: tuple[deque[IoTask], ...] = (deque(), deque(), deque())
         self._last = _WRITES
         self._closed = False
         self._fatal: BaseException | None = None
@@ -57,7 +57,7 @@ class Lane:
     def trips(self) -> int:
         return self._breaker.trips
 
-    def put(self, task: Task) -> None:
+    def put(self, task: IoTask) -> None:
         with self._changed:
             assert not self._closed, "submit() after close()"
             self._queues[_RANK[task.kind]].append(task)
@@ -100,12 +100,12 @@ class Lane:
         self._do(task)
         return True
 
-    def _do(self, task: Task) -> None:
+    def _do(self, task: IoTask) -> None:
         ending = self._work(task)
         if ending is not None:
             self._finish(task, ending)
 
-    def _next(self) -> Task | None:
+    def _next(self) -> IoTask | None:
         """The task whose batch comes next, still in its queue; None when closed and drained."""
         with self._changed:
             self._changed.wait_for(lambda: any(self._queues) or self._closed)
@@ -119,7 +119,7 @@ class Lane:
                     return self._queues[rank][0]
             return None
 
-    def _work(self, task: Task) -> Ending | None:
+    def _work(self, task: IoTask) -> Ending | None:
         """One batch of ``task``; how it ended, or None when there is more."""
         if task.whole:
             return Ending.DONE
@@ -142,13 +142,13 @@ class Lane:
             self._failing = None
         return Ending.DONE if task.whole else None
 
-    def _stumbled(self, task: Task, error: Exception) -> None:
+    def _stumbled(self, task: IoTask, error: Exception) -> None:
         level = logging.INFO if self._failing else logging.WARNING  # once until it works again
         self._breaker.failed()
         self._failing = task.kind
         _logger.log(level, "storage %s failed, %s", task.kind.name.lower(), error)
 
-    def _finish(self, task: Task, ending: Ending) -> None:
+    def _finish(self, task: IoTask, ending: Ending) -> None:
         if ending in {Ending.FAILED, Ending.OFF}:
             self.failed_pages[task.kind] += task.left
         with self._changed:

@@ -60,7 +60,7 @@ class Batching:
                 assert_never(job)
 
 
-class Task:
+class IoTask:
     """``done``: keys that were tried. ``cancel`` is for the owner's thread, all else for the
     lane's. It holds the buffers until it is answered."""
 

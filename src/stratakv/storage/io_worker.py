@@ -21,8 +21,8 @@ from stratakv.core.errors import StorageError
 from stratakv.core.ids import TicketId
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.io_jobs import Answer, Job, Kind, kind_of, pages_of
-from stratakv.storage.io_lane import Lane
-from stratakv.storage.io_task import Batching, Task
+from stratakv.storage.io_lane import IoLane
+from stratakv.storage.io_task import Batching, IoTask
 
 _logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Hand(Protocol):
     def is_alive(self) -> bool: ...
 
 
-def thread_for(lane: Lane, name: str) -> Hand:
+def thread_for(lane: IoLane, name: str) -> Hand:
     """A thread that has begun."""
     # A daemon: a process that dies without close() must not hang in its last moment.
     thread = Thread(target=lane.run, name=name, daemon=True)
@@ -88,14 +88,14 @@ class IoWorker:
         form: StoreFormat,
         limits: IoLimits,
         clock: Clock,
-        hand_for: Callable[[Lane, str], Hand] = thread_for,
+        hand_for: Callable[[IoLane, str], Hand] = thread_for,
     ) -> None:
         batching = Batching(form, limits.batch_pages, limits.batch_bytes)
         self._limits = limits
         self._tickets = 0
         self._closed = False
         self._closing = Lock()
-        self._tasks: dict[TicketId, Task] = {}  # submitted and not yet taken
+        self._tasks: dict[TicketId, IoTask] = {}  # submitted and not yet taken
         self._queued = dict.fromkeys(Kind, 0)
         self._dropped = dict.fromkeys(Kind, 0)
         self._backends = [backends.reading]
@@ -104,7 +104,7 @@ class IoWorker:
         names = ("stratakv-storage-read", "stratakv-storage-write")
         if len(self._backends) == 1:
             names = ("stratakv-storage",)
-        self._lanes = [Lane(backend, batching, clock) for backend in self._backends]
+        self._lanes = [IoLane(backend, batching, clock) for backend in self._backends]
         self._hands = [hand_for(lane, name) for lane, name in zip(self._lanes, names, strict=True)]
 
     def submit(self, job: Job) -> TicketId | None:
@@ -112,7 +112,7 @@ class IoWorker:
         queue of its kind is full: nothing was taken then."""
         self._check()
         kind = kind_of(job)
-        task = Task(TicketId(self._tickets), job)
+        task = IoTask(TicketId(self._tickets), job)
         if self._queued[kind] and self._queued[kind] + task.weight > self._limits.queue_pages:
             self._dropped[kind] += pages_of(job)
             return None
@@ -206,10 +206,10 @@ class IoWorker:
             hand.join(max(0.0, deadline_s - clock.now_s()))
         return not any(hand.is_alive() for hand in self._hands)
 
-    def _lane(self, kind: Kind) -> Lane:
+    def _lane(self, kind: Kind) -> IoLane:
         return self._lanes[0] if kind in READS else self._lanes[-1]
 
-    def _task(self, ticket: TicketId) -> Task:
+    def _task(self, ticket: TicketId) -> IoTask:
         assert ticket in self._tasks, f"ticket {ticket} is no job under way"
         return self._tasks[ticket]
 

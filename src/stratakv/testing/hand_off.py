@@ -31,7 +31,7 @@ from stratakv.memory.mapped import rows_of
 from stratakv.spec.groups import CacheSpec
 
 
-class Side(Enum):
+class HandOffSide(Enum):
     PREFILL = auto()
     DECODE = auto()
 
@@ -45,9 +45,9 @@ class _Session:
     target: TransferPages | None = None
     first: FirstToken | None = None
     given_up: bool = False
-    arrived: set[Side] = field(default_factory=set[Side])
-    begun: set[Side] = field(default_factory=set[Side])
-    told: set[Side] = field(default_factory=set[Side])
+    arrived: set[HandOffSide] = field(default_factory=set[HandOffSide])
+    begun: set[HandOffSide] = field(default_factory=set[HandOffSide])
+    told: set[HandOffSide] = field(default_factory=set[HandOffSide])
     left: list[tuple[GroupId, int, int]] = field(default_factory=list[tuple[GroupId, int, int]])
 
     @property
@@ -75,14 +75,14 @@ def _nothing() -> int:
     return 0
 
 
-class HandOff:
+class LocalHandOff:
     """``roles`` are for the engines; ``connect`` says which bytes are theirs. ``moved``: pages so
     far, by group. Everything moves at the first look; ``slow``, ``stop`` and ``go`` change that."""
 
     def __init__(self) -> None:
-        self.roles: dict[Side, Role] = {
-            Side.PREFILL: PrefillRole(self),
-            Side.DECODE: DecodeRole(self),
+        self.roles: dict[HandOffSide, Role] = {
+            HandOffSide.PREFILL: LocalPrefillRole(self),
+            HandOffSide.DECODE: LocalDecodeRole(self),
         }
         self.moved: dict[GroupId, int] = {}
         self._returned: list[Prompt] = []
@@ -112,17 +112,17 @@ class HandOff:
     def session(self, request: RequestId) -> _Session:
         return self._sessions.setdefault(request, _Session())
 
-    def arrive(self, side: Side, request: RequestId) -> None:
+    def arrive(self, side: HandOffSide, request: RequestId) -> None:
         self.session(request).arrived.add(side)
 
     def send_back(self, request: Request) -> Start:
         """A request that was retracted is to be computed again, where prompts are."""
         session = self._sessions.get(request.id)
         if session is None:
-            self.arrive(Side.DECODE, request.id)
+            self.arrive(HandOffSide.DECODE, request.id)
             self._returned.append(replace(request.prompt, tokens=request.known))
             return Start.RECEIVE
-        return Start.WAIT if Side.DECODE in session.told else Start.RECEIVE
+        return Start.WAIT if HandOffSide.DECODE in session.told else Start.RECEIVE
 
     def returned(self) -> list[Prompt]:
         """Prompts to be submitted to the engine that computes them; given once."""
@@ -132,24 +132,24 @@ class HandOff:
     def is_reserved(self, request: RequestId) -> bool:
         return self.session(request).target is not None
 
-    def engage(self, side: Side, request: RequestId) -> _Session:
+    def engage(self, side: HandOffSide, request: RequestId) -> _Session:
         """A transfer begins on one side."""
         session = self.session(request)
         session.begun.add(side)
         return session
 
-    def leave(self, side: Side, request: RequestId) -> None:
+    def leave(self, side: HandOffSide, request: RequestId) -> None:
         session = self._sessions.get(request)
         if session is None or side in session.told:
             return
         if any(prompt.id == request for prompt in self._returned):  # nobody else knows of it
             self._returned = [prompt for prompt in self._returned if prompt.id != request]
-            session.told.add(Side.PREFILL)
+            session.told.add(HandOffSide.PREFILL)
         session.given_up |= not (session.matched and session.over)
         if side not in session.begun:
             self._tell(side, request, session)
 
-    def poll(self, side: Side) -> list[TransferEnd]:
+    def poll(self, side: HandOffSide) -> list[TransferEnd]:
         self._move()
         found: list[TransferEnd] = []
         for request, session in list(self._sessions.items()):
@@ -158,16 +158,16 @@ class HandOff:
             self._tell(side, request, session)
             if session.given_up:
                 found.append(TransferFailed(request, "the other side gave it up"))
-            elif side is Side.PREFILL:
+            elif side is HandOffSide.PREFILL:
                 found.append(Sent(request))
             else:
                 assert session.first is not None
                 found.append(Received(request, session.first))
         return found
 
-    def _tell(self, side: Side, request: RequestId, session: _Session) -> None:
+    def _tell(self, side: HandOffSide, request: RequestId, session: _Session) -> None:
         session.told.add(side)
-        if len(session.told) == len(Side):
+        if len(session.told) == len(HandOffSide):
             del self._sessions[request]
 
     def _move(self) -> None:
@@ -190,14 +190,14 @@ class HandOff:
                 target.layer_pages(group, buffer.name, layer)[to] = pages
 
 
-class PrefillRole:
+class LocalPrefillRole:
     """Computes a prompt once the other side has taken pages for it, and sends it."""
 
-    def __init__(self, link: HandOff) -> None:
+    def __init__(self, link: LocalHandOff) -> None:
         self._link = link
 
     def arrived(self, request: Request) -> None:
-        self._link.arrive(Side.PREFILL, request.id)
+        self._link.arrive(HandOffSide.PREFILL, request.id)
 
     def may_start(self, request: Request) -> Start:
         return Start.COMPUTE if self._link.is_reserved(request.id) else Start.WAIT
@@ -208,7 +208,7 @@ class PrefillRole:
     def prefilled(
         self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
     ) -> Phase:
-        session = self._link.engage(Side.PREFILL, request.id)
+        session = self._link.engage(HandOffSide.PREFILL, request.id)
         session.first = first
         if not session.given_up:
             session.source = pages()
@@ -216,20 +216,20 @@ class PrefillRole:
         return Phase.TRANSFERRING
 
     def poll(self) -> Sequence[TransferEnd]:
-        return self._link.poll(Side.PREFILL)
+        return self._link.poll(HandOffSide.PREFILL)
 
     def left(self, request: Request) -> None:
-        self._link.leave(Side.PREFILL, request.id)
+        self._link.leave(HandOffSide.PREFILL, request.id)
 
 
-class DecodeRole:
+class LocalDecodeRole:
     """Takes pages for a prompt, and decodes when they are filled."""
 
-    def __init__(self, link: HandOff) -> None:
+    def __init__(self, link: LocalHandOff) -> None:
         self._link = link
 
     def arrived(self, request: Request) -> None:
-        self._link.arrive(Side.DECODE, request.id)
+        self._link.arrive(HandOffSide.DECODE, request.id)
 
     def may_start(self, request: Request) -> Start:
         if request.phase is Phase.RETRACTED:
@@ -237,7 +237,7 @@ class DecodeRole:
         return Start.RECEIVE
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
-        session = self._link.engage(Side.DECODE, request.id)
+        session = self._link.engage(HandOffSide.DECODE, request.id)
         session.target = pages
         session.match()
 
@@ -249,7 +249,7 @@ class DecodeRole:
         return Phase.DECODING
 
     def poll(self) -> Sequence[TransferEnd]:
-        return self._link.poll(Side.DECODE)
+        return self._link.poll(HandOffSide.DECODE)
 
     def left(self, request: Request) -> None:
-        self._link.leave(Side.DECODE, request.id)
+        self._link.leave(HandOffSide.DECODE, request.id)

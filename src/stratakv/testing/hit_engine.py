@@ -18,7 +18,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from stratakv.assembly import models
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.ranks import Sharing
+from stratakv.assembly.ranks import ObjectSharding
 from stratakv.assembly.sizing import Sizes
 from stratakv.assembly.stores import open_store
 from stratakv.cache.kv_cache import KVCache
@@ -29,8 +29,8 @@ from stratakv.engine.executor import TokenSource
 from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
 from stratakv.engine.torch_pools import LayerTensors
-from stratakv.engine.verify import Settings, Start, Verifier, cut_sizes
-from stratakv.engine.verify_report import Report
+from stratakv.engine.verify import Settings, StartSubject, Verifier, cut_sizes
+from stratakv.engine.verify_report import VerifyReport
 from stratakv.memory.mapped import POISON
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheGroup, CacheSpec
@@ -112,7 +112,7 @@ def model_of(directory: Path | None) -> HuggingFaceModel:
     return tiny_model() if directory is None else load_model(directory, "float32")
 
 
-def start(suite: HitEqualsRecompute, model: HuggingFaceModel) -> Start:
+def start(suite: HitEqualsRecompute, model: HuggingFaceModel) -> StartSubject:
     spec = spec_of(model.config, page_tokens=PAGE_TOKENS, dtype=model.dtype)
     room = -(-4 * sum(suite.lengths) // PAGE_TOKENS) + MAX_RUNNING * CHUNK_TOKENS // PAGE_TOKENS
     each = (room,) * len(spec.groups)
@@ -146,7 +146,7 @@ def _worker(
 ) -> IoWorker | None:
     if suite.storage is not None:
         whole = sharding_of(model.config, spec, 1)
-        sharing = Sharing(whole, 0, default_cut(1), model.fingerprint)
+        sharing = ObjectSharding(whole, 0, default_cut(1), model.fingerprint)
         return open_store(suite.storage, spec, pages, sharing).worker
     form = StoreFormat.of(spec)
     if (backend := suite.backend(form)) is None:
@@ -156,7 +156,7 @@ def _worker(
 
 def verified(
     suite: HitEqualsRecompute, model: HuggingFaceModel, asked: Sequence[TokenIds]
-) -> Report:
+) -> VerifyReport:
     spec = spec_of(model.config, page_tokens=PAGE_TOKENS, dtype=model.dtype)
     settings = Settings(
         bound=suite.bound,

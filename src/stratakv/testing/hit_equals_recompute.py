@@ -33,7 +33,7 @@ import numpy as np
 import pytest
 
 from stratakv.core.ids import TokenIds
-from stratakv.engine.verify_report import Differs, NotRun, Report, Way
+from stratakv.engine.verify_report import Differs, NotRun, VerifyReport, Way
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheSpec
@@ -44,7 +44,7 @@ from stratakv.transfer.engine import TransferEngine
 if TYPE_CHECKING:
     from stratakv.assembly.models import Device
     from stratakv.engine.model import HuggingFaceModel
-    from stratakv.engine.verify import Start
+    from stratakv.engine.verify import StartSubject
 
 
 def prompts(vocab: int, lengths: Sequence[int]) -> list[TokenIds]:
@@ -89,13 +89,13 @@ class HitEqualsRecompute:
 
         return replace(models.CPU, transfer=self.transfer)
 
-    def start(self, model: "HuggingFaceModel") -> "Start":
+    def start(self, model: "HuggingFaceModel") -> "StartSubject":
         """What starts an engine over ``model``."""
         from stratakv.testing import hit_engine  # noqa: PLC0415 - as above
 
         return hit_engine.start(self, model)
 
-    def verified(self) -> Report:
+    def verified(self) -> VerifyReport:
         from stratakv.testing import hit_engine  # noqa: PLC0415 - as above
 
         model = self.model()
@@ -104,11 +104,11 @@ class HitEqualsRecompute:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def report(cls) -> Report:
+    def report(cls) -> VerifyReport:
         return cls().verified()
 
     @pytest.mark.parametrize("way", Way)
-    def test_a_hit_says_what_a_recomputation_says(self, report: Report, way: Way) -> None:
+    def test_a_hit_says_what_a_recomputation_says(self, report: VerifyReport, way: Way) -> None:
         if way not in self.ways:
             pytest.skip("not asked for")
         verdict = report[way].verdict

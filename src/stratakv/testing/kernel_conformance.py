@@ -33,9 +33,9 @@ from stratakv.engine.paged_layer import Scoring
 from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow, Retention
 from stratakv.testing.kernel_oracle import (
     Heads,
+    KernelStep,
     PagedCase,
     Spans,
-    Step,
     latent_layer,
     poisoned,
     selected,
@@ -262,9 +262,9 @@ class KernelConformance(ABC):
         *,
         group: int = 0,
         seed: int = 0,
-    ) -> Step:
+    ) -> KernelStep:
         where = GroupId(group)
-        return Step(rule, page_tokens, spans, dtype, self.device, group=where, seed=seed)
+        return KernelStep(rule, page_tokens, spans, dtype, self.device, group=where, seed=seed)
 
     def _scoring(self, name: str, case: PagedCase) -> Scoring:
         return scoring_of(name, case.heads.query, self.device, case.query.dtype)

@@ -46,7 +46,7 @@ def shape_of(spans: Spans) -> StepShape:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class KernelStep:
     """One group's step. ``seed`` draws its pages and its numbers."""
 
     rule: Retention
@@ -125,7 +125,7 @@ class Step:
 class PagedCase:
     """One layer's keys and values in a step."""
 
-    step: Step
+    step: KernelStep
     heads: Heads
     layer: LayerPages
     keys: list[torch.Tensor]
@@ -133,7 +133,7 @@ class PagedCase:
     query: torch.Tensor
 
     @classmethod
-    def of(cls, step: Step, heads: Heads | None = None, salt: int = 0) -> "PagedCase":
+    def of(cls, step: KernelStep, heads: Heads | None = None, salt: int = 0) -> "PagedCase":
         heads = heads or Heads()
         keys = step.contexts(heads.key, heads.key_dim, salt=salt + 100)
         values = step.contexts(heads.key, heads.value_dim, salt=salt + 200)
@@ -152,7 +152,7 @@ class PagedCase:
         return self.step.right(self.query, self.keys, self.values, scoring)
 
 
-def latent_layer(step: Step, contexts: Sequence[torch.Tensor]) -> LatentPages:
+def latent_layer(step: KernelStep, contexts: Sequence[torch.Tensor]) -> LatentPages:
     return LatentPages.of(step.group, step.pool(contexts))
 
 

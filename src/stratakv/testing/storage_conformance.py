@@ -38,7 +38,7 @@ GUARD: Final = 0xA5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class StorageSubject:
     """What the suite must know of a backend.
 
     ``open``: over the same place each time, which was empty at first. ``corrupt``: flip a bit of
@@ -113,7 +113,7 @@ class StorageConformance:
     """Subclass as ``Test...`` and give it a fixture ``subject``."""
 
     @pytest.fixture
-    def backend(self, subject: Subject) -> Generator[StorageBackend, None, None]:
+    def backend(self, subject: StorageSubject) -> Generator[StorageBackend, None, None]:
         with closing(subject.open(FORM)) as backend:
             yield backend
 
@@ -193,7 +193,7 @@ class StorageConformance:
         assert store(backend, keys[:4]) == [WriteStatus.STORED] * 4
         assert fetch(backend, keys) == [ReadStatus.HIT] * 6
 
-    def test_everything_goes_and_another_format_stays(self, subject: Subject) -> None:
+    def test_everything_goes_and_another_format_stays(self, subject: StorageSubject) -> None:
         keys = keys_of("all", 40) + keys_of("all", 5, group=1) + keys_of("all", 3, 2, shard=7)
         other = replace(FORM, spec_digest=b"another-format-.")
         with closing(subject.open(FORM)) as backend, closing(subject.open(other)) as two:
@@ -207,7 +207,7 @@ class StorageConformance:
             assert store(backend, keys) == [WriteStatus.STORED] * 48
             assert fetch(backend, keys) == [ReadStatus.HIT] * 48
 
-    def test_everything_is_what_others_wrote_too(self, subject: Subject) -> None:
+    def test_everything_is_what_others_wrote_too(self, subject: StorageSubject) -> None:
         keys = keys_of("all of us", 9)
         if subject.shared:
             with closing(subject.open(FORM)) as one, closing(subject.open(FORM)) as two:
@@ -234,7 +234,9 @@ class StorageConformance:
         backend.touch(keys)
         assert backend.contains(keys).tolist() == [True, True, False, False]
 
-    def test_a_corrupt_object_is_reported_once_and_never_served(self, subject: Subject) -> None:
+    def test_a_corrupt_object_is_reported_once_and_never_served(
+        self, subject: StorageSubject
+    ) -> None:
         if subject.corrupt is None:
             return
         keys = keys_of("corrupt", 3)
@@ -248,7 +250,7 @@ class StorageConformance:
             assert store(backend, keys)[1] is WriteStatus.STORED
             assert fetch(backend, keys) == [hit] * 3
 
-    def test_another_format_never_hits(self, subject: Subject) -> None:
+    def test_another_format_never_hits(self, subject: StorageSubject) -> None:
         if not subject.lasting:
             return
         keys = keys_of("format", 3, group=1)
@@ -265,7 +267,7 @@ class StorageConformance:
         with closing(subject.open(FORM)) as backend:
             assert fetch(backend, keys) == [ReadStatus.HIT] * 3
 
-    def test_it_lasts(self, subject: Subject) -> None:
+    def test_it_lasts(self, subject: StorageSubject) -> None:
         if not subject.lasting:
             return
         keys = keys_of("lasting", 9) + keys_of("lasting", 3, group=1)
@@ -276,7 +278,9 @@ class StorageConformance:
             assert backend.contains(keys).tolist() == [False] * 2 + [True] * 10
             assert fetch(backend, keys) == [ReadStatus.MISS] * 2 + [ReadStatus.HIT] * 10
 
-    def test_closing_twice_is_closing_once_and_then_nothing_works(self, subject: Subject) -> None:
+    def test_closing_twice_is_closing_once_and_then_nothing_works(
+        self, subject: StorageSubject
+    ) -> None:
         backend = subject.open(FORM)
         keys = keys_of("closed", 1)
         store(backend, keys)
@@ -290,7 +294,7 @@ class StorageConformance:
         with pytest.raises(StorageError):
             store(backend, keys)
 
-    def test_marks_tell_of_pages_that_are_cut_otherwise(self, subject: Subject) -> None:
+    def test_marks_tell_of_pages_that_are_cut_otherwise(self, subject: StorageSubject) -> None:
         """They are of a format of their own, and open beside the pages."""
         form = marks_form(FORM.spec_digest)
         with closing(subject.open(FORM)) as pages, closing(subject.open(form)) as marks:
@@ -304,7 +308,7 @@ class StorageConformance:
             with closing(subject.open(form)) as marks:
                 assert CutMarks(marks, b"a model", 2, (1, 8)).claim(writes=True) == (8,)
 
-    def test_two_openers_see_each_other(self, subject: Subject) -> None:
+    def test_two_openers_see_each_other(self, subject: StorageSubject) -> None:
         if not subject.shared:
             return
         mine, theirs = keys_of("mine", 4), keys_of("theirs", 4)
@@ -321,7 +325,7 @@ class StorageConformance:
             assert two.contains(late).all()
             assert fetch(two, late) == [ReadStatus.HIT] * 2
 
-    def test_two_openers_at_once(self, subject: Subject) -> None:
+    def test_two_openers_at_once(self, subject: StorageSubject) -> None:
         """Both write, read and remove the same keys; no wrong byte, no error."""
         if not subject.shared:
             return
@@ -347,7 +351,7 @@ class StorageConformance:
             thread.join()
         assert not failures, failures
 
-    def test_what_was_used_longest_ago_leaves_first(self, subject: Subject) -> None:
+    def test_what_was_used_longest_ago_leaves_first(self, subject: StorageSubject) -> None:
         """Chains are touched deepest page first, so that heads stay and tails go."""
         if subject.small is None:
             return
@@ -364,7 +368,7 @@ class StorageConformance:
     @pytest.mark.parametrize("touched", [False, True])
     def test_the_deepest_page_of_a_chain_leaves_first(
         self,
-        subject: Subject,
+        subject: StorageSubject,
         touched: bool,  # noqa: FBT001 - a parameter of the test
     ) -> None:
         """A batch comes from the head down. What came page by page, the head is the oldest of, and

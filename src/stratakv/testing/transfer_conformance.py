@@ -25,9 +25,9 @@ from stratakv.spec.retention import KeepAll
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import (
     GLIMPSE_S,
-    Background,
-    Ends,
-    Hold,
+    BackgroundSteps,
+    CopyHold,
+    TransferEnds,
     cache_specs,
     finish,
     hybrid_spec,
@@ -53,7 +53,7 @@ class TransferConformance(TransferOrder):
     def test_a_round_trip_is_exact_and_writes_nothing_else(
         self, spec: CacheSpec, count: int, seed: int
     ) -> None:
-        ends = Ends.of(spec, pages=6)
+        ends = TransferEnds.of(spec, pages=6)
         keys = page_keys_of("round trip", count)
         device, host, landing = (spread(ends, count, seed + i) for i in range(3))
         ends.poison_device()
@@ -76,7 +76,7 @@ class TransferConformance(TransferOrder):
             ends.verify_others_poisoned(landing, host)
 
     def test_one_plan_merges_many_copies_of_the_same_groups(self) -> None:
-        ends = Ends.of(hybrid_spec(), pages=64)
+        ends = TransferEnds.of(hybrid_spec(), pages=64)
         keys = page_keys_of("merged", 64)
         device, host = spread(ends, 64, 1), spread(ends, 64, 2)
         ends.fill_device(device, keys)
@@ -98,8 +98,8 @@ class TransferConformance(TransferOrder):
 
     @pytest.mark.parametrize("direction", Direction)
     def test_plans_finish_in_submission_order(self, direction: Direction) -> None:
-        ends = Ends.of(hybrid_spec(), pages=16)
-        hold = Hold()
+        ends = TransferEnds.of(hybrid_spec(), pages=16)
+        hold = CopyHold()
         with self.running(ends, hold) as engine:
             tickets = [
                 engine.submit(plan_of(direction, ids, ids))
@@ -116,7 +116,7 @@ class TransferConformance(TransferOrder):
 
     def test_a_later_plan_sees_what_an_earlier_one_wrote(self) -> None:
         """FIFO in bytes: two plans of one direction write the same page; the later one wins."""
-        ends = Ends.of(hybrid_spec(), pages=8)
+        ends = TransferEnds.of(hybrid_spec(), pages=8)
         keys = page_keys_of("order", 8)
         device = spread(ends, 8, 3)
         target = [ids[:1] for ids in spread(ends, 8, 4)]
@@ -130,7 +130,7 @@ class TransferConformance(TransferOrder):
 
     def test_empty_plans_finish_and_open_their_gates(self) -> None:
         logical = CacheGroup(id=GroupId(0), name="anchor", retention=KeepAll(), buffers=())
-        ends = Ends.of(CacheSpec(page_tokens=4, groups=(logical,)), pages=4)
+        ends = TransferEnds.of(CacheSpec(page_tokens=4, groups=(logical,)), pages=4)
         none, some = np.empty(0, np.int32), np.arange(3, dtype=np.int32)
         with self.running(ends) as engine:
             for direction in Direction:
@@ -146,16 +146,16 @@ class TransferConformance(TransferOrder):
                 assert finish(engine, direction, 3) == expected
 
     def test_gates_open_layer_by_layer_once_the_bytes_are_there(self) -> None:
-        ends = Ends.of(hybrid_spec(), pages=16)
+        ends = TransferEnds.of(hybrid_spec(), pages=16)
         keys = page_keys_of("gate", 9)
         device, host = spread(ends, 9, 5), spread(ends, 9, 6)
         ends.fill_host(host, keys)
         ends.poison_device()
-        hold = Hold()
+        hold = CopyHold()
         with self.running(ends, hold) as engine:
             gate = engine.gate([engine.submit(plan_of(Direction.LOAD, device, host))])
             for layer in ends.layers():
-                reader = Background(
+                reader = BackgroundSteps(
                     partial(gate.wait, layer), partial(ends.verify_device, device, keys, [layer])
                 )
                 assert not reader.done_within(GLIMPSE_S), f"gate {layer} opened before its bytes"
@@ -164,13 +164,13 @@ class TransferConformance(TransferOrder):
                 assert reader.done_within(PATIENCE_S), f"gate {layer} never opened"
 
     def test_a_gate_waits_for_each_of_its_tickets(self) -> None:
-        ends = Ends.of(hybrid_spec(), pages=12)
+        ends = TransferEnds.of(hybrid_spec(), pages=12)
         keys = page_keys_of("tickets", 12)
         device, host = spread(ends, 12, 7), spread(ends, 12, 8)
         ends.fill_host(host, keys)
         ends.poison_device()
         copies = plan_of(Direction.LOAD, device, host).copies
-        hold = Hold()
+        hold = CopyHold()
         hold.allow(0)
         with self.running(ends, hold) as engine:
             # Layers 0 and 2, then 1 and 3: layer 1 cannot land while layer 2 is held.
@@ -178,7 +178,7 @@ class TransferConformance(TransferOrder):
             gate = engine.gate([engine.submit(plan) for plan in plans])
             gate.wait(LayerId(0))
             ends.verify_device(device, keys, [LayerId(0)])
-            reader = Background(partial(gate.wait, LayerId(1)))
+            reader = BackgroundSteps(partial(gate.wait, LayerId(1)))
             assert not reader.done_within(GLIMPSE_S), "the second ticket was not waited for"
             hold.allow(3)
             for layer in ends.layers():
@@ -186,20 +186,20 @@ class TransferConformance(TransferOrder):
                 ends.verify_device(device, keys, [layer])
 
     def test_a_gate_ignores_layers_that_its_plans_do_not_bring(self) -> None:
-        ends = Ends.of(hybrid_spec(), pages=4)
+        ends = TransferEnds.of(hybrid_spec(), pages=4)
         pages = np.arange(4, dtype=np.int32)
-        hold = Hold()
+        hold = CopyHold()
         with self.running(ends, hold) as engine:
             engine.gate([]).wait(LayerId(0))
             plan = CopyPlan(Direction.LOAD, (GroupCopy(GroupId(0), pages, pages),))
             gate = engine.gate([engine.submit(plan)])
             for layer in (1, 3, 99):
-                reader = Background(partial(gate.wait, LayerId(layer)))
+                reader = BackgroundSteps(partial(gate.wait, LayerId(layer)))
                 assert reader.done_within(PATIENCE_S), f"layer {layer} blocked for nothing"
 
     def test_no_reader_sees_a_torn_page(self) -> None:
         """Large enough that copies overlap reads: no hook, gates and completions alone."""
-        ends = Ends.of(hybrid_spec(row_elements=1024), pages=64)
+        ends = TransferEnds.of(hybrid_spec(row_elements=1024), pages=64)
         for attempt in range(3):
             keys = page_keys_of(f"torn {attempt}", 64)
             device, host = spread(ends, 64, attempt), spread(ends, 64, attempt + 10)
@@ -216,7 +216,7 @@ class TransferConformance(TransferOrder):
                     ends.verify_device(device, keys, [layer])
 
     def test_a_failed_backup_is_reported_and_the_next_one_is_not_harmed(self) -> None:
-        ends = Ends.of(hybrid_spec(), pages=4)
+        ends = TransferEnds.of(hybrid_spec(), pages=4)
         keys = page_keys_of("failure", 4)
         pages = spread(ends, 4, 9)
         ends.fill_device(pages, keys)
@@ -238,17 +238,17 @@ class TransferConformance(TransferOrder):
             ends.verify_host(pages, keys)
 
     def test_close_finishes_what_is_queued_and_refuses_more(self) -> None:
-        ends = Ends.of(hybrid_spec(), pages=16)
+        ends = TransferEnds.of(hybrid_spec(), pages=16)
         keys = page_keys_of("close", 16)
         pages, landing = spread(ends, 8, 11), spread(ends, 16, 12)
         ends.fill_device(pages, keys[:8])
         ends.poison_host()
-        hold = Hold()
+        hold = CopyHold()
         with self.running(ends, hold) as engine:
             for at in range(8):
                 ids = [group[at : at + 1] for group in pages]
                 engine.submit(plan_of(Direction.BACKUP, ids, ids))
-            closing = Background(engine.close)
+            closing = BackgroundSteps(engine.close)
             assert not closing.done_within(GLIMPSE_S), "close() left a plan unfinished"
             hold.allow(3)
             assert closing.done_within(PATIENCE_S), "close() never returned"

@@ -23,8 +23,8 @@ from stratakv.spec.retention import KeepAll, KeepWindow
 from stratakv.testing.fake_engine import PatternWriter
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.specs import MAX_GROUPS, MAX_PAGE_TOKENS, retentions
-from stratakv.transfer.copier import Copier, Route
-from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy, Rows
+from stratakv.transfer.copier import Copier, CopyRoute
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy, PageRows
 from stratakv.transfer.engine import Completion, TransferEngine
 
 BeforeCopy: TypeAlias = Callable[[Direction, GroupId, Collection[LayerId]], None]
@@ -39,24 +39,24 @@ class HookedCopier:
         self._inner = inner
         self._before_copy = before_copy
 
-    def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def gather(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         self._before_copy(Direction.BACKUP, route.group.id, _layers_of(route))
         self._inner.gather(route, device, host)
 
-    def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def scatter(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         self._before_copy(Direction.LOAD, route.group.id, _layers_of(route))
         self._inner.scatter(route, device, host)
 
-    def gather_rows(self, route: Route, device: Rows, host: Rows) -> None:
+    def gather_rows(self, route: CopyRoute, device: PageRows, host: PageRows) -> None:
         self._before_copy(Direction.BACKUP, route.group.id, _layers_of(route))
         self._inner.gather_rows(route, device, host)
 
-    def scatter_rows(self, route: Route, device: Rows, host: Rows) -> None:
+    def scatter_rows(self, route: CopyRoute, device: PageRows, host: PageRows) -> None:
         self._before_copy(Direction.LOAD, route.group.id, _layers_of(route))
         self._inner.scatter_rows(route, device, host)
 
 
-class Hold:
+class CopyHold:
     """A ``before_copy`` that stops every copy of a layer that is not allowed yet."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def run_free(direction: Direction, group: GroupId, layers: Collection[LayerId]) 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ends:
+class TransferEnds:
     """Both tiers of a spec, ``pages`` pages of each group on each, and the pattern of its bytes."""
 
     spec: CacheSpec
@@ -90,7 +90,7 @@ class Ends:
     pattern: PatternWriter
 
     @classmethod
-    def of(cls, spec: CacheSpec, pages: int) -> "Ends":
+    def of(cls, spec: CacheSpec, pages: int) -> "TransferEnds":
         pools = DevicePools(spec, [pages] * len(spec.groups))
         arenas = tuple(HostArena(group, pages) for group in spec.groups)
         return cls(spec, pages, pools, arenas, PatternWriter(spec))
@@ -210,13 +210,13 @@ def hybrid_spec(row_elements: int = 8) -> CacheSpec:
     )
 
 
-def spread(ends: Ends, count: int, seed: int) -> list[PageIds]:
+def spread(ends: TransferEnds, count: int, seed: int) -> list[PageIds]:
     """``count`` distinct pages per group, at random."""
     rng = np.random.default_rng(seed)
     return [rng.permutation(ends.pages)[:count].astype(np.int32) for _ in ends.spec.groups]
 
 
-def _layers_of(route: Route) -> frozenset[LayerId]:
+def _layers_of(route: CopyRoute) -> frozenset[LayerId]:
     return frozenset(segment.layer_id for segment in route.segments)
 
 
@@ -230,7 +230,7 @@ def finish(engine: TransferEngine, direction: Direction, count: int) -> list[Com
     return engine.take(direction, count)
 
 
-class Background:
+class BackgroundSteps:
     """Steps on a thread of their own, for whatever may have to wait."""
 
     def __init__(self, *steps: Callable[[], object]) -> None:
@@ -270,12 +270,12 @@ class TransferSuite(ABC):
 
     @contextmanager
     def running(
-        self, ends: Ends, before_copy: BeforeCopy = run_free
+        self, ends: TransferEnds, before_copy: BeforeCopy = run_free
     ) -> Generator[TransferEngine, None, None]:
         engine = self.engine(ends.spec, ends.pools, ends.arenas, before_copy)
         try:
             yield engine
         finally:
-            if isinstance(before_copy, Hold):
+            if isinstance(before_copy, CopyHold):
                 before_copy.allow(max(ends.layers(), default=0))
             engine.close()

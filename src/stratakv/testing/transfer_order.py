@@ -18,9 +18,9 @@ from stratakv.testing.compute_queue import MOST_S, ComputeQueue, ManualFence
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import (
     GLIMPSE_S,
-    Background,
-    Ends,
-    Hold,
+    BackgroundSteps,
+    CopyHold,
+    TransferEnds,
     TransferSuite,
     finish,
     hybrid_spec,
@@ -28,7 +28,7 @@ from stratakv.testing.transfer_ends import (
     plan_of,
     spread,
 )
-from stratakv.transfer.copy_plan import CopyPlan, Direction, RowCopy, Rows
+from stratakv.transfer.copy_plan import CopyPlan, Direction, PageRows, RowCopy
 from stratakv.transfer.engine import LayerGate, TransferEngine
 
 PAGES: Final = 6
@@ -39,7 +39,7 @@ class TransferOrder(TransferSuite):
     """Plans come after what they name, gates after plans, and rows go where they belong."""
 
     def test_a_backup_reads_nothing_before_the_work_that_it_comes_after(self) -> None:
-        ends = Ends.of(hybrid_spec(), pages=8)
+        ends = TransferEnds.of(hybrid_spec(), pages=8)
         keys, pages = page_keys_of("after", 8), spread(ends, 8, 1)
         ends.poison_device()
         ends.poison_host()
@@ -47,7 +47,7 @@ class TransferOrder(TransferSuite):
         with self.running(ends) as engine:
             copies = plan_of(Direction.BACKUP, pages, pages).copies
             engine.submit(CopyPlan(Direction.BACKUP, copies, after=fence))
-            looked = Background(fence.wait)
+            looked = BackgroundSteps(fence.wait)
             assert not looked.done_within(GLIMPSE_S)
             assert engine.ready(Direction.BACKUP) == 0, "a plan ended before what it comes after"
             ends.fill_device(pages, keys)  # the forward's last write
@@ -57,7 +57,7 @@ class TransferOrder(TransferSuite):
 
     def test_a_load_writes_nothing_before_the_work_that_it_comes_after(self) -> None:
         """Its pages were freed, and a forward still reads them."""
-        ends = Ends.of(hybrid_spec(), pages=8)
+        ends = TransferEnds.of(hybrid_spec(), pages=8)
         old, new = page_keys_of("old", 8), page_keys_of("new", 8)
         pages = spread(ends, 8, 1)
         ends.fill_device(pages, old)
@@ -66,7 +66,7 @@ class TransferOrder(TransferSuite):
         with self.running(ends) as engine:
             copies = plan_of(Direction.LOAD, pages, pages).copies
             gate = engine.gate([engine.submit(CopyPlan(Direction.LOAD, copies, after=fence))])
-            reader = Background(partial(gate.wait, LayerId(0)))
+            reader = BackgroundSteps(partial(gate.wait, LayerId(0)))
             assert not reader.done_within(GLIMPSE_S), "a gate opened before its load could begin"
             ends.verify_device(pages, old)
             fence.open()
@@ -78,7 +78,7 @@ class TransferOrder(TransferSuite):
     def test_what_one_direction_comes_after_holds_only_that_one_up(
         self, direction: Direction
     ) -> None:
-        ends = Ends.of(hybrid_spec(), pages=4)
+        ends = TransferEnds.of(hybrid_spec(), pages=4)
         ends.fill_device(spread(ends, 4, 0), page_keys_of("device", 4))
         pages = spread(ends, 2, 1)
         other = next(one for one in Direction if one is not direction)
@@ -93,15 +93,15 @@ class TransferOrder(TransferSuite):
             finish(engine, direction, 2)
 
     def test_a_gate_over_a_backup_opens_when_its_pages_have_been_read(self) -> None:
-        ends = Ends.of(hybrid_spec(), pages=8)
+        ends = TransferEnds.of(hybrid_spec(), pages=8)
         keys, pages = page_keys_of("read", 8), spread(ends, 8, 1)
         ends.fill_device(pages, keys)
         ends.poison_host()
-        hold = Hold()
+        hold = CopyHold()
         with self.running(ends, hold) as engine:
             gate = engine.gate([engine.submit(plan_of(Direction.BACKUP, pages, pages))])
             layers = ends.layers()
-            writer = Background(*(partial(gate.wait, at) for at in layers), ends.poison_device)
+            writer = BackgroundSteps(*(partial(gate.wait, at) for at in layers), ends.poison_device)
             assert not writer.done_within(GLIMPSE_S), "a page was given back before it was read"
             hold.allow(max(layers))
             assert writer.done_within(PATIENCE_S), "the gate never opened"
@@ -112,7 +112,7 @@ class TransferOrder(TransferSuite):
     def test_copies_and_forwards_that_take_any_time_keep_their_order(self, seed: int) -> None:
         """A device that runs late, copies that run late, and a caller that waits for neither: every
         page ends as if each had been done at once."""
-        ends, random = Ends.of(hybrid_spec(), pages=PAGES), Random(seed)
+        ends, random = TransferEnds.of(hybrid_spec(), pages=PAGES), Random(seed)
 
         def late(*copy: object) -> None:
             del copy
@@ -129,7 +129,7 @@ class TransferOrder(TransferSuite):
         self, direction: Direction
     ) -> None:
         """Of each layer other rows, from and to other places; and whole pages beside them."""
-        ends, random = Ends.of(hybrid_spec(), pages=PAGES), np.random.default_rng(7)
+        ends, random = TransferEnds.of(hybrid_spec(), pages=PAGES), np.random.default_rng(7)
         every = [np.arange(PAGES, dtype=np.int32)] * len(ends.spec.groups)
         ends.fill_device(every, page_keys_of("device", PAGES))
         ends.fill_host(every, page_keys_of("host", PAGES))
@@ -161,16 +161,16 @@ class TransferOrder(TransferSuite):
                 assert np.array_equal(places[place], layers), f"rows of {place}"
 
     def test_rows_land_with_their_layer(self) -> None:
-        ends = Ends.of(hybrid_spec(), pages=4)
-        one = Rows(np.array([1], np.int32), np.array([2], np.int32))
+        ends = TransferEnds.of(hybrid_spec(), pages=4)
+        one = PageRows(np.array([1], np.int32), np.array([2], np.int32))
         rows = tuple(RowCopy(GroupId(0), "k", LayerId(layer), one, one) for layer in (0, 2))
-        hold = Hold()
+        hold = CopyHold()
         hold.allow(0)
         with self.running(ends, hold) as engine:
             gate = engine.gate([engine.submit(CopyPlan(Direction.LOAD, (), rows))])
             gate.wait(LayerId(0))
             gate.wait(LayerId(1))
-            reader = Background(partial(gate.wait, LayerId(2)))
+            reader = BackgroundSteps(partial(gate.wait, LayerId(2)))
             assert not reader.done_within(GLIMPSE_S), "a gate opened before its rows"
             hold.allow(2)
             assert reader.done_within(PATIENCE_S)
@@ -182,9 +182,9 @@ class TransferOrder(TransferSuite):
     def test_a_row_outside_of_the_pools_is_refused(
         self, pages: list[int], offsets: list[int]
     ) -> None:
-        ends = Ends.of(hybrid_spec(), pages=4)
-        fine = Rows(np.zeros(2, np.int32), np.arange(2, dtype=np.int32))
-        wrong = Rows(np.array(pages, np.int32), np.array(offsets, np.int32))
+        ends = TransferEnds.of(hybrid_spec(), pages=4)
+        fine = PageRows(np.zeros(2, np.int32), np.arange(2, dtype=np.int32))
+        wrong = PageRows(np.array(pages, np.int32), np.array(offsets, np.int32))
         with self.running(ends) as engine:
             for device, host in ((wrong, fine), (fine, wrong)):
                 copy = RowCopy(GroupId(0), "k", LayerId(0), device, host)
@@ -195,7 +195,7 @@ class TransferOrder(TransferSuite):
 class _Walk:
     """What every page must hold if each thing was done when it was asked for."""
 
-    def __init__(self, ends: Ends, engine: TransferEngine, random: Random) -> None:
+    def __init__(self, ends: TransferEnds, engine: TransferEngine, random: Random) -> None:
         self._ends, self._engine, self._random = ends, engine, random
         self._compute = ComputeQueue(random)
         self._device = page_keys_of("device", PAGES)
@@ -252,7 +252,7 @@ _Places: TypeAlias = dict[tuple[GroupId, int], list[Bytes]]
 """Of a group and a buffer, uint8 [pages, rows, row_bytes] of each of its layers."""
 
 
-def _contents(ends: Ends) -> tuple[_Places, _Places]:
+def _contents(ends: TransferEnds) -> tuple[_Places, _Places]:
     """What device and host hold."""
     device: _Places = {}
     host: _Places = {}
@@ -271,7 +271,11 @@ def _contents(ends: Ends) -> tuple[_Places, _Places]:
 
 
 def _expect(
-    ends: Ends, direction: Direction, pages: Sequence[PageIds], device: _Places, host: _Places
+    ends: TransferEnds,
+    direction: Direction,
+    pages: Sequence[PageIds],
+    device: _Places,
+    host: _Places,
 ) -> None:
     """Whole ``pages``, which have the same ids on both tiers."""
     for (group, at), layers in device.items():
@@ -283,7 +287,7 @@ def _expect(
     assert len(ends.spec.groups) == len(pages)
 
 
-def _some_rows(random: np.random.Generator, rows: int) -> Rows:
+def _some_rows(random: np.random.Generator, rows: int) -> PageRows:
     """Seven rows of pages that the plan does not move as a whole, none of them twice."""
     places = random.permutation((PAGES - 2) * rows)[:7]
-    return Rows((places // rows + 2).astype(np.int32), (places % rows).astype(np.int32))
+    return PageRows((places // rows + 2).astype(np.int32), (places % rows).astype(np.int32))

@@ -21,7 +21,7 @@ from stratakv.core.errors import TransportError
 from stratakv.disagg.transport import NOTIFICATION_BYTES, TransferId, Writes
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transport_ends import TransportEnds
-from stratakv.testing.transport_sides import GUARD, Child, Side, meet, until, writes_of
+from stratakv.testing.transport_sides import GUARD, Child, TransportSide, meet, until, writes_of
 from stratakv.testing.transport_suite import (
     MANY_BYTES,
     NOTHING,
@@ -50,7 +50,7 @@ def scattered(seed: int) -> Writes:
     return writes_of(*ranges)
 
 
-def expected(writes: Writes, source: Side, before: Sequence[bytes]) -> list[bytes]:
+def expected(writes: Writes, source: TransportSide, before: Sequence[bytes]) -> list[bytes]:
     """What the peer's regions hold after ``writes``, if they held ``before``."""
     regions = [bytearray(each) for each in before]
     columns = (writes.regions, writes.offsets, writes.peer_regions, writes.peer_offsets)
@@ -62,7 +62,7 @@ def expected(writes: Writes, source: Side, before: Sequence[bytes]) -> list[byte
     return [bytes(each) for each in regions]
 
 
-def contents(side: Side) -> list[bytes]:
+def contents(side: TransportSide) -> list[bytes]:
     return [each.tobytes() for each in side.memories]
 
 
@@ -70,7 +70,7 @@ class TransportConformance(TransportEnds):
     """Subclass as ``Test...`` and give it a fixture ``subject``, a ``transport_suite.Subject``."""
 
     def test_every_byte_arrives_where_it_belongs_and_no_other_changes(
-        self, pair: tuple[Side, Side]
+        self, pair: tuple[TransportSide, TransportSide]
     ) -> None:
         one, two = pair
         for seed in range(6):
@@ -112,7 +112,7 @@ class TransportConformance(TransportEnds):
         one.verify_ends(transfers, B)
 
     def test_notifications_without_bytes_keep_their_order_and_their_content(
-        self, pair: tuple[Side, Side]
+        self, pair: tuple[TransportSide, TransportSide]
     ) -> None:
         one, two = pair
         words = [b"", bytes(range(256)), b"x" * NOTIFICATION_BYTES, *(b"%d" % i for i in range(30))]
@@ -122,7 +122,7 @@ class TransportConformance(TransportEnds):
         until(lambda: len(two.notes(A)) >= len(words), "all notifications", two, one)
         assert two.notes(A) == words
 
-    def test_both_write_at_once(self, pair: tuple[Side, Side]) -> None:
+    def test_both_write_at_once(self, pair: tuple[TransportSide, TransportSide]) -> None:
         one, two = pair
         half = REGION_BYTES[1] // 2
         for side in pair:
@@ -134,7 +134,7 @@ class TransportConformance(TransportEnds):
         until(lambda: len(two.notes(A)) == len(one.notes(B)) == 20, "all notifications", one, two)
         assert (one.memories[1] == two.memories[1]).all()
 
-    def test_many_threads_may_post(self, pair: tuple[Side, Side]) -> None:
+    def test_many_threads_may_post(self, pair: tuple[TransportSide, TransportSide]) -> None:
         one, two = pair
         scramble(one, 1)
         step = REGION_BYTES[0] // 8
@@ -155,7 +155,7 @@ class TransportConformance(TransportEnds):
         assert (one.memories[0] == two.memories[0]).all()
 
     def test_a_range_outside_of_a_region_is_a_bug_and_writes_nothing(
-        self, pair: tuple[Side, Side]
+        self, pair: tuple[TransportSide, TransportSide]
     ) -> None:
         one, two = pair
         size = REGION_BYTES[0]

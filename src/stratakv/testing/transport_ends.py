@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from stratakv.disagg.transport import Disconnected, Done, Lost
-from stratakv.testing.transport_sides import GUARD, Child, Side, meet, until, writes_of
+from stratakv.testing.transport_sides import GUARD, Child, TransportSide, meet, until, writes_of
 from stratakv.testing.transport_suite import (
     MANY_BYTES,
     NOTHING,
@@ -15,7 +15,7 @@ from stratakv.testing.transport_suite import (
     B,
     C,
     Sides,
-    Subject,
+    TransportSubject,
     TransportSuite,
     post_many,
 )
@@ -100,11 +100,11 @@ class TransportEnds(TransportSuite):
     @pytest.mark.parametrize("writer", [True, False])
     def test_close_is_a_fence_for_all_and_twice_is_once(
         self,
-        subject: Subject,
+        subject: TransportSubject,
         sides: Sides,
         writer: bool,  # noqa: FBT001 - a parameter of the test
     ) -> None:
-        closed, other = Side.of(subject.open, MANY_BYTES), sides(MANY_BYTES)
+        closed, other = TransportSide.of(subject.open, MANY_BYTES), sides(MANY_BYTES)
         source, target = (closed, other) if writer else (other, closed)
         source.memories[0][:] = 1
         meet(source, A, target, B)
@@ -120,7 +120,9 @@ class TransportEnds(TransportSuite):
         else:
             assert (closed.memories[0] == 9).all(), "written to after close"
 
-    def test_to_disconnect_who_is_gone_is_nothing(self, pair: tuple[Side, Side]) -> None:
+    def test_to_disconnect_who_is_gone_is_nothing(
+        self, pair: tuple[TransportSide, TransportSide]
+    ) -> None:
         one, two = pair
         for _ in range(3):
             one.transport.disconnect(B)
@@ -172,11 +174,11 @@ class TransportEnds(TransportSuite):
         assert not one.has_lost(C)
 
     def test_a_process_that_hangs_is_lost_and_others_go_on(
-        self, subject: Subject, child: Callable[..., Child]
+        self, subject: TransportSubject, child: Callable[..., Child]
     ) -> None:
         if subject.impatient is None:
             pytest.skip("both sides are in one process")
-        one, two, three = Side.of(subject.impatient, MANY_BYTES), child(MANY_BYTES), None
+        one, two, three = TransportSide.of(subject.impatient, MANY_BYTES), child(MANY_BYTES), None
         try:
             meet(one, A, two, B)
             one.memories[0][:] = 1

@@ -46,15 +46,15 @@ def writes_of(*ranges: tuple[int, int, int, int, int]) -> Writes:
 
 
 @dataclass(slots=True, eq=False)
-class Side:
+class TransportSide:
     transport: Transport
     memories: Sequence[Memory]
     events: list[Event] = field(default_factory=list[Event])
 
     @staticmethod
-    def of(open_transport: OpenTransport, *sizes: int) -> "Side":
+    def of(open_transport: OpenTransport, *sizes: int) -> "TransportSide":
         memories = [memory(size) for size in sizes]
-        return Side(open_transport(memories), memories)
+        return TransportSide(open_transport(memories), memories)
 
     def poll(self) -> None:
         self.events += self.transport.poll()
@@ -92,7 +92,9 @@ class Side:
             assert self.events.index(ends[0]) < fence, f"{ends[0]} came after the fence"
 
 
-def meet(one: "Side | Child", one_name: str, two: "Side | Child", two_name: str) -> None:
+def meet(
+    one: "TransportSide | Child", one_name: str, two: "TransportSide | Child", two_name: str
+) -> None:
     """Each describes itself to the other; ``one`` is called ``one_name`` there."""
     described = one.transport.describe(PeerId(two_name))
     answer = two.transport.describe(PeerId(one_name))
@@ -100,7 +102,7 @@ def meet(one: "Side | Child", one_name: str, two: "Side | Child", two_name: str)
     one.transport.connect(PeerId(two_name), answer)
 
 
-def until(condition: Callable[[], object], what: str, *sides: "Side | Child") -> None:
+def until(condition: Callable[[], object], what: str, *sides: "TransportSide | Child") -> None:
     def looked() -> object:
         for side in sides:
             side.poll()
@@ -110,7 +112,7 @@ def until(condition: Callable[[], object], what: str, *sides: "Side | Child") ->
 
 
 class Child:
-    """A side in a process of its own. ``transport`` and ``poll`` work as those of a ``Side``."""
+    """A side in a process of its own. ``transport`` and ``poll`` work as a ``TransportSide``'s."""
 
     def __init__(self, open_transport: OpenTransport, *sizes: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -179,7 +181,7 @@ class _Remote:
 
 
 def _serve(pipe: Connection, open_transport: OpenTransport, sizes: Sequence[int]) -> None:
-    side = Side.of(open_transport, *sizes)
+    side = TransportSide.of(open_transport, *sizes)
 
     def fill(region: int, value: int) -> None:
         side.memories[region][:] = value

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stratakv.disagg.transport import PeerId, TransferId
-from stratakv.testing.transport_sides import Child, OpenTransport, Side, meet, writes_of
+from stratakv.testing.transport_sides import Child, OpenTransport, TransportSide, meet, writes_of
 
 REGION_BYTES: Final = (40_000, 1 << 20)
 MANY_BYTES: Final = 8 << 20
@@ -22,7 +22,7 @@ A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class TransportSubject:
     """What the suite must know of a transport.
 
     ``open``: over these regions; a side calls it once. ``elsewhere``: whether the other side may be
@@ -35,16 +35,16 @@ class Subject:
     impatient: OpenTransport | None = None
 
 
-Sides = Callable[..., Side]
+Sides = Callable[..., TransportSide]
 
 
-def scramble(side: Side, seed: int) -> None:
+def scramble(side: TransportSide, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for each in side.memories:
         each[:] = rng.integers(0, 256, len(each), np.uint8)
 
 
-def post_many(side: Side | Child, peer: PeerId) -> list[TransferId]:
+def post_many(side: TransportSide | Child, peer: PeerId) -> list[TransferId]:
     """More than is written at once, all of it to the same place."""
     whole = writes_of((0, 0, 0, 0, MANY_BYTES))
     return [side.transport.post(peer, whole, b"%d" % at) for at in range(MANY)]
@@ -55,24 +55,24 @@ class TransportSuite:
     ``test_close = TransportConformance.test_close_is_a_fence_for_all_and_twice_is_once``."""
 
     @pytest.fixture
-    def sides(self, subject: Subject) -> Generator[Sides, None, None]:
+    def sides(self, subject: TransportSubject) -> Generator[Sides, None, None]:
         with ExitStack() as closing:
 
-            def of(*sizes: int) -> Side:
-                side = Side.of(subject.open, *sizes)
+            def of(*sizes: int) -> TransportSide:
+                side = TransportSide.of(subject.open, *sizes)
                 closing.callback(side.transport.close)
                 return side
 
             yield of
 
     @pytest.fixture
-    def pair(self, sides: Sides) -> tuple[Side, Side]:
+    def pair(self, sides: Sides) -> tuple[TransportSide, TransportSide]:
         one, two = sides(*REGION_BYTES), sides(*REGION_BYTES)
         meet(one, A, two, B)
         return one, two
 
     @pytest.fixture
-    def child(self, subject: Subject) -> Generator[Callable[..., Child], None, None]:
+    def child(self, subject: TransportSubject) -> Generator[Callable[..., Child], None, None]:
         if not subject.elsewhere:
             pytest.skip("both sides are in one process")
         with ExitStack() as ending:

@@ -10,7 +10,7 @@ from stratakv.tree.residency import Residency
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 Prefix = tuple[int, ...]
 """One symbol per page; ``prefix[:i + 1]`` names page i."""
-Place = tuple[Prefix, int]
+PageAt = tuple[Prefix, int]
 """One group's page of one prefix."""
 Freed = tuple[Tier, int, int]
 """Tier, group, page id."""
@@ -35,17 +35,17 @@ class Spot:
 
 
 @dataclass(slots=True)
-class Held:
+class LeasedPages:
     """A lease on pages [starts[g], ``end``) of every group. ``on_host`` are the places that it pins
     there: those that a planned load will read, or all that a hold (``retracted``) found."""
 
     prompt: Prefix
     end: int
     starts: list[int]
-    on_host: set[Place] = field(default_factory=set[Place])
+    on_host: set[PageAt] = field(default_factory=set[PageAt])
     retracted: bool = False
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[PageAt]:
         return [
             (self.prompt[: index + 1], group)
             for group, start in enumerate(self.starts)
@@ -54,7 +54,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Outcome:
+class EffectSet:
     """Effects, without their order."""
 
     freed: Counter[Freed] = field(default_factory=Counter[Freed])

@@ -12,7 +12,7 @@ import numpy as np
 from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.spec.groups import CacheSpec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
-from stratakv.testing.tree_records import Claim, Fetch, Prefetch, Request
+from stratakv.testing.tree_records import Claim, WalkFetch, WalkPrefetch, WalkRequest
 from stratakv.testing.tree_tiers import TierDriver
 from stratakv.testing.tree_verify import (
     verify_leases,
@@ -38,10 +38,10 @@ class TreeDriver(TierDriver):
         policy: str = "lru",
     ) -> None:
         super().__init__(spec, device_pages, host_pages, policy)
-        self.requests: list[Request] = []
-        self.apart: list[Request] = []  # they go on beyond their leases
-        self.fetches: list[Fetch] = []
-        self.prefetches: list[Prefetch] = []
+        self.requests: list[WalkRequest] = []
+        self.apart: list[WalkRequest] = []  # they go on beyond their leases
+        self.fetches: list[WalkFetch] = []
+        self.prefetches: list[WalkPrefetch] = []
         self._stateful = [group.id for group in spec.groups if group.stateful]
 
     # -- requests ------------------------------------------------------------------------------
@@ -53,7 +53,9 @@ class TreeDriver(TierDriver):
         assert found == expected, f"match {prompt} to {limit}: {found}, not {expected}"
         return expected
 
-    def arrive(self, prompt: Prefix, limit: int, *, load: bool, decline: bool = False) -> Request:
+    def arrive(
+        self, prompt: Prefix, limit: int, *, load: bool, decline: bool = False
+    ) -> WalkRequest:
         """Match and lease; ``load`` loads what is on the host alone unless the pools are short."""
         device_end, end, _ = self.match(prompt, limit)
         request = None
@@ -82,7 +84,7 @@ class TreeDriver(TierDriver):
         assert isinstance(lease, LoadLease) == bool(held.on_host), "what a lease must load"
         return Claim(serial, prompt, lease)
 
-    def load(self, claim: Claim, *, decline: bool) -> Request | None:
+    def load(self, claim: Claim, *, decline: bool) -> WalkRequest | None:
         """Begin the load that a lease plans, if it plans one; None, and it is released, where the
         device is short."""
         match claim.lease:
@@ -95,7 +97,7 @@ class TreeDriver(TierDriver):
                 lease = found
             case _:
                 assert_never(claim.lease)
-        return Request(claim.id, claim.prompt, lease, continued=lease.end)
+        return WalkRequest(claim.id, claim.prompt, lease, continued=lease.end)
 
     def _load(self, claim: Claim, lease: LoadLease, *, decline: bool) -> DeviceLease | None:
         on_host = self.model.leases[claim.id].on_host
@@ -124,7 +126,7 @@ class TreeDriver(TierDriver):
         self.did["load"] += 1
         return moved
 
-    def seat(self, request: Request) -> None:
+    def seat(self, request: WalkRequest) -> None:
         """It runs from now on: what it reads, and what it waits for."""
         places = self.model.leases[request.id].places()
         loads = [copy for copy in self.copies if copy.load]
@@ -135,7 +137,9 @@ class TreeDriver(TierDriver):
             request.table.update({(group, at): page for at, page in enumerate(pages, start)})
         self.requests.append(request)
 
-    def extend(self, request: Request, count: int, *, generous: bool, state: bool = True) -> bool:
+    def extend(
+        self, request: WalkRequest, count: int, *, generous: bool, state: bool = True
+    ) -> bool:
         """Compute, insert and lease the next pages. ``generous``: give every group every page, not
         only what it needs at the new end. ``state``: give the state at the new end too; without
         it a page of the request's own stands for it. False where the pools are short."""
@@ -172,7 +176,7 @@ class TreeDriver(TierDriver):
         self.did["duplicate"] += bool(expected.remapped)
         return True
 
-    def go_live(self, request: Request, groups: Sequence[int]) -> bool:
+    def go_live(self, request: WalkRequest, groups: Sequence[int]) -> bool:
         """Take a page for each state of ``groups`` that the request has none for; all or none."""
         taken: dict[int, int] = {}
         for group in groups:
@@ -186,13 +190,13 @@ class TreeDriver(TierDriver):
         self._own(request, taken)
         return True
 
-    def _own(self, request: Request, live: dict[int, int]) -> None:
+    def _own(self, request: WalkRequest, live: dict[int, int]) -> None:
         request.live.update(live)
         request.own += [(DEVICE, group, page) for group, page in live.items()]
         for group, page in live.items():
             self.bytes[DEVICE, group, page] = request.prompt[: request.lease.end]
 
-    def snapshot(self, request: Request) -> bool:
+    def snapshot(self, request: WalkRequest) -> bool:
         """Give the tree the states at the lease's end, at a node that it has already, and go on
         with fresh pages. False where there is nothing to give, or no page to go on with."""
         end = request.lease.end
@@ -222,17 +226,17 @@ class TreeDriver(TierDriver):
         self.did["late snapshot"] += 1
         return True
 
-    def keep(self, request: Request, end: int, continued: int, instead_of: int = 0) -> None:
+    def keep(self, request: WalkRequest, end: int, continued: int, instead_of: int = 0) -> None:
         """Make ``end`` a checkpoint of a running request."""
         expected = self.model.keep(request.id, end, continued, instead_of)
         self.apply(self.tree.checkpoints.keep(request.lease, end, continued, instead_of), expected)
 
-    def branch(self, request: Request) -> None:
+    def branch(self, request: WalkRequest) -> None:
         """It has computed the first pages after what it continued."""
         effects = self.tree.checkpoints.branch(request.lease, request.continued)
         self.apply(effects, self.model.branch(request.id, request.continued))
 
-    def pave(self, request: Request, end: int, every: int = 0) -> None:
+    def pave(self, request: WalkRequest, end: int, every: int = 0) -> None:
         """Make ``end`` a milestone of a running request, if that is within its lease; then clear
         each ``every``-th milestone of its path, if any."""
         if 0 < end <= request.lease.end:
@@ -244,18 +248,18 @@ class TreeDriver(TierDriver):
         self.model.clear(request.id, ends)
         self.did["milestone cleared"] += len(ends)
 
-    def roll(self, request: Request) -> None:
+    def roll(self, request: WalkRequest) -> None:
         """Make the lease's end a checkpoint, which the next one takes the place of."""
         end, before = request.lease.end, request.rolling
         self.keep(request, end, request.continued, before)
         request.rolling = end
         self.did["rolling checkpoint"] += 0 < before < end
 
-    def release(self, holder: Claim | Request | Fetch) -> None:
+    def release(self, holder: Claim | WalkRequest | WalkFetch) -> None:
         self.tree.leases.release(holder.lease)
         self.model.release(holder.id)
 
-    def go_apart(self, request: Request, beyond: int) -> None:
+    def go_apart(self, request: WalkRequest, beyond: int) -> None:
         """It goes on alone from now on, and has got ``beyond`` pages further than its lease."""
         self.requests.remove(request)
         self.apart.append(request)
@@ -266,7 +270,7 @@ class TreeDriver(TierDriver):
         starts = request.lease.starts
         request.table = {at: p for at, p in request.table.items() if at[1] >= starts[at[0]]}
 
-    def finish(self, request: Request) -> None:
+    def finish(self, request: WalkRequest) -> None:
         """Also an abort: checkpoints are the caller's choice before."""
         (self.requests if request in self.requests else self.apart).remove(request)
         self.release(request)
@@ -308,10 +312,10 @@ class TreeDriver(TierDriver):
         if pages is None or first == len(prompt):
             self.release(request)
             return False
-        self.fetches.append(Fetch(request.id, prompt, request.lease, pages))
+        self.fetches.append(WalkFetch(request.id, prompt, request.lease, pages))
         return True
 
-    def end_fetch(self, fetch: Fetch, *, landed: bool) -> None:
+    def end_fetch(self, fetch: WalkFetch, *, landed: bool) -> None:
         self.fetches.remove(fetch)
         first = fetch.lease.end
         if landed:

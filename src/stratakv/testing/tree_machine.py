@@ -23,7 +23,7 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.testing.specs import MAX_GROUPS, specs
 from stratakv.testing.tree_books import Prefix
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_records import Copy, Request
+from stratakv.testing.tree_records import Copy, WalkRequest
 from stratakv.testing.tree_retraction import RetractionDriver
 from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree.nodes import Tier
@@ -116,7 +116,7 @@ class TreeMachine(RuleBasedStateMachine):
         """A prompt of exactly k pages may match k - 1: one token is always computed."""
         return len(prompt) - exact
 
-    def request(self, pick: int) -> Request:
+    def request(self, pick: int) -> WalkRequest:
         return self.it.requests[pick % len(self.it.requests)]
 
     # -- requests ------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class TreeMachine(RuleBasedStateMachine):
         with self.step():
             self._park(self.request(pick), pick // 4)
 
-    def _park(self, request: Request, pick: int) -> None:
+    def _park(self, request: WalkRequest, pick: int) -> None:
         """And leave it at that, or push what it has off the device, perhaps to bring it back at
         once; or fail to save it."""
         it = self.it

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import KeepAll, needed
-from stratakv.testing.tree_books import Held, Outcome, Place, Prefix, Spot
+from stratakv.testing.tree_books import EffectSet, LeasedPages, PageAt, Prefix, Spot
 from stratakv.tree.residency import Residency
 
 
@@ -18,7 +18,7 @@ class MarksModel:
         self.groups = range(len(spec.groups))
         self.keeps_all = [isinstance(group.retention, KeepAll) for group in spec.groups]
         self.nodes: dict[Prefix, list[Spot]] = {}
-        self.leases: dict[int, Held] = {}
+        self.leases: dict[int, LeasedPages] = {}
         self.clock = 0
         self.checkpoints: set[Prefix] = set()
         self.milestones: set[Prefix] = set()
@@ -38,11 +38,11 @@ class MarksModel:
         """First page that each group needs at ``end``."""
         return [self.needed(group, end).start for group in self.groups]
 
-    def places(self, prompt: Prefix, end: int) -> list[Place]:
+    def places(self, prompt: Prefix, end: int) -> list[PageAt]:
         """Everything that any group needs at ``end``."""
         return [(prompt[: i + 1], g) for g in self.groups for i in self.needed(g, end)]
 
-    def spot(self, place: Place) -> Spot:
+    def spot(self, place: PageAt) -> Spot:
         return self.nodes[place[0]][place[1]]
 
     def branches(self, prefix: Prefix) -> int:
@@ -50,18 +50,18 @@ class MarksModel:
 
     # -- marks
 
-    def marked_unsaved(self, holder: int) -> list[Place]:
+    def marked_unsaved(self, holder: int) -> list[PageAt]:
         """What a mark needs on a lease's path and the device alone has."""
         prompt = self.leases[holder].prompt
         path = {prompt[:end] for end in range(1, self.leases[holder].end + 1)}
         wanted = [place for place in self.wanted() if place[0] in path]
         return [place for place in wanted if self.spot(place).state == Residency.DEVICE]
 
-    def wanted(self) -> set[Place]:
+    def wanted(self) -> set[PageAt]:
         """Places of groups that do not keep all which some checkpoint or milestone needs."""
         return self.needed_by(self.checkpoints | self.milestones)
 
-    def needed_by(self, marks: set[Prefix]) -> set[Place]:
+    def needed_by(self, marks: set[Prefix]) -> set[PageAt]:
         """Places of groups that do not keep all which some of ``marks`` needs."""
         return {
             place
@@ -70,11 +70,11 @@ class MarksModel:
             if not self.keeps_all[place[1]]
         }
 
-    def keep(self, holder: int, end: int, continued: int, instead_of: int = 0) -> Outcome:
+    def keep(self, holder: int, end: int, continued: int, instead_of: int = 0) -> EffectSet:
         """Mark a checkpoint where everything it needs is present; make milestones of older ones
         above, and of the one at ``instead_of``, unless the tree branches there; and a checkpoint at
         ``continued`` where it does."""
-        outcome = Outcome()
+        outcome = EffectSet()
         if not 0 < end <= self.leases[holder].end:
             return outcome
         prompt = self.leases[holder].prompt[:end]
@@ -87,19 +87,19 @@ class MarksModel:
         self._branch(prompt[: min(continued, end - 1)], outcome)
         return outcome
 
-    def branch(self, holder: int, end: int) -> Outcome:
+    def branch(self, holder: int, end: int) -> EffectSet:
         """Mark a checkpoint where two prompts have parted."""
-        outcome = Outcome()
+        outcome = EffectSet()
         self._branch(self.leases[holder].prompt[:end], outcome)
         return outcome
 
-    def _branch(self, at: Prefix, outcome: Outcome) -> None:
+    def _branch(self, at: Prefix, outcome: EffectSet) -> None:
         if at and at not in self.checkpoints and self.branches(at) > 1:
             self._mark(at, self.checkpoints, outcome)
 
-    def pave(self, holder: int, end: int) -> Outcome:
+    def pave(self, holder: int, end: int) -> EffectSet:
         """Mark a milestone where everything it needs is present and no checkpoint is."""
-        outcome, prompt = Outcome(), self.leases[holder].prompt[:end]
+        outcome, prompt = EffectSet(), self.leases[holder].prompt[:end]
         if prompt not in self.checkpoints:
             self._mark(prompt, self.milestones, outcome)
         return outcome
@@ -113,7 +113,7 @@ class MarksModel:
     def clear(self, holder: int, ends: Sequence[int]) -> None:
         self.milestones -= {self.leases[holder].prompt[:end] for end in ends}
 
-    def _mark(self, prompt: Prefix, marks: set[Prefix], outcome: Outcome) -> bool:
+    def _mark(self, prompt: Prefix, marks: set[Prefix], outcome: EffectSet) -> bool:
         """Let ``prompt`` be one of ``marks`` alone, if all that it needs is somewhere."""
         places = [p for p in self.places(prompt, len(prompt)) if not self.keeps_all[p[1]]]
         states = [self.spot(place).state for place in places]
@@ -128,7 +128,7 @@ class MarksModel:
                 outcome.backups.setdefault(group, []).append(prefix)
         return True
 
-    def stamp(self, places: Sequence[Place]) -> None:
+    def stamp(self, places: Sequence[PageAt]) -> None:
         self.clock += 1
         for place in places:
             self.spot(place).used = self.clock

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stratakv.core.ids import NONE
 from stratakv.spec.groups import CacheSpec
-from stratakv.testing.tree_books import DEVICE, HOST, Held, Outcome, Place, Prefix, Spot
+from stratakv.testing.tree_books import DEVICE, HOST, EffectSet, LeasedPages, PageAt, Prefix, Spot
 from stratakv.testing.tree_marks_model import MarksModel
 from stratakv.testing.tree_store_model import StoreModel
 from stratakv.tree.nodes import Tier
@@ -53,9 +53,9 @@ class TreeModel(MarksModel):
                 device_end = at
         return device_end, end, anchor_end
 
-    def pinned(self) -> tuple[Counter[Place], Counter[Place]]:
+    def pinned(self) -> tuple[Counter[PageAt], Counter[PageAt]]:
         """Pins per tier, recounted from the leases and the copies in flight."""
-        pins: tuple[Counter[Place], Counter[Place]] = (Counter(), self.store.pins())
+        pins: tuple[Counter[PageAt], Counter[PageAt]] = (Counter(), self.store.pins())
         for held in self.leases.values():
             for place in held.on_host if held.retracted else held.places():
                 pins[HOST if place in held.on_host else DEVICE][place] += 1
@@ -70,7 +70,7 @@ class TreeModel(MarksModel):
         """By group: pages that such a lease would pin where nothing does, and would load."""
         pins = self.pinned()[DEVICE]
         counts = [[0, 0] for _ in self.groups]
-        for place in Held(prompt, end, list(starts)).places():
+        for place in LeasedPages(prompt, end, list(starts)).places():
             if self.spot(place).pages[DEVICE] == NONE:
                 counts[place[1]][1] += 1
             elif not pins[place]:
@@ -82,7 +82,7 @@ class TreeModel(MarksModel):
         pins = self.pinned()[DEVICE]
         return sum(pins[p] == 1 for p in self.leases[holder].places() if p[1] == group)
 
-    def kept_unsaved(self, holder: int) -> list[Place]:
+    def kept_unsaved(self, holder: int) -> list[PageAt]:
         """What a lease holds on the device alone and somebody may want again."""
         wanted = self.wanted()
         return [
@@ -129,7 +129,7 @@ class TreeModel(MarksModel):
                 ranks[prefix] = used + WARM if used else 0
         return ranks
 
-    def maybe_cold(self, place: Place) -> bool:
+    def maybe_cold(self, place: PageAt) -> bool:
         """Whether only holds and writes on the host keep a page from the cold end, or from where
         milestones have theirs. Such a pin is no use of it: one that was there already stays, and
         one that was used since is warm."""
@@ -161,8 +161,8 @@ class TreeModel(MarksModel):
         *,
         load: bool,
         starts: Sequence[int] | None = None,
-    ) -> Held:
-        held = Held(prompt, end, list(self.starts(end) if starts is None else starts))
+    ) -> LeasedPages:
+        held = LeasedPages(prompt, end, list(self.starts(end) if starts is None else starts))
         places = held.places()
         if load:
             held.on_host = {p for p in places if self.spot(p).pages[DEVICE] == NONE}
@@ -171,9 +171,9 @@ class TreeModel(MarksModel):
         self.hits.update(prompt[: at + 1] for at in range(end))
         return held
 
-    def hold(self, holder: int, prompt: Prefix, end: int, starts: Sequence[int]) -> Held:
+    def hold(self, holder: int, prompt: Prefix, end: int, starts: Sequence[int]) -> LeasedPages:
         """Pin host copies. It is no use of anything, when it begins as when it ends."""
-        held = Held(prompt, end, list(starts), retracted=True)
+        held = LeasedPages(prompt, end, list(starts), retracted=True)
         held.on_host = set(held.places())
         self.leases[holder] = held
         return held
@@ -204,9 +204,9 @@ class TreeModel(MarksModel):
 
     def place(
         self, tier: Tier, prompt: Prefix, first: int, pages: Sequence[Sequence[int]]
-    ) -> Outcome:
+    ) -> EffectSet:
         """A request's (device) or storage's (host) pages for [first, len(prompt))."""
-        outcome, wanted = Outcome(), self.wanted()
+        outcome, wanted = EffectSet(), self.wanted()
         self.clock += 1
         for at in range(first, len(prompt)):
             spots = self.nodes.setdefault(prompt[: at + 1], [Spot() for _ in self.groups])
@@ -231,7 +231,7 @@ class TreeModel(MarksModel):
         return outcome
 
     def _offer(
-        self, tier: Tier, group: int, at: int, spot: Spot, page: int, outcome: Outcome
+        self, tier: Tier, group: int, at: int, spot: Spot, page: int, outcome: EffectSet
     ) -> bool:
         """Whether the page has just become present; a second copy is not a use of the first."""
         mine, before = spot.pages[tier], spot.state
@@ -248,14 +248,14 @@ class TreeModel(MarksModel):
 
     # -- copies --------------------------------------------------------------------------------
 
-    def begin_backup(self, places: Sequence[Place], pages: Sequence[int]) -> None:
+    def begin_backup(self, places: Sequence[PageAt], pages: Sequence[int]) -> None:
         for place, page in zip(places, pages, strict=True):
             spot = self.spot(place)
             self.step(spot, ResidencyEvent.BACKUP_BEGUN)
             spot.moving, spot.pages[HOST] = Residency.SAVING, page
 
-    def end_backup(self, places: Sequence[Place], *, ok: bool) -> Outcome:
-        outcome = Outcome()
+    def end_backup(self, places: Sequence[PageAt], *, ok: bool) -> EffectSet:
+        outcome = EffectSet()
         for place in places:
             spot = self.spot(place)
             self.step(spot, ResidencyEvent.BACKUP_DONE if ok else ResidencyEvent.BACKUP_FAILED)
@@ -267,7 +267,7 @@ class TreeModel(MarksModel):
             outcome.persists.setdefault(group, []).append(prefix)
         return outcome
 
-    def begin_load(self, holder: int, pages: dict[Place, int]) -> None:
+    def begin_load(self, holder: int, pages: dict[PageAt, int]) -> None:
         held = self.leases[holder]
         assert set(pages) == held.on_host
         for place, page in pages.items():
@@ -276,14 +276,14 @@ class TreeModel(MarksModel):
             spot.moving, spot.pages[DEVICE] = Residency.LOADING, page
         held.on_host = set()
 
-    def end_load(self, places: Sequence[Place]) -> None:
+    def end_load(self, places: Sequence[PageAt]) -> None:
         for place in places:
             self.step(self.spot(place), ResidencyEvent.LOAD_DONE)
             self.spot(place).moving = None
 
     # -- pages go ------------------------------------------------------------------------------
 
-    def take(self, tier: Tier, group: int, prefix: Prefix, outcome: Outcome) -> None:
+    def take(self, tier: Tier, group: int, prefix: Prefix, outcome: EffectSet) -> None:
         """Evict one candidate, with everything that must go along."""
         spots = self.nodes[prefix]
         if group or spots[0].pages[1 - tier] != NONE:
@@ -294,12 +294,12 @@ class TreeModel(MarksModel):
             self._drop(node, outcome)
         self._prune(prefix[:-1], outcome)
 
-    def _leave(self, tier: Tier, group: int, spot: Spot, outcome: Outcome) -> None:
+    def _leave(self, tier: Tier, group: int, spot: Spot, outcome: EffectSet) -> None:
         outcome.freed[tier, group, spot.pages[tier]] += 1
         self.step(spot, _LEAVES[tier])
         spot.pages[tier] = NONE
 
-    def _drop(self, prefix: Prefix, outcome: Outcome) -> None:
+    def _drop(self, prefix: Prefix, outcome: EffectSet) -> None:
         for group, spot in enumerate(self.nodes[prefix]):
             for tier in Tier:
                 if spot.pages[tier] != NONE:
@@ -309,7 +309,7 @@ class TreeModel(MarksModel):
         self.checkpoints.discard(prefix)
         self.milestones.discard(prefix)
 
-    def _prune(self, prefix: Prefix, outcome: Outcome) -> None:
+    def _prune(self, prefix: Prefix, outcome: EffectSet) -> None:
         """Nodes of an anchor without bytes go once nothing lies on or below them."""
         pins = self.pinned() if self.byteless else ()
         while self.byteless and prefix in self.nodes and not self.branches(prefix):

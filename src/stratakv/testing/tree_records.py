@@ -7,7 +7,7 @@ import numpy as np
 
 from stratakv.core.ids import NodeIds, PageKey, TicketId
 from stratakv.core.page_keys import Namespace, page_keys
-from stratakv.testing.tree_books import Freed, Place, Prefix
+from stratakv.testing.tree_books import Freed, PageAt, Prefix
 from stratakv.tree.lease import DeviceLease, HostHold, LoadLease
 from stratakv.tree.stored import Writing
 
@@ -31,7 +31,7 @@ class Claim:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class WalkRequest:
     """``table`` is its block table: the device page it reads at (group, page index); ``own`` are
     pages that it alone owns, of which ``live`` hold its states, by group. ``rolling``: the
     checkpoint that its next one takes the place of. ``part``: tokens computed behind the lease's
@@ -54,13 +54,13 @@ class RetractedRequest:
     the groups of which it will need a page of its own again."""
 
     id: int
-    request: Request
+    request: WalkRequest
     hold: HostHold
     live: list[int]
 
 
 @dataclass(slots=True, eq=False)
-class Fetch:
+class WalkFetch:
     """A read from storage: ``pages[g]`` are for page indices [lease.end, len(prompt))."""
 
     id: int
@@ -70,7 +70,7 @@ class Fetch:
 
 
 @dataclass(slots=True, eq=False)
-class Prefetch:
+class WalkPrefetch:
     """A request waits for what storage reads into ``pages[g]``, for page indices [first, end), NONE
     where nothing lacked. ``hold`` is what it counts on, and after the landing what has landed."""
 
@@ -96,4 +96,4 @@ class Copy:
     ticket: TicketId
     load: bool
     rows: dict[int, NodeIds]
-    places: dict[int, list[Place]]
+    places: dict[int, list[PageAt]]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from stratakv.core.ids import PageIds
 from stratakv.spec.retention import needed
-from stratakv.testing.tree_books import HOST, Place
+from stratakv.testing.tree_books import HOST, PageAt
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_records import Request, RetractedRequest
+from stratakv.testing.tree_records import RetractedRequest, WalkRequest
 from stratakv.tree.lease import HostHold
 
 
@@ -22,7 +22,7 @@ class RetractionDriver:
         self.retracted: list[RetractedRequest] = []
         it.when_lost(self._lost)
 
-    def retract(self, request: Request, part: int) -> bool:
+    def retract(self, request: WalkRequest, part: int) -> bool:
         """Save what ``request`` needs to go on ``part`` tokens behind its lease's end, less than a
         page; hold that on the host alone and let go of the device. False where the host has no
         room: then it is only ended."""
@@ -37,7 +37,7 @@ class RetractionDriver:
         it.did["retracted" if room else "retracted unsaved"] += 1
         return room
 
-    def _starts(self, request: Request, tokens: int) -> list[int]:
+    def _starts(self, request: WalkRequest, tokens: int) -> list[int]:
         """A state of the request's own stands for the one that it began with."""
         page, end = self._it.spec.page_tokens, request.lease.end
         return [
@@ -47,14 +47,14 @@ class RetractionDriver:
             for group in self._it.spec.groups
         ]
 
-    def _unsaved(self, request: Request, starts: Sequence[int]) -> dict[int, list[Place]]:
+    def _unsaved(self, request: WalkRequest, starts: Sequence[int]) -> dict[int, list[PageAt]]:
         tip = request.prompt[: request.lease.end]
         return {
             group: [p for p in self._it.unsaved(tip, group) if len(p[0]) > starts[group]]
             for group in self._it.model.groups
         }
 
-    def _room(self, request: Request, starts: Sequence[int]) -> bool:
+    def _room(self, request: WalkRequest, starts: Sequence[int]) -> bool:
         """Making room may cost some of its own pages their host copy, so it looks again."""
         pools = self._it.pools[HOST]
         for _ in range(3):
@@ -67,7 +67,7 @@ class RetractionDriver:
                     return False
         return False
 
-    def _save(self, request: Request, starts: list[int]) -> None:
+    def _save(self, request: WalkRequest, starts: list[int]) -> None:
         it, end = self._it, request.lease.end
         places = {group: mine for group, mine in self._unsaved(request, starts).items() if mine}
         ids: dict[int, PageIds] = {}
@@ -82,7 +82,7 @@ class RetractionDriver:
         it.model.hold(serial, request.prompt, end, starts)
         self.retracted.append(RetractedRequest(serial, request, hold, sorted(request.live)))
 
-    def resume(self, retracted: RetractedRequest, *, decline: bool) -> Request | None:
+    def resume(self, retracted: RetractedRequest, *, decline: bool) -> WalkRequest | None:
         """Seat it where it was, with what is on the host alone under way. None where the device is
         short: it stays retracted, and what a load brings stays cached."""
         it, was, hold = self._it, retracted.request, retracted.hold
@@ -113,7 +113,7 @@ class RetractionDriver:
             self.forget(retracted)
         self._it.drain()
 
-    def _lost(self, places: Sequence[Place], ended: Sequence[HostHold]) -> None:
+    def _lost(self, places: Sequence[PageAt], ended: Sequence[HostHold]) -> None:
         for retracted in list(self.retracted):
             lost = retracted.hold in ended
             held = self._it.model.leases[retracted.id].on_host

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from stratakv.core.ids import NONE
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import KeepAll
-from stratakv.testing.tree_books import HOST, Held, Place, Prefix, Spot
+from stratakv.testing.tree_books import HOST, LeasedPages, PageAt, Prefix, Spot
 from stratakv.tree.residency import Residency
 
 
@@ -23,12 +23,12 @@ class StoreModel:
         self,
         spec: CacheSpec,
         nodes: dict[Prefix, list[Spot]],
-        checkpointed: Callable[[], set[Place]],
+        checkpointed: Callable[[], set[PageAt]],
     ) -> None:
         self.active = False
-        self.marked: set[Place] = set()
-        self.writing: dict[int, list[Place]] = {}
-        self.heard: dict[Place, int] = {}
+        self.marked: set[PageAt] = set()
+        self.writing: dict[int, list[PageAt]] = {}
+        self.heard: dict[PageAt, int] = {}
         self._spec = spec
         self._nodes = nodes
         self._checkpointed = checkpointed
@@ -43,7 +43,7 @@ class StoreModel:
         self.marked.clear()
         self.heard.clear()
 
-    def readable(self, place: Place) -> bool:
+    def readable(self, place: PageAt) -> bool:
         """Whether the host has the bytes of a page, and not only a place for them."""
         spots = self._nodes.get(place[0])
         if spots is None:
@@ -58,13 +58,13 @@ class StoreModel:
             end += 1
         return end
 
-    def entered(self, place: Place, now: int, *, fetched: bool) -> None:
+    def entered(self, place: PageAt, now: int, *, fetched: bool) -> None:
         self.marked.discard(place)
         if fetched and self.active:
             self.marked.add(place)
             self.heard[place] = now
 
-    def worthy(self, places: Iterable[Place]) -> list[Place]:
+    def worthy(self, places: Iterable[PageAt]) -> list[PageAt]:
         """Those of ``places`` that a store should get: it has them not, the host does, somebody may
         want them again, and all that is above them can be read there too."""
         if not self.active:
@@ -83,14 +83,14 @@ class StoreModel:
     def _keeps_all(self, group: int) -> bool:
         return isinstance(self._spec.groups[group].retention, KeepAll)
 
-    def hold(self, prompt: Prefix, starts: Sequence[int]) -> Held:
+    def hold(self, prompt: Prefix, starts: Sequence[int]) -> LeasedPages:
         """What of ``prompt`` the host can promise for as long as a request waits."""
         end = self.reach(prompt)
-        held = Held(prompt, end, [min(start, end) for start in starts], retracted=True)
+        held = LeasedPages(prompt, end, [min(start, end) for start in starts], retracted=True)
         held.on_host = {place for place in held.places() if self.readable(place)}
         return held
 
-    def begin(self, writer: int, places: list[Place], now: int) -> None:
+    def begin(self, writer: int, places: list[PageAt], now: int) -> None:
         self.writing[writer] = places
         self.marked.update(places)
         self.heard.update(dict.fromkeys(places, now))
@@ -100,9 +100,9 @@ class StoreModel:
             if not there:
                 self.marked.discard(place)
 
-    def pins(self) -> Counter[Place]:
+    def pins(self) -> Counter[PageAt]:
         """On the host: what is being written, and the anchor pages of its nodes."""
-        pins: Counter[Place] = Counter()
+        pins: Counter[PageAt] = Counter()
         for places in self.writing.values():
             pins.update({place for at, group in places for place in ((at, group), (at, 0))})
         return pins

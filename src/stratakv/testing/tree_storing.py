@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 
 from stratakv.core.ids import NONE, GroupId, NodeIds
-from stratakv.testing.tree_books import DEVICE, HOST, Place, Prefix
+from stratakv.testing.tree_books import DEVICE, HOST, PageAt, Prefix
 from stratakv.testing.tree_driver import TreeDriver
-from stratakv.testing.tree_records import Prefetch, Request, Written
+from stratakv.testing.tree_records import WalkPrefetch, WalkRequest, Written
 from stratakv.tree.effects import Persist
 from stratakv.tree.lease import DeviceLease, HostHold
 from stratakv.tree.stored import TOUCH_STEPS
@@ -28,7 +28,7 @@ class StoringDriver:
 
     def __init__(self, it: TreeDriver) -> None:
         self.writes: list[Written] = []
-        self.landed: list[Prefetch] = []
+        self.landed: list[WalkPrefetch] = []
         self.job_pages = 3
         self.step = 0
         self._it = it
@@ -79,7 +79,7 @@ class StoringDriver:
 
     # -- use -----------------------------------------------------------------------------------
 
-    def use(self, request: Request) -> None:
+    def use(self, request: WalkRequest) -> None:
         """A request stands on its lease: what storage lacks of it is written, and it is told of."""
         it, store, lease = self._it, self._it.model.store, request.lease
         prompt = request.prompt[: lease.end]
@@ -98,7 +98,7 @@ class StoringDriver:
     def _touch(self, lease: DeviceLease, prompt: Prefix) -> None:
         it, store = self._it, self._it.model.store
         it.model.tick()
-        told: list[Place] = []
+        told: list[PageAt] = []
         for group, rows in it.tree.stored.to_touch(lease, self.step):
             told += it.places_of(rows, group)
         on_path = {place for place in store.marked if prompt[: len(place[0])] == place[0]}
@@ -140,7 +140,7 @@ class StoringDriver:
             for group in it.model.groups
         ]
         first = min((pages[0] for pages in lacking if pages), default=end)
-        mine = Prefetch(number, prompt, hold, first, [[] for _ in lacking])
+        mine = WalkPrefetch(number, prompt, hold, first, [[] for _ in lacking])
         it.prefetches.append(mine)
         for group, pages in enumerate(lacking):
             ids = it.alloc(HOST, group, len(pages))
@@ -154,7 +154,7 @@ class StoringDriver:
             self._abandon(mine)
         return first < end
 
-    def _abandon(self, fetch: Prefetch) -> None:
+    def _abandon(self, fetch: WalkPrefetch) -> None:
         it = self._it
         it.prefetches.remove(fetch)
         mine = [(HOST, group, page) for group, column in enumerate(fetch.pages) for page in column]
@@ -162,11 +162,11 @@ class StoringDriver:
         self._release(fetch)
         it.did["prefetch abandoned"] += 1
 
-    def _release(self, fetch: Prefetch) -> None:
+    def _release(self, fetch: WalkPrefetch) -> None:
         self._it.tree.leases.release(fetch.hold)
         self._it.model.release(fetch.id)
 
-    def end_prefetch(self, fetch: Prefetch, arrived: int) -> None:
+    def end_prefetch(self, fetch: WalkPrefetch, arrived: int) -> None:
         """Its first ``arrived`` pages have come: hand the largest usable end to the tree, hold that
         as far as it can be held, and give the rest back."""
         it, prompt = self._it, fetch.prompt
@@ -198,7 +198,7 @@ class StoringDriver:
         it.did["prefetch landed"] += 1
         it.did["prefetch cut"] += end < len(prompt)
 
-    def _usable(self, fetch: Prefetch, most: int) -> int:
+    def _usable(self, fetch: WalkPrefetch, most: int) -> int:
         """The largest end at which everything needed is held or has arrived; 0 if there is none."""
         model = self._it.model
         have = set(model.leases[fetch.id].on_host)
@@ -208,7 +208,7 @@ class StoringDriver:
         ends = range(most, 0, -1)
         return next((end for end in ends if have.issuperset(model.places(fetch.prompt, end))), 0)
 
-    def let_go(self, fetch: Prefetch) -> None:
+    def let_go(self, fetch: WalkPrefetch) -> None:
         """The request that waited for it is admitted, or gone."""
         self.landed.remove(fetch)
         self._release(fetch)

@@ -14,7 +14,7 @@ import numpy as np
 from stratakv.core.ids import GroupId, NodeIds, PageIds, PageKey, TicketId
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheSpec
-from stratakv.testing.tree_books import DEVICE, HOST, Freed, Outcome, Place, Prefix
+from stratakv.testing.tree_books import DEVICE, HOST, EffectSet, Freed, PageAt, Prefix
 from stratakv.testing.tree_model import WARM, TreeModel
 from stratakv.testing.tree_records import Copy, keys_of
 from stratakv.tree.effects import Backup, Effect, FreeDevice, FreeHost, Persist, Remap
@@ -30,7 +30,7 @@ def _class(rank: int) -> int:
     return (rank > 0) + (rank >= WARM)
 
 
-OnLost: TypeAlias = Callable[[Sequence[Place], Sequence[HostHold]], None]
+OnLost: TypeAlias = Callable[[Sequence[PageAt], Sequence[HostHold]], None]
 OnPersist: TypeAlias = Callable[[Persist], None]
 
 
@@ -122,7 +122,7 @@ class TierDriver:
         saved: AbstractSet[Prefix] = frozenset(),
     ) -> int:
         """``below``: only pages of a lower rank might leave, or ``saved`` ones."""
-        expected, taken = Outcome(), 0
+        expected, taken = EffectSet(), 0
         for effect in effects:
             if isinstance(effect, (FreeDevice, FreeHost)[tier]) and effect.group == group:
                 taken += self._taken(tier, group, effect.pages.tolist(), expected, below, saved)
@@ -139,7 +139,7 @@ class TierDriver:
         tier: Tier,
         group: int,
         pages: list[int],
-        expected: Outcome,
+        expected: EffectSet,
         below: int,
         saved: AbstractSet[Prefix],
     ) -> int:
@@ -179,7 +179,7 @@ class TierDriver:
         self.begin_backup({group: places}, {group: ids})
         return True
 
-    def begin_backup(self, places: dict[int, list[Place]], ids: dict[int, PageIds]) -> None:
+    def begin_backup(self, places: dict[int, list[PageAt]], ids: dict[int, PageIds]) -> None:
         """One copy of unsaved places of one path into host pages ``ids``, by group."""
         rows = {g: np.array([self.row(p) for p, _ in mine], np.intp) for g, mine in places.items()}
         self.submit(load=False, rows=rows, places=places)
@@ -189,7 +189,7 @@ class TierDriver:
             self.model.begin_backup(mine, ids[group].tolist())
         self.did["backup"] += 1
 
-    def unsaved(self, tip: Prefix, group: int) -> list[Place]:
+    def unsaved(self, tip: Prefix, group: int) -> list[PageAt]:
         if not tip:
             return []
         path = [(tip[: at + 1], group) for at in range(len(tip))]
@@ -201,7 +201,7 @@ class TierDriver:
         return places
 
     def submit(
-        self, *, load: bool, rows: dict[int, NodeIds], places: dict[int, list[Place]]
+        self, *, load: bool, rows: dict[int, NodeIds], places: dict[int, list[PageAt]]
     ) -> TicketId:
         self.copies.append(Copy(TicketId(self.next_serial()), load, rows, places))
         return self.copies[-1].ticket
@@ -227,10 +227,10 @@ class TierDriver:
     # -- comparing -----------------------------------------------------------------------------
 
     def apply(
-        self, effects: Sequence[Effect], expected: Outcome, remaps: Sequence[Remap] = ()
-    ) -> Outcome:
+        self, effects: Sequence[Effect], expected: EffectSet, remaps: Sequence[Remap] = ()
+    ) -> EffectSet:
         """Execute effects in order; together they must be exactly the expected ones."""
-        found = Outcome()
+        found = EffectSet()
         for remap in remaps:
             at = [(int(remap.group), index) for index in remap.indices.tolist()]
             found.remapped.update(zip(at, remap.canonical.tolist(), strict=True))
@@ -262,12 +262,12 @@ class TierDriver:
     def row(self, prefix: Prefix) -> int:
         return self.tree.internals.nodes.index[self.keys(prefix)[-1]]
 
-    def places_of(self, rows: NodeIds, group: int) -> list[Place]:
+    def places_of(self, rows: NodeIds, group: int) -> list[PageAt]:
         prefix_at = {
             row: self.prefix_of[key] for key, row in self.tree.internals.nodes.index.items()
         }
         return [(prefix_at[row], group) for row in rows.tolist()]
 
 
-def _nobody_stands_there(places: Sequence[Place], ended: Sequence[HostHold]) -> None:
+def _nobody_stands_there(places: Sequence[PageAt], ended: Sequence[HostHold]) -> None:
     del places, ended

@@ -10,7 +10,7 @@ from stratakv.core.ids import NONE, GroupId, NodeIds
 from stratakv.memory.allocator import PageAllocator
 from stratakv.testing.tree_books import DEVICE, HOST, Freed, Prefix
 from stratakv.testing.tree_model import TreeModel
-from stratakv.testing.tree_records import Fetch, Prefetch, Request, keys_of
+from stratakv.testing.tree_records import WalkFetch, WalkPrefetch, WalkRequest, keys_of
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.residency import Residency
@@ -43,7 +43,7 @@ def verify_nodes(
 
 
 def verify_leases(
-    tree: PrefixTree, model: TreeModel, rows: NodeIds, requests: Sequence[Request]
+    tree: PrefixTree, model: TreeModel, rows: NodeIds, requests: Sequence[WalkRequest]
 ) -> None:
     """A lease begins where it should in every group; what the tree says of it is so."""
     assert len(tree.leases) == len(model.leases), f"{len(tree.leases)} leases"
@@ -75,8 +75,8 @@ def verify_leases(
 def verify_pools(
     pools: Sequence[Sequence[PageAllocator]],
     model: TreeModel,
-    requests: Sequence[Request],
-    fetches: Sequence[Fetch | Prefetch],
+    requests: Sequence[WalkRequest],
+    fetches: Sequence[WalkFetch | WalkPrefetch],
 ) -> None:
     """Every page is free, in the tree, or owned by exactly one request or fetch."""
     held: list[Freed] = [page for request in requests for page in request.own]
@@ -116,7 +116,7 @@ def verify_store(tree: PrefixTree, model: TreeModel) -> None:
             )
 
 
-def verify_reads(request: Request, model: TreeModel, held: Mapping[Freed, Prefix]) -> None:
+def verify_reads(request: WalkRequest, model: TreeModel, held: Mapping[Freed, Prefix]) -> None:
     """What a running request reads is what it should read, now or when its load has landed; of a
     state that is its own page, whatever else its lease holds."""
     for group, page in request.live.items():

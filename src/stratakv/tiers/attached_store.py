@@ -3,7 +3,7 @@
 Owns the I/O worker while a store is attached. Must not ask it anything.
 """
 
-from stratakv.agreement.agreement import Figures
+from stratakv.agreement.agreement import DigestInputs
 from stratakv.storage.io_worker import IoWorker
 
 
@@ -41,6 +41,6 @@ class AttachedStore:
     def count_step(self) -> None:
         self.step += 1
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """How it stands, for ranks to compare."""
         return {"step": self.step, "attached": self.worker is not None, "leaving": self.leaving}

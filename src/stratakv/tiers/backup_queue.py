@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stratakv.agreement.agreement import Figures
+from stratakv.agreement.agreement import DigestInputs
 from stratakv.core.ids import GroupId, NodeIds
 from stratakv.policy.write import WritePolicy, safe_wanted, to_clean, weighs_uses, worth_backup
 from stratakv.tiers.flights import Part
@@ -33,7 +33,7 @@ class BackupQueue:
     def __bool__(self) -> bool:
         return bool(self._wanted or self._begun)
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """What waits, for ranks to compare."""
         return {"backups wanted": len(self._wanted), "backups begun": len(self._begun)}
 

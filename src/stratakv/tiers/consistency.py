@@ -12,8 +12,8 @@ from zlib import crc32
 
 import numpy.typing as npt
 
-from stratakv.agreement.agreement import Agreement, Figures
-from stratakv.agreement.scrubber import Scrubber, Table
+from stratakv.agreement.agreement import Agreement, DigestInputs
+from stratakv.agreement.scrubber import ScrubbedTable, Scrubber
 from stratakv.memory.allocator import PageAllocator
 from stratakv.spec.groups import CacheSpec
 from stratakv.tiers.pools import Pools
@@ -38,7 +38,7 @@ class _FreePages:
     def __init__(self, spaces: dict[str, PageAllocator]) -> None:
         self._spaces = spaces
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         found: dict[str, int] = {}
         for name, space in self._spaces.items():
             found[name] = space.available() << 32 | crc32(space.next(SEEN).data)
@@ -73,7 +73,7 @@ def add_consistency_checks(
     pairs = [(tier, group.id) for tier in TIERS for group in spec.groups]
     free = _FreePages(_spaces(spec, pools))
 
-    def residency() -> Figures:
+    def residency() -> DigestInputs:
         counts = [tree.eviction.evictable(tier, group) for tier, group in pairs]
         key = int.from_bytes((tree.newest_key() or b"")[:8])
         return {"nodes": len(tree), "newest key": key, **dict(zip(names, counts, strict=True))}
@@ -86,9 +86,11 @@ def add_consistency_checks(
     agreement.watch("the tables", scrubber.figures, scrubber.description)
 
 
-def tables_of(tree: PrefixTree, pools: Pools, beside: Sequence[HasColumns]) -> Iterator[Table]:
+def tables_of(
+    tree: PrefixTree, pools: Pools, beside: Sequence[HasColumns]
+) -> Iterator[ScrubbedTable]:
     """Every array of which all ranks must have the same."""
     for of in (tree, *beside):
-        yield from (Table(name, column) for name, column in of.columns())
+        yield from (ScrubbedTable(name, column) for name, column in of.columns())
     for name, space in _spaces(tree.spec, pools).items():
-        yield Table(f"free place of {name}", space.stack)
+        yield ScrubbedTable(f"free place of {name}", space.stack)

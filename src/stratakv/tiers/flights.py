@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from stratakv.agreement.agreement import Figures
+from stratakv.agreement.agreement import DigestInputs
 from stratakv.agreement.ballot import Ballot, Work
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, TicketId
 from stratakv.spec.groups import CacheSpec
@@ -82,7 +82,7 @@ class Flights:
         live = {flight.ticket for queue in self._in_flight.values() for flight in queue}
         return self._next_load in tickets or not live.isdisjoint(tickets)
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """What is under way, for ranks to compare."""
         backups, loads = self._in_flight[Direction.BACKUP], self._in_flight[Direction.LOAD]
         return {

@@ -13,7 +13,7 @@ import numpy as np
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey, TicketId
 from stratakv.spec.groups import ANCHOR
 from stratakv.tiers.pools import Pools, check_pages
-from stratakv.tiers.transfer_manager import LivePages, TransferManager
+from stratakv.tiers.transfer_manager import LivePageCopies, TransferManager
 from stratakv.tree.lease import HostHold
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
@@ -93,7 +93,7 @@ class ForeignTransfers:
         if host is None:
             self._tree.leases.release(hold)
             return None
-        moves: LivePages = [
+        moves: LivePageCopies = [
             (GroupId(group), mine[mine != NONE], taken[taken != NONE])
             for group, (mine, taken) in enumerate(zip(pages, host, strict=True))
             if (mine != NONE).any()

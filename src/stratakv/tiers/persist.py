@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.agreement.agreement import Figures
+from stratakv.agreement.agreement import DigestInputs
 from stratakv.agreement.ballot import Flags
 from stratakv.core.ids import NONE, TicketId
 from stratakv.storage.backend import ObjectKey, WriteStatus
@@ -75,7 +75,7 @@ class Persister:
     def busy(self) -> bool:
         return bool(self._fresh or self._jobs)
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """What is under way, for ranks to compare."""
         return {
             "writes begun": len(self._fresh),

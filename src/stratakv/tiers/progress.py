@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from stratakv.agreement.agreement import Agreement
-from stratakv.agreement.ballot import Result, Work
+from stratakv.agreement.ballot import BallotResult, Work
 from stratakv.core.ids import RequestId
 from stratakv.tiers.pools import Pools
 from stratakv.tiers.storage import StorageTier
@@ -61,7 +61,7 @@ class Progress:
             self._copies.submit()
         self._storage.tick(head, agreed)
 
-    def _collect(self) -> Result:
+    def _collect(self) -> BallotResult:
         ballot = self._agreement.ballot()
         self._flights.vote(ballot)
         self._storage.vote(ballot)

@@ -8,8 +8,8 @@ Must not open a store.
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from stratakv.agreement.agreement import Figures
-from stratakv.agreement.ballot import NOTHING, Ballot, Flags, Result, Work
+from stratakv.agreement.agreement import DigestInputs
+from stratakv.agreement.ballot import NOTHING, Ballot, BallotResult, Flags, Work
 from stratakv.core.ids import PageKey, RequestId
 from stratakv.policy.prefetch_reasons import Reason
 from stratakv.storage.backend import Everything
@@ -151,7 +151,7 @@ class StorageTier:
                 case Kind.REMOVE:
                     ballot.count(Work.REMOVE, count)
 
-    def tick(self, head: RequestId | None, agreed: Result) -> None:
+    def tick(self, head: RequestId | None, agreed: BallotResult) -> None:
         """Apply what storage has answered everywhere, then submit what the step has found to
         do."""
         worker = self._store.worker
@@ -164,7 +164,7 @@ class StorageTier:
         if not self._clearing:  # another rank's clear may come later, and would take it away
             self.persister.submit(worker)
 
-    def _apply(self, worker: IoWorker, agreed: Result) -> None:
+    def _apply(self, worker: IoWorker, agreed: BallotResult) -> None:
         if worker.idle:
             return
         for answer, flags in _taken(worker, Kind.QUERY, agreed, Work.QUERY):
@@ -210,7 +210,7 @@ class StorageTier:
             busy=busy,
         )
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """What is under way, for ranks to compare."""
         return {
             **self._store.figures(),
@@ -222,7 +222,7 @@ class StorageTier:
 
 
 def _taken(
-    worker: IoWorker, kind: Kind, agreed: Result, work: Work
+    worker: IoWorker, kind: Kind, agreed: BallotResult, work: Work
 ) -> Iterator[tuple[Answer, Flags]]:
     """The answers that have come on every rank, each with what all have found."""
     count = agreed.ended(work)

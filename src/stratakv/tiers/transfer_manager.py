@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stratakv.agreement.agreement import Figures
-from stratakv.agreement.ballot import Result, Work
+from stratakv.agreement.agreement import DigestInputs
+from stratakv.agreement.ballot import BallotResult, Work
 from stratakv.core.ids import GroupId, PageIds, TicketId
 from stratakv.tiers.backup_queue import BackupQueue
 from stratakv.tiers.flights import Flight, Flights, Part
@@ -22,7 +22,7 @@ from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
-LivePages: TypeAlias = Sequence[tuple[GroupId, PageIds, PageIds]]
+LivePageCopies: TypeAlias = Sequence[tuple[GroupId, PageIds, PageIds]]
 """Group, device pages and host pages of what belongs to a request, not to the tree."""
 
 
@@ -54,7 +54,7 @@ class TransferManager:
     def busy(self) -> bool:
         return bool(self.backups or self.flights)
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """What is under way, for ranks to compare."""
         failed = len(self._failed)
         return {**self.flights.figures(), **self.backups.figures(), "saves failed": failed}
@@ -64,7 +64,7 @@ class TransferManager:
         self.flights.submit_loads()
         self.flights.back_up(self.backups.take())
 
-    def save_live(self, pages: LivePages) -> tuple[TicketId, ...]:
+    def save_live(self, pages: LivePageCopies) -> tuple[TicketId, ...]:
         """Copy live pages, which no node stands for, to the host."""
         self.submit()  # completions come in order: what was begun before ends before
         return self.flights.back_up(_live_parts(pages))
@@ -96,13 +96,13 @@ class TransferManager:
         self._saves[ticket] = self._saves.get(ticket, 0) + saved_pages
         return self._leases.begin_load(lease, device, ticket)
 
-    def load_live(self, pages: LivePages) -> tuple[TicketId, ...]:
+    def load_live(self, pages: LivePageCopies) -> tuple[TicketId, ...]:
         """Begin to copy live pages back to the device, as ``load`` does others."""
         return (self.flights.begin_load(_live_parts(pages)),) if pages else ()
 
     # -- completion ----------------------------------------------------------------------------
 
-    def apply(self, agreed: Result) -> bool:
+    def apply(self, agreed: BallotResult) -> bool:
         """Turn the copies that have ended on every rank into state; whether any has. A backup that
         has failed on one of them has failed. Called by ``Progress`` alone."""
         loads, saved = agreed.ended(Work.LOAD), agreed.flags(Work.BACKUP)
@@ -142,6 +142,6 @@ class TransferManager:
         self._pools.execute(self._moves.end_backup(part.group, part.rows, ok=ok))
 
 
-def _live_parts(pages: LivePages) -> list[Part]:
+def _live_parts(pages: LivePageCopies) -> list[Part]:
     none = np.empty(0, np.intp)
     return [Part(group, none, device, host) for group, device, host in pages]

@@ -5,7 +5,7 @@ then does the same work.
 
 from stratakv.core.ids import PageIds
 from stratakv.transfer import _gather
-from stratakv.transfer.copier import Route
+from stratakv.transfer.copier import CopyRoute
 from stratakv.transfer.numpy_copy import NumpyCopier
 
 
@@ -13,7 +13,7 @@ class CompiledCopier(NumpyCopier):
     """Copies pages with the GIL released; ValueError for ids outside the pools, before any byte
     moves. Rows go NumPy's way."""
 
-    def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def gather(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         if not route.device:
             return
         arena = route.arena
@@ -22,7 +22,7 @@ class CompiledCopier(NumpyCopier):
             *(arena.shape[0], arena.ctypes.data, arena.shape[1]),
         )
 
-    def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def scatter(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         if not route.device:
             return
         arena = route.arena

@@ -1,7 +1,7 @@
 """What moves bytes for a CPU transfer engine, and between which two ends.
 
-Owns ``Route`` (where some segments of a group lie at both ends) and the ``Copier`` protocol. Must
-not know threads, tickets or gates (``cpu``).
+Owns ``CopyRoute`` (where some segments of a group lie at both ends) and the ``Copier`` protocol.
+Must not know threads, tickets or gates (``cpu``).
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ from stratakv.memory.host_arena import HostArena
 from stratakv.memory.layout import PageSlice
 from stratakv.memory.mapped import Bytes
 from stratakv.spec.groups import CacheGroup
-from stratakv.transfer.copy_plan import Rows
+from stratakv.transfer.copy_plan import PageRows
 
 SegmentRows: TypeAlias = npt.NDArray[np.int64]
 """int64 [segments, 4]: address of device page 0, bytes from one device page to the next, offset in
@@ -25,7 +25,7 @@ the host page, bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Route:
+class CopyRoute:
     """Segments of one group that are copied together: all of a page, or those of one layer.
 
     ``device[i]`` is uint8 [device pages, bytes] and ``rows[i]`` the addresses of ``segments[i]``;
@@ -45,7 +45,7 @@ class Route:
         arena: HostArena,
         layers: Collection[LayerId],
         buffer: str | None = None,
-    ) -> "Route":
+    ) -> "CopyRoute":
         """The route of the arena's group that takes the segments of ``layers``, of all buffers or
         of one."""
         group = arena.group
@@ -78,18 +78,18 @@ class Copier(Protocol):
     destination half written.
     """
 
-    def gather(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def gather(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         """Device pages into host pages."""
         ...
 
-    def scatter(self, route: Route, device: PageIds, host: PageIds) -> None:
+    def scatter(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         """Host pages into device pages."""
         ...
 
-    def gather_rows(self, route: Route, device: Rows, host: Rows) -> None:
+    def gather_rows(self, route: CopyRoute, device: PageRows, host: PageRows) -> None:
         """Device rows into host rows, of a route of one segment."""
         ...
 
-    def scatter_rows(self, route: Route, device: Rows, host: Rows) -> None:
+    def scatter_rows(self, route: CopyRoute, device: PageRows, host: PageRows) -> None:
         """Host rows into device rows, of a route of one segment."""
         ...

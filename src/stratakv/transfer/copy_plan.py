@@ -65,7 +65,7 @@ class GroupCopy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class PageRows:
     """Rows of pages: row ``offsets[i]`` of page ``pages[i]``, in rows of one buffer, as a rule a
     token each; int32 [n] both."""
 
@@ -88,8 +88,8 @@ class RowCopy:
     group: GroupId
     buffer: str
     layer: LayerId
-    device: Rows
-    host: Rows
+    device: PageRows
+    host: PageRows
 
     def __post_init__(self) -> None:
         if len(self.device) != len(self.host):

@@ -18,8 +18,8 @@ from stratakv.core.ids import LayerId, PageIds, TicketId
 from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheSpec
-from stratakv.transfer.copier import Copier, Route
-from stratakv.transfer.copy_plan import CopyPlan, Direction, Fence, GroupCopy, RowCopy, Rows
+from stratakv.transfer.copier import Copier, CopyRoute
+from stratakv.transfer.copy_plan import CopyPlan, Direction, Fence, GroupCopy, PageRows, RowCopy
 from stratakv.transfer.engine import Completion
 from stratakv.transfer.numpy_copy import NumpyCopier
 
@@ -148,13 +148,13 @@ class CpuTransferEngine:
             for group in spec.groups
         ]
         pairs = list(zip(arenas, self._layers, strict=True))
-        self._whole = [Route.of(device_pools, arena, layers) for arena, layers in pairs]
+        self._whole = [CopyRoute.of(device_pools, arena, layers) for arena, layers in pairs]
         self._by_layer = [
-            {layer: Route.of(device_pools, arena, (layer,)) for layer in layers}
+            {layer: CopyRoute.of(device_pools, arena, (layer,)) for layer in layers}
             for arena, layers in pairs
         ]
         self._rows = {
-            (arena.group.id, buffer.name, layer): Route.of(
+            (arena.group.id, buffer.name, layer): CopyRoute.of(
                 device_pools, arena, (layer,), buffer.name
             )
             for arena in arenas
@@ -231,7 +231,9 @@ class CpuTransferEngine:
     def _owned_rows(self, copy: RowCopy) -> RowCopy:
         rows = self._buffers[copy.group, copy.buffer].rows_per_page
         ends = (
-            Rows(_checked(end.pages, capacity, tier), _checked(end.offsets, rows, f"{tier} offset"))
+            PageRows(
+                _checked(end.pages, capacity, tier), _checked(end.offsets, rows, f"{tier} offset")
+            )
             for end, capacity, tier in (
                 (copy.device, self._device_capacity[copy.group], "device"),
                 (copy.host, self._arenas[copy.group].pages, "host"),
@@ -256,7 +258,7 @@ class CpuTransferEngine:
         self._lanes[Direction.BACKUP].land(job, _ALL_LANDED)
         return done
 
-    def _row_route(self, copy: RowCopy) -> Route:
+    def _row_route(self, copy: RowCopy) -> CopyRoute:
         return self._rows[copy.group, copy.buffer, copy.layer]
 
     def _load(self, job: _Job) -> Completion:

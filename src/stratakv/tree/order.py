@@ -30,7 +30,7 @@ WARM: Final = 1 << 43
 """Lowest rank of a policy. Between it and ``COLD`` is what milestones alone need, by its last use:
 ``rank & LAST_USE`` of the rank that it had, as every policy has the stamp in its low bits."""
 LAST_USE: Final = WARM - 1
-Ranks: TypeAlias = int | npt.NDArray[np.int64]
+EvictionRanks: TypeAlias = int | npt.NDArray[np.int64]
 """One rank > 0 for all rows of a call, or int64 [n]."""
 
 
@@ -75,15 +75,15 @@ class EvictionPolicy(Protocol):
         """A new queue. It may rank pages anew when they come up, and then queues them again."""
         ...
 
-    def enter(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def enter(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         """Pages that were nowhere have been computed or fetched."""
         ...
 
-    def hit(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def hit(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         """A request leases pages that are there."""
         ...
 
-    def touch(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def touch(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         """The request that holds them still uses them, or has just let go: no other use."""
         ...
 
@@ -105,7 +105,7 @@ class LeastRecentlyUsed:
         del tier, group
         return EvictionQueue()
 
-    def enter(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def enter(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         del group, rows
         return stamp
 

@@ -14,7 +14,7 @@ from stratakv.core.config import EVICTIONS
 from stratakv.core.ids import NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import EvictionQueue, LeastRecentlyUsed, MakePolicy, Queue, Ranks
+from stratakv.tree.order import EvictionQueue, EvictionRanks, LeastRecentlyUsed, MakePolicy, Queue
 from stratakv.tree.s3_fifo import S3Fifo
 from stratakv.tree.slru import SegmentedLru
 
@@ -22,28 +22,28 @@ STAMP_BITS: Final = 44
 MOST: Final = (1 << 18) - 1
 """Highest count or priority that a rank tells apart."""
 
-Counts = npt.NDArray[np.int64]
+UseCounts = npt.NDArray[np.int64]
 
 
 class LeastFrequentlyUsed:
     """Rank is how often a group's page was leased since it came, then the time of the last use."""
 
     def __init__(self, nodes: NodeTable) -> None:
-        self._uses: list[Counts] = [np.zeros(len(state), np.int64) for state in nodes.state]
+        self._uses: list[UseCounts] = [np.zeros(len(state), np.int64) for state in nodes.state]
 
     def queue(self, tier: Tier, group: int) -> Queue:
         del tier, group
         return EvictionQueue()
 
-    def enter(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def enter(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         self._uses[group][rows] = 0
         return stamp
 
-    def hit(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def hit(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         self._uses[group][rows] += 1
         return self.touch(group, rows, stamp)
 
-    def touch(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def touch(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         return (np.minimum(self._uses[group][rows], MOST) << STAMP_BITS) + stamp
 
     def gone(self, group: int, rows: Sequence[int] | NodeIds) -> None:
@@ -61,15 +61,15 @@ class ByPriority:
         del tier, group
         return EvictionQueue()
 
-    def enter(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def enter(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         if group == ANCHOR:  # a new node: only those who use this one count
             self._priority[rows] = 0
         return self.touch(group, rows, stamp)
 
-    def hit(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def hit(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         return self.touch(group, rows, stamp)
 
-    def touch(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def touch(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         del group
         return (np.minimum(self._priority[rows].astype(np.int64), MOST) << STAMP_BITS) + stamp
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from stratakv.core.ids import NodeIds, PageKey
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import WARM, EvictionQueue, Queue, Ranks
+from stratakv.tree.order import WARM, EvictionQueue, EvictionRanks, Queue
 from stratakv.tree.residency import ON_DEVICE
 from stratakv.tree.segments import HIGH, Bools, Pair, Segments
 
@@ -47,7 +47,7 @@ class S3Fifo:
         self._pairs[group].tiers.append(made)
         return made
 
-    def enter(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def enter(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         nodes, ghost = self._nodes, self._ghosts[group]
         self.uses[group][rows] = 0
         self.main[group][rows] = False
@@ -62,7 +62,7 @@ class S3Fifo:
             self.main[group][rows[back]] = True
         return self._ranks(group, rows, np.zeros(len(rows), np.int64), stamp)
 
-    def hit(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def hit(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         uses, rank = self.uses[group], self._nodes.rank[group][rows]
         uses[rows] = np.minimum(uses[rows] + 1, MOST_USES)
         away = ~ON_DEVICE[self._nodes.state[group][rows]]
@@ -71,10 +71,12 @@ class S3Fifo:
             rank[away] = HIGH + stamp
         return self._ranks(group, rows, rank, stamp)
 
-    def touch(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def touch(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         return self._ranks(group, rows, self._nodes.rank[group][rows], stamp)
 
-    def _ranks(self, group: int, rows: NodeIds, rank: npt.NDArray[np.int64], stamp: int) -> Ranks:
+    def _ranks(
+        self, group: int, rows: NodeIds, rank: npt.NDArray[np.int64], stamp: int
+    ) -> EvictionRanks:
         """A page keeps the rank it came with; one that no checkpoint needed comes anew."""
         self.now = stamp
         cold = rank < WARM

@@ -13,7 +13,7 @@ import numpy as np
 
 from stratakv.core.ids import NodeIds
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import Queue, Ranks
+from stratakv.tree.order import EvictionRanks, Queue
 from stratakv.tree.segments import HIGH, Pair, Segments
 
 PROTECTED_SHARE: Final = 0.8
@@ -30,16 +30,16 @@ class SegmentedLru:
         self._pairs[group].tiers.append(made)
         return made
 
-    def enter(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def enter(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         del group, rows
         return stamp
 
-    def hit(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def hit(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         del group, rows
         self.last_hit = stamp
         return HIGH + stamp
 
-    def touch(self, group: int, rows: NodeIds, stamp: int) -> Ranks:
+    def touch(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks:
         return np.where(self._nodes.rank[group][rows] >= HIGH, HIGH + stamp, stamp)
 
     def gone(self, group: int, rows: Sequence[int] | NodeIds) -> None:

@@ -71,7 +71,7 @@ def share(pieces: Sequence[Piece], shares: Sequence[RankShare], rank: int) -> li
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HashReport:
     """What a rank says when it has hashed, loaded and looked again. ``own``: random, where it has
     what cannot be told; else empty."""
 
@@ -84,7 +84,7 @@ class Answer:
         return json.dumps([self.refusal, found, self.own])
 
     @classmethod
-    def of(cls, text: str) -> "Answer":
+    def of(cls, text: str) -> "HashReport":
         refusal, found, own = json.loads(text)
         return cls(
             refusal,
@@ -94,7 +94,7 @@ class Answer:
 
 
 def combined(
-    pieces: Sequence[Piece], answers: Sequence[Answer], team: Sequence[int], rank: int
+    pieces: Sequence[Piece], answers: Sequence[HashReport], team: Sequence[int], rank: int
 ) -> Digests:
     """What ``rank`` has found itself, and of what is trusted what its team has found."""
     return {

@@ -60,7 +60,7 @@ def pieces(
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ReadTask:
     """Numbers of the tensors of a piece that are wanted: their digests, and they themselves in
     memory. What is wanted for neither is not read."""
 
@@ -80,7 +80,7 @@ class ReadPiece:
 class TensorReader:
     """Under way from the start on."""
 
-    def __init__(self, tasks: Sequence[Task], threads: int) -> None:
+    def __init__(self, tasks: Sequence[ReadTask], threads: int) -> None:
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="stratakv-identity")
         self._futures: list[Future[ReadPiece]] = [
@@ -102,7 +102,7 @@ class TensorReader:
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def read(self, task: Task) -> ReadPiece:
+    def read(self, task: ReadTask) -> ReadPiece:
         """One of the tasks, on the thread that calls."""
         piece = task.piece
         scratch = memoryview(bytearray(min(CHUNK_BYTES, max(1, piece.count_bytes))))

@@ -12,7 +12,7 @@ from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.common_layers import RMSNorm
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.deepseek.v32_config import V32Config, has_indexer
-from stratakv.engine.deepseek.v32_indexer import Indexer
+from stratakv.engine.deepseek.v32_indexer import V32Indexer
 from stratakv.engine.deepseek.v32_step import Block, Seen, Selection, V32Step
 from stratakv.engine.kernels import SelectedRows
 
@@ -36,7 +36,7 @@ class SparseLatentAttention(nn.Module):
         self.kv_a_layernorm = RMSNorm(self.rank)
         self.kv_b_proj = nn.Linear(self.rank, heads * expanded_dim, bias=False)
         self.o_proj = nn.Linear(heads * self.value_dim, hidden, bias=bias)
-        self.indexer = Indexer(config) if has_indexer(config, layer) else None
+        self.indexer = V32Indexer(config) if has_indexer(config, layer) else None
 
     def forward(
         self, x: torch.Tensor, step: V32Step, inherited: Selection | None

@@ -18,7 +18,7 @@ from stratakv.engine.deepseek.v32_config import V32Config, index_rotation
 from stratakv.engine.deepseek.v32_step import Block, Bucket, Seen, Selection, V32Step
 
 
-class Indexer(nn.Module):
+class V32Indexer(nn.Module):
     """Selects the ``index_topk`` best tokens of each query's context; all, if there are fewer."""
 
     def __init__(self, config: V32Config) -> None:

@@ -22,7 +22,7 @@ from stratakv.engine.deepseek.v32_moe import Moe
 from stratakv.engine.deepseek.v32_step import Selection, V32Step
 
 
-class Layer(nn.Module):
+class V32Layer(nn.Module):
     """Attention, then experts or a dense feed-forward, each on a normed residual stream."""
 
     def __init__(self, config: V32Config, layer: LayerId, scale: float) -> None:
@@ -54,7 +54,7 @@ class Trunk(nn.Module):
         scale = score_scale(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            Layer(config, LayerId(index), scale) for index in range(config.num_hidden_layers)
+            V32Layer(config, LayerId(index), scale) for index in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -114,7 +114,7 @@ def _rank_config(config: V32Config, ranks: int, *, heads: bool) -> V32Config:
 
 def _summed_parts(model: DeepSeekV32, *, heads: bool) -> Iterator[nn.Module]:
     for layer in model.model.layers:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, V32Layer)
         yield layer.mlp
         if heads:
             yield layer.self_attn.o_proj

@@ -17,7 +17,7 @@ from stratakv.engine.deepseek.v32_config import V32Config
 _NEVER_ZERO: Final = 1e-20
 
 
-class Router(RouterLogits):
+class V32Router(RouterLogits):
     """Chooses experts by score plus a learned bias, and weighs them by score alone."""
 
     def __init__(self, config: V32Config) -> None:
@@ -51,7 +51,7 @@ class Moe(nn.Module):
         super().__init__()
         hidden, inner = config.hidden_size, config.moe_intermediate_size
         act = activation(config.hidden_act)
-        self.gate = Router(config)
+        self.gate = V32Router(config)
         self.experts = Experts(config.n_routed_experts, hidden, inner, gated(act))
         self.shared_experts = GatedMlp(hidden, inner * config.n_shared_experts, act)
 

@@ -42,7 +42,7 @@ class Scorer(nn.Module):
         return self.weights_proj(x).float() * self.scale
 
 
-class Indexer(Compressor):
+class V4Indexer(Compressor):
     """Which entries a query sees, where there are more than ``top_k``. Its keys are compressed
     like the entries, from the same tokens."""
 
@@ -75,7 +75,7 @@ class Indexer(Compressor):
 class IndexedCompressor(Compressor):
     def __init__(self, config: V4Config, ratio: int) -> None:
         super().__init__(config, ratio, config.head_dim, 2 * config.head_dim)
-        self.indexer = Indexer(config, ratio)
+        self.indexer = V4Indexer(config, ratio)
 
 
 class GroupedLinear(nn.Module):

@@ -16,7 +16,7 @@ from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_norm import WideRMSNorm
 from stratakv.engine.deepseek.v4_step import BlockStep, ClosingBlocks
 from stratakv.engine.torch_pools import LayerTensors
-from stratakv.spec.compressed import BlockPlace, Place
+from stratakv.spec.compressed import BlockPlace, BufferPlace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class BlockPages:
 
     @classmethod
     def of(cls, place: BlockPlace, pools: LayerTensors, layer: LayerId) -> "BlockPages":
-        def view(at: Place) -> torch.Tensor:
+        def view(at: BufferPlace) -> torch.Tensor:
             return pools.layer(at.group, at.buffer.name, layer)
 
         overlap = None if place.overlap is None else view(place.overlap).squeeze(1)

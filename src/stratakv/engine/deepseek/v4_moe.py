@@ -19,7 +19,7 @@ from stratakv.engine.deepseek.v4_config import V4Config
 _NEVER_ZERO: Final = 1e-20
 
 
-class Router(RouterLogits):
+class V4Router(RouterLogits):
     """What routers share: scores by ``weight`` [experts, hidden], and the shares made of them."""
 
     def __init__(self, config: V4Config) -> None:
@@ -37,7 +37,7 @@ class Router(RouterLogits):
         return normalized(scores.gather(1, chosen), _NEVER_ZERO) * self.scale
 
 
-class TopKRouter(Router):
+class TopKRouter(V4Router):
     """The best by score plus a bias, which counts for choosing only."""
 
     e_score_correction_bias: torch.Tensor
@@ -54,7 +54,7 @@ class TopKRouter(Router):
         return chosen, self.shares(scores, chosen)
 
 
-class HashRouter(Router):
+class HashRouter(V4Router):
     """A token's id picks its experts, by a table [vocabulary, k] that came with the weights."""
 
     tid2eid: torch.Tensor

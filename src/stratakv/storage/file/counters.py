@@ -6,7 +6,7 @@ from stratakv.core.counts import Counts
 
 
 @dataclass(slots=True)
-class Counters(Counts):
+class FileStoreCounters(Counts):
     """Objects, but for ``*_errors`` (calls that the system refused)."""
 
     hits: int = 0
@@ -34,4 +34,4 @@ class FileStats:
     writing: bool
     growing: bool
     damaged_headers: int
-    counters: Counters
+    counters: FileStoreCounters

@@ -9,10 +9,10 @@ import numpy as np
 from stratakv.core.clock import Clock
 from stratakv.storage.breaker import Breaker
 from stratakv.storage.file.catalog import Catalog, Placed
-from stratakv.storage.file.counters import Counters
+from stratakv.storage.file.counters import FileStoreCounters
 from stratakv.storage.file.disk import free_bytes
 from stratakv.storage.file.eviction_order import coldest_first, older_group, oldest_of
-from stratakv.storage.file.index import Rows
+from stratakv.storage.file.index import RowIds
 from stratakv.storage.file.ledger import Ledger
 from stratakv.storage.file.quota import Quota
 from stratakv.storage.file.slots import Slots
@@ -24,7 +24,7 @@ class Eviction:
     def __init__(
         self, ledger: Ledger, catalog: Catalog, slots: Slots, quota: Quota, clock: Clock
     ) -> None:
-        self.counters = Counters()
+        self.counters = FileStoreCounters()
         self.drains = Breaker(clock)
         self._ledger, self._catalog, self._index = ledger, catalog, catalog.index
         self._slots, self._quota = slots, quota
@@ -85,7 +85,7 @@ class Eviction:
         used = self._index.used
         return min(mine.items(), key=lambda item: float(used[item[1].rows].mean()))
 
-    def _move(self, rows: Rows, gone: Placed) -> None:
+    def _move(self, rows: RowIds, gone: Placed) -> None:
         """Copy pages of ``gone`` to free slots elsewhere; one that is no good is left behind."""
         index, out = self._index, gone.rows
         if not len(rows):

@@ -10,20 +10,20 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.storage.file.index import FOREIGN, Index, Rows
+from stratakv.storage.file.index import FOREIGN, Index, RowIds
 
 EVICT_SHARE: Final = 256
 """At least one page in so many is evicted at a time: finding the oldest looks at all of them."""
 
 
-def oldest_of(index: Index, group: int, need: int, before_ns: int) -> Rows:
+def oldest_of(index: Index, group: int, need: int, before_ns: int) -> RowIds:
     """The pages of ``group`` to evict for ``need`` free slots, in segments this process writes."""
     rows = np.flatnonzero(_writable(index, before_ns) & (index.writable == group))
     count = min(len(rows), max(need, len(rows) // EVICT_SHARE))
     return rows[np.argpartition(index.used[rows], count - 1)[:count]] if count else rows
 
 
-def coldest_first(index: Index, group: int, count: int) -> Rows:
+def coldest_first(index: Index, group: int, count: int) -> RowIds:
     """``count`` pages of ``group``, in segments that this process writes."""
     rows = np.flatnonzero(index.present & (index.writable == group))
     return rows[np.argsort(index.used[rows])[:count]]

@@ -22,7 +22,7 @@ from stratakv.storage.header import (
     words_of,
 )
 
-Rows: TypeAlias = npt.NDArray[np.int64]
+RowIds: TypeAlias = npt.NDArray[np.int64]
 """Rows of the index, one per slot, int64 [n]."""
 
 NOWHERE: Final = -1
@@ -86,12 +86,12 @@ class Index:
         self.add(rows_changed[good])
         return at[~good & ~is_blank(fresh)].tolist()
 
-    def merge_uses(self, rows: Rows, uses: Uses) -> None:
+    def merge_uses(self, rows: RowIds, uses: Uses) -> None:
         """Take in uses that other processes wrote."""
         self.used[rows] = np.maximum(self.used[rows], uses)
         self.newest_ns = max(self.newest_ns, int(self.used[rows].max()))
 
-    def find(self, wanted: Headers) -> Rows:
+    def find(self, wanted: Headers) -> RowIds:
         """Row of each object, NOWHERE where it is not known; the whole key is compared."""
         rows = self._get(_fingerprints(wanted).tolist())
         at = np.flatnonzero(rows >= 0)
@@ -101,37 +101,37 @@ class Index:
             rows[at[~same]] = NOWHERE
         return rows
 
-    def put(self, rows: Rows, table: Headers) -> None:
+    def put(self, rows: RowIds, table: Headers) -> None:
         """These slots hold these objects from now on."""
         self.headers[rows] = table
         self.used[rows] = table["stored_ns"]
         self._add(rows, table)
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: RowIds) -> None:
         """Find these rows by their headers. Where two processes stored the same object, or two keys
         share 64 bits, the last one is found, and the other is a slot to be freed."""
         self._add(rows, self.headers[rows])
 
-    def _add(self, rows: Rows, table: Headers) -> None:
+    def _add(self, rows: RowIds, table: Headers) -> None:
         prints = _fingerprints(table).tolist()
         hidden = self._get(prints)
         self.present[hidden[hidden >= 0]] = False
         self._find.update(zip(prints, rows.tolist(), strict=True))
         self.present[rows] = self._get(prints) == rows
 
-    def drop(self, rows: Rows) -> None:
+    def drop(self, rows: RowIds) -> None:
         """Forget present rows; their headers stay, to be compared with the disk."""
         prints = _fingerprints(self.headers[rows]).tolist()
         deque(map(self._find.__delitem__, prints), maxlen=0)
         self.present[rows] = False
 
-    def clear(self, rows: Rows) -> None:
+    def clear(self, rows: RowIds) -> None:
         """These slots are free: forget what they held, headers and all."""
         self.drop(rows[self.present[rows]])
         self.headers[rows] = np.zeros((), HEADER)
         self.used[rows] = 0
 
-    def _get(self, prints: list[int]) -> Rows:
+    def _get(self, prints: list[int]) -> RowIds:
         return np.fromiter(map(self._find.get, prints, repeat(NOWHERE)), np.int64, len(prints))
 
     def _grow(self, rows: int) -> None:

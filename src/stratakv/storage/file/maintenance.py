@@ -11,7 +11,7 @@ from stratakv.storage.file.eviction import Eviction
 from stratakv.storage.file.eviction_order import unused_since
 from stratakv.storage.file.index import FOREIGN
 from stratakv.storage.file.ledger import Ledger
-from stratakv.storage.file.peers import Peers
+from stratakv.storage.file.peers import StoreWriters
 from stratakv.storage.file.quota import Quota
 from stratakv.storage.file.slots import Slots
 from stratakv.storage.header import HEADER
@@ -24,7 +24,7 @@ class Maintenance:
         catalog: Catalog,
         slots: Slots,
         quota: Quota,
-        peers: Peers,
+        peers: StoreWriters,
         eviction: Eviction,
     ) -> None:
         self._ledger, self._catalog, self._index = ledger, catalog, catalog.index

@@ -19,7 +19,7 @@ AHEAD_NS: Final = 10**9
 """A want from further ahead is none: its clock was wrong, or its bytes are."""
 
 
-class Peers:
+class StoreWriters:
     def __init__(self, ledger: Ledger, catalog: Catalog, clock: Clock) -> None:
         self._ledger, self._catalog, self._clock = ledger, catalog, clock
         self._wanting = False

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from stratakv.storage.file.catalog import Catalog, Placed
-from stratakv.storage.file.counters import Counters
-from stratakv.storage.file.index import Rows
+from stratakv.storage.file.counters import FileStoreCounters
+from stratakv.storage.file.index import RowIds
 from stratakv.storage.header import HEADER_BYTES
 
 _logger = logging.getLogger(__name__)
@@ -18,10 +18,10 @@ _SPARSE: Final = 32
 
 
 class PageReader:
-    def __init__(self, catalog: Catalog, counters: Counters) -> None:
+    def __init__(self, catalog: Catalog, counters: FileStoreCounters) -> None:
         self._catalog, self._index, self._counters = catalog, catalog.index, counters
 
-    def read(self, rows: Rows, into: Sequence[memoryview]) -> list[int | None]:
+    def read(self, rows: RowIds, into: Sequence[memoryview]) -> list[int | None]:
         """The hash of each page after it was read; None where it could not be read."""
         hashes: list[int | None] = []
         for placed, run in self._catalog.runs(rows.tolist()):
@@ -43,7 +43,7 @@ class PageReader:
             self._counters.add(read_errors=1)
             return None
 
-    def unchanged(self, rows: Rows) -> list[bool]:
+    def unchanged(self, rows: RowIds) -> list[bool]:
         """Whether the headers on the disk are still those of the index. By bytes and lists: right
         after megabytes were copied, a NumPy call costs as much as 50 comparisons."""
         expected = self._index.headers[rows].tobytes()
@@ -54,7 +54,7 @@ class PageReader:
             for header, at in zip(seen, range(0, len(expected), size), strict=True)
         ]
 
-    def headers_on_disk(self, rows: Rows) -> list[bytes]:
+    def headers_on_disk(self, rows: RowIds) -> list[bytes]:
         """One read for each segment, unless its slots lie far apart."""
         found = [b""] * len(rows)
         by_number: dict[int, list[tuple[int, int]]] = {}

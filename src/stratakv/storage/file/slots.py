@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from stratakv.storage.file.catalog import Catalog
-from stratakv.storage.file.index import Rows, same_headers, servable
+from stratakv.storage.file.index import RowIds, same_headers, servable
 from stratakv.storage.file.segment import Segment
 from stratakv.storage.header import HEADER, MAGIC, QUARANTINED, Headers, is_blank, is_sound, seal
 
@@ -62,7 +62,7 @@ class Slots:
             free = [row for row, unused in zip(run, blank.tolist(), strict=True) if unused]
             self.give_back(placed.segment.geometry.group, free)
 
-    def clear(self, rows: Rows) -> None:
+    def clear(self, rows: RowIds) -> None:
         """Make rows free; they must be of segments that this process writes."""
         if len(rows):
             for placed, run in self._catalog.runs(np.sort(rows).tolist()):

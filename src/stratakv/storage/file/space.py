@@ -22,7 +22,7 @@ from stratakv.storage.file.ledger import Ledger
 from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.maintenance import Maintenance
 from stratakv.storage.file.orphans import Orphans
-from stratakv.storage.file.peers import Peers
+from stratakv.storage.file.peers import StoreWriters
 from stratakv.storage.file.quota import Quota
 from stratakv.storage.file.slots import Slots
 
@@ -38,7 +38,7 @@ class SpaceManager:
         self.slots = slots = Slots(catalog)
         self._quota = quota = Quota(ledger, catalog, slots, form, limits, clock)
         self._orphans = Orphans(catalog, slots, clock)
-        self._peers = peers = Peers(ledger, catalog, clock)
+        self._peers = peers = StoreWriters(ledger, catalog, clock)
         self._eviction = eviction = Eviction(ledger, catalog, slots, quota, clock)
         self.maintenance = Maintenance(ledger, catalog, slots, quota, peers, eviction)
         self.counters = eviction.counters

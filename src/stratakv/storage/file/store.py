@@ -24,7 +24,7 @@ from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFor
 from stratakv.storage.breaker import Breaker
 from stratakv.storage.file.catalog import Catalog
 from stratakv.storage.file.counters import FileStats
-from stratakv.storage.file.index import NOWHERE, Rows
+from stratakv.storage.file.index import NOWHERE, RowIds
 from stratakv.storage.file.ledger import Ledger
 from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.reader import PageReader
@@ -156,7 +156,7 @@ class FileStore:
             counters=replace(self._counters),
         )
 
-    def _find(self, wanted: Headers) -> Rows:
+    def _find(self, wanted: Headers) -> RowIds:
         """Rows of what may be served; a peer may have stored what is not known yet."""
         rows = self._index.find(wanted)
         if (rows == NOWHERE).any():
@@ -279,7 +279,7 @@ class FileStore:
         if self._writes.closed:  # one call may meet several
             self._writes.failed()
 
-    def _use(self, rows: Rows) -> None:
+    def _use(self, rows: RowIds) -> None:
         """Stamp rows in this order, the last one youngest."""
         if len(rows):
             self._index.used[rows] = self._stamps(len(rows))

@@ -10,10 +10,10 @@ from typing import Final
 from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
-from stratakv.engine.attachment import State, StorageCall, Verb
+from stratakv.engine.attachment import AttachmentState, StorageCall, Verb
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import FinishReason, Output, Prompt
-from stratakv.engine.step_messages import Abort, Command, Flush, Stop, Submit
+from stratakv.engine.step_messages import AbortRequest, Command, Flush, Stop, Submit
 from stratakv.testing.fleet.runner import expected_tokens
 from stratakv.testing.fleet.scenario import Plan
 from stratakv.testing.fleet.stores import namespaces
@@ -22,7 +22,7 @@ MOST_STEPS: Final = 4000
 
 
 @dataclass(slots=True)
-class Trace:
+class RunTotals:
     """What a run came to, in tokens but for ``steps``; ``cached`` by tier."""
 
     steps: int = 0
@@ -30,9 +30,9 @@ class Trace:
     cached: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
 
 
-class Client:
+class FleetClient:
     def __init__(self, plan: Plan, engine: RankedEngine) -> None:
-        self.trace = Trace()
+        self.trace = RunTotals()
         self._plan = plan
         self._engine = engine
         self._adapters = namespaces(plan.spec)
@@ -68,7 +68,7 @@ class Client:
         match command:
             case Submit(prompt):
                 self._submit(prompt)
-            case Abort(request):
+            case AbortRequest(request):
                 self._aborted.add(request)
                 self._engine.abort(request)
             case Flush():
@@ -96,7 +96,7 @@ class Client:
         if self._engine.storage_stats() is None:
             return
         reports = self._engine.call_storage(StorageCall(Verb.DETACH, force=force))
-        self._detaching = reports[0].state is State.DRAINING
+        self._detaching = reports[0].state is AttachmentState.DRAINING
 
     def hear(self, output: Output) -> None:
         prompt, said = self._prompts[output.request], self._said[output.request]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from stratakv.agreement.ballot import Lanes
+from stratakv.agreement.ballot import LaneValues
 from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import RankLostError
 from stratakv.testing.fleet.thread_ranks import Rendezvous, ThreadRanks
@@ -104,7 +104,9 @@ class MortalRanks(ThreadRanks):
         super().__init__(rank, rendezvous)
         self._fate = fate
 
-    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(
+        self, lanes: LaneValues, meanwhile: Callable[[], None] = nothing
+    ) -> LaneValues:
         self._fate.meets(Point.BALLOT)
         result = super().all_reduce_min(lanes, meanwhile)
         self._fate.meets(Point.RESULT)

@@ -25,7 +25,7 @@ from stratakv.memory.block_table import BlockTable
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.spec.sharding import unshared
 from stratakv.storage.backend import StorageBackend, StoreFormat
-from stratakv.storage.io_lane import Lane
+from stratakv.storage.io_lane import IoLane
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.sharded import ShardedBackend
 from stratakv.testing.fleet.adversary import Adversary
@@ -149,7 +149,7 @@ class SimRank:
     def _before_write(self) -> None:
         self.fate.meets(Point.WRITE)
 
-    def _hand(self, lane: Lane, name: str) -> SteppedHand:
+    def _hand(self, lane: IoLane, name: str) -> SteppedHand:
         del name
         self._hands.append(SteppedHand(lane, self.adversary))
         return self._hands[-1]

@@ -7,7 +7,7 @@ Owns the order of a run, and what must be true at its end. One seed gives one ru
 from threading import Thread
 
 from stratakv.core.errors import RankLostError
-from stratakv.testing.fleet.client import Client, Trace
+from stratakv.testing.fleet.client import FleetClient, RunTotals
 from stratakv.testing.fleet.rank import SimRank
 from stratakv.testing.fleet.scenario import Plan
 from stratakv.testing.fleet.stores import Stores
@@ -27,7 +27,7 @@ class Fleet:
         self.ranks = [
             SimRank(plan, rank, self.rendezvous, self.stores) for rank in range(plan.ranks)
         ]
-        self.client = Client(plan, self.ranks[0].engine)
+        self.client = FleetClient(plan, self.ranks[0].engine)
         self._faults: dict[int, BaseException] = {}  # the first one first
 
     @property
@@ -35,7 +35,7 @@ class Fleet:
         """The rank that has died."""
         return next((rank for rank in self.ranks if rank.fate.dead), None)
 
-    def run(self) -> Trace:
+    def run(self) -> RunTotals:
         """AssertionError, DivergenceError or RankLostError as the first rank that fails raises it,
         with a note that names the seed. Where a rank was to die and did, all others must have been
         lost for it, or have been told to stop in that very step, and that is no error."""
@@ -101,9 +101,9 @@ class Fleet:
         return rank.steps > most or not (rank.rank in self._faults or rank.fate.over)
 
 
-def run_plan(plan: Plan) -> list[Trace]:
+def run_plan(plan: Plan) -> list[RunTotals]:
     """A fleet, and those that come after it on the same stores."""
-    stores, traces = Stores(plan), list[Trace]()
+    stores, traces = Stores(plan), list[RunTotals]()
     now: Plan | None = plan
     while now is not None:
         traces.append(Fleet(now, stores).run())
@@ -113,6 +113,6 @@ def run_plan(plan: Plan) -> list[Trace]:
     return traces
 
 
-def run(seed: int) -> list[Trace]:
+def run(seed: int) -> list[RunTotals]:
     """All of one seed."""
     return run_plan(plan_of(seed))

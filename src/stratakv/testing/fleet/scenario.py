@@ -17,7 +17,7 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.ids import GroupId, LayerId, RequestId
 from stratakv.engine.attachment import StorageCall, Verb
 from stratakv.engine.request import Prompt, SamplingParams
-from stratakv.engine.step_messages import Abort, Command, Flush, Submit
+from stratakv.engine.step_messages import AbortRequest, Command, Flush, Submit
 from stratakv.policy.prefetch_pace import (
     BestEffort,
     PrefetchPolicy,
@@ -266,7 +266,7 @@ def operator_events(draw: Random, names: int) -> Iterator[OperatorEvent]:
     """``names``: of requests so far."""
     if draw.random() < 0.12:
         victim = RequestId(f"r{draw.randrange(names)}")
-        yield OperatorEvent(after=draw.choice((0, 1, 2, 6)), command=Abort(victim))
+        yield OperatorEvent(after=draw.choice((0, 1, 2, 6)), command=AbortRequest(victim))
     if draw.random() < 0.06:
         yield from _operator(draw)
 

@@ -22,7 +22,7 @@ from stratakv.storage.backend import (
     StorageBackend,
     WriteStatus,
 )
-from stratakv.storage.io_lane import Lane
+from stratakv.storage.io_lane import IoLane
 from stratakv.testing.fleet.adversary import Adversary
 
 POISON = 0xFF
@@ -126,7 +126,7 @@ class FaultyStore:
 class SteppedHand:
     """Works a lane batch by batch, when the adversary says: no thread, no time."""
 
-    def __init__(self, lane: Lane, adversary: Adversary) -> None:
+    def __init__(self, lane: IoLane, adversary: Adversary) -> None:
         self._lane = lane
         self._adversary = adversary
         self._over = False

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from stratakv.agreement.ballot import Lanes
+from stratakv.agreement.ballot import LaneValues
 from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import RankLostError
 
@@ -148,7 +148,9 @@ class ThreadRanks:
         self.size = rendezvous.size
         self._rendezvous = rendezvous
 
-    def all_reduce_min(self, lanes: Lanes, meanwhile: Callable[[], None] = nothing) -> Lanes:
+    def all_reduce_min(
+        self, lanes: LaneValues, meanwhile: Callable[[], None] = nothing
+    ) -> LaneValues:
         meanwhile()
         return self._rendezvous.meet(self.rank, "all_reduce_min", lanes.shape, lanes, _least)
 
@@ -162,7 +164,7 @@ class ThreadRanks:
         pass
 
 
-def _least(lanes: list[Lanes]) -> Lanes:
+def _least(lanes: list[LaneValues]) -> LaneValues:
     least = lanes[0].copy()
     for other in lanes[1:]:
         np.minimum(least, other, out=least)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey
 from stratakv.policy.prefetch import HostSpace, Landed
 from stratakv.policy.prefetch_ends import FetchPlan
-from stratakv.policy.prefetch_reasons import Arrival, Arrivals
+from stratakv.policy.prefetch_reasons import Arrivals, FetchOutcome
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Ending, Fetched
 from stratakv.tiers.object_keys import HostBytes
@@ -23,10 +23,10 @@ from stratakv.tree.nodes import Tier
 from stratakv.tree.prefix_tree import PrefixTree
 
 _ARRIVALS: Final = {
-    ReadStatus.HIT: Arrival.ARRIVED,
-    ReadStatus.MISS: Arrival.MISSED,
-    ReadStatus.CORRUPT: Arrival.CORRUPT,
-    ReadStatus.FAILED: Arrival.FAILED,
+    ReadStatus.HIT: FetchOutcome.ARRIVED,
+    ReadStatus.MISS: FetchOutcome.MISSED,
+    ReadStatus.CORRUPT: FetchOutcome.CORRUPT,
+    ReadStatus.FAILED: FetchOutcome.FAILED,
 }
 
 
@@ -104,7 +104,7 @@ class Fetches:
 def arrivals_of(answer: Fetched, objects: int) -> Arrivals:
     """What became of each object; those behind the last status were not tried, or could not be."""
     failed = answer.ending in {Ending.FAILED, Ending.OFF}
-    rest = Arrival.FAILED if failed else Arrival.NOT_TRIED
+    rest = FetchOutcome.FAILED if failed else FetchOutcome.NOT_TRIED
     arrivals = np.full(objects, rest, np.uint8)
     said = list(answer.statuses)
     if said.count(ReadStatus.HIT) == objects:  # as a rule; an Enum's hash is slow

@@ -6,7 +6,7 @@ Owns the way from a ticket to its request. Must not look at answers.
 from collections.abc import Iterator
 from typing import Final
 
-from stratakv.agreement.agreement import Figures
+from stratakv.agreement.agreement import DigestInputs
 from stratakv.core.clock import Clock
 from stratakv.core.ids import NONE, TicketId
 from stratakv.storage.io_worker import IoWorker
@@ -52,7 +52,7 @@ class Operations:
         """Whether one that was told to stop has not come back for too long."""
         return now_s - next(iter(self._stopped.values()), now_s) > HUNG_S
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """What is under way, for ranks to compare."""
         return {
             "reads": len(self._requests),

@@ -8,7 +8,7 @@ Must not admit a request.
 
 from typing import Final, assert_never
 
-from stratakv.agreement.agreement import Figures
+from stratakv.agreement.agreement import DigestInputs
 from stratakv.agreement.ballot import Flags
 from stratakv.core.clock import Clock
 from stratakv.core.ids import GroupId, PageIds, PrefetchId, RequestId
@@ -16,8 +16,8 @@ from stratakv.core.page_keys import PageHasher
 from stratakv.policy.checkpoints import last_end
 from stratakv.policy.prefetch import Abandoned, Fetching, Landed, MakeRoom, PrefetchRules, Probing
 from stratakv.policy.prefetch_book import PrefetchBook
-from stratakv.policy.prefetch_ends import Held
-from stratakv.policy.prefetch_pace import PrefetchPolicy, Start, allowance_s, stops
+from stratakv.policy.prefetch_ends import CachedPrefix
+from stratakv.policy.prefetch_pace import FetchStart, PrefetchPolicy, allowance_s, stops
 from stratakv.policy.prefetch_reasons import Arrivals, Reason
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Answer, Ending, Fetch, Fetched, Queried, Query
@@ -39,7 +39,7 @@ from stratakv.tiers.prefetch.request import (
     ballot_of,
     ends_of,
 )
-from stratakv.tiers.prefetch.sharing import Sharing, abandoned
+from stratakv.tiers.prefetch.sharing import PrefetchSharing, abandoned
 from stratakv.tree.matching import Match
 from stratakv.tree.observer import CacheObserver
 from stratakv.tree.prefix_tree import PrefixTree
@@ -69,7 +69,7 @@ class Prefetcher:
         self._waiting: dict[RequestId, PrefetchRequest] = {}
         self._by_id: dict[PrefetchId, PrefetchRequest] = {}  # of those that wait
         self._operations = Operations(clock)
-        self._sharing = Sharing()
+        self._sharing = PrefetchSharing()
         self._asked = 0
         self._step = 0
 
@@ -78,7 +78,7 @@ class Prefetcher:
         """Whether storage is being asked for anything."""
         return len(self._operations) > 0
 
-    def figures(self) -> Figures:
+    def figures(self) -> DigestInputs:
         """What is under way, for ranks to compare."""
         return {
             "asked": self._asked,
@@ -121,11 +121,11 @@ class Prefetcher:
         found = self._tree.match(request.keys, request.whole)
         ahead = (request.whole - found.end) * self._spec.page_tokens
         match self._policy.weigh(ahead, self._book.in_flight_tokens):
-            case Start.TOO_SHORT:
+            case FetchStart.TOO_SHORT:
                 pass
-            case Start.RATE_LIMITED:
+            case FetchStart.RATE_LIMITED:
                 self._book.put_off(request.id, self._step)
-            case Start.PROBE:
+            case FetchStart.PROBE:
                 self._probe(request, found, worker)
 
     def _probe(self, request: PrefetchRequest, found: Match, worker: IoWorker) -> None:
@@ -134,7 +134,7 @@ class Prefetcher:
             return
         leases, end = self._tree.leases, found.anchor_end
         hold = leases.hold_present(request.keys, end, [0] * len(self._spec.groups))
-        held = Held(found.end, leases.present(hold, request.whole))
+        held = CachedPrefix(found.end, leases.present(hold, request.whole))
         objects = self._rules.ends.question(held)
         names = of_pages(request.keys, objects.groups, objects.pages)
         ticket = worker.submit(Query(names)) if names else None

@@ -25,7 +25,7 @@ from stratakv.agreement.ballot import Flags
 from stratakv.core.ids import PageIds, PageKey, PrefetchId, TicketId
 from stratakv.core.page_keys import PageHasher
 from stratakv.policy.prefetch import Fetching, Probing
-from stratakv.policy.prefetch_ends import Held, Objects
+from stratakv.policy.prefetch_ends import CachedPrefix, Objects
 from stratakv.policy.prefetch_reasons import Reason, Tally
 from stratakv.tiers.prefetch.fetches import FromStorage
 from stratakv.tree.lease import HostHold
@@ -95,9 +95,9 @@ class Left:
     settled: OnSettled
 
 
-Phase: TypeAlias = Idle | Following | Asking | Reading | Ready | Left
+PrefetchPhase: TypeAlias = Idle | Following | Asking | Reading | Ready | Left
 IDLE: Final = Idle()
-NEXT: Final[dict[type[Phase], tuple[type[Phase], ...]]] = {
+NEXT: Final[dict[type[PrefetchPhase], tuple[type[PrefetchPhase], ...]]] = {
     Idle: (Idle, Following, Asking),
     Following: (Idle,),
     Asking: (Idle, Reading, Left),
@@ -115,13 +115,13 @@ class PrefetchRequest:
         self.prefix = prefix
         self.whole = whole
         self.started_s = started_s
-        self._phase: Phase = IDLE
+        self._phase: PrefetchPhase = IDLE
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> PrefetchPhase:
         return self._phase
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: PrefetchPhase) -> None:
         """The next phase; what the one before held is released, or held on in this one."""
         legal = type(phase) in NEXT[type(self._phase)]
         assert legal, f"no prefetch goes from {self._phase} to {phase}"
@@ -150,12 +150,12 @@ class PrefetchRequest:
                 assert_never(self._phase)
 
 
-def ballot_of(held: Held, ends: Flags, *, done: bool) -> Flags:
+def ballot_of(held: CachedPrefix, ends: Flags, *, done: bool) -> Flags:
     """What a rank votes of its answer: whether it is one, then the ends beyond ``held.base``."""
     return np.concatenate((np.array([done]), ends[held.base + 1 :]))
 
 
-def ends_of(held: Held, ballot: Flags) -> Flags:
+def ends_of(held: CachedPrefix, ballot: Flags) -> Flags:
     """The ends that all ranks have voted for, bool [limit + 1]."""
     ends = np.zeros(held.limit + 1, np.bool_)
     ends[held.base + 1 :] = ballot[1:]

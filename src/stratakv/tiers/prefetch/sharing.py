@@ -7,7 +7,7 @@ from stratakv.core.ids import PageKey, PrefetchId
 from stratakv.tiers.prefetch.request import IDLE, Following, PrefetchRequest
 
 
-class Sharing:
+class PrefetchSharing:
     def __init__(self) -> None:
         self._leaders: dict[PageKey, PrefetchRequest] = {}
         self._followers: dict[PrefetchId, PrefetchRequest] = {}
