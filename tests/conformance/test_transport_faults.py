@@ -54,8 +54,8 @@ def test_a_completion_that_is_lost_is_a_failure_when_the_link_ends():
     two.transport.disconnect(A)
     until(lambda: one.is_gone(B), "the end of the link", two)
     one.verify_ends(transfers, B)
-    assert one.heard(Done)
-    assert one.heard(Failed)
+    assert one.events_of(Done)
+    assert one.events_of(Failed)
 
 
 class FenceThatDoesNotWait(LoopbackWire):
@@ -166,14 +166,15 @@ BUGS = {
     "a notification before its bytes": (
         partial(wired, CopiesLate),
         ["test_a_notification_comes_after_its_bytes_and_all_before_them",
-            "test_done_is_said_once_and_then_the_bytes_are_there_and_the_source_is_free"]),
+            "test_done_is_reported_once_and_then_the_bytes_are_there_and_the_source_is_free"]),
     "a source that is read after the end": (
         partial(wired, ReadsOn), ["test_who_disconnects_is_read_no_more"]),
     "bytes beside a range": (
         partial(wired, WritesAll),
         ["test_every_byte_arrives_where_it_belongs_and_no_other_changes"]),
     "a completion twice": (
-        TellsTwice, ["test_done_is_said_once_and_then_the_bytes_are_there_and_the_source_is_free"]),
+        TellsTwice,
+        ["test_done_is_reported_once_and_then_the_bytes_are_there_and_the_source_is_free"]),
     "a failure after the fence": (
         FailsAfterTheFence, ["test_who_disconnects_is_written_to_no_more"]),
     "memory given back under a write": (

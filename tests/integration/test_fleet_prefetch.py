@@ -52,7 +52,7 @@ class Again:
 
             rank.flushed = hook
         client = self.fleet.client
-        heard, do = client.hear, client.do
+        heard, do = client.on_output, client.do
 
         def hear(output):
             if output.request == "again" and output.cached is not None:
@@ -65,7 +65,7 @@ class Again:
                 ends = [set(self.usable(rank)) for rank in self.fleet.ranks]
                 self.common = max(set.intersection(*ends), default=0)
 
-        client.hear, client.do = hear, see
+        client.on_output, client.do = hear, see
 
     def object(self, group, page):
         return ObjectKey(self.keys[page], group, 0)

@@ -1,10 +1,43 @@
-"""One name, one thing: a class of the package shares its name with no other. Shown on a sample."""
+"""Names in the package: the field's words, and one name for one thing, shown on samples."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from tests.meta.source import Module, modules
+
+VAGUE = frozenset({
+    "say", "says", "said", "saying", "tell", "tells", "told", "untold", "telling", "speak",
+    "speaks", "spoken", "hear", "hears", "heard", "news",
+})  # fmt: skip
+"""A status is returned, an event reported, an observer notified, an output chosen or generated."""
+
+
+def words_of(name: str) -> set[str]:
+    """``_heard_by`` and ``HeardBy``: heard and by."""
+    return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_"))
+
+
+def names_of(module: Module) -> Iterator[tuple[int, str]]:
+    """What a module names, by line: not what it only uses, which others have named."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case (
+                ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store())
+                | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name))
+            ):  # fmt: skip
+                yield node.lineno, name
+            case _:
+                pass
+
+
+def vague_names(module: Module) -> list[str]:
+    return [f"line {line}: {name}" for line, name in names_of(module) if words_of(name) & VAGUE]
 
 
 def types_of(module: Module) -> Iterator[tuple[str, bool]]:
@@ -36,6 +69,20 @@ def shared_names(package: Iterable[Module]) -> dict[str, list[str]]:
         for name, where in owners.items()
         if len(where) > 1 and any(is_class for _, is_class in where)
     }
+
+
+def test_no_name_is_built_on_what_somebody_says():
+    assert {m.name: vague_names(m) for m in modules() if vague_names(m)} == {}
+
+
+def test_a_vague_name_is_seen():
+    for sample in (
+        "def heard_by(rank): pass", "class UntoldFault: pass", "def f(news): pass", "said = 1",
+        "self._news = []", "match x:\n    case told: pass", "class A:\n    told: int = 0",
+    ):  # fmt: skip
+        assert vague_names(Module("sample.py", sample)), sample
+    fine = "def f(newspaper, essay, status):\n    told.append(status)  # said"
+    assert not vague_names(Module("sample.py", fine))
 
 
 def test_a_class_shares_its_name_with_no_other():

@@ -186,7 +186,7 @@ def test_a_model_that_cannot_be_told_is_like_no_other(change, caplog):
     model = model_to_give_away("llama")
     change(model)
     assert identity(model) != identity(model)
-    assert "untold are ['" in caplog.text
+    assert "does not cover ['" in caplog.text
 
 
 def test_nor_can_one_whose_class_somebody_has_changed(monkeypatch):

@@ -43,7 +43,7 @@ def followed(plan):
         for rank in fleet.ranks:
             rank.after_step = partial(_after_step, rank, rank.after_step, seen)
         trace = fleet.run()
-        seen.append((trace.steps, trace.said, dict(trace.cached), fleet.lost is None))
+        seen.append((trace.steps, trace.output_tokens, dict(trace.cached), fleet.lost is None))
         plan = plan.then
     return seen
 

@@ -130,8 +130,8 @@ def _server(path: Path) -> Generator[tuple[str, int], None, None]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        said = (line.partition("listening on http://")[2].strip() for line in process.stdout)
-        host, _, port = next(filter(None, said)).rpartition(":")
+        addresses = (line.partition("listening on http://")[2].strip() for line in process.stdout)
+        host, _, port = next(filter(None, addresses)).rpartition(":")
         yield host, int(port)
     finally:
         process.terminate()

@@ -145,8 +145,8 @@ class _Bench:
     def _usual_size(self) -> int:
         """A part of what is said anew, so that most of it has to leave, in two digits; room for two
         of the longest requests, so that none is refused."""
-        said = sum(one.output_length for one in self.requests)
-        anew = self.prompt_tokens - self.unlimited + said
+        output_tokens = sum(one.output_length for one in self.requests)
+        anew = self.prompt_tokens - self.unlimited + output_tokens
         longest = max(one.total_tokens for one in self.requests)
         size = max(anew // ANEW_PARTS, 2 * (longest + PAGE_TOKENS))
         digit = 10 ** max(0, len(str(size)) - 2)

@@ -13,9 +13,9 @@ import numpy as np
 from stratakv.bench.policy_traffic import Traffic, lengths
 from stratakv.sim.trace import BLOCK_TOKENS, TraceRequest
 
-Said: TypeAlias = tuple[tuple[int, int], ...]
+PromptPieces: TypeAlias = tuple[tuple[int, int], ...]
 """A prompt, as pieces: whose number, and how many of its first tokens."""
-Turn: TypeAlias = tuple[float, Said, int]
+Turn: TypeAlias = tuple[float, PromptPieces, int]
 """Time in seconds, prompt, answer tokens."""
 
 
@@ -85,16 +85,20 @@ def generate(traffic: BranchTraffic) -> list[TraceRequest]:
     return [
         TraceRequest(
             timestamp_ms=round(at_s * 1000),
-            input_length=sum(tokens for _, tokens in said),
+            input_length=sum(tokens for _, tokens in prompt),
             output_length=answer,
-            hash_ids=tuple(names.of(said)),
+            hash_ids=tuple(names.of(prompt)),
         )
-        for at_s, said, answer in turns
+        for at_s, prompt, answer in turns
     ]
 
 
 def _reader(
-    rng: np.random.Generator, traffic: BranchTraffic, at_s: float, head: Said, pieces: _Pieces
+    rng: np.random.Generator,
+    traffic: BranchTraffic,
+    at_s: float,
+    head: PromptPieces,
+    pieces: _Pieces,
 ) -> Iterator[Turn]:
     for _ in range(rng.geometric(1 / traffic.turns)):
         question = pieces.new(lengths(rng, traffic.question_tokens, 1)[0])
@@ -104,24 +108,28 @@ def _reader(
 
 
 def _agent(
-    rng: np.random.Generator, traffic: BranchTraffic, at_s: float, head: Said, pieces: _Pieces
+    rng: np.random.Generator,
+    traffic: BranchTraffic,
+    at_s: float,
+    head: PromptPieces,
+    pieces: _Pieces,
 ) -> Iterator[Turn]:
-    said = head
+    prompt = head
     for _ in range(2 * rng.geometric(1 / traffic.turns)):
         if rng.random() < traffic.edits:
-            total, least = sum(n for _, n in said), sum(n for _, n in head)
-            said = _cut(said, least + int((total - least) * np.sqrt(rng.random())))
-        said = (*said, pieces.new(lengths(rng, traffic.step_tokens, 1)[0]))
+            total, least = sum(n for _, n in prompt), sum(n for _, n in head)
+            prompt = _cut(prompt, least + int((total - least) * np.sqrt(rng.random())))
+        prompt = (*prompt, pieces.new(lengths(rng, traffic.step_tokens, 1)[0]))
         answer = traffic.answer(rng)
-        yield at_s, said, answer
-        said = (*said, pieces.new(answer))
+        yield at_s, prompt, answer
+        prompt = (*prompt, pieces.new(answer))
         at_s += traffic.pause_s(rng, answer)
 
 
-def _cut(said: Said, tokens: int) -> Said:
-    """The first ``tokens`` of what was said."""
+def _cut(prompt: PromptPieces, tokens: int) -> PromptPieces:
+    """The first ``tokens`` of a prompt."""
     kept: list[tuple[int, int]] = []
-    for number, length in said:
+    for number, length in prompt:
         if tokens <= 0:
             break
         kept.append((number, min(length, tokens)))
@@ -133,12 +141,12 @@ class _BlockNames:
     """Numbers of blocks: equal where all that was said up to a block's end is equal."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Said], int] = {}
+        self._known: dict[tuple[int, PromptPieces], int] = {}
 
-    def of(self, said: Said) -> Iterator[int]:
+    def of(self, prompt: PromptPieces) -> Iterator[int]:
         """One for every block of a prompt; the last one may be partly filled."""
         above, block, room = -1, list[tuple[int, int]](), BLOCK_TOKENS
-        for number, length in said:
+        for number, length in prompt:
             start = 0
             while start < length:
                 stop = min(length, start + room)

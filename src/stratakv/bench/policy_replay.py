@@ -1,9 +1,9 @@
 """One replay of a trace through one cache, in virtual time.
 
 Owns the order of events: a request arrives, waits for a row and pages if it must, is prefilled at
-once, holds its pages until its answer has been said, and is released; and which tokens are equal: a
-block's are all its own number, and an answer's are a number that nothing else has, so there is no
-work per token beyond the cache's own hashing. Must not decide what is kept.
+once, holds its pages until its answer has been generated, and is released; and which tokens are
+equal: a block's are all its own number, and an answer's are a number that nothing else has, so
+there is no work per token beyond the cache's own hashing. Must not decide what is kept.
 
 A trace names whole blocks only: it cannot say that the next turn of a conversation begins with the
 partly filled block and the answer of the turn before. Where only one full block is ever seen to
@@ -148,16 +148,16 @@ class Replay:
             if self._cache.admission.refusal(total) is not None:
                 figures.refused_requests += 1
                 continue
-            said = tokens[at]
+            ids = tokens[at]
             prefix = PageHasher(self._namespace, self._page_tokens)
-            prefix.extend(said[: request.input_length])
+            prefix.extend(ids[: request.input_length])
             asked = AdmissionRequest(prefix=prefix, tokens=request.input_length, total_tokens=total)
             admitted = self._cache.admission.admit(asked)
             while isinstance(admitted, Refusal):
                 assert self._running, f"request {at} fits alone, and {admitted} keeps it out"
                 now_s = self._end_first()
                 admitted = self._cache.admission.admit(asked)
-            self._start(at, request, said, admitted, now_s)
+            self._start(at, request, ids, admitted, now_s)
         while self._running:
             self._end_first()
         counters = self._cache.tiers.pools.counters
@@ -168,12 +168,12 @@ class Replay:
         return figures
 
     def _start(
-        self, at: int, request: TraceRequest, said: TokenIds, admitted: Admission, now_s: float
+        self, at: int, request: TraceRequest, ids: TokenIds, admitted: Admission, now_s: float
     ) -> None:
         cached = admitted.cached
         self.figures.device_tokens += cached.device
         self.figures.host_tokens += cached.host
-        one = _Running(admitted.row, said, cached.total)
+        one = _Running(admitted.row, ids, cached.total)
         self._cache.progress.settle()
         self._compute(one, request.input_length, self._chunk_tokens)
         end_s = now_s + request.output_length / DECODE_TOK_S

@@ -37,16 +37,16 @@ def race(engines: Sequence[Engine], prompts: Prompts, new_tokens: int) -> list[f
     """Seconds of each engine to serve all prompts, ``TURN_STEPS`` steps at a time in turn, so that
     whatever else the machine does in the meantime meets them alike."""
     taken_s = [0.0] * len(engines)
-    told = [0] * len(engines)
+    output_tokens = [0] * len(engines)
     for engine in engines:
         _submit(engine, prompts, new_tokens)
     while any(engine.has_work() for engine in engines):
         for at, engine in enumerate(engines):
             begin_s = time.perf_counter()
             for _ in range(TURN_STEPS):
-                told[at] += len(engine.step()) if engine.has_work() else 0
+                output_tokens[at] += len(engine.step()) if engine.has_work() else 0
             taken_s[at] += time.perf_counter() - begin_s
-    assert told == [len(prompts) * new_tokens] * len(engines), f"{told} tokens"
+    assert output_tokens == [len(prompts) * new_tokens] * len(engines), f"{output_tokens} tokens"
     return taken_s
 
 
@@ -61,13 +61,13 @@ def race_decode(
         while len(started) < len(prompts):
             started.update(output.request for output in engine.step())
     taken_s = [0.0] * len(engines)
-    told = [0] * len(engines)
+    output_tokens = [0] * len(engines)
     for _ in range(steps // TURN_STEPS):
         for at, engine in enumerate(engines):
             begin_s = time.perf_counter()
-            told[at] += sum(len(engine.step()) for _ in range(TURN_STEPS))
+            output_tokens[at] += sum(len(engine.step()) for _ in range(TURN_STEPS))
             taken_s[at] += time.perf_counter() - begin_s
-    assert told == [steps * len(prompts)] * len(engines), f"{told} tokens"
+    assert output_tokens == [steps * len(prompts)] * len(engines), f"{output_tokens} tokens"
     for engine in engines:
         for at in range(len(prompts)):
             engine.abort(RequestId(str(at)))
@@ -84,7 +84,7 @@ class _Turns(StoppingCriteria):
         begin_s = time.perf_counter()
         self._engine = engine
         _submit(engine, prompts, new_tokens)
-        self._asked = self.told = 0
+        self._asked = self.output_tokens = 0
         self.taken_s = time.perf_counter() - begin_s
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -101,7 +101,7 @@ class _Turns(StoppingCriteria):
         would slow whoever comes next."""
         begin_s = time.perf_counter()
         while steps and self._engine.has_work():
-            self.told += len(self._engine.step())
+            self.output_tokens += len(self._engine.step())
             steps -= 1
         self.taken_s += time.perf_counter() - begin_s
 
@@ -127,7 +127,7 @@ def race_generate(
     plain_s = time.perf_counter() - begin_s - (turns.taken_s - before_s)
     turns.play(sys.maxsize)
     assert out.shape == (len(prompts), ids.shape[1] + new_tokens), f"{out.shape}"
-    assert turns.told == len(prompts) * new_tokens, f"{turns.told} tokens"
+    assert turns.output_tokens == len(prompts) * new_tokens, f"{turns.output_tokens} tokens"
     return turns.taken_s, plain_s
 
 
@@ -140,6 +140,6 @@ def generate_batch(model: PreTrainedModel, prompts: Prompts, new_tokens: int) ->
     begin_s = time.perf_counter()
     out = generate(inputs, generation_config=config, warmup=False)
     taken_s = time.perf_counter() - begin_s
-    told = sum(len(answer.generated_tokens) for answer in out.values())
-    assert told == len(prompts) * new_tokens, f"{told} tokens"
+    output_tokens = sum(len(answer.generated_tokens) for answer in out.values())
+    assert output_tokens == len(prompts) * new_tokens, f"{output_tokens} tokens"
     return taken_s

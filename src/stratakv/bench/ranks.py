@@ -72,19 +72,19 @@ def run(*, tp: int = 2, steps: int = STEPS) -> dict[str, object]:
     return asdict(report)
 
 
-def report_of(heard: Sequence[MeterRecord], steps: int) -> RanksReport:
-    """From what each rank has heard."""
-    p50 = {turn: _p50_us([one.taken_s[turn] for one in heard]) for turn in TimedPart}
-    ticks_s = [one.taken_s[TimedPart.TICK] for one in heard]
-    own = [_rest(tick_s, one.met_s) for tick_s, one in zip(ticks_s, heard, strict=True)]
-    digests = [_rest(one.agreed_s, one.met_s) for one in heard]
+def report_of(records: Sequence[MeterRecord], steps: int) -> RanksReport:
+    """From what each rank has measured."""
+    p50 = {turn: _p50_us([one.taken_s[turn] for one in records]) for turn in TimedPart}
+    ticks_s = [one.taken_s[TimedPart.TICK] for one in records]
+    own = [_rest(tick_s, one.met_s) for tick_s, one in zip(ticks_s, records, strict=True)]
+    digests = [_rest(one.agreed_s, one.met_s) for one in records]
     return RanksReport(
-        ranks=len(heard),
+        ranks=len(records),
         steps=steps,
-        waited_steps=heard[0].waited,
+        waited_steps=records[0].waited,
         lanes=LANES,
-        ballots_per_step=_one([one.ballots for one in heard]),
-        broadcasts_per_step=_one([one.broadcasts for one in heard]),
+        ballots_per_step=_one([one.ballots for one in records]),
+        broadcasts_per_step=_one([one.broadcasts for one in records]),
         tick_us_p50=p50[TimedPart.TICK],
         tick_ratio=p50[TimedPart.TICK] / p50[TimedPart.BARE_ALLREDUCE],
         tick_own_us_p50=_p50_us(own),
@@ -95,7 +95,7 @@ def report_of(heard: Sequence[MeterRecord], steps: int) -> RanksReport:
         ratio=p50[TimedPart.BALLOT] / p50[TimedPart.BARE_ALLREDUCE],
         letter_us_p50=p50[TimedPart.LETTER],
         bare_broadcast_us_p50=p50[TimedPart.BARE_BROADCAST],
-        cached_host_tokens=heard[0].cached_host_tokens,
+        cached_host_tokens=records[0].cached_host_tokens,
     )
 
 

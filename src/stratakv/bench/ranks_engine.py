@@ -95,13 +95,13 @@ def chat_of(steps: int) -> Chat:
 
 
 def take_part(ranks: TorchRanks, steps: int) -> MeterRecord:
-    """Serve chats for ``steps`` steps; what this rank has heard."""
+    """Serve chats for ``steps`` steps; what this rank has measured."""
     meter = Meter(ranks)
     port, engine, transfer = _engine(meter, chat_of(steps))
     try:
         if ranks.rank == 0:
             _serve(port, chat_of(steps), steps)
-            assert meter.heard.steps == steps, "a step that did not end with one tick"
+            assert meter.record.steps == steps, "a step that did not end with one tick"
             port.close()
         else:
             port.follow()
@@ -109,7 +109,7 @@ def take_part(ranks: TorchRanks, steps: int) -> MeterRecord:
         transfer.close()
     stats = engine.stats()
     ranks.close()
-    return replace(meter.heard, cached_host_tokens=stats.cached_host_tokens)
+    return replace(meter.record, cached_host_tokens=stats.cached_host_tokens)
 
 
 def _serve(port: RankedEngine, chat: Chat, steps: int) -> None:

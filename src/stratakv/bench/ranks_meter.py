@@ -71,7 +71,7 @@ class Meter:
     def __init__(self, ranks: TorchRanks) -> None:
         self._ranks = ranks
         self.rank, self.size = ranks.rank, ranks.size
-        self.heard = MeterRecord()
+        self.record = MeterRecord()
         self._bare = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
         self._calls = {"all_reduce": 0, "broadcast": 0}
         self._ticking = self._waited = False
@@ -118,10 +118,10 @@ class Meter:
     def _timed(self, call: Callable[[], Result]) -> Result:
         dist.barrier()
         begin_s = time.perf_counter()
-        told = call()
-        self.heard.taken_s[self._turn].append(time.perf_counter() - begin_s)
+        result = call()
+        self.record.taken_s[self._turn].append(time.perf_counter() - begin_s)
         dist.barrier()
-        return told
+        return result
 
     def gather(self, text: str) -> Sequence[str]:
         return self._ranks.gather(text)
@@ -138,28 +138,28 @@ class Meter:
     def agreed(self, taken_s: float) -> None:
         """The last ballot took that long in all: with the digests before it."""
         if self._ticking and self._turn is TimedPart.TICK:
-            self.heard.met_s.append(self._last_s)
-            self.heard.agreed_s.append(taken_s)
+            self.record.met_s.append(self._last_s)
+            self.record.agreed_s.append(taken_s)
 
     def tick(self, run: Callable[[], None]) -> None:
-        heard, self._ticking = self.heard, True
+        record, self._ticking = self.record, True
         if self._turn is TimedPart.TICK:
             self._timed(run)
         elif self._turn is TimedPart.NOTHING:
             begin_s = time.perf_counter()
             run()
-            heard.taken_s[TimedPart.NOTHING].append(time.perf_counter() - begin_s)
+            record.taken_s[TimedPart.NOTHING].append(time.perf_counter() - begin_s)
         else:
             run()
         self._ticking = False
         if self._waited:
-            heard.waited += 1
+            record.waited += 1
         else:
-            heard.ballots.append(self._calls["all_reduce"])
-            heard.broadcasts.append(self._calls["broadcast"])
+            record.ballots.append(self._calls["all_reduce"])
+            record.broadcasts.append(self._calls["broadcast"])
         self._calls = dict.fromkeys(self._calls, 0)
         self._waited = False
-        heard.steps += 1
+        record.steps += 1
         self._turn = TimedPart.NOTHING
-        if heard.steps % 2:
+        if record.steps % 2:
             self._turn = TIMED[self._lots.integers(len(TIMED))]

@@ -31,7 +31,7 @@ what they bring back."""
 _PRELOADED: Final = ("stratakv.bench.ranks_engine",)
 
 Given = TypeVar("Given")
-Said = TypeVar("Said")
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class _Fault:
 
 def on_ranks(
     size: int,
-    act: Callable[[TorchRanks, Given], Said],
+    act: Callable[[TorchRanks, Given], Returned],
     given: Given,
     limit_s: float,
     *,
     collective_s: float = COLLECTIVE_S,
-) -> list[Said]:
+) -> list[Returned]:
     """What ``act(ranks, given)`` returns on each of ``size`` ranks. ``act`` is a module's function;
     what it is given and what it returns can be pickled. ``collective_s``: how long one rank may let
     the others wait, once all are there.

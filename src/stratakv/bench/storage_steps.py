@@ -93,11 +93,11 @@ def _play(directory: Path | None, model: HuggingFaceModel | None) -> float:
             engine.submit(greedy(str(number), tokens, OUTPUT_TOKENS))
             open_ += 1
         begin_s = time.thread_time()
-        news = engine.step()
-        if news:  # else all waited for a copy or for storage, and time passed
+        outputs = engine.step()
+        if outputs:  # else all waited for a copy or for storage, and time passed
             taken_s += time.thread_time() - begin_s
             steps += 1
-            open_ -= sum(output.finish is not None for output in news)
+            open_ -= sum(output.finish is not None for output in outputs)
     engine.close()
     memory.transfer.close()
     return taken_s / steps

@@ -92,8 +92,8 @@ class Chat:
         user, turn = map(int, ask.id.split("."))
         if turn == self.turns:
             return None
-        said = np.concatenate((ask.tokens, answer, self._words(user + 1, turn + 1, None)))
-        return self._ask(user, turn + 1, said, now_s)
+        history = np.concatenate((ask.tokens, answer, self._words(user + 1, turn + 1, None)))
+        return self._ask(user, turn + 1, history, now_s)
 
     def _ask(self, user: int, turn: int, tokens: TokenIds, at_s: float) -> Ask:
         name = RequestId(f"{user}.{turn}")

@@ -127,7 +127,7 @@ class Admitter:
         self._copies.backups.begin()  # an aborted request has left some; admitting may evict
         if not self._limits.reuse:
             asked = replace(asked, use=CacheUse.NOTHING)
-        found = self._found(asked)
+        found = self._matched(asked)
         answer = self._at_a_row(lambda row: self._enter(row, asked, found))
         return answer if isinstance(answer, Refusal) else self._admitted(asked, *answer)
 
@@ -194,12 +194,12 @@ class Admitter:
         if load is LoadBack.LOAD:
             admission = self._try(row, asked, found, found.end)
             if admission is None:  # the attempt may have evicted what the first match saw
-                found = self._found(asked)
+                found = self._matched(asked)
         if admission is None:
             admission = self._try(row, asked, found, found.device_end)
         return Refusal.NO_PAGES if admission is None else (admission, missed)
 
-    def _found(self, asked: AdmissionRequest) -> Match:
+    def _matched(self, asked: AdmissionRequest) -> Match:
         return self.match(asked.prefix, asked.tokens) if CacheUse.READ in asked.use else NO_MATCH
 
     def _weigh_load(self, found: Match) -> LoadBack:

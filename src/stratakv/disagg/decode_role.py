@@ -15,7 +15,7 @@ from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Reserve
 from stratakv.disagg.page_leases import LeaseCounts, PageLeases, Writer
-from stratakv.disagg.peers import Heard, Peers
+from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.session import (
     Aborted,
     Agreed,
@@ -120,8 +120,8 @@ class DecodeRole:
     def poll(self) -> Sequence[TransferEnd]:
         for event in self._peers.poll():
             match event:
-                case Heard(peer, message):
-                    self._hear(peer, message)
+                case MessageReceived(peer, message):
+                    self._on_message(peer, message)
                 case Lost(peer, reason):
                     self._lose(peer, reason)
                 case Disconnected(peer):
@@ -140,7 +140,7 @@ class DecodeRole:
 
     # -- words of prefill ------------------------------------------------------------------------
 
-    def _hear(self, peer: PeerId, message: Message) -> None:
+    def _on_message(self, peer: PeerId, message: Message) -> None:
         match message:
             case Arrival(attempt) | Ended(attempt):
                 entry = self._sessions.get(attempt.request)

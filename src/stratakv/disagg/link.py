@@ -77,7 +77,7 @@ class Link:
         self._clock, self._report = clock, report
         self._posts: deque[_Post] = deque()
         self._description: bytes | None = None
-        self._heard_s = 0.0
+        self._last_received_s = 0.0
         self._beaten_s: float | None = None
         self._met = False
         self._ended_s: float | None = None
@@ -89,7 +89,7 @@ class Link:
         self._thread.start()
 
     def connect(self, description: bytes) -> None:
-        self._heard_s = self._clock.now_s()
+        self._last_received_s = self._clock.now_s()
         self._description = description
         self._wake.set()
 
@@ -105,7 +105,7 @@ class Link:
 
     def look(self) -> None:
         """Whether the peer is still there, also while its thread waits for it."""
-        silent_s = self._clock.now_s() - self._heard_s
+        silent_s = self._clock.now_s() - self._last_received_s
         if self._description is not None and silent_s > self._options.lost_after_s:
             self._lose(f"nothing was heard of it for {silent_s:.1f} s")
 
@@ -153,7 +153,7 @@ class Link:
             self._pause(None)
         self._wire.connect(self._description)
         while not self._given_up.is_set() or self._is_meeting():
-            busy = self._listen()
+            busy = self._receive()
             self._beat()
             if not self._given_up.is_set():
                 busy |= self._write()
@@ -177,11 +177,11 @@ class Link:
         self._wake.wait(timeout_s)
         self._wake.clear()
 
-    def _listen(self) -> bool:
-        """Whether anything was heard."""
+    def _receive(self) -> bool:
+        """Whether anything has come."""
         messages = self._wire.notifications()
         if messages:
-            self._heard_s, self._met = self._clock.now_s(), True
+            self._last_received_s, self._met = self._clock.now_s(), True
         for message in messages:
             match _Kind(message[:1]):
                 case _Kind.BEAT:
@@ -207,7 +207,7 @@ class Link:
         part = next(post.slices, None)
         if part is not None:
             self._wire.write(part, self._given_up)
-            self._heard_s = self._clock.now_s()  # who takes bytes is there
+            self._last_received_s = self._clock.now_s()  # who takes bytes is there
             return True
         if post.notification is not None:
             self._wire.notify(_Kind.NOTIFICATION.value + post.notification)

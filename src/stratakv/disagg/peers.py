@@ -36,14 +36,14 @@ OpenTransport: TypeAlias = Callable[[Sequence[Memory]], Transport]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Heard:
+class MessageReceived:
     """``message`` of a peer; the bytes that went before it are here."""
 
     peer: PeerId
     message: Message
 
 
-PeerEvent: TypeAlias = Heard | Done | Failed | Lost | Disconnected
+PeerEvent: TypeAlias = MessageReceived | Done | Failed | Lost | Disconnected
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +163,7 @@ class Peers:
         for event in self._opened.transport.poll():
             match event:
                 case Notified(peer, notification):
-                    self._hear(peer, notification)
+                    self._on_notification(peer, notification)
                 case Lost(peer):
                     self._peers[peer].ending = True
                     self._found.append(event)
@@ -198,7 +198,7 @@ class Peers:
         assert self._opened is not None, "not open"
         return self._opened
 
-    def _hear(self, peer: PeerId, notification: bytes) -> None:
+    def _on_notification(self, peer: PeerId, notification: bytes) -> None:
         entry = self._peers[peer]
         if entry.ending:
             return  # its sessions have failed, and the fence comes
@@ -208,7 +208,7 @@ class Peers:
             self.disconnect(peer, str(error))
             return
         if message is not None:
-            self._found.append(Heard(peer, message))
+            self._found.append(MessageReceived(peer, message))
 
 
 def _introduction(data: bytes) -> tuple[Handshake, PagePlaces, bytes]:

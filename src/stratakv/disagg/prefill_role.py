@@ -15,7 +15,7 @@ from stratakv.core.errors import TransportError
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Reserve
-from stratakv.disagg.peers import Heard, Peers
+from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.session import Aborted, Agreed, Arrived, Session, TransferBegun
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId, TransferId
 from stratakv.engine.request import Phase, Request
@@ -96,8 +96,8 @@ class PrefillRole:
     def poll(self) -> Sequence[TransferEnd]:
         for event in self._peers.poll():
             match event:
-                case Heard(peer, message):
-                    self._hear(peer, message)
+                case MessageReceived(peer, message):
+                    self._on_message(peer, message)
                 case Done(transfer):
                     self._written_all(transfer)
                 case Failed(transfer, reason):
@@ -116,7 +116,7 @@ class PrefillRole:
 
     # -- words of decode -------------------------------------------------------------------------
 
-    def _hear(self, peer: PeerId, message: Message) -> None:
+    def _on_message(self, peer: PeerId, message: Message) -> None:
         match message:
             case Reserve():
                 self._ask(peer, message)
@@ -206,9 +206,9 @@ class PrefillRole:
 
     def _fail(self, name: RequestId, entry: _Sending, reason: str) -> None:
         """End what is not written, for both sides."""
-        told = bool(entry.prompt) and not entry.session.ended
+        reported = bool(entry.prompt) and not entry.session.ended
         self._give_up(name, entry, reason)
-        if told:
+        if reported:
             self._ends.append(TransferFailed(name, reason))
 
     def _give_up(self, name: RequestId, entry: _Sending, reason: str) -> None:

@@ -151,10 +151,13 @@ class CodeWalk:
         return met
 
 
-def warn_of(untold: Sequence[str]) -> None:
+def warn_of(unidentified: Sequence[str]) -> None:
     """Say that a model shares with no other, and why; nothing where there is no reason."""
-    if untold:
-        LOG.warning("the model's pages are for itself alone; untold are %s", untold[:3])
+    if unidentified:
+        LOG.warning(
+            "the model's pages are for itself alone; the identity does not cover %s",
+            unidentified[:3],
+        )
 
 
 def is_of_code(found: type | FunctionType | BuiltinFunctionType) -> bool:

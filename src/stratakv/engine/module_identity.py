@@ -61,9 +61,9 @@ def module_identity(module: PreTrainedModel, dtype: str) -> bytes:
     head = [FORMAT, REVISION, *map(str.encode, how), *walk.of(module.config, "config")]
     head += walk.of(module, "model")
     head.append(walk.code.digest())
-    walk.untold += walk.code.foreign
-    if walk.untold:
-        warn_of(walk.untold)
+    walk.unidentified += walk.code.foreign
+    if walk.unidentified:
+        warn_of(walk.unidentified)
         head.append(secrets.token_bytes(32))
     return digest_of(head, walk.lines)
 
@@ -77,11 +77,11 @@ def tensor_line(name: str, tensor: torch.Tensor) -> TensorDigest:
 class _Walk:
     """Says what lies in a value, in parts of which none can be taken for another: whatever holds
     others says first how many. What is reached again is said by its number. ``lines``: the tensors;
-    ``untold``: where something is that two models may hold alike and compute otherwise."""
+    ``unidentified``: where something is that two models may hold alike and compute otherwise."""
 
     def __init__(self) -> None:
         self.lines: list[TensorDigest] = []
-        self.untold: list[str] = []
+        self.unidentified: list[str] = []
         self.code = CodeWalk()
         self._met: dict[int, tuple[int, object]] = {}
 
@@ -108,7 +108,7 @@ class _Walk:
             case torch.Tensor():
                 self.lines.append(tensor_line(path, value))
                 if type(value) not in _TENSORS:
-                    yield self._untold(path)
+                    yield self._unidentified(path)
                 yield from self._named(vars(value), path, _NOT_IN_TENSORS)
             case nn.Module():
                 yield from self._module(value, path)
@@ -142,7 +142,7 @@ class _Walk:
                 yield from self._code(type(value), path)
                 yield from self._named(vars(value), path, frozenset())
             case _:
-                yield self._untold(path)
+                yield self._unidentified(path)
 
     def _container(self, value: Container, path: str) -> Iterator[bytes]:
         kind = cast("type", type(value))
@@ -158,7 +158,7 @@ class _Walk:
         if kind.__dictoffset__:
             yield from self._named(vars(value), path, frozenset())
         if any(vars(base).get("__slots__") for base in kind.__mro__):
-            yield self._untold(path)
+            yield self._unidentified(path)
 
     def _unordered(self, values: Iterable[object], path: str) -> Iterator[bytes]:
         parts = sorted(list(self.of(value, path)) for value in values)
@@ -175,10 +175,10 @@ class _Walk:
         yield from self._code(type(module), path)
         for name in _HOOKS:
             if vars(module)[name]:
-                yield self._untold(f"{path}.{name}")
+                yield self._unidentified(f"{path}.{name}")
         yield from self._named(vars(module), path, _NOT_COMPUTED_WITH | _HOOKS)
         if isinstance(module, list | tuple | dict | set | frozenset):
-            yield self._untold(path)
+            yield self._unidentified(path)
 
     def _named(
         self, held: Mapping[str, object], path: str, left_out: frozenset[str]
@@ -198,7 +198,7 @@ class _Walk:
     def _array(self, array: npt.NDArray[np.generic], path: str) -> Iterator[bytes]:
         yield f"{array.dtype.descr} {array.shape}".encode()
         if array.dtype.hasobject:
-            yield self._untold(path)
+            yield self._unidentified(path)
         else:
             yield array.tobytes()
 
@@ -207,11 +207,11 @@ class _Walk:
         yield f"{found.__module__}.{found.__qualname__}".encode()
         self.code.of(found, path)
         if not is_of_code(found):
-            yield self._untold(path)
+            yield self._unidentified(path)
 
-    def _untold(self, path: str) -> bytes:
-        self.untold.append(path)
-        return b"untold"
+    def _unidentified(self, path: str) -> bytes:
+        self.unidentified.append(path)
+        return b"unidentified"
 
 
 def _is_record(value: object) -> bool:

@@ -122,7 +122,7 @@ class PrefetchRules:
         """``agreed``: ``usable`` on every rank. The longest end for which there is room or could be
         made, if it is worth it."""
         held = probing.held
-        tally = self._found(held, stored)
+        tally = self._tally_of(held, stored)
         best = last_of(agreed)
         tally = tally.cut(best, Reason.SHARD_DISAGREEMENT)
         gain = max(0, best - held.base) * self._page
@@ -151,9 +151,9 @@ class PrefetchRules:
             return Abandoned(tally, Reason.HOST_CAPACITY, retry=True)
         return self._fetch(state.held, tally, end)
 
-    def _found(self, held: CachedPrefix, stored: tuple[Flags, ...]) -> Tally:
+    def _tally_of(self, held: CachedPrefix, stored: tuple[Flags, ...]) -> Tally:
         usable = self._usable(held, stored)
-        found = self.ends.found(held, stored, usable)
+        found = self.ends.stored_end(held, stored, usable)
         best = max(held.base, last_of(usable))
         tally = Tally(held.base, found)
         if best == found:

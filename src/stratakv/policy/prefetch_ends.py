@@ -124,7 +124,7 @@ class Ends:
         starts = self._starts(held.limit)[group]
         return complete_ends(starts, held.present[group] | stored[group])
 
-    def found(self, held: CachedPrefix, stored: Sequence[Flags], usable: Flags) -> int:
+    def stored_end(self, held: CachedPrefix, stored: Sequence[Flags], usable: Flags) -> int:
         """How far storage takes the prefix at best, whether it can be used there or not: as far as
         the groups that keep all go without a hole, but not beyond the last page that storage has
         and the tree lacks. ``base`` where storage adds nothing."""

@@ -38,8 +38,8 @@ class HandOffSide(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One request's hand-off. ``begun``: sides whose pages are engaged; ``told``: those that have
-    heard its end; ``left``: copies still to be made, group and pages at both ends."""
+    """One request's hand-off. ``begun``: sides whose pages are engaged; ``notified``: those
+    that know its end; ``left``: copies still to be made, group and pages at both ends."""
 
     source: TransferPages | None = None
     target: TransferPages | None = None
@@ -47,7 +47,7 @@ class _Session:
     given_up: bool = False
     arrived: set[HandOffSide] = field(default_factory=set[HandOffSide])
     begun: set[HandOffSide] = field(default_factory=set[HandOffSide])
-    told: set[HandOffSide] = field(default_factory=set[HandOffSide])
+    notified: set[HandOffSide] = field(default_factory=set[HandOffSide])
     left: list[tuple[GroupId, int, int]] = field(default_factory=list[tuple[GroupId, int, int]])
 
     @property
@@ -122,7 +122,7 @@ class LocalHandOff:
             self.arrive(HandOffSide.DECODE, request.id)
             self._returned.append(replace(request.prompt, tokens=request.known))
             return Start.RECEIVE
-        return Start.WAIT if HandOffSide.DECODE in session.told else Start.RECEIVE
+        return Start.WAIT if HandOffSide.DECODE in session.notified else Start.RECEIVE
 
     def returned(self) -> list[Prompt]:
         """Prompts to be submitted to the engine that computes them; given once."""
@@ -140,22 +140,22 @@ class LocalHandOff:
 
     def leave(self, side: HandOffSide, request: RequestId) -> None:
         session = self._sessions.get(request)
-        if session is None or side in session.told:
+        if session is None or side in session.notified:
             return
         if any(prompt.id == request for prompt in self._returned):  # nobody else knows of it
             self._returned = [prompt for prompt in self._returned if prompt.id != request]
-            session.told.add(HandOffSide.PREFILL)
+            session.notified.add(HandOffSide.PREFILL)
         session.given_up |= not (session.matched and session.over)
         if side not in session.begun:
-            self._tell(side, request, session)
+            self._notify(side, request, session)
 
     def poll(self, side: HandOffSide) -> list[TransferEnd]:
         self._move()
         found: list[TransferEnd] = []
         for request, session in list(self._sessions.items()):
-            if side not in session.arrived - session.told or not session.over:
+            if side not in session.arrived - session.notified or not session.over:
                 continue
-            self._tell(side, request, session)
+            self._notify(side, request, session)
             if session.given_up:
                 found.append(TransferFailed(request, "the other side gave it up"))
             elif side is HandOffSide.PREFILL:
@@ -165,9 +165,9 @@ class LocalHandOff:
                 found.append(Received(request, session.first))
         return found
 
-    def _tell(self, side: HandOffSide, request: RequestId, session: _Session) -> None:
-        session.told.add(side)
-        if len(session.told) == len(HandOffSide):
+    def _notify(self, side: HandOffSide, request: RequestId, session: _Session) -> None:
+        session.notified.add(side)
+        if len(session.notified) == len(HandOffSide):
             del self._sessions[request]
 
     def _move(self) -> None:

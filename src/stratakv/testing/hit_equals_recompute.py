@@ -108,7 +108,7 @@ class HitEqualsRecompute:
         return cls().verified()
 
     @pytest.mark.parametrize("way", Way)
-    def test_a_hit_says_what_a_recomputation_says(self, report: VerifyReport, way: Way) -> None:
+    def test_a_hit_gives_what_a_recomputation_gives(self, report: VerifyReport, way: Way) -> None:
         if way not in self.ways:
             pytest.skip("not asked for")
         verdict = report[way].verdict

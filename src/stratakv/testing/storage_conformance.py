@@ -294,7 +294,7 @@ class StorageConformance:
         with pytest.raises(StorageError):
             store(backend, keys)
 
-    def test_marks_tell_of_pages_that_are_cut_otherwise(self, subject: StorageSubject) -> None:
+    def test_marks_report_pages_that_are_cut_otherwise(self, subject: StorageSubject) -> None:
         """They are of a format of their own, and open beside the pages."""
         form = marks_form(FORM.spec_digest)
         with closing(subject.open(FORM)) as pages, closing(subject.open(form)) as marks:

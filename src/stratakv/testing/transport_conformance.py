@@ -93,7 +93,7 @@ class TransportConformance(TransportEnds):
             until(lambda: one.is_done(last), "the end of a transfer", two)  # noqa: B023
         assert two.notes(A) == [b"%d" % turn for turn in range(1, 9)]
 
-    def test_done_is_said_once_and_then_the_bytes_are_there_and_the_source_is_free(
+    def test_done_is_reported_once_and_then_the_bytes_are_there_and_the_source_is_free(
         self, sides: Sides
     ) -> None:
         one, two = sides(MANY_BYTES), sides(MANY_BYTES)

@@ -34,7 +34,7 @@ class TransportEnds(TransportSuite):
         until(lambda: one.is_gone(B), "the end of the other side")
         assert (two.memories[0] == 7).all(), "written to after the fence"
         one.verify_ends(transfers, B)
-        assert one.has_lost(B), "it was not told"
+        assert one.has_lost(B), "it was not notified"
         assert not two.has_lost(A)
         assert two.events[-1] == Disconnected(A)
 
@@ -81,7 +81,7 @@ class TransportEnds(TransportSuite):
         assert (three.memories[0] == 1).all()
         one.verify_ends(to_two, B)
         assert not one.has_lost(C)
-        assert not three.heard(Lost)
+        assert not three.events_of(Lost)
 
     def test_a_peer_that_never_connects_is_ended_and_was_not_written_to(self, sides: Sides) -> None:
         one, two = sides(100), sides(100)
@@ -94,7 +94,7 @@ class TransportEnds(TransportSuite):
         one.transport.disconnect(B)
         until(lambda: one.is_gone(B), "the end of the other side", two)
         one.verify_ends([transfer], B)
-        assert not one.heard(Done)
+        assert not one.events_of(Done)
         assert (two.memories[0] == GUARD).all()
 
     @pytest.mark.parametrize("writer", [True, False])

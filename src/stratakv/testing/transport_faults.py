@@ -97,12 +97,12 @@ class FaultyTransport:
                     break
                 self._begin(peer, state.waiting.popleft())
         for event in self._transport.poll():
-            self._hear(event)
+            self._on_event(event)
         found: list[Event] = []
         peers = list(self._peers)
         self._random.shuffle(peers)
         for peer in peers:
-            found += self._tell(peer)
+            found += self._deliver(peer)
         return found
 
     def disconnect(self, peer: PeerId) -> None:
@@ -127,7 +127,7 @@ class FaultyTransport:
             self._parts[inner] = peer, post.transfer if last else None
         self._peers[peer].begun.append(post.transfer)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case Done():
                 peer, transfer = self._parts.pop(event.transfer)
@@ -158,7 +158,7 @@ class FaultyTransport:
     def _later(self, peer: PeerId, event: Event) -> None:
         self._peers[peer].events.append((self._random.randint(0, self._faults.delay), event))
 
-    def _tell(self, peer: PeerId) -> list[Event]:
+    def _deliver(self, peer: PeerId) -> list[Event]:
         """In order: an event that is due waits for those before it."""
         events = self._peers[peer].events
         found: list[Event] = []

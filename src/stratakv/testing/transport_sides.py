@@ -59,15 +59,17 @@ class TransportSide:
     def poll(self) -> None:
         self.events += self.transport.poll()
 
-    def heard(self, kind: type[EventT]) -> list[EventT]:
+    def events_of(self, kind: type[EventT]) -> list[EventT]:
         return [event for event in self.events if isinstance(event, kind)]
 
     def notes(self, peer: str) -> list[bytes]:
-        return [event.notification for event in self.heard(Notified) if event.peer == peer]
+        return [event.notification for event in self.events_of(Notified) if event.peer == peer]
 
     def ends(self, transfer: TransferId) -> list[Done | Failed]:
         """All that was said of its end, which is one thing."""
-        return [e for e in (*self.heard(Done), *self.heard(Failed)) if e.transfer == transfer]
+        return [
+            e for e in (*self.events_of(Done), *self.events_of(Failed)) if e.transfer == transfer
+        ]
 
     def is_done(self, *transfers: TransferId) -> bool:
         self.poll()
@@ -77,11 +79,11 @@ class TransportSide:
 
     def is_gone(self, peer: str) -> bool:
         self.poll()
-        return any(event.peer == peer for event in self.heard(Disconnected))
+        return any(event.peer == peer for event in self.events_of(Disconnected))
 
     def has_lost(self, peer: str) -> bool:
         self.poll()
-        return any(event.peer == peer for event in self.heard(Lost))
+        return any(event.peer == peer for event in self.events_of(Lost))
 
     def verify_ends(self, transfers: Sequence[TransferId], peer: str) -> None:
         """After the end of the link: each transfer has ended once, and before the fence."""

@@ -17,7 +17,7 @@ from stratakv.tree.residency import Residency
 
 class StoreModel:
     """``active``: whether there is a store. ``marked``: what this process knows to be in it.
-    ``heard``: when the store last got, gave or was told of a page."""
+    ``touched``: when the store last got, gave or was notified of a page."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class StoreModel:
         self.active = False
         self.marked: set[PageAt] = set()
         self.writing: dict[int, list[PageAt]] = {}
-        self.heard: dict[PageAt, int] = {}
+        self.touched: dict[PageAt, int] = {}
         self._spec = spec
         self._nodes = nodes
         self._checkpointed = checkpointed
@@ -41,7 +41,7 @@ class StoreModel:
 
     def forget(self) -> None:
         self.marked.clear()
-        self.heard.clear()
+        self.touched.clear()
 
     def readable(self, place: PageAt) -> bool:
         """Whether the host has the bytes of a page, and not only a place for them."""
@@ -62,7 +62,7 @@ class StoreModel:
         self.marked.discard(place)
         if fetched and self.active:
             self.marked.add(place)
-            self.heard[place] = now
+            self.touched[place] = now
 
     def worthy(self, places: Iterable[PageAt]) -> list[PageAt]:
         """Those of ``places`` that a store should get: it has them not, the host does, somebody may
@@ -93,7 +93,7 @@ class StoreModel:
     def begin(self, writer: int, places: list[PageAt], now: int) -> None:
         self.writing[writer] = places
         self.marked.update(places)
-        self.heard.update(dict.fromkeys(places, now))
+        self.touched.update(dict.fromkeys(places, now))
 
     def end(self, writer: int, kept: Sequence[bool]) -> None:
         for place, there in zip(self.writing.pop(writer), kept, strict=True):

@@ -80,7 +80,7 @@ class StoringDriver:
     # -- use -----------------------------------------------------------------------------------
 
     def use(self, request: WalkRequest) -> None:
-        """A request stands on its lease: what storage lacks of it is written, and it is told of."""
+        """A request stands on its lease: what storage lacks of it is written, the rest touched."""
         it, store, lease = self._it, self._it.model.store, request.lease
         prompt = request.prompt[: lease.end]
         for effect in it.tree.stored.unstored(lease):
@@ -98,19 +98,19 @@ class StoringDriver:
     def _touch(self, lease: DeviceLease, prompt: Prefix) -> None:
         it, store = self._it, self._it.model.store
         it.model.tick()
-        told: list[PageAt] = []
+        touched: list[PageAt] = []
         for group, rows in it.tree.stored.to_touch(lease, self.step):
-            told += it.places_of(rows, group)
+            touched += it.places_of(rows, group)
         on_path = {place for place in store.marked if prompt[: len(place[0])] == place[0]}
         with_bytes = {place for place in on_path if it.spec.groups[place[1]].page_bytes}
-        assert len(set(told)) == len(told), "told of a page twice"
-        assert set(told) <= with_bytes, f"told of {told}, of which storage has {with_bytes}"
-        store.heard.update((place, it.model.clock) for place in told)
-        ages = sorted((len(prefix), -store.heard[prefix, group]) for prefix, group in with_bytes)
+        assert len(set(touched)) == len(touched), "touched a page twice"
+        assert set(touched) <= with_bytes, f"touched {touched}, of which storage has {with_bytes}"
+        store.touched.update((place, it.model.clock) for place in touched)
+        ages = sorted((len(prefix), -store.touched[prefix, group]) for prefix, group in with_bytes)
         for (above, older), (below, newer) in pairwise(ages if self.active else ()):
             assert older <= newer or above == below, f"{ages}: a parent looks older than its child"
         self.step += 1 + TOUCH_STEPS * (it.model.clock % 3) // 2
-        it.did["touched"] += bool(told)
+        it.did["touched"] += bool(touched)
 
     # -- prefetch ------------------------------------------------------------------------------
 

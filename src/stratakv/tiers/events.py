@@ -83,7 +83,7 @@ class CacheEvents:
         self._page_tokens = page_tokens
         self._lora_of = {digest: name for name, digest in adapters.items()}
         self._pages: dict[PageKey, _Page] = {}
-        self._news: list[CacheEvent] = []
+        self._events: list[CacheEvent] = []
 
     def __len__(self) -> int:
         """Pages whose tokens are known."""
@@ -107,12 +107,12 @@ class CacheEvents:
     def stored(self, medium: Medium, group: GroupId, keys: Sequence[PageKey]) -> None:
         """``keys`` can be read at ``medium`` from now on. What storage drops later is its own
         affair, and is not told: a router must take a page there for likely, not for certain."""
-        self._news += self._stored(medium, group, keys)
+        self._events += self._stored(medium, group, keys)
 
     def removed(self, medium: Medium, group: GroupId, keys: Sequence[PageKey]) -> None:
         """``medium`` has ``keys`` no more. Where storage was emptied or taken away, it has none of
         those either that the tree does not know any more, which are not told."""
-        self._news.append(PagesRemoved(medium, group, keys))
+        self._events.append(PagesRemoved(medium, group, keys))
 
     def gone(self, keys: Sequence[PageKey]) -> None:
         """``keys`` have left the tree: their tokens are not needed any more."""
@@ -120,12 +120,12 @@ class CacheEvents:
 
     def dropped(self) -> None:
         """The tree was emptied on purpose: whatever was noted before is void."""
-        self._news = [AllCleared()]
+        self._events = [AllCleared()]
 
     def take(self) -> list[CacheEvent]:
         """What has happened since the last ``take``, oldest first."""
-        news, self._news = self._news, []
-        return news
+        events, self._events = self._events, []
+        return events
 
     def _stored(
         self, medium: Medium, group: GroupId, keys: Sequence[PageKey]

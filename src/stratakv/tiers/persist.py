@@ -154,10 +154,10 @@ class Persister:
         """This rank's vote on a job that has ended: which of its objects are stored."""
         assert isinstance(answer, Stored), f"{answer} is no answer to a write"
         kept = np.zeros(len(self._jobs[answer.ticket].keys), np.bool_)
-        said = list(answer.statuses)
-        if said.count(WriteStatus.STORED) == len(kept):  # as a rule; an Enum's hash is slow
+        statuses = list(answer.statuses)
+        if statuses.count(WriteStatus.STORED) == len(kept):  # as a rule; an Enum's hash is slow
             return ~kept
-        kept[: len(said)] = [status in KEPT for status in said]
+        kept[: len(statuses)] = [status in KEPT for status in statuses]
         return kept
 
     def answered(self, answer: Answer, agreed: Flags) -> None:
@@ -165,17 +165,17 @@ class Persister:
         stored."""
         assert isinstance(answer, Stored), f"{answer} is no answer to a write"
         job = self._jobs.pop(answer.ticket)
-        said = list(answer.statuses)
-        stored, present = said.count(WriteStatus.STORED), said.count(WriteStatus.PRESENT)
-        refused = said.count(WriteStatus.REFUSED)
+        statuses = list(answer.statuses)
+        stored, present = statuses.count(WriteStatus.STORED), statuses.count(WriteStatus.PRESENT)
+        refused = statuses.count(WriteStatus.REFUSED)
         counters, total = self.counters, len(job.keys)
         counters.stored += stored
         counters.present += present
         counters.refused += refused
         rest = total - stored - present - refused
         if answer.ending is Ending.CANCELLED:  # given up on purpose
-            counters.dropped += total - len(said)
-            rest -= total - len(said)
+            counters.dropped += total - len(statuses)
+            rest -= total - len(statuses)
         counters.failed += rest
         if self._observer is not None:
             kept = list(compress(job.keys, agreed.tolist()))

@@ -54,12 +54,12 @@ class Checkpoint:
         for file in self.settings:
             yield b"settings " + os.fsencode(file.path.name)
             yield file.contents
-        said: dict[tuple[str, str], None] = {}
+        named: dict[tuple[str, str], None] = {}
         for weights in self.weights:
             for name, value in sorted(weights.layout.metadata.items()):
-                said.setdefault((name, value))
+                named.setdefault((name, value))
         # Stable: of two values of one name, the order of their files says which counts.
-        for name, value in sorted(said, key=lambda pair: pair[0]):
+        for name, value in sorted(named, key=lambda pair: pair[0]):
             yield b"metadata " + name.encode("utf-8", "surrogatepass")
             yield value.encode("utf-8", "surrogatepass")
 

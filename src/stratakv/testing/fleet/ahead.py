@@ -138,7 +138,7 @@ class AheadExecutor:
         (forward, chosen) = step.computed[0]
         sampled = self._token_source.choose(forward, step.sampling)
         assert np.array_equal(sampled.tokens, chosen.tokens), "the device goes on after another one"
-        self.runner.show(step.runner.said)
+        self.runner.show(step.runner.chosen)
         return sampled
 
     def idle(self) -> None:

@@ -26,7 +26,7 @@ class RunTotals:
     """What a run came to, in tokens but for ``steps``; ``cached`` by tier."""
 
     steps: int = 0
-    said: int = 0
+    output_tokens: int = 0
     cached: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
 
 
@@ -37,7 +37,7 @@ class FleetClient:
         self._engine = engine
         self._adapters = namespaces(plan.spec)
         self._prompts: dict[RequestId, Prompt] = {}
-        self._said: dict[RequestId, list[int]] = {}
+        self._outputs: dict[RequestId, list[int]] = {}
         self._ended: dict[RequestId, FinishReason] = {}
         self._aborted: set[RequestId] = set()
         self._detaching = False
@@ -59,7 +59,7 @@ class FleetClient:
         self.trace.steps += 1
         assert self.trace.steps < MOST_STEPS, f"no end after {MOST_STEPS} steps"
         for output in self._engine.step():
-            self.hear(output)
+            self.on_output(output)
         if self._detaching:
             self._detach(force=False)
 
@@ -88,7 +88,7 @@ class FleetClient:
         except RequestError:  # it could never fit these pools
             return
         self._prompts[prompt.id] = prompt
-        self._said[prompt.id] = []
+        self._outputs[prompt.id] = []
 
     def _detach(self, *, force: bool) -> None:
         """Ask until the store is free, as an operator does."""
@@ -98,14 +98,16 @@ class FleetClient:
         reports = self._engine.call_storage(StorageCall(Verb.DETACH, force=force))
         self._detaching = reports[0].state is AttachmentState.DRAINING
 
-    def hear(self, output: Output) -> None:
-        prompt, said = self._prompts[output.request], self._said[output.request]
+    def on_output(self, output: Output) -> None:
+        prompt, output_ids = self._prompts[output.request], self._outputs[output.request]
         assert output.request not in self._ended, f"{output.request}: news after the end"
         if output.token is not None:
-            self.trace.said += 1
-            said.append(output.token)
-            right = expected_tokens(prompt.tokens, len(said), self._adapters.place(prompt.adapter))
-            assert said == right, f"{output.request} says {said}, not {right}"
+            self.trace.output_tokens += 1
+            output_ids.append(output.token)
+            right = expected_tokens(
+                prompt.tokens, len(output_ids), self._adapters.place(prompt.adapter)
+            )
+            assert output_ids == right, f"{output.request} has {output_ids}, not {right}"
         if output.cached is not None:
             reads = self._plan.reuse and CacheUse.READ in prompt.use
             assert reads or not output.cached.total, "something was reused after all"
@@ -117,8 +119,8 @@ class FleetClient:
                 }[tier]
         if output.finish is not None:
             self._ended[output.request] = output.finish
-            whole = len(said) == prompt.sampling.max_tokens
+            whole = len(output_ids) == prompt.sampling.max_tokens
             aborted = output.finish is FinishReason.ABORT
             assert whole or (aborted and output.request in self._aborted), (
-                f"{output.request} ended as {output.finish} after {len(said)} tokens"
+                f"{output.request} ended as {output.finish} after {len(output_ids)} tokens"
             )

@@ -68,7 +68,7 @@ class Fate:
             self.dead = True
             raise RankDied(f"rank {self._rank} ends in step {self.steps}, at its {point.name}")
 
-    def heard_by(self, rank: int) -> bool:
+    def reaches(self, rank: int) -> bool:
         """Whether another rank has the result of the ballot in which this one ends, and so does the
         whole of that step."""
         loss = self._loss

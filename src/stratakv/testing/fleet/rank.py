@@ -189,7 +189,7 @@ class SimRank:
         if self.steps % PICTURE_STEPS == 0 or self.fate.over:
             seen += picture(self.inner)
         events = [] if self._events is None else [_plain(event) for event in self._events.take()]
-        alike = (seen, (self.runner.said, events), self)
+        alike = (seen, (self.runner.chosen, events), self)
         self._rendezvous.meet(self.rank, "state", (self.steps,), alike, _alike)
 
     def died(self) -> None:
@@ -244,11 +244,11 @@ class WatchedEngine(RankedEngine):
 
 
 def _alike(seen: list[tuple[bytes, tuple[object, object], SimRank]]) -> None:
-    first, said, of = seen[0]
+    first, chosen, of = seen[0]
     for other, its, rank in seen[1:]:
-        if other == first and its == said:
+        if other == first and its == chosen:
             continue
-        where = first_difference((of.inner, said), (rank.inner, its))
+        where = first_difference((of.inner, chosen), (rank.inner, its))
         if where is not None:
             raise AssertionError(
                 f"after step {of.steps} rank {rank.rank} is not as rank 0 is: {where}"

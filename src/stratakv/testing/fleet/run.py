@@ -97,7 +97,7 @@ class Fleet:
     def _goes_on(self, rank: SimRank, dead: SimRank) -> bool:
         """Who has the result of a ballot does all of its step, and is lost at the next rendezvous.
         If the step's message says that it is the last, there is none, and it ends as it should."""
-        most = dead.steps + dead.fate.heard_by(rank.rank)
+        most = dead.steps + dead.fate.reaches(rank.rank)
         return rank.steps > most or not (rank.rank in self._faults or rank.fate.over)
 
 

@@ -53,12 +53,12 @@ def state_after(kept: Numbers) -> list[float]:
 
 def expected_tokens(prompt: TokenIds | Sequence[int], count: int, adapter: int = NONE) -> list[int]:
     kept = as_kept(np.asarray(prompt), adapter)
-    said: list[int] = []
+    chosen: list[int] = []
     total, shift = next_token(kept), _ADAPTED * (adapter + 1)
     for place in range(len(kept), len(kept) + count):
-        said.append(total)
+        chosen.append(total)
         total = (total + (total + shift) * _WEIGHTS.item(place)) % VOCABULARY
-    return said
+    return chosen
 
 
 def _heads(first: int, count: int) -> npt.NDArray[np.float32]:
@@ -67,8 +67,8 @@ def _heads(first: int, count: int) -> npt.NDArray[np.float32]:
 
 class TokenRunner:
     """``pages``: float32 [pages, rows_per_page, row] of each group, a row being the heads that this
-    rank has. ``first_heads``: which is the first of them, by group. ``said``: of each step, what
-    this rank would have said; rank 0's is what all say."""
+    rank has. ``first_heads``: which is the first of them, by group. ``chosen``: of each step, what
+    this rank would have chosen; all take rank 0's."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class TokenRunner:
         first = first_heads or [0] * len(pages)
         self._heads = [_heads(at, of.shape[-1]) for at, of in zip(first, pages, strict=True)]
         self._anchor = bool(spec.groups[0].buffers)
-        self.said: list[int] = []
+        self.chosen: list[int] = []
 
-    def show(self, said: list[int]) -> None:
+    def show(self, chosen: list[int]) -> None:
         """What it has said is that."""
-        self.said = said
+        self.chosen = chosen
 
     def frozen(self) -> "TokenRunner":
         """The same, with its tables as they are now."""
@@ -100,7 +100,7 @@ class TokenRunner:
         if (gate := batch.gate) is not None:
             for group in self._groups:
                 gate.wait(LayerId(group.id))
-        self.said = []
+        self.chosen = []
         at = 0
         adapters = [NONE] * len(batch.rows) if batch.adapters is None else batch.adapters.tolist()
         for row, start, count, sampled, adapter in zip(
@@ -116,9 +116,9 @@ class TokenRunner:
             go_on = self._continue if self._anchor else self._continue_states
             answer = go_on(row, start, kept)
             if sampled:
-                self.said.append(answer)
-        logits = torch.zeros((len(self.said), VOCABULARY))
-        logits[range(len(self.said)), self.said] = 1.0
+                self.chosen.append(answer)
+        logits = torch.zeros((len(self.chosen), VOCABULARY))
+        logits[range(len(self.chosen)), self.chosen] = 1.0
         return Forward.of_numbers(logits, batch)
 
     # -- rows per token --------------------------------------------------------------------------

@@ -106,8 +106,8 @@ def arrivals_of(answer: Fetched, objects: int) -> Arrivals:
     failed = answer.ending in {Ending.FAILED, Ending.OFF}
     rest = FetchOutcome.FAILED if failed else FetchOutcome.NOT_TRIED
     arrivals = np.full(objects, rest, np.uint8)
-    said = list(answer.statuses)
-    if said.count(ReadStatus.HIT) == objects:  # as a rule; an Enum's hash is slow
+    statuses = list(answer.statuses)
+    if statuses.count(ReadStatus.HIT) == objects:  # as a rule; an Enum's hash is slow
         return np.zeros(objects, np.uint8)
-    arrivals[: len(said)] = [_ARRIVALS[status] for status in said]
+    arrivals[: len(statuses)] = [_ARRIVALS[status] for status in statuses]
     return arrivals
