@@ -21,6 +21,52 @@ from stratakv.core.errors import ConfigError, RankLostError, StorageError
 from stratakv.core.flag_help import HELP, METAVAR, RENAMED
 
 Record = TypeVar("Record")
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that reports what it does not know itself: a verb's usage, not that of all verbs."""
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - one of its forms
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        into = argparse.Namespace() if namespace is None else namespace
+        known, unknown = super().parse_known_args(args, into)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+
+class _Number(argparse.Action):
+    """What argparse's ``type`` would be, which words a refusal itself."""
+
+    kind: type[int | float] = float
+    allowed = "a number"
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object,
+        option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        del parser
+        try:
+            setattr(namespace, self.dest, self.kind(str(values)))
+        except ValueError:
+            raise ConfigError(f"{option_string} {values}: allowed is {self.allowed}") from None
+
+
+class _Whole(_Number):
+    kind = int
+    allowed = "a whole number"
+
+
+class _Renamed(argparse.Action):
+    """A flag that has another name now; refused, so that nobody's server changes unseen."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        old = self.option_strings[0]
+        parser.error(f"{old}: its name is {RENAMED[old.removeprefix('--')]} now")
+
+
+_NUMBERS: Final = {"int": _Whole, "float": _Number}
 SERVE_MODULES: Final = (
     "torch", "transformers", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "h11",
     "prometheus_client", "tqdm",
@@ -53,7 +99,7 @@ _BENCH_FLAGS: Final[Mapping[str, dict[str, Any]]] = {
         "help": "where its files lie meanwhile; default: the one for temporary files",
     },
     "redis": {"metavar": "URL", "help": "also measure this server"},
-    "tp": {"type": int, "default": 2, "metavar": "INT", "help": "ranks (default: 2)"},
+    "tp": {"action": _Whole, "default": 2, "metavar": "INT", "help": "ranks (default: 2)"},
 }
 LIBRARY_BENCHES: Final = ("tree", "policy", "imports")
 """Parts of ``bench`` that need no more than the library."""
@@ -66,10 +112,10 @@ SIZING: Final = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``stratakv`` command; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    arguments.line = sys.argv[1:] if argv is None else list(argv)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
+        arguments = _parser().parse_args(argv)
+        arguments.line = sys.argv[1:] if argv is None else list(argv)
         code: int = arguments.run(arguments)
     except (ConfigError, StorageError) as error:
         print(f"stratakv: {error}", file=sys.stderr)
@@ -81,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="stratakv", description="A tiered KV cache for LLM serving.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"stratakv {version('stratakv')}")
@@ -97,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     _flags(serve, EngineConfig)
     _flags(serve, ServerConfig)
     serve.add_argument(
-        "--threads", type=int, metavar="INT", help="threads of the forward; default: torch's"
+        "--threads", action=_Whole, metavar="INT", help="threads of the forward; default: torch's"
     )
     for old in RENAMED:
         serve.add_argument(f"--{old}", action=_Renamed, help=argparse.SUPPRESS)
@@ -171,7 +217,9 @@ def _policy_flags(part: argparse.ArgumentParser) -> None:
         ("chunk-tokens", "most prompt tokens of one request in a step", 512),
     ):
         shown = "" if default is None else f" (default: {default})"
-        part.add_argument(f"--{flag}", type=int, default=default, metavar="INT", help=text + shown)
+        part.add_argument(
+            f"--{flag}", action=_Whole, default=default, metavar="INT", help=text + shown
+        )
     part.add_argument("--save-trace", metavar="FILE", help="also write what is replayed there")
     for flag, text in (("policies", "eviction policies"), ("specs", "kinds of model")):
         part.add_argument(
@@ -188,26 +236,17 @@ def _flags(
         if only is not None and field.name not in only:
             continue
         kind = str(field.type)
-        convert = int if "int" in kind else float if "float" in kind else str
+        number = "int" if "int" in kind else "float" if "float" in kind else None
         many = kind.startswith("tuple")
         default = None if many or field.default is MISSING else field.default
         shown = "" if default is None else f" (default: {default})"
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=convert,
-            action="append" if many else "store",
+            action=_NUMBERS[number] if number else "append" if many else "store",
             default=default,
             help=HELP[field.name] + shown,
-            metavar=METAVAR.get(field.name, convert.__name__.upper()),
+            metavar=METAVAR.get(field.name, (number or "str").upper()),
         )
-
-
-class _Renamed(argparse.Action):
-    """A flag that has another name now; refused, so that nobody's server changes unseen."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        old = self.option_strings[0]
-        parser.error(f"{old}: its name is {RENAMED[old.removeprefix('--')]} now")
 
 
 def _picked(arguments: argparse.Namespace, record: type[Record]) -> Record:

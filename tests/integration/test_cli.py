@@ -154,8 +154,13 @@ def test_the_installed_command(tmp_path):
         (["serve", "DIR", "--page", "16"], "unrecognized arguments: --page 16"),
         (["serve", "DIR", "--storage-cut", "8"], "--storage-cut: its name is --storage-shards now"),
         (["serve", "DIR", "--storage-cut=8"], "--storage-cut: its name is --storage-shards now"),
-        (["serve", "DIR", "--port", "http"], "--port: invalid int value: 'http'"),
-        (["serve", "DIR", "--host-ratio", "two"], "--host-ratio: invalid float value: 'two'"),
+        (["serve", "DIR", "--port", "http"], "stratakv: --port http: allowed is a whole number\n"),
+        (["serve", "DIR", "--storage-shards", "abc"],
+         "stratakv: --storage-shards abc: allowed is a whole number\n"),
+        (["serve", "DIR", "--threads=2.5"], "stratakv: --threads 2.5: allowed is a whole number\n"),
+        (["serve", "DIR", "--host-ratio", "two"], "--host-ratio two: allowed is a number\n"),
+        (["bench", "ranks", "--tp", "two"], "stratakv: --tp two: allowed is a whole number\n"),
+        (["bench", "policy", "--seed", "x"], "stratakv: --seed x: allowed is a whole number\n"),
         (["serve", "DIR", "--port"], "--port: expected one argument"),
         (["bench", "tree", "--json", "/nowhere/x"], "--json /nowhere/x: allowed is a file in a"),
         (["bench", "storage", "--directory", "/nowhere"], "--directory /nowhere: allowed is a dir"),
@@ -169,6 +174,29 @@ def test_the_installed_command(tmp_path):
 def test_a_command_line_that_cannot_be_read(argv, said, capsys):
     assert leaves(argv) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "verb"),
+    [
+        (["serve", "DIR", "--bogus"], "serve"),
+        (["plan", "bytes", "DIR", "--bogus"], "plan bytes"),
+        (["bench", "tree", "--bogus"], "bench tree"),
+        (["fsck", "DIR", "--bogus"], "fsck"),
+    ],
+)
+def test_a_flag_that_a_verb_lacks_shows_the_usage_of_that_verb(argv, verb, capsys):
+    assert leaves(argv) == 2
+    refused = capsys.readouterr().err
+    assert refused.startswith(f"usage: stratakv {verb} [-h]")
+    assert refused.endswith(f"stratakv {verb}: error: unrecognized arguments: --bogus\n")
+
+
+@pytest.mark.parametrize("verb", ["serve", "plan bytes"])
+def test_the_help_names_shards_as_the_flag_does(verb, capsys):
+    assert leaves([*verb.split(), "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert not re.search(r"\bcuts?\b", shown)
 
 
 @pytest.mark.parametrize(

@@ -299,9 +299,10 @@ def test_ranks_are_told_of_a_store_of_whole_pages(url, ranks, rank):
     found = refused(url, ranks, rank)
     assert found == (
         f"--storage {url}: pages of this model are there in slices of --storage-shards 1, which a "
-        f"server with --storage-shards 8 would never find, and no cut of --tp {ranks} would; "
-        "allowed is another directory, database or prefix, or this one once it is cleared, by a "
-        "server with --storage-shards 1, and --storage-shards 8 for every server that shares it"
+        f"server with --storage-shards 8 would never find, and no number of shards with --tp "
+        f"{ranks} would; allowed is another directory, database or prefix, or this one once it is "
+        "cleared, by a server with --storage-shards 1, and --storage-shards 8 for every server "
+        "that shares it"
     )
 
 
@@ -317,7 +318,7 @@ def test_a_single_rank_is_told_what_finds_the_pages_of_several(url):
 def test_ranks_are_told_of_a_cut_that_they_could_have(url):
     use(url, cut=4)
     assert refused(url, 2).endswith("allowed is --storage-shards 4")
-    assert "no cut of --tp 8 would" in refused(url, 8)
+    assert "no number of shards with --tp 8 would" in refused(url, 8)
 
 
 def test_another_model_or_cache_is_nobodys_business(url):

@@ -117,10 +117,10 @@ class ObjectSharding:
         if joining is not None:
             return f"{why}; allowed is --storage-shards {joining}"
         return (
-            f"{why}, and no cut of --tp {self.sharding.ranks} would; allowed is another directory, "
-            f"database or prefix, or this one once it is cleared, by a server with "
-            f"--storage-shards {theirs}, and --storage-shards {self.cut} for every server that "
-            "shares it"
+            f"{why}, and no number of shards with --tp {self.sharding.ranks} would; "
+            "allowed is another directory, database or prefix, or this one once it is cleared, by "
+            f"a server with --storage-shards {theirs}, and --storage-shards {self.cut} for every "
+            "server that shares it"
         )
 
     @property

@@ -68,8 +68,8 @@ HELP: Final = {
     "or --prefetch-timeout if that is more",
     "tp": "tensor-parallel ranks, started on this machine or by torchrun; memory sizes are of each",
     "tp_timeout": "seconds after which a rank that does not answer is lost, and all end",
-    "storage_shards": "slices by key heads that stored pages are cut into, a multiple of --tp: "
-    "servers with the same cut share a store, others are refused it; default: none, or 8 with --tp",
+    "storage_shards": "shards that stored pages are split into by key heads, a multiple of --tp: "
+    "servers with as many share a store, others are refused it; default: none, or 8 with --tp",
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one, printed",
     "served_model_name": "the name clients use; default: the directory's",
