@@ -31,6 +31,15 @@ LIBRARY = (
     "core", "spec", "tree", "memory", "transfer", "storage", "policy", "agreement", "tiers",
     "testing",
 )  # fmt: skip
+TESTING = (
+    "pytest",
+    "iniconfig",
+    "packaging",
+    "pluggy",
+    "pygments",
+    "hypothesis",
+    "sortedcontainers",
+)
 EXAMPLE = """
 import sys
 import time
@@ -82,6 +91,20 @@ assert (pools.raw(GroupId(0), "k")[:, 2] == 7).all()
 heavy = {"torch", "transformers", "asyncio", "ssl", "pytest", "hypothesis"} & sys.modules.keys()
 assert not heavy, heavy
 print("moved")
+"""
+
+IMPORTS = """
+import importlib, json, pkgutil, sys
+import stratakv
+found = {}
+for package in sys.argv[1:]:
+    name = f"stratakv.{package}"
+    for module in pkgutil.walk_packages([f"{stratakv.__path__[0]}/{package}"], name + "."):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            found[module.name] = error.name
+print(json.dumps([found, sorted({"torch", "transformers"} & sys.modules.keys())]))
 """
 
 
@@ -177,8 +200,20 @@ for group, pool in zip(groups, pools):
         page = tables[group.id][at // PAGE]
         assert (pool[page].reshape(PAGE, -1)[at % PAGE] == at).all(), (group.name, at)
 """
-    code = "\n".join([example, come_back, *python_of("docs/embedding.md"), "tiers.check()"])
-    printed = done(bare.bin / "python", "-c", code).splitlines()
+    identity = """
+import json, tempfile
+with tempfile.TemporaryDirectory() as directory:
+    def write(byte):
+        (Path(directory) / "config.json").write_text('{"model_type": "llama"}')
+        head = json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
+        whole = len(head).to_bytes(8, "little") + head + bytes([byte] * 8)
+        (Path(directory) / "model.safetensors").write_bytes(whole)
+        return load_with_identity(directory, lambda at: "loaded")
+    assert write(1) == write(1) and write(1)[0] == "loaded" and len(write(1)[1]) == 32
+    assert write(1) != write(2)
+"""
+    blocks = [example, come_back, *python_of("docs/embedding.md"), "tiers.check()", identity]
+    printed = done(bare.bin / "python", "-c", "\n".join(blocks)).splitlines()
     assert [int(line.split()[0]) for line in printed] == [0, 96, 400]
     assert [line.split(maxsplit=2)[2] for line in printed] == [
         "from the host", "from the host", "from the store",
@@ -186,25 +221,60 @@ for group, pool in zip(groups, pools):
 
 
 def test_every_module_of_the_library_can_be_imported_alone(bare):
-    code = """
-import importlib, json, pkgutil, sys
-import stratakv
-found = {}
-for package in sys.argv[1:]:
-    name = f"stratakv.{package}"
-    for module in pkgutil.walk_packages([f"{stratakv.__path__[0]}/{package}"], name + "."):
-        try:
-            importlib.import_module(module.name)
-        except ModuleNotFoundError as error:
-            found[module.name] = error.name
-print(json.dumps([found, sorted({"torch", "transformers"} & sys.modules.keys())]))
-"""
-    lacking, loaded = json.loads(done(bare.bin / "python", "-c", code, *LIBRARY))
+    lacking, loaded = json.loads(done(bare.bin / "python", "-c", IMPORTS, *LIBRARY))
     assert not loaded
     suites = {name: of for name, of in lacking.items() if name.startswith("stratakv.testing.")}
     assert set(suites.values()) <= {"pytest", "hypothesis", "torch"}
     others = {name: of for name, of in lacking.items() if name not in suites}
     assert others == {"stratakv.agreement.torch_ranks": "torch"}
+
+
+MINE = """
+import sys
+
+import pytest
+from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.storage_conformance import FORM, StorageConformance, StorageSubject
+
+
+class TestMyStore(StorageConformance):
+    @pytest.fixture
+    def subject(self):
+        small = lambda: MemoryBackend(FORM, quota_bytes=8 * FORM.page_bytes[0] + 1)
+        return StorageSubject(
+            open=MemoryBackend, corrupt=None, shared=False, lasting=False, small=small
+        )
+
+
+def test_nothing_else_was_loaded():
+    assert not {"torch", "transformers"} & sys.modules.keys()
+"""
+NEED_TORCH = {
+    "hit_engine": "the engine that HitEqualsRecompute loads when it is run",
+    "kernel_conformance": "kernels compute on torch's tensors, and the suite names their dtypes",
+    "kernel_oracle": "what they are compared with",
+    "fleet": "runs the production engine, of which these take the step, its messages and results",
+}
+"""Of ``stratakv.testing``; whoever subclasses the others needs none."""
+
+
+def test_suites_are_imported_and_run_without_torch(bare, tmp_path):
+    """Beside what the extra ``testing`` brings."""
+    environment = Environment(tmp_path / "venv")
+    environment.link(*bare.site.glob("stratakv*"), *bare.site.glob("numpy*"))
+    environment.link(*bare.site.glob("xxhash*"))
+    for name in TESTING:
+        tops = {Path(file).parts[0] for file in distribution(name).files or ()} - {".."}
+        environment.link(*(SITE / top for top in tops if top != "__pycache__"))
+    lacking, loaded = json.loads(done(environment.bin / "python", "-c", IMPORTS, "testing"))
+    assert not loaded
+    assert set(lacking.values()) == {"torch"}
+    assert {name.split(".")[2] for name in lacking} == NEED_TORCH.keys()
+    (tmp_path / "test_mine.py").write_text(MINE)
+    pytest_of_it = (environment.bin / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    printed = done(*pytest_of_it, "test_mine.py", cwd=tmp_path)
+    assert " passed" in printed
+    assert "failed" not in printed
 
 
 @pytest.mark.parametrize("line", ["serve MODEL", "plan bytes MODEL", "bench serve"])

@@ -77,6 +77,11 @@ def test_tokens_of_another_width_are_refused(dtype: type) -> None:
         page_keys(np.zeros(4, dtype=dtype), SPACE, 2)
 
 
+def test_tokens_that_are_no_array_are_refused() -> None:
+    with pytest.raises(TypeError, match="tokens must be an int32 array, got a list"):
+        page_keys([0, 1], SPACE, 2)
+
+
 def test_no_tokens_and_less_than_a_page_have_no_keys() -> None:
     assert page_keys(as_tokens([]), SPACE, 4) == []
     assert page_keys(as_tokens([1, 2, 3]), SPACE, 4) == []

@@ -311,6 +311,10 @@ def test_a_load_into_pages_that_cannot_be_changes_nothing(pages):
 
 def test_pages_are_named_as_int32_and_by_a_first_page_that_is_there():
     with foreign() as it:
+        with pytest.raises(ValueError, match="group 0 takes an int32 array, this is a list"):
+            it.tiers.foreign.save_from(keys_of(1, 2), 0, [[0, 1]])
+        with pytest.raises(ValueError, match="load_into: group 0 takes an int32 array"):
+            it.tiers.foreign.load_into(it.tiers.hold([], 0), [[]])
         with pytest.raises(ValueError, match="group 0 takes pages as int32, these are int64"):
             it.tiers.foreign.save_from(keys_of(1, 2), 0, [np.arange(2)])
         for first in (-1, 3):
@@ -373,7 +377,13 @@ def test_pages_of_its_own_that_cannot_be_change_nothing(verb, pages):
     act = partial(getattr(tiers, verb), keys_of(1, 3))
     columns = [np.array(of, np.int32) for of in pages]
     good = [np.array(of, np.int32) for of in ((3, 1, 7), (NONE, 5, 0))]
-    for first, given in ((0, columns), (4, good), (-1, good), (0, [good[0] * 1.0, good[1]])):
+    for first, given in (
+        (0, columns),
+        (4, good),
+        (-1, good),
+        (0, [good[0] * 1.0, good[1]]),
+        (0, [[3, 1, 7], good[1]]),
+    ):
         with pytest.raises(ValueError, match=f"{verb}: "):
             act(first, given)
     assert len(tiers.tree) == 0

@@ -86,6 +86,8 @@ class PageHasher:
 
         tokens: int32 [n]. Returns the new keys only; all of them are in ``keys``.
         """
+        if not isinstance(tokens, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"tokens must be an int32 array, got a {type(tokens).__name__}")
         if tokens.dtype != np.int32:
             raise TypeError(f"tokens must be int32, got {tokens.dtype}")
         self.tokens = tokens

@@ -34,6 +34,10 @@ def check_pages(
     if len(pages) != len(lengths):
         raise ValueError(f"{verb}: pages of {len(pages)} groups for {len(lengths)}")
     for group, (mine, length) in enumerate(zip(pages, lengths, strict=True)):
+        if not isinstance(mine, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance] - from outside
+            raise ValueError(
+                f"{verb}: group {group} takes an int32 array, this is a {type(mine).__name__}"
+            )
         if mine.dtype != np.int32:
             raise ValueError(f"{verb}: group {group} takes pages as int32, these are {mine.dtype}")
         if mine.shape != (length,):
