@@ -47,10 +47,11 @@ class _Number(argparse.Action):
         option_string: str | None = None,
     ) -> None:  # fmt: skip
         del parser
+        flag = option_string or self.option_strings[0]
         try:
             setattr(namespace, self.dest, self.kind(str(values)))
         except ValueError:
-            raise ConfigError(f"{option_string} {values}: allowed is {self.allowed}") from None
+            raise ConfigError(f"{flag} {values}: allowed is {self.allowed}") from None
 
 
 class _Whole(_Number):
