@@ -4,7 +4,8 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
-from stratakv.testing.tree_driver import Request, TreeDriver
+from stratakv.testing.tree_driver import TreeDriver
+from stratakv.testing.tree_records import WalkRequest
 
 
 def driver(spec: CacheSpec, *, device: int = 8, host: int = 8) -> TreeDriver:
@@ -12,7 +13,7 @@ def driver(spec: CacheSpec, *, device: int = 8, host: int = 8) -> TreeDriver:
     return TreeDriver(spec, [device] * groups, [host] * groups)
 
 
-def computed(it: TreeDriver, prompt: Prefix, *, generous: bool = True) -> Request:
+def computed(it: TreeDriver, prompt: Prefix, *, generous: bool = True) -> WalkRequest:
     """A running request that has computed its whole prompt in one chunk."""
     request = it.arrive(prompt, len(prompt) - 1, load=False)
     assert it.extend(request, len(prompt), generous=generous)
