@@ -87,7 +87,7 @@ BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "a model from disk with its identity, beside Hugging Face's loader alone",
         ("directory",),
     ),
-    "ranks": ("what ranks say to each other in a step, beside bare collectives", ("tp",)),
+    "ranks": ("what ranks exchange in a step, beside bare collectives", ("tp",)),
     "http": ("how long others wait while a server works on a body that takes long", ("model",)),
 }
 """What each part of ``bench`` measures, and its flags."""
@@ -209,10 +209,10 @@ def _policy_flags(part: argparse.ArgumentParser) -> None:
     for flag, text, default in (
         ("chats", "conversations to generate where there is no TRACE; default: 400", None),
         ("branching", "sessions to generate instead, whose prompts part inside older ones", None),
-        ("message-tokens", "mean length of what a user of --chats says; default: 200", None),
+        ("message-tokens", "mean length of a user's message in --chats; default: 200", None),
         ("seed", "of what is generated", 0),
         ("requests", "replay only the first of them", None),
-        ("device-tokens", "what the device holds in full; default: by what the trace says", None),
+        ("device-tokens", "what the device holds in full; default: by the trace", None),
         ("chat-tokens", "typical length of a conversation; default: the mean request", None),
         ("max-running", "requests that run at once", 16),
         ("chunk-tokens", "most prompt tokens of one request in a step", 512),

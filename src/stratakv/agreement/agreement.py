@@ -85,12 +85,13 @@ class Agreement:
         return result
 
     def broadcast(self, message: bytes) -> bytes:
-        """What rank 0 says; the others' ``message`` is not read."""
+        """What rank 0 sends; the others' ``message`` is not read."""
         self.broadcasts += 1
         return self._ranks.broadcast(message)
 
     def gather(self, text: str) -> Sequence[str]:
-        """What every rank says, in order, where all of them have come to ask; no part of a step."""
+        """What every rank sends, in order, where all of them have come to ask; no part of a
+        step."""
         return self._ranks.gather(text)
 
     def part(self) -> None:

@@ -3,11 +3,11 @@
 Owns the layout, which depends on nothing that may differ between ranks. Pure: must not know what
 the work is, nor how ranks reach each other.
 
-Work of one kind ends in the order of its submission on every rank, so a count says which operations
-have ended, and MIN of counts says which have ended everywhere. What an operation *found* (which
-ends of a prefix are usable, which pages were stored) may differ, and travels as one 0/1 flag per
-lane: MIN is AND only lane by lane, so flags are never packed and lengths never sent as numbers
-(rank A may be able to use 5 pages, rank B 2 or 3).
+Work of one kind ends in the order of its submission on every rank, so a count tells which
+operations have ended, and MIN of counts tells which have ended everywhere. What an operation
+*found* (which ends of a prefix are usable, which pages were stored) may differ, and travels as one
+0/1 flag per lane: MIN is AND only lane by lane, so flags are never packed and lengths never sent as
+numbers (rank A may be able to use 5 pages, rank B 2 or 3).
 
 The flags of a kind are one stream, operation after operation, of which a ballot carries as much as
 fits: a very long prefix takes several ballots, and an operation has ended with its last flag.
@@ -23,8 +23,8 @@ import numpy.typing as npt
 Flags: TypeAlias = npt.NDArray[np.bool_]
 LaneValues: TypeAlias = npt.NDArray[np.int64]
 Begun: TypeAlias = "Mapping[Work, Flags]"
-"""By kind, what earlier ballots have said of the oldest operation, which has more flags; alike on
-all ranks."""
+"""By kind, what earlier ballots have reported of the oldest operation, which has more flags; alike
+on all ranks."""
 
 
 class Work(IntEnum):
@@ -55,7 +55,7 @@ NOTHING: Final[Begun] = {}
 
 
 class Ballot:
-    """One rank's votes; an operation that it says nothing of counts as not ended. ``begun``: as the
+    """One rank's votes; an operation that it does not report counts as not ended. ``begun``: as the
     last ballot has left it."""
 
     def __init__(self, begun: Begun = NOTHING) -> None:

@@ -1,6 +1,6 @@
 """What ranks need of each other: two collectives a step, and one for when they differ.
 
-Owns the protocol and the group of one. Must not know what is said.
+Owns the protocol and the group of one. Must not know what is exchanged.
 """
 
 from collections.abc import Callable, Sequence

@@ -30,7 +30,7 @@ not started at once, and not all disks are as fast."""
 
 class TorchRanks:
     """The ranks of a process group that ``join`` has started. ``timeout_s``: how long one may let
-    the others wait in a collective, as ``join`` was told."""
+    the others wait in a collective, as ``join`` was given."""
 
     def __init__(self, timeout_s: float) -> None:
         self.rank = dist.get_rank()
@@ -104,14 +104,14 @@ def join(rank: int, size: int, address: str, timeout_s: float) -> TorchRanks:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether an error, of the model's own collectives too, says that a rank is gone or silent."""
+    """Whether an error, of the model's own collectives too, means that a rank is gone or silent."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo/" in str(error)
     )
 
 
 def loss_description(error: BaseException) -> str:
-    """One line of what torch says of a collective that failed."""
+    """One line of torch's error of a collective that failed."""
     first = (str(error).splitlines() or [""])[0]
     return re.sub(r"^\[[^]]*\] ", "", first).partition(". This is typically")[0]
 

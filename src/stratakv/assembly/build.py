@@ -86,9 +86,9 @@ def allocators(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sockets:
-    """What plugs into an engine; what is not said is that of one that serves alone. ``role``: what
+    """What plugs into an engine; what is not given is that of one that serves alone. ``role``: what
     it is for. ``ranks``: among the ranks that run the same plan; they choose tokens together, and
-    no ``token_source`` is asked. ``observer``: who is told of pages. ``stores``: what opens a store
+    no ``token_source`` is asked. ``observer``: notified of pages. ``stores``: what opens a store
     once it runs. ``sleep``: how a moment is waited for. ``progress``: what makes
     state of what has ended."""
 

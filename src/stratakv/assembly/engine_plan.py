@@ -116,7 +116,7 @@ def _write_policy(config: EngineConfig) -> WritePolicy:
 def prefetch_policy_of(
     config: EngineConfig, spec: CacheSpec, host_pages: Sequence[int]
 ) -> PrefetchPolicy:
-    """What the ``--prefetch-*`` flags say; ``host_pages`` by group."""
+    """What the ``--prefetch-*`` flags set; ``host_pages`` by group."""
     usual = prefetch_policy(
         spec.page_tokens, host_pages[ANCHOR], _stop_policy(config), config.prefetch_share
     )

@@ -94,7 +94,7 @@ def check_alike(
 @dataclass(frozen=True, slots=True)
 class ObjectSharding:
     """Which objects a rank's pages are stored as. ``cut``: slices of each group's heads. ``model``:
-    its fingerprint, by which pages of models with the same cache are told apart."""
+    its fingerprint, by which pages of models with the same cache are kept apart."""
 
     sharding: Sharding
     rank: int

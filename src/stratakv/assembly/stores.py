@@ -131,7 +131,7 @@ def opener_while_it_runs(
 @dataclass(frozen=True, slots=True, eq=False)
 class ReachedStore:
     """A store that answers, of which nothing was asked yet: whose pages would be looked for there,
-    a model says once it is loaded."""
+    a model reports once it is loaded."""
 
     url: str
     parsed: StorageUrl
@@ -264,7 +264,8 @@ def _opened(opening: Callable[[], T], url: str) -> T:
 
 
 def _figures(reading: StorageBackend, writing: StorageBackend) -> Mapping[str, object]:
-    """What a store says of itself, counters of both ends together; nothing of one that does not."""
+    """What a store reports of itself, counters of both ends together; nothing of one that does
+    not."""
     if isinstance(reading, SealedBackend) and isinstance(writing, SealedBackend):
         forged = sum(end.forged for end in {reading, writing})
         seal = {"key": writing.key.id.hex(), "forged": forged}

@@ -43,7 +43,7 @@ TIER_NAMES: Final = {False: "device", True: "device+host"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
     """The flags of the command. One of ``trace``, ``branching`` generated sessions of readers and
-    agents, or ``chats`` conversations (None: 400), in which a user says ``message_tokens`` a turn
+    agents, or ``chats`` conversations (None: 400), in which a user sends ``message_tokens`` a turn
     on average (None: 200). Empty ``policies`` or ``specs``: all of them. ``device_tokens`` None: a
     part of what the trace says anew. ``chat_tokens`` None: the trace's mean request."""
 
@@ -77,7 +77,7 @@ class PolicyOptions:
                 check_choice(flag, name, known)
 
     def _check_source(self) -> None:
-        """ConfigError where what is generated or read is said twice, and one would be ignored."""
+        """ConfigError where what is generated or read is given twice, and one would be ignored."""
         beside = "TRACE" if self.trace is not None else "--branching"
         chats = (("--chats", self.chats), ("--message-tokens", self.message_tokens))
         if self.trace is not None:

@@ -1,7 +1,7 @@
 """Synthetic traffic whose prompts part inside older ones, as a trace: many questions on one
-document, and agents that go back and edit what was said.
+document, and agents that go back and edit earlier turns.
 
-Owns what readers and agents say. Must not know caches.
+Owns what readers and agents send. Must not know caches.
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ class BranchTraffic(Traffic):
 
     A reader takes one of as many documents, popular by Zipf's law, behind one of ``systems``
     instructions, and asks ``turns`` questions that share nothing but the document. An agent has
-    twice as many turns and adds ``step_tokens`` in each (what it was told and what its tools gave
+    twice as many turns and adds ``step_tokens`` in each (its instructions and what its tools gave
     it); with probability ``edits`` it first goes back to a place anywhere in its history, the later
-    the likelier, forgets the rest and says something else.
+    the likelier, forgets the rest and sends something else.
     """
 
     sessions: int
@@ -52,7 +52,7 @@ class BranchTraffic(Traffic):
 
 
 class _Pieces:
-    """Numbers for what was never said before."""
+    """Numbers for text that is new."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -138,7 +138,7 @@ def _cut(prompt: PromptPieces, tokens: int) -> PromptPieces:
 
 
 class _BlockNames:
-    """Numbers of blocks: equal where all that was said up to a block's end is equal."""
+    """Numbers of blocks: equal where all text up to a block's end is equal."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, PromptPieces], int] = {}

@@ -79,7 +79,7 @@ def unlimited_tokens(tokens: TraceTokens, requests: Sequence[TraceRequest], page
     seen: set[tuple[int, int]] = set()
     served = 0
     for at, request in enumerate(requests):
-        computed = max(request.input_length, request.total_tokens - 1)  # not the last token said
+        computed = max(request.input_length, request.total_tokens - 1)  # not the last output token
         ends = tokens[at][page - 1 : computed : page].tolist()
         keys = list(zip(ends, range(len(ends)), strict=True))
         limit = (request.input_length - 1) // page

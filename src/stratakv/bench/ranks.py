@@ -1,8 +1,8 @@
 """``stratakv bench ranks``: what it costs ranks to agree, beside bare collectives of the same size.
 
 Owns the report. All ranks run on this machine, over gloo, as processes that the bench starts and
-ends. How a ballot and its yardstick are kept comparable is told in ``ranks_meter``; a figure of a
-step is its slowest rank's.
+ends. How a ballot and its yardstick are kept comparable is written in ``ranks_meter``; a figure of
+a step is its slowest rank's.
 """
 
 from collections.abc import Sequence

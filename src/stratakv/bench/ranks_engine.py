@@ -58,7 +58,7 @@ LIVE: Final = 10
 PAUSE: Final = 20
 """Requests of others between two of one user."""
 STEPS_PER_USER: Final = 8
-"""More users than that would not be heard within a run."""
+"""More users than that would not come up within a run."""
 
 
 class MeteredAgreement(Agreement):

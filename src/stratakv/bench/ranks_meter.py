@@ -1,7 +1,7 @@
-"""Counts and times what a rank says to the others, from where it says it.
+"""Counts and times what a rank sends the others, from where it sends it.
 
 Owns the yardsticks: bare collectives of the same bytes, in the same steps, and the barriers that
-make both fair. Must not change what is said.
+make both fair. Must not change what is exchanged.
 
 Every other step is left as it is. In the one between, by lot and alike on all ranks, one thing is
 timed between two barriers: the ballot, or a bare all-reduce of a copy of the same lanes, which the

@@ -26,8 +26,8 @@ from stratakv.core.errors import RankLostError
 COLLECTIVE_S: Final = 20.0
 """How long one rank may let the others wait, where all have less to do than that."""
 GRIEF_S: Final = 10.0
-"""What the others get to say why they end, when one has raised; and all to end, when they have said
-what they bring back."""
+"""What the others get to say why they end, when one has raised; and all to end, when they have
+reported what they bring back."""
 _PRELOADED: Final = ("stratakv.bench.ranks_engine",)
 
 Given = TypeVar("Given")

@@ -1,8 +1,8 @@
 """The models that the benches build in memory: random weights, real shapes.
 
-Owns seeds and sizes. Speed does not depend on what a model says, so Hugging Face's own init does.
-Those of the first tokens are as large as a prompt of a few thousand tokens on one thread allows:
-what the cache itself costs is the same for any size.
+Owns seeds and sizes. Speed does not depend on what a model generates, so Hugging Face's own init
+does. Those of the first tokens are as large as a prompt of a few thousand tokens on one thread
+allows: what the cache itself costs is the same for any size.
 """
 
 import copy

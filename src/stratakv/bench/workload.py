@@ -40,7 +40,7 @@ class Workload(Protocol):
         ...
 
     def follow(self, ask: Ask, answer: TokenIds, now_s: float) -> Ask | None:
-        """What the one who asked says next, if anything."""
+        """What the one who asked sends next, if anything."""
         ...
 
 

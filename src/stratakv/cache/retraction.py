@@ -207,7 +207,7 @@ class Retraction:
             if self._copies.flights.under_way(tickets):
                 self._moving.append((tickets, tier, pages))
                 continue
-            self._copies.failed(tickets)  # whoever cared has heard of it
+            self._copies.failed(tickets)  # whoever cared knows of it
             self._free(tier, pages)
 
     def owned(self, tier: Tier, group: GroupId) -> PageIds:

@@ -33,7 +33,7 @@ class ManualClock:
 
 
 class BroadcastClock:
-    """The time that somebody else has told: the same for a whole step, on every rank."""
+    """The time that somebody else has read: the same for a whole step, on every rank."""
 
     def __init__(self) -> None:
         self._now_s = 0.0

@@ -190,7 +190,7 @@ class EngineConfig:
 
     def snapshot_pages(self, page_tokens: int) -> int:
         """Pages between two snapshots of a state while decoding; 256 tokens, or whole pages that
-        hold as many, where nothing else is said. ConfigError where what is said is no number of
+        hold as many, where nothing else is given. ConfigError where what is given is no number of
         whole pages."""
         wanted = self.snapshot_tokens
         if wanted is not None and (wanted < 1 or wanted % page_tokens):

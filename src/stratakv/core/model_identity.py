@@ -189,7 +189,8 @@ class ModelIdentity:
     def finish(self, *how: str, alone: bool = False) -> bytes:
         """The identity, once everything has been loaded and taken, and nothing reads the files any
         more. ``how``: what else decides the arithmetic, as the dtype that it runs in. ``alone``:
-        some of that cannot be told; the identity is a new one, for this model and its peers alone.
+        some of that cannot be identified; the identity is a new one, for this model and its peers
+        alone.
 
         ConfigError, on every peer, where a file of one of them was changed since the beginning.
         """

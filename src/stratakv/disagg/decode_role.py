@@ -1,8 +1,8 @@
 """Decodes what other engines have computed the prompts of.
 
 Owns the sessions of its requests and the leases of the pages that they write. A request's pages are
-its own again when prefill has said that it writes no more, or is behind its fence; nothing is told
-to the engine before. Must not know how words and bytes travel (``peers``).
+its own again when prefill has reported that it writes no more, or is behind its fence; nothing is
+told to the engine before. Must not know how words and bytes travel (``peers``).
 """
 
 from collections.abc import Callable, Sequence

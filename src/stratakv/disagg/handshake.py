@@ -17,7 +17,7 @@ HANDSHAKE_BYTES: Final = 64 << 10
 class Handshake:
     """One side. ``model``: identity of the weights, hexadecimal; ``spec``: digest of the cache spec
     of all ranks together; ``layout``: bytes of a page, by group; ``ranks``: how many shards each
-    page is cut into; ``protocol``: of what the two say to each other."""
+    page is cut into; ``protocol``: of what the two send each other."""
 
     protocol: int
     model: str

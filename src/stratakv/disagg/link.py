@@ -1,4 +1,4 @@
-"""One peer: what is posted to it, what is heard of it, and the thread that runs its wire.
+"""One peer: what is posted to it, what comes from it, and the thread that runs its wire.
 
 Owns when a peer counts as lost, and the order of its last events. Must not know other peers.
 """
@@ -29,7 +29,7 @@ from stratakv.disagg.wire import Ranges, Wire
 _PAUSE_S = 0.002
 """Between two looks at a wire on which nothing happens."""
 _MEETING_S = 1.0
-"""How long an end waits for a peer that was never heard."""
+"""How long an end waits for a peer that never sent anything."""
 
 
 class _Kind(Enum):
@@ -42,7 +42,7 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
-    """A peer that is neither heard of nor takes a slice for ``lost_after_s`` is lost; each side
+    """A peer that neither sends nor takes a slice for ``lost_after_s`` is lost; each side
     says every ``beat_s`` that it is there. A slice is what a wire is given at once: the fence
     waits for one, at most."""
 
@@ -107,7 +107,7 @@ class Link:
         """Whether the peer is still there, also while its thread waits for it."""
         silent_s = self._clock.now_s() - self._last_received_s
         if self._description is not None and silent_s > self._options.lost_after_s:
-            self._lose(f"nothing was heard of it for {silent_s:.1f} s")
+            self._lose(f"nothing came from it for {silent_s:.1f} s")
 
     def disconnect(self) -> None:
         with self._lock:
@@ -200,7 +200,7 @@ class Link:
 
     def _write(self) -> bool:
         """One slice, or what comes after a transfer's last. Whether there was anything to do.
-        Nothing before the peer was heard: it must know whom it has to fence."""
+        Nothing before the peer has sent something: it must know whom it has to fence."""
         if not self._posts or not self._met:
             return False
         post = self._posts[0]

@@ -1,4 +1,4 @@
-"""What the two roles say to each other, beside the bytes of pages: small, in order, over the
+"""What the two roles send each other, beside the bytes of pages: small, in order, over the
 transport's notifications.
 
 Owns the words and their format; a word that is longer than a notification comes in several. Comes

@@ -1,7 +1,7 @@
 """Pages that a remote writer may still touch, and who that is.
 
-Owns when a session's pages are this engine's own again: when each of its writers has said that it
-writes no more, or is behind a fence. Time alone frees nothing: what is overdue is in quarantine,
+Owns when a session's pages are this engine's own again: when each of its writers has reported that
+it writes no more, or is behind a fence. Time alone frees nothing: what is overdue is in quarantine,
 counted, until then. Pure; ``transport`` says what a fence is.
 """
 
@@ -65,7 +65,7 @@ class PageLeases:
         self._leases[session] = _Lease(pages, dict(writers), deadline_s)
 
     def acknowledge(self, writer: Writer) -> TransferPages | None:
-        """``writer`` has finished, or has heard of an abort and is done with what was under way.
+        """``writer`` has finished, or knows of an abort and is done with what was under way.
         The session's pages where it was the last; they may be used again."""
         lease = self._leases.get(writer.session)
         if lease is None or lease.writers.pop(writer, None) is None:

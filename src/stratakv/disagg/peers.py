@@ -145,7 +145,7 @@ class Peers:
     # -- words -----------------------------------------------------------------------------------
 
     def send(self, peer: PeerId, message: Message, writes: Writes = NO_WRITES) -> TransferId | None:
-        """Write, and say ``message`` behind it; what ends with the last of it. None, and nothing
+        """Write, and send ``message`` behind it; what ends with the last of it. None, and nothing
         is done, where the peer is not known."""
         if not self.knows(peer):
             return None

@@ -1,7 +1,7 @@
 """Computes prompts for other engines, and writes their pages there.
 
 Owns the sessions of its requests and what is being written. Pages here may be read until their
-write has ended, and until then nothing is told to the engine. Must not know how words and bytes
+write has ended, and until then the engine learns nothing. Must not know how words and bytes
 travel (``peers``).
 """
 
@@ -26,7 +26,7 @@ from stratakv.engine.roles import FirstToken, Sent, Start, TransferEnd, Transfer
 class _Sending:
     """``prompt``: identity of what was asked, once that has come, and ``tokens``, its length.
     ``asked`` and ``peer``: for whom, once that is known. A session that has ended waits here for
-    the side that has not heard of it, until ``until_s``."""
+    the side that does not know of it, until ``until_s``."""
 
     session: Session
     until_s: float
@@ -48,7 +48,7 @@ class PrefillRole:
         self._due = Due()
 
     def __len__(self) -> int:
-        """Sessions that have not ended, or of whose end the other side has not heard."""
+        """Sessions that have not ended, or whose end the other side does not know."""
         return len(self._sessions) + len(self._written)
 
     # -- the engine's calls ----------------------------------------------------------------------
@@ -173,7 +173,7 @@ class PrefillRole:
                 self._move(entry, Aborted(message.reason))
                 self._agree(attempt.request, entry)
             else:
-                del self._sessions[attempt.request]  # both have heard
+                del self._sessions[attempt.request]  # both know
             return
         if message.reserved and not self._is_written(attempt, peer):
             self._refuse(peer, attempt, message.reason)

@@ -81,7 +81,7 @@ class Session:
 
     def after(self, event: SessionEvent, now_s: float) -> "Session":
         """What it is after ``event``. An end is one: nothing moves it any more. A word that comes
-        late or twice moves nothing back; one that comes too early is a failure, since whoever said
+        late or twice moves nothing back; one that comes too early is a failure, since whoever sent
         it believes in another session."""
         if self.ended:
             return self

@@ -52,7 +52,7 @@ class Done:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """Which bytes have arrived nobody knows. The ranges here are the caller's again; those at the
-    peer are when the peer says so."""
+    peer are when the peer reports it."""
 
     transfer: TransferId
     reason: str

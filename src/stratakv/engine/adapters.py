@@ -79,7 +79,7 @@ def load_adapters(
 
 @contextmanager
 def _naming(name: str, directory: Path) -> Generator[None]:
-    """Puts the flag before what a ConfigError says."""
+    """Puts the flag before a ConfigError's text."""
     try:
         yield
     except ConfigError as error:

@@ -32,7 +32,7 @@ class Verb(Enum):
     DETACH = auto()  # use it no more; again and again, until it is drained
     RESUME = auto()  # a detach is given up: go on as before
     CLEAR = auto()  # forget every object
-    LOOK = auto()  # say how it stands
+    LOOK = auto()  # report how it stands
 
 
 BESIDE_STEPS: Final = frozenset((Verb.OPEN, Verb.CANCEL, Verb.LOOK))

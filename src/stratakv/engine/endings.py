@@ -71,7 +71,7 @@ class Endings:
         self.emit([Output(request=request.id, token=None, finish=FinishReason.ABORT)])
 
     def finish(self, request: Request, signal: Signal) -> None:
-        """It has said its last token, or another engine says the rest."""
+        """It has its last token, or another engine generates the rest."""
         request.signal(signal)
         self._leave(request, keep=True)
 

@@ -1,4 +1,4 @@
-"""What a model says of one step. Owns the record, and the look at whether all of it is finite.
+"""What a model returns of one step. Owns the record, and the look at whether all of it is finite.
 
 A token's last hidden state holds whatever its layers have added, so what is not finite in it shows
 there; what its keys, values and states hold was computed from the same. Must not choose tokens.

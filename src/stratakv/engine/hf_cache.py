@@ -56,7 +56,7 @@ class PagedCache(Cache):
                 assert_never(layer)
 
     def get_seq_length(self, layer_idx: int | None = None) -> int | torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Tokens before the step's first one: 0 for the model, which is told every position.
+        """Tokens before the step's first one: 0 for the model, which is given every position.
 
         A layer that asks for itself (Llama 4 scales queries by position) adds ``arange(T)``: it
         gets each packed token's position less its place in the batch, int64 [T].

@@ -36,7 +36,7 @@ class _Share:
 
 
 class Adapters:
-    """Several adapters on one module; an adapter is told by its place in ``adapters``."""
+    """Several adapters on one module; an adapter is named by its place in ``adapters``."""
 
     def __init__(self, module: nn.Module, adapters: Sequence[Adapter]) -> None:
         self.digests: Final[Mapping[str, bytes]] = {a.name: a.digest for a in adapters}

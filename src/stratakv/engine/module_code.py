@@ -30,7 +30,8 @@ from stratakv.core.identity.digests import framed
 
 LOG: Final = logging.getLogger(__name__)
 CODE: Final = frozenset({"torch", "transformers", "stratakv"})
-"""Packages whose functions and classes are told by their names: the identity has their releases."""
+"""Packages whose functions and classes are identified by their names: the identity has their
+releases."""
 _AROUND: Final = frozenset({
     "numpy", "huggingface_hub", "packaging", "accelerate", "typing_extensions",
 })  # fmt: skip
@@ -70,7 +71,8 @@ class CodeWalk:
         return framed(line.encode() for line in sorted(self._lines))
 
     def of(self, value: object, place: str) -> None:
-        """A function or a class, or what is wrapped around one. Of other values nothing is said."""
+        """A function or a class, or what is wrapped around one. Of other values nothing is
+        recorded."""
         match value:
             case FunctionType():
                 self._function(value, place)
@@ -152,7 +154,7 @@ class CodeWalk:
 
 
 def warn_of(unidentified: Sequence[str]) -> None:
-    """Say that a model shares with no other, and why; nothing where there is no reason."""
+    """Log that a model shares with no other, and why; nothing where there is no reason."""
     if unidentified:
         LOG.warning(
             "the model's pages are for itself alone; the identity does not cover %s",

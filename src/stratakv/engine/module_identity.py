@@ -37,7 +37,7 @@ _NOT_IN_TENSORS: Final = frozenset({"_is_hf_initialized"})  # a mark of the load
 _HOOKS: Final = frozenset({"_forward_hooks", "_forward_pre_hooks"})
 _NOT_IN_CONFIGS: Final = _NAMES | {
     "_commit_hash",
-    "architectures",  # which a save writes down; the module's class is told itself
+    "architectures",  # which a save writes down; the module's class is identified itself
     "_attn_implementation_internal",  # which the engine sets
     "_attn_implementation_autoset",
 }
@@ -53,8 +53,9 @@ _TENSORS: Final = (torch.Tensor, nn.Parameter, nn.Buffer)
 def module_identity(module: PreTrainedModel, dtype: str) -> bytes:
     """32 bytes over the config, and over the class, the parameters, the buffers, those that are not
     saved too, and the attributes of every module within, whatever they are called and in which
-    containers they lie. Of a model that holds what cannot be told (a forward hook, a function or an
-    object that is not of ``CODE``) they are new each time: it shares no page with any other."""
+    containers they lie. Of a model that holds what cannot be identified (a forward hook, a function
+    or an object that is not of ``CODE``) they are new each time: it shares no page with any
+    other."""
     walk = _Walk()
     walk.code.model(module)
     how = (dtype, *releases(), *modes())
@@ -75,9 +76,10 @@ def tensor_line(name: str, tensor: torch.Tensor) -> TensorDigest:
 
 
 class _Walk:
-    """Says what lies in a value, in parts of which none can be taken for another: whatever holds
-    others says first how many. What is reached again is said by its number. ``lines``: the tensors;
-    ``unidentified``: where something is that two models may hold alike and compute otherwise."""
+    """Describes what lies in a value, in parts of which none can be taken for another: whatever
+    holds others states first how many. What is reached again is given by its number. ``lines``: the
+    tensors; ``unidentified``: where something is that two models may hold alike and compute
+    otherwise."""
 
     def __init__(self) -> None:
         self.lines: list[TensorDigest] = []

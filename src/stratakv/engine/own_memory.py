@@ -67,7 +67,7 @@ def left_by_the_loader(kind: str, dtype: str) -> Callable[[StoredTensor], bool]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Which bytes of a file a tensor is; ``path``: None where that cannot be said."""
+    """Which bytes of a file a tensor is; ``path``: None where that is unknown."""
 
     tensor: torch.Tensor
     path: Path | None

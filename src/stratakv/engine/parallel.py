@@ -76,7 +76,7 @@ def device_refusal(ranks: int, device: torch.device) -> str | None:
 
 
 def loading(config: PretrainedConfig, facts: ModelFacts, ranks: int) -> dict[str, object]:
-    """What ``from_pretrained`` must be told beside the usual, so that it reads one rank's share.
+    """What ``from_pretrained`` must be given beside the usual, so that it reads one rank's share.
     ``device_refusal`` must have been asked."""
     if ranks == 1:
         return {}

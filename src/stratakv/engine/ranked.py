@@ -1,4 +1,4 @@
-"""One engine on several ranks: rank 0 says what happens, and every rank does it at the same point.
+"""One engine on several ranks: rank 0 decides, and every rank does it at the same point.
 
 Owns what the message of a step asks for (``step_messages``), which is done when the step is over.
 Must not decide anything that ``loop`` decides, nor look at a follower.

@@ -69,14 +69,14 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"  # this request failed, and no other
-    HANDED_OFF = "handed_off"  # another engine has its pages and says the rest
+    HANDED_OFF = "handed_off"  # another engine has its pages and generates the rest
 
 
 class Failure(Enum):
     """Why a request ended with ERROR."""
 
     INTERNAL = "internal"  # an exception while it was taken, seated, planned or sampled
-    NOT_FINITE = "not_finite"  # the model said NaN or infinity
+    NOT_FINITE = "not_finite"  # the model computed NaN or infinity
     TRANSFER = "transfer"  # its pages did not reach the engine that was to decode
 
 
@@ -205,7 +205,7 @@ class Request:
         return tickets
 
     def take_cached(self) -> CachedTokens | None:
-        """What was cached of its prompt, told with the first token; given once."""
+        """What was cached of its prompt, reported with the first token, once."""
         cached, self.cached = self.cached, None
         return cached
 

@@ -25,7 +25,7 @@ class Start(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """What the engine that computed a prompt says after it."""
+    """What the engine that computed a prompt sends after it."""
 
     token: int
     logprob: TokenLogprob | None = None
@@ -61,7 +61,8 @@ TransferEnd: TypeAlias = Received | Sent | TransferFailed
 
 class Role(Protocol):
     """Called by the engine's thread, between steps but for ``prefilled``. A request has at most one
-    transfer at a time, and ``poll`` says its end exactly once, also where the request has left."""
+    transfer at a time, and ``poll`` reports its end exactly once, also where the request has
+    left."""
 
     def arrived(self, request: Request) -> None:
         """A request was submitted; it may wait for long."""
@@ -94,7 +95,7 @@ class Role(Protocol):
 
     def left(self, request: Request) -> None:
         """A request has ended, whatever its phase. If it has a transfer, that is to end soon: its
-        pages stay what they are until ``poll`` says so."""
+        pages stay what they are until ``poll`` reports it."""
         ...
 
 

@@ -148,7 +148,7 @@ class Running:
         return left if cut is None else min(left, cut - self.rows.launched.item(request.row))
 
     def unplannable(self, errors: tuple[type[Exception], ...]) -> Request | None:
-        """The first of those who prefill whose next chunk cannot be told, but for ``errors``."""
+        """The first of those who prefill whose next chunk cannot be planned, but for ``errors``."""
         for request in self.prefilling:
             try:
                 self._chunk(request)

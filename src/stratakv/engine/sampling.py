@@ -1,7 +1,7 @@
-"""Chooses the next token of every sampled row, all rows at once, and says of which row it cannot.
+"""Chooses the next token of every sampled row, all rows at once, and reports which rows it cannot.
 
 Owns the randomness: one number per token, a function of (seed, position) alone, so that what a
-request says does not depend on who shares its batch. Ties always go to the lowest token id.
+request generates does not depend on who shares its batch. Ties always go to the lowest token id.
 """
 
 import logging
@@ -99,7 +99,7 @@ def sample(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
     least one). Log-probabilities are of the raw logits, as OpenAI's and vLLM's are.
 
     A row that holds NaN or +infinity, or nothing that is finite, gets ``NOT_FINITE``. -infinity is
-    what a model says of tokens that it never chooses.
+    the logits of tokens that it never chooses.
     """
     if not len(logits):
         return Sampled(np.empty(0, np.int32), [])

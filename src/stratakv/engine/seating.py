@@ -53,7 +53,7 @@ class Seating:
         self.waits_for_role = False
 
     def admit(self, failed: OnFailed) -> None:
-        """Seat requests whose turn it is, until one does not fit. ``failed`` is told of one that
+        """Seat requests whose turn it is, until one does not fit. ``failed`` is called for one that
         cannot be seated; it is not in the backlog then, and may hold a row."""
         held: list[Request] = []
         ahead: list[AdmissionRequest] = []  # of those held, those that were retracted

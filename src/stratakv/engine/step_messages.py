@@ -1,4 +1,4 @@
-"""What rank 0 tells the others: one message in each step.
+"""What rank 0 sends the others: one message in each step.
 
 Owns the message (the tokens of a step, the time, and what clients and operators want) and a rank's
 end of its broadcast. What it asks for ``ranked`` does when the step is over. Must not decide
@@ -72,8 +72,8 @@ class StepSync:
         self._came: tuple[Command, ...] = ()
 
     def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
-        """Rank 0 chooses for all, so that rounding on another rank says nothing; it also says who
-        cannot go on."""
+        """Rank 0 chooses for all, so that rounding on another rank decides nothing; it also names
+        who cannot go on."""
         if self._agreement.leads:
             sampled = choose(forward, params)
             self._meet(sampled)
@@ -107,7 +107,7 @@ class StepSync:
         self._agreement.watch(name, figures, description)
 
     def gather(self, text: str) -> Sequence[str]:
-        """What every rank says; between two steps, where a message has asked all of them."""
+        """What every rank reports; between two steps, where a message has asked all of them."""
         return self._agreement.gather(text)
 
     def part(self) -> None:

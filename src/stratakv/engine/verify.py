@@ -43,7 +43,7 @@ Oracle: TypeAlias = Callable[[TokenIds, int], VerifyOutput]
 def compare(expected: VerifyOutput, got: VerifyOutput, bound: float) -> tuple[int | None, float]:
     """The first token at which an answer differs, if one does, and the largest error; logits are
     equal within ``bound`` parts of the largest one. NaN never is, nor what a request that failed
-    did not say."""
+    did not generate."""
     if got.failure is not None:
         count = len(got.tokens)
         begun = replace(expected, tokens=expected.tokens[:count], logits=expected.logits[:count])

@@ -1,4 +1,4 @@
-"""Prompts for an engine that is being verified, and what it says to them, logits included.
+"""Prompts for an engine that is being verified, and its outputs, logits included.
 
 Owns the bookkeeping between steps and replies. Must not judge them.
 """
@@ -43,8 +43,8 @@ class VerifySubject(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyOutput:
-    """What an engine said: logits float32 [n, vocab] that the n tokens were chosen from, and
-    seconds until the first one. ``failure``: why it said no more, if it did not end well."""
+    """What an engine put out: logits float32 [n, vocab] that the n tokens were chosen from, and
+    seconds until the first one. ``failure``: why it stopped, if it did not end well."""
 
     tokens: tuple[int, ...]
     logits: torch.Tensor
@@ -71,7 +71,7 @@ class Scribe:
 
 
 class VerifySession:
-    """Prompts for one engine, and what it says to them. ``scribe``: the engine's token_source."""
+    """Prompts for one engine, and its outputs. ``scribe``: the engine's token_source."""
 
     def __init__(self, subject: VerifySubject, scribe: Scribe, clock: Clock) -> None:
         self.subject = subject
@@ -130,7 +130,7 @@ class VerifySession:
 
     def step_until(self, done: Callable[[list[Output]], bool]) -> None:
         """Step until ``done``, which is shown each step's outputs. TimeoutError where the engine
-        has nothing left to do before that, or has run no batch and said nothing for ``HANG_S``."""
+        has nothing left to do before that, or has run no batch and had no output for ``HANG_S``."""
         engine = self.subject.engine
         moved_s, steps = self._clock.now_s(), engine.stats().steps
         while not done(outputs := self.step()):

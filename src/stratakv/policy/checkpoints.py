@@ -40,7 +40,7 @@ def worth_keeping(ends: Sequence[int], last: int, unit: int) -> list[int]:
     at ``last``, ascending.
 
     Who parts between two neighbours hits the upper one. So the gap above a milestone at ``end`` is
-    at most what lies behind it, ``last - end``, for those who edit what was said late (or a
+    at most what lies behind it, ``last - end``, for those who edit a late turn (or a
     ``PART``th of ``last``: finer ones would save little, and cost as much); and at most half of
     ``end``, for those who share a beginning alone; or ``unit``; as far as there are such ends to
     choose from. That leaves about the binary logarithm of ``last / unit``. What is not worth it

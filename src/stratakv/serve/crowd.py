@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 ACCEPTED_AT_ONCE: Final = 64
 """Connections that one turn of the event loop accepts."""
 SPARE: Final = 64
-"""Connections above the limit, in which probes are answered and others told to come back later."""
+"""Connections above the limit, in which probes are answered and others refused with a 503."""
 RESERVED_FILES: Final = 3 * ACCEPTED_AT_ONCE + SPARE + 64
 """Open files that are none of a counted connection: those that are accepted and not yet made or
 closed and not yet gone, spare ones, and stores, sockets and weights of the server's own."""

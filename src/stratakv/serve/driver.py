@@ -83,9 +83,9 @@ _Loop: TypeAlias = asyncio.AbstractEventLoop
 class EngineDriver:
     """Runs ``engine`` on a thread of its own, from ``start`` to ``stop``.
 
-    ``max_waiting`` bounds the requests that are queued for their first token. ``publisher`` is told
-    of every turn, and of the end. ``heartbeat_s``: an engine without work is stepped that often,
-    so that ranks that wait for it know that it lives, and it that they do.
+    ``max_waiting`` bounds the requests that are queued for their first token. ``publisher`` is
+    notified of every turn, and of the end. ``heartbeat_s``: an engine without work is stepped that
+    often, so that ranks that wait for it know that it lives, and it that they do.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class EngineDriver:
             self._inbox.clear()
         while self._taken:
             self._apply(self._taken[0])
-            self._taken.popleft()  # only now: who asked is told, should the engine die of it
+            self._taken.popleft()  # only now: who asked gets the error, should the engine die of it
         self._send_mail()
         if self._engine.has_work() or not due:
             self._fan_out(self._engine.step())
@@ -318,7 +318,7 @@ class EngineDriver:
                 case _Ask(answer=answer):
                     _refuse(answer, error)
                 case _Submit() | _Abort() | _AbortAll():
-                    pass  # every open subscription was told above
+                    pass  # every open subscription was notified above
 
 
 def _deliver(posted: list[tuple[Subscription, SubscriptionEvent]]) -> None:

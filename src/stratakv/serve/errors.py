@@ -39,7 +39,7 @@ class ApiError(StrataError):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """A client that may try again is told when."""
+        """For a client that may try again: when."""
         return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
 
 
@@ -63,7 +63,7 @@ def too_long(param: str, message: str) -> ApiError:
 
 
 def refused(message: str) -> ApiError:
-    """The engine says that it can never serve this request."""
+    """The engine reports that it can never serve this request."""
     return ApiError(message, code="request_refused")
 
 
@@ -138,9 +138,11 @@ def request_failed(failure: Failure) -> ApiError:
     """This request alone; the engine goes on."""
     match failure:
         case Failure.INTERNAL:
-            message = "this request failed inside the engine; the server's log says how"
+            message = "this request failed inside the engine; the server's log has the details"
         case Failure.NOT_FINITE:
-            message = "the model said NaN or infinity where it continues this prompt, so that no "
+            message = (
+                "the model computed NaN or infinity where it continues this prompt, so that no "
+            )
             message += "token could be chosen: its weights or its dtype, or a damaged cached page"
         case Failure.TRANSFER:
             message = (

@@ -182,7 +182,7 @@ class Followers:
         if self._ending or (code == 0 and self.place.up.is_set()):
             return
         log.error("rank %d of %d has ended: %s", rank, self.size, _description(code))
-        if self.place.up.is_set():  # the next collective fails, and clients are told
+        if self.place.up.is_set():  # the next collective fails, and clients get errors
             return
         threading.Event().wait(GRACE_S)
         if not self._ending:

@@ -5,8 +5,9 @@ to a bounded queue: no subscriber, a slow one or none, ever holds it up. Must no
 
 PUB: ``[topic, number, payload]``; the number is 8 bytes, big-endian, one per batch from 0. ROUTER:
 who sends ``[b"", number]`` gets ``[b"", topic, number, payload]`` for every batch kept from there
-on, then ``[b"", b"", END, b""]``. Batch 0 says that nothing is cached. Numbers that are missing and
-that a replay does not bring are lost batches: a subscriber should then forget this server's pages.
+on, then ``[b"", b"", END, b""]``. Batch 0 states that nothing is cached. Numbers that are missing
+and that a replay does not bring are lost batches: a subscriber should then forget this server's
+pages.
 """
 
 import logging

@@ -152,7 +152,7 @@ def _lead(
 
 
 def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, up: Callable[[], None]) -> int:
-    """A follower that is up ends when rank 0 says so, or is lost: a signal to the whole process
+    """A follower that is up ends when rank 0 ends it, or is lost: a signal to the whole process
     group, as from a terminal, is rank 0's to answer."""
     disable_progress_bar()  # of its weights; rank 0 shows one
     parts = build_follower(path, config, RankContext.of(ranks))

@@ -36,7 +36,7 @@ class BytePlan:
     formats: Mapping[str, RowFormat]
 
     def render(self) -> str:
-        """The server's own table, with what a server would say beside it."""
+        """The server's own table, with what a server would report beside it."""
         longest = self.sizes.max_model_len
         lines = [f"{self.model}: {self.model_type}, {self.dtype}, requests up to {longest} tokens"]
         if self.not_yet is not None:

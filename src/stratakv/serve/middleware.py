@@ -27,7 +27,7 @@ ADMIN_PATHS: Final = frozenset({"/flush_cache"})
 
 class RequestIds:
     """Gives every response an ``X-Request-Id``, the client's own where it is printable, and tells
-    ``responded(path, status)``; ``paths`` bounds what can be told."""
+    ``responded(path, status)``; ``paths`` bounds what can be counted."""
 
     def __init__(
         self, app: ASGIApp, paths: Iterable[str], responded: Callable[[str, int], None]

@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
     """uvicorn, which on a signal first lets the engine finish what runs.
 
     While it drains it still answers: new requests and ``/health`` get a 503. A second signal ends
-    the wait. ``exit`` on the engine's death comes after waiting clients were told.
+    the wait. ``exit`` on the engine's death comes after waiting clients were answered.
     """
 
     def __init__(

@@ -212,7 +212,7 @@ def open_publisher(
     config: EngineConfig, server: ServerConfig, on_dropped: Callable[[], None]
 ) -> "KvEventPublisher | None":
     """None where no events are wanted. ConfigError where an endpoint cannot be had, its library is
-    missing, or nothing would ever be told."""
+    missing, or nothing would ever be published."""
     if server.kv_events is None:
         return None
     if config.cache == "off":

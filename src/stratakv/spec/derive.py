@@ -30,7 +30,7 @@ DEFAULT_PAGE_TOKENS: Final = 64
 
 
 def default_page_tokens(config: Mapping[str, object]) -> int:
-    """Tokens of a page where nobody says: 64, or the least that is more and that the model can
+    """Tokens of a page by default: 64, or the least that is more and that the model can
     have. 128 for DeepSeek-V4, which compresses up to 128 tokens to one row; larger pages would
     only make its checkpoints larger. config: as for ``spec_of``."""
     model = ModelConfig(config)

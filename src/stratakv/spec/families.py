@@ -86,7 +86,7 @@ def declared(field: str = "layer_types") -> LayerTypes:
 
 
 def inferred(config: ModelConfig) -> tuple[str, ...]:
-    """Listed, or told from the fields as ``get_layer_types_and_kwargs`` tells them."""
+    """Listed, or derived from the fields as ``get_layer_types_and_kwargs`` does."""
     return _inferred(config, 0)
 
 

@@ -1,6 +1,6 @@
 """How tensor-parallel ranks share a model's cache: what each keeps, and what is one stored object.
 
-Owns which groups are split by key heads and which every rank keeps whole, told from a configuration
+Owns which groups are split by key heads and which every rank keeps whole, read off a configuration
 alone, and the cut of a host page into slices that do not depend on the number of ranks. Must not
 know how weights are split (``engine.parallel``), nor import torch or transformers.
 
@@ -51,7 +51,7 @@ NOT_SPLIT: Final = frozenset((
 PER_HEAD_NORMS: Final = frozenset(("cohere", "cohere_compass_text"))
 """Where ``use_qk_norm`` gives each head a norm of its own, which no plan splits."""
 SHARED_CUT: Final = 8
-"""Slices into which ranks cut objects unless told otherwise: 2, 4 and 8 ranks share a store."""
+"""Slices into which ranks cut objects by default: 2, 4 and 8 ranks share a store."""
 
 
 @dataclass(frozen=True, slots=True)

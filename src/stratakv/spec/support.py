@@ -1,7 +1,7 @@
 """What of a spec the engine runs in this release, and where each layer's bytes lie.
 
-Owns the refusal, said once and with its reason. Deriving and planning know more kinds of attention
-than the engine runs; must not derive anything itself.
+Owns the refusal, worded once and with its reason. Deriving and planning know more kinds of
+attention than the engine runs; must not derive anything itself.
 """
 
 import re

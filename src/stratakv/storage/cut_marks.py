@@ -2,7 +2,7 @@
 
 Owns the marks: their names, who writes one and when it is written again. A mark says that pages of
 one model lie there in the slices of one cut, so that whoever cuts otherwise, and would find none of
-them, can be told. A store may evict a mark like anything else: it is touched from time to time, and
+them, is known. A store may evict a mark like anything else: it is touched from time to time, and
 written again. Must not judge (who opens the store does), nor know how pages are cut.
 """
 
@@ -57,9 +57,9 @@ class CutMarks:
 
     def claim(self, *, writes: bool) -> tuple[int, ...]:
         """Say that pages of this cut are here, where ``writes``; (), or the cuts for which it must
-        not be said: theirs are here, and none of ours.
+        not be known: theirs are here, and none of ours.
 
-        Of two that claim at once, one at least is told of the other: each writes before it looks
+        Of two that claim at once, one at least sees the other: each writes before it looks
         again. A third one, of the first one's cut, may count on a mark that is then withdrawn; it
         says so when it renews its own. StorageError where the store cannot be read; one that takes
         no writes stays unmarked.

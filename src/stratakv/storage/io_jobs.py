@@ -65,7 +65,7 @@ Job: TypeAlias = Query | Fetch | Store | Touch | Remove
 
 
 class Ending(Enum):
-    """How a job ended. Only DONE says that every key was tried."""
+    """How a job ended. Only DONE means that every key was tried."""
 
     DONE = auto()
     CANCELLED = auto()  # by ``cancel`` or ``close``, before the rest was begun

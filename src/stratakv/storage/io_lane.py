@@ -137,7 +137,7 @@ class IoLane:
             _logger.exception("a backend broke its promise to raise nothing but StorageError")
             self._stumbled(task, error)
             return Ending.FAILED
-        if task.kind is self._failing:  # that others work, touches above all, says nothing of it
+        if task.kind is self._failing:  # that others work, touches above all, is no sign of it
             self._breaker.worked()
             self._failing = None
         return Ending.DONE if task.whole else None

@@ -1,4 +1,4 @@
-"""One job under way: its next batch, what has been heard so far, its answer.
+"""One job under way: its next batch, what has come back so far, its answer.
 
 Owns the calls of a backend. Must not wait, nor know threads or other jobs.
 """

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpenStore:
-    """An open store. ``shown``: its URL without a password. ``figures``: what the store says of
+    """An open store. ``shown``: its URL without a password. ``figures``: what the store reports of
     itself, as JSON values; from any thread, while it is open."""
 
     worker: IoWorker

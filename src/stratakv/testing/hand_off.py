@@ -76,7 +76,7 @@ def _nothing() -> int:
 
 
 class LocalHandOff:
-    """``roles`` are for the engines; ``connect`` says which bytes are theirs. ``moved``: pages so
+    """``roles`` are for the engines; ``connect`` names which bytes are theirs. ``moved``: pages so
     far, by group. Everything moves at the first look; ``slow``, ``stop`` and ``go`` change that."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class LocalHandOff:
         self._pace = _at_once
 
     def __len__(self) -> int:
-        """Sessions that not everybody has heard the end of."""
+        """Sessions whose end not everybody knows."""
         return len(self._sessions)
 
     def session(self, request: RequestId) -> _Session:

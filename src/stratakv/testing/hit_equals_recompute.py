@@ -53,7 +53,7 @@ def prompts(vocab: int, lengths: Sequence[int]) -> list[TokenIds]:
 
 
 class HitEqualsRecompute:
-    """Subclass as ``Test...`` and say what is yours; what is not said is ours."""
+    """Subclass as ``Test...`` and name what is yours; what is not named is ours."""
 
     directory: ClassVar[Path | None] = None
     """A model's; None: ``tiny_model``. In float32, whatever it was saved in."""

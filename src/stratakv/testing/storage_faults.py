@@ -34,7 +34,8 @@ class Faults:
     Per call: ``call_fails`` before anything is done, ``call_breaks`` after a part is done, as of a
     connection that is cut. Per object that is there: ``read_misses``, ``read_fails``,
     ``read_corrupt``; what is written: ``write_refused``, ``write_fails``, and ``write_lost``, which
-    is called stored and is not there. ``contains_lies``: an object that is not there is said to be.
+    is called stored and is not there. ``contains_lies``: an object that is not there is reported to
+    be.
 
     ``lies``: a hit's bytes are damaged and it is still called a hit, which no backend may do: for
     tests of tests.

@@ -132,7 +132,7 @@ class TransferEnds:
             self.pattern.verify_host(arena, arena.group.id, ids, keys)
 
     def verify_others_poisoned(self, device: Sequence[PageIds], host: Sequence[PageIds]) -> None:
-        """AssertionError if a copy wrote a page that it was not told to."""
+        """AssertionError if a copy wrote a page that no plan named."""
         every = np.arange(self.pages, dtype=np.int32)
         for group, arena in zip(self.spec.groups, self.arenas, strict=True):
             others = np.setdiff1d(every, host[group.id])
@@ -266,7 +266,7 @@ class TransferSuite(ABC):
         arenas: Sequence[HostArena],
         before_copy: BeforeCopy,
     ) -> TransferEngine:
-        """A fresh engine over these two ends that calls ``before_copy`` as it says."""
+        """A fresh engine over these two ends that calls ``before_copy`` before each copy."""
 
     @contextmanager
     def running(

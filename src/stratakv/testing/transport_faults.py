@@ -30,8 +30,8 @@ from stratakv.disagg.transport import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportFaults:
     """``late``: at most so many polls pass before a post is begun, whatever the caller has given up
-    meanwhile. ``delay``: before an event is told. ``parts``: at most, of one post, in any order.
-    ``lost``: the share of transfers whose ``Done`` is never told."""
+    meanwhile. ``delay``: before an event is delivered. ``parts``: at most, of one post, in any
+    order. ``lost``: the share of transfers whose ``Done`` is never delivered."""
 
     late: int = 0
     delay: int = 0
@@ -50,7 +50,7 @@ class _Post:
 @dataclass(slots=True)
 class _Peer:
     """``waiting``: not begun yet, oldest first; ``begun``: those that the caller knows no end of.
-    ``events``: what it is to be told, and after how many polls. ``gone``: the last of them is its
+    ``events``: what is to be delivered, and after how many polls. ``gone``: the last of them is its
     ``Disconnected``."""
 
     waiting: deque[_Post] = field(default_factory=deque[_Post])

@@ -1,7 +1,7 @@
 """Two ends of a transport, here and in another process, as a suite drives them. Owns no test.
 
-A side is a transport with its memory and all that it has heard. What it is told to do it does at
-once; ``until`` looks at all of them until something is so.
+A side is a transport with its memory and all events that it has polled. What it is asked to do it
+does at once; ``until`` looks at all of them until something is so.
 """
 
 import multiprocessing
@@ -66,7 +66,7 @@ class TransportSide:
         return [event.notification for event in self.events_of(Notified) if event.peer == peer]
 
     def ends(self, transfer: TransferId) -> list[Done | Failed]:
-        """All that was said of its end, which is one thing."""
+        """All events of its end, which is one."""
         return [
             e for e in (*self.events_of(Done), *self.events_of(Failed)) if e.transfer == transfer
         ]

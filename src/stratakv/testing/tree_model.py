@@ -1,7 +1,7 @@
 """The perfect model of the prefix tree: dictionaries of prefixes, read off the design's text.
 
 Owns its own books: for every prefix page and group which tier holds which page, who pins it and
-when it was last used; and says what the tree must answer, free and remap. Slow and obvious on
+when it was last used; and gives what the tree must answer, free and remap. Slow and obvious on
 purpose: nothing is kept that can be recounted. Must not import anything that decides in
 ``stratakv.tree``.
 """

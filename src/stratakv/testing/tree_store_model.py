@@ -1,6 +1,6 @@
 """What the perfect model knows of a store below the host: what it was given, and what that pins.
 
-Owns the marks, the writes under way and when the store last heard of a page. Slow and obvious, as
+Owns the marks, the writes under way and when the store last saw a page. Slow and obvious, as
 ``tree_model`` is, whose pages it reads. Must not import anything that decides in
 ``stratakv.tree``.
 """

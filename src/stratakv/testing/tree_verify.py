@@ -45,7 +45,7 @@ def verify_nodes(
 def verify_leases(
     tree: PrefixTree, model: TreeModel, rows: NodeIds, requests: Sequence[WalkRequest]
 ) -> None:
-    """A lease begins where it should in every group; what the tree says of it is so."""
+    """A lease begins where it should in every group; what the tree reports of it is so."""
     assert len(tree.leases) == len(model.leases), f"{len(tree.leases)} leases"
     place_at = dict(zip(rows.tolist(), model.nodes, strict=True))
     for request in requests:

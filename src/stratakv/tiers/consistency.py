@@ -1,4 +1,4 @@
-"""What ranks compare of their caches in every ballot, and how it is told where they differ.
+"""What ranks compare of their caches in every ballot, and how a difference is reported.
 
 Owns the choice: figures that are there anyway, the page ids that move next, and a scrubber through
 everything else. A page that one rank has freed, taken or evicted, and another has not, shows in the

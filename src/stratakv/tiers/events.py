@@ -6,7 +6,7 @@ its tree's beginning; what nobody takes grows without bound.
 
 A tenant shows as a digest of its salt, ``TENANT`` before it, 32 hex digits. vLLM publishes the salt
 itself; here it is a secret between a client and its server, and whoever knows it can ask for that
-tenant's pages, so it must not travel to every subscriber. A router that is told a salt finds the
+tenant's pages, so it must not travel to every subscriber. A router that is given a salt finds the
 digest by itself. A salt that can be guessed can be found by trying: salts are to be random.
 """
 
@@ -106,12 +106,12 @@ class CacheEvents:
 
     def stored(self, medium: Medium, group: GroupId, keys: Sequence[PageKey]) -> None:
         """``keys`` can be read at ``medium`` from now on. What storage drops later is its own
-        affair, and is not told: a router must take a page there for likely, not for certain."""
+        affair, and is not reported: a router must take a page there for likely, not for certain."""
         self._events += self._stored(medium, group, keys)
 
     def removed(self, medium: Medium, group: GroupId, keys: Sequence[PageKey]) -> None:
         """``medium`` has ``keys`` no more. Where storage was emptied or taken away, it has none of
-        those either that the tree does not know any more, which are not told."""
+        those either that the tree does not know any more, which are not reported."""
         self._events.append(PagesRemoved(medium, group, keys))
 
     def gone(self, keys: Sequence[PageKey]) -> None:
@@ -130,7 +130,7 @@ class CacheEvents:
     def _stored(
         self, medium: Medium, group: GroupId, keys: Sequence[PageKey]
     ) -> Iterator[CacheEvent]:
-        """One record per unbroken chain: a parent is told for its first page only."""
+        """One record per unbroken chain: a parent is given for its first page only."""
         known = list(map(self._pages.get, keys))
         pages = [page for page in known if page is not None]
         if len(pages) < len(keys):

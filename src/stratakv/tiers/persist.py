@@ -53,7 +53,7 @@ class _Job:
 
 
 class Persister:
-    """``observer``: told of the pages that storage has from now on."""
+    """``observer``: notified of the pages that storage has from now on."""
 
     def __init__(
         self,

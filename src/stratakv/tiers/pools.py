@@ -140,7 +140,7 @@ class Pools:
 
     def take(self, group: GroupId, count: int, wait: Callable[[], bool]) -> PageIds:
         """Device pages that admission has promised. Where a copy in flight still holds one back,
-        ``wait`` for it; it says False when nothing is in flight any more."""
+        ``wait`` for it; it returns False when nothing is in flight any more."""
         while True:
             self.make_room(Tier.DEVICE, group, count)
             pages = self.tiers[Tier.DEVICE][group].alloc(count)

@@ -1,8 +1,8 @@
 """Time in a cache: when what has ended becomes state, and what was begun leaves.
 
 Owns the ballots, so that all ranks see the same end in the same place: in ``tick``, and in ``wait``
-where a step cannot go on without a copy. What follows for others, they say with ``after``. Must not
-know a request's rows, nor read a clock.
+where a step cannot go on without a copy. What follows for others, they register with ``after``.
+Must not know a request's rows, nor read a clock.
 """
 
 from collections.abc import Callable
@@ -97,7 +97,8 @@ class Progress:
         return self._copies.busy or self._storage.busy
 
     def pause(self, head: RequestId | None = None) -> None:
-        """Let a little time pass, less where a copy or storage has something to say, and tick."""
+        """Let a little time pass, less where a copy or storage has something to report, and
+        tick."""
         for _ in range(PAUSE_POLLS):
             if self._flights.ready or self._storage.ready:
                 break

@@ -1,4 +1,4 @@
-"""What the tiers count and say of themselves. Owns the records; plain data, no decisions."""
+"""What the tiers count and report of themselves. Owns the records; plain data, no decisions."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

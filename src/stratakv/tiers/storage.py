@@ -27,7 +27,7 @@ from stratakv.tree.prefix_tree import PrefixTree
 
 class StorageTier:
     """``persister`` writes and ``prefetcher`` fetches, both for those who use the cache; here is
-    what opens, ends and drives them. ``observer``: told of what storage has no more."""
+    what opens, ends and drives them. ``observer``: notified of what storage has no more."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class StorageTier:
     # -- figures ---------------------------------------------------------------------------------
 
     def stats(self, *, busy: bool) -> StorageStats | None:
-        """None where no store is attached. ``busy``: what only the engine can say."""
+        """None where no store is attached. ``busy``: what only the engine knows."""
         if (worker := self._store.worker) is None:
             return None
         found, io = self.prefetcher.counters, worker.stats

@@ -1,6 +1,6 @@
 """Pages over three tiers, under their keys: what is cached where, who stands on it, what moves.
 
-Owns the parts; when what has ended becomes state, says ``progress``. Knows pages, page keys,
+Owns the parts; when what has ended becomes state, decides ``progress``. Knows pages, page keys,
 leases, tickets; no request's rows, no block table, no model.
 The device tier is whatever the allocators and the transfer engine say it is: no byte passes here.
 ``cache/`` makes a cache of requests of it; an engine whose device pages are its own has the host
@@ -50,7 +50,7 @@ from stratakv.tree.prefix_tree import PrefixTree
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
     """``prefetch`` None: the usual thresholds. ``clock``:
-    of its deadlines alone; the same on every rank, as is all else here. ``observer``: who is told
+    of its deadlines alone; the same on every rank, as is all else here. ``observer``: notified
     of pages. ``agreement``: where ranks meet. ``sleep``: how a moment is waited for, in seconds.
     ``progress``: what drives it. ``launched``: what copies come after, where the device computes
     while this goes on.

@@ -40,7 +40,7 @@ class TransferManager:
         self._failed: set[TicketId] = set()  # of live pages; asked about once
 
     def failed(self, tickets: Sequence[TicketId]) -> bool:
-        """Whether a copy of live pages has failed; told once."""
+        """Whether a copy of live pages has failed; reported once."""
         lost = self._failed.intersection(tickets)
         self._failed -= lost
         return bool(lost)

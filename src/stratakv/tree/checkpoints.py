@@ -115,7 +115,7 @@ class Checkpoints:
                 self._pins.cool(group, rows)
 
     def _mark(self, tip: int, wanted: Wanted, weight: int) -> Wanted:
-        """Let the end of ``tip`` be what ``weight`` says, 0 for nothing; returns ``wanted``."""
+        """Give the end of ``tip`` this ``weight``, 0 for nothing; returns ``wanted``."""
         nodes = self._nodes
         before = CHECKPOINT * nodes.checkpoint.item(tip) + MILESTONE * nodes.milestone.item(tip)
         if weight != before:

@@ -129,7 +129,7 @@ class Evictor:
         return len(chain)
 
     def _free_chain(self, tier: Tier, key: int, rows: NodeIds) -> bool:
-        """Whether all of ``rows``, whose last is a due leaf, may go together: the common case, told
+        """Whether all of ``rows``, whose last is a due leaf, may go together: the common case, seen
         without a mask. Of a path, no page is warmer than the warmer of its ends."""
         nodes = self._nodes
         states = nodes.state[ANCHOR][rows].tobytes()

@@ -1,7 +1,7 @@
 """Says to an observer, in keys, what happens to the rows of a tree.
 
-Owns the key of every row: rows are used again, so what happens is told at once. A tree that nobody
-follows has none, and does nothing for it. Must not know tokens, tenants or wires.
+Owns the key of every row: rows are used again, so observers are notified at once. A tree that
+nobody follows has none, and does nothing for it. Must not know tokens, tenants or wires.
 """
 
 from collections.abc import Callable, Sequence

@@ -318,7 +318,7 @@ class Leases:
             pins.unpin(HOST, group, host)
             pins.unpin(DEVICE, group, rows[~np.isin(rows, host)])
 
-    # -- what a lease says -----------------------------------------------------------------------
+    # -- what a lease reports --------------------------------------------------------------------
 
     def pages(self, lease: DeviceLease, group: GroupId) -> PageIds:
         """Device pages of ``[starts[group], end)`` under a lease."""

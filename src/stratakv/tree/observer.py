@@ -1,6 +1,6 @@
 """Who follows a cache: the one protocol by which it tells others what happens to its pages.
 
-Owns the words. Given to constructors, None where nobody follows; everything is told on the thread
+Owns the protocol. Given to constructors, None where nobody follows; all calls come on the thread
 that changes the tree, at once and in order. An observer must not touch the cache.
 """
 
@@ -43,6 +43,6 @@ class CacheObserver(Protocol):
         ...
 
     def dropped(self) -> None:
-        """Device and host were emptied on purpose; ``removed`` and ``gone`` have been said of every
-        page, and may be forgotten."""
+        """Device and host were emptied on purpose; ``removed`` and ``gone`` have been called for
+        every page, and may be forgotten."""
         ...

@@ -182,7 +182,7 @@ class StorageMarks:
 
     def to_touch(self, lease: Lease, step: int) -> Iterator[tuple[GroupId, NodeIds]]:
         """The stored pages, by group and top first, of the part of a leased path that storage has
-        not heard of for a while. With a page all of its ancestors: no parent may look older than
+        not touched for a while. With a page all of its ancestors: no parent may look older than
         its child."""
         if not self.active or not lease.end:
             return

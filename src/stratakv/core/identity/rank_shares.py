@@ -4,9 +4,10 @@ Owns the rule, and what ranks tell each other for it. Must not read files.
 
 A rank may take another's digest of a file only if that is its own file: both run on one kernel,
 have seen the same device, inode, size, mtime and ctime, any write would have shown there, and both
-look again when all is done. So those who say the same of every file are a team; files whose inodes
-are not trusted are hashed by each of them. A rank that sees anything else, or runs elsewhere, is a
-team of its own, has the whole work to do, and is found when identities are compared.
+look again when all is done. So those who report the same of every file are a team; files whose
+inodes are not trusted are hashed by each of them. A rank that sees anything else, or runs
+elsewhere, is a team of its own, has the whole work to do, and is found when identities are
+compared.
 """
 
 import json
@@ -24,9 +25,9 @@ Digests: TypeAlias = Mapping[int, Sequence[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What a rank says before it hashes. ``team``: the same for all who have the same files, empty
-    for who has nothing in common with anybody; ``cached``: numbers of files whose digests it has.
-    ``refusal``: why it cannot load the model."""
+    """What a rank reports before it hashes. ``team``: the same for all who have the same files,
+    empty for who has nothing in common with anybody; ``cached``: numbers of files whose digests it
+    has. ``refusal``: why it cannot load the model."""
 
     refusal: str = ""
     team: str = ""
@@ -72,8 +73,8 @@ def share(pieces: Sequence[Piece], shares: Sequence[RankShare], rank: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class HashReport:
-    """What a rank says when it has hashed, loaded and looked again. ``own``: random, where it has
-    what cannot be told; else empty."""
+    """What a rank reports when it has hashed, loaded and looked again. ``own``: random, where it
+    has what cannot be identified; else empty."""
 
     refusal: str
     digests: Digests

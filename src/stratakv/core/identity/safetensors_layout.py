@@ -54,7 +54,7 @@ def read_layout(fd: int, size: int) -> Layout:
     """Of an open file of ``size`` bytes. ValueError says what is wrong with it."""
     length = int.from_bytes(_read(fd, 0, LENGTH_BYTES), "little")
     if length > min(MOST_HEADER_BYTES, size - LENGTH_BYTES):
-        raise ValueError(f"its header is said to take {length} bytes of {size}")
+        raise ValueError(f"its header claims {length} bytes of {size}")
     text = _read(fd, LENGTH_BYTES, length)
     try:
         header: object = json.loads(text, object_pairs_hook=_object)

@@ -61,7 +61,7 @@ class Experts(nn.Module):
         self.glu = glu
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of what each token's experts say.
+        """The weighted sum of what each token's experts compute.
 
         x: [T, hidden]. chosen: int64 [T, k]. weights: [T, k]. Returns [T, hidden]. Tokens are
         sorted by expert, so that each expert's weights are read once, whatever the batch.

@@ -1,4 +1,4 @@
-"""What our own DeepSeek modules do not run, told from a configuration alone.
+"""What our own DeepSeek modules do not run, read off a configuration alone.
 
 Owns the reasons. Must not load anything: it is asked before weights are read.
 """

@@ -108,7 +108,7 @@ def _refuse_variants(config: ModelConfig) -> None:
 
 def _refuse_sizes(config: ModelConfig) -> None:
     rates = config.section("compress_rates")
-    # Blocks are told apart by how many tokens they have.
+    # Blocks are distinguished by how many tokens they have.
     if len(set(rates.fields.values())) < len(rates.fields):
         raise config.fault("compress_rates", "numbers that differ")
     width = positive(config, "num_attention_heads") * positive(config, "head_dim")

@@ -189,7 +189,7 @@ class Catalog:
 
     def _report(self, segment: Segment, slots: list[int]) -> None:
         """Tell the writer, which has these headers in memory and takes their pages for stored. Also
-        said of one that was being written: the writer looks for itself."""
+        reported of one that was being written: the writer looks for itself."""
         try:
             for slot in slots:
                 segment.mark(slot)

@@ -1,8 +1,8 @@
 """``stratakv fsck DIR [--repair]``: is everything in a store's directory what it should be?
 
 Owns the scan of segments of every format, and the mending: a damaged object leaves, its slot is
-free again; a damaged ledger is rebuilt; and what is said to people. Must not touch a segment that a
-live process writes.
+free again; a damaged ledger is rebuilt; and what is reported to people. Must not touch a segment
+that a live process writes.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Which files of a directory are ours: told by what they hold, never by their names alone.
+"""Which files of a directory are ours: recognised by what they hold, never by their names alone.
 
 Owns the looks that come before a file is written to or deleted, and whether a directory may become
 a store. Must not write.

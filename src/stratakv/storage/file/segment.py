@@ -220,7 +220,7 @@ class Segment:
         os.pwrite(self._fd, bytes(8), _MARKS_AT + slot % _MARKS * 8)
 
     def headers(self, first: int = 0, count: int | None = None) -> Headers:
-        """Headers of ``count`` slots from ``first`` on; all of them where nothing is said."""
+        """Headers of ``count`` slots from ``first`` on; all of them where nothing is given."""
         wanted = self.geometry.slots if count is None else count
         return np.frombuffer(self.header_bytes(first, wanted), HEADER)
 

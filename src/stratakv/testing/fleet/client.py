@@ -100,7 +100,7 @@ class FleetClient:
 
     def on_output(self, output: Output) -> None:
         prompt, output_ids = self._prompts[output.request], self._outputs[output.request]
-        assert output.request not in self._ended, f"{output.request}: news after the end"
+        assert output.request not in self._ended, f"{output.request}: an output after the end"
         if output.token is not None:
             self.trace.output_tokens += 1
             output_ids.append(output.token)

@@ -1,4 +1,4 @@
-"""A device and a host of a few pages each, and copies between them that end when a schedule says.
+"""A device and a host of a few pages each, and copies between them that end by a schedule.
 
 Owns the bytes and every copy in flight. A copy moves its bytes when it ends and not before, so that
 pages which are freed or written too early show. Must not choose what to copy.
@@ -75,7 +75,7 @@ class _Job:
 
 
 class SimTransfer:
-    """A ``TransferEngine`` whose plans end as the adversary says, each direction in order."""
+    """A ``TransferEngine`` whose plans end as the adversary chooses, each direction in order."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class RankDied(BaseException):
 
 
 class Fate:
-    """Of one rank. ``steps``: how many it has done; ``over``: it was told to stop."""
+    """Of one rank. ``steps``: how many it has done; ``over``: it was asked to stop."""
 
     def __init__(self, loss: Loss | None, rank: int) -> None:
         self.steps = 0
@@ -59,7 +59,7 @@ class Fate:
         self.steps += 1
 
     def stop(self) -> None:
-        """It was told to."""
+        """It was asked to."""
         self.over = True
 
     def meets(self, point: Point) -> None:

@@ -38,7 +38,7 @@ class Fleet:
     def run(self) -> RunTotals:
         """AssertionError, DivergenceError or RankLostError as the first rank that fails raises it,
         with a note that names the seed. Where a rank was to die and did, all others must have been
-        lost for it, or have been told to stop in that very step, and that is no error."""
+        lost for it, or have been asked to stop in that very step, and that is no error."""
         threads = [
             Thread(target=self._live, args=(rank,), name=f"rank-{rank.rank}", daemon=True)
             for rank in self.ranks
@@ -96,7 +96,7 @@ class Fleet:
 
     def _goes_on(self, rank: SimRank, dead: SimRank) -> bool:
         """Who has the result of a ballot does all of its step, and is lost at the next rendezvous.
-        If the step's message says that it is the last, there is none, and it ends as it should."""
+        If the step's message is the last, there is none, and it ends as it should."""
         most = dead.steps + dead.fate.reaches(rank.rank)
         return rank.steps > most or not (rank.rank in self._faults or rank.fate.over)
 

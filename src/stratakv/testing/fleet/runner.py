@@ -1,7 +1,7 @@
 """A model that computes nothing: it keeps token ids where keys and values would lie, and reads them
 back as attention would.
 
-Owns the closed form of what it says. The next token is a function of the whole prefix as the
+Owns the closed form of what it generates. The next token is a function of the whole prefix as the
 anchor's pages hold it; AssertionError where another group's pages disagree with them. Must not know
 who asks.
 """
@@ -29,8 +29,8 @@ Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32
 
 
 def next_token(tokens: Numbers, start: int = 0) -> int:
-    """What is said after ``tokens``: depends on every one and on its place. A sum over the tokens:
-    of those from ``start`` on it is their share."""
+    """What is generated after ``tokens``: depends on every one and on its place. A sum over the
+    tokens: of those from ``start`` on it is their share."""
     weights = _WEIGHTS[start : start + len(tokens)]
     return int(tokens.astype(np.int64) @ weights) % VOCABULARY
 
@@ -87,7 +87,7 @@ class TokenRunner:
         self.chosen: list[int] = []
 
     def show(self, chosen: list[int]) -> None:
-        """What it has said is that."""
+        """What it has chosen is that."""
         self.chosen = chosen
 
     def frozen(self) -> "TokenRunner":

@@ -105,7 +105,7 @@ class FaultyStore:
         if self._adversary.strikes(self._adversary.fault_rates.call_fails):
             if self._adversary.strikes(0.1):
                 raise ValueError(f"{verb}: not even a StorageError")
-            raise StorageError(f"{verb}: as told")
+            raise StorageError(f"{verb}: as asked")
 
     def _read(self, status: ReadStatus, page: memoryview) -> ReadStatus:
         if status is not ReadStatus.HIT:
@@ -124,7 +124,7 @@ class FaultyStore:
 
 
 class SteppedHand:
-    """Works a lane batch by batch, when the adversary says: no thread, no time."""
+    """Works a lane batch by batch, when the adversary chooses: no thread, no time."""
 
     def __init__(self, lane: IoLane, adversary: Adversary) -> None:
         self._lane = lane

@@ -1,7 +1,7 @@
 """What a fleet stores its pages in: a store for each rank, or one for all. It outlives the fleet,
 so that another one may find what the first has left.
 
-Owns the bytes of the stores, and the check that every object is what its name says: whole, and the
+Owns the bytes of the stores, and the check that every object is what its key names: whole, and the
 very slice of the very page. Must not know how objects come and go.
 """
 

@@ -3,7 +3,7 @@ collective, and who is next is drawn from a seed; so nothing depends on how thre
 and whatever ranks share without talking, such as a store, they come to in an order that is drawn.
 
 Owns the rendezvous and its faults: ranks that call different things, or that end while others wait,
-are named, and nobody hangs. Must not know what is said.
+are named, and nobody hangs. Must not know what is exchanged.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Operations that storage has under way for prefetches, and which of them were told to stop.
+"""Operations that storage has under way for prefetches, and which of them were cancelled.
 
 Owns the way from a ticket to its request. Must not look at answers.
 """
@@ -13,7 +13,7 @@ from stratakv.storage.io_worker import IoWorker
 from stratakv.tiers.prefetch.request import PrefetchRequest
 
 HUNG_S: Final = 5.0
-"""An operation that was told to stop ends with its batch. One that has not come back for this long
+"""An operation that was cancelled ends with its batch. One that has not come back for this long
 will not soon, and nobody who may go without storage waits for it any more."""
 
 
@@ -21,7 +21,7 @@ class Operations:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._requests: dict[TicketId, PrefetchRequest] = {}
-        self._stopped: dict[TicketId, float] = {}  # when each was told to stop, oldest first
+        self._stopped: dict[TicketId, float] = {}  # when each was cancelled, oldest first
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -36,12 +36,12 @@ class Operations:
         self._requests[ticket] = request
 
     def end(self, ticket: TicketId) -> bool:
-        """Whether it had been told to stop."""
+        """Whether it had been cancelled."""
         del self._requests[ticket]
         return self._stopped.pop(ticket, None) is not None
 
     def stop(self, ticket: TicketId, worker: IoWorker | None) -> float:
-        """Begin no more of it; when that was said first, s."""
+        """Begin no more of it; when it was first cancelled, s."""
         if ticket not in self._stopped:
             self._stopped[ticket] = self._clock.now_s()
             if worker is not None:
@@ -49,7 +49,7 @@ class Operations:
         return self._stopped[ticket]
 
     def hang(self, now_s: float) -> bool:
-        """Whether one that was told to stop has not come back for too long."""
+        """Whether one that was cancelled has not come back for too long."""
         return now_s - next(iter(self._stopped.values()), now_s) > HUNG_S
 
     def figures(self) -> DigestInputs:

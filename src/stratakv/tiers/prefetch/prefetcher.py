@@ -1,7 +1,7 @@
 """Prefetches of requests that wait, from the first question to pages that are the tree's.
 
 Owns each request's way through its phases (``request``), which name what it holds: ``operations``
-has those that storage works on, ``sharing`` says who asks for several. Host pages of a fetch stay
+has those that storage works on, ``sharing`` knows who asks for several. Host pages of a fetch stay
 its own until its I/O has ended, also when the request has long left. ``policy.prefetch`` decides.
 Must not admit a request.
 """
