@@ -87,6 +87,7 @@ BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "a model from disk with its identity, beside Hugging Face's loader alone",
         ("directory",),
     ),
+    "disagg": ("prompts computed elsewhere: admission by group, and bytes", ()),
     "ranks": ("what ranks exchange in a step, beside bare collectives", ("tp",)),
     "http": ("how long others wait while a server works on a body that takes long", ("model",)),
 }

@@ -51,6 +51,7 @@ def test_a_window_takes_its_tail_and_the_anchor_all(n, window, page, start, tail
 SAME_AGAIN = [
     # n, W, P: start, tokens and pages of a tail that the same prompt sent again can hit
     (1, 128, 256, 0, 1, 1),
+    (128, 128, 256, 0, 128, 1),
     (383, 128, 256, 0, 383, 2),
     (384, 128, 256, 0, 384, 2),
     (639, 128, 256, 256, 383, 2),

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from stratakv.bench.rig import seconds_of
 from stratakv.core.errors import TransportError
 from stratakv.disagg.transport import Done, Failed, Lost, Memory, PeerId, Transport, Writes
 
@@ -57,17 +58,53 @@ def raw_throughput(
     open_transport: OpenTransport, case: TransportCase, reach: Reach
 ) -> RawThroughput:
     """``reach``: ``elsewhere`` or ``here``. TransportError where the peer is lost."""
-    memory = np.ones(case.size_bytes, np.uint8)
-    transport = open_transport([memory])
-    try:
-        described = transport.describe(_TARGET)
-        with reach(open_transport, case, described) as answer:
-            transport.connect(_TARGET, answer)
-            _round(transport, case)  # connections are made by the first bytes
-            laps = tuple(_round(transport, case) for _ in range(case.rounds))
-    finally:
-        transport.close()
+    with RawTransport.opened(open_transport, case, reach) as raw:
+        raw.round()  # connections are made by the first bytes
+        laps = tuple(seconds_of(raw.round) for _ in range(case.rounds))
     return RawThroughput(case.size_bytes, laps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawTransport:
+    """A source whose target takes ``case`` again and again."""
+
+    transport: Transport
+    case: TransportCase
+
+    @staticmethod
+    @contextmanager
+    def opened(
+        open_transport: OpenTransport, case: TransportCase, reach: "Reach | None" = None
+    ) -> "Generator[RawTransport]":
+        """``reach``: by default the target is ``here``."""
+        transport = open_transport([np.ones(case.size_bytes, np.uint8)])
+        try:
+            described = transport.describe(_TARGET)
+            with (reach or here)(open_transport, case, described) as answer:
+                transport.connect(_TARGET, answer)
+                yield RawTransport(transport, case)
+        finally:
+            transport.close()
+
+    def round(self) -> None:
+        """Every page once. TransportError where the peer is lost."""
+        case = self.case
+        places = np.random.default_rng(case.pages).permutation(case.pages) * case.page_bytes
+        starts = np.arange(case.pages, dtype=np.int64) * case.page_bytes
+        left = set[int]()
+        for at in range(0, case.pages, case.pages_at_once):
+            part = slice(at, at + case.pages_at_once)
+            zeros = np.zeros(len(starts[part]), np.int64)
+            sizes = np.full(len(zeros), case.page_bytes, np.int64)
+            writes = Writes(zeros, starts[part], zeros, places[part], sizes)
+            left.add(self.transport.post(_TARGET, writes))
+        while left:
+            for event in self.transport.poll():
+                if isinstance(event, Failed | Lost):
+                    raise TransportError(event.reason)
+                if isinstance(event, Done):
+                    left.discard(event.transfer)
+            time.sleep(_PAUSE_S)
 
 
 @contextmanager
@@ -106,23 +143,3 @@ def _target(
     with here(open_transport, case, described) as answer:
         pipe.send(answer)
         pipe.poll(None)  # until the other side closes it
-
-
-def _round(transport: Transport, case: TransportCase) -> float:
-    places = np.random.default_rng(case.pages).permutation(case.pages) * case.page_bytes
-    starts = np.arange(case.pages, dtype=np.int64) * case.page_bytes
-    begun_s = time.perf_counter()
-    left = set[int]()
-    for at in range(0, case.pages, case.pages_at_once):
-        part = slice(at, at + case.pages_at_once)
-        zeros = np.zeros(len(starts[part]), np.int64)
-        sizes = np.full(len(zeros), case.page_bytes, np.int64)
-        left.add(transport.post(_TARGET, Writes(zeros, starts[part], zeros, places[part], sizes)))
-    while left:
-        for event in transport.poll():
-            if isinstance(event, Failed | Lost):
-                raise TransportError(event.reason)
-            if isinstance(event, Done):
-                left.discard(event.transfer)
-        time.sleep(_PAUSE_S)
-    return time.perf_counter() - begun_s

@@ -1,0 +1,231 @@
+"""``stratakv bench disagg``: what it costs and brings to compute prompts elsewhere.
+
+Owns three measurements. How many requests a decode engine admits that takes pages by group, beside
+one that takes them for whole prompts in every group, each with the split of the same bytes that is
+best for it. What one such decision takes. And bytes: pages of both sides through ``Peers``, with
+their pairing and the message that proves them, beside the bare transport, lap by lap in this
+process. Needs the library alone; a transport that is not installed is left out.
+"""
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from stratakv.bench.rig import Laps, in_turn
+from stratakv.bench.transports import OpenTransport, RawTransport, TransportCase
+from stratakv.cache.footprint import TransferPages
+from stratakv.core.errors import ConfigError, TransportError
+from stratakv.core.ids import RequestId
+from stratakv.disagg.loopback import LoopbackTransport
+from stratakv.disagg.messages import Arrival, Attempt
+from stratakv.disagg.mooncake import MooncakeTransport
+from stratakv.disagg.nixl import NixlOptions, NixlTransport
+from stratakv.disagg.page_places import pages_of
+from stratakv.disagg.peers import Heard, Peers
+from stratakv.disagg.transport import Lost, PeerId
+from stratakv.engine.roles import FirstToken
+from stratakv.memory.device_pools import DevicePools
+from stratakv.policy.admission import PageBudget, demand
+from stratakv.policy.preallocation import Admitted, admitted
+from stratakv.spec.budget import ExpectedLoad, device_bytes, device_pages
+from stratakv.spec.derive import spec_of
+from stratakv.spec.groups import CacheSpec
+from stratakv.spec.retention import needed
+
+POOL_BYTES: Final = 16 << 30
+RUNNING: Final = 64
+CHAT_TOKENS: Final = 8192
+PROMPTS: Final = tuple(1024 << n for n in range(8))
+RESERVE_TOKENS: Final = 512
+PAGE_TOKENS: Final = 256
+TRANSFER_PROMPT: Final = 4096
+REQUESTS: Final = 8
+"""Of one lap; 17 MiB each, of pages anywhere in the pools."""
+LAPS: Final = 8
+DECISIONS: Final = 2000
+_PREFILL, _DECODE = PeerId("prefill"), PeerId("decode")
+_PAUSE_S: Final = 0.0002
+TRANSPORTS: Final[Mapping[str, OpenTransport]] = {
+    "loopback": LoopbackTransport,
+    "nixl, TCP": lambda memories: NixlTransport(memories, NixlOptions(transports="tcp")),
+    "nixl, shared memory": lambda memories: NixlTransport(
+        memories, NixlOptions(transports="sm,tcp,self")
+    ),
+    "mooncake, TCP": MooncakeTransport,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOffThroughput:
+    """Medians. ``ratio``: of the bare transport's seconds to the hand-off's, of the same bytes in
+    neighbouring laps; ``gb_s``: of the hand-off, 10^9 bytes."""
+
+    name: str
+    ratio: float
+    gb_s: float
+
+
+def gpt_oss_spec(layers: int, page_tokens: int = PAGE_TOKENS) -> CacheSpec:
+    """From the published sizes: every other layer sees 128 tokens."""
+    config = {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": layers,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+        "sliding_window": 128,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "hidden_size": 2880,
+    }
+    return spec_of(config, page_tokens=page_tokens, dtype="bfloat16")
+
+
+def run() -> dict[str, object]:
+    """Measure, and print tables; about half a minute."""
+    table, pages = admissions(gpt_oss_spec(24))
+    decision_us = admit_us(gpt_oss_spec(24), pages)
+    size = f"{POOL_BYTES >> 30} GiB, split for chats of {CHAT_TOKENS:,} tokens"
+    print(f"gpt-oss-20b, windows of 128, pages of {PAGE_TOKENS}, {size}:")
+    print("prompt     admitted by group   by whole prompts")
+    for row in table:
+        print(f"{row.prompt:7,} {row.per_group:19,} {row.whole_prompt:18,}")
+    print(f"one decision: {decision_us:.1f} us")
+    found = [each for name in TRANSPORTS if (each := throughput(name)) is not None]
+    for each in found:
+        print(f"{each.name:20} {each.gb_s:6.2f} GB/s, {each.ratio:.2f} of the bare transport")
+    return {
+        "admit_us": decision_us,
+        "admitted": [asdict(row) for row in table],
+        "transport": [asdict(each) for each in found],
+    }
+
+
+def admissions(spec: CacheSpec) -> tuple[list[Admitted], Sequence[int]]:
+    """The table, and the pool that takes pages by group."""
+    load = ExpectedLoad(
+        max_running=RUNNING,
+        max_model_len=max(PROMPTS) + RESERVE_TOKENS,
+        chunk_tokens=1,
+        chat_tokens=CHAT_TOKENS,
+    )
+    split = device_pages(spec, POOL_BYTES, load)
+    even = (POOL_BYTES // sum(group.page_bytes for group in spec.groups),) * len(spec.groups)
+    assert device_bytes(spec, even) <= POOL_BYTES
+    by_group = admitted(spec, split, PROMPTS, RESERVE_TOKENS)
+    by_prompt = admitted(spec, even, PROMPTS, RESERVE_TOKENS)
+    return [
+        Admitted(prompt=one.prompt, per_group=one.per_group, whole_prompt=other.whole_prompt)
+        for one, other in zip(by_group, by_prompt, strict=True)
+    ], split
+
+
+def admit_us(spec: CacheSpec, pages: Sequence[int]) -> float:
+    """Whether the next of many requests fits beside those that were admitted before it."""
+    wanted = demand(spec, 4096 + RESERVE_TOKENS, 4096 + RESERVE_TOKENS, 1, 0)
+    budget, laps = PageBudget(spec, pages), list[float]()
+    for _ in range(DECISIONS):
+        begun_s = time.perf_counter()
+        if budget.fits(wanted, pages):
+            budget.book(wanted)
+        laps.append(time.perf_counter() - begun_s)
+    return round(median(laps) * 1e6, 2)
+
+
+def throughput(name: str) -> HandOffThroughput | None:
+    """None where the transport is not installed, or cannot be had here."""
+    try:
+        with HandOffs.opened(TRANSPORTS[name], gpt_oss_spec(4)) as hand_offs:
+            case = hand_offs.case
+            with RawTransport.opened(TRANSPORTS[name], case) as raw:
+                laps = Laps()
+                contenders: list[tuple[str, Callable[[], object]]] = [
+                    ("raw", raw.round),
+                    ("hand-off", hand_offs.round),
+                ]
+                for turn in range(LAPS):
+                    for which, work in in_turn(contenders, turn):
+                        laps.time(which, work)
+    except (ConfigError, TransportError) as error:
+        print(f"{name}: left out: {error}")
+        return None
+    gb_s = case.size_bytes / laps.median_s("hand-off") / 1e9
+    return HandOffThroughput(
+        name=name, ratio=round(laps.ratio("raw", "hand-off"), 3), gb_s=round(gb_s, 3)
+    )
+
+
+class HandOffs:
+    """``REQUESTS`` prompts from one engine's pools to another's, again and again."""
+
+    def __init__(self, spec: CacheSpec, prefill: Peers, decode: Peers) -> None:
+        self._prefill, self._decode = prefill, decode
+        self._laps = 0
+        random = np.random.default_rng(1)
+        self._source = _requests(spec, random)
+        self._target = _requests(spec, random)
+        here, there = prefill.places(_DECODE)
+        writes = here.writes(self._source[0], there, self._target[0])
+        assert len(set(writes.sizes.tolist())) == 1, "parts of one size, as the bare transport has"
+        self.case = TransportCase(
+            pages=REQUESTS * len(writes.sizes),
+            page_bytes=int(writes.sizes[0]),
+            pages_at_once=len(writes.sizes),
+        )
+
+    @classmethod
+    @contextmanager
+    def opened(cls, open_transport: OpenTransport, spec: CacheSpec) -> "Generator[HandOffs]":
+        prefill, decode = Peers(), Peers()
+        pages = [
+            REQUESTS * len(needed(group.retention, TRANSFER_PROMPT, spec.page_tokens))
+            for group in spec.groups
+        ]
+        try:
+            for side in (prefill, decode):
+                pools = DevicePools(spec, pages)
+                for group in spec.groups:
+                    pools.poison(group.id, np.arange(pages[group.id], dtype=np.int32))
+                side.open(spec, pools, b"bench", open_transport)
+            introduction, answer = prefill.introduce(_DECODE), decode.introduce(_PREFILL)
+            decode.meet(_PREFILL, introduction)
+            prefill.meet(_DECODE, answer)
+            yield cls(spec, prefill, decode)
+        finally:
+            for side in (prefill, decode):
+                side.close()
+
+    def round(self) -> None:
+        """Until decode has the proof of each request. TransportError where a side is lost."""
+        self._laps += 1
+        here, there = self._prefill.places(_DECODE)
+        for at, (source, target) in enumerate(zip(self._source, self._target, strict=True)):
+            proof = Arrival(Attempt(RequestId(f"r{at}"), self._laps), FirstToken(1), (0, 0, 0))
+            self._prefill.send(_DECODE, proof, here.writes(source, there, target))
+        left = REQUESTS
+        while left:
+            for event in (*self._decode.poll(), *self._prefill.poll()):
+                if isinstance(event, Lost):
+                    raise TransportError(event.reason)
+                left -= isinstance(event, Heard)
+            time.sleep(_PAUSE_S)
+
+
+def _requests(spec: CacheSpec, random: np.random.Generator) -> list[TransferPages]:
+    """Of every group the pages that decoding needs, scattered."""
+    spans = [needed(group.retention, TRANSFER_PROMPT, spec.page_tokens) for group in spec.groups]
+    pages = [random.permutation(REQUESTS * len(span)).tolist() for span in spans]
+    return [
+        TransferPages(
+            TRANSFER_PROMPT,
+            tuple(
+                pages_of(group.id, span.start, own[at * len(span) : (at + 1) * len(span)])
+                for group, span, own in zip(spec.groups, spans, pages, strict=True)
+            ),
+        )
+        for at in range(REQUESTS)
+    ]

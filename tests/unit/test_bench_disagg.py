@@ -1,0 +1,60 @@
+"""``stratakv bench disagg``: its figures are of what it says, on small pools."""
+
+import pytest
+
+from stratakv.bench import disagg
+from stratakv.core.errors import ConfigError
+from stratakv.policy.preallocation import whole_prompts
+from stratakv.spec.retention import KeepAll, KeepWindow
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, value in {"REQUESTS": 2, "TRANSFER_PROMPT": 512, "LAPS": 3, "DECISIONS": 50}.items():
+        monkeypatch.setattr(disagg, name, value)
+
+
+def test_the_model_of_the_table_has_windows_in_every_other_layer():
+    spec = disagg.gpt_oss_spec(24)
+    assert [group.retention for group in spec.groups] == [KeepAll(), KeepWindow(128)]
+    # Keys and values of 12 layers, 8 heads of 64 in bfloat16, pages of 256 tokens.
+    assert [group.page_bytes for group in spec.groups] == [12 * 2 * 8 * 64 * 2 * 256] * 2
+    assert [group.retention for group in whole_prompts(spec).groups] == [KeepAll()] * 2
+
+
+def test_nobody_who_takes_pages_by_group_admits_fewer_long_prompts():
+    table, pages = disagg.admissions(disagg.gpt_oss_spec(24))
+    assert [row.prompt for row in table] == list(disagg.PROMPTS)
+    assert sum(pages) * 6 * MIB <= disagg.POOL_BYTES
+    for row in table[1:]:
+        assert row.per_group > row.whole_prompt > 0
+
+
+def test_the_report_has_every_transport_that_is_here(capsys):
+    report = disagg.run()
+    assert report["admit_us"] > 0
+    names = [row["name"] for row in report["transport"]]
+    assert names[0] == "loopback"
+    for row in report["transport"]:
+        assert row["ratio"] > 0
+        assert row["gb_s"] > 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in disagg.TRANSPORTS)
+
+
+def test_a_transport_that_is_not_installed_is_left_out(monkeypatch, capsys):
+    def missing(_memories):
+        raise ConfigError("nowhere: its library cannot be imported")
+
+    monkeypatch.setattr(disagg, "TRANSPORTS", {"nowhere": missing})
+    assert disagg.throughput("nowhere") is None
+    assert "nowhere: left out: nowhere: its library" in capsys.readouterr().out
+
+
+def test_a_lap_brings_every_page_to_its_place():
+    with disagg.HandOffs.opened(disagg.TRANSPORTS["loopback"], disagg.gpt_oss_spec(4)) as hand_offs:
+        hand_offs.round()
+        hand_offs.round()
+        assert hand_offs.case.size_bytes == 2 * (2 + 1) * 2 * 2 * 8 * 64 * 2 * 256
