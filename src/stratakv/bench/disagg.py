@@ -26,7 +26,7 @@ from stratakv.disagg.messages import Arrival, Attempt
 from stratakv.disagg.mooncake import MooncakeTransport
 from stratakv.disagg.nixl import NixlOptions, NixlTransport
 from stratakv.disagg.page_places import pages_of
-from stratakv.disagg.peers import Heard, Peers
+from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.transport import Lost, PeerId
 from stratakv.engine.roles import FirstToken
 from stratakv.memory.device_pools import DevicePools
@@ -211,7 +211,7 @@ class HandOffs:
             for event in (*self._decode.poll(), *self._prefill.poll()):
                 if isinstance(event, Lost):
                     raise TransportError(event.reason)
-                left -= isinstance(event, Heard)
+                left -= isinstance(event, MessageReceived)
             time.sleep(_PAUSE_S)
 
 
