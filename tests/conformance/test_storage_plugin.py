@@ -73,7 +73,7 @@ import pytest
 
 from stratakv.storage.registry import open_storage, plugin_schemes
 from stratakv.storage.urls import parse_storage_url
-from stratakv.testing.storage_conformance import FORM, StorageConformance, Subject
+from stratakv.testing.storage_conformance import FORM, StorageConformance, StorageSubject
 
 
 class TestShelf(StorageConformance):
@@ -84,7 +84,7 @@ class TestShelf(StorageConformance):
         def corrupt(key):
             acme_kv.SHELVES[url.url][FORM.spec_digest][key][0][-1] ^= 1
 
-        return Subject(
+        return StorageSubject(
             open=lambda form: open_storage(url, form),
             corrupt=corrupt,
             shared=True,

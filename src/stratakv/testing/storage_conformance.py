@@ -4,7 +4,7 @@ contract of ``storage.backend``, as tests.
     class TestMyBackend(StorageConformance):
         @pytest.fixture
         def subject(self, tmp_path):
-            return Subject(open=lambda form: MyBackend(tmp_path, form), ...)
+            return StorageSubject(open=lambda form: MyBackend(tmp_path, form), ...)
 
 Needs the ``testing`` extra (pytest).
 """

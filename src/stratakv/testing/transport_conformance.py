@@ -4,7 +4,7 @@
     class TestMyTransport(TransportConformance):
         @pytest.fixture
         def subject(self):
-            return Subject(open=open_mine, elsewhere=True)
+            return TransportSubject(open=open_mine, elsewhere=True)
 
 Needs the ``testing`` extra (pytest).
 """
@@ -67,7 +67,7 @@ def contents(side: TransportSide) -> list[bytes]:
 
 
 class TransportConformance(TransportEnds):
-    """Subclass as ``Test...`` and give it a fixture ``subject``, a ``transport_suite.Subject``."""
+    """Subclass as ``Test...`` and give it a fixture ``subject``, a ``transport_suite.TransportSubject``."""
 
     def test_every_byte_arrives_where_it_belongs_and_no_other_changes(
         self, pair: tuple[TransportSide, TransportSide]
