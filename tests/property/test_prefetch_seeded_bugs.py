@@ -99,14 +99,14 @@ BUGS = {
     "a partial window": (
         PrefetchRules,
         "landable",
-        "arrivals == Arrival.ARRIVED",
-        "arrivals <= Arrival.NOT_TRIED",
+        "arrivals == FetchOutcome.ARRIVED",
+        "arrivals <= FetchOutcome.NOT_TRIED",
     ),
     "landed beyond the plan": (PrefetchRules, "landable", "ends[plan.end + 1 :] = False", "pass"),
     "everything is kept": (Ends, "kept", "& (pages < end)", ""),
-    "found is what can be used": (Ends, "found", "min(reach, last)", "held.base"),
+    "found is what can be used": (Ends, "stored_end", "min(reach, last)", "held.base"),
     "a loss is counted twice": (Tally, "cut", "self.end - end))", "self.end - self.base))"),
-    "the wrong reason": (PrefetchRules, "_found", "all(group.stateful", "any(group.stateful"),
+    "the wrong reason": (PrefetchRules, "_tally_of", "all(group.stateful", "any(group.stateful"),
     "the mildest reason": (
         prefetch,
         "reason_of",

@@ -268,7 +268,7 @@ def test_a_difference_of_just_as_many_lines_as_are_shown_is_told_whole():
     assert f"cell {SHOWN - 1} is {SHOWN - 1}" in str(found.value)
 
 
-def test_only_the_first_rank_leads_and_meetings_are_counted():
+def test_only_the_first_rank_leads_and_collectives_are_counted():
     class Second(SingleRank):
         rank = 1
 

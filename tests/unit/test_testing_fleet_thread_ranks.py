@@ -88,7 +88,7 @@ def test_who_does_not_come_is_named_and_nobody_hangs():
 
 
 def test_ranks_that_meet_for_ever_are_stopped(monkeypatch):
-    monkeypatch.setattr("stratakv.testing.fleet.thread_ranks.MOST_MEETINGS", 20)
+    monkeypatch.setattr("stratakv.testing.fleet.thread_ranks.MOST_COLLECTIVES", 20)
 
     def body(ranks):
         while True:

@@ -1,8 +1,8 @@
 """The one place where ranks meet: a ballot a step, and a message from rank 0 a step.
 
-Owns the fields that are compared and the count of meetings. A field that differs ends the process:
-two ranks that disagree on what is cached would answer with each other's tokens. Must not decide
-anything by what one rank knows.
+Owns the fields that are compared and the count of collectives. A field that differs ends the
+process: two ranks that disagree on what is cached would answer with each other's tokens. Must not
+decide anything by what one rank knows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ def digest_of(figures: DigestInputs) -> int:
 
 
 class Agreement:
-    """``ballots`` and ``broadcasts`` count the meetings."""
+    """``ballots`` and ``broadcasts`` count them."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks: Ranks = ranks

@@ -19,7 +19,7 @@ from stratakv.agreement.ballot import LaneValues
 from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import ConfigError, RankLostError
 
-LETTER_BYTES: Final = 16384
+BROADCAST_BYTES: Final = 16384
 """What one broadcast carries, with eight bytes that say how long the message is. The rest of a
 longer one, a long prompt's, takes another."""
 _LENGTH: Final = 8
@@ -37,7 +37,7 @@ class TorchRanks:
         self.size = dist.get_world_size()
         self._timeout_s = timeout_s
         self._limit_s = max(START_S, timeout_s)  # until all are ready
-        self._page = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
+        self._page = torch.zeros(BROADCAST_BYTES, dtype=torch.uint8)
 
     def all_reduce_min(
         self, lanes: LaneValues, meanwhile: Callable[[], None] = nothing
@@ -52,7 +52,7 @@ class TorchRanks:
         return lanes
 
     def broadcast(self, message: bytes) -> bytes:
-        page, room = self._page, LETTER_BYTES - _LENGTH
+        page, room = self._page, BROADCAST_BYTES - _LENGTH
         if self.rank == 0:
             head = len(message).to_bytes(_LENGTH, "little") + message[:room]
             page[: len(head)] = _bytes(head)
@@ -90,8 +90,8 @@ class TorchRanks:
 def join(rank: int, size: int, address: str, timeout_s: float) -> TorchRanks:
     """Block until all ranks are there. ``address``: where rank 0 listens, as in
     ``tcp://host:port``, or ``env://``. RankLostError where they do not come within ``START_S``,
-    which is also the limit of every meeting until ``ready``; ConfigError where rank 0 cannot listen
-    there."""
+    which is also the limit of every collective until ``ready``; ConfigError where rank 0
+    cannot listen there."""
     with _watched(rank, START_S), _listening(address):
         dist.init_process_group(
             "gloo",

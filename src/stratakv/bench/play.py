@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from stratakv.bench.rig import greedy
-from stratakv.bench.workload import Ask, Workload
+from stratakv.bench.workload import TimedPrompt, Workload
 from stratakv.core.ids import RequestId
 from stratakv.engine.loop import Engine
 from stratakv.engine.request import Output
@@ -38,7 +38,7 @@ class PlayFigures:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    ask: Ask
+    ask: TimedPrompt
     answer: list[int] = field(default_factory=list[int])
     last_s: float = 0.0
 

@@ -48,7 +48,7 @@ class RanksReport:
     ballot_us_p50: float
     bare_allreduce_us_p50: float
     ratio: float
-    letter_us_p50: float
+    broadcast_us_p50: float
     bare_broadcast_us_p50: float
     cached_host_tokens: int
 
@@ -64,7 +64,7 @@ def run(*, tp: int = 2, steps: int = STEPS) -> dict[str, object]:
         f"per step    {report.ballots_per_step} ballot, {report.broadcasts_per_step} broadcast\n"
         f"ballot      {report.ballot_us_p50:7.0f}  bare all-reduce of {LANES} int64 "
         f"{report.bare_allreduce_us_p50:7.0f}  ratio {report.ratio:.2f} (at most {TARGET})\n"
-        f"letter      {report.letter_us_p50:7.0f}  bare broadcast "
+        f"broadcast   {report.broadcast_us_p50:7.0f}  bare broadcast "
         f"{report.bare_broadcast_us_p50:7.0f}\n"
         f"whole tick  {report.tick_us_p50:7.0f}  ratio {report.tick_ratio:.2f}, beside its "
         f"all-reduce {report.tick_own_us_p50:.0f}, of which digests {report.digests_us_p50:.0f}"
@@ -93,7 +93,7 @@ def report_of(records: Sequence[MeterRecord], steps: int) -> RanksReport:
         ballot_us_p50=p50[TimedPart.BALLOT],
         bare_allreduce_us_p50=p50[TimedPart.BARE_ALLREDUCE],
         ratio=p50[TimedPart.BALLOT] / p50[TimedPart.BARE_ALLREDUCE],
-        letter_us_p50=p50[TimedPart.LETTER],
+        broadcast_us_p50=p50[TimedPart.BROADCAST],
         bare_broadcast_us_p50=p50[TimedPart.BARE_BROADCAST],
         cached_host_tokens=records[0].cached_host_tokens,
     )

@@ -22,7 +22,7 @@ from stratakv.assembly.ranks import RankContext
 from stratakv.assembly.sizing import Sizes
 from stratakv.bench.ranks_meter import Meter, MeterRecord
 from stratakv.bench.rig import greedy
-from stratakv.bench.workload import Ask, Chat
+from stratakv.bench.workload import Chat, TimedPrompt
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId, RequestId
 from stratakv.engine.loop import Engine
@@ -115,8 +115,8 @@ def take_part(ranks: TorchRanks, steps: int) -> MeterRecord:
 def _serve(port: RankedEngine, chat: Chat, steps: int) -> None:
     """One request comes a step, if at all: users do not ask in chorus. Who has been answered asks
     again when others have."""
-    coming: deque[Ask] = deque(chat.opening())
-    live: dict[RequestId, tuple[Ask, list[int]]] = {}
+    coming: deque[TimedPrompt] = deque(chat.opening())
+    live: dict[RequestId, tuple[TimedPrompt, list[int]]] = {}
     for _ in range(steps):
         if coming and len(live) < LIVE:
             ask = coming.popleft()
@@ -127,7 +127,10 @@ def _serve(port: RankedEngine, chat: Chat, steps: int) -> None:
 
 
 def _note(
-    output: Output, live: dict[RequestId, tuple[Ask, list[int]]], coming: deque[Ask], chat: Chat
+    output: Output,
+    live: dict[RequestId, tuple[TimedPrompt, list[int]]],
+    coming: deque[TimedPrompt],
+    chat: Chat,
 ) -> None:
     ask, answer = live[output.request]
     assert output.token is not None, "nobody aborts"

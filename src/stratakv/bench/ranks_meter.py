@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from stratakv.agreement.ballot import LaneValues
 from stratakv.agreement.ranks import nothing
-from stratakv.agreement.torch_ranks import LETTER_BYTES, TorchRanks
+from stratakv.agreement.torch_ranks import BROADCAST_BYTES, TorchRanks
 
 Result = TypeVar("Result")
 _all_reduce: Final[Callable[..., object]] = dist.all_reduce
@@ -39,7 +39,7 @@ class TimedPart(Enum):
     TICK = 1
     BALLOT = 2
     BARE_ALLREDUCE = 3
-    LETTER = 4
+    BROADCAST = 4
     BARE_BROADCAST = 5
 
 
@@ -72,7 +72,7 @@ class Meter:
         self._ranks = ranks
         self.rank, self.size = ranks.rank, ranks.size
         self.record = MeterRecord()
-        self._bare = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
+        self._bare = torch.zeros(BROADCAST_BYTES, dtype=torch.uint8)
         self._calls = {"all_reduce": 0, "broadcast": 0}
         self._ticking = self._waited = False
         self._lots = np.random.default_rng(0)
@@ -111,7 +111,7 @@ class Meter:
     def broadcast(self, message: bytes) -> bytes:
         if self._turn is TimedPart.BARE_BROADCAST:
             self._timed(lambda: _broadcast(self._bare, 0))
-        if self._turn is TimedPart.LETTER:
+        if self._turn is TimedPart.BROADCAST:
             return self._timed(lambda: self._ranks.broadcast(message))
         return self._ranks.broadcast(message)
 

@@ -15,7 +15,7 @@ from stratakv.sim.trace import BLOCK_TOKENS, TraceRequest, read_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ask:
+class TimedPrompt:
     """One request: arrives ``at_s`` after the start, wants exactly ``new_tokens``."""
 
     id: RequestId
@@ -35,11 +35,11 @@ class Workload(Protocol):
         """Tokens of the longest request, prompt and answer together."""
         ...
 
-    def opening(self) -> list[Ask]:
+    def opening(self) -> list[TimedPrompt]:
         """Requests that arrive whatever is answered, in order of arrival; resets the workload."""
         ...
 
-    def follow(self, ask: Ask, answer: TokenIds, now_s: float) -> Ask | None:
+    def follow(self, ask: TimedPrompt, answer: TokenIds, now_s: float) -> TimedPrompt | None:
         """What the one who asked sends next, if anything."""
         ...
 
@@ -81,23 +81,23 @@ class Chat:
     def longest(self) -> int:
         return self.system_tokens + self.turns * (self.message_tokens + self.answer_tokens)
 
-    def opening(self) -> list[Ask]:
+    def opening(self) -> list[TimedPrompt]:
         system = self._words(0, 0, self.system_tokens)
         return [
             self._ask(user, 1, np.concatenate((system, self._words(user + 1, 1, None))), 0.0)
             for user in range(self.users)
         ]
 
-    def follow(self, ask: Ask, answer: TokenIds, now_s: float) -> Ask | None:
+    def follow(self, ask: TimedPrompt, answer: TokenIds, now_s: float) -> TimedPrompt | None:
         user, turn = map(int, ask.id.split("."))
         if turn == self.turns:
             return None
         history = np.concatenate((ask.tokens, answer, self._words(user + 1, turn + 1, None)))
         return self._ask(user, turn + 1, history, now_s)
 
-    def _ask(self, user: int, turn: int, tokens: TokenIds, at_s: float) -> Ask:
+    def _ask(self, user: int, turn: int, tokens: TokenIds, at_s: float) -> TimedPrompt:
         name = RequestId(f"{user}.{turn}")
-        return Ask(id=name, at_s=at_s, tokens=tokens, new_tokens=self.answer_tokens)
+        return TimedPrompt(id=name, at_s=at_s, tokens=tokens, new_tokens=self.answer_tokens)
 
     def _words(self, user: int, turn: int, count: int | None) -> TokenIds:
         rng = np.random.default_rng((user, turn))
@@ -111,7 +111,7 @@ class Trace:
     in the trace can be reused here, in the same proportion."""
 
     source: str
-    asks: tuple[Ask, ...]
+    asks: tuple[TimedPrompt, ...]
     shrink: int
     hurry: float
 
@@ -126,10 +126,10 @@ class Trace:
     def longest(self) -> int:
         return max(len(ask.tokens) + ask.new_tokens for ask in self.asks)
 
-    def opening(self) -> list[Ask]:
+    def opening(self) -> list[TimedPrompt]:
         return list(self.asks)
 
-    def follow(self, ask: Ask, answer: TokenIds, now_s: float) -> Ask | None:
+    def follow(self, ask: TimedPrompt, answer: TokenIds, now_s: float) -> TimedPrompt | None:
         del ask, answer, now_s  # a trace does not listen
         return None
 
@@ -163,7 +163,7 @@ def scaled_trace(path: Path, scale: TraceScale) -> Trace:
     hurry = max(1.0, (records[-1].timestamp_ms - begin_ms) / 1000 / scale.play_s)
     block = BLOCK_TOKENS // shrink
     asks = tuple(
-        Ask(
+        TimedPrompt(
             id=RequestId(f"trace-{at}"),
             at_s=(record.timestamp_ms - begin_ms) / 1000 / hurry,
             tokens=_tokens(record, block, max(1, record.input_length // shrink), scale.vocabulary),

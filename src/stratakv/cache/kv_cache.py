@@ -153,8 +153,8 @@ class KVCache:
         for group in self.spec.groups:
             own = self._tables.pages(group.id)[row, sequence.lease.end :]
             device[group.id].free(own[own != NONE])
-        for stray_group, _, stray in sequence.duplicates:
-            device[stray_group].free(stray)
+        for group_id, _, duplicate in sequence.duplicates:
+            device[group_id].free(duplicate)
         self._live.close(row)
         self.tiers.release(sequence.lease)
         self._sequences.close(row)

@@ -28,7 +28,7 @@ from stratakv.disagg.wire import Ranges, Wire
 
 _PAUSE_S = 0.002
 """Between two looks at a wire on which nothing happens."""
-_MEETING_S = 1.0
+_CONNECTING_S = 1.0
 """How long an end waits for a peer that never sent anything."""
 
 
@@ -152,7 +152,7 @@ class Link:
                 return
             self._pause(None)
         self._wire.connect(self._description)
-        while not self._given_up.is_set() or self._is_meeting():
+        while not self._given_up.is_set() or self._is_connecting():
             busy = self._receive()
             self._beat()
             if not self._given_up.is_set():
@@ -164,14 +164,14 @@ class Link:
             with suppress(TransportError):  # so that it need not find out
                 self._wire.notify(_Kind.END.value)
 
-    def _is_meeting(self) -> bool:
+    def _is_connecting(self) -> bool:
         """Whether to stay for a peer that is just connecting: of one that leaves meanwhile, UCX may
         abort the other's process."""
         if self._lost is not None or self._met:
             return False
         if self._ended_s is None:
             self._ended_s = self._clock.now_s()
-        return self._clock.now_s() - self._ended_s < _MEETING_S
+        return self._clock.now_s() - self._ended_s < _CONNECTING_S
 
     def _pause(self, timeout_s: float | None) -> None:
         self._wake.wait(timeout_s)

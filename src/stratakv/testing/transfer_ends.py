@@ -137,12 +137,14 @@ class TransferEnds:
         for group, arena in zip(self.spec.groups, self.arenas, strict=True):
             others = np.setdiff1d(every, host[group.id])
             page_bytes = arena.layout.page_bytes
-            stray = arena.bytes[others, :page_bytes] != 0xFF
-            assert not stray.any(), f"group {group.name}: a host page outside the plan was written"
+            changed = arena.bytes[others, :page_bytes] != 0xFF
+            assert not changed.any(), (
+                f"group {group.name}: a host page outside the plan was written"
+            )
             others = np.setdiff1d(every, device[group.id])
             for buffer in group.buffers:
-                stray = self.pools.raw(group.id, buffer.name)[:, others] != 0xFF
-                assert not stray.any(), f"group {group.name}: a stray write to {buffer.name}"
+                changed = self.pools.raw(group.id, buffer.name)[:, others] != 0xFF
+                assert not changed.any(), f"group {group.name}: a stray write to {buffer.name}"
 
 
 def page_keys_of(name: str, count: int) -> list[PageKey]:

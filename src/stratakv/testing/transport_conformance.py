@@ -67,7 +67,8 @@ def contents(side: TransportSide) -> list[bytes]:
 
 
 class TransportConformance(TransportEnds):
-    """Subclass as ``Test...`` and give it a fixture ``subject``, a ``transport_suite.TransportSubject``."""
+    """Subclass as ``Test...`` and give it a fixture ``subject``: a ``TransportSubject`` of
+    ``transport_suite``."""
 
     def test_every_byte_arrives_where_it_belongs_and_no_other_changes(
         self, pair: tuple[TransportSide, TransportSide]

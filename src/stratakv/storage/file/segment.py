@@ -41,9 +41,9 @@ _MAGIC: Final = MAGIC + b"\1"
 _FIELDS: Final = struct.Struct("<8sII16sQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _CHANGES_AT: Final = BLOCK_BYTES // 2
-_DOOM_AT: Final = _CHANGES_AT + 8
-_DOOM: Final = b"forget:!"
-_MARKS_AT: Final = _DOOM_AT + 8
+_DELETED_AT: Final = _CHANGES_AT + 8
+_DELETED: Final = b"forget:!"
+_MARKS_AT: Final = _DELETED_AT + 8
 _MARKS: Final = (BLOCK_BYTES - _MARKS_AT) // 8
 _USE_BYTES: Final = 8
 _ZEROS: Final = memoryview(bytes(BLOCK_BYTES))
@@ -200,10 +200,10 @@ class Segment:
     def mark_deleted(self) -> None:
         """Ask whoever writes it to delete it; from now on nobody serves what it holds."""
         if self.writable:
-            os.pwrite(self._fd, _DOOM, _DOOM_AT)
+            os.pwrite(self._fd, _DELETED, _DELETED_AT)
 
     def is_marked_deleted(self) -> bool:
-        return os.pread(self._fd, len(_DOOM), _DOOM_AT) == _DOOM
+        return os.pread(self._fd, len(_DELETED), _DELETED_AT) == _DELETED
 
     def mark(self, slot: int) -> None:
         """Tell its writer that a page is damaged. A second mark may take the place of this one."""

@@ -19,7 +19,7 @@ from stratakv.agreement.ranks import nothing
 from stratakv.core.errors import RankLostError
 
 T = TypeVar("T")
-MOST_MEETINGS: Final = 50_000
+MOST_COLLECTIVES: Final = 50_000
 """A run of a few hundred steps that meets more often goes round in circles."""
 
 
@@ -34,12 +34,12 @@ class _Collective:
 
 
 class Rendezvous:
-    """``meetings`` counts them. A rank's thread calls ``begin`` first and ``leave`` last.
+    """``collectives`` counts them. A rank's thread calls ``begin`` first and ``leave`` last.
     ``seed``: of the order of turns."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
-        self.meetings = 0
+        self.collectives = 0
         self._random = Random(seed)
         self._turns = [Lock() for _ in range(size)]
         for turn in self._turns:
@@ -125,9 +125,9 @@ class Rendezvous:
         if len({str(call) for call in calls}) > 1:
             self._fault = f"ranks do not meet: {self.waiting()}"
             return
-        self.meetings += 1
-        if self.meetings > MOST_MEETINGS:
-            self._fault = f"no end after {MOST_MEETINGS} meetings, the last one in {calls[0]}"
+        self.collectives += 1
+        if self.collectives > MOST_COLLECTIVES:
+            self._fault = f"no end after {MOST_COLLECTIVES} collectives, the last one in {calls[0]}"
             return
         try:
             self._result = combine([call.value for call in calls])
