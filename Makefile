@@ -21,7 +21,7 @@ $(VENV)/demo.stamp: $(BUILD)
 	touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	$(PIP) -e '.[test,servers]'
+	$(PIP) -e '.[test,servers,routers]'
 	touch $@
 
 $(VENV)/check.stamp: $(VENV)/test.stamp

@@ -1,4 +1,4 @@
-"""``stratakv serve | plan | bench | fsck``. Owns flags and exit codes; must not decide anything.
+"""``stratakv serve | route | plan | bench | fsck``. Owns flags and exit codes; decides nothing.
 
 Exit codes: 0 done, 1 an engine or a rank died or a store has damage that was not mended, 2 a flag,
 a model or a store that cannot be honoured, 130 interrupted before there was a server to drain.
@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stratakv.core.config import EngineConfig, ServerConfig, check_count
+from stratakv.core.config import EngineConfig, RouteConfig, ServerConfig, check_count
 from stratakv.core.errors import ConfigError, RankLostError, StorageError
 from stratakv.core.flag_help import HELP, METAVAR, RENAMED
 
@@ -73,6 +73,8 @@ SERVE_MODULES: Final = (
     "prometheus_client", "tqdm",
 )  # fmt: skip
 """What the extra ``serve`` brings, by the names that are imported."""
+ROUTE_MODULES: Final = ("httpx", "starlette", "uvicorn", "h11")
+"""The same of the extra ``route``."""
 BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "tree": ("match, lease, insert, evict of the prefix tree", ()),
     "transfer": ("copies between device and host", ()),
@@ -150,6 +152,13 @@ def _parser() -> argparse.ArgumentParser:
     for old in RENAMED:
         serve.add_argument(f"--{old}", action=_Renamed, help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
+    route = verbs.add_parser(
+        "route",
+        help="one address for servers that compute prompts and servers that decode",
+        allow_abbrev=False,
+    )
+    _flags(route, RouteConfig)
+    route.set_defaults(run=_route)
     plan = verbs.add_parser("plan", help="what a server would do, without one")
     plans = plan.add_subparsers(required=True, metavar="PART")
     _plan_flags(plans.add_parser("bytes", help="what a model's cache takes", allow_abbrev=False))
@@ -262,6 +271,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     engine = _picked(arguments, EngineConfig)
     server = _picked(arguments, ServerConfig)
     check_count("--threads", arguments.threads)
+    server.check_ranks(engine.tp)
     _check_extra("serve")
     if engine.tp == 1:  # a rank that is refused has to tell the others
         _check_model(arguments.model)
@@ -276,6 +286,17 @@ def _serve(arguments: argparse.Namespace) -> int:
     if engine.tp > 1:
         return launch.serve_ranks(arguments.model, engine, server, arguments.line)
     return launch.serve_alone(arguments.model, engine, server)
+
+
+def _route(arguments: argparse.Namespace) -> int:
+    values = vars(arguments)
+    for name in ("prefill", "decode"):
+        values[name] = values[name] or []
+    config = _picked(arguments, RouteConfig)
+    _check_extra("route", ROUTE_MODULES, "route")
+    from stratakv.serve.route_server import route  # noqa: PLC0415
+
+    return route(config)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -296,12 +317,12 @@ def _check_model(path: Path) -> None:
         raise ConfigError(f"MODEL {path}: allowed is a directory with a Hugging Face config.json")
 
 
-def _check_extra(verb: str) -> None:
+def _check_extra(verb: str, modules: Sequence[str] = SERVE_MODULES, extra: str = "serve") -> None:
     """ConfigError that names the extra, where the library alone is installed."""
-    if missing := [name for name in SERVE_MODULES if find_spec(name) is None]:
+    if missing := [name for name in modules if find_spec(name) is None]:
         raise ConfigError(
             f"{verb}: {', '.join(missing)} not installed; "
-            "allowed after: pip install 'stratakv[serve]'"
+            f"allowed after: pip install 'stratakv[{extra}]'"
         )
 
 

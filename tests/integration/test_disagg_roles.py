@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from stratakv.cache.records import TierTokens
 from stratakv.core.clock import ManualClock
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import RequestId
@@ -177,12 +178,12 @@ def test_what_decode_has_is_not_sent_and_the_rest_is_paired_by_its_place(rules):
 
 
 def test_what_prefill_had_of_a_prompt_is_told():
-    link = Link()
-    with tokens_over(link) as pair:
+    with tokens_over(Link()) as pair:
         pair.run(greedy("first", PROMPT[:40], 2))
         pair.decode.engine.flush()
         pair.run(greedy("again", PROMPT[:40], 2))
-        assert link.roles[HandOffSide.DECODE].cached_elsewhere == (36, 0, 0)
+        assert pair.said("first")[0].cached.prefill == TierTokens(0, 0, 0)
+        assert pair.said("again")[0].cached.prefill == TierTokens(36, 0, 0)
         settle(pair)
 
 

@@ -23,6 +23,7 @@ README_LINES: Final = 150
 SERVE: Final = PAGES["docs/serve.md"]
 ADR_LINES: Final = 60
 OTHERS_FLAGS: Final = {
+    "--pd-disaggregation", "--vllm-pd-disaggregation",
     "--set-upstream", "--nproc-per-node", "--no-python", "--again", "--only", "--report",
 }  # fmt: skip
 """Flags of other programs that a document may name."""

@@ -17,8 +17,6 @@ WRAPPED: Final = {
     "engine/adapters.py": "its caller puts ``--lora NAME=DIR`` before it",
     "engine/lora_config.py": "as engine/adapters.py",
     "engine/model_facts.py": "its caller puts ``MODEL PATH`` before it",
-    "disagg/nixl.py": "of a transport, which no flag names yet",
-    "disagg/mooncake.py": "as disagg/nixl.py",
     "assembly/ranks.py": "what differs between ranks is a flag or the weights, by name",
     "core/model_identity.py": "a rank's own refusal, and whose it is",
     "serve/launch.py": "as core/model_identity.py",

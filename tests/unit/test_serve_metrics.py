@@ -4,6 +4,8 @@ from dataclasses import asdict, replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from stratakv.core.ids import GroupId
+from stratakv.disagg.page_leases import PageLeases
+from stratakv.disagg.statistics import SessionCounts
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.replies import cached_details
@@ -120,7 +122,11 @@ def test_the_page_on_metrics_has_every_metric_and_no_other():
     page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*)\|", page, re.MULTILINE)
     stats = replace(with_storage(), counters=Counters().snapshot())
+    sessions = SessionCounts().stats([], PageLeases().counts())
+    text = ServerMetrics(GROUPS).render(stats, sessions).decode()
     families = list(text_string_to_metric_families(rendered(stats)))
+    handed = text_string_to_metric_families(text)
+    families += [family for family in handed if "_transfer_" in family.name]
     told = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in families

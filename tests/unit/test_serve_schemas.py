@@ -148,7 +148,7 @@ def test_log_probabilities_of_a_chat():
 def test_salt_and_priority_are_read_by_both_endpoints():
     for read in (completion, chat):
         plain, both = read().decoding, read(cache_salt="me", priority=7).decoding
-        assert (plain.salt, plain.priority) == ("", 0)
+        assert (plain.salt, plain.priority) == (None, 0)
         assert (both.salt, both.priority) == ("me", 7)
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from stratakv.bench.rig import Laps, in_turn
 from stratakv.bench.transports import OpenTransport, RawTransport, TransportCase
 from stratakv.cache.footprint import TransferPages
+from stratakv.cache.records import TierTokens
 from stratakv.core.errors import ConfigError, TransportError
-from stratakv.core.ids import RequestId
 from stratakv.disagg.loopback import LoopbackTransport
 from stratakv.disagg.messages import Arrival, Attempt
 from stratakv.disagg.mooncake import MooncakeTransport
@@ -204,7 +204,8 @@ class HandOffs:
         self._laps += 1
         here, there = self._prefill.places(_DECODE)
         for at, (source, target) in enumerate(zip(self._source, self._target, strict=True)):
-            proof = Arrival(Attempt(RequestId(f"r{at}"), self._laps), FirstToken(1), (0, 0, 0))
+            attempt = Attempt(f"r{at}", self._laps)
+            proof = Arrival(attempt, FirstToken(1), TierTokens(0, 0, 0))
             self._prefill.send(_DECODE, proof, here.writes(source, there, target))
         left = REQUESTS
         while left:

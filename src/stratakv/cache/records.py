@@ -18,6 +18,19 @@ class CacheUse(Flag):
     ALL = READ | STORE
 
 
+@dataclass(frozen=True, slots=True)
+class TierTokens:
+    """Tokens of a prompt by the tier that had them."""
+
+    device: int
+    host: int
+    storage: int
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host + self.storage
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedTokens:
     """Where a request's prefix came from, in tokens.
@@ -25,7 +38,8 @@ class CachedTokens:
     ``device``: usable as it lay there; ``host``: how much further a load took it; ``storage``: how
     much of that load this request's own prefetch had brought to the host, which ``host`` does not
     count. ``groups_*`` are aligned with the spec's groups and count only what each rule needed.
-    ``use``: what it was to do with the cache at all.
+    ``use``: what it was to do with the cache at all. ``prefill``: what of the prompt another engine
+    had, which computed it for this one; None: this one did.
     """
 
     device: int
@@ -35,6 +49,7 @@ class CachedTokens:
     groups_host: tuple[int, ...]
     groups_storage: tuple[int, ...]
     use: CacheUse = CacheUse.ALL
+    prefill: TierTokens | None = None
 
     @property
     def total(self) -> int:

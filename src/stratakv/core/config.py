@@ -23,6 +23,10 @@ PREFETCH_SHARE: Final = 0.5
 PREFETCH_TIMEOUT_S: Final = 1.0
 PREFETCH_TIMEOUT_PER_1K_S: Final = 0.25
 TP_TIMEOUT_S: Final = 120.0
+ROLES: Final = ("unified", "prefill", "decode")
+TRANSPORTS: Final = ("nixl", "mooncake")
+BOOTSTRAP_PORT: Final = 8998
+TRANSFER_TIMEOUT_S: Final = 300.0
 MAX_NAME_CHARS: Final = 512
 """Of a model's or an adapter's name."""
 
@@ -205,7 +209,9 @@ class ServerConfig:
     """Where and how to listen. ``drain_s``: what running requests get after SIGTERM.
     ``admin_key``: opens what changes the server; None: nobody may change its storage.
     ``limit_concurrency``: connections; None: as many as open files leave room for.
-    ``kv_events``: ZeroMQ endpoint at which routers hear what is cached."""
+    ``kv_events``: ZeroMQ endpoint at which routers hear what is cached. ``role``: whether it
+    computes prompts, decodes what others have computed, or does both; the fields behind it are of
+    the first two alone."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -221,11 +227,17 @@ class ServerConfig:
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_topic: str | None = None
+    role: str = "unified"
+    transport: str | None = None
+    bootstrap_port: int | None = None
+    advertise_host: str | None = None
+    transfer_timeout: float = TRANSFER_TIMEOUT_S
+    unsalted_rooms: str = "refuse"
 
     def __post_init__(self) -> None:
         self._check_kv_events()
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port {self.port}: allowed are 0 (any free one) to 65535")
+        self._check_role()
+        check_port("--port", self.port)
         check_count("--max-waiting", self.max_waiting)
         check_count("--default-max-tokens", self.default_max_tokens)
         check_count("--limit-concurrency", self.limit_concurrency)
@@ -243,6 +255,45 @@ class ServerConfig:
         ):  # the key itself never shows
             raise ConfigError("--admin-key: allowed is a key that is not empty and not --api-key's")
 
+    @property
+    def transport_name(self) -> str:
+        """What moves pages between servers."""
+        return TRANSPORTS[0] if self.transport is None else self.transport
+
+    @property
+    def reached_at(self) -> str:
+        """The address at which peers reach this machine."""
+        return self.host if self.advertise_host is None else self.advertise_host
+
+    def _check_role(self) -> None:
+        check_choice("--role", self.role, ROLES)
+        check_choice("--transport", self.transport_name, TRANSPORTS)
+        check_choice("--unsalted-rooms", self.unsalted_rooms, ("refuse", "share"))
+        check_seconds("--transfer-timeout", self.transfer_timeout, 1)
+        for flag, used, roles in (
+            ("--transport", self.transport is not None, ROLES[1:]),
+            ("--bootstrap-port", self.bootstrap_port is not None, ROLES[1:2]),
+            ("--advertise-host", self.advertise_host is not None, ROLES[1:]),
+            ("--transfer-timeout", self.transfer_timeout != TRANSFER_TIMEOUT_S, ROLES[1:]),
+            ("--unsalted-rooms", self.unsalted_rooms != "refuse", ROLES[1:]),
+        ):
+            if used and self.role not in roles:
+                raise ConfigError(f"{flag}: allowed with --role {' and '.join(roles)}")
+        if self.bootstrap_port is not None:
+            check_port("--bootstrap-port", self.bootstrap_port)
+        if self.role != "unified" and self.reached_at in {"0.0.0.0", "::", ""}:
+            raise ConfigError(
+                f"--host {self.host}: peers cannot reach that; allowed with --role {self.role} is "
+                "an address of this machine, or --advertise-host with one"
+            )
+
+    def check_ranks(self, tp: int) -> None:
+        """ConfigError where this server's role cannot have so many ranks."""
+        if self.role != "unified" and tp > 1:
+            raise ConfigError(
+                f"--role {self.role}: allowed is --tp 1: ranks do not vote on transfers yet"
+            )
+
     def _check_kv_events(self) -> None:
         for flag, endpoint in (
             ("--kv-events", self.kv_events),
@@ -258,6 +309,31 @@ class ServerConfig:
         ):
             if used and self.kv_events is None:
                 raise ConfigError(f"{flag}: allowed with --kv-events")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteConfig:
+    """Of ``stratakv route``. ``prefill`` and ``decode``: addresses of servers with these roles."""
+
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8080
+
+    def __post_init__(self) -> None:
+        for flag, urls in (("--prefill", self.prefill), ("--decode", self.decode)):
+            if not urls:
+                raise ConfigError(f"{flag}: allowed is at least one, as http://HOST:PORT")
+            for url in urls:
+                scheme, _, rest = url.partition("://")
+                if scheme not in {"http", "https"} or not rest or "/" in rest:
+                    raise ConfigError(f"{flag} {url}: allowed is http://HOST:PORT")
+        check_port("--port", self.port)
+
+
+def check_port(flag: str, port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"{flag} {port}: allowed are 0 (any free one) to 65535")
 
 
 def flag_of(name: str) -> str:

@@ -5,7 +5,15 @@ Owns words alone: a flag's name and default are ``config``'s.
 
 from typing import Final
 
-from stratakv.core.config import EVICTIONS, PREFETCH_POLICIES, TIERS, WRITE_POLICIES
+from stratakv.core.config import (
+    BOOTSTRAP_PORT,
+    EVICTIONS,
+    PREFETCH_POLICIES,
+    ROLES,
+    TIERS,
+    TRANSPORTS,
+    WRITE_POLICIES,
+)
 
 METAVAR: Final = {
     "cache": f"{{{','.join(TIERS)}}}",
@@ -23,6 +31,12 @@ METAVAR: Final = {
     "timeout_request": "SECONDS",
     "admin_key": "KEY",
     **dict.fromkeys(("kv_events", "kv_events_replay"), "ENDPOINT"),
+    "role": f"{{{','.join(ROLES)}}}",
+    "transport": f"{{{','.join(TRANSPORTS)}}}",
+    "advertise_host": "HOST",
+    **dict.fromkeys(("prefill", "decode"), "URL"),
+    "transfer_timeout": "SECONDS",
+    "unsalted_rooms": "{refuse,share}",
 }
 RENAMED: Final = {"storage-cut": "--storage-shards"}
 """Old names of flags, which are refused, with the new ones."""
@@ -88,4 +102,17 @@ HELP: Final = {
     "without a wildcard is connected to",
     "kv_events_replay": "where subscribers ask for batches that they have missed, as tcp://*:5558",
     "kv_events_topic": "the topic of what is published; some routers want kv@POD@MODEL",
+    "role": "unified: compute prompts and decode; prefill: compute prompts for servers that "
+    "decode; decode: go on with what prefill servers have computed",
+    "prefill": "a server with --role prefill, as http://HOST:PORT; may be repeated",
+    "decode": "a server with --role decode, as http://HOST:PORT; may be repeated",
+    "transport": f"what moves pages between servers: {', '.join(TRANSPORTS)}; default: "
+    f"{TRANSPORTS[0]}",
+    "bootstrap_port": "of --role prefill: port where servers that decode join it, on --host; 0: "
+    f"any free one; default: {BOOTSTRAP_PORT}",
+    "advertise_host": "this machine's address as peers reach it; default: --host",
+    "transfer_timeout": "seconds after which a hand-off has failed that waits for its peer, for "
+    "pages or for its transfer",
+    "unsalted_rooms": "requests with bootstrap_room whose tenant's cache_salt a router may have "
+    "dropped: refuse them, or let them share one cache",
 }

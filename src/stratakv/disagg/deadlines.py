@@ -36,6 +36,12 @@ class Due:
         return True
 
 
+def session_name(request: Request) -> str:
+    """What both sides call its hand-off."""
+    session = request.prompt.session
+    return request.id if session is None else session.name
+
+
 def prompt_identity(request: Request) -> str:
     """Of a prompt's tokens, model, adapter and tenant, hexadecimal: what is computed for one is
     right for no other."""

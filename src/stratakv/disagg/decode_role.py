@@ -12,7 +12,8 @@ from typing import TypeAlias, assert_never
 from stratakv.cache.footprint import TransferPages
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import RequestId
-from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity
+from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity, session_name
+from stratakv.disagg.joining import Join, JoinedByHand
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Reserve
 from stratakv.disagg.page_leases import LeaseCounts, PageLeases, Writer
 from stratakv.disagg.peers import MessageReceived, Peers
@@ -20,23 +21,26 @@ from stratakv.disagg.session import (
     Aborted,
     Agreed,
     Arrived,
+    FailureCause,
     Session,
     SessionEvent,
     SessionState,
     TransferBegun,
 )
+from stratakv.disagg.statistics import SessionCounts, SessionStats
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId
 from stratakv.engine.request import Phase, Request
 from stratakv.engine.roles import FirstToken, Received, Start, TransferEnd, TransferFailed
 
-Route: TypeAlias = Callable[[Request], PeerId]
-"""Who computes a request's prompt."""
+Route: TypeAlias = Callable[[Request], PeerId | None]
+"""Who computes a request's prompt; None: this engine does."""
 
 
 @dataclass(slots=True, eq=False)
 class _Receiving:
     """``reserved``: prefill may know its pages, which are leased."""
 
+    request: RequestId
     attempt: Attempt
     peer: PeerId
     session: Session
@@ -44,23 +48,31 @@ class _Receiving:
 
     @property
     def writer(self) -> Writer:
-        return Writer(self.attempt.request, 0, self.attempt.generation)
+        return Writer(self.request, 0, self.attempt.generation)
 
 
 class DecodeRole:
-    """Of one rank. A retracted request whose pages nobody has saved is computed again here."""
+    """Of one rank. A retracted request whose pages nobody has saved is computed again here.
+    ``join``: makes a peer known that a request needs."""
 
     def __init__(
-        self, peers: Peers, route: Route, limits: HandOffLimits, clock: Clock | None = None
+        self,
+        peers: Peers,
+        route: Route,
+        limits: HandOffLimits,
+        clock: Clock | None = None,
+        join: Join | None = None,
     ) -> None:
         self._peers, self._route, self._limits = peers, route, limits
+        self._join = join or JoinedByHand()
         self._clock = clock or MonotonicClock()
         self._sessions: dict[RequestId, _Receiving] = {}
+        self._attempts: dict[Attempt, _Receiving] = {}
+        self._counts = SessionCounts()
         self._leases = PageLeases()
         self._ends: list[TransferEnd] = []
         self._due = Due()
         self._generation = 0
-        self._cached = (0, 0, 0)
 
     def __len__(self) -> int:
         """Sessions that have not ended, or whose pages may still be written."""
@@ -69,27 +81,35 @@ class DecodeRole:
     def lease_counts(self) -> LeaseCounts:
         return self._leases.counts()
 
-    @property
-    def cached_elsewhere(self) -> tuple[int, int, int]:
-        """Tokens of the prompts received so far that prefill had on its device, on its host and in
-        storage."""
-        return self._cached
+    def stats(self) -> SessionStats:
+        sessions = [entry.session for entry in self._sessions.values()]
+        return self._counts.stats(sessions, self._leases.counts())
 
     # -- the engine's calls ----------------------------------------------------------------------
 
     def arrived(self, request: Request) -> None:
+        peer = self._route(request)
+        if peer is None:
+            return
         self._generation += 1
-        attempt = Attempt(request.id, self._generation)
+        attempt = Attempt(session_name(request), self._generation)
         session = Session.opened(str(attempt), self._limits.sessions, self._clock.now_s())
-        self._sessions[request.id] = _Receiving(attempt, self._route(request), session)
+        entry = _Receiving(request.id, attempt, peer, session)
+        self._sessions[request.id] = self._attempts[attempt] = entry
         self._due.add(session.deadline_s)
+        self._join.ask(peer)
 
     def may_start(self, request: Request) -> Start:
         if request.phase is Phase.RETRACTED:
             return Start.COMPUTE
-        entry = self._sessions[request.id]
-        if not entry.session.ended and self._peers.knows(entry.peer):
-            self._move(entry, Agreed())
+        entry = self._sessions.get(request.id)
+        if entry is None:
+            return Start.COMPUTE
+        if not entry.session.ended:
+            if self._peers.knows(entry.peer):
+                self._move(entry, Agreed())
+            elif entry.session.state is SessionState.BOOTSTRAPPING:
+                self._join.ask(entry.peer)
         ready = entry.session.state is SessionState.WAITING_FOR_INPUT
         return Start.RECEIVE if ready else Start.WAIT
 
@@ -105,7 +125,7 @@ class DecodeRole:
     def prefilled(
         self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
     ) -> Phase:
-        """Of one that was retracted, and that has computed what it lacked."""
+        """Of one that is computed here, or that was retracted and has computed what it lacked."""
         del request, first, pages
         return Phase.DECODING
 
@@ -115,7 +135,7 @@ class DecodeRole:
             return
         self._give_up(entry, "decode has no use for it any more")
         if not entry.reserved:
-            del self._sessions[request.id]
+            self._forget(entry)
 
     def poll(self) -> Sequence[TransferEnd]:
         for event in self._peers.poll():
@@ -132,6 +152,8 @@ class DecodeRole:
                     pass  # of words alone: where one fails, its link ends
                 case _:
                     assert_never(event)
+        for peer, reason in self._join.refused():
+            self._refused(peer, reason)
         now_s = self._clock.now_s()
         if self._due.passed(now_s):
             self._expire(now_s)
@@ -143,8 +165,8 @@ class DecodeRole:
     def _on_message(self, peer: PeerId, message: Message) -> None:
         match message:
             case Arrival(attempt) | Ended(attempt):
-                entry = self._sessions.get(attempt.request)
-                if entry is None or (entry.attempt, entry.peer) != (attempt, peer):
+                entry = self._attempts.get(attempt)
+                if entry is None or entry.peer != peer:
                     return  # of an attempt that is over
                 if entry.reserved:
                     self._answered(entry, message)
@@ -161,7 +183,7 @@ class DecodeRole:
         assert freed is not None, f"{entry.attempt} was not leased"
         match message:
             case Ended():
-                self._move(entry, Aborted(message.reason))
+                self._move(entry, Aborted(message.reason, FailureCause.PEER))
             case Arrival():
                 self._move(entry, Arrived(str(message.attempt)))
             case _:
@@ -169,20 +191,24 @@ class DecodeRole:
         if entry.session.state is not SessionState.SUCCESS or isinstance(message, Ended):
             self._fail(entry)
             return
-        device, host, storage = self._cached
-        more = message.cached
-        self._cached = (device + more[0], host + more[1], storage + more[2])
-        del self._sessions[entry.attempt.request]
-        self._ends.append(Received(entry.attempt.request, message.first))
+        self._forget(entry)
+        self._ends.append(Received(entry.request, message.first, message.cached))
 
     # -- failures --------------------------------------------------------------------------------
+
+    def _refused(self, peer: PeerId, reason: str) -> None:
+        """Nobody can join it; a later request may try again."""
+        for entry in [each for each in self._sessions.values() if each.peer == peer]:
+            if entry.session.state is SessionState.BOOTSTRAPPING:
+                self._move(entry, Aborted(reason, FailureCause.REFUSED))
+                self._fail(entry)
 
     def _lose(self, peer: PeerId, reason: str) -> None:
         """Its sessions fail: those whose pages it may write, when it is behind its fence."""
         for entry in [each for each in self._sessions.values() if each.peer == peer]:
             if entry.session.state is SessionState.BOOTSTRAPPING:
                 continue  # it may join again
-            self._move(entry, Aborted(f"{peer} is lost: {reason}"))
+            self._move(entry, Aborted(f"{peer} is lost: {reason}", FailureCause.PEER_LOST))
             if not entry.reserved:
                 self._fail(entry)
 
@@ -190,7 +216,7 @@ class DecodeRole:
         for entry in list(self._sessions.values()):
             expired = entry.session.expire(now_s)
             if expired.ended and not entry.session.ended:
-                self._give_up(entry, expired.reason)
+                self._give_up(entry, expired.reason, FailureCause.TIMEOUT)
                 if not entry.reserved:
                     self._fail(entry)
                     continue
@@ -204,15 +230,22 @@ class DecodeRole:
             if entry.reserved and now_s < until_s:
                 self._due.add(until_s)
 
-    def _give_up(self, entry: _Receiving, reason: str) -> None:
-        self._move(entry, Aborted(reason))
+    def _give_up(
+        self, entry: _Receiving, reason: str, cause: FailureCause = FailureCause.ABORTED
+    ) -> None:
+        self._move(entry, Aborted(reason, cause))
         self._peers.send(entry.peer, Abort(entry.attempt, entry.reserved, reason))
 
     def _fail(self, entry: _Receiving) -> None:
         """Nobody touches its pages."""
-        del self._sessions[entry.attempt.request]
-        self._ends.append(TransferFailed(entry.attempt.request, entry.session.reason))
+        self._forget(entry)
+        self._ends.append(TransferFailed(entry.request, entry.session.reason))
+
+    def _forget(self, entry: _Receiving) -> None:
+        del self._sessions[entry.request]
+        del self._attempts[entry.attempt]
 
     def _move(self, entry: _Receiving, event: SessionEvent) -> None:
-        entry.session = entry.session.after(event, self._clock.now_s())
+        before, entry.session = entry.session, entry.session.after(event, self._clock.now_s())
+        self._counts.moved(before, entry.session)
         self._due.add(entry.session.deadline_s)

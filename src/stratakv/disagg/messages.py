@@ -7,18 +7,19 @@ from another machine: nothing of it is believed before it was read here.
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Final, TypeAlias, assert_never
 
 from stratakv.cache.footprint import TransferPages
+from stratakv.cache.records import TierTokens
 from stratakv.core.errors import TransportError
-from stratakv.core.ids import GroupId, RequestId
+from stratakv.core.ids import GroupId
 from stratakv.disagg.page_places import pages_of
 from stratakv.disagg.transport import NOTIFICATION_BYTES
 from stratakv.engine.request import TokenLogprob
 from stratakv.engine.roles import FirstToken
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Of these words; two sides must have the same."""
 MESSAGE_BYTES: Final = 16 << 20
 """The longest word that is read."""
@@ -27,14 +28,14 @@ _MORE, _LAST = b"+", b"."
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One request's hand-off, as decode has begun it. The same request again, after an abort, is
-    another ``generation``."""
+    """One session, as decode has begun it. The same session again, after an abort, is another
+    ``generation``, and so is any other one of that side."""
 
-    request: RequestId
+    session: str
     generation: int
 
     def __str__(self) -> str:
-        return f"{self.request}/{self.generation}"
+        return f"{self.session}/{self.generation}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +55,7 @@ class Arrival:
 
     attempt: Attempt
     first: FirstToken
-    cached: tuple[int, int, int]
+    cached: TierTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def encode(message: Message) -> bytes:
             fields |= {
                 "token": message.first.token,
                 "logprob": None if logprob is None else (logprob.chosen, logprob.top),
-                "cached": message.cached,
+                "cached": astuple(message.cached),
             }
         case Abort():
             fields |= {"reserved": message.reserved, "reason": message.reason}
@@ -111,7 +112,7 @@ def decode(data: bytes) -> Message:
 
 
 def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
-    attempt = Attempt(RequestId(str(fields["request"])), int(fields["generation"]))
+    attempt = Attempt(str(fields["session"]), int(fields["generation"]))
     match fields["word"]:
         case "Reserve":
             groups = tuple(
@@ -123,7 +124,7 @@ def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
         case "Arrival":
             device, host, storage = map(int, fields["cached"])
             first = FirstToken(int(fields["token"]), _logprob(fields["logprob"]))
-            return Arrival(attempt, first, (device, host, storage))
+            return Arrival(attempt, first, TierTokens(device, host, storage))
         case "Abort":
             return Abort(attempt, bool(fields["reserved"]), str(fields["reason"]))
         case "Ended":

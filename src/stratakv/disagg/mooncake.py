@@ -143,8 +143,9 @@ def _library() -> Library:
         return importlib.import_module("mooncake.engine")
     except ImportError as error:
         raise ConfigError(
-            f"mooncake: its library cannot be imported ({error}); allowed after: pip install "
-            "'stratakv[mooncake]' and apt-get install libibverbs1 libcurl4 libnuma1 (Linux)"
+            f"--transport mooncake: its library cannot be imported ({error}); allowed after: "
+            "pip install 'stratakv[mooncake]' and apt-get install libibverbs1 libcurl4 libnuma1 "
+            "(Linux)"
         ) from error
 
 

@@ -172,7 +172,8 @@ def _library() -> Library:
         logging.getLogger("nixl").setLevel(logging.WARNING)
         return found
     raise ConfigError(
-        "nixl: its library cannot be imported; allowed after: pip install 'stratakv[nixl]' (Linux)"
+        "--transport nixl: its library cannot be imported; allowed after: "
+        "pip install 'stratakv[nixl]' (Linux)"
     )
 
 

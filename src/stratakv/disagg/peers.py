@@ -31,6 +31,11 @@ from stratakv.disagg.transport import (
 from stratakv.memory.device_pools import DevicePages
 from stratakv.spec.groups import CacheSpec
 
+
+class StillEndingError(TransportError):
+    """The last link of that name is being torn down: ask again."""
+
+
 NO_WRITES: Final = Writes(*(np.empty(0, np.int64) for _ in range(5)))
 OpenTransport: TypeAlias = Callable[[Sequence[Memory]], Transport]
 
@@ -100,11 +105,11 @@ class Peers:
     # -- joining ---------------------------------------------------------------------------------
 
     def introduce(self, peer: PeerId) -> bytes:
-        """What ``peer`` must be given to ``meet`` this side. TransportError while one of that name
-        is here; it is ended then, so that it can be asked again."""
+        """What ``peer`` must be given to ``meet`` this side. StillEndingError while one of that
+        name is here; it is ended then, so that it can be asked again."""
         if peer in self._peers:
             self.disconnect(peer)
-            raise TransportError(f"the last link of {peer} is being torn down: ask again")
+            raise StillEndingError(f"the last link of {peer} is being torn down: ask again")
         described = self._end.transport.describe(peer)
         self._peers[peer] = _Peer()
         fields = {

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from stratakv.cache.footprint import TransferPages
+from stratakv.cache.records import TierTokens
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import RequestId
-from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity
+from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity, session_name
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Reserve
 from stratakv.disagg.peers import MessageReceived, Peers
-from stratakv.disagg.session import Aborted, Agreed, Arrived, Session, TransferBegun
+from stratakv.disagg.session import Aborted, Agreed, Arrived, FailureCause, Session, TransferBegun
+from stratakv.disagg.statistics import SessionCounts, SessionStats
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId, TransferId
 from stratakv.engine.request import Phase, Request
 from stratakv.engine.roles import FirstToken, Sent, Start, TransferEnd, TransferFailed
@@ -24,12 +26,14 @@ from stratakv.engine.roles import FirstToken, Sent, Start, TransferEnd, Transfer
 
 @dataclass(slots=True, eq=False)
 class _Sending:
-    """``prompt``: identity of what was asked, once that has come, and ``tokens``, its length.
+    """``request``: of this engine, once it has come, with the identity of its ``prompt`` and the
+    length of that, ``tokens``.
     ``asked`` and ``peer``: for whom, once that is known. A session that has ended waits here for
     the side that does not know of it, until ``until_s``."""
 
     session: Session
     until_s: float
+    request: RequestId | None = None
     prompt: str = ""
     tokens: int = 0
     asked: Reserve | None = None
@@ -42,7 +46,8 @@ class PrefillRole:
     def __init__(self, peers: Peers, limits: HandOffLimits, clock: Clock | None = None) -> None:
         self._peers, self._limits = peers, limits
         self._clock = clock or MonotonicClock()
-        self._sessions: dict[RequestId, _Sending] = {}
+        self._sessions: dict[str, _Sending] = {}
+        self._counts = SessionCounts()
         self._written: dict[TransferId, tuple[RequestId, _Sending]] = {}
         self._ends: list[TransferEnd] = []
         self._due = Due()
@@ -51,18 +56,29 @@ class PrefillRole:
         """Sessions that have not ended, or whose end the other side does not know."""
         return len(self._sessions) + len(self._written)
 
+    def stats(self) -> SessionStats:
+        waiting = [entry.session for entry in self._sessions.values()]
+        written = [entry.session for _, entry in self._written.values()]
+        return self._counts.stats([*waiting, *written], None)
+
     # -- the engine's calls ----------------------------------------------------------------------
 
     def arrived(self, request: Request) -> None:
-        entry = self._sessions.get(request.id)
-        if entry is not None and entry.session.ended and entry.prompt:
+        name = session_name(request)
+        entry = self._sessions.get(name)
+        if entry is not None and entry.request is not None:
+            if not entry.session.ended:
+                taken = f"the session {name} is another request's"
+                self._ends.append(TransferFailed(request.id, taken))
+                return
             entry = None  # another one of that name has left
-        entry = entry or self._opened(request.id)
+        entry = entry or self._opened(name)
+        entry.request = request.id
         entry.prompt, entry.tokens = prompt_identity(request), request.prompt_tokens
-        self._agree(request.id, entry)
+        self._agree(name, entry)
 
     def may_start(self, request: Request) -> Start:
-        entry = self._sessions.get(request.id)
+        entry = self._of(request)
         ready = entry is not None and entry.asked is not None and not entry.session.ended
         return Start.COMPUTE if ready else Start.WAIT
 
@@ -72,26 +88,32 @@ class PrefillRole:
     def prefilled(
         self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
     ) -> Phase:
-        entry = self._sessions.pop(request.id)
+        entry = self._sessions.pop(session_name(request))
+        assert entry.request == request.id, f"{request.id} was computed for another one's session"
         assert entry.asked is not None, f"{request.id} was computed for nobody"
         assert entry.peer is not None
         self._move(entry, TransferBegun())
         here, there = self._peers.places(entry.peer)
         writes = here.writes(pages(), there, entry.asked.pages)
         cached = request.cached
-        counts = (0, 0, 0) if cached is None else (cached.device, cached.host, cached.storage)
+        device, host, storage = 0, 0, 0
+        if cached is not None:
+            device, host, storage = cached.device, cached.host, cached.storage
+        counts = TierTokens(device, host, storage)
         proof = Arrival(entry.asked.attempt, first, counts)
         transfer = self._peers.send(entry.peer, proof, writes)
         if transfer is None:
-            self._ends.append(TransferFailed(request.id, f"{entry.peer} is lost"))
+            self._move(entry, Aborted(f"{entry.peer} is lost", FailureCause.PEER_LOST))
+            self._ends.append(TransferFailed(request.id, entry.session.reason))
         else:
             self._written[transfer] = request.id, entry
         return Phase.TRANSFERRING
 
     def left(self, request: Request) -> None:
-        entry = self._sessions.get(request.id)
+        entry = self._of(request)
         if entry is not None:
-            self._give_up(request.id, entry, "prefill has given the request up")
+            reason = Aborted("prefill has given the request up")
+            self._give_up(session_name(request), entry, reason)
 
     def poll(self) -> Sequence[TransferEnd]:
         for event in self._peers.poll():
@@ -128,7 +150,7 @@ class PrefillRole:
                 assert_never(message)
 
     def _ask(self, peer: PeerId, asked: Reserve) -> None:
-        name = asked.attempt.request
+        name = asked.attempt.session
         entry = self._sessions.get(name)
         if entry is not None and entry.asked is not None:
             self._refuse(peer, asked.attempt, f"{name} is computed for {entry.peer}")
@@ -141,39 +163,40 @@ class PrefillRole:
         entry.asked, entry.peer = asked, peer
         self._agree(name, entry)
 
-    def _agree(self, name: RequestId, entry: _Sending) -> None:
+    def _agree(self, name: str, entry: _Sending) -> None:
         """Both sides have come, or one of them."""
         if entry.session.ended:  # decode has given it up before it came
-            if entry.prompt:
+            if entry.request is not None:
                 del self._sessions[name]
-                self._ends.append(TransferFailed(name, entry.session.reason))
+                self._ends.append(TransferFailed(entry.request, entry.session.reason))
             return
         if entry.asked is None or entry.peer is None:
             return
         try:
             self._peers.places(entry.peer)[1].verify(entry.asked.pages, self._peers.spec)
             there = entry.asked.prompt, entry.asked.pages.tokens
-            if entry.prompt and (entry.prompt, entry.tokens) != there:
+            if entry.request is not None and (entry.prompt, entry.tokens) != there:
                 raise TransportError(f"{name} is another prompt there")
         except TransportError as error:
-            self._fail(name, entry, str(error))
+            self._fail(name, entry, Aborted(str(error), FailureCause.REFUSED))
             return
         self._move(entry, Agreed())
 
     def _abort(self, peer: PeerId, message: Abort) -> None:
         attempt = message.attempt
-        entry = self._sessions.get(attempt.request)
+        name, aborted = attempt.session, Aborted(message.reason, FailureCause.PEER)
+        entry = self._sessions.get(name)
         if entry is not None and entry.asked is not None:
             if (entry.asked.attempt, entry.peer) == (attempt, peer):
-                self._fail(attempt.request, entry, message.reason)
+                self._fail(name, entry, aborted)
                 return
         elif not message.reserved:
-            entry = entry or self._opened(attempt.request)
+            entry = entry or self._opened(name)
             if not entry.session.ended:
-                self._move(entry, Aborted(message.reason))
-                self._agree(attempt.request, entry)
+                self._move(entry, aborted)
+                self._agree(name, entry)
             else:
-                del self._sessions[attempt.request]  # both know
+                del self._sessions[name]  # both know
             return
         if message.reserved and not self._is_written(attempt, peer):
             self._refuse(peer, attempt, message.reason)
@@ -196,30 +219,32 @@ class PrefillRole:
     def _not_written(self, transfer: TransferId, reason: str) -> None:
         found = self._written.pop(transfer, None)
         if found is not None:
+            self._move(found[1], Aborted(reason, FailureCause.PEER_LOST))
             self._ends.append(TransferFailed(found[0], reason))
 
     def _lose(self, peer: PeerId, reason: str) -> None:
         """What it has asked for and is not written yet; of what is, its writes tell."""
         for name, entry in list(self._sessions.items()):
             if entry.peer == peer:
-                self._fail(name, entry, f"{peer} is lost: {reason}")
+                lost = Aborted(f"{peer} is lost: {reason}", FailureCause.PEER_LOST)
+                self._fail(name, entry, lost)
 
-    def _fail(self, name: RequestId, entry: _Sending, reason: str) -> None:
+    def _fail(self, name: str, entry: _Sending, aborted: Aborted) -> None:
         """End what is not written, for both sides."""
-        reported = bool(entry.prompt) and not entry.session.ended
-        self._give_up(name, entry, reason)
-        if reported:
-            self._ends.append(TransferFailed(name, reason))
+        ends = entry.request is not None and not entry.session.ended
+        self._give_up(name, entry, aborted)
+        if ends and entry.request is not None:
+            self._ends.append(TransferFailed(entry.request, aborted.reason))
 
-    def _give_up(self, name: RequestId, entry: _Sending, reason: str) -> None:
+    def _give_up(self, name: str, entry: _Sending, aborted: Aborted) -> None:
         """Decode hears of it, now or when it asks."""
-        self._move(entry, Aborted(reason))
+        self._move(entry, aborted)
         if entry.asked is None or entry.peer is None:
             entry.until_s = self._clock.now_s() + self._limits.sessions.bootstrap_s
             self._due.add(entry.until_s)
             return
         del self._sessions[name]
-        self._refuse(entry.peer, entry.asked.attempt, reason)
+        self._refuse(entry.peer, entry.asked.attempt, aborted.reason)
 
     def _refuse(self, peer: PeerId, attempt: Attempt, reason: str) -> None:
         self._peers.send(peer, Ended(attempt, reason))
@@ -233,7 +258,7 @@ class PrefillRole:
                     continue
                 self._due.add(entry.until_s)
             elif expired.ended:
-                self._fail(name, entry, expired.reason)
+                self._fail(name, entry, Aborted(expired.reason, FailureCause.TIMEOUT))
             else:
                 self._due.add(expired.deadline_s)
         for _, entry in self._written.values():
@@ -244,7 +269,12 @@ class PrefillRole:
 
     # -- sessions --------------------------------------------------------------------------------
 
-    def _opened(self, name: RequestId) -> _Sending:
+    def _of(self, request: Request) -> _Sending | None:
+        """Its own session, and no other one of that name."""
+        entry = self._sessions.get(session_name(request))
+        return None if entry is None or entry.request != request.id else entry
+
+    def _opened(self, name: str) -> _Sending:
         now_s = self._clock.now_s()
         session = Session.opened(name, self._limits.sessions, now_s)
         entry = self._sessions[name] = _Sending(session, session.deadline_s)
@@ -252,5 +282,6 @@ class PrefillRole:
         return entry
 
     def _move(self, entry: _Sending, event: Agreed | TransferBegun | Arrived | Aborted) -> None:
-        entry.session = entry.session.after(event, self._clock.now_s())
+        before, entry.session = entry.session, entry.session.after(event, self._clock.now_s())
+        self._counts.moved(before, entry.session)
         self._due.add(entry.session.deadline_s)

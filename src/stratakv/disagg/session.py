@@ -6,7 +6,7 @@ success needs all (``agreement``). Time comes in with ``expire``.
 """
 
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Final, TypeAlias, assert_never
 
 
@@ -21,6 +21,19 @@ class SessionState(IntEnum):
 
 
 ENDED: Final = frozenset({SessionState.FAILED, SessionState.SUCCESS})
+
+
+class FailureCause(Enum):
+    """Why a session failed, for those who count."""
+
+    ABORTED = (
+        "aborted"  # this side has given it up: a client left, or another request's page failed
+    )
+    PEER = "peer"  # the other side has
+    PEER_LOST = "peer_lost"
+    REFUSED = "refused"  # the two sides, or their prompts, do not fit together
+    TIMEOUT = "timeout"
+    PROTOCOL = "protocol"  # a word that does not go with its state
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,7 @@ class Aborted:
     """Somebody has given the request up, here or there. ``reason``: for the log and the client."""
 
     reason: str
+    cause: FailureCause = FailureCause.ABORTED
 
 
 SessionEvent: TypeAlias = Agreed | TransferBegun | Arrived | Aborted
@@ -62,13 +76,14 @@ class SessionLimits:
 @dataclass(frozen=True, slots=True)
 class Session:
     """``deadline_s``: when the state has taken too long, by the clock of ``opened``. ``reason``:
-    why it failed, "" otherwise."""
+    why it failed, "" otherwise, and ``cause``, None otherwise."""
 
     name: str
     state: SessionState
     deadline_s: float
     limits: SessionLimits
     reason: str = ""
+    cause: FailureCause | None = None
 
     @staticmethod
     def opened(name: str, limits: SessionLimits, now_s: float) -> "Session":
@@ -92,28 +107,32 @@ class Session:
                 wanted = SessionState.TRANSFERRING
             case Arrived():
                 if event.session != self.name:
-                    return self._failed(f"the pages of {event.session} have arrived for it")
+                    return self._failed(
+                        f"the pages of {event.session} have arrived for it", FailureCause.PROTOCOL
+                    )
                 wanted = SessionState.SUCCESS
             case Aborted():
-                return self._failed(event.reason)
+                return self._failed(event.reason, event.cause)
             case _:
                 assert_never(event)
         if wanted <= self.state:
             return self
         if wanted > self.state + 1:
-            return self._failed(f"{type(event).__name__} in {self.state.name}")
+            return self._failed(
+                f"{type(event).__name__} in {self.state.name}", FailureCause.PROTOCOL
+            )
         return replace(self, state=wanted, deadline_s=now_s + self._limit_s(wanted))
 
     def expire(self, now_s: float) -> "Session":
         """Failed where its state has taken too long."""
         if self.ended or now_s < self.deadline_s:
             return self
-        return self._failed(f"{self.state.name} took too long")
+        return self._failed(f"{self.state.name} took too long", FailureCause.TIMEOUT)
 
     def _limit_s(self, state: SessionState) -> float:
         if state is SessionState.WAITING_FOR_INPUT:
             return self.limits.waiting_s
         return self.limits.transfer_s
 
-    def _failed(self, reason: str) -> "Session":
-        return replace(self, state=SessionState.FAILED, reason=reason)
+    def _failed(self, reason: str, cause: FailureCause) -> "Session":
+        return replace(self, state=SessionState.FAILED, reason=reason, cause=cause)

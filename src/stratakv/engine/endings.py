@@ -75,8 +75,9 @@ class Endings:
         request.signal(signal)
         self._leave(request, keep=True)
 
-    def fail(self, request: Request, failure: Failure) -> None:
-        """End a request that is not in the backlog; nothing is kept but what the tree has."""
+    def fail(self, request: Request, failure: Failure, reason: str = "") -> None:
+        """End a request that is not in the backlog; nothing is kept but what the tree has.
+        ``reason``: for its client."""
         if request.retracted is not None:
             self._cache.retraction.forget(request.retracted)
         reads = CacheUse.READ in request.prompt.use
@@ -84,7 +85,7 @@ class Endings:
             self._cache.storage.prefetcher.forget(request.id, ignored)
         request.signal(Signal.ABORT)
         self._leave(request, keep=False)
-        self.emit_failure(request.id, failure)
+        self.emit_failure(request.id, failure, reason)
 
     def alone(self, request: Request, doing: str, error: Exception) -> None:
         """``error`` came while one request was seated or planned: the others go on, unless what
@@ -93,9 +94,12 @@ class Endings:
         self.fail(request, Failure.INTERNAL)
         self._cache.check()
 
-    def emit_failure(self, request: RequestId, failure: Failure) -> None:
+    def emit_failure(self, request: RequestId, failure: Failure, reason: str = "") -> None:
         self._totals.failures[failure] += 1
-        self.emit([Output(request=request, token=None, finish=FinishReason.ERROR, failure=failure)])
+        error = FinishReason.ERROR
+        self.emit([
+            Output(request=request, token=None, finish=error, failure=failure, reason=reason)
+        ])  # fmt: skip
 
     # -- giving back -----------------------------------------------------------------------------
 

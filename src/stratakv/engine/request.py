@@ -3,11 +3,11 @@
 Torch-free: the planner and the tests drive production requests without a model.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final
 
-from stratakv.cache.records import CachedTokens, CacheUse
+from stratakv.cache.records import CachedTokens, CacheUse, TierTokens
 from stratakv.cache.retraction import RetractedState
 from stratakv.core.ids import NONE, RequestId, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
@@ -114,11 +114,22 @@ class SamplingParams:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class TransferSession:
+    """One prompt's hand-off from the engine that computes it to the one that decodes. ``name``: the
+    same on both sides, whose request ids are their own. ``prefill``: where the first one is reached
+    (host:port); "" on its own side."""
+
+    name: str
+    prefill: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
     """What a client asks for, as the engine takes it. ``tokens``: int32 [n], n >= 1. ``adapter``:
     name of a loaded one, "" for the model alone. ``priority``: of its pages when some must go, the
-    higher the longer they stay. ``use``: what it may do with the cache."""
+    higher the longer they stay. ``use``: what it may do with the cache. ``session``: None for one
+    that is computed and decoded by one engine, or whose id is the same on both sides."""
 
     id: RequestId
     tokens: TokenIds
@@ -127,6 +138,7 @@ class Prompt:
     adapter: str = ""
     priority: int = 0
     use: CacheUse = CacheUse.ALL
+    session: TransferSession | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +153,7 @@ class TokenLogprob:
 class Output:
     """What a step brought one request. ``cached`` is set with the first token, ``finish`` with the
     last one; an aborted request gets ``token`` None and ``finish`` ABORT, and one that failed the
-    same with ERROR and why."""
+    same with ERROR and why. ``reason``: of a failed transfer, in words for the client."""
 
     request: RequestId
     token: int | None
@@ -149,6 +161,7 @@ class Output:
     cached: CachedTokens | None = None
     finish: FinishReason | None = None
     failure: Failure | None = None
+    reason: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -198,6 +211,11 @@ class Request:
     def trust(self) -> None:
         """Hash anew what of its prefix is suspect by now."""
         self.prefix = self.prefix.trusted(self.known)
+
+    def prefilled_elsewhere(self, cached: TierTokens | None) -> None:
+        """Another engine has computed its prompt, of which it had ``cached``."""
+        if self.cached is not None:
+            self.cached = replace(self.cached, prefill=cached)
 
     def take_tickets(self) -> tuple[TicketId, ...]:
         """What its first step waits for; given once."""

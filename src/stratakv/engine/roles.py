@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Protocol, TypeAlias
 
 from stratakv.cache.footprint import TransferPages
+from stratakv.cache.records import TierTokens
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import Phase, Request, TokenLogprob
 
@@ -33,10 +34,12 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Every page of the prompt is there, and what comes after it."""
+    """Every page of the prompt is there, and what comes after it. ``cached``: what of the prompt
+    the engine that computed it had."""
 
     request: RequestId
     first: FirstToken
+    cached: TierTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Sent:
 @dataclass(frozen=True, slots=True)
 class TransferFailed:
     """The transfer ended before its end, or the other engine has given the request up before it
-    began. ``reason`` is for the log."""
+    began. ``reason`` is for the log and the client."""
 
     request: RequestId
     reason: str

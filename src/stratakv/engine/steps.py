@@ -213,7 +213,8 @@ class Steps:
             if request is None:  # it has left; its row is given back below
                 continue
             match end:
-                case Received(_, first):
+                case Received(_, first, cached):
+                    request.prefilled_elsewhere(cached)
                     self._transfers.received(request)
                     row = np.array([request.row], np.int32)
                     tokens = np.array([first.token], np.int32)
@@ -224,7 +225,7 @@ class Steps:
                     log.error("the transfer of request %s failed: %s", name, reason)
                     if request.row < 0:
                         self._seating.backlog.remove(request)
-                    self._endings.fail(request, Failure.TRANSFER)
+                    self._endings.fail(request, Failure.TRANSFER, reason)
                 case _:
                     assert_never(end)
         self._endings.settle()

@@ -134,8 +134,8 @@ def engine_failed() -> ApiError:
     return ApiError(message, status=500, kind="server_error", code="engine_failed")
 
 
-def request_failed(failure: Failure) -> ApiError:
-    """This request alone; the engine goes on."""
+def request_failed(failure: Failure, reason: str = "") -> ApiError:
+    """This request alone; the engine goes on. ``reason``: of a failed transfer."""
     match failure:
         case Failure.INTERNAL:
             message = "this request failed inside the engine; the server's log has the details"
@@ -148,7 +148,7 @@ def request_failed(failure: Failure) -> ApiError:
             message = (
                 "the engine that computed this prompt and the one that was to continue it lost "
             )
-            message += "each other, or one of them gave it up; try again"
+            message += f"each other, or one of them gave it up ({reason}); try again"
         case _:
             assert_never(failure)
     code = f"request_failed_{failure.value}"

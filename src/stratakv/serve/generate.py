@@ -8,8 +8,8 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,8 +18,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stratakv.core.ids import RequestId, TokenIds
-from stratakv.engine.request import Prompt, SamplingParams
+from stratakv.engine.request import FinishReason, Prompt, SamplingParams
 from stratakv.serve.errors import ApiError, ClientGoneError, internal, invalid, too_long
+from stratakv.serve.hand_off import HandOffPlan
 from stratakv.serve.lanes import EACH_BYTES, client_of
 from stratakv.serve.replies import (
     DONE,
@@ -49,7 +50,8 @@ STREAM_HEADERS: Final = [
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateCall:
     """What both endpoints come down to. ``adapter``: "" for none. ``field``: where the prompts
-    stood. ``default_tokens``: most tokens of an answer to a call without ``max_tokens``."""
+    stood. ``default_tokens``: most tokens of an answer to a call without ``max_tokens``. ``plan``:
+    of its hand-off between servers."""
 
     prompts: Sequence[TokenIds]
     adapter: str
@@ -58,6 +60,7 @@ class GenerateCall:
     field: str
     default_tokens: int
     start_s: float
+    plan: HandOffPlan
 
 
 def engine_prompts(service: Service, call: GenerateCall) -> tuple[Prompt, ...]:
@@ -87,10 +90,11 @@ def engine_prompts(service: Service, call: GenerateCall) -> tuple[Prompt, ...]:
                     id=id_,
                     tokens=tokens,
                     sampling=sampling,
-                    salt=decoding.salt,
+                    salt=decoding.salt or "",
                     adapter=call.adapter,
                     priority=decoding.priority,
                     use=decoding.cache,
+                    session=call.plan.sessions[len(prompts)],
                 )
             )
     return tuple(prompts)
@@ -120,9 +124,37 @@ async def answer(
         stack.callback(account.close)
         await subscription.accepted()
         generation = Generation(subscription, choices, account.observe)
+        if call.plan.params is not None:
+            watch.cancel()  # from now on the server that decodes says whether it is wanted
+            service.detached.run(_go_on(generation, stack.pop_all()))
+            return _named(service, call, generation, call.plan.params)
         if call.decoding.stream:
             return EventStream(_chunks(service, call, generation), stack.pop_all())
         return await _whole(service, client, call, generation)
+
+
+async def _go_on(generation: Generation, cleanup: ExitStack) -> None:
+    """Until the requests have ended, to which nobody listens here."""
+    with cleanup, suppress(ApiError):
+        async with aclosing(generation.deltas()) as deltas:
+            async for _ in deltas:
+                pass
+
+
+def _named(
+    service: Service, call: GenerateCall, generation: Generation, params: Mapping[str, object]
+) -> Response:
+    """An answer without a token, for a router that brings ``params`` to the server that decodes."""
+    empty = [
+        Delta(each.index, "", (), FinishReason.LENGTH, first=True) for each in generation.choices
+    ]
+    whole = {
+        **call.format.whole_head(),
+        "choices": [call.format.whole([delta]) for delta in empty],
+        "usage": _usage(service, call, generation),
+        "kv_transfer_params": params,
+    }
+    return Response(encoded(whole), media_type="application/json")
 
 
 def _begun(service: Service, call: GenerateCall) -> tuple[tuple[Prompt, ...], list[Choice]]:

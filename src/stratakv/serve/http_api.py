@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar, assert_never
 
@@ -20,8 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stratakv.core.ids import TokenIds
+from stratakv.disagg.statistics import SessionStats
 from stratakv.engine.stats import EngineStats
-from stratakv.serve import bodies, json_body, schemas
+from stratakv.serve import bodies, hand_off, json_body, schemas
 from stratakv.serve.admin_api import AdminApi
 from stratakv.serve.bodies import HoldBytes
 from stratakv.serve.crowd import Crowd, TurnAway
@@ -37,10 +39,12 @@ from stratakv.serve.errors import (
 )
 from stratakv.serve.fields import JsonObject
 from stratakv.serve.generate import EventStream, GenerateCall, answer
+from stratakv.serve.hand_off import PrefillRules
+from stratakv.serve.join_api import JoinApi
 from stratakv.serve.lanes import EACH_BYTES, INLINE_BYTES, client_of, in_pieces
 from stratakv.serve.middleware import BearerKeys, RequestIds
 from stratakv.serve.replies import ChatFormat, CompletionFormat
-from stratakv.serve.schemas import ChatCall, CompletionCall
+from stratakv.serve.schemas import ChatCall, CompletionCall, Decoding
 from stratakv.serve.service import Service
 
 COMPLETION_TOKENS: Final = 16
@@ -57,6 +61,7 @@ class Api:
         self._service = service
         self._created = int(time.time())
         self._stats: EngineStats | None = None
+        self._sessions: SessionStats | None = None
         self._lanes = service.lanes
         self._bodies = service.bodies
 
@@ -139,9 +144,13 @@ class Api:
     async def metrics(self, _request: Request) -> Response:
         """The engine is asked after its running step; after a step that takes long, or its death,
         the last known figures must do."""
+        driver, disagg = self._service.driver, self._service.disagg
         with suppress(TimeoutError, ApiError):
-            self._stats = await asyncio.wait_for(self._service.driver.stats(), SCRAPE_S)
-        text = self._service.metrics.render(self._stats)
+            self._stats = await asyncio.wait_for(driver.stats(), SCRAPE_S)
+            if disagg is not None:
+                sessions = asyncio.wrap_future(driver.ask(disagg.stats))
+                self._sessions = await asyncio.wait_for(sessions, SCRAPE_S)
+        text = self._service.metrics.render(self._stats, self._sessions)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def server_info(self, _request: Request) -> Response:
@@ -168,6 +177,7 @@ class Api:
         with self._bodies.share(client_of(request)) as hold:
             found = await self._read(request, hold, read)
             name, adapter = self._named(found.model)
+            decoding = self._salted(request, found.decoding)
             match found:
                 case CompletionCall():
                     spell, prefix, field = CompletionFormat, "cmpl", "prompt"
@@ -184,7 +194,7 @@ class Api:
         call = GenerateCall(
             prompts=prompts,
             adapter=adapter,
-            decoding=found.decoding,
+            decoding=decoding,
             format=spell(
                 id=f"{prefix}-{uuid.uuid4().hex}",
                 created=int(time.time()),
@@ -195,8 +205,15 @@ class Api:
             field=field,
             default_tokens=default_tokens,
             start_s=start_s,
+            plan=service.hand_offs.rules.plan(decoding.hand_off, len(prompts) * decoding.n),
         )
         return await answer(service, request, call)
+
+    def _salted(self, request: Request, decoding: Decoding) -> Decoding:
+        """With its tenant's salt, wherever that stood."""
+        salt = hand_off.salt_of(request.headers.get(hand_off.SALT_HEADER), decoding.salt)
+        hand_off.check_salt(self._service.hand_offs, decoding.hand_off, salt)
+        return replace(decoding, salt=salt)
 
     async def _read(self, request: Request, hold: HoldBytes, make: Callable[[JsonObject], T]) -> T:
         """What ``make`` makes of the body."""
@@ -284,6 +301,8 @@ def build_app(service: Service, crowd: Crowd) -> ASGIApp:
     """The ASGI application of ``service``, whose driver is started by whoever runs it. ``crowd``:
     of the connections over which it is asked."""
     routes = [*Api(service).routes(), *AdminApi(service).routes()]
+    if isinstance(service.hand_offs.rules, PrefillRules) and service.disagg is not None:
+        routes += JoinApi(service, service.disagg.peers).routes()
     app = Starlette(
         routes=routes,
         exception_handlers={

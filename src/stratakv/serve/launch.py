@@ -7,9 +7,11 @@ ranks do.
 
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +21,15 @@ from transformers.utils.logging import disable_progress_bar
 from stratakv.agreement.torch_ranks import TorchRanks, join
 from stratakv.assembly.ranks import RankContext
 from stratakv.assembly.sizing import ranks_here
-from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.core.config import BOOTSTRAP_PORT, EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, StorageError, StrataError
 from stratakv.engine.model import CPU
 from stratakv.engine.parallel import device_refusal
 from stratakv.engine.ranked import RankedEngine
 from stratakv.serve.crowd import connection_limits
 from stratakv.serve.followers import Followers, RankPlace, ended_by_interrupt, hold_leash, launched
-from stratakv.serve.server import bound_socket, serve_forever
+from stratakv.serve.server import serve_forever
+from stratakv.serve.sockets import bound_socket
 from stratakv.serve.wiring import build_follower, build_service, check_service
 from stratakv.spec.budget_table import BudgetTable
 
@@ -41,14 +44,37 @@ def serve_alone(path: Path, config: EngineConfig, server: ServerConfig) -> int:
     # A port that is taken shows now, not after a large model was loaded.
     bound_socket(server.host, server.port).close()
     limits = connection_limits(server)
-    service, parts = build_service(path, config, server)
-    _show(parts.table)
-    try:
+    with ExitStack() as undo:
+        joins = _join_socket(server, undo)
+        if joins is not None:
+            server = replace(server, bootstrap_port=joins.getsockname()[1])
+        service, parts = build_service(path, config, server)
+        undo.callback(parts.transfer.close)
+        _show(parts.table)
         return serve_forever(
-            service, host=server.host, port=server.port, drain_s=server.drain_s, limits=limits
+            service,
+            host=server.host,
+            port=server.port,
+            drain_s=server.drain_s,
+            limits=limits,
+            stopped=_nothing if service.disagg is None else service.disagg.close,
+            joins=joins,
         )
-    finally:
-        parts.transfer.close()
+
+
+def _join_socket(server: ServerConfig, undo: ExitStack) -> socket.socket | None:
+    """Where servers that decode join one that computes prompts. ConfigError where it cannot be
+    had."""
+    if server.role != "prefill":
+        return None
+    port = BOOTSTRAP_PORT if server.bootstrap_port is None else server.bootstrap_port
+    found = bound_socket(server.host, port, "--bootstrap-port")
+    undo.callback(found.close)
+    return found
+
+
+def _nothing() -> None:
+    pass
 
 
 def share_threads(config: EngineConfig) -> None:

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from stratakv.core.ids import GroupId
+from stratakv.disagg.statistics import SessionStats
 from stratakv.engine.request import CachedTokens
 from stratakv.engine.stats import EngineStats
 from stratakv.tiers.statistics import StorageStats
@@ -81,9 +82,10 @@ class ServerMetrics:
         """A batch found its queue full."""
         self._lost_events.inc()
 
-    def render(self, stats: EngineStats | None) -> bytes:
-        """The text format; without the engine's figures if it cannot give them."""
-        self._engine.show(stats)
+    def render(self, stats: EngineStats | None, sessions: SessionStats | None = None) -> bytes:
+        """The text format; without the engine's figures if it cannot give them. ``sessions``: of a
+        server that hands requests over."""
+        self._engine.show(stats, sessions)
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -98,15 +100,18 @@ class _EngineCollector(Collector):
 
     def __init__(self) -> None:
         self.stats: EngineStats | None = None
+        self.sessions: SessionStats | None = None
 
-    def show(self, stats: EngineStats | None) -> None:
-        self.stats = stats
+    def show(self, stats: EngineStats | None, sessions: SessionStats | None) -> None:
+        self.stats, self.sessions = stats, sessions
 
     def collect(self) -> Iterator[Metric]:
         if self.stats is not None:
             yield from _of_engine(self.stats)
             if self.stats.storage is not None:
                 yield from _of_storage(self.stats.storage)
+        if self.sessions is not None:
+            yield from _of_sessions(self.sessions)
 
 
 def _of_engine(stats: EngineStats) -> Iterator[Metric]:
@@ -173,3 +178,31 @@ def _of_storage(stats: StorageStats) -> Iterator[Metric]:
     off.add_metric(("reading",), float(stats.reading_off))
     off.add_metric(("writing",), float(stats.writing_off))
     yield off
+
+
+def _of_sessions(stats: SessionStats) -> Iterator[Metric]:
+    now = GaugeMetricFamily(
+        "stratakv_transfer_sessions", "Requests between two servers", labels=("state",)
+    )
+    for state, count in stats.states.items():
+        now.add_metric((state.name.lower(),), count)
+    yield now
+    yield CounterMetricFamily(
+        "stratakv_transfer_sessions_succeeded", "Requests handed over", stats.succeeded
+    )
+    failed = CounterMetricFamily(
+        "stratakv_transfer_sessions_failed", "Requests not handed over", labels=("cause",)
+    )
+    for cause, count in stats.failed.items():
+        failed.add_metric((cause.value,), count)
+    yield failed
+    if stats.leases is None:
+        return
+    pages = GaugeMetricFamily(
+        "stratakv_transfer_pages",
+        "Pages that a peer may still write; in quarantine: also after its deadline",
+        labels=("state",),
+    )
+    pages.add_metric(("leased",), sum(stats.leases.leased.values()))
+    pages.add_metric(("quarantined",), sum(stats.leases.quarantined.values()))
+    yield pages

@@ -11,7 +11,7 @@ from functools import reduce
 from operator import and_
 from typing import Final, cast
 
-from stratakv.cache.records import CacheUse
+from stratakv.cache.records import CacheUse, TierTokens
 from stratakv.core.ids import GroupId
 from stratakv.engine.request import CachedTokens, FinishReason
 from stratakv.serve.errors import ApiError
@@ -178,6 +178,8 @@ def cached_details(found: Sequence[CachedTokens], groups: Mapping[GroupId, str])
     """What prompts might do with the cache, and where they came from: by tier, and by cache group
     and tier."""
     use = reduce(and_, [cached.use for cached in found], CacheUse.ALL)
+    elsewhere = [cached.prefill for cached in found if cached.prefill is not None]
+    prefill = {"prefill": _by_tier(elsewhere)} if elsewhere else {}
     return {
         "cache": CACHE_WORD_OF[use],
         "cached_tokens": sum(cached.total for cached in found),
@@ -193,6 +195,19 @@ def cached_details(found: Sequence[CachedTokens], groups: Mapping[GroupId, str])
                 "storage": sum(cached.groups_storage[i] for cached in found),
             }
             for i, group in groups.items()
+        },
+        **prefill,
+    }
+
+
+def _by_tier(found: Sequence[TierTokens]) -> Json:
+    """What a server that computed prompts for this one had of them."""
+    return {
+        "cached_tokens": sum(cached.total for cached in found),
+        "cached_tokens_by_tier": {
+            "device": sum(cached.device for cached in found),
+            "host": sum(cached.host for cached in found),
+            "storage": sum(cached.storage for cached in found),
         },
     }
 

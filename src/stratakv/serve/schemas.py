@@ -13,9 +13,10 @@ import numpy as np
 from stratakv.cache.records import CacheUse
 from stratakv.core.config import MAX_NAME_CHARS
 from stratakv.core.ids import TokenIds
-from stratakv.serve import fields
+from stratakv.serve import fields, hand_off
 from stratakv.serve.errors import ApiError, invalid, too_long
 from stratakv.serve.fields import JsonObject
+from stratakv.serve.hand_off import HandOffRequest
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 4
@@ -52,14 +53,17 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "skip_special_tokens": (True,), "tools": ([],), "tool_choice": ("none", "auto"),
     "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
     "modalities": (["text"],), "audio": (), "reasoning_effort": (), "verbosity": ("medium",),
-    "web_search_options": (), "chat_template_kwargs": ({},),
+    "web_search_options": (), "chat_template_kwargs": ({},), "no_stop_trim": (False,),
+    "return_hidden_states": (False,), "continue_final_message": (False,),
+    "separate_reasoning": (True, False), "stream_reasoning": (True, False),
+    "include_reasoning": (True, False),
 }  # fmt: skip
 """Fields that are not supported, with the values that ask for nothing."""
 
 DECODING: Final = frozenset({
     "model", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs",
     "stream", "stream_options", "ignore_eos", "cache", "cache_salt", "priority",
-})  # fmt: skip
+}) | hand_off.FIELDS  # fmt: skip
 COMPLETION: Final = DECODING | {"prompt"}
 CHAT: Final = DECODING | {"messages", "max_completion_tokens", "top_logprobs"}
 
@@ -81,7 +85,8 @@ class Decoding:
     """How to continue a prompt. ``logprobs``: alternatives wanted beside each token, None: no
     report. ``max_tokens`` None: the endpoint's default. ``seed`` None: a fresh one. ``priority``:
     what evicts by priority keeps the higher ones longer; it decides nothing else. ``cache``: what
-    the request may do with the cache."""
+    the request may do with the cache. ``salt`` None: nothing is said of it. ``hand_off``: between
+    servers."""
 
     n: int
     max_tokens: int | None
@@ -93,10 +98,11 @@ class Decoding:
     logprobs: int | None
     ignore_eos: bool
     cache: CacheUse
-    salt: str
+    salt: str | None
     priority: int
     stream: bool
     include_usage: bool
+    hand_off: HandOffRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -211,6 +217,8 @@ def _check_fields(data: JsonObject, known: frozenset[str]) -> None:
     for name in data.keys() - known - HARMLESS:
         value = data[name]
         allowed = NEUTRAL.get(name)
+        if name == "min_tokens" and data.get("kv_transfer_params"):
+            allowed = (0, 1)  # vllm-router's way to ask for one token, where none is shown
         if allowed is None:
             message = f"unrecognized request argument: '{name}'"
             raise ApiError(message, param=name, code="unknown_parameter")
@@ -241,10 +249,11 @@ def _decoding(data: JsonObject, logprobs: int | None, max_tokens: str) -> Decodi
         logprobs=logprobs,
         ignore_eos=fields.boolean(data, "ignore_eos", default=False),
         cache=fields.choice(data, "cache", CacheUse.ALL, CACHE_WORDS),
-        salt=_name(data, "cache_salt", ""),
+        salt=_name(data, "cache_salt", "" if "cache_salt" in data else None),
         priority=_whole(data, "priority", 0),
         stream=stream,
         include_usage=fields.boolean(options, "include_usage", default=False),
+        hand_off=hand_off.asked_for(data),
     )
 
 

@@ -18,13 +18,13 @@ from typing import Final, cast
 import uvicorn
 
 from stratakv.core.clock import Clock
-from stratakv.core.errors import ConfigError
 from stratakv.serve.connections import ClientConnection
 from stratakv.serve.crowd import ACCEPTED_AT_ONCE, LIMITS, ConnectionLimits, Crowd
 from stratakv.serve.driver import EngineDriver, Health
 from stratakv.serve.http_api import build_app
 from stratakv.serve.quiet import quieten
 from stratakv.serve.service import Service
+from stratakv.serve.sockets import bound_socket
 
 log = logging.getLogger(__name__)
 
@@ -45,20 +45,21 @@ def serve_forever(
     drain_s: float,
     limits: ConnectionLimits = LIMITS,
     stopped: Callable[[], None] = lambda: None,
+    joins: socket.socket | None = None,
 ) -> int:
     """Start the engine and answer until SIGTERM or SIGINT; returns the process's exit code: 0 after
     a drain, 1 after the engine's death.
 
     ``port`` 0 takes a free one. Prints ``stratakv: listening on http://HOST:PORT`` once requests
-    are taken. ``stopped``: called when the engine's thread has ended. Raises ConfigError when the
-    address cannot be had.
+    are taken. ``stopped``: called when the engine's thread has ended. ``joins``: where other
+    servers join this one, bound. Raises ConfigError when the address cannot be had.
     """
     listener = bound_socket(host, port)
     quieten()
     server = Server(service, drain_s=drain_s, limits=limits)
     service.driver.start()
     try:
-        server.run([listener])
+        server.run([listener] if joins is None else [listener, joins])
     finally:
         service.storage.settle(STORE_S)
         ended = service.driver.stop(STOP_S)
@@ -70,19 +71,6 @@ def serve_forever(
     if not ended:
         log.error("the engine's step did not end within %s s", STOP_S)
     return 0 if ended and service.driver.health is Health.STOPPED else 1
-
-
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A TCP socket that is bound, not yet listening."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind((host, port))
-    except (OSError, OverflowError) as error:
-        found.close()
-        raise ConfigError(f"--host {host} --port {port} cannot be bound: {error}") from error
-    return found
 
 
 class Server(uvicorn.Server):
@@ -113,11 +101,12 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for listener in sockets or ():
+        for i, listener in enumerate(sockets or ()):
             listener.listen(BACKLOG)  # asyncio takes one number for this and for one turn's accepts
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            sys.stdout.write(f"stratakv: listening on http://{shown}:{port}\n")
+            what = "servers that decode join" if i else "listening on"
+            sys.stdout.write(f"stratakv: {what} http://{shown}:{port}\n")
             sys.stdout.flush()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

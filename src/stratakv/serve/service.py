@@ -1,17 +1,32 @@
 """What a server is made of. Owns the record; ``wiring`` builds one, ``serve`` reads it."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 
+from stratakv.assembly.roles import RoleParts
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId
 from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.bodies import BodyMemory
 from stratakv.serve.driver import EngineDriver
+from stratakv.serve.hand_off import HandOffs
 from stratakv.serve.lanes import Lanes
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.tokenizer import Tokenizer
+
+
+class DetachedTasks:
+    """What goes on after its client was answered; an event loop keeps no task alive itself."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +53,9 @@ class Service:
     ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``: what ``/server_info`` shows
     (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask;
     ``admin_key``: the same for what changes the server, None: nobody may. ``lanes``: where long
-    texts and bodies are worked on; ``bodies``: how many there may be at once."""
+    texts and bodies are worked on; ``bodies``: how many there may be at once. ``disagg``: of a
+    server that only computes prompts, or only decodes; ``hand_offs``: what it does with requests
+    that name a session."""
 
     driver: EngineDriver
     storage: StorageAdmin
@@ -56,3 +73,6 @@ class Service:
     adapters: tuple[str, ...] = ()
     lanes: Lanes = field(default_factory=Lanes)
     bodies: BodyMemory = field(default_factory=BodyMemory)
+    disagg: RoleParts | None = None
+    hand_offs: HandOffs = field(default_factory=HandOffs)
+    detached: DetachedTasks = field(default_factory=DetachedTasks)

@@ -178,7 +178,7 @@ class Generation:
                     self._observe(timed)
                 choice.feed(output)
                 if output.failure is not None:
-                    raise request_failed(output.failure)
+                    raise request_failed(output.failure, output.reason)
                 touched[output.request] = choice
                 if choice.finish is not None:
                     del self._running[output.request]

@@ -18,6 +18,7 @@ import torch
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.models import CPU, EngineParts, build_sized, check_model
 from stratakv.assembly.ranks import RankContext, heartbeat_s, sharing_of
+from stratakv.assembly.roles import HEARTBEAT_S, RoleParts, role_parts
 from stratakv.assembly.sizing import Sizes, size, spec_for, weights_bytes
 from stratakv.assembly.stores import (
     check_storage,
@@ -27,14 +28,22 @@ from stratakv.assembly.stores import (
     trust_while_it_runs,
 )
 from stratakv.core.clock import MonotonicClock, WallClock
-from stratakv.core.config import EngineConfig, ServerConfig
+from stratakv.core.config import BOOTSTRAP_PORT, EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.model_identity import ModelIdentity
 from stratakv.engine.adapters import check_directories
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import read_facts
+from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.serve.admin import OPEN_S, StorageAdmin
 from stratakv.serve.driver import EngineDriver
+from stratakv.serve.hand_off import (
+    DecodeRules,
+    HandOffRules,
+    HandOffs,
+    PrefillRules,
+    UnifiedRules,
+)
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Limits, Service
 from stratakv.serve.tokenizer import Tokenizer
@@ -49,6 +58,7 @@ def build_service(
     """A server over the model directory ``path``; nothing runs yet. ``ranks``: rank 0's."""
     name = server.served_model_name or path.resolve().name
     sizes = check_service(path, config, server)
+    disagg = role_parts(server)
     if ranks is not None:
         sizes = ranks.all_reduce_min(sizes)  # before anything is made as long as they are
     tokenizer = Tokenizer(path)
@@ -64,7 +74,10 @@ def build_service(
         model = with_adapters(model, config.adapters())
         digests = model.adapters.digests
         observer = None if publisher is None else publisher.follow(sizes.spec, digests)
-        parts = build_sized(model, config, sizes, Sockets(ranks=ranks, observer=observer))
+        sockets = Sockets(role=_role(disagg), ranks=ranks, observer=observer)
+        parts = build_sized(model, config, sizes, sockets)
+        if disagg is not None:
+            disagg.open(parts.spec, parts.pools, parts.model.fingerprint)
         undo.pop_all()
     if store is not None:
         parts.engine.attach_storage(store.worker)
@@ -74,7 +87,7 @@ def build_service(
         max_waiting=server.max_waiting,
         clock=clock,
         publisher=publisher,
-        heartbeat_s=None if ranks is None else heartbeat_s(config),
+        heartbeat_s=_heartbeat_s(config, ranks, disagg),
     )
     service = Service(
         driver=driver,
@@ -95,12 +108,38 @@ def build_service(
         api_key=server.api_key,
         admin_key=server.admin_key,
         adapters=tuple(parts.model.adapters.digests),
+        disagg=disagg,
+        hand_offs=_hand_offs(server),
     )
     return service, parts
 
 
+def _role(disagg: RoleParts | None) -> Callable[[], Role]:
+    return UnifiedRole if disagg is None else disagg.given
+
+
+def _heartbeat_s(
+    config: EngineConfig, ranks: RankContext | None, disagg: RoleParts | None
+) -> float | None:
+    """How often an engine is stepped that has nothing to do."""
+    if disagg is not None:
+        return HEARTBEAT_S
+    return None if ranks is None else heartbeat_s(config)
+
+
+def _hand_offs(server: ServerConfig) -> HandOffs:
+    rules: HandOffRules = UnifiedRules()
+    if server.role == "prefill":
+        port = BOOTSTRAP_PORT if server.bootstrap_port is None else server.bootstrap_port
+        rules = PrefillRules(server.reached_at, port)
+    elif server.role == "decode":
+        rules = DecodeRules()
+    return HandOffs(rules=rules, unsalted_rooms=server.unsalted_rooms == "share")
+
+
 def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Sizes:
     """ConfigError for what can be refused before weights that may take minutes to load."""
+    server.check_ranks(config.tp)
     name = server.served_model_name or path.resolve().name
     if name in config.adapters():
         raise ConfigError(f"--lora {name}={config.adapters()[name]}: the model has this name")

@@ -1,0 +1,162 @@
+"""How a side that decodes comes to know one that computes prompts, when a request needs it.
+
+Owns the exchange of introductions, and what is asked again while an old link is being torn down.
+Only the engine's thread calls it; how bytes travel is its ``Carry``, on threads of its own. Must
+not know sessions.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias, assert_never
+
+from stratakv.core.errors import TransportError
+from stratakv.disagg.peers import Peers, StillEndingError
+from stratakv.disagg.transport import PeerId
+
+JOIN_BYTES: Final = 8 << 20
+"""The longest introduction that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The other side knows this one; ``introduction`` is its own."""
+
+    introduction: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRefused:
+    """The two cannot work together."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The last link of this name is still being torn down there."""
+
+
+JoinAnswer: TypeAlias = Joined | JoinRefused | Again
+Carry: TypeAlias = Callable[[PeerId, bytes], "Future[JoinAnswer]"]
+"""Bring an introduction to a peer; never fails and never blocks, its future never raises."""
+
+
+class Join(Protocol):
+    def ask(self, peer: PeerId) -> None:
+        """Make ``peer`` known. Asked again and again while somebody waits for it."""
+        ...
+
+    def refused(self) -> Sequence[tuple[PeerId, str]]:
+        """Whom nobody can join, and why, since the last call."""
+        ...
+
+
+class JoinedByHand:
+    """Somebody else introduces peers to each other."""
+
+    def ask(self, peer: PeerId) -> None:
+        pass
+
+    def refused(self) -> Sequence[tuple[PeerId, str]]:
+        return ()
+
+
+class PeerJoiner:
+    """Asks the peer itself."""
+
+    def __init__(self, peers: Peers, carry: Carry) -> None:
+        self._peers, self._carry = peers, carry
+        self._asked: dict[PeerId, Future[JoinAnswer]] = {}
+
+    def ask(self, peer: PeerId) -> None:
+        if peer in self._asked or self._peers.knows(peer):
+            return
+        try:
+            introduction = self._peers.introduce(peer)
+        except StillEndingError:
+            return
+        self._asked[peer] = self._carry(peer, introduction)
+
+    def refused(self) -> Sequence[tuple[PeerId, str]]:
+        found: list[tuple[PeerId, str]] = []
+        for peer in [peer for peer, answer in self._asked.items() if answer.done()]:
+            answer = self._asked.pop(peer).result()
+            match answer:
+                case Joined(introduction):
+                    try:
+                        self._peers.meet(peer, introduction)
+                    except TransportError as error:
+                        found.append((peer, str(error)))
+                case Again():
+                    self._peers.disconnect(peer)
+                case JoinRefused(reason):
+                    self._peers.disconnect(peer)
+                    found.append((peer, reason))
+                case _:
+                    assert_never(answer)
+        return found
+
+
+def join(peers: Peers, peer: PeerId, introduction: bytes) -> JoinAnswer:
+    """The other side of it: work with a ``peer`` that has introduced itself."""
+    try:
+        ours = peers.introduce(peer)
+        peers.meet(peer, introduction)
+    except StillEndingError:
+        return Again()
+    except TransportError as error:
+        return JoinRefused(str(error))
+    return Joined(ours)
+
+
+# -- as bytes ------------------------------------------------------------------------------------
+
+
+def encode_call(name: PeerId, introduction: bytes) -> bytes:
+    return json.dumps({"peer": name, "introduction": _text(introduction)}).encode()
+
+
+def decode_call(data: bytes) -> tuple[PeerId, bytes]:
+    """TransportError where it is none."""
+    try:
+        fields: Any = json.loads(data)
+        return PeerId(str(fields["peer"])), base64.b64decode(fields["introduction"], validate=True)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TransportError(f"the peer's call cannot be read: {error!r}") from error
+
+
+def encode_answer(answer: JoinAnswer) -> bytes:
+    match answer:
+        case Joined(introduction):
+            fields = {"introduction": _text(introduction)}
+        case JoinRefused(reason):
+            fields = {"refused": reason}
+        case Again():
+            fields = {"again": "its last link is being torn down"}
+        case _:
+            assert_never(answer)
+    return json.dumps(fields).encode()
+
+
+def decode_answer(data: bytes) -> JoinAnswer:
+    """TransportError where it is none."""
+    try:
+        fields: Any = json.loads(data)
+        match list(fields):
+            case ["introduction"]:
+                return Joined(base64.b64decode(fields["introduction"], validate=True))
+            case ["refused"]:
+                return JoinRefused(str(fields["refused"]))
+            case ["again"]:
+                return Again()
+            case names:
+                raise ValueError(f"fields {names}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TransportError(f"the peer's answer cannot be read: {error!r}") from error
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,45 @@
+"""What a role counts of its sessions.
+
+Owns the record and the counts; must not know pages or peers.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from stratakv.disagg.page_leases import LeaseCounts
+from stratakv.disagg.session import ENDED, FailureCause, Session, SessionState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStats:
+    """``states``: sessions now, by the state they are in. ``succeeded``: that ended well, ever;
+    ``failed``: that did not, by cause. ``leases``: pages that peers may write, None where prompts
+    are computed."""
+
+    states: Mapping[SessionState, int]
+    succeeded: int
+    failed: Mapping[FailureCause, int]
+    leases: LeaseCounts | None
+
+
+class SessionCounts:
+    def __init__(self) -> None:
+        self._succeeded = 0
+        self._failed = dict.fromkeys(FailureCause, 0)
+
+    def moved(self, before: Session, after: Session) -> None:
+        """A session has gone on; an end counts once."""
+        if before.ended or not after.ended:
+            return
+        if after.cause is None:
+            self._succeeded += 1
+        else:
+            self._failed[after.cause] += 1
+
+    def stats(self, sessions: Iterable[Session], leases: LeaseCounts | None) -> SessionStats:
+        now = Counter(session.state for session in sessions)
+        states = {state: now[state] for state in SessionState if state not in ENDED}
+        return SessionStats(
+            states=states, succeeded=self._succeeded, failed=dict(self._failed), leases=leases
+        )
