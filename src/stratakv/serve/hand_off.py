@@ -144,7 +144,7 @@ class DecodeRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandOffs:
+class HandOffOptions:
     """Of one server. ``unsalted_rooms``: whether a body with a room, from which a router may have
     dropped the tenant's salt, may come without any."""
 
@@ -175,7 +175,7 @@ def salt_of(header: str | None, salt: str | None) -> str | None:
     return header
 
 
-def check_salt(offs: HandOffs, asked: HandOffRequest | None, salt: str | None) -> None:
+def check_salt(offs: HandOffOptions, asked: HandOffRequest | None, salt: str | None) -> None:
     """ApiError (400) where a router may have dropped what keeps tenants apart."""
     if isinstance(asked, Rooms) and salt is None and not offs.unsalted_rooms:
         message = "a request with 'bootstrap_room' needs its tenant's salt: some routers drop "

@@ -11,7 +11,7 @@ from stratakv.core.ids import GroupId
 from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.bodies import BodyMemory
 from stratakv.serve.driver import EngineDriver
-from stratakv.serve.hand_off import HandOffs
+from stratakv.serve.hand_off import HandOffOptions
 from stratakv.serve.lanes import Lanes
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.tokenizer import Tokenizer
@@ -74,5 +74,5 @@ class Service:
     lanes: Lanes = field(default_factory=Lanes)
     bodies: BodyMemory = field(default_factory=BodyMemory)
     disagg: RoleParts | None = None
-    hand_offs: HandOffs = field(default_factory=HandOffs)
+    hand_offs: HandOffOptions = field(default_factory=HandOffOptions)
     detached: DetachedTasks = field(default_factory=DetachedTasks)

@@ -39,8 +39,8 @@ from stratakv.serve.admin import OPEN_S, StorageAdmin
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.hand_off import (
     DecodeRules,
+    HandOffOptions,
     HandOffRules,
-    HandOffs,
     PrefillRules,
     UnifiedRules,
 )
@@ -127,14 +127,14 @@ def _heartbeat_s(
     return None if ranks is None else heartbeat_s(config)
 
 
-def _hand_offs(server: ServerConfig) -> HandOffs:
+def _hand_offs(server: ServerConfig) -> HandOffOptions:
     rules: HandOffRules = UnifiedRules()
     if server.role == "prefill":
         port = BOOTSTRAP_PORT if server.bootstrap_port is None else server.bootstrap_port
         rules = PrefillRules(server.reached_at, port)
     elif server.role == "decode":
         rules = DecodeRules()
-    return HandOffs(rules=rules, unsalted_rooms=server.unsalted_rooms == "share")
+    return HandOffOptions(rules=rules, unsalted_rooms=server.unsalted_rooms == "share")
 
 
 def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Sizes:
