@@ -38,7 +38,7 @@ tokens were every time those of Hugging Face's forward at batch 1 over the whole
 a cache and without a cut, and logits within the given part of the largest. Groups are those of the
 tiny model; a checkpoint without windows has no `swa`. "With `--tp`" says what several ranks do:
 each keeps the keys and values of its heads, or all of them keep the whole cache and split only
-weights; where nothing is said it runs on one rank only.
+weights; where nothing is noted it runs on one rank only.
 
 The bounds are what float32 loses, and Hugging Face loses as much by itself: against a run in
 float64 its own forward is as far off as the engine (`python -m scripts.family_rounding` measures
