@@ -13,7 +13,6 @@ from typing import Final
 REPEATS: Final = 9
 BASELINE: Final = "numpy"
 PARTS: Final[dict[str, tuple[str, ...]]] = {
-    "testing": ("stratakv.testing.storage_conformance",),
     "fsck": ("stratakv.storage.file.fsck",),
     "tree": ("stratakv.tree.prefix_tree",),
     "transfer": ("stratakv.transfer.cpu",),
@@ -29,7 +28,7 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
         "stratakv.cache.kv_cache",
     ),
 }
-"""What a program imports that embeds it. ``testing`` is for tests alone, and brings pytest."""
+"""What a program imports that embeds it; ``testing`` is for tests alone, and needs pytest."""
 
 
 def run() -> dict[str, object]:
