@@ -77,6 +77,14 @@ def _own(field: str) -> Iterator[object]:
             yield from (*schemas.CACHE_WORDS, "no-cache")
         case "stream_options":
             yield from ({"include_usage": True}, {"include_usage": 1}, {"include_usage": None})
+        case "bootstrap_host":
+            yield from ("127.0.0.1", "a/b", "user@host", "h" * 513, ["a", "b"], [LONE])
+        case "bootstrap_port":
+            yield from (0, 1, 8998, 65535, 65536, [8998, 8999], [0])
+        case "bootstrap_room":
+            yield from (0, (1 << 64) - 1, 1 << 64, -1, [1, 2], [1.5], [1 << 64])
+        case "kv_transfer_params":
+            yield from _transfers()
         case _:
             pass
 
@@ -91,6 +99,14 @@ def _prompts() -> Iterator[object]:
     yield from ([399], [400], [-1], [1 << 31], [1 << 63], [1.0], [10**400], [[1], [400]], "\0")
     yield from ([5] * count for count in (511, 512, 513, 4000))
     yield "a" * 5000
+
+
+def _transfers() -> Iterator[object]:
+    prefill = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_request_id": "a"}
+    yield from ({"do_remote_decode": True}, prefill, prefill | {"do_remote_decode": True})
+    yield from ({"do_remote_decode": False}, {"do_remote_prefill": True}, {"x": 1}, {LONE: 1})
+    yield from (prefill | {"remote_port": port} for port in (0, 1, 65536, "1", 10**400))
+    yield from (prefill | {"remote_request_id": name} for name in ("", 7, LONE, "n" * 5000))
 
 
 def _conversations() -> Iterator[object]:
