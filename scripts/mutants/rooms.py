@@ -35,7 +35,11 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/test_family_table.py",
         "tests/property/test_retention.py",
     ),
-    "cache": ("tests/unit/test_cache_*.py",),
+    "cache": (
+        "tests/unit/test_cache_*.py",
+        "tests/integration/test_engine_pages.py",
+        "tests/mutants/walks_cache.py",
+    ),
     "tiers": (
         "tests/unit/test_tiers_*.py",
         "tests/unit/test_cache_*.py",
