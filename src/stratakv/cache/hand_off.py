@@ -62,6 +62,8 @@ class HandOff:
     def pages(self, row: int, tokens: int) -> TransferPages:
         """Where all that lies which the request at ``row`` needs after ``tokens``, which have their
         KV. It stays there while the row is open and computes nothing."""
+        while self._sequences[row].duplicates:  # freed where the loads of these pages end
+            assert self._wait(), "a page has two places, and nothing is under way"
         return self._footprints.transfer_pages(row, tokens)
 
     def gives_state(self, rows: RowIds, tokens: RowIds) -> npt.NDArray[np.bool_]:
