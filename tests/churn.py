@@ -91,7 +91,7 @@ class Traffic:
 
     def _abort(self, engine, live: list[str]) -> None:
         name = live[self.random.integers(len(live))]
-        request = engine._requests.get(name)
+        request = engine.status(name)
         if request is None or self.aborted == self.most_aborts:
             return
         self.aborted_in[request.phase.name] += 1

@@ -24,8 +24,9 @@ from stratakv.engine.batch import StepBatch
 from stratakv.engine.executor import OwnTokens, Runner, TokenSource
 from stratakv.engine.forward import Forward
 from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams
+from stratakv.engine.request import FinishReason, Output, Phase, Prompt, SamplingParams
 from stratakv.engine.roles import Role, UnifiedRole
+from stratakv.engine.stats import RequestStatus
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.engine.verify import cached_on
 from stratakv.engine.verify_report import Way
@@ -121,6 +122,16 @@ def evict_device(parts: EngineParts) -> None:
     for group in range(1, len(parts.spec.groups)):
         evict(parts, Tier.DEVICE, group)
     evict(parts, Tier.DEVICE, 0)
+
+
+def computing(parts: EngineParts) -> list[RequestStatus]:
+    """Those that run and compute, the youngest last."""
+    found = parts.engine.statuses()
+    return [one for one in found if one.phase in (Phase.PREFILLING, Phase.DECODING)]
+
+
+def retract_youngest(parts: EngineParts) -> None:
+    parts.engine.retract(computing(parts)[-1].id)
 
 
 def all_free(parts: EngineParts) -> bool:
@@ -238,8 +249,9 @@ class RecordingRunner:
     def forward(self, batch: StepBatch) -> Forward:
         found = self._inner(batch)
         self.batches.append(batch)
+        names = {one.row: one.id for one in self._engine.statuses()}
         for row, scores in zip(batch.rows[batch.sampled].tolist(), found.logits, strict=True):
-            self.logits[self._engine._running.by_row[row].id].append(scores.clone())
+            self.logits[names[row]].append(scores.clone())
         return found
 
     def stop(self) -> None:

@@ -59,7 +59,7 @@ class Pair:
         return self.out[side][name]
 
     def phase(self, side, name):
-        found = self.sides[side].engine._requests.get(RequestId(name))
+        found = self.sides[side].engine.status(RequestId(name))
         return None if found is None else found.phase
 
     def assert_nothing_left(self):

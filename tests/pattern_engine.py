@@ -21,8 +21,8 @@ from stratakv.core.ids import NONE, GroupId, PageKey
 from stratakv.core.page_keys import PageHasher
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.forward import Forward
-from stratakv.engine.request import Request
-from stratakv.engine.running import Running
+from stratakv.engine.request import Prompt
+from stratakv.engine.stats import RequestStatus
 from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheGroup, CacheSpec
@@ -38,7 +38,7 @@ MakeRunner: TypeAlias = Callable[[CacheSpec, TorchPools, BlockTable], "PatternRu
 
 
 class PatternRunner:
-    """``running``: who sits in which row, and its tokens."""
+    """``parts``: the engine that it runs in, which knows who is in which row, and their tokens."""
 
     def __init__(self, spec: CacheSpec, pools: TorchPools, tables: BlockTable) -> None:
         self._spec = spec
@@ -46,8 +46,9 @@ class PatternRunner:
         self._pools = pools
         self._tables = tables
         self._pattern = PatternWriter(spec)
-        self._prefixes: dict[int, tuple[Request, PageHasher]] = {}
-        self.running: Running | None = None
+        self._prefixes: dict[int, tuple[Prompt, PageHasher]] = {}
+        self.parts: EngineParts | None = None
+        self._by_row: dict[int, RequestStatus] = {}
 
     @cached_property
     def _layers(self) -> list[int]:
@@ -55,6 +56,8 @@ class PatternRunner:
         return sorted({i for group in groups for buffer in group.buffers for i in buffer.layers})
 
     def forward(self, batch: StepBatch) -> Forward:
+        assert self.parts is not None
+        self._by_row = {one.row: one for one in self.parts.engine.statuses()}
         rows, starts = batch.rows.tolist(), batch.starts.tolist()
         if batch.gate is None:
             self._verify(rows, starts, None)
@@ -72,22 +75,22 @@ class PatternRunner:
         return Forward.of_numbers(torch.nn.functional.one_hot(said, VOCABULARY).float(), batch)
 
     def _tokens(self, row: int) -> np.ndarray:
-        assert self.running is not None
-        return self.running.rows.known_tokens(row)
+        return self._by_row[row].known
 
     def _key(self, row: int, end: int) -> PageKey:
         """What bytes that end at token ``end`` follow from: at a page boundary the page's key."""
-        assert self.running is not None
-        request = self.running.by_row[row]
+        assert self.parts is not None
+        prompt = self._by_row[row].prompt
+        namespace = self.parts.plan.namespaces.of(prompt.adapter, prompt.salt)
         whose, prefix = self._prefixes.get(row, (None, None))
-        if prefix is None or whose is not request:
-            prefix = PageHasher(request.prefix.namespace, self._page)
-            self._prefixes[row] = request, prefix
+        if prefix is None or whose is not prompt:
+            prefix = PageHasher(namespace, self._page)
+            self._prefixes[row] = prompt, prefix
         tokens = self._tokens(row)
-        prefix.extend(tokens.copy())
+        prefix.extend(tokens)
         if end and end % self._page == 0:
             return prefix.keys[end // self._page - 1]
-        root = request.prefix.namespace.root()
+        root = namespace.root()
         return PageKey(hashlib.sha256(root + tokens[:end].tobytes()).digest())
 
     def _verify(self, rows: Sequence[int], starts: Sequence[int], layers) -> None:
@@ -137,7 +140,7 @@ def pattern_engine(
         return runners[0]
 
     with token_engine(spec, config, device, host, copier, make_runner=made) as parts:
-        runners[0].running = parts.engine._running
+        runners[0].parts = parts
         yield parts
 
 
@@ -162,9 +165,9 @@ def verify_pages(parts: EngineParts, shelf: MemoryBackend | None = None) -> int:
             else:
                 pattern.verify_host(parts.arenas[group.id], group.id, pages, keys)
     # At once: the store's thread may still be told of a use, for which nobody waits.
-    objects = list(shelf._open().items()) if shelf is not None else []
-    for key, (data, _) in objects:
+    objects = shelf.snapshot() if shelf is not None else {}
+    for key, data in objects.items():
         expected = pattern.host_pages(GroupId(key.group), [key.page])
-        assert bytes(data) == expected.tobytes(), f"object {key}: not its prefix"
+        assert data == expected.tobytes(), f"object {key}: not its prefix"
         found += 1
     return found

@@ -128,7 +128,7 @@ def shelf_lab(family: str, page: int, backend: StorageBackend, **settings) -> It
 
 def objects_of(this: Lab, tokens: Sequence[int], group: int, salt: str = "") -> list[ObjectKey]:
     """The names of the full pages of a prefix, in one group."""
-    prefix = PageHasher(this.parts.engine._namespaces.of("", salt), this.page)
+    prefix = PageHasher(this.parts.plan.namespaces.of("", salt), this.page)
     prefix.extend(np.array(tokens, np.int32))
     return [ObjectKey(key, GroupId(group)) for key in prefix.keys]
 

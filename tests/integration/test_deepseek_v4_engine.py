@@ -94,11 +94,12 @@ def test_a_retracted_request_takes_its_open_blocks_along(computed):
         engine = this.parts.engine
         this.submit("r", this.prompt(1, 250), count=40)
         this.step()
-        request = engine._requests[RequestId("r")]
-        while engine._running.rows.computed.item(request.row) < computed:
+        name = RequestId("r")
+        while engine.status(name).computed < computed:
             this.step()
-        engine._steps.retract(request)
+        engine.retract(name)
         engine.check()
+        request = engine.status(name)
         (live,) = [group.id for group in this.spec.groups if group.stateful]
         assert (live in {page.group for page in request.retracted.live}) == (computed % PAGE > 0)
         evict_device(this.parts)

@@ -55,7 +55,7 @@ def engine(copier=DEFAULT_COPIER):
 
 
 def phase_of(parts, name):
-    return parts.engine._requests[RequestId(name)].phase
+    return parts.engine.status(RequestId(name)).phase
 
 
 def assert_nothing_left(parts):
@@ -70,7 +70,7 @@ def assert_nothing_left(parts):
 def abort(parts, name):
     parts.engine.abort(RequestId(name))
     parts.engine.check()
-    assert RequestId(name) not in parts.engine._requests
+    assert parts.engine.status(RequestId(name)) is None
     news = [output for output in parts.engine.step() if output.request == name]
     assert ended(news) is FinishReason.ABORT
     assert news[-1].token is None
@@ -118,7 +118,7 @@ def test_abort_while_its_load_is_begun_or_in_flight(joined, submitted):
         parts.engine.submit(greedy("r", PROMPT, 4))
         if joined:
             parts.engine.submit(greedy("joined", PROMPT, 4))
-        parts.engine._steps.admit()  # a whole step would wait for the load
+        parts.engine.admit()  # a whole step would wait for the load
         assert phase_of(parts, "r") is Phase.PREFILLING
         assert parts.cache.progress.busy
         if submitted:
@@ -182,14 +182,15 @@ def test_three_hundred_random_aborts():
     with token_engine(SPEC, CONFIG, (40, 24), (50, 30)) as parts:
         while aborted < 300:
             action = rng.random()
-            if action < 0.4 and len(parts.engine._requests) < 8:
+            live = [one.id for one in parts.engine.statuses()]
+            if action < 0.4 and len(live) < 8:
                 name = f"r{len(prompts)}"
                 tail = rng.integers(0, VOCABULARY, int(rng.integers(1, 30))).tolist()
                 prompts[name] = PROMPT[: int(rng.integers(0, 60))] + tail
                 got[name] = []
                 parts.engine.submit(greedy(name, prompts[name], 8))
-            elif action < 0.6 and parts.engine._requests:
-                parts.engine.abort(rng.choice(list(parts.engine._requests)))
+            elif action < 0.6 and live:
+                parts.engine.abort(rng.choice(live))
                 aborted += 1
                 if not aborted % 10:
                     parts.engine.check()

@@ -95,7 +95,7 @@ def test_a_refused_request_warms_nothing():
     settings = config(max_running=2, step_tokens=80, chunk_tokens=16)
     with token_engine(token_spec(4, KeepWindow(8)), settings, [9, 12], [0, 0]) as parts:
         run(parts, greedy("first", PROMPT, 1))
-        prefix = PageHasher(parts.engine._namespaces.of("", ""), 4)
+        prefix = PageHasher(parts.plan.namespaces.of("", ""), 4)
         prefix.extend(np.array(PROMPT, np.int32))
         row = parts.cache.tiers.tree.internals.nodes.index[prefix.keys[0]]
         parts.engine.submit(greedy("long", [70] * 8, 20))

@@ -10,7 +10,7 @@ import pytest
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import NONE, RequestId
-from stratakv.engine.request import FinishReason, Prompt, SamplingParams
+from stratakv.engine.request import FinishReason, Phase, Prompt, SamplingParams
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import CopyHold, HookedCopier
@@ -20,6 +20,7 @@ from stratakv.tree.nodes import Tier
 from tests.engines import (
     RecordingRunner,
     all_free,
+    computing,
     drain,
     ended,
     evict,
@@ -143,7 +144,7 @@ def test_a_load_over_the_budget_waits_its_turn():
         evict_device(parts)
         parts.engine.submit(greedy("one", PROMPT, 3))
         parts.engine.submit(greedy("two", other, 3))
-        parts.engine._steps.admit()  # a whole step would wait for the load that is held
+        parts.engine.admit()  # a whole step would wait for the load that is held
         assert parts.cache.tiers.pools.counters.load_waited == 1
         assert (parts.engine.stats().running, parts.engine.stats().waiting) == (1, 1)
         hold.allow(1_000)
@@ -194,7 +195,7 @@ def test_a_load_without_device_pages_falls_back_to_what_is_there():
         evict_device(parts)
         taken = parts.cache.tiers.pools.tiers[Tier.DEVICE][1].alloc(58)
         parts.engine.submit(greedy("r", PROMPT, 3))
-        parts.engine._steps.admit()
+        parts.engine.admit()
         parts.cache.tiers.pools.tiers[Tier.DEVICE][1].free(taken)
         out = drain(parts)
         assert out[0].cached == on_device(SPEC, 0)
@@ -265,7 +266,7 @@ def test_one_that_waits_does_not_hold_up_those_behind_it():
         parts.engine.submit(greedy("same", PROMPT, 3))
         parts.engine.submit(greedy("other", PROMPT[::-1], 3))
         parts.engine.step()
-        running = {request.id for request in parts.engine._running.by_row.values()}
+        running = {request.id for request in computing(parts)}
         assert running == {"first", "other"}
         drain(parts)
 
@@ -288,8 +289,8 @@ def test_first_come_first_served_where_pages_are_short():
         parts.engine.submit(greedy("small", [1], 2))
         overtook = False
         while parts.engine.has_work():
-            running = {request.id for request in parts.engine._running.by_row.values()}
-            waiting = {request.id for request in parts.engine._backlog._waiting}
+            running = {request.id for request in computing(parts)}
+            waiting = {one.id for one in parts.engine.statuses() if one.phase is Phase.WAITING}
             overtook |= "small" in running and "c" in waiting
             parts.engine.step()
         assert not overtook, "nobody passes one that pages lack for"

@@ -27,6 +27,7 @@ from tests.engines import (
     on_device,
     on_host,
     on_storage,
+    retract_youngest,
     run,
     token_engine,
     token_spec,
@@ -146,7 +147,7 @@ def test_nor_do_several_at_once_and_one_that_was_retracted(spec):
             if not parts.engine.has_work():
                 break
             if step == 14:
-                parts.engine._steps.retract(parts.engine._running.youngest())
+                retract_youngest(parts)
             for output in parts.engine.step():
                 said[output.request].append(output)
         assert (
@@ -207,13 +208,13 @@ def test_nothing_of_it_is_stored_and_what_is_stored_is_read(spec):
     with engine(spec, prefetch_policy="wait-complete", prefetch_threshold=1) as parts:
         attach_backend(parts, shelf)
         ask(parts, PROMPT)
-        stored = len(shelf._objects)
+        stored = len(shelf.snapshot())
         ask(parts, OTHER, NO_STORE, count=35)
-        assert len(shelf._objects) == stored > 0
+        assert len(shelf.snapshot()) == stored > 0
         assert parts.engine.flush()
         hit = dataclasses.replace(on_storage(spec, 60), use=NO_STORE)
         assert ask(parts, PROMPT, NO_STORE) == hit
-        assert len(shelf._objects) == stored
+        assert len(shelf.snapshot()) == stored
 
 
 # -- nothing is read -----------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def test_nor_after_it_was_retracted():
         poison_what_is_cached(parts)
         parts.engine.submit(kept_apart("r", PROMPT, BYPASS, 30))
         out = [output for _ in range(14) for output in parts.engine.step()]
-        parts.engine._steps.retract(parts.engine._running.youngest())
+        retract_youngest(parts)
         parts.cache.progress.settle()
         poison_what_is_cached(parts)
         assert tokens_of(out + drain(parts)) == expected_tokens(PROMPT, 30)
@@ -252,7 +253,7 @@ def test_what_a_request_that_reads_nothing_computes_again_is_no_loss(use):
         losses = parts.cache.admission.losses
         before = losses.known
         # Nothing of it is left to go on from.
-        parts.engine._steps.retract(parts.engine._running.youngest())
+        retract_youngest(parts)
         evict_device(parts)
         drain(parts)
         assert parts.cache.tiers.pools.counters.retracted_unsaved == 1

@@ -25,6 +25,7 @@ from tests.engines import (
     VOCABULARY,
     RecordingRunner,
     all_free,
+    computing,
     drain,
     ended,
     evict_device,
@@ -65,8 +66,9 @@ def retractions(parts):
     seen, retract = [], parts.cache.retract
 
     def watch(row, tokens):
-        (request,) = (one for one in parts.engine._requests.values() if one.row == row)
-        others = list(parts.engine._running.by_row.values())
+        running = computing(parts)
+        (request,) = (one for one in running if one.row == row)
+        others = [one for one in running if one.row != row]
         retracted = retract(row, tokens)
         seen.append((request, others, retracted))
         return retracted
@@ -107,19 +109,18 @@ def start(parts, name, tokens, count, computed):
     return out
 
 
-def request_of(parts, name):
-    return parts.engine._requests[RequestId(name)]
+def status_of(parts, name):
+    return parts.engine.status(RequestId(name))
 
 
 def computed_of(parts, name):
-    row = request_of(parts, name).row
-    return 0 if row < 0 else parts.engine._running.rows.computed.item(row)
+    return status_of(parts, name).computed
 
 
 def retract(parts, name):
-    request = request_of(parts, name)
-    parts.engine._steps.retract(request)
+    parts.engine.retract(RequestId(name))
     parts.engine.check()
+    request = status_of(parts, name)
     assert request.phase is Phase.RETRACTED
     return request.retracted
 
@@ -260,7 +261,7 @@ def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
             {g.id: g.retention for g in spec.groups},
         )
         whole = computed // PAGE
-        lease = parts.cache._sequences[request_of(parts, "r").row].lease
+        lease = parts.cache._sequences[status_of(parts, "r").row].lease
         path = lease.path.copy()
         missing = 0
         wanted = {g: needed(rule[g], computed, PAGE) for g in rule}
@@ -387,7 +388,7 @@ def test_one_that_computes_what_others_wait_for_may_leave():
         for name in "ab":
             parts.engine.submit(greedy(name, PROMPT[:40], 5))
         parts.engine.step()
-        assert request_of(parts, "b").phase is Phase.WAITING
+        assert status_of(parts, "b").phase is Phase.WAITING
         retract(parts, "a")
         out = drain(parts)
         for name in "ab":
@@ -495,7 +496,7 @@ def test_off_recomputes_whoever_had_to_leave(spec):
 def abort(parts, name):
     parts.engine.abort(RequestId(name))
     parts.engine.check()
-    assert RequestId(name) not in parts.engine._requests
+    assert parts.engine.status(RequestId(name)) is None
 
 
 @each_spec
@@ -543,9 +544,9 @@ def test_one_whose_save_is_in_flight_waits_for_it(spec):
             out = start(parts, "r", PROMPT[:20], 30, 30)
             retract(parts, "r")
             parts.engine.submit(greedy("other", [1, 2], 3))
-            parts.engine._steps.admit()
-            assert request_of(parts, "r").phase is Phase.RETRACTED
-            assert request_of(parts, "other").phase is Phase.WAITING
+            parts.engine.admit()
+            assert status_of(parts, "r").phase is Phase.RETRACTED
+            assert status_of(parts, "other").phase is Phase.WAITING
         finally:
             hold.allow(1_000)
         out += [output for output in drain(parts) if output.request == "r"]
@@ -566,8 +567,8 @@ def test_an_abort_or_another_retraction_while_its_load_is_begun_or_in_flight(
         retract(parts, "r")
         parts.cache.progress.settle()
         evict_device(parts)
-        parts.engine._steps.admit()
-        assert request_of(parts, "r").phase is Phase.PREFILLING
+        parts.engine.admit()
+        assert status_of(parts, "r").phase is Phase.PREFILLING
         if submitted:
             parts.cache.tiers.copies.flights.submit_loads()
         assert parts.cache.progress.busy

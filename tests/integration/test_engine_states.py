@@ -226,7 +226,7 @@ def test_a_decode_snapshot_takes_the_place_of_the_one_before():
 def test_a_decode_snapshot_is_saved_when_its_request_ends():
     with engine(snapshot_tokens=8) as parts:
         parts.engine.submit(greedy("r", PROMPT[:6], 30))
-        while len(parts.engine._running.by_row) or parts.engine.stats().waiting:
+        while parts.engine.statuses():
             parts.engine.step()
             host = parts.cache.tiers.pools.stats()[3]
             running = parts.engine.stats().running
@@ -359,8 +359,8 @@ def test_an_abort_while_its_snapshot_is_loaded_leaves_it_to_others(spec):
         evict_device(parts)
         for name in ("r", "other"):
             parts.engine.submit(greedy(name, PROMPT[:41], 3))
-        parts.engine._steps.admit()
-        assert parts.engine._requests[RequestId("r")].phase is Phase.PREFILLING
+        parts.engine.admit()
+        assert parts.engine.status(RequestId("r")).phase is Phase.PREFILLING
         parts.engine.abort(RequestId("r"))
         parts.engine.check()
         hold.allow(1_000)

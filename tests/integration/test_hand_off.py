@@ -224,8 +224,8 @@ def test_what_the_host_cannot_save_goes_back_to_be_computed_with_all_that_it_has
         while len(pair.said("r")) < said:
             pair.step()
         told = len(pair.said("r"))
-        request = pair.decode.engine._requests[RequestId("r")]
         pair.decode.engine.retract(RequestId("r"))
+        request = pair.decode.engine.status(RequestId("r"))
         assert request.retracted.tokens == 21 + told - 1, "its last token has no KV"
         assert request.retracted.hold is None
         assert pair.phase(HandOffSide.DECODE, "r") is Phase.RETRACTED

@@ -129,14 +129,14 @@ def test_what_was_fetched_and_evicted_is_fetched_again(family, page):
     end = last_end(len(tokens), page)
     with shelf_lab(family, page, shelf) as this:
         this.ask(tokens)
-        objects = len(shelf._objects)
+        objects = len(shelf.snapshot())
         for _ in range(2):
             evict_all(this)
             assert this.ask(tokens).cached == on_storage(this.spec, end)
         evict(this.parts, Tier.DEVICE, 0)
         assert this.ask(tokens).cached.total == end
         assert lost(this) == {}
-    assert len(shelf._objects) == objects, "a page was stored that nobody could use"
+    assert len(shelf.snapshot()) == objects, "a page was stored that nobody could use"
 
 
 @kinds

@@ -275,7 +275,9 @@ def test_the_servers_end_writes_what_is_queued(tokenizer, monkeypatch):
         listeners[0].close()
         service.storage.attach("memory://")
         store(LiveServer(service, engine, None, None, ""), 5)
-        monkeypatch.setattr(backends[0], "close", lambda: written.append(len(backends[0]._objects)))
+        monkeypatch.setattr(
+            backends[0], "close", lambda: written.append(len(backends[0].snapshot()))
+        )
 
     monkeypatch.setattr(Server, "run", run)
     assert serve_forever(service, host="127.0.0.1", port=0, drain_s=PATIENCE_S) == 0

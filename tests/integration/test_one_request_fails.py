@@ -25,6 +25,7 @@ from stratakv.serve.quiet import LOGGERS, quieten
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.tree.nodes import TIERS
+from tests.engines import computing
 from tests.fixtures.models import changed_model
 from tests.real_server import (
     CHAT,
@@ -280,7 +281,7 @@ def test_a_model_that_overflows_ends_that_request_alone(live, http, bystanders, 
 
 def cached_tokens(live: RealServer, prompt: list[int]) -> int:
     """What a request for ``prompt`` would not compute."""
-    hasher = PageHasher(live.parts.engine._namespaces.of("", ""), PAGE)
+    hasher = PageHasher(live.parts.plan.namespaces.of("", ""), PAGE)
     hasher.extend(np.array(prompt, np.int32))
     found = live.driver.ask(lambda: live.parts.cache.admission.match(hasher, len(prompt)))
     return found.result(PATIENCE_S).end * PAGE
@@ -301,8 +302,8 @@ def test_a_damaged_page_ends_who_reads_it_and_nobody_else(live, http, bystanders
 
 def damage(live: RealServer, prompt_tokens: int) -> None:
     """Put NaN into the first page of a running request, on the engine's thread."""
-    running = live.parts.engine._running
-    row = next(r for r, one in running.by_row.items() if one.prompt_tokens == prompt_tokens)
+    running = computing(live.parts)
+    row = next(one.row for one in running if len(one.prompt.tokens) == prompt_tokens)
     for group in live.parts.spec.groups:
         pages = live.parts.cache._tables.pages(group.id)[row]
         live.parts.pools.poison(group.id, pages[pages >= 0][:1])

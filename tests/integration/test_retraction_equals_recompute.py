@@ -76,12 +76,13 @@ def test_a_state_goes_on_from_the_host_on_and_off_a_page_boundary(family, comput
         engine = this.parts.engine
         this.submit("r", prompt(PAGE, 1, 44), count=OUTPUT)
         this.step()
-        request = engine._requests[RequestId("r")]
-        while engine._running.rows.computed.item(request.row) < computed:
+        name = RequestId("r")
+        while engine.status(name).computed < computed:
             this.step()
-        assert engine._running.rows.computed.item(request.row) == computed
-        engine._steps.retract(request)
+        assert engine.status(name).computed == computed
+        engine.retract(name)
         engine.check()
+        request = engine.status(name)
         assert request.retracted.tokens == computed
         retracted = {page.group for page in request.retracted.live}
         states = {group.id for group in this.spec.groups if group.stateful}

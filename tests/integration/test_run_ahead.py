@@ -116,7 +116,7 @@ class Alone:
         self.engine.check()
 
     def in_flight(self):
-        return int(self.engine._running.rows.in_flight.sum())
+        return sum(one.in_flight for one in self.engine.statuses())
 
     def end(self):
         while self.engine.has_work():

@@ -72,7 +72,7 @@ def serve(this, users: Users, rounds: int) -> None:
                 this.step()
         if rng.random() < 0.2:
             gone = str(rng.choice(list(asked)))
-            if RequestId(gone) in engine._requests:
+            if engine.status(RequestId(gone)) is not None:
                 engine.abort(RequestId(gone))
                 this.step()
                 del asked[gone]

@@ -88,7 +88,7 @@ def test_who_does_not_wait_goes_without(family, policy):
             while not this.parts.cache.storage.ready:
                 pass
             this.parts.cache.progress.pause()
-        while this.parts.engine._requests:
+        while this.parts.engine.statuses():
             this.step()
         assert not shelf.gate.is_set()
         shelf.gate.set()
@@ -169,11 +169,11 @@ def test_write_through_stores_at_once(family):
         this.ask(TOKENS)
         settled(this)
         assert everything(this, shelf)
-        objects = len(shelf._objects)
+        objects = len(shelf.snapshot())
         this.ask(TOKENS)
         settled(this)
         stats = this.parts.engine.storage_stats()
-        assert stats.pages["stored"] == objects == len(shelf._objects), "a page was written twice"
+        assert stats.pages["stored"] == objects == len(shelf.snapshot()), "a page was written twice"
 
 
 @kinds
@@ -183,7 +183,7 @@ def test_write_through_selective_stores_what_is_used_again(family):
     with shelf_lab(family, PAGE, shelf, **settings) as this:
         this.ask(TOKENS)
         settled(this)
-        assert not shelf._objects
+        assert not shelf.snapshot()
         this.ask(TOKENS)
         settled(this)
         assert everything(this, shelf)
@@ -195,7 +195,7 @@ def test_write_through_selective_stores_what_is_used_again(family):
 def test_write_back_stores_what_leaves_the_device(family):
     shelf = shelf_for(family, PAGE)
     with shelf_lab(family, PAGE, shelf, write_policy="write-back", write_back_reserve=1.0) as this:
-        assert not shelf._objects
+        assert not shelf.snapshot()
         this.ask(TOKENS)
         while this.parts.cache.progress.busy:
             this.parts.cache.progress.pause()
@@ -215,7 +215,7 @@ def test_write_back_stores_nothing_while_there_is_room(family):
     with shelf_lab(family, PAGE, shelf, write_policy="write-back") as this:
         this.ask(TOKENS)
         settled(this)
-        assert not shelf._objects
+        assert not shelf.snapshot()
 
 
 @some
@@ -226,7 +226,7 @@ def test_what_was_cached_before_storage_came_is_stored_when_it_is_used(family):
         settled(this)
         this.parts.engine.call_storage(StorageCall(Verb.CLEAR))
         settled(this)
-        assert not shelf._objects
+        assert not shelf.snapshot()
         this.ask(TOKENS)
         settled(this)
         assert everything(this, shelf)
@@ -244,10 +244,9 @@ def test_a_request_that_was_fetched_is_retracted_and_goes_on(family):
         engine = this.parts.engine
         this.submit("r", TOKENS, count=24)
         this.submit("other", prompt(PAGE, 7, 40), count=24)
-        request = engine._requests[RequestId("r")]
-        while request.row < 0 or engine._running.rows.computed.item(request.row) < END + 11:
+        while engine.status(RequestId("r")).computed < END + 11:
             this.step()
-        engine._steps.retract(request)
+        engine.retract(RequestId("r"))
         engine.check()
         evict_device(this.parts)
         this.drain()

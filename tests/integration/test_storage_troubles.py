@@ -121,7 +121,9 @@ def test_storage_that_hangs_delays_nobody_for_long(family, policy):
         for at in range(3):
             this.submit(f"fresh{at}", prompt(PAGE, 40 + at, 60 + 20 * at), count=6)
         this.submit("known", TOKENS, count=6)
-        wait_until(lambda: this.step() or not this.parts.engine._requests, "an end of all requests")
+        wait_until(
+            lambda: this.step() or not this.parts.engine.statuses(), "an end of all requests"
+        )
         assert not store.answers.is_set()
         assert threading.main_thread() not in store.threads
         store.answers.set()
@@ -137,7 +139,9 @@ def test_a_store_is_busy_until_all_that_a_finished_request_left_is_stored(family
     with hanging_lab(family, "best-effort") as (this, store):
         store.answers.clear()
         this.submit("fresh", prompt(PAGE, 40, 60), count=6)
-        wait_until(lambda: this.step() or not this.parts.engine._requests, "an end of all requests")
+        wait_until(
+            lambda: this.step() or not this.parts.engine.statuses(), "an end of all requests"
+        )
         for _ in range(20):
             this.step()
             assert this.parts.engine.storage_stats().busy
@@ -194,7 +198,7 @@ def test_a_flush_does_not_wait_for_storage_that_hangs():
     with hanging_lab("llama", "best-effort") as (this, store):
         store.answers.clear()
         this.submit("fresh", prompt(PAGE, 60))
-        while this.parts.engine._requests:
+        while this.parts.engine.statuses():
             this.step()
         assert not this.parts.engine.flush(), "a page that is being written is not to be had"
         assert not store.answers.is_set()
@@ -267,7 +271,7 @@ def test_an_engine_over_storage_that_hangs_ends_in_bounded_time(waits):
             this.step()
         this.parts.engine.close(timeout_s=0.2)
         assert not store.answers.is_set()
-        assert not this.parts.engine._requests
+        assert not this.parts.engine.statuses()
 
 
 @some

@@ -21,10 +21,12 @@ from stratakv.transfer.copy_plan import Direction
 from tests.engines import (
     VOCABULARY,
     all_free,
+    computing,
     drain,
     evict_device,
     expected_tokens,
     greedy,
+    retract_youngest,
     tokens_of,
     without_anchor_bytes,
 )
@@ -74,9 +76,8 @@ class Users:
         out = []
         for _ in range(int(self.random.integers(1, 6))):
             out += self.parts.engine.step()
-        running = self.parts.engine._running
-        if retract and len(running):
-            self.parts.engine._steps.retract(running.youngest())
+        if retract and computing(self.parts):
+            retract_youngest(self.parts)
             self.parts.engine.check()
         out += drain(self.parts)
         for name, (user, talk) in asked.items():

@@ -12,7 +12,9 @@ import pytest
 from stratakv.cache.admit import AdmissionRequest
 from stratakv.cache.records import Admission, Refusal
 from stratakv.core.config import EngineConfig
+from stratakv.core.ids import RequestId
 from stratakv.core.page_keys import Namespace, PageHasher
+from stratakv.engine.request import Phase
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import HookedCopier
@@ -120,7 +122,7 @@ def test_an_allocation_waits_for_the_copy_that_holds_its_page_back(monkeypatch):
         while not flights.ready:  # the first plan, on its own thread
             threading.Event().wait(0.001)
         out = parts.engine.step() + parts.engine.step()
-        assert not parts.engine._requests
+        assert not parts.engine.statuses()
         monkeypatch.setattr(progress, "wait", allow_and_wait)
         parts.engine.submit(greedy("b", PROMPTS[1][:21], 2))
         out += drain(parts)
@@ -156,7 +158,7 @@ def all_on_the_host(prompts, **settings):
 
 def asked(parts, tokens):
     """What the engine would ask of its cache for a prompt, and a few tokens more."""
-    prefix = PageHasher(parts.engine._namespaces.of("", ""), 4)
+    prefix = PageHasher(parts.plan.namespaces.of("", ""), 4)
     prefix.extend(np.array(tokens, np.int32))
     return admission_request(prefix, len(tokens), len(tokens) + 3)
 
@@ -201,7 +203,7 @@ def test_one_that_comes_back_loads_with_the_new_ones(monkeypatch):
         out = []
         while not out:
             out += parts.engine.step()
-        parts.engine._steps.retract(next(iter(parts.engine._running.by_row.values())))
+        parts.engine.retract(RequestId("r"))
         evict_device(parts)
         plans = plans_of(parts, monkeypatch)
         parts.engine.submit(greedy("new", PROMPTS[0], 3))
@@ -259,8 +261,7 @@ def test_one_that_comes_back_without_a_page_for_its_live_page_begins_no_load(gro
         out = []
         while not out:
             out += parts.engine.step()
-        request = next(iter(parts.engine._running.by_row.values()))
-        parts.engine._steps.retract(request)
+        parts.engine.retract(RequestId("r"))
         evict_device(parts)
         plans, space = plans_of(parts, monkeypatch), allocator(parts, Tier.DEVICE, group)
         before = parts.cache.tiers.pools.stats(), set(parts.cache.tiers.tree.leases)
@@ -271,8 +272,8 @@ def test_one_that_comes_back_without_a_page_for_its_live_page_begins_no_load(gro
         )
         with monkeypatch.context() as patch:
             patch.setattr(space, "alloc", lambda count: None)
-            parts.engine._steps.admit()
-        assert request.row < 0
+            parts.engine.admit()
+        assert parts.engine.status(RequestId("r")).phase is Phase.RETRACTED
         assert (parts.cache.tiers.pools.stats(), set(parts.cache.tiers.tree.leases)) == before
         assert not parts.cache.progress.busy
         parts.cache.check()

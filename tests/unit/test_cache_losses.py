@@ -156,7 +156,7 @@ def test_one_that_was_retracted_without_a_place_on_the_host(spec):
         out = []
         while len(out) < 4:
             out += parts.engine.step()
-        parts.engine._steps.retract(parts.engine._requests[RequestId("r")])
+        parts.engine.retract(RequestId("r"))
         evict_device(parts)
         drain(parts)
         assert lost(parts) == {("device", "retracted"): 41 + 3}
@@ -167,7 +167,7 @@ def test_one_that_comes_back_from_the_host_loses_nothing():
         parts.engine.submit(greedy("r", PROMPT, 9))
         while not parts.engine.step():
             pass
-        parts.engine._steps.retract(parts.engine._requests[RequestId("r")])
+        parts.engine.retract(RequestId("r"))
         evict_device(parts)
         drain(parts)
         assert lost(parts) == {}
@@ -207,7 +207,7 @@ def test_the_cache_bills_who_leaves_for_what_it_would_have_read(use, known):
     """Whoever calls need not look at ``use``; nor is anything matched in vain."""
     with engine() as parts:
         run(parts, greedy("first", PROMPT, 1))
-        prefix = PageHasher(parts.engine._namespaces.of("", ""), 4)
+        prefix = PageHasher(parts.plan.namespaces.of("", ""), 4)
         prefix.extend(np.array(PROMPT, np.int32))
         asked = AdmissionRequest(
             prefix=prefix, tokens=41, total_tokens=42, request=RequestId("left"), use=use

@@ -271,7 +271,7 @@ def test_what_fails_ends_alone_and_is_told_once(depth):
     lab.submit("b", 6, 8)
     while not lab.tokens("a"):
         lab.step()
-    lab.model.broken = {lab.engine._requests[RequestId("a")].row}
+    lab.model.broken = {lab.engine.status(RequestId("a")).row}
     lab.drain()
     assert (lab.finish("a"), lab.out["a"][-1].failure) == (FinishReason.ERROR, Failure.NOT_FINITE)
     assert lab.tokens("b") == [TOKEN] * 8

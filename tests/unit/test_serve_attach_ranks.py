@@ -170,6 +170,7 @@ class House:
             agreement = Agreement(OneRank(self.table, rank))
             sync = StepSync(agreement, MonotonicClock(), BroadcastClock())
             self.inner.append(Inner(agreement, sync, self.openers[rank]))
+            agreement.watch("requests", self.inner[rank].figures, self.inner[rank].description)
             self.engines.append(RankedEngine(self.inner[rank], sync))
         self.checked = []
         self.driver = EngineDriver(

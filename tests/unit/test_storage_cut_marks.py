@@ -47,7 +47,8 @@ def test_the_first_one_marks_and_another_cut_is_told(store):
 def test_who_was_refused_has_left_nothing(store):
     claim(store, 8)
     claim(store, 1)
-    store.remove([marks_of(store, 8)._key(8)])
+    (mark,) = store.snapshot()
+    store.remove([mark])
     assert claim(store, 2, writes=False) == ()
 
 
@@ -66,7 +67,7 @@ def test_another_model_is_nobodys_business(store):
 
 def test_marks_of_both_cuts_let_either_go_on(store, caplog):
     for cut in (1, 8):
-        marks_of(store, cut)._write()
+        marks_of(store, cut).renew()
     assert claim(store, 1) == ()
     assert "slices of --storage-shards 8 too; those of --storage-shards 1 are used" in caplog.text
 
@@ -81,7 +82,7 @@ class Racing(MemoryBackend):
     def write(self, keys, pages):
         rival, self.rival = self.rival, None
         if rival is not None:
-            marks_of(self, rival)._write()
+            marks_of(self, rival).renew()
         return super().write(keys, pages)
 
 

@@ -54,13 +54,13 @@ def address(array):
 
 
 def compared(cache):
-    return list(tables_of(cache.tiers.tree, cache.tiers.pools, (cache._tables, cache._sequences)))
+    return list(tables_of(cache.tiers.tree, cache.tiers.pools, cache.beside))
 
 
 def test_no_array_of_a_cache_is_left_out():
     with engine() as parts:
         run(parts, greedy("a", PROMPTS[0], 3))
-        cache = parts.engine._cache
+        cache = parts.cache
         tables = compared(cache)
         places = {address(table.cells) for table in tables}
         assert len({table.name for table in tables}) == len(tables) == len(places)
@@ -99,7 +99,7 @@ def test_what_counts_do_not_show_is_found_within_a_round_and_named(spoil, told):
     with engine() as ours, engine() as theirs:
         for parts in (ours, theirs):
             run(parts, greedy("a", PROMPTS[0], 3))
-        caches = [parts.engine._cache for parts in (ours, theirs)]
+        caches = [parts.cache for parts in (ours, theirs)]
         scrubbers = [Scrubber(compared(cache)) for cache in caches]
         assert rounds(scrubbers) == []
         spoil(caches[1])

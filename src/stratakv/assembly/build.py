@@ -149,4 +149,8 @@ def build(
     cache = build_cache(plan, memory, tables, sockets, executor.launched)
     assert executor.depth == plan.admission.steps_at_once, "admission counts on another depth"
     role, stores = sockets.role(), sockets.stores
-    return Engine(cache, executor, role, plan.namespaces, limits, stores), cache
+    engine = Engine(cache, executor, role, plan.namespaces, limits, stores)
+    if (ranks := sockets.ranks) is not None:
+        cache.tiers.watch(cache.beside)
+        ranks.agreement.watch("requests", engine.figures, engine.description)
+    return engine, cache

@@ -24,6 +24,7 @@ from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import demand
 from stratakv.policy.checkpoints import CheckpointPolicy
 from stratakv.spec.groups import CacheSpec
+from stratakv.tiers.consistency import HasColumns
 from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.pools import Allocators
 from stratakv.tiers.tiered_cache import TieredCache, TierOptions
@@ -88,7 +89,11 @@ class KVCache:
         free_duplicates = partial(self._commits.free_duplicates, self._sequences)
         self.progress.after(free_duplicates, loads=True)
         self.progress.after(self.retraction.poll)
-        self.tiers.watch((tables, self._sequences))
+
+    @property
+    def beside(self) -> tuple[HasColumns, ...]:
+        """What has arrays beside the tiers' own, for ranks to compare."""
+        return self._tables, self._sequences
 
     def cut(self, row: int) -> int | None:
         """The token at which the row's chunk must end, because a snapshot is due there."""

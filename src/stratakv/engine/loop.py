@@ -28,7 +28,7 @@ from stratakv.engine.rows import Rows
 from stratakv.engine.running import Running
 from stratakv.engine.scheduler import StepLimits
 from stratakv.engine.seating import REQUEST_FAULTS, Seating
-from stratakv.engine.stats import EngineStats, Totals, stats_of
+from stratakv.engine.stats import EngineStats, RequestStatus, Totals, stats_of, status_of
 from stratakv.engine.steps import Steps
 from stratakv.engine.storage_control import NO_STORES, BackgroundStores, Openable, StorageControl
 from stratakv.engine.transfers import Transfers
@@ -159,6 +159,15 @@ class Engine:
         if found is not None and found in self._running.computing:
             self._steps.retract(found)
 
+    def status(self, request: RequestId) -> RequestStatus | None:
+        """Where a request is; None: it has ended, or there never was one."""
+        found = self._requests.get(request)
+        return None if found is None else status_of(found, self._running.rows)
+
+    def statuses(self) -> list[RequestStatus]:
+        """Of all that have not ended, in the order of submission."""
+        return [status_of(request, self._running.rows) for request in self._requests.values()]
+
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._requests or self._endings.busy or self._steps or self._progress.busy)
@@ -178,7 +187,8 @@ class Engine:
 
     def description(self) -> list[str]:
         """The same, to be read."""
-        return [f"{name} {n}" for name, n in self._counts().items()] + self._running.description()
+        counts = [f"{name} {n}" for name, n in self._counts().items()]
+        return counts + self._running.description() + [str(one) for one in self.statuses()]
 
     def _counts(self) -> dict[str, int]:
         head = self._backlog.head
@@ -214,6 +224,10 @@ class Engine:
         return self._cache.storage.stats(busy=self.has_work())
 
     # -- a step ----------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        """Let in whoever the next step would: their loads begin, and nothing is computed."""
+        self._steps.admit()
 
     def step(self) -> list[Output]:
         """Launch what can be computed next, and collect what was launched; returns what is new."""

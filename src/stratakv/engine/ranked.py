@@ -26,7 +26,6 @@ class RankedEngine:
     verbs; the others call ``follow``."""
 
     def __init__(self, engine: Engine, sync: StepSync) -> None:
-        sync.watch("requests", engine.figures, engine.description)
         self._engine = engine
         self._sync = sync
         self._queued: set[RequestId] = set()
@@ -58,7 +57,7 @@ class RankedEngine:
             outputs = self._outputs + self._engine.step()
             self._outputs = []
             for command in self._sync.take():
-                self._apply(command)
+                self.apply(command)
         except BaseException as error:
             self._stop()
             if is_loss(error):
@@ -126,7 +125,8 @@ class RankedEngine:
         finally:
             self._engine.close(timeout_s)
 
-    def _apply(self, command: Command) -> None:
+    def apply(self, command: Command) -> None:
+        """What one step's message asks of this rank."""
         match command:
             case Submit(prompt):
                 self._queued.discard(prompt.id)

@@ -1,12 +1,18 @@
-"""What an engine counts, and tells whoever watches it. Owns the records; must not count."""
+"""What an engine reports to whoever watches it: its counts, and the state of each request.
+
+Owns the records; must not count.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stratakv.cache.kv_cache import KVCache
+from stratakv.cache.retraction import RetractedState
 from stratakv.core.counts import Counts
+from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.backlog import Backlog
-from stratakv.engine.request import Failure
+from stratakv.engine.request import Failure, Phase, Prompt, Request
+from stratakv.engine.rows import Rows
 from stratakv.engine.running import Running
 from stratakv.tiers.statistics import PoolStats, StorageStats
 
@@ -34,6 +40,31 @@ class EngineStats:
     counters: Mapping[str, int]
     failures: Mapping[str, int]
     storage: StorageStats | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RequestStatus:
+    """Where one request is that has not ended. ``row``: its place in the block table, NONE of one
+    that does not run; ``serial`` counts submissions. ``known``: prompt and output so far, of which
+    ``computed`` have their KV; ``in_flight``: launched steps that compute more. ``retracted``: what
+    the cache keeps for it while it is retracted."""
+
+    prompt: Prompt
+    phase: Phase
+    row: int
+    serial: int
+    known: TokenIds
+    computed: int
+    in_flight: int
+    retracted: RetractedState | None
+
+    @property
+    def id(self) -> RequestId:
+        return self.prompt.id
+
+    def __str__(self) -> str:
+        at = f"row {self.row}, {self.computed} of {len(self.known)} tokens computed"
+        return f"request {self.id}: {self.phase.name}, {at}"
 
 
 @dataclass(slots=True)
@@ -71,4 +102,19 @@ def stats_of(
         counters=cache.tiers.pools.counters.snapshot(),
         failures={failure.value: count for failure, count in totals.failures.items()},
         storage=storage,
+    )
+
+
+def status_of(request: Request, rows: Rows) -> RequestStatus:
+    row = request.row
+    runs = row >= 0
+    return RequestStatus(
+        prompt=request.prompt,
+        phase=request.phase,
+        row=row,
+        serial=request.serial,
+        known=(rows.known_tokens(row) if runs else request.known).copy(),
+        computed=rows.computed.item(row) if runs else 0,
+        in_flight=rows.in_flight.item(row) if runs else 0,
+        retracted=request.retracted,
     )

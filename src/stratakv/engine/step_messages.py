@@ -9,13 +9,13 @@ Messages are pickled: ranks are processes of one deployment and trust each other
 """
 
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from stratakv.agreement.agreement import Agreement, DigestInputs
+from stratakv.agreement.agreement import Agreement
 from stratakv.core.clock import BroadcastClock, Clock
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.attachment import StorageCall
@@ -97,14 +97,6 @@ class StepSync:
         self._shared.set(message.now_s)
         self._came = message.commands
         return message
-
-    def watch(
-        self,
-        name: str,
-        figures: Callable[[], DigestInputs],
-        description: Callable[[], Iterable[str]],
-    ) -> None:
-        self._agreement.watch(name, figures, description)
 
     def gather(self, text: str) -> Sequence[str]:
         """What every rank reports; between two steps, where a message has asked all of them."""

@@ -26,6 +26,10 @@ class MemoryBackend:
         self._used_bytes = 0
         self._objects: OrderedDict[ObjectKey, tuple[bytearray, int]] | None = OrderedDict()
 
+    def snapshot(self) -> dict[ObjectKey, bytes]:
+        """What it has, oldest use first."""
+        return {key: bytes(data) for key, (data, _) in list(self._open().items())}
+
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         return np.fromiter(map(self._open().__contains__, keys), np.bool_, len(keys))
 

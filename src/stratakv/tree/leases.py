@@ -88,9 +88,9 @@ class Leases:
         counted as a use of these pages before, and only comes back to them.
         """
         first = list(self._matcher.starts(end) if starts is None else starts)
-        lease = DeviceLease(end, first, NO_ROWS, (), priority)
+        path, loading = NO_ROWS, ()
         if end:
-            lease.path = path = self._path(keys, end, priority)
+            path = self._path(keys, end, priority)
             self._nodes.hits[path] += not again
             pins = self._pins
             use = pins.stamp if again else pins.hit
@@ -100,7 +100,8 @@ class Leases:
                 use(group, rows, stamp)
                 pins.pin(DEVICE, group, rows)
             if self._copies.loads:
-                lease.loading = self._tickets(first, path)
+                loading = self._tickets(first, path)
+        lease = DeviceLease(end, first, path, loading, priority)
         self._open[lease] = None
         return lease
 

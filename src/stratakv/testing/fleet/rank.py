@@ -232,8 +232,8 @@ class WatchedEngine(RankedEngine):
             raise
         return outputs
 
-    def _apply(self, command: Command) -> None:
-        super()._apply(command)
+    def apply(self, command: Command) -> None:
+        super().apply(command)
         match command:
             case Flush():
                 self._watched.flushed()
