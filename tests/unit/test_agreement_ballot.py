@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stratakv.agreement.agreement import SHOWN, Agreement, digest_of
-from stratakv.agreement.ballot import FIELDS, FLAGS, LANES, Ballot, Work
+from stratakv.agreement.ballot import FIELDS, FLAGS, LANES, SLOTS, Ballot, SlotKind, Work
 from stratakv.agreement.ranks import SingleRank
 from stratakv.core.errors import DivergenceError
 
@@ -27,12 +27,13 @@ def voted(work, *found):
 
 def test_every_kind_has_its_lanes():
     assert len(FLAGS) == len(Work)
+    assert len(SLOTS) == len(SlotKind)
     assert len(Ballot().lanes) == LANES
 
 
-def test_a_ballot_costs_a_step_72_kib_whatever_is_said():
-    """Eight digests in two lanes each, a count of each of seven kinds, and 9,280 flags."""
-    assert Ballot().lanes.nbytes == 8 * (16 + 7 + 64 + 4096 + 4096 + 1024)
+def test_a_ballot_costs_a_step_81_kib_whatever_is_said():
+    """Eight digests in two lanes each, a count of each of seven kinds, 9,280 flags, 1,088 slots."""
+    assert Ballot().lanes.nbytes == 8 * (16 + 7 + 64 + 4096 + 4096 + 1024 + 1024 + 64)
 
 
 def test_one_ballot_ends_a_million_operations_without_flags_at_most():
@@ -138,6 +139,53 @@ def test_a_rank_that_comes_later_holds_up_only_what_it_has_not_ended():
     assert len(begun.begun[Work.QUERY]) == room
     (silent,) = held(Ballot(begun.begun))
     assert len(silent.begun[Work.QUERY]) == room, "a ballot about something else forgets nothing"
+
+
+def numbers(*votes):
+    return np.array(votes, np.int64)
+
+
+def test_of_each_slot_the_least_counts_and_kinds_do_not_mix():
+    ours, theirs = voted(Work.STORE, flags(1)), voted(Work.STORE, flags(1))
+    ours.vote(SlotKind.SESSION, numbers(4, 0, 3, 2))
+    theirs.vote(SlotKind.SESSION, numbers(3, 4, 3, 4))
+    ours.vote(SlotKind.LINK, numbers(*(1 for _ in range(SLOTS[SlotKind.LINK]))))
+    theirs.vote(SlotKind.LINK, numbers(1, 0, *(1 for _ in range(SLOTS[SlotKind.LINK] - 2))))
+    for result in held(ours, theirs):
+        assert result.least(SlotKind.SESSION)[:5].tolist() == [3, 0, 3, 2, 0]
+        assert len(result.least(SlotKind.SESSION)) == SLOTS[SlotKind.SESSION]
+        least = result.least(SlotKind.LINK).tolist()
+        assert least == [1, 0, *(1 for _ in range(SLOTS[SlotKind.LINK] - 2))]
+        assert result.flags(Work.STORE)[0].tolist() == [True]
+
+
+def test_there_are_so_many_slots_and_no_more():
+    with pytest.raises(AssertionError, match="65 slots of LINK"):
+        Ballot().vote(SlotKind.LINK, numbers(*range(65)))
+
+
+class Voice:
+    """Votes for one number, and keeps what was agreed."""
+
+    def __init__(self, number):
+        self.number, self.least, self.order = number, [], []
+
+    def vote(self, ballot):
+        self.order.append("vote")
+        ballot.vote(SlotKind.SESSION, numbers(self.number))
+
+    def agreed(self, result):
+        self.order.append("agreed")
+        self.least.append(result.least(SlotKind.SESSION).item(0))
+
+
+def test_who_is_included_votes_in_every_ballot_and_hears_what_came_of_it():
+    agreement, voice = Agreement(SingleRank()), Voice(3)
+    agreement.include(voice)
+    for _ in range(2):
+        agreement.agree(agreement.ballot())
+    assert voice.least == [3, 3]
+    assert voice.order == ["vote", "agreed"] * 2
 
 
 def test_an_operation_without_flags_of_a_kind_that_has_them_is_a_fault():

@@ -8,7 +8,7 @@ decide anything by what one rank knows.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from stratakv.agreement.ballot import DIGEST_BITS, FIELDS, NOTHING, Ballot, BallotResult, Begun
 from stratakv.agreement.ranks import Ranks, SingleRank, nothing
@@ -28,6 +28,18 @@ class _Field:
     description: Callable[[], Iterable[str]]
 
 
+class Voter(Protocol):
+    """Who votes in every ballot, beside the cache's copies and storage."""
+
+    def vote(self, ballot: Ballot) -> None:
+        """Say what is so here."""
+        ...
+
+    def agreed(self, result: BallotResult) -> None:
+        """What is so on all ranks: the only thing to decide by. Comes before the next ``vote``."""
+        ...
+
+
 def digest_of(figures: DigestInputs) -> int:
     """62 bits. Python hashes numbers and tuples alike in every process; bytes and text it salts."""
     return hash(tuple(figures.values())) & _MASK
@@ -39,6 +51,7 @@ class Agreement:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks: Ranks = ranks
         self._fields: list[_Field] = []
+        self._voters: list[Voter] = []
         self._begun: Begun = NOTHING
         self.ballots = 0
         self.broadcasts = 0
@@ -61,6 +74,11 @@ class Agreement:
         assert len(self._fields) < FIELDS, f"no lane for {name}"
         self._fields.append(_Field(name, figures, description or (lambda: _lines(figures()))))
 
+    def include(self, voter: Voter) -> None:
+        """Have ``voter`` vote in every ballot from now on, behind those who came before: the same
+        ones in the same order on every rank."""
+        self._voters.append(voter)
+
     def ballot(self) -> Ballot:
         """For this rank's next votes."""
         return Ballot(self._begun)
@@ -69,6 +87,8 @@ class Agreement:
         """What every rank has voted for. ``meanwhile``: what is to be done in any case, while the
         others vote. DivergenceError where a digest differs."""
         self.ballots += 1
+        for voter in self._voters:
+            voter.vote(ballot)
         if self._ranks.size == 1:  # nobody to differ from
             meanwhile()
             return self._read(ballot.result(ballot.lanes))
@@ -82,6 +102,8 @@ class Agreement:
 
     def _read(self, result: BallotResult) -> BallotResult:
         self._begun = result.begun
+        for voter in self._voters:
+            voter.agreed(result)
         return result
 
     def broadcast(self, message: bytes) -> bytes:

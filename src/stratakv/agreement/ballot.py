@@ -11,6 +11,9 @@ numbers (rank A may be able to use 5 pages, rank B 2 or 3).
 
 The flags of a kind are one stream, operation after operation, of which a ballot carries as much as
 fits: a very long prefix takes several ballots, and an operation has ended with its last flag.
+
+What goes on in no order has a lane of its own while it lasts, a *slot*: a number, of which the
+least counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,8 +42,17 @@ class Work(IntEnum):
     REMOVE = 6
 
 
+class SlotKind(IntEnum):
+    """Kinds of what has a slot. All ranks give slots to the same things, in the same order."""
+
+    SESSION = 0
+    LINK = 1
+
+
 FLAGS: Final = (64, 0, 4096, 4096, 1024, 0, 0)
 """Lanes for the flags of each kind. What does not fit goes on in the next ballot."""
+SLOTS: Final = (1024, 64)
+"""SlotKind of each kind."""
 MOST: Final = 1 << 20
 """The most operations of a kind without flags that one ballot ends."""
 FIELDS: Final = 8
@@ -50,7 +62,9 @@ DIGEST_BITS: Final = 62
 
 _COUNTS: Final = 2 * FIELDS
 _STARTS: Final = tuple(_COUNTS + len(Work) + sum(FLAGS[:kind]) for kind in range(len(FLAGS)))
-LANES: Final = _COUNTS + len(Work) + sum(FLAGS)
+_SLOTS: Final = _COUNTS + len(Work) + sum(FLAGS)
+_PLACES: Final = tuple(_SLOTS + sum(SLOTS[:kind]) for kind in range(len(SLOTS)))
+LANES: Final = _SLOTS + sum(SLOTS)
 NOTHING: Final[Begun] = {}
 
 
@@ -88,6 +102,11 @@ class Ballot:
         """The same for work without flags."""
         assert not FLAGS[work], f"{work.name} has flags"
         self.lanes[_COUNTS + work] = min(ended, MOST)
+
+    def vote(self, kind: SlotKind, votes: LaneValues) -> None:
+        """What this rank has of each slot, from the first one on."""
+        assert len(votes) <= SLOTS[kind], f"{len(votes)} slots of {kind.name}"
+        self.lanes[_PLACES[kind] : _PLACES[kind] + len(votes)] = votes
 
     def digest(self, field: int, value: int) -> None:
         """``value``: of ``DIGEST_BITS`` bits."""
@@ -132,6 +151,10 @@ class BallotResult:
     def flags(self, work: Work) -> list[Flags]:
         """Of each operation that has ended on every rank, what was found on every rank."""
         return self._found.get(work, [])
+
+    def least(self, kind: SlotKind) -> LaneValues:
+        """Of each slot, the least of all ranks; 0 where nobody has voted. Not to be written to."""
+        return self._least[_PLACES[kind] : _PLACES[kind] + SLOTS[kind]]
 
     def differing(self, fields: int) -> int | None:
         """The first of ``fields`` digests that is not the same on all ranks; None: all are."""

@@ -130,12 +130,7 @@ class DecodeRole:
         return Phase.DECODING
 
     def left(self, request: Request) -> None:
-        entry = self._sessions.get(request.id)
-        if entry is None or entry.session.ended:
-            return
-        self._give_up(entry, "decode has no use for it any more")
-        if not entry.reserved:
-            self._forget(entry)
+        self._abandon(request, "decode has no use for it any more", FailureCause.ABORTED)
 
     def poll(self) -> Sequence[TransferEnd]:
         for event in self._peers.poll():
@@ -159,6 +154,18 @@ class DecodeRole:
             self._expire(now_s)
         ends, self._ends = self._ends, []
         return ends
+
+    # -- for several ranks (``agreeing_role``) ---------------------------------------------------
+
+    def concerns(self, request: Request) -> bool:
+        return self._route(request) is not None
+
+    def state(self, request: Request) -> SessionState | None:
+        entry = self._sessions.get(request.id)
+        return None if entry is None else entry.session.state
+
+    def abort(self, request: Request, reason: str) -> None:
+        self._abandon(request, reason, FailureCause.RANK)
 
     # -- words of prefill ------------------------------------------------------------------------
 
@@ -230,9 +237,15 @@ class DecodeRole:
             if entry.reserved and now_s < until_s:
                 self._due.add(until_s)
 
-    def _give_up(
-        self, entry: _Receiving, reason: str, cause: FailureCause = FailureCause.ABORTED
-    ) -> None:
+    def _abandon(self, request: Request, reason: str, cause: FailureCause) -> None:
+        entry = self._sessions.get(request.id)
+        if entry is None or entry.session.ended:
+            return
+        self._give_up(entry, reason, cause)
+        if not entry.reserved:
+            self._forget(entry)
+
+    def _give_up(self, entry: _Receiving, reason: str, cause: FailureCause) -> None:
         self._move(entry, Aborted(reason, cause))
         self._peers.send(entry.peer, Abort(entry.attempt, entry.reserved, reason))
 

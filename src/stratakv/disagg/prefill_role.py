@@ -17,7 +17,15 @@ from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity, session_name
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Reserve
 from stratakv.disagg.peers import MessageReceived, Peers
-from stratakv.disagg.session import Aborted, Agreed, Arrived, FailureCause, Session, TransferBegun
+from stratakv.disagg.session import (
+    Aborted,
+    Agreed,
+    Arrived,
+    FailureCause,
+    Session,
+    SessionState,
+    TransferBegun,
+)
 from stratakv.disagg.statistics import SessionCounts, SessionStats
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId, TransferId
 from stratakv.engine.request import Phase, Request
@@ -110,10 +118,7 @@ class PrefillRole:
         return Phase.TRANSFERRING
 
     def left(self, request: Request) -> None:
-        entry = self._of(request)
-        if entry is not None:
-            reason = Aborted("prefill has given the request up")
-            self._give_up(session_name(request), entry, reason)
+        self._abandon(request, Aborted("prefill has given the request up"))
 
     def poll(self) -> Sequence[TransferEnd]:
         for event in self._peers.poll():
@@ -135,6 +140,22 @@ class PrefillRole:
             self._expire(now_s)
         ends, self._ends = self._ends, []
         return ends
+
+    # -- for several ranks (``agreeing_role``) ---------------------------------------------------
+
+    def concerns(self, request: Request) -> bool:
+        del request  # all of them
+        return True
+
+    def state(self, request: Request) -> SessionState | None:
+        entry = self._of(request)
+        if entry is not None and not entry.session.ended:
+            return entry.session.state
+        written = any(name == request.id for name, _ in self._written.values())
+        return SessionState.TRANSFERRING if written else None
+
+    def abort(self, request: Request, reason: str) -> None:
+        self._abandon(request, Aborted(reason, FailureCause.RANK))
 
     # -- words of decode -------------------------------------------------------------------------
 
@@ -268,6 +289,11 @@ class PrefillRole:
                 self._peers.disconnect(entry.peer, "it does not take what is written in time")
 
     # -- sessions --------------------------------------------------------------------------------
+
+    def _abandon(self, request: Request, aborted: Aborted) -> None:
+        entry = self._of(request)
+        if entry is not None:
+            self._give_up(session_name(request), entry, aborted)
 
     def _of(self, request: Request) -> _Sending | None:
         """Its own session, and no other one of that name."""

@@ -33,6 +33,7 @@ class FailureCause(Enum):
     PEER_LOST = "peer_lost"
     REFUSED = "refused"  # the two sides, or their prompts, do not fit together
     TIMEOUT = "timeout"
+    RANK = "rank"  # another rank of this side has
     PROTOCOL = "protocol"  # a word that does not go with its state
 
 

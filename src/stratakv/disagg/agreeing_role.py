@@ -1,0 +1,194 @@
+"""One role on several ranks: what each rank's own role finds becomes true when it is so on all.
+
+Owns the slots of sessions in the ballot, the state that ranks agree on, and the ends that an engine
+learns of: the same on every rank, in the same step. A session is where its last rank is, so one
+rank's failure is a failure on all, and its pages are the engine's own when no rank's are touched
+any more. Must not know peers or bytes, nor let anything but an agreed state decide.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final, Protocol
+
+import numpy as np
+
+from stratakv.agreement.agreement import DigestInputs
+from stratakv.agreement.ballot import SLOTS, Ballot, BallotResult, SlotKind
+from stratakv.cache.footprint import TransferPages
+from stratakv.core.ids import RequestId
+from stratakv.disagg.session import SessionState
+from stratakv.engine.request import Phase, Request
+from stratakv.engine.roles import (
+    FirstToken,
+    Received,
+    Role,
+    Sent,
+    Start,
+    TransferEnd,
+    TransferFailed,
+)
+
+ELSEWHERE: Final = "its transfer has failed on another rank"
+
+
+class LocalSessions(Protocol):
+    """What one rank's role has of its requests, beside the verbs of a role."""
+
+    def concerns(self, request: Request) -> bool:
+        """Whether another engine has a part in it: the same on every rank."""
+        ...
+
+    def state(self, request: Request) -> SessionState | None:
+        """Of its session here; None: it has ended, and nobody else touches its pages."""
+        ...
+
+    def abort(self, request: Request, reason: str) -> None:
+        """It has failed on another rank. Nothing where it has ended here."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """``agreed``: its state on all ranks. ``engaged``: its pages are, or were, named to somebody.
+    ``end``: how it has ended here. ``slot``: None while it waits for one."""
+
+    request: Request
+    agreed: SessionState = SessionState.BOOTSTRAPPING
+    engaged: bool = False
+    end: TransferEnd | None = None
+    slot: int | None = None
+
+    def vote(self, state: SessionState | None) -> int:
+        """Its state here; once all know that it has failed, whether its pages are free here."""
+        if self.agreed is SessionState.FAILED:
+            return int(state is None)
+        if state is not None:
+            return state
+        well = isinstance(self.end, Received | Sent)
+        return SessionState.SUCCESS if well else SessionState.FAILED
+
+
+class AgreeingRole:
+    """``role``: of this rank, and ``sessions``, the same object. Votes in every ballot. What has no
+    slot waits, in order of arrival."""
+
+    def __init__(self, role: Role, sessions: LocalSessions) -> None:
+        self._role, self._sessions = role, sessions
+        self._entries: dict[RequestId, _Entry] = {}
+        self._seated: dict[int, _Entry] = {}
+        self._waiting: deque[_Entry] = deque()
+        self._free = list(range(SLOTS[SlotKind.SESSION]))
+        self._votes = np.zeros(SLOTS[SlotKind.SESSION], np.int64)
+        self._ends: list[TransferEnd] = []
+        self._ended = 0
+
+    def __len__(self) -> int:
+        """Sessions whose end the engine does not know."""
+        return len(self._entries)
+
+    # -- the engine's calls ----------------------------------------------------------------------
+
+    def arrived(self, request: Request) -> None:
+        self._role.arrived(request)
+        if self._sessions.concerns(request):
+            entry = self._entries[request.id] = _Entry(request)
+            self._waiting.append(entry)
+            self._give_slots()
+
+    def may_start(self, request: Request) -> Start:
+        entry = self._entries.get(request.id)
+        if entry is None:
+            return self._role.may_start(request)
+        if entry.slot is None or entry.agreed is SessionState.FAILED:
+            return Start.WAIT
+        start = self._role.may_start(request)
+        if entry.agreed is SessionState.BOOTSTRAPPING:
+            return Start.WAIT
+        assert start is not Start.WAIT, f"{request.id} may start on all ranks, and waits here"
+        return start
+
+    def reserved(self, request: Request, pages: TransferPages) -> None:
+        self._entries[request.id].engaged = True
+        self._role.reserved(request, pages)
+
+    def prefilled(
+        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    ) -> Phase:
+        entry = self._entries.get(request.id)
+        if entry is None:
+            return self._role.prefilled(request, first, pages)
+        entry.engaged = True
+        if entry.agreed is SessionState.FAILED:
+            return Phase.TRANSFERRING  # until its end, which comes
+        return self._role.prefilled(request, first, pages)
+
+    def poll(self) -> Sequence[TransferEnd]:
+        ends, self._ends = self._ends, []
+        return ends
+
+    def left(self, request: Request) -> None:
+        self._role.left(request)
+        entry = self._entries.get(request.id)
+        if entry is not None and not entry.engaged:
+            self._forget(entry)
+
+    # -- ballots ---------------------------------------------------------------------------------
+
+    def figures(self) -> DigestInputs:
+        """For ranks to compare."""
+        return {
+            "sessions": len(self._entries),
+            "without a slot": len(self._waiting),
+            "ended": self._ended,
+        }
+
+    def vote(self, ballot: Ballot) -> None:
+        for end in self._role.poll():
+            if (entry := self._entries.get(end.request)) is not None:
+                entry.end = end
+        for slot, entry in self._seated.items():
+            self._votes[slot] = entry.vote(self._sessions.state(entry.request))
+        ballot.vote(SlotKind.SESSION, self._votes)
+
+    def agreed(self, result: BallotResult) -> None:
+        least = result.least(SlotKind.SESSION)
+        for slot, entry in list(self._seated.items()):
+            if entry.agreed is not SessionState.FAILED:
+                self._move(entry, SessionState(least.item(slot)))
+            elif least.item(slot):
+                own = entry.end
+                reason = own.reason if isinstance(own, TransferFailed) else ELSEWHERE
+                self._over(entry, TransferFailed(entry.request.id, reason))
+
+    def _move(self, entry: _Entry, state: SessionState) -> None:
+        entry.agreed = state
+        if state is SessionState.FAILED:
+            self._sessions.abort(entry.request, ELSEWHERE)
+        elif state is SessionState.SUCCESS:
+            assert entry.end is not None, f"{entry.request.id} has arrived, and nobody knows what"
+            self._over(entry, entry.end)
+
+    def _over(self, entry: _Entry, end: TransferEnd) -> None:
+        """No rank's pages are touched any more."""
+        self._ends.append(end)
+        self._forget(entry)
+
+    # -- slots -----------------------------------------------------------------------------------
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._entries[entry.request.id]
+        self._ended += 1
+        if entry.slot is None:
+            self._waiting.remove(entry)
+            return
+        del self._seated[entry.slot]
+        heappush(self._free, entry.slot)
+        self._give_slots()
+
+    def _give_slots(self) -> None:
+        while self._free and self._waiting:
+            entry = self._waiting.popleft()
+            entry.slot = heappop(self._free)
+            self._seated[entry.slot] = entry

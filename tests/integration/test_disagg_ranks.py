@@ -1,0 +1,199 @@
+"""A prompt computed on several ranks is continued on as many: whatever happens to one rank's bytes
+happens to the request on all of them, and no rank's pages are another one's before."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from stratakv.core.ids import RequestId
+from stratakv.engine.request import Failure, FinishReason, Phase
+from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow
+from stratakv.testing.hand_off import HandOffSide
+from stratakv.testing.patience import wait_until
+from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
+from stratakv.tiers import progress
+from tests.engines import ended, expected_tokens, greedy, token_engine, token_spec, tokens_of
+from tests.fixtures.transports import open_loopback
+from tests.pairs import CONFIG, PROMPT, every_rule
+from tests.ranked_pairs import DECODE, PREFILL, D, P, Play, on_threads
+
+UNTIDY = TransportFaults(late=3, delay=2, parts=5)
+STUCK = TransportFaults(late=1 << 30)
+HARD = KeepWindow(10), KeepBoundary(), KeepLive()
+
+
+@pytest.fixture(autouse=True)
+def short_naps(monkeypatch):
+    monkeypatch.setattr(progress, "POLL_S", 0.0005)
+
+
+def untidy(seed, stuck=()):
+    """Every rank's ends are slow in a way of their own; those of ``stuck`` do nothing at all."""
+
+    def opens(side, rank):
+        faults = STUCK if (side, rank) in stuck else UNTIDY
+        random = Random(f"{seed} {side} {rank}")
+        return lambda memories: FaultyTransport(open_loopback(memories), random, faults)
+
+    return opens
+
+
+def play_of(*rules, device=60, page=4, opens=None, **more):
+    spec, config = token_spec(page, *rules), replace(CONFIG, page_tokens=page)
+    groups = len(spec.groups)
+
+    def engine(side, sockets):
+        pages = (60 if side is PREFILL else device,) * groups
+        return token_engine(spec, config, pages, (100,) * groups, sockets=sockets)
+
+    return Play(engine, opens or untidy(0), **more)
+
+
+@every_rule
+@pytest.mark.parametrize("seed", range(2))
+def test_ranks_with_slow_and_untidy_transports_change_no_token(rules, seed):
+    def act(pair):
+        rng = Random(seed)
+        asked = [
+            greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(1, 20)) for n in range(8)
+        ]
+        for one, answer in zip(asked, pair.run(*asked), strict=True):
+            assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
+        pair.settle()
+
+    on_threads(play_of(*rules, device=40, opens=untidy(seed)), act, ranks=2 + seed, seed=seed)
+
+
+@pytest.mark.parametrize("side", HandOffSide)
+def test_an_abort_in_every_phase_leaves_nothing_on_any_rank(side):
+    """The pages are asked for by somebody else at once, while they may still be written."""
+    computes = Phase.PREFILLING if side is PREFILL else Phase.DECODING
+
+    def act(pair):
+        for at, phase in enumerate([Phase.WAITING, computes, Phase.TRANSFERRING] * 2):
+            name = f"r{at}"
+            pair.submit(greedy(name, [at, *PROMPT[: 30 + at]], 4))
+            pair.until(lambda: phase_of(pair, side, name) in {phase, None}, "it")  # noqa: B023
+            pair.abort(side, name)
+            other = [at + 1, *PROMPT[7:40]]
+            assert pair.run(greedy(f"s{at}", other, 3)) == [expected_tokens(other, 3)]
+            across = DECODE if side is PREFILL else PREFILL
+            assert ended(pair.out[across][name]) is not None
+        pair.settle()
+
+    on_threads(play_of(*HARD, device=24, opens=untidy(7)), act)
+
+
+def phase_of(pair, side, name):
+    found = pair.sides[side].engine.status(RequestId(name))
+    return None if found is None else found.phase
+
+
+def free_pages(pair):
+    return [
+        [pool.free for pool in parts.cache.tiers.pools.stats()] for parts in pair.sides.values()
+    ]
+
+
+def has_failed(pair, name, side=DECODE):
+    out = pair.out[side][name]
+    return bool(out) and (out[-1].finish, out[-1].failure) == (
+        FinishReason.ERROR,
+        Failure.TRANSFER,
+    )
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_pages_of_one_rank_that_may_still_be_written_are_free_on_none(rank):
+    """One rank's writes are begun when it likes; both sides have given the request up."""
+    play = play_of(KeepWindow(10), opens=untidy(1, {(PREFILL, rank)}))
+    free, leases = {}, {}
+
+    def remember(pair):
+        free[pair.rank] = free_pages(pair)
+
+    def compare(pair):
+        assert free[pair.rank] == free_pages(pair)
+        assert not any(parts.engine.flush() for parts in pair.sides.values())
+        leases[pair.rank] = len(pair.inner[DECODE])
+
+    play.acts.update(remember=remember, compare=compare)
+
+    def act(pair):
+        pair.submit(greedy("r", PROMPT[:30], 4))
+        pair.until(lambda: phase_of(pair, PREFILL, "r") is Phase.TRANSFERRING, "the writes")
+        pair.do("remember")
+        for side in HandOffSide:
+            pair.abort(side, "r")
+        for _ in range(20):
+            pair.step()
+        pair.do("compare")
+        assert leases == {rank: 1, 1 - rank: 0}, "the other rank's were acknowledged"
+        pair.clock.advance(41)  # prefill tears the link down
+        pair.settle()
+
+    on_threads(play, act)
+
+
+def again(pair):
+    """Whoever is still linked is not, and then all are."""
+    for peers, name in ((pair.peers[PREFILL], D), (pair.peers[DECODE], P)):
+        peers.disconnect(name)
+
+    def gone():
+        for role in pair.inner.values():
+            role.poll()
+        return not any(peers._peers for peers in pair.peers.values())
+
+    wait_until(gone, "the fences")
+    pair.join()
+
+
+@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize("side", HandOffSide)
+def test_one_rank_that_loses_its_peer_fails_the_requests_of_all(side, rank):
+    play = play_of(KeepWindow(10), opens=untidy(1))
+
+    def lose(pair):
+        if pair.rank == rank:
+            pair.peers[side].disconnect(D if side is PREFILL else P)
+
+    play.acts.update(lose=lose, again=again)
+
+    def act(pair):
+        for steps in (0, 6, 20):
+            names = [f"r{steps}-{n}" for n in range(3)]
+            for n, name in enumerate(names):
+                pair.submit(greedy(name, [steps, *PROMPT[: 20 + n]], 4))
+            for _ in range(steps):
+                pair.step()
+            pair.do("lose")
+            pair.step()
+            pair.clock.advance(11)  # those of which the other side has never heard
+            pair.drain()
+            pair.do("again")
+            for n, name in enumerate(names):
+                right = expected_tokens([steps, *PROMPT[: 20 + n]], 4)
+                assert tokens_of(pair.out[DECODE][name]) == right or has_failed(pair, name)
+            other = [steps, *PROMPT[5:40]]
+            assert pair.run(greedy(f"s{steps}", other, 3)) == [expected_tokens(other, 3)]
+        pair.clock.advance(11)
+        pair.settle()
+
+    on_threads(play, act)
+
+
+def test_a_session_that_one_rank_refuses_ends_on_all():
+    """Another prompt of the same name: every rank finds out by itself."""
+
+    def act(pair):
+        for side, parts in pair.sides.items():
+            pair.out[side]["r"] = []
+            tokens = PROMPT[:30] if side is PREFILL else PROMPT[1:31]
+            parts.port.submit(greedy("r", tokens, 4))
+        pair.drain()
+        assert all(has_failed(pair, "r", side) for side in HandOffSide)
+        pair.settle()
+
+    on_threads(play_of(), act)

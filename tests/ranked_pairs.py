@@ -1,0 +1,207 @@
+"""Pairs of engines on several ranks, one that computes prompts and one that decodes: each rank has
+its part of both, and they step together, so that threads of one process do, or processes.
+
+Owns the order of steps: rank 0 says whose is next, the others do the same. ``Play`` is what a test
+brings: how each rank's ends are opened, and what rank 0 does.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from stratakv.agreement.ranks import Ranks
+from stratakv.assembly.build import Sockets
+from stratakv.assembly.ranks import RankContext
+from stratakv.core.clock import ManualClock
+from stratakv.core.ids import RequestId
+from stratakv.disagg.agreeing_role import AgreeingRole
+from stratakv.disagg.deadlines import HandOffLimits
+from stratakv.disagg.decode_role import DecodeRole
+from stratakv.disagg.peers import Peers
+from stratakv.disagg.prefill_role import PrefillRole
+from stratakv.disagg.session import SessionLimits
+from stratakv.disagg.transport import PeerId
+from stratakv.engine.request import Output, Prompt
+from stratakv.testing.fleet.thread_ranks import Rendezvous, ThreadRanks
+from stratakv.testing.hand_off import HandOffSide
+from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.engines import all_free, tokens_of
+from tests.fixtures.transports import open_loopback
+
+PREFILL, DECODE = HandOffSide
+P, D = PeerId("prefill"), PeerId("decode")
+LIMITS = HandOffLimits(sessions=SessionLimits(bootstrap_s=10, waiting_s=20, transfer_s=40))
+
+
+@dataclass
+class Play:
+    """``engine``: a rank's engine of one side, with these sockets: a context manager. ``opens``:
+    how a rank opens its end of a side. ``acts``: what rank 0 may have every rank do by name."""
+
+    engine: Callable[[HandOffSide, Sockets], object]
+    opens: Callable[[HandOffSide, int], Callable] = lambda side, rank: open_loopback
+    acts: dict[str, Callable[["RankedPair"], None]] = field(default_factory=dict)
+    joins: bool = True
+
+
+class RankedPair:
+    """One rank of both engines."""
+
+    def __init__(self, play: Play, ranks: Ranks, undo: ExitStack) -> None:
+        self.play, self.ranks, self.rank = play, ranks, ranks.rank
+        self.clock = ManualClock()
+        self.peers = {side: Peers() for side in HandOffSide}
+        self.inner, self.sides, self.roles = {}, {}, {}
+        self.out: dict[HandOffSide, dict[str, list[Output]]] = {side: {} for side in HandOffSide}
+        for side in HandOffSide:
+            context = RankContext.of(ranks, self.clock)
+            peers, clock = self.peers[side], context.clock
+            own = (
+                PrefillRole(peers, LIMITS, clock)
+                if side is PREFILL
+                else DecodeRole(peers, lambda _: P, LIMITS, clock)
+            )
+            self.inner[side], self.roles[side] = own, AgreeingRole(own, own)
+            context.agreement.include(self.roles[side])
+            context.agreement.watch("sessions", self.roles[side].figures)
+            sockets = Sockets(role=lambda side=side: self.roles[side], ranks=context)
+            parts = undo.enter_context(play.engine(side, sockets))
+            peers.open(parts.spec, parts.pools, b"model", play.opens(side, self.rank))
+            self.sides[side] = parts
+        for peers in self.peers.values():  # before the engines
+            undo.callback(peers.close)
+        if play.joins:
+            self.join()
+
+    def join(self) -> None:
+        prefill, decode = self.peers[PREFILL], self.peers[DECODE]
+        ours, theirs = prefill.introduce(D), decode.introduce(P)
+        decode.meet(P, ours)
+        prefill.meet(D, theirs)
+
+    # -- every rank ------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        while (word := self.ranks.gather("")[0]) != "end":
+            self._do(word)
+
+    def _do(self, word: str) -> list[Output]:
+        if word in self.play.acts:
+            self.play.acts[word](self)
+            return []
+        match word:
+            case "join":
+                self.join()
+            case "check":
+                for parts in self.sides.values():
+                    parts.engine.check()
+            case "nothing is left":
+                self._assert_nothing_left()
+            case _:
+                return self.sides[HandOffSide[word]].port.step()
+        return []
+
+    def _assert_nothing_left(self) -> None:
+        assert not self.inner[DECODE].lease_counts().leased
+        for side, parts in self.sides.items():
+            assert not len(self.inner[side])
+            assert not len(self.roles[side])
+            stats = parts.engine.stats()
+            assert (stats.waiting, stats.running) == (0, 0)
+            assert parts.engine.flush()
+            parts.engine.check()
+            assert all_free(parts)
+
+    # -- rank 0 ----------------------------------------------------------------------------------
+
+    def do(self, word: str) -> list[Output]:
+        """On every rank."""
+        self.ranks.gather(word)
+        return self._do(word)
+
+    def submit(self, asked: Prompt) -> None:
+        for side, parts in self.sides.items():
+            self.out[side][asked.id] = []
+            parts.port.submit(asked)
+
+    def abort(self, side: HandOffSide, name: str) -> None:
+        self.sides[side].port.abort(RequestId(name))
+
+    def step(self) -> None:
+        for side in HandOffSide:
+            for output in self.do(side.name):
+                self.out[side][output.request].append(output)
+
+    def busy(self) -> bool:
+        return any(parts.port.has_work() for parts in self.sides.values())
+
+    def drain(self) -> None:
+        while self.busy():
+            self.step()
+        self.do("check")
+
+    def run(self, *asked: Prompt) -> list[list[int]]:
+        for one in asked:
+            self.submit(one)
+        self.drain()
+        return [tokens_of(self.out[DECODE][one.id]) for one in asked]
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        def looked() -> bool:
+            self.step()
+            return condition()
+
+        wait_until(looked, what)
+
+    def settle(self) -> None:
+        """Until both sides know of every end; nothing is left on any rank."""
+        self.drain()
+        self.until(lambda: not any(map(len, self.inner.values())), "the end of every session")
+        for _ in range(3):  # the other ranks may be a step behind
+            self.step()
+        self.do("nothing is left")
+
+
+def perform(play: Play, ranks: Ranks, act: Callable[[RankedPair], object]) -> object:
+    """What one rank does; what ``act`` returns on rank 0."""
+    with ExitStack() as undo:
+        pair = RankedPair(play, ranks, undo)
+        if ranks.rank:
+            pair.follow()
+            return None
+        try:
+            return act(pair)
+        finally:
+            ranks.gather("end")
+
+
+def on_threads(
+    play: Play, act: Callable[[RankedPair], object], ranks: int = 2, seed: int = 0
+) -> object:
+    """All ranks in this process; what the first one that failed has raised is raised here."""
+    rendezvous = Rendezvous(ranks, seed)
+    faults: dict[int, BaseException] = {}
+    found: list[object] = []
+
+    def live(rank: int) -> None:
+        why = "has ended"
+        rendezvous.begin(rank)
+        try:
+            found.append(perform(play, ThreadRanks(rank, rendezvous), act))
+        except BaseException as fault:  # noqa: BLE001 - raised by whoever waits
+            faults[rank] = fault
+            why = f"has failed: {fault!r}"
+        finally:
+            rendezvous.leave(rank, why)
+
+    threads = [threading.Thread(target=live, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    rendezvous.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE_S)
+        assert not thread.is_alive() or faults, rendezvous.waiting()
+    for fault in faults.values():
+        raise fault
+    return next(one for one in found if one is not None) if any(found) else None
