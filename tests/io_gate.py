@@ -95,16 +95,17 @@ class Workers:
 
     def __init__(self, clock):
         self._clock = clock
-        self._made = []
+        self._made, self._backends = [], []
 
     def __call__(self, reading, writing=None, **limits):
         backends = Backends(reading, writing or reading)
+        self._backends += [reading, backends.writing]
         self._made.append(IoWorker(backends, FORM, IoLimits(**limits), self._clock))
         return self._made[-1]
 
     def close(self):
+        for backend in self._backends:
+            for semaphore in backend.open.values():
+                semaphore.release(1000)
         for worker in self._made:
-            for backend in worker._backends:
-                for semaphore in backend.open.values():
-                    semaphore.release(1000)
             assert worker.close(PATIENCE_S)

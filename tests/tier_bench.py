@@ -148,14 +148,14 @@ class Bench:
         self.tier = StorageTier(self.tree, store, persister, self.prefetcher, observer)
         self.limits = IoLimits(**limits)
         self.worker = None
-        self.backend = None
+        self.backend = self.outer = None
         self.rooms = 0
 
     # -- the store -------------------------------------------------------------------------------
 
     def attach(self, backend, gate=None):
         """``backend``: what the worker calls; ``gate``: the store in it, if that is another."""
-        self.backend = gate or backend
+        self.backend, self.outer = gate or backend, backend
         form = form_of(self.spec)
         self.worker = IoWorker(Backends(backend, backend), form, self.limits, self.clock)
         self.tier.attach(self.worker)

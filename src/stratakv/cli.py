@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``stratakv`` command; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = argument_parser().parse_args(argv)
         arguments.line = sys.argv[1:] if argv is None else list(argv)
         code: int = arguments.run(arguments)
     except (ConfigError, StorageError) as error:
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="stratakv", description="A tiered KV cache for LLM serving.", allow_abbrev=False
     )
@@ -260,7 +260,7 @@ def _flags(
         )
 
 
-def _picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
+def picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
     values = vars(arguments)
     names = [field.name for field in fields(record)]  # pyright: ignore[reportArgumentType]
     found = {name: values[name] for name in names if values.get(name) is not None}
@@ -268,8 +268,8 @@ def _picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    engine = _picked(arguments, EngineConfig)
-    server = _picked(arguments, ServerConfig)
+    engine = picked(arguments, EngineConfig)
+    server = picked(arguments, ServerConfig)
     check_count("--threads", arguments.threads)
     server.check_ranks(engine.tp)
     _check_extra("serve")
@@ -292,7 +292,7 @@ def _route(arguments: argparse.Namespace) -> int:
     values = vars(arguments)
     for name in ("prefill", "decode"):
         values[name] = values[name] or []
-    config = _picked(arguments, RouteConfig)
+    config = picked(arguments, RouteConfig)
     _check_extra("route", ROUTE_MODULES, "route")
     from stratakv.serve.route_server import route  # noqa: PLC0415
 
@@ -300,7 +300,7 @@ def _route(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    engine = _picked(arguments, EngineConfig)
+    engine = picked(arguments, EngineConfig)
     _check_json(arguments.json)
     _check_extra("plan")
     _check_model(arguments.model)

@@ -83,7 +83,7 @@ class Gaps:
 
 def with_one_fewer(host, row, prompt):
     """What the last layer would say to the next token if it selected less by one."""
-    attention = host.runner._model.model.layers[-1].self_attn
+    attention = host.runner.model.model.layers[-1].self_attn
     if isinstance(attention, v4_attention.V4Attention):
         attention.compressor.indexer.top_k -= 1
     else:

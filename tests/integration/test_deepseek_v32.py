@@ -64,10 +64,10 @@ def test_no_prompt_has_a_tie_at_the_last_rank(name):
 def test_one_token_more_or_less_selected_would_show(name, wrong):
     tokens = prompt(name, LONG)
     host = Host(wrapped(name), 16)
-    for layer in host.runner._model.model.layers:
+    for layer in host.runner.model.model.layers:
         if layer.self_attn.indexer is not None:
             layer.self_attn.indexer.topk += wrong
-    if host.runner._model.model.layers[0].self_attn.indexer.topk == 0:
+    if host.runner.model.model.layers[0].self_attn.indexer.topk == 0:
         pytest.skip("nothing would be selected")
     assert differ(host.run((host.open(), tokens))[0], all_logits(v32_model(name), tokens)[-1])
 

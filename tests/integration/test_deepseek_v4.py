@@ -248,7 +248,7 @@ def test_adapters_are_not_left_out_in_silence():
 
 def test_weights_are_shared_with_the_module():
     model = adopted()
-    ours = V4Host(model).runner._model.state_dict()
+    ours = V4Host(model).runner.model.state_dict()
     theirs = model.module.state_dict()
     assert {name: t.data_ptr() for name, t in ours.items()} == {
         name: t.data_ptr() for name, t in theirs.items()

@@ -261,7 +261,7 @@ def test_exactly_what_every_group_needs_is_saved(spec, prompt_tokens, computed):
             {g.id: g.retention for g in spec.groups},
         )
         whole = computed // PAGE
-        lease = parts.cache._sequences[status_of(parts, "r").row].lease
+        (lease,) = parts.cache.tiers.tree.leases
         path = lease.path.copy()
         missing = 0
         wanted = {g: needed(rule[g], computed, PAGE) for g in rule}

@@ -80,7 +80,7 @@ class Again:
                 if group.buffers
                 for page in needed(group.retention, end * PAGE, PAGE)
             ]
-            if rank.store._inner.contains(keys).all():
+            if rank.store.inner.contains(keys).all():
                 yield end
 
     def run(self):
@@ -111,7 +111,7 @@ def lacks(*objects):
     def spoil(rank):
         if rank.rank == 1:
             keys = [ObjectKey(key, group, 0) for group, key in objects]
-            assert rank.store._inner.remove(keys) == len(keys)
+            assert rank.store.inner.remove(keys) == len(keys)
 
     return spoil
 

@@ -46,7 +46,7 @@ def test_ranks_that_run_ahead_are_alike_and_say_what_is_right(pace):
     for seed in range(6):
         fleet = Fleet(ahead(seed, device_pace=pace))
         fleet.run()
-        most |= {rank.inner._executor.most for rank in fleet.ranks}
+        most |= {rank.executor.most for rank in fleet.ranks}
     assert most == {2}, "no step was launched before the last one was collected"
 
 
@@ -60,7 +60,7 @@ def test_decisions_do_not_depend_on_when_the_device_is_done():
             plan = ahead(seed, device_pace=pace)
             fleet = Fleet(replace(plan, host=(0,) * len(plan.host)))
             fleet.run()
-            batches.append(fleet.ranks[0].inner._executor.batches)
+            batches.append(fleet.ranks[0].executor.batches)
         slow, *others = batches
         for other in others:
             assert len(other) == len(slow)

@@ -65,10 +65,10 @@ def no_route(words: list[str]) -> str | None:
 def refused(words: list[str]) -> str | None:
     try:
         start = words.index("serve") if words[0] == "torchrun" else 1
-        arguments = cli._parser().parse_args(words[start:])
+        arguments = cli.argument_parser().parse_args(words[start:])
         if "serve" in words:
-            cli._picked(arguments, EngineConfig)
-            cli._picked(arguments, ServerConfig)
+            cli.picked(arguments, EngineConfig)
+            cli.picked(arguments, ServerConfig)
     except (SystemExit, ConfigError) as error:
         return f"refused: {error}"
     return None

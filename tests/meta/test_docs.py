@@ -66,7 +66,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
                 for verb, below in action.choices.items():
                     walk(f"{words} {verb}", below)
 
-    walk("stratakv", cli._parser())
+    walk("stratakv", cli.argument_parser())
     return found
 
 

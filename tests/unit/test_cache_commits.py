@@ -37,8 +37,8 @@ def test_a_page_enters_the_tree_when_it_is_full_and_the_lease_moves_on(spec: Cac
     cache = SmallCache(spec, 16)
     row = cache.enter(A).row
     for end in one_by_one(cache, row, A):
-        sequence = cache._sequences[row]
-        assert len(cache.tiers.tree) == sequence.lease.end == end // PAGE
+        (lease,) = cache.tiers.tree.leases
+        assert len(cache.tiers.tree) == lease.end == end // PAGE
 
 
 def test_a_request_reads_what_its_rules_need_and_its_table_names_no_more(spec: CacheSpec):
@@ -131,7 +131,8 @@ def test_where_prompts_part_is_a_checkpoint_from_the_first_page_on():
     row = cache.enter(A).row
     cache.compute(row, A, 0)
     nodes = cache.tiers.tree.internals.nodes
-    tip = cache._sequences[row].lease.path.item(2)
+    (lease,) = cache.tiers.tree.leases
+    tip = lease.path.item(2)
     other = [*A[:6], *[2] * 6]
     admission = cache.enter(other)
     assert admission.cached.total == 6

@@ -58,7 +58,7 @@ def votes(loss, size):
     """One ballot of ``size`` ranks; what each one has of it."""
 
     def body(ranks):
-        mortal = MortalRanks(ranks.rank, ranks._rendezvous, Fate(loss, ranks.rank))
+        mortal = MortalRanks(ranks.rank, ranks.rendezvous, Fate(loss, ranks.rank))
         try:
             return mortal.all_reduce_min(np.array([ranks.rank])).tolist()
         except (RankLostError, RankDied) as error:

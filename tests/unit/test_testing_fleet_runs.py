@@ -192,4 +192,4 @@ def test_a_plan_ends_with_every_request_answered():
     fleet = Fleet(plan)
     fleet.run()
     asked = sum(isinstance(event.command, Submit) for event in plan.events)
-    assert len(fleet.client._ended) == asked
+    assert len(fleet.client.ended) == asked

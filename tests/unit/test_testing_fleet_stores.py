@@ -46,7 +46,7 @@ def broken(change):
 def other_bytes(group):
     def change(memory, names):
         one, two = [name for name in names if name.group == group][:2]
-        page = memoryview(bytearray(memory._page_bytes[group]))
+        page = memoryview(bytearray(len(memory.snapshot()[one])))
         memory.read([two], [page])
         memory.remove([one])
         memory.write([one], [page])

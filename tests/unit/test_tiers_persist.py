@@ -108,7 +108,7 @@ def test_what_could_not_be_written_is_written_when_it_is_used_again(benches, fau
     bench.settle()
     assert figures(bench) == {name: 6}
     assert bench.idle()
-    bench.worker._backends[0].change(Faults())
+    bench.outer.change(Faults())
     bench.tier.persister.used(lease)
     bench.settle()
     assert figures(bench) == {name: 6, "stored": 6}
@@ -118,7 +118,7 @@ def test_a_store_that_fails_altogether_is_asked_again_after_its_back_off(benches
     bench = benches(WINDOW, faults=Faults(call_fails=1.0))
     lease = bench.serve(PROMPT, 4)
     bench.settle()
-    bench.worker._backends[0].change(Faults())
+    bench.outer.change(Faults())
     bench.tier.persister.used(lease)
     bench.settle()
     assert figures(bench) == {"failed": 12}, "it is left alone for a while"

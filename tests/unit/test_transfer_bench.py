@@ -98,7 +98,7 @@ def test_a_load_is_timed_until_its_last_byte_and_not_until_the_layers_end(small,
             now_s[0] = 9.0
 
     monkeypatch.setattr(transfer_v4, "accelerator", lambda _: Layers())
-    copies = transfer_v4._Copies.of(transfer_v4.v4_flash_spec())
+    copies = transfer_v4.V4Copies.of(transfer_v4.v4_flash_spec())
     taken_s, moved = copies.load(copies.ends(transfer_v4.np.random.default_rng(0)))
     copies.engine.close()
     assert (taken_s, copies.timed.done_s) == (0.0, 1.0)

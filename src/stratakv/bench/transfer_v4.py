@@ -93,7 +93,7 @@ class _Timed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Copies:
+class V4Copies:
     """Both tiers with room for one prefix, and the engine between them."""
 
     spec: CacheSpec
@@ -103,7 +103,7 @@ class _Copies:
     accelerator: Accelerator
 
     @classmethod
-    def of(cls, spec: CacheSpec) -> "_Copies":
+    def of(cls, spec: CacheSpec) -> "V4Copies":
         pages = needed_pages(spec, PREFIX_TOKENS)
         room = [count + SPARE_PAGES for count in pages]
         pools = DevicePools(spec, room)
@@ -152,7 +152,7 @@ def accelerator(spec: CacheSpec) -> Accelerator:
 def measure_v4(yardstick: TransferYardstick) -> TransferCase:
     """The case of V4-Flash. ``bytes_moved`` is what the cache itself loaded for one prefix."""
     spec = v4_flash_spec()
-    copies = _Copies.of(spec)
+    copies = V4Copies.of(spec)
     rng = np.random.default_rng(PREFIX_TOKENS)
     laps = Laps()
     plan_bytes = bytes_of(spec, copies.pages)

@@ -36,7 +36,7 @@ class DeepSeekV32Runner:
         kernels: AttentionKernels,
     ) -> None:
         anchor = spec.groups[ANCHOR]
-        self._model, self._rope = take_over(model.module, model.ranks)
+        self.model, self._rope = take_over(model.module, model.ranks)
         self._dtype = model.module.dtype
         self._device = model.device
         self._tables = tables
@@ -69,8 +69,8 @@ class DeepSeekV32Runner:
             self._kernels,
         )
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
-        hidden = self._model.model(on_device(batch.tokens, self._device).long(), step)
-        logits = self._model.logits(hidden[on_device(lasts, self._device)])
+        hidden = self.model.model(on_device(batch.tokens, self._device).long(), step)
+        logits = self.model.logits(hidden[on_device(lasts, self._device)])
         return Forward.of_hidden(logits, hidden, batch)
 
 

@@ -48,7 +48,7 @@ class DeepSeekV4Runner:
         config = V4Config.of(model.config)
         places = compressed_places(spec)
         assert sorted(places) == list(range(len(config.rates))), "a layer without a cache"
-        self._model = rank_model(model, config)
+        self.model = rank_model(model, config)
         self._pages = [
             _pages_of(places[LayerId(i)], pools, LayerId(i)) for i in range(len(config.rates))
         ]
@@ -74,10 +74,10 @@ class DeepSeekV4Runner:
         AssertionError where a token that is needed has no page.
         """
         shape = StepShape.of(batch)
-        streams = self._model(self._pages, self._plan(batch, shape))
+        streams = self.model(self._pages, self._plan(batch, shape))
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
         return Forward.of_hidden(
-            self._model.logits(streams[on_device(lasts, self._device)]), streams, batch
+            self.model.logits(streams[on_device(lasts, self._device)]), streams, batch
         )
 
     def _plan(self, batch: StepBatch, shape: StepShape) -> V4Step:

@@ -38,21 +38,21 @@ class FleetClient:
         self._adapters = namespaces(plan.spec)
         self._prompts: dict[RequestId, Prompt] = {}
         self._outputs: dict[RequestId, list[int]] = {}
-        self._ended: dict[RequestId, FinishReason] = {}
+        self.ended: dict[RequestId, FinishReason] = {}
         self._aborted: set[RequestId] = set()
         self._detaching = False
 
     def run(self) -> None:
         """The whole script, and then the end of the fleet."""
         for event in self._plan.events:
-            while event.settled and len(self._ended) < len(self._prompts):
+            while event.settled and len(self.ended) < len(self._prompts):
                 self._step()
             for _ in range(event.after):
                 self._step()
             self.do(event.command)
         while self._engine.has_work():
             self._step()
-        assert self._ended.keys() == self._prompts.keys(), "requests were lost"
+        assert self.ended.keys() == self._prompts.keys(), "requests were lost"
         self._engine.close()
 
     def _step(self) -> None:
@@ -100,7 +100,7 @@ class FleetClient:
 
     def on_output(self, output: Output) -> None:
         prompt, output_ids = self._prompts[output.request], self._outputs[output.request]
-        assert output.request not in self._ended, f"{output.request}: an output after the end"
+        assert output.request not in self.ended, f"{output.request}: an output after the end"
         if output.token is not None:
             self.trace.output_tokens += 1
             output_ids.append(output.token)
@@ -118,7 +118,7 @@ class FleetClient:
                     "storage": output.cached.storage,
                 }[tier]
         if output.finish is not None:
-            self._ended[output.request] = output.finish
+            self.ended[output.request] = output.finish
             whole = len(output_ids) == prompt.sampling.max_tokens
             aborted = output.finish is FinishReason.ABORT
             assert whole or (aborted and output.request in self._aborted), (

@@ -14,7 +14,7 @@ from stratakv.assembly.ranks import RankContext
 from stratakv.assembly.sizing import Sizes
 from stratakv.cache.admit import AdmissionLimits
 from stratakv.core.clock import ManualClock
-from stratakv.engine.executor import SerialExecutor
+from stratakv.engine.executor import Executor, Runner, SerialExecutor, TokenSource
 from stratakv.engine.loop import Engine
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Output
@@ -99,9 +99,14 @@ class SimRank:
 
         none = BackgroundStores(no_store, begin=_at_once)
         sockets = Sockets(ranks=ranks, observer=self._events, stores=none, sleep=self.sleep)
-        executor = ahead.executor if ahead.depth > 1 else SerialExecutor
+        make, executors = ahead.executor if ahead.depth > 1 else SerialExecutor, list[Executor]()
+
+        def executor(runner: Runner, token_source: TokenSource) -> Executor:
+            executors.append(make(runner, token_source))
+            return executors[-1]
+
         self.inner, self.cache = build(engine_plan(plan), memory, runner, sockets, executor)
-        (self.runner,) = made
+        (self.runner,), (self.executor,) = made, executors
         self.engine = WatchedEngine(self.inner, self.sync, self)
         self._columns = columns(self.inner)
         self._hands: list[SteppedHand] = []

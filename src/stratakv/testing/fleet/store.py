@@ -41,21 +41,21 @@ class FaultyStore:
         before_write: Callable[[], None] = nothing,
     ) -> None:
         self.names: dict[ObjectKey, None] = {} if names is None else names
-        self._inner = inner
+        self.inner = inner
         self._adversary = adversary
         self._before_write = before_write
         self._closed = False
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         self._may_fail("contains")
-        present = self._inner.contains(keys).copy()
+        present = self.inner.contains(keys).copy()
         for at in np.flatnonzero(~present).tolist():
             present[at] = self._adversary.strikes(self._adversary.fault_rates.contains_lies)
         return present
 
     def read(self, keys: Sequence[ObjectKey], into: Sequence[memoryview]) -> list[ReadStatus]:
         self._may_fail("read")
-        statuses = self._inner.read(keys, into)
+        statuses = self.inner.read(keys, into)
         return [self._read(status, page) for status, page in zip(statuses, into, strict=True)]
 
     def write(self, keys: Sequence[ObjectKey], pages: Sequence[memoryview]) -> list[WriteStatus]:
@@ -70,16 +70,16 @@ class FaultyStore:
             else:
                 self._before_write()
                 self.names[key] = None
-                statuses[at] = self._inner.write([key], [page])[0]
+                statuses[at] = self.inner.write([key], [page])[0]
         return statuses
 
     def touch(self, keys: Sequence[ObjectKey]) -> None:
         if not self._closed:
-            self._inner.touch(keys)
+            self.inner.touch(keys)
 
     def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
         self._open("remove")
-        return self._inner.remove(keys)
+        return self.inner.remove(keys)
 
     def close(self) -> None:
         self._closed = True
@@ -94,7 +94,7 @@ class FaultyStore:
         lost = [name for name in names if self._adversary.strikes(shares.get(name.group, share))]
         for name in lost:
             del self.names[name]
-        return self._inner.remove(lost)
+        return self.inner.remove(lost)
 
     def _open(self, verb: str) -> None:
         if self._closed:

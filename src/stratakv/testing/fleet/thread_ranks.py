@@ -146,19 +146,19 @@ class ThreadRanks:
     def __init__(self, rank: int, rendezvous: Rendezvous) -> None:
         self.rank = rank
         self.size = rendezvous.size
-        self._rendezvous = rendezvous
+        self.rendezvous = rendezvous
 
     def all_reduce_min(
         self, lanes: LaneValues, meanwhile: Callable[[], None] = nothing
     ) -> LaneValues:
         meanwhile()
-        return self._rendezvous.meet(self.rank, "all_reduce_min", lanes.shape, lanes, _least)
+        return self.rendezvous.meet(self.rank, "all_reduce_min", lanes.shape, lanes, _least)
 
     def broadcast(self, message: bytes) -> bytes:
-        return self._rendezvous.meet(self.rank, "broadcast", (), message, _first)
+        return self.rendezvous.meet(self.rank, "broadcast", (), message, _first)
 
     def gather(self, text: str) -> Sequence[str]:
-        return self._rendezvous.meet(self.rank, "gather", (), text, _all)
+        return self.rendezvous.meet(self.rank, "gather", (), text, _all)
 
     def close(self) -> None:
         pass
