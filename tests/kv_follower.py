@@ -64,8 +64,8 @@ class Subscriber:
     """``late`` joined after something was published: it must ask for what it has missed."""
 
     def __init__(self, endpoint: str, replay: str | None = None, topic: str = "") -> None:
-        self._context = zmq.Context()
-        self.sub = self._context.socket(zmq.SUB)
+        self.context = zmq.Context()
+        self.sub = self.context.socket(zmq.SUB)
         self.sub.setsockopt_string(zmq.SUBSCRIBE, topic)
         self.sub.connect(endpoint)
         self._replay = replay
@@ -76,7 +76,7 @@ class Subscriber:
         return self
 
     def __exit__(self, *error) -> None:
-        self._context.destroy(linger=0)
+        self.context.destroy(linger=0)
 
     def receive(self, wait_ms: int = WAIT_MS) -> int | None:
         """The number of the next batch; None where none comes."""
@@ -90,7 +90,7 @@ class Subscriber:
 
     def ask_again(self, first: int, sleep_s: float = 0.0) -> list[int]:
         """Replay from ``first`` on, read after ``sleep_s``; the numbers that came."""
-        asks = self._context.socket(zmq.DEALER)
+        asks = self.context.socket(zmq.DEALER)
         asks.connect(self._replay)
         asks.send_multipart((b"", first.to_bytes(8, "big")))
         time.sleep(sleep_s)

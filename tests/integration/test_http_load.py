@@ -124,7 +124,7 @@ def test_others_are_answered_before_a_body_that_takes_long(shared, name):
     with ThreadPoolExecutor(1) as pool:
         with occupied(shared):
             attack = pool.submit(httpx.post, shared.url + path, content=body, timeout=PATIENCE_S)
-            wait_until(lambda: shared.service.lanes.long._waiting or attack.done())
+            wait_until(lambda: shared.service.lanes.long.waiting or attack.done())
             assert httpx.get(shared.url + "/health", timeout=PATIENCE_S).status_code == 200
             assert ask(shared.url) == before
             # Long enough to be worked on in a thread, and short.
@@ -153,7 +153,7 @@ def test_others_are_answered_before_small_things_that_are_many(shared, name):
             attack = pool.submit(
                 httpx.post, shared.url + COMPLETIONS, json=body, timeout=PATIENCE_S
             )
-            wait_until(lambda: shared.service.lanes.long._waiting or attack.done())
+            wait_until(lambda: shared.service.lanes.long.waiting or attack.done())
             assert httpx.get(shared.url + "/health", timeout=PATIENCE_S).status_code == 200
             assert ask(shared.url) == before
             assert not attack.done()

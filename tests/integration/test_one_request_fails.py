@@ -304,8 +304,9 @@ def damage(live: RealServer, prompt_tokens: int) -> None:
     """Put NaN into the first page of a running request, on the engine's thread."""
     running = computing(live.parts)
     row = next(one.row for one in running if len(one.prompt.tokens) == prompt_tokens)
+    tables, _ = live.parts.cache.beside
     for group in live.parts.spec.groups:
-        pages = live.parts.cache._tables.pages(group.id)[row]
+        pages = tables.pages(group.id)[row]
         live.parts.pools.poison(group.id, pages[pages >= 0][:1])
 
 

@@ -156,7 +156,7 @@ def test_write_back_keeps_its_reserve_free_or_saved(reserve):
             for group in parts.spec.groups:
                 space = cache.tiers.pools.tiers[Tier.DEVICE][group.id]
                 write_back = cache.tiers.tree.write_back
-                wanted = safe_wanted(cache.tiers.copies.backups._write, space.capacity)
+                wanted = safe_wanted(parts.plan.write, space.capacity)
                 assert space.available() + write_back.saved(group.id) >= min(
                     wanted, space.available() + sum(map(len, write_back.coldest(group.id, 999)))
                 )

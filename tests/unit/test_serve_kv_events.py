@@ -159,9 +159,8 @@ def publisher(on_dropped=lambda: None, **options):
 
 def ends(made):
     """Where a test connects to."""
-    found = [made._pub.getsockopt_string(zmq.LAST_ENDPOINT)]
-    found.append(made._replay.getsockopt_string(zmq.LAST_ENDPOINT) if made._replay else None)
-    return found
+    stats = made.stats()
+    return stats.endpoint, stats.replay or None
 
 
 def publish(made, *events):
@@ -195,8 +194,8 @@ def test_a_follower_hears_one_batch_per_step_in_order():
         publish(made, stored(first=0), PagesRemoved(Medium.DEVICE, GroupId(0), keys_for()))
         made.step_done()  # a step without news is no batch
         publish(made, AllCleared())
-        drain(follower, made._next - 1)
-        assert list(follower.batches) == list(range(first, made._next))
+        drain(follower, made.stats().batches - 1)
+        assert list(follower.batches) == list(range(first, made.stats().batches))
         kinds = [[type(event).__name__ for event in b.events] for b in follower.batches.values()]
         assert kinds[-2:] == [["BlockStored", "BlockRemoved"], ["AllBlocksCleared"]]
         assert follower.topics == {"kv@pod@model"}
@@ -225,7 +224,7 @@ def test_a_replay_of_nothing_ends_at_once_and_a_wrong_request_harms_nobody():
         made.follow(SPEC, {})
         with Subscriber(*ends(made)) as follower:
             assert follower.ask_again(10**6) == []
-            rude = follower._context.socket(zmq.DEALER)
+            rude = follower.context.socket(zmq.DEALER)
             rude.connect(ends(made)[1])
             for frames in ((b"what?",), (b"", b"123"), (b"", b"12345678", b"more"), (b"",)):
                 rude.send_multipart(frames)
@@ -261,7 +260,7 @@ def test_a_long_replay_to_a_slow_follower_is_whole():
         for _ in range(2500):
             publish(made, large)
         with Subscriber(*ends(made)) as follower:
-            wait_until(lambda: made._kept and made._kept[-1][0] == 2500)
+            wait_until(lambda: made.stats().newest_kept == 2500)
             assert follower.ask_again(0, sleep_s=1.0) == list(range(2501))
 
 
@@ -292,9 +291,9 @@ def test_a_full_queue_loses_batches_counts_them_and_leaves_a_gap(monkeypatch):
         assert len(lost) == 7
         Held.last.go.set()
         with Subscriber(*ends(made)) as follower:
-            wait_until(lambda: not made._queue and len(made._kept) == 4)
+            wait_until(lambda: (made.stats().queued, made.stats().kept) == (0, 4))
             publish(made, stored())
-            wait_until(lambda: len(made._kept) == 5)
+            wait_until(lambda: made.stats().kept == 5)
             assert follower.ask_again(0) == [0, 1, 2, 3, 11]
             assert follower.missing() == list(range(4, 11))
 
@@ -307,20 +306,20 @@ def test_neither_an_absent_nor_a_slow_follower_holds_a_step_up():
             subscribed(sleeper, made, AllCleared())
             for _ in range(3000):  # nobody reads: who waited for the follower would wait for ever
                 publish(made, stored())
-            wait_until(lambda: not made._queue)  # the thread waits for nobody
+            wait_until(lambda: not made.stats().queued)  # the thread waits for nobody
 
 
 def test_what_is_queued_at_the_end_is_still_sent(monkeypatch):
     with publisher() as made:
         made.follow(SPEC, {})
-        wait_until(lambda: made._kept)
+        wait_until(lambda: made.stats().kept)
         with monkeypatch.context() as deaf:  # nobody rings the thread's bell
             deaf.setattr(socket.socket, "send", refuses)
             for _ in range(5):
                 publish(made, stored())
         made.close()
-        assert not made._thread.is_alive()
-        assert [number for number, _ in made._kept] == list(range(6))
+        assert not made.stats().running
+        assert (made.stats().kept, made.stats().newest_kept) == (6, 5)
         made.step_done()  # a last word after the end harms nobody
         publish(made, stored())
 
@@ -333,10 +332,10 @@ def test_the_end_waits_for_a_follower_that_is_behind():
             subscribed(follower, made, AllCleared())
             for _ in range(600):
                 publish(made, large)
-            last = made._next - 1
+            last = made.stats().batches - 1
             ending = threading.Thread(target=made.close)
             ending.start()
-            wait_until(lambda: len(made._kept) == last + 1)
+            wait_until(lambda: made.stats().kept == last + 1)
             drain(follower, last)
             ending.join()
             assert max(follower.batches) == last

@@ -27,7 +27,7 @@ def held(lane_of):
         await asyncio.sleep(0)
         gate.set()
         await asyncio.gather(first, *tasks, return_exceptions=True)
-        assert not lane._busy
+        assert not lane.busy
         assert await lane.run("z", lambda: 7) == 7
         return done
 

@@ -77,8 +77,8 @@ def test_a_file_with_a_second_name_keeps_its_bytes(place: Place):
         copy = place.path / "backup"
         os.link(path, copy)
         data = copy.read_bytes()
-        with backend._ledger.locked():
-            backend._ledger.delete(path.name)
+        with closing(Ledger(place.path, QUOTA)) as ledger, ledger.locked():
+            ledger.delete(path.name)
         assert not path.exists()
         assert copy.read_bytes() == data
 
@@ -146,7 +146,8 @@ def test_the_wish_of_a_process_that_is_gone_costs_one_segment_at_most(place: Pla
         store(backend, keys_of("held", 400))
         before = backend.stats().segments
         since_ns = int((place.clock.now_s() + ahead_s) * 1e9)
-        backend._ledger.set_want(Want(12_345, 0, since_ns))
+        with closing(Ledger(place.path, QUOTA)) as gone:
+            gone.set_want(Want(12_345, 0, since_ns))
         for _ in range(60):
             place.clock.advance(1.1)
             backend.contains(keys_of("none", 1))
@@ -161,6 +162,7 @@ def test_a_process_that_stops_takes_its_wish_back(place: Place):
         store(old, keys_of("old", 400))
         new = place.open(quota_bytes=QUOTA)
         assert REFUSED in store(new, keys_of("new", 4))
-        assert old._ledger.want() is not None
-        new.close()
-        assert old._ledger.want() is None
+        with closing(Ledger(place.path, QUOTA)) as ledger:
+            assert ledger.want() is not None
+            new.close()
+            assert ledger.want() is None

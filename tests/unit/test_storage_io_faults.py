@@ -25,7 +25,7 @@ from stratakv.storage.io_jobs import (
     Touched,
     kind_of,
 )
-from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
+from stratakv.storage.io_worker import Backends, IoLimits, IoWorker, thread_for
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.io_gate import (
@@ -188,9 +188,15 @@ def test_a_dead_thread_is_loud(made, clock):
         def contains(self, keys):
             raise SystemExit
 
-    worker = IoWorker(Backends(gate := Fatal(), gate), FORM, IoLimits(), clock)
+    hands = []
+
+    def hand_for(lane, name):
+        hands.append(thread_for(lane, name))
+        return hands[-1]
+
+    worker = IoWorker(Backends(gate := Fatal(), gate), FORM, IoLimits(), clock, hand_for)
     worker.submit(Query(keys_of(1)))
-    worker._hands[0].join(PATIENCE_S)
+    hands[0].join(PATIENCE_S)
     for call in (lambda: worker.ready(Kind.QUERY), lambda: worker.submit(Query(()))):
         with pytest.raises(AssertionError, match="storage tier failed"):
             call()
@@ -270,7 +276,7 @@ def test_many_jobs_leave_no_threads_and_no_tasks(made):
     assert worker.close(PATIENCE_S)
     for kind in Kind:
         worker.take(kind, worker.ready(kind))
-    assert not worker._tasks
+    assert worker.idle
     assert set(worker.stats.queued.values()) == {0}
     assert threading.active_count() == before
 

@@ -50,6 +50,21 @@ class KvEventsOptions:
     kept_bytes: int = 64 << 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherStats:
+    """``endpoint``, ``replay``: as they were bound or connected to, "" for none. ``batches``: so
+    far, those that were lost too; ``queued`` of them wait for the thread, and ``kept`` can be sent
+    again, up to ``newest_kept``. ``running``: whether the thread is."""
+
+    endpoint: str
+    replay: str
+    batches: int
+    queued: int
+    kept: int
+    newest_kept: int | None
+    running: bool
+
+
 def _nobody_counts() -> None:
     pass
 
@@ -66,6 +81,7 @@ class KvEventPublisher:
         on_dropped: Callable[[], None] = _nobody_counts,
     ) -> None:
         self._options = options
+        self._endpoint = self._replay_endpoint = ""
         self._clock = clock
         self._on_dropped = on_dropped
         self._topic = options.topic.encode()
@@ -93,10 +109,12 @@ class KvEventPublisher:
         binds = any(mark in endpoint for mark in ("*", "::", "ipc://"))
         self._pub.set_hwm(HELD_BY_SUBSCRIBER)
         _attach(self._pub, "--kv-events", endpoint, binds=binds)
+        self._endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._replay is not None and replay is not None:
             # A whole replay must fit: what a ROUTER cannot queue, it drops without a word.
             self._replay.set_hwm(self._options.kept_batches + 1)
             _attach(self._replay, "--kv-events-replay", replay, binds=True)
+            self._replay_endpoint = self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def follow(self, spec: CacheSpec, adapters: Mapping[str, bytes]) -> CacheEvents:
         """Begin to publish what happens to a cache that is still empty; ``adapters``: digests by
@@ -116,6 +134,18 @@ class KvEventPublisher:
         events = self._events.take()
         if events:
             self._offer(events)
+
+    def stats(self) -> PublisherStats:
+        kept = self._kept
+        return PublisherStats(
+            endpoint=self._endpoint,
+            replay=self._replay_endpoint,
+            batches=self._next,
+            queued=len(self._queue),
+            kept=len(kept),
+            newest_kept=kept[-1][0] if kept else None,
+            running=self._thread is not None and self._thread.is_alive(),
+        )
 
     def close(self) -> None:
         """Send what is queued and end the thread."""

@@ -33,6 +33,15 @@ class FairThread:
         self._busy = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
+    @property
+    def busy(self) -> bool:
+        return self._busy
+
+    @property
+    def waiting(self) -> int:
+        """Clients whose work waits for its turn."""
+        return len(self._waiting)
+
     async def run(self, client: str, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         if self._busy:
