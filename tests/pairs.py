@@ -119,8 +119,9 @@ PROMPT = [n * 7 % VOCABULARY for n in range(60)]
 
 
 @contextmanager
-def token_pair(*rules, device=60, host=100, page=4, link=None, **settings):
-    """``device``: pages of each group where it is decoded, or one count for all."""
+def token_pair(*rules, device=60, prefill=60, host=100, page=4, link=None, **settings):
+    """``device`` and ``prefill``: pages of each group where it is decoded and where prompts are
+    computed, or one count for all."""
     spec, config = token_spec(page, *rules), replace(CONFIG, page_tokens=page, **settings)
     config = config if host else replace(config, cache="device")
     link = LocalHandOff() if link is None else link
@@ -134,7 +135,7 @@ def token_pair(*rules, device=60, host=100, page=4, link=None, **settings):
                     sockets=Sockets(role=lambda side=side: link.roles[side]),
                 )
             )
-            for side, pages in ((HandOffSide.PREFILL, 60), (HandOffSide.DECODE, device))
+            for side, pages in ((HandOffSide.PREFILL, prefill), (HandOffSide.DECODE, device))
         ]  # fmt: skip
         yield Pair(link, *sides)
 

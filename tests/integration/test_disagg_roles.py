@@ -7,19 +7,20 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+import numpy as np
 import pytest
 
 from stratakv.cache.records import TierTokens
 from stratakv.core.clock import ManualClock
 from stratakv.core.errors import TransportError
-from stratakv.core.ids import RequestId
+from stratakv.core.ids import GroupId, LayerId, RequestId
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.peers import NO_WRITES, Peers
 from stratakv.disagg.prefill_role import PrefillRole
-from stratakv.disagg.session import SessionLimits
+from stratakv.disagg.session import SessionLimits, SessionState
 from stratakv.disagg.transport import PeerId
-from stratakv.engine.request import Failure, FinishReason, Phase
+from stratakv.engine.request import Failure, FinishReason, Phase, TransferSession
 from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import wait_until
@@ -273,6 +274,75 @@ def test_pages_that_may_still_be_written_are_nobody_elses_until_the_fence():
         link.clock.advance(32)
         settle(pair)
         assert link.roles[HandOffSide.DECODE].lease_counts().overdue == 0, "prefill was first"
+
+
+def holds(held, pages, tokens):
+    return (held[pages].reshape(-1) == tokens).all()
+
+
+def test_chunks_arrive_while_the_rest_is_computed():
+    """All but the last ones are written when the prompt is computed: the link has nothing else to
+    do meanwhile."""
+    with tokens_over(Link(), KeepWindow(10)) as pair:
+        prefill, decode = (pair.sides[side] for side in HandOffSide)
+        pair.submit(greedy("r", PROMPT, 4))
+        until(pair, lambda: pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING, "the start")
+        seen = 0
+        while pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING:
+            tokens = prefill.engine.status(RequestId("r")).computed
+            row = decode.engine.status(RequestId("r")).row
+            mine = decode.cache.hand_off.pages(row, len(PROMPT)).groups[0].pages[: tokens // 4]
+            wanted = np.array(PROMPT[: tokens // 4 * 4], np.float32)
+            held = decode.pools.layer(GroupId(0), "tokens", LayerId(0)).numpy()
+            wait_until(partial(holds, held, mine, wanted), "the chunk")
+            seen = max(seen, tokens)
+            pair.step()
+        assert seen == 54, "six chunks of nine tokens"
+        settle(pair)
+        assert tokens_of(pair.said("r")) == expected_tokens(PROMPT, 4)
+
+
+@pytest.mark.parametrize("gives_up", HandOffSide)
+def test_what_is_given_up_between_chunks_is_nobody_elses_until_it_is_written(gives_up):
+    """A chunk's pages are read for a write that has not begun, and those it goes to are leased; the
+    same session is asked for again at once."""
+    link = Link(prefill=untidy(1, STUCK))
+    with tokens_over(link, KeepWindow(10)) as pair:
+        prefill = pair.sides[HandOffSide.PREFILL]
+        pair.submit(greedy("r", PROMPT, 4))
+        until(pair, lambda: pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING, "a chunk")
+        assert link.roles[HandOffSide.PREFILL].stats().states[SessionState.TRANSFERRING] == 1
+        pair.sides[gives_up].engine.abort(RequestId("r"))
+        for _ in range(20):
+            pair.step()
+        free = {side: free_pages(parts) for side, parts in pair.sides.items()}
+        assert free[HandOffSide.PREFILL][0] < 60
+        assert sum(link.roles[HandOffSide.DECODE].lease_counts().leased.values()) > 0
+        assert not any(parts.engine.flush() for parts in pair.sides.values())
+        again = replace(greedy("again", PROMPT[:20], 2), session=TransferSession("r"))
+        prefill.engine.submit(again)
+        pair.out[HandOffSide.PREFILL]["again"] = []
+        for _ in range(5):
+            pair.step()
+        assert free == {side: free_pages(parts) for side, parts in pair.sides.items()}
+        prefill.engine.abort(RequestId("again"))
+        link.clock.advance(72)
+        settle(pair)
+
+
+def test_a_prompt_that_takes_longer_than_a_transfer_may_is_handed_over():
+    """Each chunk has its time."""
+    link = Link()
+    with tokens_over(link) as pair:
+        role = link.roles[HandOffSide.PREFILL]
+        pair.submit(greedy("r", PROMPT, 4))
+        until(pair, lambda: pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING, "a chunk")
+        while pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING:
+            link.clock.advance(5)
+            pair.step()
+        settle(pair)
+        assert tokens_of(pair.said("r")) == expected_tokens(PROMPT, 4)
+        assert role.stats().succeeded == 1
 
 
 def test_what_takes_too_long_fails_on_both_sides_and_they_join_again():

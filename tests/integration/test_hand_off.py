@@ -123,6 +123,55 @@ def test_what_is_taken_and_sent_is_what_each_group_needs_at_the_end(rules, token
 
 
 @every_rule
+def test_pages_are_sent_while_the_rest_of_the_prompt_is_computed(rules):
+    """All that is full by then of what the other side will need, and nothing else; a window that
+    lies in the last chunk, and a state, come at the end."""
+    with token_pair(*rules) as pair:
+        pair.submit(greedy("r", PROMPT, 3))
+        computed, moved = RecordingRunner(pair.sides[HandOffSide.PREFILL]), {}
+        while computed.computed_tokens < len(PROMPT):
+            pair.step()
+            moved[computed.computed_tokens] = dict(pair.link.moved)
+        assert len(moved) > 5
+        for tokens, counts in moved.items():
+            for group in pair.decode.spec.groups:
+                span = needed(group.retention, len(PROMPT), 4)
+                full = 0 if group.stateful else len(range(span.start, min(span.stop, tokens // 4)))
+                assert counts.get(group.id, 0) == (full if tokens < len(PROMPT) else len(span))
+        pair.drain()
+        assert tokens_of(pair.said("r")) == expected_tokens(PROMPT, 3)
+        pair.assert_nothing_left()
+
+
+@every_rule
+def test_requests_that_are_read_are_not_retracted_where_prompts_are_computed(rules):
+    """Everything on the device is wanted now and then, while chunks are on their way, slowly; those
+    of which nothing is read are retracted and come back. What is freed is poisoned."""
+    rng = Random(3)
+    with token_pair(*rules, reserve_tokens=1) as pair:
+        prefill = pair.sides[HandOffSide.PREFILL]
+        pair.link.slow(rng, most=8)
+        asked = [
+            greedy(f"{n}", [n, *PROMPT[: rng.randrange(20, 59)]], rng.randrange(1, 5))
+            for n in range(8)
+        ]
+        for one in asked:
+            pair.submit(one)
+        while any(parts.engine.has_work() for parts in pair.sides.values()):
+            pair.step()
+            if rng.random() < 0.5:
+                for one in asked:
+                    prefill.engine.retract(one.id)
+                prefill.cache.progress.push_out(Tier.DEVICE)
+                prefill.engine.check()
+        for one in asked:
+            answer = expected_tokens(one.tokens, one.sampling.max_tokens)
+            assert tokens_of(pair.said(one.id)) == answer
+        assert prefill.cache.tiers.pools.counters.retracted > 0
+        pair.assert_nothing_left()
+
+
+@every_rule
 @pytest.mark.parametrize("more", [1, 2, 3, 4, 11])
 def test_what_decode_has_cached_is_not_sent_again(rules, more):
     with token_pair(*rules) as pair:

@@ -3,12 +3,13 @@ else happens to the same prefix here meanwhile.
 """
 
 import numpy as np
+import pytest
 
 from stratakv.assembly.build import Sockets
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId
 from stratakv.engine.request import Phase
-from stratakv.engine.roles import Sent, UnifiedRole
+from stratakv.engine.roles import ChunkComputed, Sent, UnifiedRole
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepWindow, needed
 from tests.engines import VOCABULARY, drain, evict_device, greedy, run, token_engine, token_spec
@@ -17,16 +18,17 @@ PAGE = 4
 
 
 class Lender(UnifiedRole):
-    """Sends the prompt of "B", which nobody takes before ``take``."""
+    """Sends the prompt of "B", which nobody takes before ``take``. ``lent``: each part of it, new
+    ones last."""
 
     def __init__(self):
-        self.lent, self.ends = None, []
+        self.lent, self.ends = [], []
 
-    def prefilled(self, request, first, pages):
+    def computed(self, request, computed, pages):
         if request.id != "B":
-            return super().prefilled(request, first, pages)
-        self.lent = pages()
-        return Phase.TRANSFERRING
+            return super().computed(request, computed, pages)
+        self.lent.append(pages())
+        return Phase.PREFILLING if isinstance(computed, ChunkComputed) else Phase.TRANSFERRING
 
     def take(self):
         self.ends = [Sent("B")]
@@ -38,20 +40,24 @@ class Lender(UnifiedRole):
 
 def assert_lent(parts, lent, tokens):
     """Every page that the other engine reads holds what it is read for."""
-    for group, pages in zip(parts.spec.groups, lent.groups, strict=True):
-        span = needed(group.retention, len(tokens), PAGE)
-        bytes_of = parts.pools.layer(group.id, "tokens", LayerId(group.id)).numpy()
-        held = bytes_of[pages.pages].reshape(-1)
-        assert held.tolist() == tokens[span.start * PAGE : span.stop * PAGE], group.name
+    for part in lent:
+        for group, pages in zip(parts.spec.groups, part.groups, strict=True):
+            first, stop = pages.first * PAGE, (pages.first + len(pages.pages)) * PAGE
+            assert first == needed(group.retention, len(tokens), PAGE).start * PAGE
+            bytes_of = parts.pools.layer(group.id, "tokens", LayerId(group.id)).numpy()
+            held = bytes_of[pages.pages].reshape(-1)
+            assert held[: len(tokens) - first].tolist() == tokens[first:stop], group.name
 
 
-def test_a_load_of_what_is_being_sent_frees_none_of_its_pages():
-    """B, which hits A's milestone at 16 pages, computes the last two of its prompt in the step that
-    begins to load them for A: there are two pages for one place until the load has landed."""
+@pytest.mark.parametrize("more", [0, 5, 12], ids=["the end", "one chunk more", "two chunks more"])
+def test_a_load_of_what_is_being_sent_frees_none_of_its_pages(more):
+    """B, which hits A's milestone at 16 pages, computes two pages of its prompt, the last ones or
+    not, in the step that begins to load them for A: there are two pages for one place until the
+    load has landed."""
     spec, role = token_spec(PAGE, KeepWindow(56)), Lender()
     rng = np.random.default_rng(5)
     known = rng.integers(0, VOCABULARY, 64 * PAGE + 1).tolist()
-    sent, beginning = known[: 20 * PAGE], known[: 32 * PAGE + 1]
+    sent, beginning = known[: 20 * PAGE + more], known[: 32 * PAGE + 1]
     settings = EngineConfig(
         page_tokens=PAGE, max_running=4, max_model_len=400, chunk_tokens=8, step_tokens=15
     )
@@ -65,11 +71,11 @@ def test_a_load_of_what_is_being_sent_frees_none_of_its_pages():
         parts.engine.step()
         parts.engine.submit(greedy("A again", beginning, 1))
         parts.engine.step()
-        assert role.lent is not None
-        for _ in range(3):
+        for _ in range(6):
             assert_lent(parts, role.lent, sent)
             parts.engine.step()
             parts.engine.check()
+        assert len(role.lent[-1].groups[0].pages) == -(-len(sent) // PAGE)
         assert parts.cache.tiers.pools.counters.duplicate_pages > duplicates
         role.take()
         drain(parts)

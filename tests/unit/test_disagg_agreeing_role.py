@@ -67,8 +67,8 @@ class Scripted:
         self.calls.append(("reserved", request.id))
         self.put(request.id, TRANSFERRING)
 
-    def prefilled(self, request, first, pages):
-        self.calls.append(("prefilled", request.id))
+    def computed(self, request, computed, pages):
+        self.calls.append(("computed", request.id))
         return Phase.DECODING if request.id in self.alone else Phase.TRANSFERRING
 
     def poll(self):
@@ -242,7 +242,7 @@ def test_one_that_leaves_with_success_on_all_ranks_has_been_sent():
     (asked,) = group.arrive("r")
     group.put("r", WAITING, WAITING)
     group.ballot()
-    assert group.alike("prefilled", asked, FIRST, None) is Phase.TRANSFERRING
+    assert group.alike("computed", asked, FIRST, None) is Phase.TRANSFERRING
     group.put("r", TRANSFERRING, TRANSFERRING)
     group.alike("left", asked)
     for own in group.own:
@@ -255,8 +255,8 @@ def test_a_prompt_that_was_computed_after_all_had_failed_is_given_to_nobody():
     asked = group.waiting()
     group.own[1].put("r", FAILED)
     group.ballot()
-    assert group.alike("prefilled", asked, FIRST, None) is Phase.TRANSFERRING
-    assert not any(("prefilled", "r") in own.calls for own in group.own)
+    assert group.alike("computed", asked, FIRST, None) is Phase.TRANSFERRING
+    assert not any(("computed", "r") in own.calls for own in group.own)
     group.own[0].put("r", FAILED)
     assert isinstance(group.ballot()[0], TransferFailed)
 
@@ -267,7 +267,7 @@ def test_what_no_other_engine_has_a_part_in_is_the_role_s_own():
         own.alone.add("r")
     (asked,) = group.arrive("r")
     assert group.alike("may_start", asked) is Start.COMPUTE
-    assert group.alike("prefilled", asked, FIRST, None) is Phase.DECODING
+    assert group.alike("computed", asked, FIRST, None) is Phase.DECODING
     group.alike("left", asked)
     assert group.ballot() == []
 

@@ -4,8 +4,8 @@ Owns the answer, and its three readers' records: retraction saves it, an engine 
 prompt for another one sends it, the other one takes pages for it. Read-only.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -57,6 +57,20 @@ class TransferPages:
 
     tokens: int
     groups: tuple[GroupPages, ...]
+
+    def part(self, starts: Sequence[int], source: "TransferPages") -> "TransferPages":
+        """Of these pages those that ``source`` has, but for the ones before page index
+        ``starts[g]`` of each group."""
+        groups: list[GroupPages] = []
+        for mine, theirs, start in zip(self.groups, source.groups, starts, strict=True):
+            if mine.first == NONE:
+                groups.append(replace(mine, pages=mine.pages[: len(theirs.pages)]))
+                continue
+            first = max(mine.first, theirs.first, start)
+            stop = max(first, theirs.first + len(theirs.pages))
+            pages = mine.pages[first - mine.first : stop - mine.first]
+            groups.append(GroupPages(mine.group, first, pages))
+        return TransferPages(self.tokens, tuple(groups))
 
     def paired(self, target: "TransferPages") -> Iterator[tuple[GroupId, PageIds, PageIds]]:
         """Group, pages here and pages of ``target`` that they are to be copied to: by page index,
@@ -122,6 +136,22 @@ class Footprints:
             mapped = np.flatnonzero(self._tables.pages(group.id)[row] != NONE)
             assert np.array_equal(mapped, kept), f"group {group.name} maps what was not saved"
             assert kept == list(span), f"group {group.name} was not saved as it is needed"
+
+    def full_pages(self, row: int, tokens: int, total: int) -> TransferPages:
+        """What the request at ``row`` needs after ``total``, but for pages that are not full after
+        ``tokens``, and states. AssertionError where it has no page for some of it."""
+        page, found = self._spec.page_tokens, list[GroupPages]()
+        for group in self._spec.groups:
+            span = needed(group.retention, total, page)
+            first, stop = span.start, max(span.start, min(span.stop, tokens // page))
+            if group.stateful:
+                one = GroupPages(group.id, NONE, np.empty(0, np.int32))
+            else:
+                pages = self._tables.pages(group.id)[row, first:stop].copy()
+                one = GroupPages(group.id, first, pages)
+            assert (one.pages != NONE).all(), f"group {group.name} lacks a page at {tokens} tokens"
+            found.append(one)
+        return TransferPages(total, tuple(found))
 
     def transfer_pages(self, row: int, tokens: int, held: int = 0) -> TransferPages:
         """What the request at ``row`` needs after ``tokens``, but for the first ``held`` pages of

@@ -59,10 +59,21 @@ class HandOff:
         """What was reserved holds the KV of ``tokens``: full pages enter the tree."""
         self._commits.receive(row, self._sequences[row], tokens)
 
+    def is_loading(self, row: int) -> bool:
+        """Whether the request has pages of its own for places that are just being loaded: they go
+        when the loads have ended."""
+        return bool(self._sequences[row].duplicates)
+
+    def part(self, row: int, tokens: int, total: int) -> TransferPages:
+        """Of what the request at ``row`` will need after ``total`` tokens, the pages that are full
+        by now, ``tokens`` having their KV. They stay there while the row is open."""
+        assert not self.is_loading(row), "pages that are about to go"
+        return self._footprints.full_pages(row, tokens, total)
+
     def pages(self, row: int, tokens: int) -> TransferPages:
         """Where all that lies which the request at ``row`` needs after ``tokens``, which have their
         KV. It stays there while the row is open and computes nothing."""
-        while self._sequences[row].duplicates:  # freed where the loads of these pages end
+        while self.is_loading(row):
             assert self._wait(), "a page has two places, and nothing is under way"
         return self._footprints.transfer_pages(row, tokens)
 

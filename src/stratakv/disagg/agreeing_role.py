@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 import numpy as np
 
@@ -21,12 +21,14 @@ from stratakv.core.ids import RequestId
 from stratakv.disagg.session import SessionState
 from stratakv.engine.request import Phase, Request
 from stratakv.engine.roles import (
+    ChunkComputed,
+    Computed,
     FirstToken,
     Received,
     Role,
     Sent,
     Start,
-    TransferEnd,
+    TransferEvent,
     TransferFailed,
 )
 
@@ -57,7 +59,7 @@ class _Entry:
     request: Request
     agreed: SessionState = SessionState.BOOTSTRAPPING
     engaged: bool = False
-    end: TransferEnd | None = None
+    end: TransferEvent | None = None
     slot: int | None = None
 
     def vote(self, state: SessionState | None) -> int:
@@ -81,7 +83,7 @@ class AgreeingRole:
         self._waiting: deque[_Entry] = deque()
         self._free = list(range(SLOTS[SlotKind.SESSION]))
         self._votes = np.zeros(SLOTS[SlotKind.SESSION], np.int64)
-        self._ends: list[TransferEnd] = []
+        self._ends: list[TransferEvent] = []
         self._ended = 0
 
     def __len__(self) -> int:
@@ -113,18 +115,25 @@ class AgreeingRole:
         self._entries[request.id].engaged = True
         self._role.reserved(request, pages)
 
-    def prefilled(
-        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    def computed(
+        self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
+        """Chunks are not sent before the whole: which pages are read would have to be agreed."""
         entry = self._entries.get(request.id)
         if entry is None:
-            return self._role.prefilled(request, first, pages)
-        entry.engaged = True
+            return self._role.computed(request, computed, pages)
+        match computed:
+            case ChunkComputed():
+                return Phase.PREFILLING
+            case FirstToken():
+                entry.engaged = True
+            case _:
+                assert_never(computed)
         if entry.agreed is SessionState.FAILED:
             return Phase.TRANSFERRING  # until its end, which comes
-        return self._role.prefilled(request, first, pages)
+        return self._role.computed(request, computed, pages)
 
-    def poll(self) -> Sequence[TransferEnd]:
+    def poll(self) -> Sequence[TransferEvent]:
         ends, self._ends = self._ends, []
         return ends
 
@@ -170,7 +179,7 @@ class AgreeingRole:
             assert entry.end is not None, f"{entry.request.id} has arrived, and nobody knows what"
             self._over(entry, entry.end)
 
-    def _over(self, entry: _Entry, end: TransferEnd) -> None:
+    def _over(self, entry: _Entry, end: TransferEvent) -> None:
         """No rank's pages are touched any more."""
         self._ends.append(end)
         self._forget(entry)

@@ -30,7 +30,14 @@ from stratakv.disagg.session import (
 from stratakv.disagg.statistics import SessionCounts, SessionStats
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId
 from stratakv.engine.request import Phase, Request
-from stratakv.engine.roles import FirstToken, Received, Start, TransferEnd, TransferFailed
+from stratakv.engine.roles import (
+    Computed,
+    Received,
+    Start,
+    TransferEvent,
+    TransferFailed,
+    computed_here,
+)
 
 Route: TypeAlias = Callable[[Request], PeerId | None]
 """Who computes a request's prompt; None: this engine does."""
@@ -70,7 +77,7 @@ class DecodeRole:
         self._attempts: dict[Attempt, _Receiving] = {}
         self._counts = SessionCounts()
         self._leases = PageLeases()
-        self._ends: list[TransferEnd] = []
+        self._ends: list[TransferEvent] = []
         self._due = Due()
         self._generation = 0
 
@@ -122,17 +129,17 @@ class DecodeRole:
         entry.reserved = True
         self._peers.send(entry.peer, Reserve(entry.attempt, prompt_identity(request), pages))
 
-    def prefilled(
-        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    def computed(
+        self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
-        """Of one that is computed here, or that was retracted and has computed what it lacked."""
-        del request, first, pages
-        return Phase.DECODING
+        """Of one that is computed here, or that was retracted and computes what it lacked."""
+        del request, pages
+        return computed_here(computed)
 
     def left(self, request: Request) -> None:
         self._abandon(request, "decode has no use for it any more", FailureCause.ABORTED)
 
-    def poll(self) -> Sequence[TransferEnd]:
+    def poll(self) -> Sequence[TransferEvent]:
         for event in self._peers.poll():
             match event:
                 case MessageReceived(peer, message):

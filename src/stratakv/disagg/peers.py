@@ -160,6 +160,10 @@ class Peers:
             writes = NO_WRITES
         return transfer
 
+    def write(self, peer: PeerId, writes: Writes) -> TransferId | None:
+        """Write without a word; as in ``send``."""
+        return self._end.transport.post(peer, writes) if self.knows(peer) else None
+
     def poll(self) -> Sequence[PeerEvent]:
         """What has happened since the last call, in order for each peer; ``Disconnected`` is the
         last of one, and a peer that speaks nonsense is lost."""

@@ -1,16 +1,17 @@
-"""Computes prompts for other engines, and writes their pages there.
+"""Computes prompts for other engines, and writes their pages there: each chunk's while the next one
+is computed.
 
 Owns the sessions of its requests and what is being written. Pages here may be read until their
-write has ended, and until then the engine learns nothing. Must not know how words and bytes
+writes have ended, and until then the engine learns nothing. Must not know how words and bytes
 travel (``peers``).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from stratakv.cache.footprint import TransferPages
-from stratakv.cache.records import TierTokens
+from stratakv.cache.records import CachedTokens, TierTokens
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import RequestId
@@ -23,21 +24,33 @@ from stratakv.disagg.session import (
     Arrived,
     FailureCause,
     Session,
+    SessionEvent,
     SessionState,
     TransferBegun,
 )
 from stratakv.disagg.statistics import SessionCounts, SessionStats
-from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId, TransferId
+from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId, TransferId, Writes
 from stratakv.engine.request import Phase, Request
-from stratakv.engine.roles import FirstToken, Sent, Start, TransferEnd, TransferFailed
+from stratakv.engine.roles import (
+    ChunkComputed,
+    Computed,
+    FirstToken,
+    PartSent,
+    Sent,
+    Start,
+    TransferEvent,
+    TransferFailed,
+)
 
 
 @dataclass(slots=True, eq=False)
 class _Sending:
     """``request``: of this engine, once it has come, with the identity of its ``prompt`` and the
     length of that, ``tokens``.
-    ``asked`` and ``peer``: for whom, once that is known. A session that has ended waits here for
-    the side that does not know of it, until ``until_s``."""
+    ``asked`` and ``peer``: for whom, once that is known. ``sent``: the page index up to which each
+    group's pages were written, and ``writes`` those under way; ``proved``: the last one is among
+    them, with the proof behind it. A session that has ended waits here for the side that does not
+    know of it, until ``until_s``."""
 
     session: Session
     until_s: float
@@ -46,6 +59,12 @@ class _Sending:
     tokens: int = 0
     asked: Reserve | None = None
     peer: PeerId | None = None
+    sent: list[int] = field(default_factory=list[int])
+    writes: set[TransferId] = field(default_factory=set[TransferId])
+    proved: bool = False
+
+    def is_of(self, attempt: Attempt, peer: PeerId) -> bool:
+        return self.asked is not None and (self.asked.attempt, self.peer) == (attempt, peer)
 
 
 class PrefillRole:
@@ -54,20 +73,22 @@ class PrefillRole:
     def __init__(self, peers: Peers, limits: HandOffLimits, clock: Clock | None = None) -> None:
         self._peers, self._limits = peers, limits
         self._clock = clock or MonotonicClock()
-        self._sessions: dict[str, _Sending] = {}
+        self._sessions: dict[str, _Sending] = {}  # those that are not all written, by name
+        self._requests: dict[RequestId, _Sending] = {}  # of which the engine knows no end
+        self._writes: dict[TransferId, _Sending] = {}
         self._counts = SessionCounts()
-        self._written: dict[TransferId, tuple[RequestId, _Sending]] = {}
-        self._ends: list[TransferEnd] = []
+        self._events: list[TransferEvent] = []
         self._due = Due()
 
     def __len__(self) -> int:
         """Sessions that have not ended, or whose end the other side does not know."""
-        return len(self._sessions) + len(self._written)
+        return len(self._all())
 
     def stats(self) -> SessionStats:
-        waiting = [entry.session for entry in self._sessions.values()]
-        written = [entry.session for _, entry in self._written.values()]
-        return self._counts.stats([*waiting, *written], None)
+        return self._counts.stats([entry.session for entry in self._all()], None)
+
+    def _all(self) -> list[_Sending]:
+        return list(dict.fromkeys([*self._sessions.values(), *self._writes.values()]))
 
     # -- the engine's calls ----------------------------------------------------------------------
 
@@ -77,58 +98,52 @@ class PrefillRole:
         if entry is not None and entry.request is not None:
             if not entry.session.ended:
                 taken = f"the session {name} is another request's"
-                self._ends.append(TransferFailed(request.id, taken))
+                self._events.append(TransferFailed(request.id, taken))
                 return
             entry = None  # another one of that name has left
         entry = entry or self._opened(name)
         entry.request = request.id
         entry.prompt, entry.tokens = prompt_identity(request), request.prompt_tokens
-        self._agree(name, entry)
+        self._requests[request.id] = entry
+        self._agree(entry)
 
     def may_start(self, request: Request) -> Start:
-        entry = self._of(request)
+        entry = self._requests.get(request.id)
         ready = entry is not None and entry.asked is not None and not entry.session.ended
         return Start.COMPUTE if ready else Start.WAIT
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
         raise AssertionError(f"{request.id} receives {pages} where prompts are computed")
 
-    def prefilled(
-        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    def computed(
+        self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
-        entry = self._sessions.pop(session_name(request))
-        assert entry.request == request.id, f"{request.id} was computed for another one's session"
-        assert entry.asked is not None, f"{request.id} was computed for nobody"
-        assert entry.peer is not None
-        self._move(entry, TransferBegun())
-        here, there = self._peers.places(entry.peer)
-        writes = here.writes(pages(), there, entry.asked.pages)
-        cached = request.cached
-        device, host, storage = 0, 0, 0
-        if cached is not None:
-            device, host, storage = cached.device, cached.host, cached.storage
-        counts = TierTokens(device, host, storage)
-        proof = Arrival(entry.asked.attempt, first, counts)
-        transfer = self._peers.send(entry.peer, proof, writes)
-        if transfer is None:
-            self._move(entry, Aborted(f"{entry.peer} is lost", FailureCause.PEER_LOST))
-            self._ends.append(TransferFailed(request.id, entry.session.reason))
-        else:
-            self._written[transfer] = request.id, entry
-        return Phase.TRANSFERRING
+        entry = self._requests[request.id]
+        ended = entry.session.ended  # ``poll`` reports it when what is written has ended
+        match computed:
+            case ChunkComputed():
+                if not ended:
+                    self._write(entry, pages())
+                return Phase.PREFILLING
+            case FirstToken():
+                if not ended:
+                    self._write_last(entry, pages(), computed, request.cached)
+                return Phase.TRANSFERRING
+            case _:
+                assert_never(computed)
 
     def left(self, request: Request) -> None:
         self._abandon(request, Aborted("prefill has given the request up"))
 
-    def poll(self) -> Sequence[TransferEnd]:
+    def poll(self) -> Sequence[TransferEvent]:
         for event in self._peers.poll():
             match event:
                 case MessageReceived(peer, message):
                     self._on_message(peer, message)
                 case Done(transfer):
-                    self._written_all(transfer)
+                    self._written(transfer, None)
                 case Failed(transfer, reason):
-                    self._not_written(transfer, reason)
+                    self._written(transfer, reason)
                 case Lost(peer, reason):
                     self._lose(peer, reason)
                 case Disconnected(peer):
@@ -138,8 +153,92 @@ class PrefillRole:
         now_s = self._clock.now_s()
         if self._due.passed(now_s):
             self._expire(now_s)
-        ends, self._ends = self._ends, []
-        return ends
+        events, self._events = self._events, []
+        return events
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def _write(self, entry: _Sending, source: TransferPages) -> None:
+        """What of ``source`` is wanted and was not written before."""
+        writes = self._next(entry, source)
+        if not len(writes.sizes):
+            self._report(entry, PartSent)
+            return
+        assert entry.peer is not None
+        self._begin(entry, self._peers.write(entry.peer, writes))
+
+    def _write_last(
+        self,
+        entry: _Sending,
+        source: TransferPages,
+        first: FirstToken,
+        cached: CachedTokens | None,
+    ) -> None:
+        """The rest, and behind it the proof that all is there."""
+        writes = self._next(entry, source)
+        assert entry.asked is not None
+        assert entry.peer is not None
+        had = TierTokens(0, 0, 0)
+        if cached is not None:
+            had = TierTokens(cached.device, cached.host, cached.storage)
+        proof = Arrival(entry.asked.attempt, first, had)
+        self._begin(entry, self._peers.send(entry.peer, proof, writes))
+        if entry.writes:
+            entry.proved = True
+            del self._sessions[entry.session.name]
+
+    def _next(self, entry: _Sending, source: TransferPages) -> Writes:
+        assert entry.asked is not None, f"{entry.request} was computed for nobody"
+        assert entry.peer is not None
+        entry.sent = entry.sent or [0] * len(source.groups)
+        target = entry.asked.pages.part(entry.sent, source)
+        ends = [group.first + len(group.pages) for group in source.groups]
+        entry.sent = list(map(max, entry.sent, ends))
+        here, there = self._peers.places(entry.peer)
+        return here.writes(source, there, target)
+
+    def _begin(self, entry: _Sending, transfer: TransferId | None) -> None:
+        """``transfer``: None where the peer is lost."""
+        if entry.session.state is SessionState.TRANSFERRING:
+            entry.session = entry.session.extended(self._clock.now_s())
+        else:
+            self._move(entry, TransferBegun())
+        if transfer is None:
+            self._fail(entry, Aborted(f"{entry.peer} is lost", FailureCause.PEER_LOST))
+            return
+        entry.writes.add(transfer)
+        self._writes[transfer] = entry
+
+    def _written(self, transfer: TransferId, failure: str | None) -> None:
+        """A write has ended, and perhaps it was the last one that reads the request's pages."""
+        entry = self._writes.pop(transfer, None)
+        if entry is None:
+            return  # words alone
+        entry.writes.remove(transfer)
+        if failure is not None:
+            self._move(entry, Aborted(failure, FailureCause.PEER_LOST))
+        if entry.writes:
+            return
+        if entry.proved:
+            self._move(entry, Arrived(entry.session.name))
+        match entry.session.state:
+            case SessionState.SUCCESS:
+                self._report(entry, Sent)
+            case SessionState.FAILED:
+                self._report_failure(entry)
+            case _:
+                self._report(entry, PartSent)
+
+    def _report(self, entry: _Sending, what: type[Sent | PartSent]) -> None:
+        assert entry.request is not None
+        if what is Sent:
+            self._requests.pop(entry.request, None)
+        self._events.append(what(entry.request))
+
+    def _report_failure(self, entry: _Sending) -> None:
+        """Where the engine does not know of it."""
+        if entry.request is not None and self._requests.pop(entry.request, None) is not None:
+            self._events.append(TransferFailed(entry.request, entry.session.reason))
 
     # -- for several ranks (``agreeing_role``) ---------------------------------------------------
 
@@ -148,11 +247,10 @@ class PrefillRole:
         return True
 
     def state(self, request: Request) -> SessionState | None:
-        entry = self._of(request)
-        if entry is not None and not entry.session.ended:
-            return entry.session.state
-        written = any(name == request.id for name, _ in self._written.values())
-        return SessionState.TRANSFERRING if written else None
+        entry = self._requests.get(request.id)
+        if entry is None:
+            return None
+        return SessionState.TRANSFERRING if entry.session.ended else entry.session.state
 
     def abort(self, request: Request, reason: str) -> None:
         self._abandon(request, Aborted(reason, FailureCause.RANK))
@@ -177,19 +275,19 @@ class PrefillRole:
             self._refuse(peer, asked.attempt, f"{name} is computed for {entry.peer}")
             return
         if entry is not None and entry.session.ended:
-            del self._sessions[name]
+            del self._sessions[entry.session.name]
             self._refuse(peer, asked.attempt, entry.session.reason)
             return
         entry = entry or self._opened(name)
         entry.asked, entry.peer = asked, peer
-        self._agree(name, entry)
+        self._agree(entry)
 
-    def _agree(self, name: str, entry: _Sending) -> None:
+    def _agree(self, entry: _Sending) -> None:
         """Both sides have come, or one of them."""
         if entry.session.ended:  # decode has given it up before it came
             if entry.request is not None:
-                del self._sessions[name]
-                self._ends.append(TransferFailed(entry.request, entry.session.reason))
+                del self._sessions[entry.session.name]
+                self._report_failure(entry)
             return
         if entry.asked is None or entry.peer is None:
             return
@@ -197,9 +295,9 @@ class PrefillRole:
             self._peers.places(entry.peer)[1].verify(entry.asked.pages, self._peers.spec)
             there = entry.asked.prompt, entry.asked.pages.tokens
             if entry.request is not None and (entry.prompt, entry.tokens) != there:
-                raise TransportError(f"{name} is another prompt there")
+                raise TransportError(f"{entry.session.name} is another prompt there")
         except TransportError as error:
-            self._fail(name, entry, Aborted(str(error), FailureCause.REFUSED))
+            self._fail(entry, Aborted(str(error), FailureCause.REFUSED))
             return
         self._move(entry, Agreed())
 
@@ -207,98 +305,76 @@ class PrefillRole:
         attempt = message.attempt
         name, aborted = attempt.session, Aborted(message.reason, FailureCause.PEER)
         entry = self._sessions.get(name)
-        if entry is not None and entry.asked is not None:
-            if (entry.asked.attempt, entry.peer) == (attempt, peer):
-                self._fail(name, entry, aborted)
-                return
-        elif not message.reserved:
-            entry = entry or self._opened(name)
-            if not entry.session.ended:
-                self._move(entry, aborted)
-                self._agree(name, entry)
-            else:
-                del self._sessions[name]  # both know
+        if entry is not None and entry.is_of(attempt, peer):
+            self._fail(entry, aborted)
             return
-        if message.reserved and not self._is_written(attempt, peer):
+        if not message.reserved and (entry is None or entry.asked is None):
+            entry = entry or self._opened(name)
+            if entry.session.ended:
+                del self._sessions[entry.session.name]  # both know
+            else:
+                self._move(entry, aborted)
+                self._agree(entry)
+            return
+        writes = any(each.is_of(attempt, peer) for each in self._writes.values())
+        if message.reserved and not writes:  # otherwise the answer is behind them
             self._refuse(peer, attempt, message.reason)
-
-    def _is_written(self, attempt: Attempt, peer: PeerId) -> bool:
-        """Whether its bytes are on their way, and the proof behind them."""
-        return any(
-            entry.asked is not None and (entry.asked.attempt, entry.peer) == (attempt, peer)
-            for _, entry in self._written.values()
-        )
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def _written_all(self, transfer: TransferId) -> None:
-        found = self._written.pop(transfer, None)
-        if found is not None:
-            self._move(found[1], Arrived(found[1].session.name))
-            self._ends.append(Sent(found[0]))
-
-    def _not_written(self, transfer: TransferId, reason: str) -> None:
-        found = self._written.pop(transfer, None)
-        if found is not None:
-            self._move(found[1], Aborted(reason, FailureCause.PEER_LOST))
-            self._ends.append(TransferFailed(found[0], reason))
-
     def _lose(self, peer: PeerId, reason: str) -> None:
-        """What it has asked for and is not written yet; of what is, its writes tell."""
-        for name, entry in list(self._sessions.items()):
+        """What it has asked for and is not proved; of what is, its writes tell."""
+        for entry in list(self._sessions.values()):
             if entry.peer == peer:
                 lost = Aborted(f"{peer} is lost: {reason}", FailureCause.PEER_LOST)
-                self._fail(name, entry, lost)
+                self._fail(entry, lost)
 
-    def _fail(self, name: str, entry: _Sending, aborted: Aborted) -> None:
-        """End what is not written, for both sides."""
-        ends = entry.request is not None and not entry.session.ended
-        self._give_up(name, entry, aborted)
-        if ends and entry.request is not None:
-            self._ends.append(TransferFailed(entry.request, aborted.reason))
+    def _fail(self, entry: _Sending, aborted: Aborted) -> None:
+        """End what is not proved, for both sides."""
+        self._give_up(entry, aborted)
+        if not entry.writes:
+            self._report_failure(entry)
 
-    def _give_up(self, name: str, entry: _Sending, aborted: Aborted) -> None:
-        """Decode hears of it, now or when it asks."""
+    def _give_up(self, entry: _Sending, aborted: Aborted) -> None:
+        """Decode hears of it, behind what is being written, or when it asks."""
         self._move(entry, aborted)
         if entry.asked is None or entry.peer is None:
             entry.until_s = self._clock.now_s() + self._limits.sessions.bootstrap_s
             self._due.add(entry.until_s)
             return
-        del self._sessions[name]
-        self._refuse(entry.peer, entry.asked.attempt, aborted.reason)
+        del self._sessions[entry.session.name]
+        self._refuse(entry.peer, entry.asked.attempt, entry.session.reason)
 
     def _refuse(self, peer: PeerId, attempt: Attempt, reason: str) -> None:
         self._peers.send(peer, Ended(attempt, reason))
 
     def _expire(self, now_s: float) -> None:
-        for name, entry in list(self._sessions.items()):
+        for entry in self._all():
             expired = entry.session.expire(now_s)
-            if entry.session.ended:
+            if entry.writes:
+                if now_s < entry.session.deadline_s:
+                    self._due.add(entry.session.deadline_s)
+                elif entry.peer is not None:
+                    self._peers.disconnect(entry.peer, "it does not take what is written in time")
+            elif entry.session.ended:
                 if now_s >= entry.until_s:
-                    del self._sessions[name]
-                    continue
-                self._due.add(entry.until_s)
+                    del self._sessions[entry.session.name]
+                else:
+                    self._due.add(entry.until_s)
             elif expired.ended:
-                self._fail(name, entry, Aborted(expired.reason, FailureCause.TIMEOUT))
+                self._fail(entry, Aborted(expired.reason, FailureCause.TIMEOUT))
             else:
                 self._due.add(expired.deadline_s)
-        for _, entry in self._written.values():
-            if now_s < entry.session.deadline_s:
-                self._due.add(entry.session.deadline_s)
-            elif entry.peer is not None:
-                self._peers.disconnect(entry.peer, "it does not take what is written in time")
 
     # -- sessions --------------------------------------------------------------------------------
 
     def _abandon(self, request: Request, aborted: Aborted) -> None:
-        entry = self._of(request)
-        if entry is not None:
-            self._give_up(session_name(request), entry, aborted)
-
-    def _of(self, request: Request) -> _Sending | None:
-        """Its own session, and no other one of that name."""
-        entry = self._sessions.get(session_name(request))
-        return None if entry is None or entry.request != request.id else entry
+        entry = self._requests.get(request.id)
+        if entry is None or entry.proved or entry.session.ended:
+            return  # what is written with its proof is not called off
+        if not entry.writes:
+            del self._requests[request.id]
+        self._give_up(entry, aborted)
 
     def _opened(self, name: str) -> _Sending:
         now_s = self._clock.now_s()
@@ -307,7 +383,7 @@ class PrefillRole:
         self._due.add(session.deadline_s)
         return entry
 
-    def _move(self, entry: _Sending, event: Agreed | TransferBegun | Arrived | Aborted) -> None:
+    def _move(self, entry: _Sending, event: SessionEvent) -> None:
         before, entry.session = entry.session, entry.session.after(event, self._clock.now_s())
         self._counts.moved(before, entry.session)
         self._due.add(entry.session.deadline_s)

@@ -124,6 +124,11 @@ class Session:
             )
         return replace(self, state=wanted, deadline_s=now_s + self._limit_s(wanted))
 
+    def extended(self, now_s: float) -> "Session":
+        """More of its bytes are on their way: the time for a transfer begins anew."""
+        assert self.state is SessionState.TRANSFERRING, "a part of what has not begun"
+        return replace(self, deadline_s=now_s + self.limits.transfer_s)
+
     def expire(self, now_s: float) -> "Session":
         """Failed where its state has taken too long."""
         if self.ended or now_s < self.deadline_s:

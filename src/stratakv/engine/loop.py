@@ -156,7 +156,7 @@ class Engine:
     def retract(self, request: RequestId) -> None:
         """Take a request off the device, if it runs, as where pages run short."""
         found = self._requests.get(request)
-        if found is not None and found in self._running.computing:
+        if found is not None and found.row >= 0:
             self._steps.retract(found)
 
     def status(self, request: RequestId) -> RequestStatus | None:

@@ -8,7 +8,7 @@ names them to whoever moves bytes. Torch-free.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, assert_never
 
 from stratakv.cache.footprint import TransferPages
 from stratakv.cache.records import TierTokens
@@ -33,6 +33,17 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkComputed:
+    """The first ``tokens`` of a prompt have their KV; the others are still to be computed."""
+
+    tokens: int
+
+
+Computed: TypeAlias = ChunkComputed | FirstToken
+"""How far a prompt is computed: in part, or all of it, which gives its first token."""
+
+
+@dataclass(frozen=True, slots=True)
 class Received:
     """Every page of the prompt is there, and what comes after it. ``cached``: what of the prompt
     the engine that computed it had."""
@@ -50,6 +61,14 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
+class PartSent:
+    """The other engine has what was given of its pages so far. Until more is given nobody but this
+    engine touches them, and the transfer goes on."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class TransferFailed:
     """The transfer ended before its end, or the other engine has given the request up before it
     began. ``reason`` is for the log and the client."""
@@ -58,12 +77,13 @@ class TransferFailed:
     reason: str
 
 
-TransferEnd: TypeAlias = Received | Sent | TransferFailed
-"""How a transfer has ended. From then on nobody but this engine touches its pages."""
+TransferEvent: TypeAlias = Received | Sent | TransferFailed | PartSent
+"""How a transfer has ended, but for ``PartSent``. From then on nobody but this engine touches its
+pages."""
 
 
 class Role(Protocol):
-    """Called by the engine's thread, between steps but for ``prefilled``. A request has at most one
+    """Called by the engine's thread, between steps but for ``computed``. A request has at most one
     transfer at a time, and ``poll`` reports its end exactly once, also where the request has
     left."""
 
@@ -83,16 +103,20 @@ class Role(Protocol):
         what it needs after its prompt and does not have here."""
         ...
 
-    def prefilled(
-        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    def computed(
+        self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
-        """The prompt of a request is computed, or all it knew where it was retracted, and the next
-        token is chosen. DECODING: it goes on here. TRANSFERRING: a transfer from ``pages()``
-        begins, which hold what it needs to go on elsewhere."""
+        """More of a request's prompt is computed, or of all it knew where it was retracted.
+        ``pages()``, where it is called, gives those to be read for a transfer that begins or goes
+        on: of what the request needs after its prompt, what is there for good; with the whole
+        prompt all of it. They stay as they are until ``poll`` reports ``PartSent`` or an end.
+
+        After a chunk PREFILLING. After the whole prompt DECODING: it goes on here; or
+        TRANSFERRING: it goes on elsewhere."""
         ...
 
-    def poll(self) -> Sequence[TransferEnd]:
-        """The transfers that have ended since the last call, which comes once a step. With several
+    def poll(self) -> Sequence[TransferEvent]:
+        """What has become of transfers since the last call, which comes once a step. With several
         ranks the answer is the same on all of them."""
         ...
 
@@ -100,6 +124,17 @@ class Role(Protocol):
         """A request has ended, whatever its phase. If it has a transfer, that is to end soon: its
         pages stay what they are until ``poll`` reports it."""
         ...
+
+
+def computed_here(computed: Computed) -> Phase:
+    """Of a request that goes on where it is computed."""
+    match computed:
+        case ChunkComputed():
+            return Phase.PREFILLING
+        case FirstToken():
+            return Phase.DECODING
+        case _:
+            assert_never(computed)
 
 
 class UnifiedRole:
@@ -115,13 +150,13 @@ class UnifiedRole:
     def reserved(self, request: Request, pages: TransferPages) -> None:
         raise AssertionError(f"{request.id} receives {pages}, and nobody sends")
 
-    def prefilled(
-        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    def computed(
+        self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
-        del request, first, pages
-        return Phase.DECODING
+        del request, pages
+        return computed_here(computed)
 
-    def poll(self) -> Sequence[TransferEnd]:
+    def poll(self) -> Sequence[TransferEvent]:
         return ()
 
     def left(self, request: Request) -> None:

@@ -68,7 +68,7 @@ class Running:
 
     @property
     def computing(self) -> list[Request]:
-        """Those whose pages nobody else touches."""
+        """Those whose pages nobody else fills, or needs all of."""
         return [one for one in self.by_row.values() if one.phase is not Phase.TRANSFERRING]
 
     def seat(self, request: Request, computed: int) -> None:
@@ -113,9 +113,6 @@ class Running:
             self._landing.remove(request)
         self.decoding = self.decoding[self.decoding != request.row]
         self.by_row.pop(request.row, None)  # a retraction that failed has stopped it already
-
-    def youngest(self) -> Request:
-        return max(self.computing, key=lambda request: request.serial)
 
     def figures(self) -> DigestInputs:
         """Lengths and newest tokens of all rows, whoever sits there, for ranks to compare."""

@@ -20,7 +20,7 @@ from stratakv.core.ids import PageKey, RequestId, RowIds
 from stratakv.engine.endings import Endings
 from stratakv.engine.executor import Executor
 from stratakv.engine.request import Failure, FinishReason, Output, Phase, Request, Signal
-from stratakv.engine.roles import FirstToken, Received, Sent, TransferFailed
+from stratakv.engine.roles import FirstToken, PartSent, Received, Sent, TransferFailed
 from stratakv.engine.running import Running, ScheduledStep
 from stratakv.engine.sampling import Sampled
 from stratakv.engine.seating import REQUEST_FAULTS, Seating
@@ -110,19 +110,24 @@ class Steps:
                 return step
             if self._cache.progress.wait():  # pages under a copy may be all that is missing
                 continue
-            others = len(self._running.computing) > 1
+            others = len(self._retractable()) > 1
             if self._in_flight or (self._transfers and not others):
                 return None  # or those of a request that ends there
             assert others, "a request that runs alone must fit"
-            self.retract(self._running.youngest())
+            self.retract(max(self._retractable(), key=lambda request: request.serial))
+
+    def _retractable(self) -> list[Request]:
+        """The requests whose pages nobody else touches."""
+        return [one for one in self._running.computing if not self._transfers.touch(one.row)]
 
     def retract(self, request: Request) -> None:
-        """Take a request that computes off the device; it comes back before any new one starts."""
+        """Take a request that computes off the device; it comes back before any new one starts. One
+        whose pages somebody else touches, or that has ended by then, stays."""
         columns = self._running.rows
-        while columns.in_flight.item(request.row):
+        while request in self._retractable() and columns.in_flight.item(request.row):
             self.collect()
-            if request not in self._running.computing:
-                return  # it has ended there
+        if request not in self._retractable():
+            return
         row = request.row
         known = columns.known_tokens(row).copy()
         self._endings.stop(request)
@@ -147,6 +152,7 @@ class Steps:
             left = [request for request in step.prefilling if request.row not in spoiled]
             step = step.only(kept, left)
         done = self._commit(step)
+        self._send_chunks(step, done)
         self._running.rows.collect(launched.step.rows, launched.sampled)
         self._in_flight.popleft()
         if left := self._endings.left():
@@ -180,6 +186,11 @@ class Steps:
             self._cache.commit(row, self._running.rows.computed_tokens(row))
         return [request for request in done if not self._endings.has_left(request.row)]
 
+    def _send_chunks(self, step: ScheduledStep, done: Sequence[Request]) -> None:
+        for request in step.prefilling:
+            if request not in done and not self._endings.has_left(request.row):
+                self._transfers.chunk_computed(request)
+
     def _answer(self, rows: RowIds, sampled: Sampled, done: Sequence[Request]) -> None:
         """Tell the tokens of ``rows``; those of ``done``, which are among them, are their first."""
         columns = self._running.rows
@@ -207,8 +218,8 @@ class Steps:
     # -- transfers -------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Go on with the requests whose transfers have ended."""
-        for end in self._transfers.ended():
+        """Go on with the requests whose transfers have."""
+        for end in self._transfers.events():
             request = self._endings.requests.get(end.request)
             if request is None:  # it has left; its row is given back below
                 continue
@@ -221,6 +232,8 @@ class Steps:
                     self._answer(row, Sampled(tokens, [first.logprob]), ())
                 case Sent(name):
                     self._hand_off(name, request)
+                case PartSent():
+                    pass  # the rest is still to be computed
                 case TransferFailed(name, reason):
                     log.error("the transfer of request %s failed: %s", name, reason)
                     if request.row < 0:

@@ -4,14 +4,24 @@ Owns which rows a transfer touches. Torch-free; must not end a request (``ending
 decide who is transferred (``roles``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import assert_never
 
+from stratakv.cache.footprint import TransferPages
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import Phase, Request, Signal
-from stratakv.engine.roles import FirstToken, Received, Role, Sent, TransferEnd, TransferFailed
+from stratakv.engine.roles import (
+    ChunkComputed,
+    FirstToken,
+    PartSent,
+    Received,
+    Role,
+    Sent,
+    TransferEvent,
+    TransferFailed,
+)
 from stratakv.engine.running import Running
 
 
@@ -54,11 +64,24 @@ class Transfers:
         request.signal(Signal.RECEIVED)
         self._decode(request)
 
+    def chunk_computed(self, request: Request) -> None:
+        """Some of its prompt is computed: what is there for good may be sent while the rest is
+        computed."""
+        row, columns = request.row, self._running.rows
+        if self._cache.hand_off.is_loading(row):
+            return  # with a later chunk
+        tokens = columns.computed.item(row)
+        part = partial(self._cache.hand_off.part, row, tokens, columns.length.item(row))
+        phase = self._role.computed(
+            request, ChunkComputed(tokens), partial(self._lend, request, part)
+        )
+        assert phase is Phase.PREFILLING, f"a role leads from a chunk to {phase.name}"
+
     def prefilled(self, request: Request, first: FirstToken) -> None:
         """Its prompt is computed, and ``first`` is its newest token: it decodes, or is sent."""
         tokens = self._running.rows.computed.item(request.row)
         pages = partial(self._cache.hand_off.pages, request.row, tokens)
-        match self._role.prefilled(request, first, pages):
+        match self._role.computed(request, first, partial(self._lend, request, pages)):
             case Phase.DECODING:
                 request.signal(Signal.PREFILL_DONE)
                 self._decode(request)
@@ -69,12 +92,17 @@ class Transfers:
             case phase:
                 raise AssertionError(f"a role leads from prefill to {phase.name}")
 
+    def _lend(self, request: Request, pages: Callable[[], TransferPages]) -> TransferPages:
+        """From now on they are read, until the role reports otherwise."""
+        self._sending[request.id] = request.row
+        return pages()
+
     def _decode(self, request: Request) -> None:
         self._running.decode(request)
         self._cache.prefilled(request.row, request.total_tokens)
 
-    def ended(self) -> Sequence[TransferEnd]:
-        """The transfers that have ended; nobody else touches their rows any more."""
+    def events(self) -> Sequence[TransferEvent]:
+        """What has become of transfers; nobody else touches their rows any more."""
         found = self._role.poll()
         for end in found:
             received = self._receiving.pop(end.request, None)
@@ -82,7 +110,7 @@ class Transfers:
             match end:
                 case Received():
                     assert received is not None, f"{end}: it was not received"
-                case Sent():
+                case Sent() | PartSent():
                     assert sent is not None, f"{end}: it was not sent"
                 case TransferFailed():
                     pass  # perhaps before it began

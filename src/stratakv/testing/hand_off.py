@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from random import Random
+from typing import assert_never
 
 import numpy as np
 
@@ -18,13 +19,17 @@ from stratakv.cache.footprint import TransferPages
 from stratakv.core.ids import GroupId, RequestId
 from stratakv.engine.request import Phase, Prompt, Request
 from stratakv.engine.roles import (
+    ChunkComputed,
+    Computed,
     FirstToken,
+    PartSent,
     Received,
     Role,
     Sent,
     Start,
-    TransferEnd,
+    TransferEvent,
     TransferFailed,
+    computed_here,
 )
 from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.mapped import rows_of
@@ -39,32 +44,34 @@ class HandOffSide(Enum):
 @dataclass(slots=True, eq=False)
 class _Session:
     """One request's hand-off. ``begun``: sides whose pages are engaged; ``notified``: those
-    that know its end; ``left``: copies still to be made, group and pages at both ends."""
+    that know its end; ``left``: copies still to be made, group and pages at both ends; ``given``:
+    the page index up to which those of each group are among them; ``lent``: prefill does not know
+    that none is left."""
 
-    source: TransferPages | None = None
     target: TransferPages | None = None
     first: FirstToken | None = None
     given_up: bool = False
+    lent: bool = False
+    given: list[int] = field(default_factory=list[int])
     arrived: set[HandOffSide] = field(default_factory=set[HandOffSide])
     begun: set[HandOffSide] = field(default_factory=set[HandOffSide])
     notified: set[HandOffSide] = field(default_factory=set[HandOffSide])
     left: list[tuple[GroupId, int, int]] = field(default_factory=list[tuple[GroupId, int, int]])
 
     @property
-    def matched(self) -> bool:
-        return self.source is not None and self.target is not None
-
-    @property
     def over(self) -> bool:
         """Whether nobody writes or reads any more."""
-        return not self.left and (self.matched or self.given_up)
+        return not self.left and (self.first is not None or self.given_up)
 
-    def match(self) -> None:
-        """Both sides have named their pages, or one has."""
-        if self.source is None or self.target is None:
-            return
-        for group, here, there in self.source.paired(self.target):
+    def give(self, source: TransferPages) -> None:
+        """What is wanted of ``source`` and was not given before."""
+        assert self.target is not None, "computed for nobody"
+        self.lent = True
+        self.given = self.given or [0] * len(source.groups)
+        for group, here, there in source.paired(self.target.part(self.given, source)):
             self.left += zip([group] * len(here), here.tolist(), there.tolist(), strict=True)
+        ends = [group.first + len(group.pages) for group in source.groups]
+        self.given = list(map(max, self.given, ends))
 
 
 def _at_once() -> int:
@@ -145,14 +152,18 @@ class LocalHandOff:
         if any(prompt.id == request for prompt in self._returned):  # nobody else knows of it
             self._returned = [prompt for prompt in self._returned if prompt.id != request]
             session.notified.add(HandOffSide.PREFILL)
-        session.given_up |= not (session.matched and session.over)
+        session.given_up |= not session.over
         if side not in session.begun:
             self._notify(side, request, session)
 
-    def poll(self, side: HandOffSide) -> list[TransferEnd]:
+    def poll(self, side: HandOffSide) -> list[TransferEvent]:
         self._move()
-        found: list[TransferEnd] = []
+        found: list[TransferEvent] = []
         for request, session in list(self._sessions.items()):
+            if side is HandOffSide.PREFILL and session.lent and not session.left:
+                session.lent = False
+                if not session.over:
+                    found.append(PartSent(request))
             if side not in session.arrived - session.notified or not session.over:
                 continue
             self._notify(side, request, session)
@@ -205,17 +216,22 @@ class LocalPrefillRole:
     def reserved(self, request: Request, pages: TransferPages) -> None:
         raise AssertionError(f"{request.id} receives {pages} where prompts are computed")
 
-    def prefilled(
-        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    def computed(
+        self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
         session = self._link.engage(HandOffSide.PREFILL, request.id)
-        session.first = first
         if not session.given_up:
-            session.source = pages()
-            session.match()
-        return Phase.TRANSFERRING
+            session.give(pages())
+        match computed:
+            case ChunkComputed():
+                return Phase.PREFILLING
+            case FirstToken():
+                session.first = computed
+                return Phase.TRANSFERRING
+            case _:
+                assert_never(computed)
 
-    def poll(self) -> Sequence[TransferEnd]:
+    def poll(self) -> Sequence[TransferEvent]:
         return self._link.poll(HandOffSide.PREFILL)
 
     def left(self, request: Request) -> None:
@@ -239,16 +255,15 @@ class LocalDecodeRole:
     def reserved(self, request: Request, pages: TransferPages) -> None:
         session = self._link.engage(HandOffSide.DECODE, request.id)
         session.target = pages
-        session.match()
 
-    def prefilled(
-        self, request: Request, first: FirstToken, pages: Callable[[], TransferPages]
+    def computed(
+        self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
-        """Of one that was retracted, and that has computed what it lacked."""
-        del request, first, pages
-        return Phase.DECODING
+        """Of one that was retracted, and that computes what it lacked."""
+        del request, pages
+        return computed_here(computed)
 
-    def poll(self) -> Sequence[TransferEnd]:
+    def poll(self) -> Sequence[TransferEvent]:
         return self._link.poll(HandOffSide.DECODE)
 
     def left(self, request: Request) -> None:
