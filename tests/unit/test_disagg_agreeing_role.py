@@ -11,7 +11,7 @@ from stratakv.agreement.ballot import SLOTS, Ballot, SlotKind
 from stratakv.disagg.agreeing_role import ELSEWHERE, AgreeingRole
 from stratakv.disagg.session import SessionState
 from stratakv.engine.request import Phase
-from stratakv.engine.roles import FirstToken, Received, Sent, Start, TransferFailed
+from stratakv.engine.roles import ChunkComputed, FirstToken, Received, Sent, Start, TransferFailed
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = SessionState
 FIRST = FirstToken(7)
@@ -248,6 +248,15 @@ def test_one_that_leaves_with_success_on_all_ranks_has_been_sent():
     for own in group.own:
         own.end(Sent("r"))
     assert group.ballot() == [Sent("r")]
+
+
+def test_chunks_are_kept_until_the_whole_prompt_is_computed():
+    group = Group()
+    (asked,) = group.arrive("r")
+    group.put("r", WAITING, WAITING)
+    group.ballot()
+    assert group.alike("computed", asked, ChunkComputed(5), None) is Phase.PREFILLING
+    assert not any(("computed", "r") in own.calls for own in group.own)
 
 
 def test_a_prompt_that_was_computed_after_all_had_failed_is_given_to_nobody():
