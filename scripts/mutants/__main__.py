@@ -28,6 +28,9 @@ from scripts.mutants.zygote import ROOT, Clean, Job, Verdict, imported, serve
 WRITE_S: Final = 30.0
 BUDGET_S: Final = 8.0
 """Processor seconds, as the clean run took them, of all tests that look for one mutant."""
+TEST_S: Final = 5e-3
+"""What a test costs beside itself."""
+WALKS: Final = "tests/mutants/"
 HEAVY: Final = ("torch", "numpy", "hypothesis", "xxhash", "pytest")
 """Imported before anything is forked, so that no child has to."""
 
@@ -41,6 +44,7 @@ class Room:
     pipe: Connection
     scratch: Path
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
+    tries: Counter[str] = field(default_factory=Counter)
 
     def judge(self, name: str, mutant: Mutant) -> Verdict:
         """Of a mutant of the function ``name``."""
@@ -48,32 +52,31 @@ class Room:
         by_line = self.clean.tests_of.get(path, {})
         lines = set(mutant.lines)
         near = set().union(*(by_line.get(line, set()) for line in lines))
-        verdict, killer = Verdict.NOT_SWAPPED, ""
+        verdict = Verdict.NOT_SWAPPED
         job = Job(path, mutant.source(), mutant.function, mutant.lines.start, ())
         if mutant.swappable and near:
-            verdict, killer = self._swapped(job, self._ordered(name, near))
+            verdict = self._swapped(job, name, self._ordered(name, near))
         early = bool(lines & self.clean.early.get(path, set()))
         if verdict is Verdict.NOT_SWAPPED or (verdict is Verdict.SURVIVED and early):
             of_file = set[str]().union(*by_line.values())
             tests = near or of_file
             if early:  # what was made while importing may be used by who runs no line of the file
                 tests = set(self.clean.seconds)
-            verdict, killer = self._imported(job, name, self._ordered(name, tests, of_file))
-        if killer in self.clean.seconds:
-            self.kills[name, killer] += 1
+            verdict = self._imported(job, name, self._ordered(name, tests, of_file))
         return verdict
 
-    def _imported(self, job: Job, name: str, tests: tuple[str, ...]) -> tuple[Verdict, str]:
+    def _imported(self, job: Job, name: str, tests: tuple[str, ...]) -> Verdict:
         """First those alone that killed a mutant of ``name``: most of the time of a run is that of
         collecting the tests anew."""
         self._prepare()
         likely = tuple(test for test in tests if self.kills[name, test])[:2]
-        verdict, killer = Verdict.SURVIVED, ""
+        verdict = Verdict.SURVIVED
         for some in (likely, tests):
             if some and verdict is Verdict.SURVIVED:
                 job = Job(job.path, job.source, job.name, job.line, some)
                 verdict, killer = imported(job, self.clean.seconds, self.scratch / "fresh")
-        return verdict, killer
+                self._learn(name, some, killer)
+        return verdict
 
     def _prepare(self) -> None:
         """Import what the tests need, of others, so that no child has to."""
@@ -82,20 +85,32 @@ class Room:
                 importlib.import_module(module)
         self.clean.modules.clear()
 
-    def _swapped(self, job: Job, tests: tuple[str, ...]) -> tuple[Verdict, str]:
+    def _swapped(self, job: Job, name: str, tests: tuple[str, ...]) -> Verdict:
         self.pipe.send(Job(job.path, job.source, job.name, job.line, tests))
-        return heard(self.pipe)
+        verdict, killer = heard(self.pipe)
+        self._learn(name, tests, killer)
+        return verdict
+
+    def _learn(self, name: str, tests: tuple[str, ...], killer: str) -> None:
+        """``tests`` were run for a mutant of ``name`` up to the ``killer``, if there is one."""
+        last = tests.index(killer) + 1 if killer in tests else len(tests)
+        self.tries.update(tests[:last])
+        if killer in tests:
+            self.kills[name, killer] += 1
+            self.kills["", killer] += 1
 
     def _ordered(
         self, name: str, tests: set[str], likely: AbstractSet[str] = frozenset()
     ) -> tuple[str, ...]:
-        """Fast ones first, and before them those that killed a mutant of this function and then
-        the ``likely`` ones; as many as ``BUDGET_S`` allows."""
+        """Before all others the ``likely`` ones; then those first that find most in their time, of
+        this function and of any. Walks are taken to find many until they are known better. As many
+        as ``BUDGET_S`` allows."""
         seconds, kills = self.clean.seconds, self.kills
 
         def late(test: str) -> tuple[bool, float, str]:
-            known = kills[name, test]
-            return not known and test not in likely, seconds[test] / (1 + 20 * known), test
+            hoped = 5.0 if test.startswith(WALKS) else 0.3
+            rate = (kills["", test] + hoped) / (self.tries[test] + 10) + kills[name, test]
+            return test not in likely, (seconds[test] + TEST_S) / rate, test
 
         order = sorted(tests, key=late)
         spent = accumulate(seconds[test] for test in order)

@@ -39,10 +39,16 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/test_cache_*.py",
         "tests/integration/test_engine_pages.py",
         "tests/mutants/walks_cache.py",
+        "tests/mutants/walks_engine.py",
     ),
     "tiers": (
         "tests/unit/test_tiers_*.py",
         "tests/unit/test_cache_*.py",
+        "tests/mutants/walks_engine.py",
+    ),
+    "tiers/prefetch": (
+        "tests/unit/test_tiers_*.py",
+        "tests/mutants/walks_engine.py",
         "tests/mutants/walks_prefetch.py",
     ),
     "storage/file": (
