@@ -30,7 +30,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SLOW_S: Final = 4.0
 """A test that takes longer looks for no mutants."""
 CPU_S, CPU_FACTOR = 4.0, 20.0
-WALL_S, WALL_FACTOR = 20.0, 50.0
+WALL_S, WALL_FACTOR = 8.0, 15.0
 ROOM_BYTES: Final = 6 << 30
 """Of address space, beyond what is in use when a child begins."""
 
