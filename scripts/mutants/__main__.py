@@ -26,7 +26,7 @@ from scripts.mutants.scores import verdict
 from scripts.mutants.zygote import ROOT, Clean, Job, Verdict, imported, serve
 
 WRITE_S: Final = 30.0
-BUDGET_S: Final = 8.0
+BUDGET_S: Final = 5.0
 """Processor seconds, as the clean run took them, of all tests that look for one mutant."""
 TEST_S: Final = 5e-3
 """What a test costs beside itself."""

@@ -45,11 +45,13 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/test_tiers_*.py",
         "tests/unit/test_cache_*.py",
         "tests/mutants/walks_engine.py",
+        "tests/mutants/walks_tiers.py",
     ),
     "tiers/prefetch": (
         "tests/unit/test_tiers_*.py",
         "tests/mutants/walks_engine.py",
         "tests/mutants/walks_prefetch.py",
+        "tests/mutants/walks_tiers.py",
     ),
     "storage/file": (
         "tests/unit/test_storage_file_*.py",

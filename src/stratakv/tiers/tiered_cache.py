@@ -148,6 +148,7 @@ class TieredCache:
         self._known("lease", keys, end)
         lease = self.tree.leases.take_to_load(keys, end)
         if isinstance(lease, LoadLease):
+            self.copies.backups.begin()  # what loads may evict nodes that are to be saved
             loaded = self.copies.load(lease, end)
             if loaded is None:
                 self.tree.leases.release(lease)
