@@ -144,3 +144,16 @@ def test_nothing_is_written_to_a_host_that_is_not_there():
     insert(cache, keys)
     cache.progress.settle()
     assert cache.pools.counters.backup_pages == cache.pools.counters.dropped_backup_pages == 0
+
+
+def test_an_end_that_no_match_finds_cannot_be_leased():
+    """The anchor has its pages, and the window has lost those that it needs there."""
+    cache, keys = cache_of(8, 12), keys_of(1, 4)
+    insert(cache, keys)
+    before = cache.pools.stats()
+    for end in (2, 5, -1):
+        with pytest.raises(ValueError, match=f"lease: {end} pages, of which a match of these keys"):
+            cache.lease(keys, end)
+    assert cache.pools.stats() == before
+    assert not len(cache.tree.leases)
+    assert cache.hold(keys, 2).end == 0, "the host has nothing yet"

@@ -144,8 +144,8 @@ class TieredCache:
     def lease(self, keys: Sequence[PageKey], end: int) -> DeviceLease | None:
         """Pin what every group needs at ``end``, a match's ``end``, and begin to load what is on
         the host alone; None, and nothing is pinned, without device pages for it. ValueError where
-        the tree does not know so many pages."""
-        self._known("lease", keys, end)
+        a match would not find so many pages."""
+        self._known("lease", keys, end, self.tree.match(keys, end).end)
         lease = self.tree.leases.take_to_load(keys, end)
         if isinstance(lease, LoadLease):
             self.copies.backups.begin()  # what loads may evict nodes that are to be saved
@@ -159,12 +159,11 @@ class TieredCache:
         """Pin what every group needs at ``end`` pages, which are in the tree, as far as the host
         has it: a lease of the host tier alone. Its ``end`` is less where the host has less.
         ValueError where the tree does not know so many pages."""
-        self._known("hold", keys, end)
+        self._known("hold", keys, end, self.tree.match(keys, end).anchor_end)
         return self.tree.leases.hold_present(keys, end, self.tree.starts(end))
 
-    def _known(self, verb: str, keys: Sequence[PageKey], end: int) -> None:
-        known = 0 <= end <= len(keys) and self.tree.match(keys, end).anchor_end == end
-        if not known:
+    def _known(self, verb: str, keys: Sequence[PageKey], end: int, found: int) -> None:
+        if not 0 <= end <= len(keys) or found != end:
             raise ValueError(f"{verb}: {end} pages, of which a match of these keys finds fewer")
 
     def _named(
