@@ -400,8 +400,8 @@ class TierMachine:
                 continue  # some are still to come
             rows = [nodes.index[key] for key in keys]
             self._verify(tier, group, keys, nodes.page[tier][group][rows])
-        for name, (data, _) in self.store._open().items():
-            assert bytes(data) == self.content(name.page, name.group)
+        for name, data in self.store.snapshot().items():
+            assert data == self.content(name.page, name.group)
 
     def follow(self):
         """Device and host as their followers know them are as they are."""

@@ -4,6 +4,7 @@ import pytest
 
 from stratakv.core.ids import RequestId
 from stratakv.spec.retention import KeepWindow
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import small_spec
 from stratakv.tiers.progress import FLUSH_PAUSES, PAUSE_POLLS
 from stratakv.transfer.copy_plan import Direction
@@ -118,7 +119,7 @@ def test_to_settle_is_to_wait_for_copies_and_storage():
     it.cache.progress.settle()
     assert not it.cache.progress.busy
     assert it.cache.storage.persister.counters.stored == 5
-    assert len(it.store._open()) == 5
+    assert len(it.store.snapshot()) == 5
 
 
 def test_a_flush_is_refused_while_somebody_stands_on_a_page():
@@ -189,9 +190,9 @@ def test_to_close_is_to_wait_for_copies_and_to_let_go_of_storage_whatever_happen
     if broken:
         it.cache.progress.after(fail)
         with pytest.raises(BrokenError):
-            it.cache.progress.close(5.0)
+            it.cache.progress.close(PATIENCE_S)
     else:
-        it.cache.progress.close(5.0)
+        it.cache.progress.close(PATIENCE_S)
         assert it.cache.pools.counters.backup_pages == 5
         assert not it.cache.copies.busy
     assert it.cache.storage.stats(busy=False) is None, "it is attached to none"
