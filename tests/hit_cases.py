@@ -192,8 +192,8 @@ def prove_exact(model: HuggingFaceModel, reference: PreTrainedModel, page: int) 
             return Tried(undo.enter_context(engine))
 
         report = Verifier(start, asked, settings, uncached).run(PROOF)
-    for finding in report.findings:
-        assert isinstance(finding.verdict, Exact), finding
+    for result in report.results:
+        assert isinstance(result.verdict, Exact), result
 
 
 def prove_composite(model_type: str, directory: Path) -> None:

@@ -205,7 +205,7 @@ def _fsck_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="remove what is damaged, but for what a running server writes",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the findings there")
+    parser.add_argument("--json", metavar="FILE", help="also write the report there")
     parser.set_defaults(run=_fsck)
 
 

@@ -115,7 +115,7 @@ def test_what_a_directory_says_is_what_hugging_face_says(tmp_path):
         (Way.COMPUTED, Way.CUT, Way.HOST)
     )
     assert report.exact, report
-    assert not any(isinstance(found.verdict, NotRun) for found in report.findings)
+    assert not any(isinstance(found.verdict, NotRun) for found in report.results)
 
 
 def test_a_store_whose_scheme_a_package_adds(tmp_path, monkeypatch):
@@ -127,7 +127,7 @@ def test_a_store_whose_scheme_a_package_adds(tmp_path, monkeypatch):
 
     report = verified(Theirs(), STORED)
     assert report.exact, report
-    assert not any(isinstance(found.verdict, NotRun) for found in report.findings)
+    assert not any(isinstance(found.verdict, NotRun) for found in report.results)
 
 
 def test_the_order_of_the_ways_does_not_matter():
@@ -137,7 +137,7 @@ def test_the_order_of_the_ways_does_not_matter():
     ways = (Way.STORAGE, Way.HOST, Way.DEVICE, Way.BATCHED, Way.TURN, Way.RESTART, Way.RETRACTED)
     report = verified(Theirs(), (*ways, Way.COMPUTED, Way.HOST), (81, 40))
     assert report.exact, report
-    assert not any(isinstance(found.verdict, NotRun) for found in report.findings)
+    assert not any(isinstance(found.verdict, NotRun) for found in report.results)
 
 
 # -- it has teeth --------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def verified(
 
 
 def differing(report: VerifyReport) -> set[Way]:
-    return {found.way for found in report.findings if isinstance(found.verdict, Differs)}
+    return {found.way for found in report.results if isinstance(found.verdict, Differs)}
 
 
 def test_a_store_that_swaps_two_pages_is_caught_wherever_it_is_read():

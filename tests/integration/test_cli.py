@@ -26,7 +26,7 @@ from stratakv.core.errors import ConfigError
 from stratakv.serve import wiring
 from stratakv.serve.server import Server, bound_socket
 from stratakv.storage.file import fsck as fsck_module
-from stratakv.storage.file.fsck import Findings, lines_of
+from stratakv.storage.file.fsck import FsckReport, lines_of
 from stratakv.storage.file.limits import StoreLimits
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.header import is_sound, seal
@@ -431,7 +431,7 @@ def test_fsck_of_what_cannot_be_read(tmp_path, monkeypatch, capsys):
 
 
 def test_fsck_names_a_hundred_problems_and_counts_the_rest():
-    found = Findings(1, 0, 0, 0, 0, 4096, 130, 0, 0, 0, ["x"] * 100)
+    found = FsckReport(1, 0, 0, 0, 0, 4096, 130, 0, 0, 0, ["x"] * 100)
     assert lines_of(Path("d"), found, repair=False)[-2] == "  and 30 more"
 
 

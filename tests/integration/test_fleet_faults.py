@@ -118,7 +118,7 @@ def under_adapters():
 
 
 def followed():
-    return [replace(plan, follow=True) for plan in refusing_stores()[:FEW]]
+    return [replace(plan, observed=True) for plan in refusing_stores()[:FEW]]
 
 
 def without_reuse():

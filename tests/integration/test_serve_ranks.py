@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from stratakv.cli import main
-from stratakv.storage.file.fsck import Findings, fsck
+from stratakv.storage.file.fsck import FsckReport, fsck
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import random_prompt, tiny_model
 from tests.fixtures.servers import free_port
@@ -54,7 +54,7 @@ class Story:
     table: str
     code: int
     log: str
-    found: Findings
+    found: FsckReport
 
 
 @pytest.fixture(scope="module")

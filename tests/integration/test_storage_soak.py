@@ -203,7 +203,7 @@ class Soak:
         under_way, sharing = prefetcher._operations, prefetcher._sharing
         kept = (prefetcher._book._entries, prefetcher._waiting, prefetcher._by_id,
                 under_way._requests, under_way._stopped, sharing._leaders,
-                sharing._followers)  # fmt: skip
+                sharing._joined)  # fmt: skip
         assert not any(kept), "an ask was never removed"
 
 

@@ -77,13 +77,13 @@ def test_a_conversation_grows_by_the_answer_and_the_next_message():
     assert (first.tokens[:8] == other.tokens[:8]).all()
     assert not (first.tokens[8:] == other.tokens[8:]).all()
     answer = np.array([5, 6], np.int32)
-    second = chat.follow(first, answer, 1.5)
+    second = chat.next_turn(first, answer, 1.5)
     assert second is not None
     assert second.at_s == 1.5
     assert second.tokens[:11].tolist() == first.tokens.tolist()
     assert second.tokens[11:13].tolist() == [5, 6]
     assert len(second.tokens) + second.new_tokens == chat.longest
-    assert chat.follow(second, answer, 2.0) is None
+    assert chat.next_turn(second, answer, 2.0) is None
 
 
 def test_a_chat_shrinks_to_a_short_model():

@@ -38,7 +38,7 @@ def kept(tmp_path):
 
 
 def found(directory, file=STAT, header=HEADER, count=5, boot="boot"):
-    return cache(directory, boot).find(file, header, count)
+    return cache(directory, boot).lookup(file, header, count)
 
 
 def test_what_was_kept_is_found(kept):

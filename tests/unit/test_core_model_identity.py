@@ -365,11 +365,11 @@ def test_what_is_taken_is_what_is_hashed(model, hashed, trusted, guess, monkeypa
     for file, ranges in everything(model).items():
         data = file.read_bytes()
         for begin, end in ranges:
-            assert bytes(held.find(file, begin, end)) == data[begin:end]
-            assert bytes(held.find(file, begin + 1, end)) == data[begin + 1 : end]
-        assert held.find(file, ranges[0][0], ranges[1][1]) is None  # two tensors
-        assert held.find(file, 0, 8) is None
-    assert held.find(model, 0, 1) is None
+            assert bytes(held.lookup(file, begin, end)) == data[begin:end]
+            assert bytes(held.lookup(file, begin + 1, end)) == data[begin + 1 : end]
+        assert held.lookup(file, ranges[0][0], ranges[1][1]) is None  # two tensors
+        assert held.lookup(file, 0, 8) is None
+    assert held.lookup(model, 0, 1) is None
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -189,7 +189,7 @@ def drain(follower, last):
 
 def test_a_follower_hears_one_batch_per_step_in_order():
     with publisher(topic="kv@pod@model") as made, Subscriber(*ends(made), topic="kv@") as follower:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         first = subscribed(follower, made, AllCleared())
         publish(made, stored(first=0), PagesRemoved(Medium.DEVICE, GroupId(0), keys_for()))
         made.step_done()  # a step without news is no batch
@@ -204,7 +204,7 @@ def test_a_follower_hears_one_batch_per_step_in_order():
 
 def test_who_joins_late_catches_up_by_a_replay():
     with publisher() as made:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         for _ in range(5):
             publish(made, stored())
         with Subscriber(*ends(made)) as early:  # else they may still wait to be sent
@@ -221,7 +221,7 @@ def test_who_joins_late_catches_up_by_a_replay():
 
 def test_a_replay_of_nothing_ends_at_once_and_a_wrong_request_harms_nobody():
     with publisher() as made:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         with Subscriber(*ends(made)) as follower:
             assert follower.ask_again(10**6) == []
             rude = follower.context.socket(zmq.DEALER)
@@ -235,7 +235,7 @@ def test_a_replay_of_nothing_ends_at_once_and_a_wrong_request_harms_nobody():
 
 def test_what_can_be_sent_again_is_bounded():
     with publisher(kept_batches=4) as made:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         for _ in range(9):
             publish(made, stored())
         with Subscriber(*ends(made)) as follower:
@@ -245,7 +245,7 @@ def test_what_can_be_sent_again_is_bounded():
 
 def test_what_can_be_sent_again_is_bounded_in_bytes():
     with publisher(kept_bytes=2 * len(Encoder(SPEC).encode([stored()], 1.0)) + 1) as made:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         for _ in range(9):
             publish(made, stored())
         with Subscriber(*ends(made)) as follower:
@@ -256,7 +256,7 @@ def test_a_long_replay_to_a_slow_follower_is_whole():
     """Longer than ZeroMQ's own queue of a thousand messages, and than what the kernel holds."""
     large = PagesRemoved(Medium.DEVICE, GroupId(0), keys_for(tokens=np.zeros(8000, np.int32)))
     with publisher() as made:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         for _ in range(2500):
             publish(made, large)
         with Subscriber(*ends(made)) as follower:
@@ -283,7 +283,7 @@ def test_a_full_queue_loses_batches_counts_them_and_leaves_a_gap(monkeypatch):
     monkeypatch.setattr("stratakv.serve.kv_events.Encoder", Held)
     lost = []
     with publisher(on_dropped=lambda: lost.append(1), queue_batches=3) as made:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         assert Held.last.asked.wait(PATIENCE_S)  # batch 0 is taken from the queue and held
         for _ in range(10):
             publish(made, AllCleared())
@@ -300,7 +300,7 @@ def test_a_full_queue_loses_batches_counts_them_and_leaves_a_gap(monkeypatch):
 
 def test_neither_an_absent_nor_a_slow_follower_holds_a_step_up():
     with publisher(kept_batches=10) as made:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         with Subscriber(*ends(made)) as sleeper:
             sleeper.sub.setsockopt(zmq.RCVHWM, 1)
             subscribed(sleeper, made, AllCleared())
@@ -311,7 +311,7 @@ def test_neither_an_absent_nor_a_slow_follower_holds_a_step_up():
 
 def test_what_is_queued_at_the_end_is_still_sent(monkeypatch):
     with publisher() as made:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         wait_until(lambda: made.stats().kept)
         with monkeypatch.context() as deaf:  # nobody rings the thread's bell
             deaf.setattr(socket.socket, "send", refuses)
@@ -327,7 +327,7 @@ def test_what_is_queued_at_the_end_is_still_sent(monkeypatch):
 def test_the_end_waits_for_a_follower_that_is_behind():
     large = PagesRemoved(Medium.DEVICE, GroupId(0), keys_for(tokens=np.zeros(8000, np.int32)))
     with publisher() as made:
-        made.follow(SPEC, {})
+        made.observe(SPEC, {})
         with Subscriber(*ends(made)) as follower:
             subscribed(follower, made, AllCleared())
             for _ in range(600):
@@ -361,7 +361,7 @@ def test_an_endpoint_without_a_wildcard_is_connected_to():
     port = router.bind_to_random_port("tcp://127.0.0.1")
     try:
         with publisher(endpoint=f"tcp://127.0.0.1:{port}", replay=None) as made:
-            made.follow(SPEC, {})
+            made.observe(SPEC, {})
             for _ in range(500):
                 publish(made, AllCleared())
                 if router.poll(10):

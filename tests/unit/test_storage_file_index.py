@@ -35,15 +35,15 @@ def index() -> Index:
 def test_what_was_put_is_found_and_nothing_else(index: Index) -> None:
     keys = keys_of("a", 4)
     index.put(rows(5, 1, 6), table(keys[:3], stored_ns=9))
-    assert index.find(table(keys)).tolist() == [5, 1, 6, NOWHERE]
+    assert index.lookup(table(keys)).tolist() == [5, 1, 6, NOWHERE]
     assert len(index) == 3
     assert np.flatnonzero(index.present).tolist() == [1, 5, 6]
     assert index.used[:8].tolist() == [0, 9, 0, 0, 0, 9, 9, 0]
     index.drop(rows(5))
-    assert index.find(table(keys)).tolist() == [NOWHERE, 1, 6, NOWHERE]
+    assert index.lookup(table(keys)).tolist() == [NOWHERE, 1, 6, NOWHERE]
     assert same_headers(index.headers[[5]], table(keys[:1], stored_ns=9)).all(), "kept to compare"
     index.clear(rows(5, 6))
-    assert index.find(table(keys)).tolist() == [NOWHERE, 1, NOWHERE, NOWHERE]
+    assert index.lookup(table(keys)).tolist() == [NOWHERE, 1, NOWHERE, NOWHERE]
     assert not index.headers[[5, 6]].tobytes().strip(b"\0")
     assert index.used[:8].tolist() == [0, 9, 0, 0, 0, 0, 0, 0]
     assert len(index) == 1
@@ -53,19 +53,19 @@ def test_of_an_object_that_two_slots_hold_the_last_is_found(index: Index) -> Non
     keys = keys_of("a", 1)
     index.put(rows(2), table(keys))
     index.put(rows(6), table(keys))
-    assert index.find(table(keys)).tolist() == [6]
+    assert index.lookup(table(keys)).tolist() == [6]
     assert (index.present[2], index.present[6], len(index)) == (False, True, 1)
     index.clear(rows(2))
-    assert index.find(table(keys)).tolist() == [6], "a slot that is not found takes nothing along"
+    assert index.lookup(table(keys)).tolist() == [6], "a slot that is not found takes nothing along"
     index.clear(rows(6))
-    assert index.find(table(keys)).tolist() == [NOWHERE]
+    assert index.lookup(table(keys)).tolist() == [NOWHERE]
 
 
 def test_rows_of_a_segment_that_has_left_are_for_one_of_its_size(index: Index) -> None:
     index.put(rows(1, 5), table(keys_of("a", 2)))
     index.writable[:4] = 0
     index.detach(0, 4)
-    assert index.find(table(keys_of("a", 2))).tolist() == [NOWHERE, 5]
+    assert index.lookup(table(keys_of("a", 2))).tolist() == [NOWHERE, 5]
     assert index.segment[:8].tolist() == [NOWHERE] * 4 + [1] * 4
     assert index.writable[:4].tolist() == [FOREIGN] * 4
     assert index.attach(2, 3) == 8, "of another size"
@@ -83,14 +83,14 @@ def test_an_index_that_grows_keeps_what_it_has(index: Index) -> None:
     first = index.attach(2, 3000)
     last = index.attach(3, 2000)
     assert (first, last) == (8, 3008)
-    assert index.find(table(keys)).tolist() == list(range(8))
+    assert index.lookup(table(keys)).tolist() == list(range(8))
     assert index.segment[[0, 7, 8, 3007, 3008, 5007]].tolist() == [0, 1, 2, 2, 3, 3]
     assert index.writable[[0, 3, 4, 5007]].tolist() == [1, 1, FOREIGN, FOREIGN]
     assert (index.segment[5008:] == NOWHERE).all()
     assert (index.writable[5008:] == FOREIGN).all()
     more = keys_of("b", 5000)
     index.put(np.arange(8, 5008), table(more))
-    assert index.find(table(more)).tolist() == list(range(8, 5008))
+    assert index.lookup(table(more)).tolist() == list(range(8, 5008))
     sizes = {len(column) for column in (
         index.headers, index.used, index.present, index.segment, index.writable,
     )}  # fmt: skip
@@ -105,17 +105,17 @@ def test_a_segment_is_loaded_as_it_is_on_the_disk_and_what_stayed_keeps_its_use(
     disk[[0, 1]] = table(keys[:2])
     uses = np.array([20, 3, 5, 0], np.uint64)
     assert index.load(4, disk, uses, GEOMETRY) == []
-    assert index.find(table(keys)).tolist() == [4, 5, NOWHERE, NOWHERE]
+    assert index.lookup(table(keys)).tolist() == [4, 5, NOWHERE, NOWHERE]
     assert index.used[4:8].tolist() == [20, 7, 5, 0]
     assert index.newest_ns == 20
     disk[[1, 2]] = table(keys[2:], stored_ns=11)
     assert index.load(4, disk, np.zeros(4, np.uint64), GEOMETRY) == []
-    assert index.find(table(keys)).tolist() == [4, NOWHERE, 5, 6]
+    assert index.lookup(table(keys)).tolist() == [4, NOWHERE, 5, 6]
     assert index.used[4:8].tolist() == [20, 11, 11, 0]
     assert index.newest_ns == 20
     disk[0] = np.zeros((), HEADER)
     index.load(4, disk, np.zeros(4, np.uint64), GEOMETRY)
-    assert index.find(table(keys)).tolist() == [NOWHERE, NOWHERE, 5, 6]
+    assert index.lookup(table(keys)).tolist() == [NOWHERE, NOWHERE, 5, 6]
 
 
 def test_damage_is_told_once_and_is_not_served(index: Index) -> None:
@@ -124,10 +124,10 @@ def test_damage_is_told_once_and_is_not_served(index: Index) -> None:
     disk["stored_ns"][2] += 1  # its checksum is wrong now
     none = np.zeros(4, np.uint64)
     assert index.load(0, disk, none, GEOMETRY) == [2]
-    assert index.find(table(keys)).tolist() == [0, 1, NOWHERE, 3]
+    assert index.lookup(table(keys)).tolist() == [0, 1, NOWHERE, 3]
     disk["magic"][1] = QUARANTINED
     assert index.load(0, seal(disk), none, GEOMETRY) == [1], "the other one was mended"
-    assert index.find(table(keys)).tolist() == [0, NOWHERE, 2, 3]
+    assert index.lookup(table(keys)).tolist() == [0, NOWHERE, 2, 3]
     assert index.load(0, disk, none, GEOMETRY) == []
 
 
@@ -177,6 +177,6 @@ def test_the_index_agrees_with_a_dict_of_slots(seed: int) -> None:
             (index.clear if rng.random() < 0.5 else index.drop)(rows(row))
             del slots[row]
         where = {key: at for at, key in slots.items()}
-        assert index.find(table(keys)).tolist() == [where.get(key, NOWHERE) for key in keys]
+        assert index.lookup(table(keys)).tolist() == [where.get(key, NOWHERE) for key in keys]
         assert np.flatnonzero(index.present).tolist() == sorted(slots)
         assert len(index) == len(slots)

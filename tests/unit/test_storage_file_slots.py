@@ -82,7 +82,7 @@ def test_a_header_goes_to_its_own_slot_whatever_the_order(books: Books) -> None:
     held = table("a", 3)
     before = [books.catalog.placed[number].changes for number in (first, second)]
     books.slots.fill([6, 1, 5], held)
-    assert books.catalog.index.find(held).tolist() == [6, 1, 5]
+    assert books.catalog.index.lookup(held).tolist() == [6, 1, 5]
     assert books.on_disk(first) == [False, True, False, False]
     assert books.on_disk(second) == [False, True, True, False]
     assert (
@@ -100,7 +100,7 @@ def test_what_is_cleared_is_zeros_on_the_disk_and_free(books: Books) -> None:
     books.slots.fill(rows, held)
     books.slots.clear(np.array([2, 0, 1]))
     assert books.on_disk(number) == [False, False, False, True]
-    assert books.catalog.index.find(held).tolist() == [NOWHERE] * 3 + [3]
+    assert books.catalog.index.lookup(held).tolist() == [NOWHERE] * 3 + [3]
     assert books.slots.take(0, 4) == [0, 1, 2]
     assert books.catalog.placed[number].changes == books.catalog.placed[number].segment.changes()
     books.slots.clear(np.array([], np.int64))
@@ -123,7 +123,7 @@ def test_a_header_that_did_not_reach_the_disk_leaves_its_slot_free_and_others_ou
     held = table("a", 3)
     with pytest.raises(OSError, match="no space"):
         books.slots.fill([2, 3, 4], held)
-    assert books.catalog.index.find(held).tolist() == [NOWHERE] * 3
+    assert books.catalog.index.lookup(held).tolist() == [NOWHERE] * 3
     assert books.slots.free == {0: [4]}
 
 
@@ -134,7 +134,7 @@ def test_a_segment_that_goes_takes_its_free_slots_and_no_others(books: Books) ->
     books.slots.forget(second)
     assert sorted(books.slots.free[0]) == [0, 1, 2, 3]
     assert list(books.catalog.placed) == [first]
-    assert books.catalog.index.find(held).tolist() == [NOWHERE]
+    assert books.catalog.index.lookup(held).tolist() == [NOWHERE]
 
 
 def test_a_segment_is_borrowed_for_a_while_and_its_slots_with_it(books: Books) -> None:
@@ -164,7 +164,7 @@ def test_what_somebody_else_writes_is_not_adopted(books: Books) -> None:
         books.slots.fill(books.slots.take(0, 2), table("a", 2))
         books.catalog.disown(number)
         assert peer.slots.adopt(theirs)
-        assert peer.catalog.index.find(table("a", 2)).tolist() == [0, 1]
+        assert peer.catalog.index.lookup(table("a", 2)).tolist() == [0, 1]
         assert peer.slots.take(0, 4) == [2, 3]
 
 
@@ -194,7 +194,7 @@ def test_a_segment_that_is_to_be_deleted_is_not_adopted(books: Books) -> None:
         books.catalog.disown(number)
         assert not peer.slots.adopt(theirs)
         assert not peer.slots.free
-        assert peer.catalog.index.find(table("a", 1)).tolist() == [NOWHERE]
+        assert peer.catalog.index.lookup(table("a", 1)).tolist() == [NOWHERE]
 
 
 def test_uses_of_our_segments_are_taken_in_by_group(books: Books) -> None:

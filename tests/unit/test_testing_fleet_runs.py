@@ -57,7 +57,7 @@ def all_at_once(seed):
     """A plan with one store that serves two fleets, the first of which loses a rank."""
     draw = Random(seed)
     plan = shared(adapted(plain_plan(seed), draw), draw)
-    plan = replace(plan, follow=True, io_lanes=2, loss=loss_of(draw, plan.ranks))
+    plan = replace(plan, observed=True, io_lanes=2, loss=loss_of(draw, plan.ranks))
     return restarted(plan, draw)
 
 

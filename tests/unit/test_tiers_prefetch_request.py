@@ -15,7 +15,7 @@ from stratakv.tiers.prefetch.fetches import FromStorage
 from stratakv.tiers.prefetch.request import (
     IDLE,
     Asking,
-    Following,
+    Awaiting,
     Idle,
     Left,
     PrefetchPhase,
@@ -33,8 +33,8 @@ HELD = CachedPrefix(0, (np.zeros(3, np.bool_),))
 HOLD = HostHold(0, [0], np.empty(0, np.intp), [])
 FIRST, OTHER = PageKey(b"first"), PageKey(b"other")
 LEGAL = {
-    (Idle, Idle), (Idle, Following), (Idle, Asking),
-    (Following, Idle),
+    (Idle, Idle), (Idle, Awaiting), (Idle, Asking),
+    (Awaiting, Idle),
     (Asking, Idle), (Asking, Reading), (Asking, Left),
     (Reading, Idle), (Reading, Ready), (Reading, Left),
     (Ready, Idle),
@@ -42,7 +42,7 @@ LEGAL = {
 }  # fmt: skip
 WAY = {
     Idle: [],
-    Following: [Following],
+    Awaiting: [Awaiting],
     Asking: [Asking],
     Reading: [Asking, Reading],
     Ready: [Asking, Reading, Ready],
@@ -66,7 +66,7 @@ def reading() -> Reading:
 
 PHASES: dict[type[PrefetchPhase], PrefetchPhase] = {
     Idle: IDLE,
-    Following: Following(waiting(1)),
+    Awaiting: Awaiting(waiting(1)),
     Asking: asking(),
     Reading: reading(),
     Ready: Ready(HOLD, FromStorage(0, 0, ())),
@@ -116,12 +116,12 @@ def test_an_operation_outlives_the_request_that_began_it():
 
 def test_one_asks_for_all_and_the_others_are_left_alone_when_it_ends():
     sharing, leader, first, second = PrefetchSharing(), waiting(0), waiting(1), waiting(2)
-    assert not sharing.follow(leader, FIRST)
+    assert not sharing.join(leader, FIRST)
     sharing.lead(leader, FIRST)
     leader.enter(asking())
-    assert not sharing.follow(second, OTHER), "it asks for something else"
-    assert sharing.follow(first, FIRST)
-    assert sharing.follow(second, FIRST)
+    assert not sharing.join(second, OTHER), "it asks for something else"
+    assert sharing.join(first, FIRST)
+    assert sharing.join(second, FIRST)
     assert sharing.left_alone() == []
     assert not abandoned(first)
     leader.enter(IDLE)
@@ -132,4 +132,4 @@ def test_one_asks_for_all_and_the_others_are_left_alone_when_it_ends():
     sharing.leave(second)
     assert first.phase is second.phase is IDLE
     assert sharing.left_alone() == []
-    assert not sharing.follow(first, FIRST), "nobody leads any more"
+    assert not sharing.join(first, FIRST), "nobody leads any more"

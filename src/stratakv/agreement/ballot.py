@@ -123,7 +123,7 @@ class BallotResult:
 
     def __init__(self, least: LaneValues, begun: Begun, widths: Mapping[Work, list[int]]) -> None:
         self._least = least
-        self._found: dict[Work, list[Flags]] = {}
+        self._agreed: dict[Work, list[Flags]] = {}
         self.begun = dict(begun)
         for work, cast in widths.items():
             count = least.item(_COUNTS + work)
@@ -134,7 +134,7 @@ class BallotResult:
         """``votes``: the part of a kind's stream that every rank has voted on."""
         if work in self.begun:
             votes = np.concatenate((self.begun.pop(work), votes))
-        found = self._found[work] = list[Flags]()
+        found = self._agreed[work] = list[Flags]()
         at = 0
         for width in widths:
             if at + width > len(votes):
@@ -150,7 +150,7 @@ class BallotResult:
 
     def flags(self, work: Work) -> list[Flags]:
         """Of each operation that has ended on every rank, what was found on every rank."""
-        return self._found.get(work, [])
+        return self._agreed.get(work, [])
 
     def least(self, kind: SlotKind) -> LaneValues:
         """Of each slot, the least of all ranks; 0 where nobody has voted. Not to be written to."""

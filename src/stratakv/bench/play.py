@@ -63,7 +63,7 @@ def play(engine: Engine, workload: Workload) -> PlayFigures:
         now_s = time.perf_counter() - begin_s
         for ended in _note(outputs, live, now_s, (first_s, gaps_s)):
             answer = np.array(ended.answer, np.int32)
-            more = workload.follow(ended.ask, answer, now_s)
+            more = workload.next_turn(ended.ask, answer, now_s)
             if more is not None:
                 heapq.heappush(coming, (more.at_s, count, more))
                 count += 1

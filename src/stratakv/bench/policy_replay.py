@@ -42,8 +42,8 @@ class TraceTokens:
             for block in request.hash_ids:
                 self._number.setdefault(block, len(self._number))
             full = request.full_blocks
-            for block, follower in pairwise(full):
-                if self._next.setdefault(block, follower) != follower:
+            for block, successor in pairwise(full):
+                if self._next.setdefault(block, successor) != successor:
                     self._next[block] = SEVERAL
 
     def __getitem__(self, at: int) -> TokenIds:
@@ -61,10 +61,10 @@ class TraceTokens:
             yield self._number[block], BLOCK_TOKENS
         left = request.total_tokens - len(full) * BLOCK_TOKENS
         last = full[-1] if full else SEVERAL
-        while left > 0 and (follower := self._next.get(last, SEVERAL)) != SEVERAL:
-            yield self._number[follower], BLOCK_TOKENS
+        while left > 0 and (successor := self._next.get(last, SEVERAL)) != SEVERAL:
+            yield self._number[successor], BLOCK_TOKENS
             left -= BLOCK_TOKENS
-            last = follower
+            last = successor
         partial = left - request.output_length
         if partial > 0:
             yield self._number[request.hash_ids[-1]], partial

@@ -138,7 +138,7 @@ def _note(
     if output.finish is None:
         return
     del live[output.request]
-    more = chat.follow(ask, torch.tensor(answer, dtype=torch.int32).numpy(), 0.0)
+    more = chat.next_turn(ask, torch.tensor(answer, dtype=torch.int32).numpy(), 0.0)
     if more is not None:
         coming.insert(PAUSE, more)
 

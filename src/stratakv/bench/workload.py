@@ -39,7 +39,7 @@ class Workload(Protocol):
         """Requests that arrive whatever is answered, in order of arrival; resets the workload."""
         ...
 
-    def follow(self, ask: TimedPrompt, answer: TokenIds, now_s: float) -> TimedPrompt | None:
+    def next_turn(self, ask: TimedPrompt, answer: TokenIds, now_s: float) -> TimedPrompt | None:
         """What the one who asked sends next, if anything."""
         ...
 
@@ -88,7 +88,7 @@ class Chat:
             for user in range(self.users)
         ]
 
-    def follow(self, ask: TimedPrompt, answer: TokenIds, now_s: float) -> TimedPrompt | None:
+    def next_turn(self, ask: TimedPrompt, answer: TokenIds, now_s: float) -> TimedPrompt | None:
         user, turn = map(int, ask.id.split("."))
         if turn == self.turns:
             return None
@@ -129,7 +129,7 @@ class Trace:
     def opening(self) -> list[TimedPrompt]:
         return list(self.asks)
 
-    def follow(self, ask: TimedPrompt, answer: TokenIds, now_s: float) -> TimedPrompt | None:
+    def next_turn(self, ask: TimedPrompt, answer: TokenIds, now_s: float) -> TimedPrompt | None:
         del ask, answer, now_s  # a trace does not listen
         return None
 

@@ -96,7 +96,7 @@ class LoadedTensors:
 
     buffers: Mapping[Path, Sequence[tuple[StoredTensor, memoryview]]]
 
-    def find(self, path: Path, begin: int, end: int) -> memoryview | None:
+    def lookup(self, path: Path, begin: int, end: int) -> memoryview | None:
         """These bytes of the file, of one tensor; None where they are not held."""
         buffers = self.buffers.get(path, ())
         at = bisect_right(buffers, begin, key=_begin) - 1
@@ -118,7 +118,7 @@ class ModelIdentity:
         self._around = Surroundings.here() if around is None else around
         self._begun_s = monotonic()
         self._loaded_s: float | None = None
-        self._found = Checkpoint((), None, ())
+        self._checkpoint = Checkpoint((), None, ())
         self._pieces: Sequence[Piece] = ()
         self._cached: dict[int, Sequence[bytes]] = {}
         shares = self._meet(self._look())
@@ -126,7 +126,7 @@ class ModelIdentity:
         self._mine = share(self._pieces, shares, self._peers.rank)
         self._may_keep = [
             number
-            for number, file in enumerate(self._found.weights)
+            for number, file in enumerate(self._checkpoint.weights)
             if number not in self._cached and self._around.cache.may_keep(file.stat)
         ]
         self._readers: list[tuple[Sequence[int], TensorReader]] = []
@@ -155,7 +155,7 @@ class ModelIdentity:
     @property
     def paths(self) -> Sequence[Path]:
         """The weights' files."""
-        return [file.path for file in self._found.weights]
+        return [file.path for file in self._checkpoint.weights]
 
     def begin(self, stays: Callable[[StoredTensor], bool]) -> None:
         """Read beside the load. Tensors that it leaves in their files (``stays``, a guess) are read
@@ -196,37 +196,39 @@ class ModelIdentity:
         """
         if self._loaded_s is None:
             self.take({})
-        if changed := change_since(self._found, self.directory, self._around.kernel):
+        if changed := change_since(self._checkpoint, self.directory, self._around.kernel):
             self._refuse_changed(changed)
         own = secrets.token_hex(32) if alone else ""
         answers = self._agree(HashReport("", {at: self._hashed(at) for at in self._mine}, own))
         found = combined(self._pieces, answers, self._team, self._peers.rank)
         by_file = self._by_file(found)
         for number in self._may_keep:
-            file = self._found.weights[number]
+            file = self._checkpoint.weights[number]
             self._around.cache.keep(file.stat, file.layout.header, by_file[number])
         self._report()
         texts = (*how, *(answer.own for answer in answers if answer.own))
-        head = (FORMAT, REVISION, *self._found.parts(), *(text.encode() for text in texts))
+        head = (FORMAT, REVISION, *self._checkpoint.parts(), *(text.encode() for text in texts))
         return digest_of(head, self._tensors(by_file))
 
     def _look(self) -> RankShare:
         """Lay out the weights, and look up what is known of them."""
         try:
-            self._found = read_checkpoint(self.directory, self._around.kernel)
+            self._checkpoint = read_checkpoint(self.directory, self._around.kernel)
         except (OSError, ValueError) as error:
             return RankShare(f"MODEL {self.directory}: not a causal LM that loads: {error}")
         self._pieces = [
             piece
-            for number, file in enumerate(self._found.weights)
+            for number, file in enumerate(self._checkpoint.weights)
             for piece in pieces(number, file.path, file.stat, file.layout.tensors)
         ]
-        for number, file in enumerate(self._found.weights):
+        for number, file in enumerate(self._checkpoint.weights):
             count = len(file.layout.tensors)
-            known = self._around.cache.find(file.stat, file.layout.header, count)
+            known = self._around.cache.lookup(file.stat, file.layout.header, count)
             if known is not None:
                 self._cached[number] = known
-        return RankShare("", team_of(self._found, self._around.kernel.boot), tuple(self._cached))
+        return RankShare(
+            "", team_of(self._checkpoint, self._around.kernel.boot), tuple(self._cached)
+        )
 
     def _meet(self, mine: RankShare) -> list[RankShare]:
         shares = [RankShare.of(text) for text in self._peers.gather(mine.text())]
@@ -302,29 +304,29 @@ class ModelIdentity:
                 hashed.setdefault(piece.file, []).extend(found[number])
         return [
             hashed[number] if number in hashed else self._cached.get(number, ())
-            for number in range(len(self._found.weights))
+            for number in range(len(self._checkpoint.weights))
         ]
 
     def _tensors(self, by_file: Sequence[Sequence[bytes]]) -> list[TensorDigest]:
         """By name. Of tensors of one name in several files, in the order of the files."""
         tensors = [
             TensorDigest(tensor.name, tensor.dtype, tensor.shape, digest)
-            for file, digests in zip(self._found.weights, by_file, strict=True)
+            for file, digests in zip(self._checkpoint.weights, by_file, strict=True)
             for tensor, digest in zip(file.layout.tensors, digests, strict=True)
         ]
         return sorted(tensors, key=lambda tensor: tensor.name)
 
     def _report(self) -> None:
         now_s = monotonic()
-        whole = sum(file.stat.size for file in self._found.weights)
-        cached = sum(self._found.weights[number].stat.size for number in self._cached)
+        whole = sum(file.stat.size for file in self._checkpoint.weights)
+        cached = sum(self._checkpoint.weights[number].stat.size for number in self._cached)
         hashed = sum(self._pieces[number].count_bytes for number in self._mine)
         log.info(
             "identity of %s: %s in %d files; %s hashed here, %s known from before; "
             "%.2f s in all, of which %.2f s after the load",
             self.directory,
             format_bytes(whole),
-            len(self._found.weights),
+            len(self._checkpoint.weights),
             format_bytes(hashed),
             format_bytes(cached),
             now_s - self._begun_s,

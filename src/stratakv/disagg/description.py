@@ -1,4 +1,4 @@
-"""What one side tells a peer of itself, as bytes that travel in a handshake.
+"""How one side describes itself to a peer, as bytes that travel in a handshake.
 
 Owns the format. Comes from another machine: nothing in it is believed before it was checked.
 """

@@ -44,7 +44,7 @@ class _Ends:
         self._open[number] = end
         return number
 
-    def find(self, name: bytes) -> _End:
+    def lookup(self, name: bytes) -> _End:
         end = self._open.get(int(name))
         if end is None:
             raise TransportError("it has ended")
@@ -67,7 +67,7 @@ class LoopbackWire:
         return str(self._number).encode()
 
     def connect(self, description: bytes) -> None:
-        self._peer = _ENDS.find(description)
+        self._peer = _ENDS.lookup(description)
 
     def write(self, ranges: Ranges, given_up: threading.Event) -> None:
         peer = self._connected()

@@ -1,7 +1,7 @@
 """What the two roles send each other, beside the bytes of pages: small, in order, over the
 transport's notifications.
 
-Owns the words and their format; a word that is longer than a notification comes in several. Comes
+Owns the messages and their format; one that is longer than a notification comes in several. Comes
 from another machine: nothing of it is believed before it was read here.
 """
 
@@ -20,9 +20,9 @@ from stratakv.engine.request import TokenLogprob
 from stratakv.engine.roles import FirstToken
 
 PROTOCOL: Final = 2
-"""Of these words; two sides must have the same."""
+"""Of these messages; two sides must have the same."""
 MESSAGE_BYTES: Final = 16 << 20
-"""The longest word that is read."""
+"""The longest message that is read."""
 _MORE, _LAST = b"+", b"."
 
 

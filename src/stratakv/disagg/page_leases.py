@@ -16,7 +16,7 @@ from stratakv.disagg.transport import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """One rank of the other side, in one attempt of a session. A late word of an attempt that is
+    """One rank of the other side, in one attempt of a session. A late message of an attempt that is
     over names another ``generation``, and so frees nothing of the next one's."""
 
     session: RequestId
@@ -27,7 +27,7 @@ class Writer:
 @dataclass(frozen=True, slots=True)
 class LeaseCounts:
     """``leased`` and ``quarantined``: pages now, by group, the second among the first. ``overdue``:
-    sessions that ever went to quarantine; ``ignored``: words of writers without a lease."""
+    sessions that ever went to quarantine; ``ignored``: messages of writers without a lease."""
 
     leased: Mapping[GroupId, int]
     quarantined: Mapping[GroupId, int]
@@ -58,7 +58,7 @@ class PageLeases:
         writers: Mapping[Writer, PeerId],
         deadline_s: float,
     ) -> None:
-        """Before any of ``writers``, each behind its peer's link, hears of ``pages``."""
+        """Before any of ``writers``, each behind its peer's link, is notified of ``pages``."""
         assert session not in self._leases, f"{session} is leased already"
         assert writers, f"{session} has no writer"
         assert all(writer.session == session for writer in writers), "of another session"

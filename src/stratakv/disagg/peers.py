@@ -88,7 +88,7 @@ class Peers:
     def __init__(self) -> None:
         self._opened: _Opened | None = None
         self._peers: dict[PeerId, _Peer] = {}
-        self._found: list[PeerEvent] = []
+        self._events: list[PeerEvent] = []
 
     def open(
         self, spec: CacheSpec, pools: DevicePages, model: bytes, open_transport: OpenTransport
@@ -175,13 +175,13 @@ class Peers:
                     self._on_notification(peer, notification)
                 case Lost(peer):
                     self._peers[peer].ending = True
-                    self._found.append(event)
+                    self._events.append(event)
                 case Disconnected(peer):
                     del self._peers[peer]
-                    self._found.append(event)
+                    self._events.append(event)
                 case Done() | Failed():
-                    self._found.append(event)
-        found, self._found = self._found, []
+                    self._events.append(event)
+        found, self._events = self._events, []
         return found
 
     def disconnect(self, peer: PeerId, reason: str = "") -> None:
@@ -190,7 +190,7 @@ class Peers:
         if entry is None or entry.ending:
             return
         entry.ending = True
-        self._found.append(Lost(peer, reason or "it was disconnected"))
+        self._events.append(Lost(peer, reason or "it was disconnected"))
         self._end.transport.disconnect(peer)
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class Peers:
             self.disconnect(peer, str(error))
             return
         if message is not None:
-            self._found.append(MessageReceived(peer, message))
+            self._events.append(MessageReceived(peer, message))
 
 
 def _introduction(data: bytes) -> tuple[Handshake, PagePlaces, bytes]:

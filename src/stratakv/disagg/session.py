@@ -1,8 +1,8 @@
 """One request's hand-off on one side, as a state machine over events. No I/O, no clock, no pages.
 
-Owns the order of its states and which word moves it, in every state. What is combined over ranks is
-the number of a state: the minimum over ranks, so that a failure of one is a failure of all and
-success needs all (``agreement``). Time comes in with ``expire``.
+Owns the order of its states and which message moves it, in every state. What is combined over
+ranks is the number of a state: the minimum over ranks, so that a failure of one is a failure of all
+and success needs all (``agreement``). Time comes in with ``expire``.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class FailureCause(Enum):
     REFUSED = "refused"  # the two sides, or their prompts, do not fit together
     TIMEOUT = "timeout"
     RANK = "rank"  # another rank of this side has
-    PROTOCOL = "protocol"  # a word that does not go with its state
+    PROTOCOL = "protocol"  # a message that does not go with its state
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class Session:
         return self.state in ENDED
 
     def after(self, event: SessionEvent, now_s: float) -> "Session":
-        """What it is after ``event``. An end is one: nothing moves it any more. A word that comes
-        late or twice moves nothing back; one that comes too early is a failure, since whoever sent
-        it believes in another session."""
+        """What it is after ``event``. An end is one: nothing moves it any more. A message that
+        comes late or twice moves nothing back; one that comes too early is a failure, since whoever
+        sent it believes in another session."""
         if self.ended:
             return self
         match event:

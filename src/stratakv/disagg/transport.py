@@ -96,7 +96,7 @@ class Transport(Protocol):
         ...
 
     def connect(self, peer: PeerId, description: bytes) -> None:
-        """Reach a ``peer`` by what it has described for us. TransportError where it speaks another
+        """Reach a ``peer`` by what it has described for us. TransportError where it has another
         transport or version, with both values; nothing is different then."""
         ...
 

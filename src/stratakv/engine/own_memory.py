@@ -87,7 +87,7 @@ def own_weights(module: nn.Module, identity: ModelIdentity) -> None:
     held = identity.take(used)
     try:
         for place in places:
-            found = None if place.path is None else held.find(place.path, place.begin, place.end)
+            found = None if place.path is None else held.lookup(place.path, place.begin, place.end)
             data = place.tensor.data
             place.tensor.data = data.clone() if found is None else _view(data, found)
     except (MemoryError, RuntimeError) as error:  # the latter is torch's

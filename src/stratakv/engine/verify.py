@@ -20,11 +20,11 @@ from stratakv.engine.executor import TokenSource
 from stratakv.engine.verify_report import (
     Differs,
     Exact,
-    Finding,
     NotRun,
     Verdict,
     VerifyReport,
     Way,
+    WayResult,
 )
 from stratakv.engine.verify_session import Scribe, VerifyOutput, VerifySession, VerifySubject
 from stratakv.policy.checkpoints import last_end
@@ -76,7 +76,7 @@ def cached_on(spec: CacheSpec, end_tokens: int, tier: Way) -> CachedTokens:
     )
 
 
-Alone: TypeAlias = Literal[Way.DEVICE, Way.HOST, Way.STORAGE, Way.TURN, Way.RETRACTED]
+SinglePromptWay: TypeAlias = Literal[Way.DEVICE, Way.HOST, Way.STORAGE, Way.TURN, Way.RETRACTED]
 """Ways of one prompt that was computed once and is asked again."""
 
 REUSES: Final = frozenset(Way) - {Way.TURN, Way.BATCHED, Way.RETRACTED}
@@ -138,9 +138,9 @@ class Verifier:
         finally:
             self._session.subject.close()
 
-    def _try(self, way: Way) -> Finding:
+    def _try(self, way: Way) -> WayResult:
         if why := self._lacks(way):
-            return Finding(way=way, verdict=NotRun(why))
+            return WayResult(way=way, verdict=NotRun(why))
         computed_s = hit_s = error = 0.0
         verdict: Verdict | None = None
         for at, (tokens, got) in enumerate(self._replies(way)):
@@ -155,7 +155,9 @@ class Verifier:
             elif verdict is None and (right := self._reuse(way, tokens)) not in (None, got.cached):
                 verdict = Differs(at, None, off, f"reused {got.cached} instead of {right}")
         self._session.subject.engine.check()
-        return Finding(way=way, verdict=verdict or Exact(error), computed_s=computed_s, hit_s=hit_s)
+        return WayResult(
+            way=way, verdict=verdict or Exact(error), computed_s=computed_s, hit_s=hit_s
+        )
 
     def _lacks(self, way: Way) -> str | None:
         if way is Way.CUT and not self._cuts():
@@ -204,14 +206,16 @@ class Verifier:
                     yield tokens, self._computed(tokens)
             case Way.DEVICE | Way.HOST | Way.STORAGE | Way.TURN | Way.RETRACTED:
                 for tokens in self._prompts:
-                    yield self._alone(way, tokens)
+                    yield self._single_prompt(way, tokens)
             case _:
                 assert_never(way)
 
     def _ask(self, tokens: TokenIds, salt: str = "") -> VerifyOutput:
         return self._session.ask(tokens, self._settings.output_tokens, self._settings.salt + salt)
 
-    def _alone(self, way: Alone, tokens: TokenIds) -> tuple[TokenIds, VerifyOutput]:
+    def _single_prompt(
+        self, way: SinglePromptWay, tokens: TokenIds
+    ) -> tuple[TokenIds, VerifyOutput]:
         before = self._cached(tokens)
         match way:
             case Way.DEVICE:

@@ -49,7 +49,7 @@ Verdict: TypeAlias = Exact | Differs | NotRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class WayResult:
     """``computed_s``, ``hit_s``: until the first tokens, over all prompts, without a cache and this
     way; equal sets of prompts, 0 where nothing ran."""
 
@@ -61,12 +61,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    findings: tuple[Finding, ...]
+    results: tuple[WayResult, ...]
 
-    def __getitem__(self, way: Way) -> Finding:
-        return next(finding for finding in self.findings if finding.way is way)
+    def __getitem__(self, way: Way) -> WayResult:
+        return next(result for result in self.results if result.way is way)
 
     @property
     def exact(self) -> bool:
         """Nothing that ran differs."""
-        return not any(isinstance(finding.verdict, Differs) for finding in self.findings)
+        return not any(isinstance(result.verdict, Differs) for result in self.results)

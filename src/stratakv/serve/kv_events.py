@@ -70,7 +70,7 @@ def _nobody_counts() -> None:
 
 
 class KvEventPublisher:
-    """Takes its endpoints at once, ConfigError where it cannot, and publishes from ``follow`` on.
+    """Takes its endpoints at once, ConfigError where it cannot, and publishes from ``observe`` on.
     All its verbs are for one thread, the engine's. ``on_dropped``: called for every batch that is
     lost because the queue is full."""
 
@@ -116,10 +116,10 @@ class KvEventPublisher:
             _attach(self._replay, "--kv-events-replay", replay, binds=True)
             self._replay_endpoint = self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def follow(self, spec: CacheSpec, adapters: Mapping[str, bytes]) -> CacheEvents:
+    def observe(self, spec: CacheSpec, adapters: Mapping[str, bytes]) -> CacheEvents:
         """Begin to publish what happens to a cache that is still empty; ``adapters``: digests by
         name. The cache is to be given what this returns."""
-        assert self._events is None, "one publisher follows one cache"
+        assert self._events is None, "one publisher observes one cache"
         self._events = CacheEvents(spec.page_tokens, adapters)
         self._thread = threading.Thread(
             target=self._run, args=(Encoder(spec),), name="stratakv-kv-events", daemon=True
@@ -130,7 +130,7 @@ class KvEventPublisher:
 
     def step_done(self) -> None:
         """Queue what is new as one batch, if anything is. Never blocks."""
-        assert self._events is not None, "nothing is followed yet"
+        assert self._events is not None, "nothing is observed yet"
         events = self._events.take()
         if events:
             self._offer(events)
@@ -186,7 +186,7 @@ class KvEventPublisher:
                 if self._replay is not None and self._replay in ready:
                     self._send_again(self._replay)
         except Exception:
-            log.exception("the KV events failed: followers see no more of them")
+            log.exception("the KV events failed: subscribers get no more of them")
         finally:
             self._close_sockets(linger_ms=LINGER_MS)
 

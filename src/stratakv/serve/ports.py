@@ -62,7 +62,7 @@ class StoragePort(Protocol):
 
 
 class PublisherPort(Protocol):
-    """Who follows the engine's cache. All calls come from the driver's thread."""
+    """Who observes the engine's cache. All calls come from the driver's thread."""
 
     def step_done(self) -> None:
         """A step, or something between two, may have changed what is cached. Must not block."""

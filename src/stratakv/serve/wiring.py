@@ -73,7 +73,7 @@ def build_service(
             undo.callback(store.worker.close, 0)
         model = with_adapters(model, config.adapters())
         digests = model.adapters.digests
-        observer = None if publisher is None else publisher.follow(sizes.spec, digests)
+        observer = None if publisher is None else publisher.observe(sizes.spec, digests)
         sockets = Sockets(role=_role(disagg), ranks=ranks, observer=observer)
         parts = build_sized(model, config, sizes, sockets)
         if disagg is not None:

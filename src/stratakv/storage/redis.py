@@ -34,7 +34,7 @@ _NO_ROOM: Final = frozenset({"OOM", "MISCONF", "READONLY", "NOREPLICAS"})
 """Answers of a server that cannot take a write now, though it is otherwise well."""
 _CONTROL: Final = 4096
 """Small commands in one round trip."""
-_MOST_FOUND: Final = 16 * _CONTROL
+_MOST_NAMES: Final = 16 * _CONTROL
 """Names in one answer to SCAN, which takes the number that is asked for as a hint."""
 _NAME_BYTES: Final = 1024
 _CURSOR_BYTES: Final = 20
@@ -269,7 +269,7 @@ def _scanned(wire: RedisWire, place: bytes) -> tuple[bytes, list[bytes]]:
     if isinstance(parts, ServerError):
         raise _refused("SCAN", parts)
     cursor = wire.string(_CURSOR_BYTES)
-    found = wire.array(_MOST_FOUND)
+    found = wire.array(_MOST_NAMES)
     if isinstance(found, ServerError) or parts != 2 or not cursor.isdigit():
         raise StorageError("redis: an unexpected answer to SCAN")
     names = [wire.string(_NAME_BYTES) for _ in range(found)]

@@ -1,6 +1,6 @@
-"""Who follows a cache: the one protocol by which it tells others what happens to its pages.
+"""Who observes a cache: the one protocol by which it is notified of what happens to the pages.
 
-Owns the protocol. Given to constructors, None where nobody follows; all calls come on the thread
+Owns the protocol. Given to constructors, None where nobody observes; all calls come on the thread
 that changes the tree, at once and in order. An observer must not touch the cache.
 """
 

@@ -58,7 +58,7 @@ class DigestCache:
         """Whether a file that has just been looked at is one whose digests are kept."""
         return file.trusted and self._clock.now_s() - file.ctime_ns / 1e9 >= YOUNG_S
 
-    def find(self, file: FileStat, header: bytes, count: int) -> Sequence[bytes] | None:
+    def lookup(self, file: FileStat, header: bytes, count: int) -> Sequence[bytes] | None:
         """Digests of the ``count`` tensors of a file; None where there is no sound entry.
         ``header``: 32 bytes that stand for the header that they were laid out by."""
         if self._directory is None or not file.trusted:

@@ -25,7 +25,7 @@ _NAMED: Final = 100
 
 
 @dataclass(slots=True)
-class Findings:
+class FsckReport:
     """``in_use``: segments with a live writer, which were only looked at. ``unfinished``: files
     whose making was cut short; ``broken``: segments that no longer say what they are, or are
     truncated. ``foreign``: files that are named like segments and are not ours, which are left as
@@ -59,7 +59,7 @@ class Findings:
         return self.mended == self.damage
 
 
-def fsck(directory: Path, *, repair: bool = False) -> Findings:
+def fsck(directory: Path, *, repair: bool = False) -> FsckReport:
     """Read every header and every payload below ``directory``. StorageError if it is no store, or
     the ledger in it is somebody else's.
 
@@ -71,7 +71,7 @@ def fsck(directory: Path, *, repair: bool = False) -> Findings:
         raise StorageError(f"{directory} is no StrataKV store: it has no ledger")
     ledger = Ledger(directory, quota_bytes=0)
     try:
-        found = Findings(0, 0, 0, 0, 0, ledger.physical_bytes(), 0, 0, 0, 0, [])
+        found = FsckReport(0, 0, 0, 0, 0, ledger.physical_bytes(), 0, 0, 0, 0, [])
         _look_at(ledger, found, repair=repair)
         for name in sorted(filter(is_segment_name, os.listdir(directory))):
             try:
@@ -94,7 +94,7 @@ def fsck(directory: Path, *, repair: bool = False) -> Findings:
     return found
 
 
-def _look_at(ledger: Ledger, found: Findings, *, repair: bool) -> None:
+def _look_at(ledger: Ledger, found: FsckReport, *, repair: bool) -> None:
     with ledger.locked():
         if ledger.is_damaged():
             found.bad_ledger = 1
@@ -109,7 +109,7 @@ def _is_whole(path: Path, segment: Segment) -> bool:
     return path.exists() and path.stat().st_size >= geometry.data_at + geometry.data_bytes
 
 
-def _broken_file(ledger: Ledger, name: str, found: Findings, *, repair: bool) -> None:
+def _broken_file(ledger: Ledger, name: str, found: FsckReport, *, repair: bool) -> None:
     unfinished = is_unmade(ledger.directory / name)
     found.unfinished += unfinished
     found.broken += not unfinished
@@ -119,7 +119,7 @@ def _broken_file(ledger: Ledger, name: str, found: Findings, *, repair: bool) ->
             found.mended += ledger.delete_idle(name)
 
 
-def _scan(segment: Segment, found: Findings, *, repair: bool) -> None:
+def _scan(segment: Segment, found: FsckReport, *, repair: bool) -> None:
     found.segments += 1
     # Only for the time of the scan; a store that wants to adopt it asks again.
     idle = segment.own()
@@ -158,13 +158,13 @@ def _bad_payloads(segment: Segment, table: Headers, slots: np.ndarray) -> list[i
     return torn
 
 
-def _note(found: Findings, problem: str) -> None:
+def _note(found: FsckReport, problem: str) -> None:
     if len(found.problems) < _NAMED:
         found.problems.append(problem)
 
 
-def lines_of(directory: Path, found: Findings, *, repair: bool) -> list[str]:
-    """The findings in ``directory``, line by line; the last line says how it stands. ``repair``:
+def lines_of(directory: Path, found: FsckReport, *, repair: bool) -> list[str]:
+    """The report on ``directory``, line by line; the last line says how it stands. ``repair``:
     whether it was asked for."""
     damage = {
         "damaged headers": found.bad_headers,
@@ -188,7 +188,7 @@ def lines_of(directory: Path, found: Findings, *, repair: bool) -> list[str]:
     return [*lines, _verdict(found, repair=repair)]
 
 
-def _verdict(found: Findings, *, repair: bool) -> str:
+def _verdict(found: FsckReport, *, repair: bool) -> str:
     """``repair`` always rebuilds a ledger; objects may have a live writer."""
     if not found.damage:
         return "clean"

@@ -45,12 +45,12 @@ class Index:
         self.segment: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self.writable: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self.newest_ns = 0
-        self._find: dict[int, int] = {}
+        self._row_of: dict[int, int] = {}
         self._rows = 0
         self._spare: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._find)
+        return len(self._row_of)
 
     def attach(self, number: int, slots: int) -> int:
         """Rows for a segment, all absent; returns the first."""
@@ -91,7 +91,7 @@ class Index:
         self.used[rows] = np.maximum(self.used[rows], uses)
         self.newest_ns = max(self.newest_ns, int(self.used[rows].max()))
 
-    def find(self, wanted: Headers) -> RowIds:
+    def lookup(self, wanted: Headers) -> RowIds:
         """Row of each object, NOWHERE where it is not known; the whole key is compared."""
         rows = self._get(_fingerprints(wanted).tolist())
         at = np.flatnonzero(rows >= 0)
@@ -116,13 +116,13 @@ class Index:
         prints = _fingerprints(table).tolist()
         hidden = self._get(prints)
         self.present[hidden[hidden >= 0]] = False
-        self._find.update(zip(prints, rows.tolist(), strict=True))
+        self._row_of.update(zip(prints, rows.tolist(), strict=True))
         self.present[rows] = self._get(prints) == rows
 
     def drop(self, rows: RowIds) -> None:
         """Forget present rows; their headers stay, to be compared with the disk."""
         prints = _fingerprints(self.headers[rows]).tolist()
-        deque(map(self._find.__delitem__, prints), maxlen=0)
+        deque(map(self._row_of.__delitem__, prints), maxlen=0)
         self.present[rows] = False
 
     def clear(self, rows: RowIds) -> None:
@@ -132,7 +132,7 @@ class Index:
         self.used[rows] = 0
 
     def _get(self, prints: list[int]) -> RowIds:
-        return np.fromiter(map(self._find.get, prints, repeat(NOWHERE)), np.int64, len(prints))
+        return np.fromiter(map(self._row_of.get, prints, repeat(NOWHERE)), np.int64, len(prints))
 
     def _grow(self, rows: int) -> None:
         capacity = len(self.used)

@@ -71,11 +71,11 @@ class FileStore:
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         with self._working():
-            return self._find(headers_of(keys, self._form.spec_digest)) != NOWHERE
+            return self._lookup(headers_of(keys, self._form.spec_digest)) != NOWHERE
 
     def read(self, keys: Sequence[ObjectKey], into: Sequence[memoryview]) -> list[ReadStatus]:
         with self._working():
-            rows = self._find(headers_of(keys, self._form.spec_digest))
+            rows = self._lookup(headers_of(keys, self._form.spec_digest))
             statuses = [ReadStatus.MISS] * len(keys)
             at = np.flatnonzero(rows != NOWHERE)
             hashes: list[int] = self._index.headers["payload_hash"][rows[at]].tolist()
@@ -95,7 +95,7 @@ class FileStore:
             self._refresh()
             wanted = headers_of(keys, self._form.spec_digest)
             now_ns = self._stamps(1)[0]
-            rows = self._index.find(wanted)
+            rows = self._index.lookup(wanted)
             there = rows != NOWHERE
             self._use(rows[there][::-1])
             statuses = [
@@ -112,7 +112,7 @@ class FileStore:
 
     def touch(self, keys: Sequence[ObjectKey]) -> None:
         if not self._closed:
-            rows = self._index.find(headers_of(keys, self._form.spec_digest))
+            rows = self._index.lookup(headers_of(keys, self._form.spec_digest))
             self._use(rows[rows != NOWHERE])
 
     def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
@@ -123,7 +123,7 @@ class FileStore:
             if isinstance(keys, Everything):
                 self._refresh()
                 return self._maintenance.mark_all_deleted()
-            rows = self._find(headers_of(keys, self._form.spec_digest))
+            rows = self._lookup(headers_of(keys, self._form.spec_digest))
             rows = np.unique(rows[rows != NOWHERE])
             with self._slots.borrowed(set(self._index.segment[rows].tolist())):
                 rows = rows[self._index.present[rows]]
@@ -156,12 +156,12 @@ class FileStore:
             counters=replace(self._counters),
         )
 
-    def _find(self, wanted: Headers) -> RowIds:
+    def _lookup(self, wanted: Headers) -> RowIds:
         """Rows of what may be served; a peer may have stored what is not known yet."""
-        rows = self._index.find(wanted)
+        rows = self._index.lookup(wanted)
         if (rows == NOWHERE).any():
             self._refresh()
-            rows = self._index.find(wanted)
+            rows = self._index.lookup(wanted)
         limit_ns = self._expiry_ns()
         if limit_ns is not None:
             rows[(rows != NOWHERE) & (self._index.used[rows] < limit_ns)] = NOWHERE

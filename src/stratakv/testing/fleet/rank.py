@@ -88,7 +88,7 @@ class SimRank:
         self.fate = Fate(plan.loss, rank)
         ranks = RankContext.of(MortalRanks(rank, rendezvous, self.fate), self.clock)
         self.agreement, self.sync = ranks.agreement, ranks.sync
-        self._events = CacheEvents(spec.page_tokens, ADAPTERS) if plan.follow else None
+        self._events = CacheEvents(spec.page_tokens, ADAPTERS) if plan.observed else None
         ahead = AheadDevice(plan.steps_at_once, Random(f"{plan.seed} {rank}"), plan.device_pace)
         memory = SimMemory.of(spec, plan.device, plan.host, self.adversary, ahead.later)
         heads, made = self._first_heads(), list[TokenRunner]()

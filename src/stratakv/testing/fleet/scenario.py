@@ -113,8 +113,8 @@ class Plan:
     """``spec``: the cache of all ranks together, each has ``rank_spec``. ``device``, ``host``:
     pages by group; no host page, no storage. ``step_s``: how much the time goes on at a step, by
     rank's own clock times its ``skew``. ``one_store``: None: each rank has one of its own, with
-    whole pages. ``io_lanes``: 2: reads do not wait for writes. ``follow``: whether there are events
-    of the cache. ``steps_at_once``: more than one on a device that runs ahead, and
+    whole pages. ``io_lanes``: 2: reads do not wait for writes. ``observed``: whether there are
+    events of the cache. ``steps_at_once``: more than one on a device that runs ahead, and
     ``device_pace`` is how likely it is done with its oldest work at a look. ``then``: what comes
     after it on the same stores."""
 
@@ -142,7 +142,7 @@ class Plan:
     reuse: bool = True
     one_store: OneStore | None = None
     io_lanes: int = 1
-    follow: bool = False
+    observed: bool = False
     steps_at_once: int = 1
     device_pace: float = 0.5
     loss: Loss | None = None

@@ -1,5 +1,5 @@
 """What makes a run more than a plain one: a shared store, the loss of a rank, what comes after it,
-adapters, followers, and caches that lack a tier.
+adapters, observers, and caches that lack a tier.
 
 Owns the distributions of these. They are drawn behind the plain run's, so that each changes nothing
 else. Must not know how anything is run.
@@ -33,7 +33,7 @@ LOST: Final = 0.14
 RESTARTED: Final = 0.12
 RESTARTED_LOST: Final = 0.6
 ADAPTED: Final = 0.12
-FOLLOWED: Final = 0.15
+OBSERVED: Final = 0.15
 NO_HOST: Final = 0.03
 NO_REUSE: Final = 0.02
 TWO_LANES: Final = 0.3
@@ -53,7 +53,7 @@ def plan_of(seed: int) -> Plan:
         plan = adapted(plan, draw)
     plan = replace(
         plan,
-        follow=draw.random() < FOLLOWED,
+        observed=draw.random() < OBSERVED,
         io_lanes=2 if draw.random() < TWO_LANES else 1,
         loss=loss_of(draw, plan.ranks) if draw.random() < LOST else None,
     )

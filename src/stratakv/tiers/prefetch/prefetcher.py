@@ -29,7 +29,7 @@ from stratakv.tiers.prefetch.operations import Operations
 from stratakv.tiers.prefetch.request import (
     IDLE,
     Asking,
-    Following,
+    Awaiting,
     Idle,
     Left,
     OnSettled,
@@ -130,7 +130,7 @@ class Prefetcher:
 
     def _probe(self, request: PrefetchRequest, found: Match, worker: IoWorker) -> None:
         first = request.keys[found.end]
-        if self._sharing.follow(request, first):
+        if self._sharing.join(request, first):
             return
         leases, end = self._tree.leases, found.anchor_end
         hold = leases.hold_present(request.keys, end, [0] * len(self._spec.groups))
@@ -153,7 +153,7 @@ class Prefetcher:
         self._book.move(request.id, phase.state, self._step)
 
     def _go_alone(self, request: PrefetchRequest, worker: IoWorker) -> None:
-        """The request that this one followed has its pages, or will not get them."""
+        """The request that this one had joined has its pages, or will not get them."""
         self._sharing.leave(request)
         self._try(request, worker)
 
@@ -288,7 +288,7 @@ class Prefetcher:
                 self._sharing.end(first)
             case Ready(hold=hold):
                 self._tree.leases.release(hold)
-            case Idle() | Following() | Left():
+            case Idle() | Awaiting() | Left():
                 pass
             case _:
                 assert_never(request.phase)
@@ -304,7 +304,7 @@ class Prefetcher:
         if abandoned(request):
             self._go_alone(request, worker)
         phase = request.phase
-        awaited = phase.leader if isinstance(phase, Following) else request
+        awaited = phase.leader if isinstance(phase, Awaiting) else request
         operation = awaited.operation
         if operation is None:
             return False
@@ -356,8 +356,8 @@ class Prefetcher:
             case Asking() | Reading() as under_way:
                 self._operations.stop(under_way.ticket, None)
                 request.enter(Left(under_way, end, cut_short, settled))
-            case Idle() | Following() | Ready() as phase:
-                if isinstance(phase, Following):
+            case Idle() | Awaiting() | Ready() as phase:
+                if isinstance(phase, Awaiting):
                     self._sharing.leave(request)
                 request.enter(IDLE)
                 settled(self._book.settle(request.id, end, unused))

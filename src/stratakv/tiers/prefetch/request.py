@@ -3,8 +3,8 @@
 Owns the records. A request is in one phase at a time, and a phase names all that is held in it:
 
     Idle ------> Asking      the tree's pages are pinned, storage is asked
-              or Following   another request asks for the same pages
-    Following -> Idle        that one has its pages, or will not get them
+              or Awaiting    another request asks for the same pages
+    Awaiting --> Idle        that one has its pages, or will not get them
     Asking ----> Reading     host pages are allocated, storage fills them
               or Idle        there is nothing to fetch, or no room
     Reading ---> Ready       they are the tree's, and pinned
@@ -45,7 +45,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Following:
+class Awaiting:
     """``leader`` asks for the same pages."""
 
     leader: "PrefetchRequest"
@@ -95,11 +95,11 @@ class Left:
     settled: OnSettled
 
 
-PrefetchPhase: TypeAlias = Idle | Following | Asking | Reading | Ready | Left
+PrefetchPhase: TypeAlias = Idle | Awaiting | Asking | Reading | Ready | Left
 IDLE: Final = Idle()
 NEXT: Final[dict[type[PrefetchPhase], tuple[type[PrefetchPhase], ...]]] = {
-    Idle: (Idle, Following, Asking),
-    Following: (Idle,),
+    Idle: (Idle, Awaiting, Asking),
+    Awaiting: (Idle,),
     Asking: (Idle, Reading, Left),
     Reading: (Idle, Ready, Left),
     Ready: (Idle,),
@@ -144,7 +144,7 @@ class PrefetchRequest:
                 return under_way
             case Left(was=was):
                 return was
-            case Idle() | Following() | Ready():
+            case Idle() | Awaiting() | Ready():
                 return None
             case _:
                 assert_never(self._phase)
