@@ -182,8 +182,7 @@ class PrefillRole:
         if cached is not None:
             had = TierTokens(cached.device, cached.host, cached.storage)
         proof = Arrival(entry.asked.attempt, first, had)
-        self._begin(entry, self._peers.send(entry.peer, proof, writes))
-        if entry.writes:
+        if self._begin(entry, self._peers.send(entry.peer, proof, writes)):
             entry.proved = True
             del self._sessions[entry.session.name]
 
@@ -197,17 +196,18 @@ class PrefillRole:
         here, there = self._peers.places(entry.peer)
         return here.writes(source, there, target)
 
-    def _begin(self, entry: _Sending, transfer: TransferId | None) -> None:
-        """``transfer``: None where the peer is lost."""
+    def _begin(self, entry: _Sending, transfer: TransferId | None) -> bool:
+        """``transfer``: None where the peer is lost, which ends the session; False then."""
         if entry.session.state is SessionState.TRANSFERRING:
             entry.session = entry.session.extended(self._clock.now_s())
         else:
             self._move(entry, TransferBegun())
         if transfer is None:
             self._fail(entry, Aborted(f"{entry.peer} is lost", FailureCause.PEER_LOST))
-            return
+            return False
         entry.writes.add(transfer)
         self._writes[transfer] = entry
+        return True
 
     def _written(self, transfer: TransferId, failure: str | None) -> None:
         """A write has ended, and perhaps it was the last one that reads the request's pages."""
