@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stratakv.core.config import EngineConfig, RouteConfig, ServerConfig, check_count
+from stratakv.core.choices import check_count
+from stratakv.core.config import EngineConfig, RouteConfig, ServerConfig
 from stratakv.core.errors import ConfigError, RankLostError, StorageError
 from stratakv.core.flag_help import HELP, METAVAR, RENAMED
 

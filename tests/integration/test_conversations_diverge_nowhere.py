@@ -5,7 +5,7 @@ exactly the pages that its rule says it must find."""
 import pytest
 import torch
 
-from stratakv.core.config import SNAPSHOT_TOKENS
+from stratakv.core.choices import SNAPSHOT_TOKENS
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import KeepBoundary, Retention, needed
 from tests.engines import evict_device, on_device, on_host, on_storage

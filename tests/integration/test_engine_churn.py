@@ -8,7 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from stratakv.core.config import EVICTIONS, WRITE_POLICIES, EngineConfig
+from stratakv.core.choices import EVICTIONS, WRITE_POLICIES
+from stratakv.core.config import EngineConfig
 from stratakv.core.errors import RankLostError
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow

@@ -7,12 +7,13 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from typing import Final
 
 import pytest
 
-from tests.meta.source import Module, last_name, modules
+from tests.meta.source import ROOT, Module, last_name, modules
 
 Rule = Callable[[Module], bool]
 
@@ -193,12 +194,31 @@ ADAPTERS: Final = (
     "agreement/torch_ranks.py", "testing/hit_engine.py", "testing/kernel_", "testing/fleet/",
 )  # fmt: skip
 """What of the library is nothing without the engine's extra."""
+LATE: Final = ("testing/hit_equals_recompute.py",)
+"""What imports an adapter when it is used, and not before: import-linter cannot tell."""
 
 
 def loaded_with(names: list[str], library: str) -> bool:
     """Whether importing ``names`` in a fresh interpreter loads ``library``."""
     code = f"import sys, {', '.join(names)}; sys.exit({library!r} in sys.modules)"
     return bool(subprocess.run([sys.executable, "-c", code], check=False).returncode)
+
+
+def test_import_linter_is_given_every_suite_that_needs_no_torch():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (named,) = (
+        one["source_modules"]
+        for one in contracts["contracts"]
+        if one["name"] == "Decisions are torch-free"
+    )
+    suites = {
+        f"stratakv.{one.name.removesuffix('.py').replace('/', '.')}"
+        for one in modules()
+        if one.name.startswith("testing/")
+        and not one.name.startswith((*ADAPTERS, *LATE))
+        and not one.name.endswith("__init__.py")
+    }
+    assert {name for name in named if name.startswith("stratakv.testing")} == suites
 
 
 def test_decisions_run_without_torch():

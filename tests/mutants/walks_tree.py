@@ -2,7 +2,7 @@
 
 import pytest
 
-from stratakv.core.config import EVICTIONS
+from stratakv.core.choices import EVICTIONS
 from stratakv.testing.tree_campaign import campaign
 
 WALKS = 6

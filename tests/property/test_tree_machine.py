@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from stratakv.core.config import EVICTIONS
+from stratakv.core.choices import EVICTIONS
 from stratakv.testing.tree_campaign import campaign
 from stratakv.testing.tree_machine import TreeMachine
 from stratakv.tree.residency import Residency, ResidencyEvent

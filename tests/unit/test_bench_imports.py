@@ -1,8 +1,46 @@
-"""The bench of what an import costs."""
+"""The bench of what an import costs, and what must not be loaded by it."""
 
 import json
+import subprocess
+import sys
+
+import pytest
 
 from stratakv.bench import imports
+
+HEAVY = (
+    "asyncio", "concurrent", "ctypes.util", "email", "http", "importlib.metadata",
+    "multiprocessing", "prometheus_client", "pytest", "selectors", "socket", "ssl", "starlette",
+    "subprocess", "tempfile", "torch", "transformers", "uvicorn", "xml", "zipfile", "zmq",
+)  # fmt: skip
+"""Beyond what NumPy loads."""
+NOT_IN_THE_TIERS = ("ipaddress", "pathlib", "stratakv.core.config", "urllib.parse", "xxhash")
+SUITES = ("stratakv.testing.transfer_conformance", "stratakv.testing.storage_conformance")
+
+
+def loaded_with(*modules: str) -> set[str]:
+    """What a fresh interpreter that has NumPy loads with ``modules``."""
+    code = (
+        "import json, sys, numpy; before = set(sys.modules); "
+        f"import {', '.join(modules)}; print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("part", imports.PARTS)
+def test_what_embedders_import_loads_nothing_heavy(part):
+    loaded = loaded_with(*imports.PARTS[part])
+    assert "stratakv" in loaded
+    assert loaded.isdisjoint(HEAVY)
+    if part in {"tree", "tiers"}:
+        assert loaded.isdisjoint(NOT_IN_THE_TIERS)
+
+
+def test_the_suites_bring_pytest_and_no_engine():
+    loaded = loaded_with(*SUITES)
+    assert "pytest" in loaded
+    assert loaded.isdisjoint({"torch", "transformers", "starlette", "uvicorn", "zmq"})
 
 
 def test_every_part_is_measured_and_written(monkeypatch, capsys):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from stratakv.core.config import WRITE_POLICIES, EngineConfig
+from stratakv.core.choices import WRITE_POLICIES
+from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId
 from stratakv.policy.write import safe_wanted
 from stratakv.spec.retention import KeepWindow

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stratakv.core.config import EVICTIONS, WRITE_POLICIES, EngineConfig
+from stratakv.core.choices import EVICTIONS, WRITE_POLICIES
+from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stratakv.core.config import PREFETCH_POLICIES, EngineConfig, ServerConfig
+from stratakv.core.choices import PREFETCH_POLICIES
+from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 
 

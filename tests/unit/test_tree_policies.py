@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stratakv.core.config import EVICTIONS
+from stratakv.core.choices import EVICTIONS
 from stratakv.core.ids import PageKey
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.testing.specs import small_spec

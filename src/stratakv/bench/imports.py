@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from statistics import median
 from typing import Final
 
 REPEATS: Final = 9
@@ -34,17 +35,17 @@ PARTS: Final[dict[str, tuple[str, ...]]] = {
 def run() -> dict[str, object]:
     """Measure every part, and print a table; ~20 s."""
     _cpu_s(*PARTS["all of it"])  # compiled once, as an installed package is
-    seconds = {name: list[float]() for name in (BASELINE, *PARTS)}
+    alone_s, added_s = list[float](), {name: list[float]() for name in PARTS}
     for _ in range(REPEATS):
-        seconds[BASELINE].append(_cpu_s(BASELINE))
-        for name, modules in PARTS.items():
-            seconds[name].append(_cpu_s(BASELINE, *modules))
-    alone_s = min(seconds.pop(BASELINE))  # the least: whatever else the machine does only adds
-    added_ms = {name: round(1000 * (min(of) - alone_s), 1) for name, of in seconds.items()}
-    print(f"NumPy alone, with the interpreter: {1000 * alone_s:.0f} ms of CPU; what is added:")
+        alone_s.append(_cpu_s(BASELINE))
+        for name, modules in PARTS.items():  # beside NumPy alone in the same turn: times drift
+            added_s[name].append(_cpu_s(BASELINE, *modules) - alone_s[-1])
+    numpy_ms = round(1000 * median(alone_s), 1)
+    added_ms = {name: round(1000 * median(of), 1) for name, of in added_s.items()}
+    print(f"NumPy alone, with the interpreter: {numpy_ms:.0f} ms of CPU; what is added, median:")
     for name, milliseconds in added_ms.items():
         print(f"{name:10} {milliseconds:6.1f} ms")
-    return {"numpy_ms": round(1000 * alone_s, 1), "added_ms": added_ms}
+    return {"numpy_ms": numpy_ms, "added_ms": added_ms}
 
 
 def _cpu_s(*modules: str) -> float:

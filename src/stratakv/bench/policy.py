@@ -26,7 +26,8 @@ from stratakv.bench.policy_cache import (
 )
 from stratakv.bench.policy_replay import Replay, ReplayFigures, TraceTokens, unlimited_tokens
 from stratakv.bench.policy_traffic import ChatTraffic, generate
-from stratakv.core.config import check_choice, check_count, flag_of
+from stratakv.core.choices import check_choice, check_count
+from stratakv.core.config import flag_of
 from stratakv.core.errors import ConfigError
 from stratakv.sim.trace import TraceRequest, read_trace, write_trace
 from stratakv.spec.budget import ExpectedLoad

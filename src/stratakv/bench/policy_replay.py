@@ -23,7 +23,7 @@ import numpy as np
 from stratakv.cache.admit import AdmissionRequest
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import Admission, Refusal
-from stratakv.core.config import SNAPSHOT_TOKENS
+from stratakv.core.choices import SNAPSHOT_TOKENS
 from stratakv.core.ids import TokenIds
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.sim.trace import BLOCK_TOKENS, TraceRequest

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from stratakv.core.config import check_count
+from stratakv.core.choices import check_count
 from stratakv.sim.trace import BLOCK_TOKENS, TraceRequest
 
 MAX_ANSWER_TOKENS: Final = 4096

@@ -15,7 +15,7 @@ from stratakv.agreement.ballot import LANES
 from stratakv.bench.ranks_engine import take_part
 from stratakv.bench.ranks_meter import MeterRecord, TimedPart
 from stratakv.bench.ranks_processes import on_ranks
-from stratakv.core.config import check_count
+from stratakv.core.choices import check_count
 
 TARGET: Final = 1.2
 STEPS: Final = 2000

@@ -19,7 +19,7 @@ from stratakv.bench.play import PlayFigures, play
 from stratakv.bench.rig import config_for
 from stratakv.bench.shapes import BASELINES, FIRST_TOKENS, HYBRID, build
 from stratakv.bench.workload import Chat, TraceScale, Workload, scaled_trace
-from stratakv.core.config import TIERS
+from stratakv.core.choices import TIERS
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
 from stratakv.spec.budget import ExpectedLoad
 from stratakv.spec.derive import spec_of

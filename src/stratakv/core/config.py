@@ -4,31 +4,33 @@ environment.
 The flag of a field is its name with dashes. Sizes are strings with units until ``spec.budget``.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
+from stratakv.core.choices import (
+    DTYPES,
+    EVICTIONS,
+    MAX_NAME_CHARS,
+    PREFETCH_POLICIES,
+    PREFETCH_SHARE,
+    PREFETCH_TIMEOUT_PER_1K_S,
+    PREFETCH_TIMEOUT_S,
+    ROLES,
+    SNAPSHOT_TOKENS,
+    TIERS,
+    TP_TIMEOUT_S,
+    TRANSFER_TIMEOUT_S,
+    TRANSPORTS,
+    WRITE_BACK_RESERVE,
+    WRITE_HITS,
+    WRITE_POLICIES,
+    check_choice,
+    check_count,
+    check_port,
+    check_seconds,
+    check_share,
+)
 from stratakv.core.errors import ConfigError
-
-SNAPSHOT_TOKENS: Final = 256
-DTYPES: Final = ("float32", "bfloat16", "float16")
-TIERS: Final = ("off", "device", "host")
-EVICTIONS: Final = ("lru", "lfu", "slru", "s3-fifo", "priority")
-WRITE_HITS: Final = 2
-WRITE_BACK_RESERVE: Final = 0.1
-WRITE_POLICIES: Final = ("write-through", "write-through-selective", "write-back")
-PREFETCH_POLICIES: Final = ("best-effort", "wait-complete", "timeout")
-PREFETCH_SHARE: Final = 0.5
-PREFETCH_TIMEOUT_S: Final = 1.0
-PREFETCH_TIMEOUT_PER_1K_S: Final = 0.25
-TP_TIMEOUT_S: Final = 120.0
-ROLES: Final = ("unified", "prefill", "decode")
-TRANSPORTS: Final = ("nixl", "mooncake")
-BOOTSTRAP_PORT: Final = 8998
-TRANSFER_TIMEOUT_S: Final = 300.0
-MAX_NAME_CHARS: Final = 512
-"""Of a model's or an adapter's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,34 +333,9 @@ class RouteConfig:
         check_port("--port", self.port)
 
 
-def check_port(flag: str, port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"{flag} {port}: allowed are 0 (any free one) to 65535")
-
-
 def flag_of(name: str) -> str:
     """The flag of a field."""
     return f"--{name.replace('_', '-')}"
-
-
-def check_count(flag: str, value: int | None, least: int = 1) -> None:
-    if value is not None and value < least:
-        raise ConfigError(f"{flag} {value}: allowed is {least} and more")
-
-
-def check_choice(flag: str, value: str, allowed: Collection[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{flag} {value}: allowed are {', '.join(allowed)}")
-
-
-def check_share(flag: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ConfigError(f"{flag} {value}: allowed is above 0, and 1 at most")
-
-
-def check_seconds(flag: str, value: float, least: int = 0) -> None:
-    if not least <= value < float("inf"):
-        raise ConfigError(f"{flag} {value}: allowed are finite seconds from {least} up")
 
 
 def _is_endpoint(text: str) -> bool:

@@ -5,7 +5,7 @@ Owns words alone: a flag's name and default are ``config``'s.
 
 from typing import Final
 
-from stratakv.core.config import (
+from stratakv.core.choices import (
     BOOTSTRAP_PORT,
     EVICTIONS,
     PREFETCH_POLICIES,

@@ -1,7 +1,6 @@
 """Bytes as people write them. Owns the two directions; must not know which flag means what."""
 
 import re
-from fractions import Fraction
 from typing import Final
 
 from stratakv.core.errors import ConfigError
@@ -28,8 +27,9 @@ def parse_bytes(text: str, flag: str) -> int:
     unit_bytes = UNIT_BYTES.get(found[2].upper()) if found else None
     if found is None or unit_bytes is None:
         raise ConfigError(f"{flag} {text!r}: allowed is {ALLOWED}")
+    whole, _, part = found[1].partition(".")
     # A float would lose bytes above 2**53.
-    return int(Fraction(found[1]) * unit_bytes)
+    return int(whole + part) * unit_bytes // 10 ** len(part)
 
 
 def format_bytes(size_bytes: int) -> str:

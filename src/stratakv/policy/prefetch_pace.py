@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, TypeAlias, assert_never
 
-from stratakv.core.config import (
-    PREFETCH_SHARE,
-    PREFETCH_TIMEOUT_PER_1K_S,
-    PREFETCH_TIMEOUT_S,
-)
+from stratakv.core.choices import PREFETCH_SHARE, PREFETCH_TIMEOUT_PER_1K_S, PREFETCH_TIMEOUT_S
 
 THRESHOLD_TOKENS: Final = 256
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias, cast
 
-from stratakv.core.config import BOOTSTRAP_PORT
+from stratakv.core.choices import BOOTSTRAP_PORT
 from stratakv.engine.request import TransferSession
 from stratakv.serve import fields
 from stratakv.serve.errors import ApiError, invalid

@@ -21,7 +21,8 @@ from transformers.utils.logging import disable_progress_bar
 from stratakv.agreement.torch_ranks import TorchRanks, join
 from stratakv.assembly.ranks import RankContext
 from stratakv.assembly.sizing import ranks_here
-from stratakv.core.config import BOOTSTRAP_PORT, EngineConfig, ServerConfig
+from stratakv.core.choices import BOOTSTRAP_PORT
+from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, StorageError, StrataError
 from stratakv.engine.model import CPU
 from stratakv.engine.parallel import device_refusal

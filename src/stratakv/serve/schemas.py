@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, TypeVar, cast
 import numpy as np
 
 from stratakv.cache.records import CacheUse
-from stratakv.core.config import MAX_NAME_CHARS
+from stratakv.core.choices import MAX_NAME_CHARS
 from stratakv.core.ids import TokenIds
 from stratakv.serve import fields, hand_off
 from stratakv.serve.errors import ApiError, invalid, too_long

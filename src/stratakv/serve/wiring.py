@@ -27,8 +27,9 @@ from stratakv.assembly.stores import (
     reach_at_start,
     trust_while_it_runs,
 )
+from stratakv.core.choices import BOOTSTRAP_PORT
 from stratakv.core.clock import MonotonicClock, WallClock
-from stratakv.core.config import BOOTSTRAP_PORT, EngineConfig, ServerConfig
+from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.model_identity import ModelIdentity
 from stratakv.engine.adapters import check_directories

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final, assert_never
 
-from stratakv.core.config import check_choice, check_count
+from stratakv.core.choices import check_choice, check_count
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.spec.families import COMPOSITES, FAMILIES, NOT_CACHED, NOT_PROVEN, Family

@@ -10,10 +10,9 @@ A package adds a scheme with an entry point:
     mystore = "mypackage.store:open_store"     # (PluginUrl, StoreFormat) -> StorageBackend
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from stratakv.core.clock import WallClock
 from stratakv.core.errors import ConfigError
@@ -35,6 +34,9 @@ from stratakv.storage.urls import (
     StorageUrl,
 )
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 GROUP: Final = "stratakv.storage"
 BUILT_IN: Final = frozenset({"memory", "file", "redis", "rediss", "redis+unix", "s3", "mooncake"})
 
@@ -47,7 +49,7 @@ Factory = Callable[[PluginUrl, StoreFormat], StorageBackend]
 def plugin_schemes() -> tuple[str, ...]:
     """The schemes that installed packages add, sorted; nothing of theirs is imported. They do not
     take over a built-in one."""
-    return tuple(sorted({point.name for point in entry_points(group=GROUP)} - BUILT_IN))
+    return tuple(sorted({point.name for point in _points()} - BUILT_IN))
 
 
 def open_storage(url: StorageUrl, form: StoreFormat) -> StorageBackend:
@@ -126,7 +128,7 @@ def _least_file_bytes(form: StoreFormat) -> int:
 
 
 def _factory(scheme: str) -> Factory:
-    points = list(entry_points(group=GROUP, name=scheme))
+    points = [point for point in _points() if point.name == scheme]
     owners = ", ".join(sorted(_owner(point) for point in points))
     if len(points) != 1:
         raise ConfigError(
@@ -141,5 +143,13 @@ def _factory(scheme: str) -> Factory:
         ) from error
 
 
-def _owner(point: EntryPoint) -> str:
+def _points() -> "Iterable[EntryPoint]":
+    """What installed packages add. The library that looks is loaded here: it brings more modules
+    than all that a store needs, and most stores are built in."""
+    from importlib.metadata import entry_points  # noqa: PLC0415
+
+    return entry_points(group=GROUP)
+
+
+def _owner(point: "EntryPoint") -> str:
     return point.dist.name if point.dist else point.value

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -271,7 +270,8 @@ def _duration(text: str, options: dict[str, str], name: str) -> float | None:
         raise _refused(
             text, f"allowed for {name} is a number of seconds above 0, or one with s, m, h, d or w"
         )
-    return float(Fraction(found[1]) * _UNIT_S[found[2] or "s"])
+    whole, _, part = found[1].partition(".")
+    return int(whole + part) * _UNIT_S[found[2] or "s"] / 10 ** len(part)
 
 
 def _refused(text: str, why: str) -> ConfigError:
