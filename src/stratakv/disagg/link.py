@@ -27,7 +27,9 @@ from stratakv.disagg.transport import (
 from stratakv.disagg.wire import Ranges, Wire
 
 _PAUSE_S = 0.002
-"""Between two looks at a wire on which nothing happens."""
+_SHORTEST_PAUSE_S = 0.0001
+"""Between two looks at a wire on which nothing happens: short at first, since a proof is rarely
+alone, and then longer, up to the first of these."""
 _CONNECTING_S = 1.0
 """How long an end waits for a peer that never sent anything."""
 
@@ -152,14 +154,18 @@ class Link:
                 return
             self._pause(None)
         self._wire.connect(self._description)
+        pause_s = _SHORTEST_PAUSE_S
         while not self._given_up.is_set() or self._is_connecting():
             busy = self._receive()
             self._beat()
             if not self._given_up.is_set():
                 busy |= self._write()
                 self.look()
-            if not busy:
-                self._pause(_PAUSE_S)
+            if busy:
+                pause_s = _SHORTEST_PAUSE_S
+            else:
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S)
         if self._lost is None:
             with suppress(TransportError):  # so that it need not find out
                 self._wire.notify(_Kind.END.value)
