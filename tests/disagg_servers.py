@@ -53,7 +53,7 @@ class Fleet:
         self._logs, self._undo = logs, undo
         self._count = 0
 
-    def start(self, port: int, *line: str) -> Started:
+    def start(self, port: int, *line: str, host: str = "127.0.0.1") -> Started:
         self._count += 1
         log = self._logs / f"{self._count}.log"
         with log.open("wb") as out:
@@ -63,7 +63,7 @@ class Fleet:
             )  # fmt: skip
         self._undo.callback(process.wait)
         self._undo.callback(process.kill)
-        return Started(process, log, line, f"http://127.0.0.1:{port}")
+        return Started(process, log, line, f"http://{host}:{port}")
 
     def server(self, model: Path, *flags: str) -> Started:
         port = free_port()
