@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
-from stratakv.core.ids import GroupId
+from stratakv.core.ids import NONE, GroupId
 from stratakv.spec.retention import KeepBoundary, KeepWindow
+from stratakv.storage.backend import ObjectKey, WriteStatus
 from stratakv.storage.io_jobs import Kind
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S
@@ -204,6 +205,64 @@ def test_who_follows_the_cache_hears_of_what_is_stored(benches):
     bench.settle()
     keys = bench.keys(PROMPT, 3)
     assert told.kept == [(0, keys), (1, keys[1:])]
+
+
+class Choosy(Store):
+    """Refuses the objects of ``unwanted``."""
+
+    unwanted = frozenset()
+
+    def write(self, keys, pages):
+        statuses = super().write([key for key in keys if key not in self.unwanted],
+                                 [page for key, page in zip(keys, pages, strict=True)
+                                  if key not in self.unwanted])  # fmt: skip
+        taken = iter(statuses)
+        return [WriteStatus.REFUSED if key in self.unwanted else next(taken) for key in keys]
+
+
+@pytest.mark.parametrize("unwanted", [(0, 3), (1, 2), (2,), (4,), (5,), (0, 1, 2, 3, 4, 5)])
+def test_exactly_what_was_not_kept_is_written_with_the_next_use(unwanted):
+    """One job has the writings of both groups, its objects in the order of their depth."""
+    told = Hearer()
+    bench = Bench(WINDOW, observer=told)
+    store = Choosy(WINDOW)
+    bench.attach(store)
+    lease = bench.serve(PROMPT, 4)
+    keys = bench.keys(PROMPT, 4)
+    names = [ObjectKey(keys[at], GroupId(group)) for at, group in
+             ((0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1))]  # fmt: skip
+    store.unwanted = frozenset(names[at] for at in unwanted)
+    bench.settle()
+    kept = [name for name in names if name not in store.unwanted]
+    assert {(group, key) for group, some in told.kept for key in some} == {
+        (name.group, name.page) for name in kept
+    }
+    store.unwanted, store.writes = frozenset(), []
+    bench.tier.persister.used(lease)
+    bench.settle()
+    assert store.writes == [names[at] for at in unwanted]
+    assert figures(bench) == {"stored": 6, "refused": len(unwanted)}
+    bench.close()
+
+
+def test_ranks_compare_what_is_under_way(benches):
+    bench = benches(WINDOW, held=["write"])
+    nothing = {"writes begun": 0, "writes": 0, "newest write": NONE, "uses to tell": 0}
+    assert bench.tier.persister.figures() == nothing
+    assert not bench.tier.persister.busy
+    lease = bench.serve(PROMPT, 4)
+    assert bench.tier.persister.figures() == nothing | {"writes begun": 2}
+    assert bench.tier.persister.busy
+    bench.tick()
+    bench.backend.wait_entered()
+    assert bench.tier.persister.figures() == nothing | {"writes": 1, "newest write": 0}
+    bench.tier.persister.used(lease)
+    assert bench.tier.persister.figures()["uses to tell"] == 1
+    bench.tier.persister.forget_uses()
+    assert bench.tier.persister.figures()["uses to tell"] == 0
+    bench.backend.let("write", 9)
+    bench.settle()
+    assert bench.tier.persister.figures() == nothing
 
 
 # -- use -----------------------------------------------------------------------------------------

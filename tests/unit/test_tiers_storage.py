@@ -288,3 +288,125 @@ def test_nothing_is_written_until_a_clear_has_ended(benches):
     bench.backend.let("remove")
     bench.settle()
     assert stored(bench) == 5
+
+
+def test_nothing_is_written_until_the_last_of_several_clears_has_ended(benches):
+    bench = benches(held=["remove"])
+    assert bench.tier.clear()
+    assert bench.tier.clear()
+    bench.serve(PROMPT, 3)
+    bench.backend.let("remove")
+    bench.answered_all(Kind.REMOVE, 1)
+    bench.tick()
+    assert bench.tier.busy
+    assert bench.backend.writes == []
+    bench.backend.let("remove")
+    bench.settle()
+    assert stored(bench) == 5
+
+
+def test_a_clear_that_finds_the_queue_full_changes_nothing(benches):
+    bench = benches(held=["remove"], queue_pages=1)
+    assert bench.tier.clear()
+    assert not bench.tier.clear()
+    bench.backend.let("remove")
+    bench.settle()
+    assert not bench.tier.busy
+
+
+def test_ranks_compare_how_it_stands_with_the_store(benches):
+    bench = Bench(SPEC)
+    none = {"step": 0, "attached": False, "leaving": False, "clearing": 0, "epoch": 0}
+
+    def figures():
+        return {name: bench.tier.figures()[name] for name in none}
+
+    assert figures() == none
+    assert not bench.tier.prefetcher.figures().keys() & none.keys()
+    assert bench.tier.figures().keys() > {*bench.tier.prefetcher.figures(), *none}
+    assert bench.tier.figures().keys() > bench.tier.persister.figures().keys()
+    bench = benches(held=["remove"])
+    epoch = figures()["epoch"]
+    assert figures() == none | {"attached": True, "epoch": epoch}
+    bench.tick()
+    assert bench.tier.clear()
+    assert figures() == none | {"attached": True, "step": 1, "clearing": 1, "epoch": epoch + 1}
+    assert bench.tier.detach() is None
+    assert figures()["leaving"]
+    bench.tier.keep()
+    assert figures()["leaving"] is False
+    bench.backend.let("remove")
+    bench.settle()
+    assert bench.tier.detach() is bench.worker
+    assert not figures()["attached"]
+    bench.worker.close(PATIENCE_S)
+
+
+def from_storage(bench, pages):
+    """A lease on pages that no request of this process has computed."""
+    bench.fill(PROMPT, pages)
+    bench.fetch("r", PROMPT, pages)
+    lease = bench.tree.leases.hold_present(bench.keys(PROMPT, pages), pages, [0, 0])
+    bench.admitted("r", pages)
+    return lease
+
+
+def test_pages_that_are_not_to_be_trusted_leave_the_store_and_are_counted(benches):
+    bench = benches(held=["remove"])
+    lease = from_storage(bench, 4)
+    keys = bench.keys(PROMPT, 4)
+    before = len(bench.backend.snapshot())
+    assert bench.tier.distrust(lease) == keys[0]
+    assert bench.tier.busy
+    bench.backend.let("remove")
+    bench.settle()
+    assert not bench.tier.busy
+    assert before == 8
+    assert bench.backend.snapshot() == {}
+    assert bench.tier.stats(busy=False).pages["distrusted"] == 4
+    assert bench.tier.distrust(lease) == keys[0]
+    bench.backend.let("remove")
+    bench.settle()
+    assert bench.tier.stats(busy=False).pages["distrusted"] == 8
+
+
+def test_pages_that_were_computed_here_are_trusted(benches):
+    bench = benches()
+    lease = bench.serve(PROMPT, 3)
+    bench.settle()
+    assert bench.tier.distrust(lease) is None
+    assert bench.tier.stats(busy=False).pages["distrusted"] == 0
+    assert len(bench.backend.snapshot()) == 5
+
+
+def test_what_is_not_trusted_stays_in_the_store_where_too_much_is_queued(benches):
+    bench = benches(held=["remove"], queue_pages=1)
+    lease = from_storage(bench, 2)
+    assert bench.tier.clear()
+    bench.backend.wait_entered()
+    assert bench.tier.distrust(lease) == bench.keys(PROMPT, 2)[0]
+    bench.backend.let("remove")
+    bench.settle()
+    assert not bench.tier.busy
+
+
+def test_a_store_that_fails_shows_in_which_direction(benches):
+    bench = benches()
+    stats = bench.tier.stats(busy=True)
+    assert (stats.reading_off, stats.writing_off, stats.busy) == (False, False, True)
+    bench.backend.failing["contains"] = OSError("no")
+    bench.start("r", PROMPT, 3)
+    bench.settle()
+    stats = bench.tier.stats(busy=False)
+    assert (stats.reading_off, stats.busy) == (True, False)
+    bench.forget("r")
+
+
+def test_after_its_end_nothing_is_noted_for_a_store(benches):
+    bench = benches()
+    lease = bench.serve(PROMPT, 3)
+    bench.tier.close(PATIENCE_S)
+    bench.tier.persister.used(lease)
+    assert not bench.tier.persister.busy
+    bench.serve(OTHER, 3)
+    assert not bench.tier.persister.busy, "pages that are saved are wanted by nobody"
