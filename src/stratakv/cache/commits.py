@@ -119,7 +119,8 @@ class Committer:
         last: bool,
         received: bool = False,
     ) -> None:
-        """``last``: the request ends here."""
+        """``last``: the request ends here. ``received``: it has what it needs after ``tokens``, and
+        may lack what is needed at their last full page."""
         end, first = len(tokens) // self._page, sequence.lease.end
         grown = end > first
         if not grown and not last:
@@ -222,7 +223,8 @@ class Committer:
         was apart has read none of the pages that the tree may have had already, nor will it."""
         if CacheUse.STORE not in sequence.use:
             return
-        self._hand_over(row, sequence, tokens, last=True)
+        lacks = sequence.apart and self._lacks(row, sequence, len(tokens) // self._page)
+        self._hand_over(row, sequence, tokens, last=True, received=lacks)
         end, rolling = sequence.lease.end, sequence.rolling
         self._to_save.want(self._keep(sequence, end, rolling if rolling < end else 0))
         if self._marks.at(sequence.lease, rolling):
@@ -232,6 +234,18 @@ class Committer:
             self._to_save.want(self._backups.marked(sequence.lease))
         # What the host had no room for then.
         self._to_save.want(self._backups.whole(sequence.lease))
+
+    def _lacks(self, row: int, sequence: SequenceState, end: int) -> bool:
+        """Whether a page that is needed at ``end`` pages has never come: another engine has sent
+        what was needed at a later token."""
+        starts, own = self._tree.starts(end), sequence.lease.end
+        return any(
+            bool(
+                (self._tables.pages(group.id)[row, max(own, starts[group.id]) : end] == NONE).any()
+            )
+            for group in self._spec.groups
+            if not group.stateful
+        )
 
     # -- duplicates -------------------------------------------------------------------------------
 
