@@ -78,7 +78,7 @@ def retractions(parts):
     parts.cache.retract = retract
 
 
-def seatings(parts):
+def admissions_of(parts):
     """Ids of requests in the order in which they get a row, from now on."""
     seen, admission = [], parts.cache.admission
     admit, resume = admission.admit, admission.resume
@@ -361,7 +361,7 @@ def test_those_that_left_come_back_in_order_and_before_new_ones():
         assert parts.engine.stats().running == 3
         for name in "021":
             retract(parts, name)
-        order = seatings(parts)
+        order = admissions_of(parts)
         out = drain(parts)
         assert order == list("01234")
         for n in range(5):
@@ -374,7 +374,7 @@ def test_a_new_request_waits_until_the_one_that_left_is_back():
     with engine(SPECS["anchor"], pages=12, max_model_len=44) as parts:
         parts.engine.submit(greedy("elder", PROMPT[:20], 24))
         parts.engine.submit(greedy("younger", [9, *PROMPT[:10]], 20))
-        order = seatings(parts)
+        order = admissions_of(parts)
         while parts.cache.tiers.pools.counters.retracted == 0:
             parts.engine.step()
         parts.engine.submit(greedy("new", [5], 2))

@@ -170,7 +170,7 @@ def fault_while_asked(patch) -> None:
     patch.setattr(Admitter, "match", wrong)
 
 
-def fault_while_seated(patch) -> None:
+def fault_while_admitted(patch) -> None:
     wrong = raises_if(Rows.open, lambda _rows, request, _tokens: request.prompt.salt == SALT)
     patch.setattr(Rows, "open", wrong)
 
@@ -188,7 +188,7 @@ def fault_while_sampled(patch) -> None:
 
 
 FAULTS = [
-    fault_while_taken, fault_while_asked, fault_while_seated, fault_while_planned,
+    fault_while_taken, fault_while_asked, fault_while_admitted, fault_while_planned,
     fault_while_sampled,
 ]  # fmt: skip
 
@@ -245,7 +245,7 @@ def quiet():
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("fault", [None, fault_while_seated])
+@pytest.mark.parametrize("fault", [None, fault_while_admitted])
 def test_what_fails_again_and_again_is_said_once(live, http, monkeypatch, caplog, fault):
     prompt = tokens(9, 8) + [OVERFLOWS] * (fault is None)
     with monkeypatch.context() as patch:

@@ -21,10 +21,11 @@ COUNTED = {
 }
 OLD = frozenset({
     "booking", "desk", "doom", "hazards", "heed", "letter", "letters", "meeting", "meetings",
-    "mischief", "parking", "parked", "patrol", "stray", "strays", "testify", "wish", "witness",
+    "mischief", "parking", "parked", "patrol", "seat", "seats", "seating", "stray", "strays",
+    "testify", "wish", "witness",
 })  # fmt: skip
 """Words of ours for which the field has others: request, limits, broadcast, collective, retracted,
-duplicate, deleted, fault, check."""
+admission, duplicate, deleted, fault, check."""
 
 
 def words_of(name: str) -> set[str]:

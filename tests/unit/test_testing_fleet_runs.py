@@ -130,7 +130,7 @@ def think_it_stored(rank):
 
 
 def forget_a_key(rank):
-    rank.inner._seating._computing.add(b"nothing")
+    rank.inner._admissions._computing.add(b"nothing")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ NAP_S: Final = 0.001
 class PlayFigures:
     """Of one play. ``*_tok_s`` count from the first arrival to the last token; prompt tokens count
     whether cached or computed. Time to first token (``ttft``) counts from the arrival, so waiting
-    for a seat is part of it; ``itl`` is the time between two tokens of one answer."""
+    for admission is part of it; ``itl`` is the time between two tokens of one answer."""
 
     output_tok_s: float
     prompt_tok_s: float

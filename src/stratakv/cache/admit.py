@@ -37,7 +37,7 @@ Entered = TypeVar("Entered")
 class AdmissionRequest:
     """What a request asks for: the tokens it knows, the most it may reach, its pages' keys.
     ``request``: under which storage was asked for its prefix, if it was.
-    ``priority`` is that of its pages under eviction by priority; ``again``: it was seated before
+    ``priority`` is that of its pages under eviction by priority; ``again``: it was admitted before
     and has counted as a use of its pages. ``use``: what it may do with the cache. ``receives``:
     what it lacks comes from another engine, as far as ``tokens``, so that it stands on nothing that
     is only needed before, and computes one token at a time. ``ahead``: requests that were

@@ -10,11 +10,11 @@ import logging
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import CacheUse
 from stratakv.core.ids import RequestId
+from stratakv.engine.admission_scheduler import AdmissionScheduler, admission_request
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.request import Failure, FinishReason, Output, Phase, Request, Signal
 from stratakv.engine.roles import Role
 from stratakv.engine.running import Running
-from stratakv.engine.seating import Seating, admission_request
 from stratakv.engine.stats import Totals
 from stratakv.engine.transfers import Transfers
 from stratakv.tiers.prefetch.request import ignored
@@ -28,7 +28,7 @@ class Endings:
         cache: KVCache,
         backlog: Backlog,
         running: Running,
-        seating: Seating,
+        admissions: AdmissionScheduler,
         transfers: Transfers,
         role: Role,
         totals: Totals,
@@ -37,7 +37,7 @@ class Endings:
         self._cache = cache
         self._backlog = backlog
         self._running = running
-        self._seating = seating
+        self._admissions = admissions
         self._transfers = transfers
         self._role = role
         self._totals = totals
@@ -88,7 +88,7 @@ class Endings:
         self.emit_failure(request.id, failure, reason)
 
     def alone(self, request: Request, doing: str, error: Exception) -> None:
-        """``error`` came while one request was seated or planned: the others go on, unless what
+        """``error`` came while one request was admitted or planned: the others go on, unless what
         they share was harmed. AssertionError if it was."""
         log.error("request %s failed while it was %s", request.id, doing, exc_info=error)
         self.fail(request, Failure.INTERNAL)
@@ -115,7 +115,7 @@ class Endings:
     def stop(self, request: Request) -> None:
         """Compute no more of it."""
         if request in self._running.prefilling:
-            self._seating.computes_no_more(request)
+            self._admissions.computes_no_more(request)
         self._running.stop(request)
 
     def has_left(self, row: int) -> bool:

@@ -17,6 +17,7 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import NONE, RequestId
 from stratakv.core.page_keys import PageHasher
+from stratakv.engine.admission_scheduler import REQUEST_FAULTS, AdmissionScheduler
 from stratakv.engine.attachment import BESIDE_STEPS, AttachmentReport, StorageCall
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.endings import Endings
@@ -27,7 +28,6 @@ from stratakv.engine.roles import Role
 from stratakv.engine.rows import Rows
 from stratakv.engine.running import Running
 from stratakv.engine.scheduler import StepLimits
-from stratakv.engine.seating import REQUEST_FAULTS, Seating
 from stratakv.engine.stats import EngineStats, RequestStatus, Totals, stats_of, status_of
 from stratakv.engine.steps import Steps
 from stratakv.engine.storage_control import NO_STORES, BackgroundStores, Openable, StorageControl
@@ -75,18 +75,24 @@ class Engine:
         self._running = Running(rows, limits.step, cache.cut, cache.hand_off.gives_state)
         self._backlog = Backlog()
         self._transfers = Transfers(cache, self._running, role)
-        self._seating = Seating(
+        self._admissions = AdmissionScheduler(
             cache, self._backlog, self._running, role, self._transfers, self._totals, limits.step
         )
         self._endings = Endings(
-            cache, self._backlog, self._running, self._seating, self._transfers, role, self._totals
+            cache,
+            self._backlog,
+            self._running,
+            self._admissions,
+            self._transfers,
+            role,
+            self._totals,
         )
         self._requests = self._endings.requests
         self._steps = Steps(
             cache,
             executor,
             self._running,
-            self._seating,
+            self._admissions,
             self._transfers,
             self._endings,
             self._totals,
@@ -226,11 +232,13 @@ class Engine:
     # -- a step ----------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Let in whoever the next step would: their loads begin, and nothing is computed."""
+        """Let in whoever fits, as each step begins: their loads begin, nothing is computed yet."""
         self._steps.admit()
 
     def step(self) -> list[Output]:
-        """Launch what can be computed next, and collect what was launched; returns what is new."""
+        """Admit, launch what can be computed next, and collect what was launched; returns what is
+        new."""
+        self.admit()
         launched = self._steps.launch()
         collects = self._steps.due(launched=launched)
         if collects:
@@ -246,7 +254,7 @@ class Engine:
         engine, and without requests all of them only have to end."""
         head = self._backlog.head
         name = None if head is None else head.id
-        if idle and (self._progress.busy or self._transfers or self._seating.waits_for_role):
+        if idle and (self._progress.busy or self._transfers or self._admissions.waits_for_role):
             self._progress.pause(name)
             return
         assert not (idle and self._requests), "requests wait, but for nothing"

@@ -75,7 +75,7 @@ class FinishReason(Enum):
 class Failure(Enum):
     """Why a request ended with ERROR."""
 
-    INTERNAL = "internal"  # an exception while it was taken, seated, planned or sampled
+    INTERNAL = "internal"  # an exception while it was taken, admitted, planned or sampled
     NOT_FINITE = "not_finite"  # the model computed NaN or infinity
     TRANSFER = "transfer"  # its pages did not reach the engine that was to decode
 
@@ -195,7 +195,7 @@ class Request:
     def prompt_tokens(self) -> int:
         return len(self.prompt.tokens)
 
-    def seat(self, row: int, tickets: tuple[TicketId, ...], cached: CachedTokens) -> None:
+    def admit(self, row: int, tickets: tuple[TicketId, ...], cached: CachedTokens) -> None:
         """It has a place at ``row``, where its ``tickets`` load. What is ``cached`` of its prompt
         counts when it is admitted first."""
         self.row, self.tickets, self.retracted = row, tickets, None

@@ -34,7 +34,7 @@ class Rows:
         self._adapter = np.full(rows, NONE, np.int32)
 
     def open(self, request: Request, computed: int) -> None:
-        """Seat a request whose first ``computed`` tokens are cached."""
+        """Begin with a request whose first ``computed`` tokens are cached."""
         row, sampling = request.row, request.prompt.sampling
         self.tokens[row, : len(request.known)] = request.known
         self.length[row] = len(request.known)

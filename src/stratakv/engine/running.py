@@ -71,7 +71,7 @@ class Running:
         """Those whose pages nobody else fills, or needs all of."""
         return [one for one in self.by_row.values() if one.phase is not Phase.TRANSFERRING]
 
-    def seat(self, request: Request, computed: int) -> None:
+    def prefill(self, request: Request, computed: int) -> None:
         """``request.row`` begins to run, with KV of its first ``computed`` tokens."""
         self.rows.open(request, computed)
         self.by_row[request.row] = request

@@ -3,7 +3,7 @@ takes its tokens, commits what it has computed and answers.
 
 Owns the steps that are launched and not collected. On a CPU there is never more than one; a device
 that runs ahead computes one while the one before is collected here. Must not decide how deep
-(``executor``), who comes in (``seating``) or what an end means (``endings``).
+(``executor``), who comes in (``admission_scheduler``) or what an end means (``endings``).
 """
 
 import logging
@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.ids import PageKey, RequestId, RowIds
+from stratakv.engine.admission_scheduler import REQUEST_FAULTS, AdmissionScheduler
 from stratakv.engine.endings import Endings
 from stratakv.engine.executor import Executor
 from stratakv.engine.request import Failure, FinishReason, Output, Phase, Request, Signal
 from stratakv.engine.roles import FirstToken, PartSent, Received, Sent, TransferFailed
 from stratakv.engine.running import Running, ScheduledStep
 from stratakv.engine.sampling import Sampled
-from stratakv.engine.seating import REQUEST_FAULTS, Seating
 from stratakv.engine.stats import Totals
 from stratakv.engine.transfers import Transfers
 
@@ -48,7 +48,7 @@ class Steps:
         cache: KVCache,
         executor: Executor,
         running: Running,
-        seating: Seating,
+        admissions: AdmissionScheduler,
         transfers: Transfers,
         endings: Endings,
         totals: Totals,
@@ -58,7 +58,7 @@ class Steps:
         self._page = cache.spec.page_tokens
         self._executor = executor
         self._running = running
-        self._seating = seating
+        self._admissions = admissions
         self._transfers = transfers
         self._endings = endings
         self.suspects = set()
@@ -72,8 +72,7 @@ class Steps:
     # -- launch ----------------------------------------------------------------------------------
 
     def launch(self) -> bool:
-        """Admit, plan and launch the next step; False where there is nothing to compute now."""
-        self.admit()
+        """Plan and launch the next step; False where there is nothing to compute now."""
         step = self._planned()
         if step is None:
             return False
@@ -88,7 +87,9 @@ class Steps:
         return True
 
     def admit(self) -> None:
-        self._seating.admit(lambda request, error: self._endings.alone(request, "seated", error))
+        self._admissions.admit(
+            lambda request, error: self._endings.alone(request, "admitted", error)
+        )
 
     def _planned(self) -> ScheduledStep | None:
         """What runs next, without those who cannot be planned."""
@@ -132,7 +133,7 @@ class Steps:
         known = columns.known_tokens(row).copy()
         self._endings.stop(request)
         request.retract(known, self._cache.retract(row, columns.computed_tokens(row)))
-        self._seating.backlog.put_back([request])
+        self._admissions.backlog.put_back([request])
 
     # -- collect ---------------------------------------------------------------------------------
 
@@ -201,7 +202,7 @@ class Steps:
         requests = [self._running.by_row[row] for row in rows.tolist()]
         for request in done:
             at = requests.index(request)
-            self._seating.computes_no_more(request)
+            self._admissions.computes_no_more(request)
             self._transfers.prefilled(request, FirstToken(listed[at], sampled.logprobs[at]))
         outputs = [
             Output(request=request.id, token=token, logprob=logprob, cached=request.take_cached())
@@ -237,7 +238,7 @@ class Steps:
                 case TransferFailed(name, reason):
                     log.error("the transfer of request %s failed: %s", name, reason)
                     if request.row < 0:
-                        self._seating.backlog.remove(request)
+                        self._admissions.backlog.remove(request)
                     self._endings.fail(request, Failure.TRANSFER, reason)
                 case _:
                     assert_never(end)

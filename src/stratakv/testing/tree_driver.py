@@ -66,7 +66,7 @@ class TreeDriver(TierDriver):
             request = self.load(self.claim(prompt, device_end, load=load), decline=False)
             assert request is not None, "what is on the device needs no load"
             self.did["device hit"] += device_end > 0
-        self.seat(request)
+        self.admit(request)
         return request
 
     def claim(
@@ -126,7 +126,7 @@ class TreeDriver(TierDriver):
         self.did["load"] += 1
         return moved
 
-    def seat(self, request: WalkRequest) -> None:
+    def admit(self, request: WalkRequest) -> None:
         """It runs from now on: what it reads, and what it waits for."""
         places = self.model.leases[request.id].places()
         loads = [copy for copy in self.copies if copy.load]

@@ -97,7 +97,7 @@ class RetractionDriver:
             return None
         self.forget(retracted)
         again.continued, again.rolling, again.part = was.continued, was.rolling, was.part
-        it.seat(again)
+        it.admit(again)
         it.did["resumed"] += 1
         return again
 

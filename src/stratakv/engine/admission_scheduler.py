@@ -29,7 +29,7 @@ not so a failed ``assert``, the loss of a rank, or what torch raises."""
 OnFailed: TypeAlias = Callable[[Request, Exception], None]
 
 
-class Seating:
+class AdmissionScheduler:
     def __init__(
         self,
         cache: KVCache,
@@ -53,8 +53,8 @@ class Seating:
         self.waits_for_role = False
 
     def admit(self, failed: OnFailed) -> None:
-        """Seat requests whose turn it is, until one does not fit. ``failed`` is called for one that
-        cannot be seated; it is not in the backlog then, and may hold a row."""
+        """Admit requests whose turn it is, until one does not fit. ``failed`` is called for one
+        that cannot be admitted; it is not in the backlog then, and may hold a row."""
         held: list[Request] = []
         ahead: list[AdmissionRequest] = []  # of those held, those that were retracted
         self.waits_for_role = False
@@ -75,7 +75,7 @@ class Seating:
                 if isinstance(answer, Refusal):
                     held.append(request)
                     break
-                self._seat(request, answer, start)
+                self._place(request, answer, start)
             except REQUEST_FAULTS as error:
                 failed(request, error)
         self.backlog.put_back(held)
@@ -110,9 +110,9 @@ class Seating:
         end = self._admission.match(request.prefix, request.prompt_tokens).end
         return worth_waiting(request.prefix.keys, end, limit, self._computing)
 
-    def _seat(self, request: Request, admission: Admission, start: Start) -> None:
+    def _place(self, request: Request, admission: Admission, start: Start) -> None:
         cached = admission.cached
-        request.seat(admission.row, admission.tickets, cached)
+        request.admit(admission.row, admission.tickets, cached)
         if request.phase is Phase.WAITING:
             self._totals.add(
                 prompt_tokens=request.prompt_tokens,
@@ -124,7 +124,7 @@ class Seating:
             self._transfers.receive(request, admission.computed)
             return
         request.signal(Signal.ADMITTED)
-        self._running.seat(request, admission.computed)
+        self._running.prefill(request, admission.computed)
         if cached.use is CacheUse.ALL:
             self._computing.update(request.prefix.keys[admission.computed // self._page :])
 
