@@ -13,6 +13,7 @@ from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import wait_until
 from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
 from stratakv.tiers import progress
+from stratakv.tree.nodes import Tier
 from tests.engines import ended, expected_tokens, greedy, token_engine, token_spec, tokens_of
 from tests.fixtures.transports import open_loopback
 from tests.pairs import CONFIG, PROMPT, every_rule
@@ -28,11 +29,11 @@ def short_naps(monkeypatch):
     monkeypatch.setattr(progress, "POLL_S", 0.0005)
 
 
-def untidy(seed, stuck=()):
+def untidy(seed, stuck=(), faults=UNTIDY):
     """Every rank's ends are slow in a way of their own; those of ``stuck`` do nothing at all."""
 
-    def opens(side, rank):
-        faults = STUCK if (side, rank) in stuck else UNTIDY
+    def opens(side, rank, usual=faults):
+        faults = STUCK if (side, rank) in stuck else usual
         random = Random(f"{seed} {side} {rank}")
         return lambda memories: FaultyTransport(open_loopback(memories), random, faults)
 
@@ -63,6 +64,35 @@ def test_ranks_with_slow_and_untidy_transports_change_no_token(rules, seed):
         pair.settle()
 
     on_threads(play_of(*rules, device=40, opens=untidy(seed)), act, ranks=2 + seed, seed=seed)
+
+
+@every_rule
+def test_requests_that_any_rank_reads_are_retracted_on_none(rules):
+    """Everything on every device is wanted now and then, while chunks are on their way, on each
+    rank at a pace of its own; what nobody reads just then goes. What is freed is poisoned."""
+    asked = [greedy(f"{n}", [n, *PROMPT[: 30 + 3 * n]], 3) for n in range(6)]
+
+    def retract(pair):
+        parts = pair.sides[PREFILL]
+        for one in asked:
+            parts.engine.retract(one.id)
+        parts.cache.progress.push_out(Tier.DEVICE)
+        parts.engine.check()
+
+    def act(pair):
+        rng = Random(1)
+        for one in asked:
+            pair.submit(one)
+        while pair.busy():
+            pair.step()
+            if rng.random() < 0.5:
+                pair.do("retract")
+        for one in asked:
+            assert tokens_of(pair.out[DECODE][one.id]) == expected_tokens(one.tokens, 3)
+        pair.settle()
+
+    hasty = untidy(1, faults=TransportFaults(late=1, parts=3))
+    on_threads(play_of(*rules, opens=hasty, acts={"retract": retract}), act)
 
 
 @pytest.mark.parametrize("side", HandOffSide)

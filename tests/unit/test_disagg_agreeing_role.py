@@ -11,7 +11,15 @@ from stratakv.agreement.ballot import SLOTS, Ballot, SlotKind
 from stratakv.disagg.agreeing_role import ELSEWHERE, AgreeingRole
 from stratakv.disagg.session import SessionState
 from stratakv.engine.request import Phase
-from stratakv.engine.roles import ChunkComputed, FirstToken, Received, Sent, Start, TransferFailed
+from stratakv.engine.roles import (
+    ChunkComputed,
+    FirstToken,
+    PartSent,
+    Received,
+    Sent,
+    Start,
+    TransferFailed,
+)
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = SessionState
 FIRST = FirstToken(7)
@@ -69,6 +77,8 @@ class Scripted:
 
     def computed(self, request, computed, pages):
         self.calls.append(("computed", request.id))
+        if isinstance(computed, ChunkComputed):
+            return Phase.PREFILLING
         return Phase.DECODING if request.id in self.alone else Phase.TRANSFERRING
 
     def poll(self):
@@ -242,7 +252,7 @@ def test_one_that_leaves_with_success_on_all_ranks_has_been_sent():
     (asked,) = group.arrive("r")
     group.put("r", WAITING, WAITING)
     group.ballot()
-    assert group.alike("computed", asked, FIRST, None) is Phase.TRANSFERRING
+    assert group.alike("computed", asked, FIRST, Given()) is Phase.TRANSFERRING
     group.put("r", TRANSFERRING, TRANSFERRING)
     group.alike("left", asked)
     for own in group.own:
@@ -250,13 +260,70 @@ def test_one_that_leaves_with_success_on_all_ranks_has_been_sent():
     assert group.ballot() == [Sent("r")]
 
 
-def test_chunks_are_kept_until_the_whole_prompt_is_computed():
+class Given:
+    """Pages of a part, and how often a rank has taken them."""
+
+    def __init__(self):
+        self.taken = 0
+
+    def __call__(self):
+        self.taken += 1
+        return self
+
+
+def test_a_part_is_sent_when_it_is_sent_from_all_ranks():
+    group = Group(3)
+    asked, pages = group.waiting(), Given()
+    for part in range(1, 3):
+        assert group.alike("computed", asked, ChunkComputed(part), pages) is Phase.PREFILLING
+        assert pages.taken == 3 * part, "read on every rank, whatever its own role does"
+        group.put("r", TRANSFERRING, TRANSFERRING, TRANSFERRING)
+        for late in range(3):
+            assert group.ballot() == []
+            group.own[late].ends.append(PartSent("r"))
+        assert group.ballot() == [PartSent("r")]
+        assert group.ballot() == []
+    assert group.alike("computed", asked, FIRST, pages) is Phase.TRANSFERRING
+    assert group.ballot() == []
+    for own in group.own:
+        own.end(Sent("r"))
+    assert group.ballot() == [Sent("r")]
+
+
+def test_a_part_that_is_given_before_the_last_one_was_sent_is_sent_with_it():
     group = Group()
-    (asked,) = group.arrive("r")
-    group.put("r", WAITING, WAITING)
+    asked, pages = group.waiting(), Given()
+    group.alike("computed", asked, ChunkComputed(1), pages)
+    group.own[0].ends.append(PartSent("r"))
+    assert group.ballot() == []
+    group.alike("computed", asked, ChunkComputed(2), pages)
+    group.own[1].ends.append(PartSent("r"))
+    assert group.ballot() == [], "rank 0 still reads the second one"
+    group.own[0].ends.append(PartSent("r"))
+    assert group.ballot() == [PartSent("r")]
+
+
+def test_a_chunk_that_was_computed_after_all_had_failed_is_read_by_nobody():
+    group = Group()
+    asked, pages = group.waiting(), Given()
+    group.own[1].put("r", FAILED)
     group.ballot()
-    assert group.alike("computed", asked, ChunkComputed(5), None) is Phase.PREFILLING
-    assert not any(("computed", "r") in own.calls for own in group.own)
+    assert group.alike("computed", asked, ChunkComputed(1), pages) is Phase.PREFILLING
+    assert not pages.taken
+    group.own[0].put("r", FAILED)
+    assert isinstance(group.ballot()[0], TransferFailed)
+
+
+def test_a_part_that_is_read_on_one_rank_holds_up_the_end_of_a_failure():
+    group = Group()
+    asked, pages = group.waiting(), Given()
+    group.alike("computed", asked, ChunkComputed(1), pages)
+    group.own[0].put("r", TRANSFERRING)
+    group.own[1].put("r", FAILED)
+    for _ in range(3):
+        assert group.ballot() == []
+    group.own[0].put("r", FAILED)
+    assert isinstance(group.ballot()[0], TransferFailed)
 
 
 def test_a_prompt_that_was_computed_after_all_had_failed_is_given_to_nobody():
@@ -264,7 +331,7 @@ def test_a_prompt_that_was_computed_after_all_had_failed_is_given_to_nobody():
     asked = group.waiting()
     group.own[1].put("r", FAILED)
     group.ballot()
-    assert group.alike("computed", asked, FIRST, None) is Phase.TRANSFERRING
+    assert group.alike("computed", asked, FIRST, Given()) is Phase.TRANSFERRING
     assert not any(("computed", "r") in own.calls for own in group.own)
     group.own[0].put("r", FAILED)
     assert isinstance(group.ballot()[0], TransferFailed)
@@ -276,7 +343,7 @@ def test_what_no_other_engine_has_a_part_in_is_the_role_s_own():
         own.alone.add("r")
     (asked,) = group.arrive("r")
     assert group.alike("may_start", asked) is Start.COMPUTE
-    assert group.alike("computed", asked, FIRST, None) is Phase.DECODING
+    assert group.alike("computed", asked, FIRST, Given()) is Phase.DECODING
     group.alike("left", asked)
     assert group.ballot() == []
 

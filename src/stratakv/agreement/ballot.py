@@ -46,12 +46,13 @@ class SlotKind(IntEnum):
     """Kinds of what has a slot. All ranks give slots to the same things, in the same order."""
 
     SESSION = 0
-    LINK = 1
+    PART = 1
+    LINK = 2
 
 
 FLAGS: Final = (64, 0, 4096, 4096, 1024, 0, 0)
 """Lanes for the flags of each kind. What does not fit goes on in the next ballot."""
-SLOTS: Final = (1024, 64)
+SLOTS: Final = (1024, 1024, 64)
 """SlotKind of each kind."""
 MOST: Final = 1 << 20
 """The most operations of a kind without flags that one ballot ends."""

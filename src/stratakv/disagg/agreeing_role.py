@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from stratakv.engine.request import Phase, Request
 from stratakv.engine.roles import (
     ChunkComputed,
     Computed,
-    FirstToken,
+    PartSent,
     Received,
     Role,
     Sent,
@@ -54,13 +54,17 @@ class LocalSessions(Protocol):
 @dataclass(slots=True, eq=False)
 class _Entry:
     """``agreed``: its state on all ranks. ``engaged``: its pages are, or were, named to somebody.
-    ``end``: how it has ended here. ``slot``: None while it waits for one."""
+    ``end``: how it has ended here. ``slot``: None while it waits for one. Parts of its pages:
+    ``given`` to be read, ``sent`` from here, and ``reported`` as sent from all ranks."""
 
     request: Request
     agreed: SessionState = SessionState.BOOTSTRAPPING
     engaged: bool = False
     end: TransferEvent | None = None
     slot: int | None = None
+    given: int = 0
+    sent: int = 0
+    reported: int = 0
 
     def vote(self, state: SessionState | None) -> int:
         """Its state here; once all know that it has failed, whether its pages are free here."""
@@ -83,7 +87,8 @@ class AgreeingRole:
         self._waiting: deque[_Entry] = deque()
         self._free = list(range(SLOTS[SlotKind.SESSION]))
         self._votes = np.zeros(SLOTS[SlotKind.SESSION], np.int64)
-        self._ends: list[TransferEvent] = []
+        self._sent = np.zeros(SLOTS[SlotKind.PART], np.int64)
+        self._events: list[TransferEvent] = []
         self._ended = 0
 
     def __len__(self) -> int:
@@ -118,24 +123,20 @@ class AgreeingRole:
     def computed(
         self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
-        """Chunks are not sent before the whole: which pages are read would have to be agreed."""
+        """Pages are read on all ranks from here on or on none, whatever this one makes of them."""
         entry = self._entries.get(request.id)
         if entry is None:
             return self._role.computed(request, computed, pages)
-        match computed:
-            case ChunkComputed():
-                return Phase.PREFILLING
-            case FirstToken():
-                entry.engaged = True
-            case _:
-                assert_never(computed)
-        if entry.agreed is SessionState.FAILED:
-            return Phase.TRANSFERRING  # until its end, which comes
-        return self._role.computed(request, computed, pages)
+        entry.engaged = True
+        if entry.agreed is SessionState.FAILED:  # its end comes
+            return Phase.PREFILLING if isinstance(computed, ChunkComputed) else Phase.TRANSFERRING
+        entry.given += 1
+        given = pages()
+        return self._role.computed(request, computed, lambda: given)
 
     def poll(self) -> Sequence[TransferEvent]:
-        ends, self._ends = self._ends, []
-        return ends
+        events, self._events = self._events, []
+        return events
 
     def left(self, request: Request) -> None:
         self._role.left(request)
@@ -154,16 +155,25 @@ class AgreeingRole:
         }
 
     def vote(self, ballot: Ballot) -> None:
-        for end in self._role.poll():
-            if (entry := self._entries.get(end.request)) is not None:
-                entry.end = end
+        for event in self._role.poll():
+            if (entry := self._entries.get(event.request)) is None:
+                continue
+            if isinstance(event, PartSent):
+                entry.sent = entry.given
+            else:
+                entry.end = event
         for slot, entry in self._seated.items():
             self._votes[slot] = entry.vote(self._sessions.state(entry.request))
+            self._sent[slot] = entry.sent
         ballot.vote(SlotKind.SESSION, self._votes)
+        ballot.vote(SlotKind.PART, self._sent)
 
     def agreed(self, result: BallotResult) -> None:
-        least = result.least(SlotKind.SESSION)
+        least, sent = result.least(SlotKind.SESSION), result.least(SlotKind.PART)
         for slot, entry in list(self._seated.items()):
+            if entry.reported < entry.given == sent.item(slot):
+                entry.reported = entry.given
+                self._events.append(PartSent(entry.request.id))
             if entry.agreed is not SessionState.FAILED:
                 self._move(entry, SessionState(least.item(slot)))
             elif least.item(slot):
@@ -181,7 +191,7 @@ class AgreeingRole:
 
     def _over(self, entry: _Entry, end: TransferEvent) -> None:
         """No rank's pages are touched any more."""
-        self._ends.append(end)
+        self._events.append(end)
         self._forget(entry)
 
     # -- slots -----------------------------------------------------------------------------------
