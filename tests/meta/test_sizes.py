@@ -11,6 +11,13 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 7
 VERBS = 6
+PUBLIC = 20
+"""Public methods of a class, its properties too; the tests of a suite are no verbs."""
+WIDE = {
+    "testing/tree_machine.py: TreeMachine": "a rule of Hypothesis for each thing that can happen",
+    "testing/tree_model.py: TreeModel": "all that a tree answers, once more in the plainest way",
+}
+"""Classes that may have more, and why."""
 
 
 def long_file(module: Module) -> list[str]:
@@ -45,18 +52,31 @@ def wide_protocols(module: Module) -> list[str]:
     return found
 
 
+def wide_classes(module: Module) -> list[str]:
+    found = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef):
+            parts = [p for p in node.body if isinstance(p, ast.FunctionDef | ast.AsyncFunctionDef)]
+            verbs = [part for part in parts if not part.name.startswith(("_", "test_"))]
+            if len(verbs) > PUBLIC:
+                found.append(node.name)
+    return found
+
+
 VERB = "    def v{}(self): ...\n"
 SAMPLES: dict[Callable[[Module], list[str]], str] = {
     long_file: "\n" * 401,
     long_functions: "def f():\n" + "    pass\n" * 60,
     many_parameters: "def f(self, a, b, c, d, /, e, *, f, g, h): pass",
     wide_protocols: "class P(Protocol):\n" + "".join(map(VERB.format, range(7))),
+    wide_classes: "class C:\n" + "".join(map(VERB.format, range(21))),
 }
 FINE = {
     long_file: "\n" * 400,
     long_functions: "def f():\n" + "    pass\n" * 59,
     many_parameters: "def f(self, a, b, c, d, /, e, *, f, g): pass",
     wide_protocols: "class P(Protocol):\n" + "".join(map(VERB.format, range(6))),
+    wide_classes: "class C:\n" + "".join(map(VERB.format, range(20))) + "    def _v(self): ...\n",
 }
 
 
@@ -64,4 +84,6 @@ FINE = {
 def test_the_package_keeps_the_limit_and_a_sample_breaks_it(rule):
     assert rule(Module("sample.py", SAMPLES[rule]))
     assert not rule(Module("sample.py", FINE[rule]))
-    assert not {m.name: rule(m) for m in modules() if rule(m)}
+    broken = [f"{module.name}: {what}" for module in modules() for what in rule(module)]
+    allowed = WIDE if rule is wide_classes else {}
+    assert broken == sorted(allowed)

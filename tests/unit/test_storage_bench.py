@@ -4,7 +4,9 @@ import pytest
 import redis
 
 from stratakv.bench import storage, storage_steps, storage_yardsticks
-from stratakv.bench.storage_yardsticks import Extent, Pipelines, redis_opener
+from stratakv.bench.storage_yardsticks import Extent, Pipelines, Slab, redis_opener
+from stratakv.storage.backend import ReadStatus
+from stratakv.storage.memory import MemoryBackend
 from tests.fixtures.servers import redis_server
 
 
@@ -51,3 +53,20 @@ def test_redis_beside_its_own_client(tmp_path, monkeypatch):
         assert not redis.Redis.from_url(url).dbsize(), "something was left behind"
     assert case.backend == "redis"
     assert min(case.write_ratio, case.read_warm_ratio) > 0
+
+
+class ReadsNothing(MemoryBackend):
+    """It reports hits, and leaves the buffers as they were."""
+
+    def read(self, keys, into):
+        return [ReadStatus.HIT] * len(keys)
+
+
+def test_a_store_that_reads_nothing_is_seen_though_the_buffers_were_filled_before(
+    tmp_path, monkeypatch
+):
+    extent = Extent(run_bytes=1 << 20, batch_bytes=1 << 20, repeats=1)
+    monkeypatch.setattr(Slab, "extent", extent)
+    raw = Slab(tmp_path, extent.pages(64 << 10))
+    with pytest.raises(AssertionError, match="store warm: bytes differ"):
+        storage.measure("memory", ReadsNothing, raw, tmp_path)

@@ -76,11 +76,11 @@ def test_a_mark_at_a_page_that_is_whole_changes_nothing(place: Place):
         store(writer, keys)
         for _, segment in segments(place.path):
             for slot in (0, 1, 2, segment.geometry.slots - 1, segment.geometry.slots):
-                segment.mark(slot)
+                segment.notes.mark(slot)
         reader._catalog.report_damage()
         assert writer.contains(keys).all()
         assert writer.stats().counters.quarantined == 0
-        assert not any(segment.marks() for _, segment in segments(place.path))
+        assert not any(segment.notes.marks() for _, segment in segments(place.path))
         assert fetch(reader, keys) == [HIT] * 3
 
 

@@ -44,29 +44,29 @@ def read(segment: Segment, first: int, count: int) -> tuple[list[int], list[memo
 
 
 def test_a_mark_says_which_slot_and_touches_no_other(segment: Segment) -> None:
-    assert segment.marks() == []
+    assert segment.notes.marks() == []
     for slot in (0, 1, 2, SLOTS - 1):
-        segment.mark(slot)
-    segment.mark(1)
-    segment.mark(0)
-    assert sorted(segment.marks()) == [0, 1, 2, SLOTS - 1]
-    segment.unmark(1)
-    assert sorted(segment.marks()) == [0, 2, SLOTS - 1]
-    assert not segment.is_marked_deleted()
-    segment.mark_deleted()
-    assert segment.is_marked_deleted()
-    assert sorted(segment.marks()) == [0, 2, SLOTS - 1]
+        segment.notes.mark(slot)
+    segment.notes.mark(1)
+    segment.notes.mark(0)
+    assert sorted(segment.notes.marks()) == [0, 1, 2, SLOTS - 1]
+    segment.notes.unmark(1)
+    assert sorted(segment.notes.marks()) == [0, 2, SLOTS - 1]
+    assert not segment.notes.is_marked_deleted()
+    segment.notes.mark_deleted()
+    assert segment.notes.is_marked_deleted()
+    assert sorted(segment.notes.marks()) == [0, 2, SLOTS - 1]
 
 
 def test_a_mark_beyond_the_slots_is_damage_and_says_nothing(tmp_path: Path) -> None:
     with closing(Segment.create(tmp_path / "1.seg", geometry(slots=2))) as segment:
         for slot in (1, 2, 3):
-            segment.mark(slot)
-        assert segment.marks() == [1]
+            segment.notes.mark(slot)
+        assert segment.notes.marks() == [1]
 
 
 def test_changes_are_counted_whatever_lies_beside_them(segment: Segment) -> None:
-    segment.mark_deleted()
+    segment.notes.mark_deleted()
     assert [segment.count_change() for _ in range(3)] == [1, 2, 3]
     assert segment.changes() == 3
 

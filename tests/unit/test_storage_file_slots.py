@@ -190,7 +190,7 @@ def test_a_segment_that_is_to_be_deleted_is_not_adopted(books: Books) -> None:
     books.slots.fill(books.slots.take(0, 1), table("a", 1))
     with closing(Books(books.directory)) as peer:
         (theirs,) = peer.catalog.placed
-        books.catalog.placed[number].segment.mark_deleted()
+        books.catalog.placed[number].segment.notes.mark_deleted()
         books.catalog.disown(number)
         assert not peer.slots.adopt(theirs)
         assert not peer.slots.free

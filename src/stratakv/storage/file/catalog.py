@@ -172,7 +172,7 @@ class Catalog:
 
     def _load(self, placed: Placed) -> None:
         segment = placed.segment
-        placed.marked_deleted = segment.is_marked_deleted()
+        placed.marked_deleted = segment.notes.is_marked_deleted()
         if placed.marked_deleted:
             self.hide(placed)
             return
@@ -192,7 +192,7 @@ class Catalog:
         reported of one that was being written: the writer looks for itself."""
         try:
             for slot in slots:
-                segment.mark(slot)
+                segment.notes.mark(slot)
             self.report_damage()
         except OSError as error:  # on a disk that is full or read-only they stay what they are
             _logger.warning("%s: damage is not reported: %s", segment.name, error)
@@ -205,10 +205,10 @@ class Catalog:
             if not self.placed[known[name]].segment.owned:
                 self.forget(known[name])
         for number, placed in self.placed.items():
-            placed.marked_deleted = placed.segment.is_marked_deleted()
+            placed.marked_deleted = placed.segment.notes.is_marked_deleted()
             if placed.marked_deleted:
                 self.hide(placed)
-            elif placed.segment.owned and placed.segment.marks():
+            elif placed.segment.owned and placed.segment.notes.marks():
                 self.marked.add(number)
         self.foreign_segments &= names
         for name in sorted(names - known.keys() - self.foreign_segments):

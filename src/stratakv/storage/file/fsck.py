@@ -84,7 +84,7 @@ def fsck(directory: Path, *, repair: bool = False) -> FsckReport:
             elif segment is None or not _is_whole(directory / name, segment):
                 _broken_file(ledger, name, found, repair=repair)
             if segment is not None:
-                if _is_whole(directory / name, segment) and not segment.is_marked_deleted():
+                if _is_whole(directory / name, segment) and not segment.notes.is_marked_deleted():
                     _scan(segment, found, repair=repair)
                 segment.close()
     except OSError as error:

@@ -55,7 +55,7 @@ class Maintenance:
         hidden at once from all, and deleted by that process as soon as it is called again."""
         count = len(self._index)
         for placed in self._catalog.placed.values():
-            placed.segment.mark_deleted()
+            placed.segment.notes.mark_deleted()
             self._catalog.hide(placed)  # where another user's may not be written, it is all we can
         with self._ledger.locked():
             self._quota.delete_unmade()

@@ -4,8 +4,7 @@ Owns the bytes of a segment and where they lie. Must not know keys' places (``in
 (``ledger``) or what to evict (``space``).
 
     block 0      what the segment is, sealed | u64 changes, counts up after each batch of headers |
-                 8 bytes by which any process asks for all of it to be forgotten |
-                 u64 marks: slots, counted from 1, that a process found damaged and may not mend
+                 what any process may write (``notes``)
     headers      ``HEADER`` per slot: zeros while the slot is free
     uses         u64 ns per slot: when the object was last used; any process may write there
     payloads     ``stride_bytes`` per slot, a multiple of a block
@@ -29,9 +28,9 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from stratakv.core.errors import StorageError
 from stratakv.storage.file.disk import open_regular, open_writable
+from stratakv.storage.file.segment_notes import BLOCK_BYTES, NOTES_AT, SegmentNotes
 from stratakv.storage.header import HEADER, HEADER_BYTES, PIECE_BYTES, Headers
 
-BLOCK_BYTES: Final = 4096
 FOLIO_BYTES: Final = 2 << 20
 MAGIC: Final = b"SKVSEG\0"
 """At the front of every segment, of any version."""
@@ -40,11 +39,7 @@ MAKING: Final = b"SKVNEW\0\0"
 _MAGIC: Final = MAGIC + b"\1"
 _FIELDS: Final = struct.Struct("<8sII16sQ")
 _CHECKSUM: Final = struct.Struct("<Q")
-_CHANGES_AT: Final = BLOCK_BYTES // 2
-_DELETED_AT: Final = _CHANGES_AT + 8
-_DELETED: Final = b"forget:!"
-_MARKS_AT: Final = _DELETED_AT + 8
-_MARKS: Final = (BLOCK_BYTES - _MARKS_AT) // 8
+_CHANGES_AT: Final = NOTES_AT - 8
 _USE_BYTES: Final = 8
 _ZEROS: Final = memoryview(bytes(BLOCK_BYTES))
 SHORT: Final = -1
@@ -113,14 +108,17 @@ class Geometry:
 
 class Segment:
     """An open segment file. Only who ``own``s it writes headers and payloads; it is not
-    ``writable`` where another user made it, and the system lets this one only read. OSError as it
-    comes from the system."""
+    ``writable`` where another user made it, and the system lets this one only read. ``notes``: what
+    others may write. OSError as it comes from the system."""
 
-    def __init__(self, path: Path, fd: int, geometry: Geometry, *, owned: bool) -> None:
+    def __init__(
+        self, path: Path, fd: int, geometry: Geometry, *, owned: bool, writable: bool = True
+    ) -> None:
         self.name = path.name
         self.geometry = geometry
         self.owned = owned
-        self.writable = True
+        self.writable = writable
+        self.notes = SegmentNotes(fd, geometry.slots, writable=writable)
         self._fd = fd
         self._data_at = geometry.data_at
         self._stride = geometry.stride_bytes
@@ -164,12 +162,10 @@ class Segment:
         finally:
             os.close(seen)
         try:
-            segment = cls(path, fd, geometry, owned=False)
+            return cls(path, fd, geometry, owned=False, writable=writable)
         except OSError:
             os.close(fd)
             raise
-        segment.writable = writable
-        return segment
 
     def own(self) -> bool:
         """Become the one writer, unless somebody is, or deleted it since it was opened."""
@@ -196,28 +192,6 @@ class Segment:
         changes = self.changes() + 1
         os.pwrite(self._fd, changes.to_bytes(8, "little"), _CHANGES_AT)
         return changes
-
-    def mark_deleted(self) -> None:
-        """Ask whoever writes it to delete it; from now on nobody serves what it holds."""
-        if self.writable:
-            os.pwrite(self._fd, _DELETED, _DELETED_AT)
-
-    def is_marked_deleted(self) -> bool:
-        return os.pread(self._fd, len(_DELETED), _DELETED_AT) == _DELETED
-
-    def mark(self, slot: int) -> None:
-        """Tell its writer that a page is damaged. A second mark may take the place of this one."""
-        if self.writable:
-            os.pwrite(self._fd, (slot + 1).to_bytes(8, "little"), _MARKS_AT + slot % _MARKS * 8)
-
-    def marks(self) -> list[int]:
-        """Slots that others marked."""
-        table = np.frombuffer(os.pread(self._fd, _MARKS * 8, _MARKS_AT), np.uint64)
-        slots = table[(table > 0) & (table <= self.geometry.slots)]
-        return [slot - 1 for slot in slots.tolist()]
-
-    def unmark(self, slot: int) -> None:
-        os.pwrite(self._fd, bytes(8), _MARKS_AT + slot % _MARKS * 8)
 
     def headers(self, first: int = 0, count: int | None = None) -> Headers:
         """Headers of ``count`` slots from ``first`` on; all of them where nothing is given."""

@@ -85,7 +85,7 @@ class Slots:
         if index.present[row]:
             index.drop(rows)
         if not segment.own():
-            segment.mark(slot)
+            segment.notes.mark(slot)
             self._catalog.report_damage()
             return
         try:
@@ -107,12 +107,12 @@ class Slots:
         damaged indeed; how many pages."""
         index, placed = self._catalog.index, self._catalog.placed[number]
         page, bad = memoryview(bytearray(placed.segment.geometry.page_bytes)), 0
-        for slot in placed.segment.marks():
+        for slot in placed.segment.notes.marks():
             table = index.headers[[placed.base + slot]]
             if table["magic"][0] == MAGIC and not _is_whole(placed.segment, slot, table, page):
                 self.quarantine(placed.base + slot)
                 bad += 1
-            placed.segment.unmark(slot)
+            placed.segment.notes.unmark(slot)
         self._catalog.marked.discard(number)
         return bad
 
