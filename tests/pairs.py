@@ -20,10 +20,12 @@ PAGE = 16
 
 
 class Pair:
-    """Two engines, a step of each after the other; both are checked after each of theirs."""
+    """Two engines, a step of each after the other; both are checked after each of theirs, or after
+    every so many."""
 
     def __init__(self, link, prefill, decode):
         self.link = link
+        self.check_every, self.steps = 1, 0
         self.sides = {HandOffSide.PREFILL: prefill, HandOffSide.DECODE: decode}
         self.out = {side: {} for side in HandOffSide}
         link.connect(prefill.spec, prefill.pools, decode.pools)
@@ -43,7 +45,9 @@ class Pair:
         for side, parts in self.sides.items():
             for output in parts.engine.step():
                 self.out[side][output.request].append(output)
-            parts.engine.check()
+            if self.steps % self.check_every == 0:
+                parts.engine.check()
+        self.steps += 1
 
     def drain(self):
         while any(parts.engine.has_work() for parts in self.sides.values()):

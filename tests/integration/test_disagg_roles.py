@@ -2,7 +2,6 @@
 what one engine says; whoever is aborted, lost or late leaves no wrong byte and no page behind.
 """
 
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -11,123 +10,40 @@ import numpy as np
 import pytest
 
 from stratakv.cache.records import TierTokens
-from stratakv.core.clock import ManualClock
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import GroupId, LayerId, RequestId
-from stratakv.disagg.deadlines import HandOffLimits
-from stratakv.disagg.decode_role import DecodeRole
-from stratakv.disagg.peers import NO_WRITES, Peers
-from stratakv.disagg.prefill_role import PrefillRole
-from stratakv.disagg.session import SessionLimits, SessionState
-from stratakv.disagg.transport import PeerId
+from stratakv.disagg.peers import NO_WRITES
+from stratakv.disagg.session import SessionState
 from stratakv.engine.request import Failure, FinishReason, Phase, TransferSession
 from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import wait_until
-from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
+from stratakv.testing.transport_faults import TransportFaults
 from stratakv.tiers import progress
 from tests.engines import ended, expected_tokens, greedy, tokens_of
-from tests.fixtures.transports import nixl_is_here, open_loopback, open_nixl
+from tests.fixtures.transports import open_loopback
 from tests.hit_cases import prompt
-from tests.pairs import PAGE, PROMPT, every_rule, model_pair, right, token_pair
-
-P, D = PeerId("prefill"), PeerId("decode")
-UNTIDY = TransportFaults(late=3, delay=2, parts=5)
-STUCK = TransportFaults(late=1 << 30)
-LIMITS = HandOffLimits(sessions=SessionLimits(bootstrap_s=10, waiting_s=20, transfer_s=40))
+from tests.pairs import PAGE, PROMPT, every_rule, right
+from tests.transport_pairs import (
+    STUCK,
+    D,
+    Link,
+    P,
+    apart,
+    join_again,
+    models_over,
+    settle,
+    tcp,
+    tokens_over,
+    untidy,
+    until,
+)
 
 
 @pytest.fixture(autouse=True)
 def short_naps(monkeypatch):
     """Engines that wait leave the processor to the links' threads."""
     monkeypatch.setattr(progress, "POLL_S", 0.0005)
-
-
-def untidy(seed, faults=UNTIDY):
-    return lambda memories: FaultyTransport(open_loopback(memories), Random(seed), faults)
-
-
-def tcp(memories):
-    nixl_is_here()
-    return open_nixl("tcp", memories)
-
-
-class Link:
-    """Both roles, and the transports between them."""
-
-    def __init__(self, prefill=open_loopback, decode=open_loopback, joins=True):
-        self.clock = ManualClock()
-        self.peers = {HandOffSide.PREFILL: Peers(), HandOffSide.DECODE: Peers()}
-        self.opens = {HandOffSide.PREFILL: prefill, HandOffSide.DECODE: decode}
-        self.roles = {
-            HandOffSide.PREFILL: PrefillRole(self.peers[HandOffSide.PREFILL], LIMITS, self.clock),
-            HandOffSide.DECODE: DecodeRole(
-                self.peers[HandOffSide.DECODE], lambda _: P, LIMITS, self.clock
-            ),
-        }
-        self.joins = joins
-        self.models = {HandOffSide.PREFILL: b"model", HandOffSide.DECODE: b"model"}
-
-    def connect(self, spec, prefill, decode):
-        for side, pools in ((HandOffSide.PREFILL, prefill), (HandOffSide.DECODE, decode)):
-            self.peers[side].open(spec, pools, self.models[side], self.opens[side])
-        if self.joins:
-            self.join()
-
-    def join(self):
-        prefill, decode = self.peers[HandOffSide.PREFILL], self.peers[HandOffSide.DECODE]
-        said, answer = prefill.introduce(D), decode.introduce(P)
-        decode.meet(P, said)
-        prefill.meet(D, answer)
-
-    def returned(self):
-        return []
-
-    def __len__(self):
-        return sum(map(len, self.roles.values()))
-
-    def close(self):
-        for peers in self.peers.values():
-            peers.close()
-
-
-@contextmanager
-def tokens_over(link, *rules, **settings):
-    with token_pair(*rules, link=link, **settings) as pair:
-        try:
-            yield pair
-        finally:
-            link.close()
-
-
-@contextmanager
-def models_over(link, family, **settings):
-    with model_pair(family, link=link, **settings) as pair:
-        try:
-            yield pair
-        finally:
-            link.close()
-
-
-def settle(pair):
-    """Until both sides have heard everything."""
-
-    def over():
-        pair.step()
-        return not len(pair.link)
-
-    pair.drain()
-    wait_until(over, "the end of every session")
-    assert not pair.link.roles[HandOffSide.DECODE].lease_counts().leased
-    pair.assert_nothing_left()
-
-
-def until(pair, condition, what):
-    def looked():
-        pair.step()
-        return condition()
-
-    wait_until(looked, what)
 
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next", "deepseek_v4"])
@@ -373,9 +289,7 @@ def test_a_lost_peer_fails_its_requests_and_may_join_again(side):
             for _ in range(steps):
                 pair.step()
             link.peers[side].disconnect(D if side is HandOffSide.PREFILL else P)
-
-            wait_until(partial(not_known, pair), "the fences")
-            link.join()
+            join_again(pair)
             link.clock.advance(11)  # those of which the other side has never heard
             pair.drain()
             for n in range(3):
@@ -387,12 +301,6 @@ def test_a_lost_peer_fails_its_requests_and_may_join_again(side):
             assert pair.run(greedy(f"s{steps}", other, 3)) == [expected_tokens(other, 3)]
         link.clock.advance(11)
         settle(pair)
-
-
-def not_known(pair):
-    pair.step()
-    found = pair.link.peers
-    return not found[HandOffSide.PREFILL]._peers and not found[HandOffSide.DECODE]._peers
 
 
 def test_a_request_waits_for_its_peer_to_join_and_fails_when_that_takes_too_long():
@@ -452,7 +360,7 @@ def test_who_speaks_nonsense_is_lost_and_others_go_on():
     with tokens_over(link) as pair:
         transport = link.peers[HandOffSide.PREFILL]._end.transport
         transport.post(D, NO_WRITES, b".{}")
-        wait_until(partial(not_known, pair), "the end of both links")
-        link.join()
+        wait_until(partial(apart, pair), "the end of both links")
+        join_again(pair)
         assert pair.run(greedy("r", PROMPT[:30], 4)) == [expected_tokens(PROMPT[:30], 4)]
         settle(pair)

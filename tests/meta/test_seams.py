@@ -51,7 +51,7 @@ READS: Final[dict[str, int]] = {
     "tests/conformance/test_cpu_transfer.py": 2,
     "tests/fleet_faults.py": 2,
     "tests/integration/test_disagg_ranks.py": 1,
-    "tests/integration/test_disagg_roles.py": 3,
+    "tests/integration/test_disagg_roles.py": 1,
     "tests/integration/test_fleet_landing.py": 1,
     "tests/integration/test_storage_churn.py": 2,
     "tests/integration/test_storage_sabotage.py": 5,

@@ -1,0 +1,38 @@
+"""Hand-offs given up at every moment, over a transport that is late and untidy: no wrong byte, no
+page that is lost, nobody who waits for ever.
+"""
+
+from collections import Counter
+
+import pytest
+
+from stratakv.tiers import progress
+from tests.hand_off_campaign import Moment, campaign
+from tests.pairs import every_rule
+
+
+@pytest.fixture(autouse=True)
+def nobody_sleeps(monkeypatch):
+    """Engines that wait for each other give each other turns."""
+    monkeypatch.setattr(progress, "POLL_S", 0.0)
+    monkeypatch.setattr(progress, "PAUSE_POLLS", 1)
+
+
+@every_rule
+def test_aborts_in_every_state_harm_nobody(rules):
+    walk = campaign(rules, 1, 10)
+    assert walk.right > 5
+
+
+EACH = 170
+"""Of every moment, of each of the six sets of rules."""
+
+
+@pytest.mark.long
+@every_rule
+def test_a_thousand_aborts_in_every_state(rules):
+    hit, right, seed = Counter(), 0, 100
+    while min(hit[moment] for moment in Moment) < EACH:
+        walk = campaign(rules, seed, 70)
+        hit, right, seed = hit + walk.hit, right + walk.right, seed + 1
+    assert right > sum(hit.values()) / 2
