@@ -1,4 +1,5 @@
 """Tests come in through the front: none sets, wraps or calls what is private to production code.
+Nor does the package look at another object's privates, but for those of libraries that are listed.
 
 They may use verbs and constants that are public, of a class or an object, and what a constructor
 takes. Reading something private is counted by file, and never grows. Owns the lists of files that
@@ -12,7 +13,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from tests.meta.source import Module, last_name, repository
+from tests.meta.source import Module, last_name, modules, repository
 
 SETTERS: Final = {"setattr", "delattr", "__setattr__", "object", "patch"}
 """Of builtins, ``monkeypatch`` and ``mock``: ``patch.object`` and ``patch`` itself."""
@@ -74,6 +75,18 @@ THEIRS: Final = frozenset({
     "_asdict", "_fields", "_make", "_replace",  # named tuples, whose interface they are
 })  # fmt: skip
 """Attributes of objects that are not ours."""
+
+
+PACKAGE_READS: Final[dict[str, tuple[str, set[str]]]] = {
+    "agreement/torch_ranks.py": ("torch has no public verb", {"group._set_pg_timeout"}),
+    "engine/lora_hooks.py": ("transformers'", {"model.config._attn_implementation"}),
+    "engine/model.py": ("transformers'", {"text._attn_implementation"}),
+    "serve/followers.py": ("a public verb of the library", {"os._exit"}),
+    "storage/redis.py": ("redis-py's socket", {"connection._parser", "connection._sock"}),
+    "testing/fleet/runner.py": ("a copy of its own", {"made._tables"}),
+    "testing/transport_sides.py": ("a public verb of the library", {"os._exit"}),
+}
+"""By module of the package: whose it is, and what."""
 
 
 OWN: Final = {"tests/meta/test_seams.py"}
@@ -274,3 +287,24 @@ def test_no_test_reads_more_of_what_is_private_than_it_did():
         assert not read_from_outside(Module("sample.py", sample)), sample
     found = {one.name: len(read_from_outside(one)) for one in all_tests()}
     assert {name: count for name, count in found.items() if count} == READS
+
+
+def package_reads(module: Module) -> set[str]:
+    """Of other objects than ``self``, also through names that a library gave."""
+    return {
+        ast.unparse(node)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute)
+        and is_private(node.attr)
+        and node.attr not in {"_asdict", "_fields", "_make", "_replace"}
+        and last_name(node.value) not in {"self", "cls"}
+    }
+
+
+def test_no_file_of_the_package_reaches_into_another_objects_privates():
+    for sample in READING + CALLING:
+        assert package_reads(Module("sample.py", sample)), sample
+    assert not package_reads(Module("sample.py", "def f(self): self._engine.step()"))
+    found = {module.name: package_reads(module) for module in modules()}
+    allowed = {name: what for name, (_, what) in PACKAGE_READS.items()}
+    assert {name: what for name, what in found.items() if what} == allowed

@@ -7,12 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from stratakv.agreement.agreement import Agreement
+from stratakv.agreement.ranks import SingleRank
+from stratakv.assembly.build import Sockets, allocators, build
+from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.ranks import RankContext, check_alike, heartbeat_s
 from stratakv.assembly.sizing import Sizes, ranks_here
+from stratakv.bench.policy_cache import NoMemory
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.storage.store_key import StoreKey
 from stratakv.testing.patience import PATIENCE_S
+from tests.engines import token_spec
 from tests.unit.test_testing_fleet_thread_ranks import together
 
 CONFIG = EngineConfig(tp=2, storage="redis://:secret@here/0")
@@ -120,3 +126,25 @@ def test_ranks_take_the_least_of_every_size():
     )
     wanted = {"device": (10, 8), "host": (3, 5), "max_model_len": 300}
     assert said == [replace(mine, **wanted), replace(theirs, **wanted)]
+
+
+class Watching(Agreement):
+    def __init__(self, ranks):
+        super().__init__(ranks)
+        self.names = []
+
+    def watch(self, name, *what):
+        self.names.append(name)
+        super().watch(name, *what)
+
+
+def test_whoever_builds_ranks_has_them_compare_their_caches_and_who_runs():
+    spec = token_spec(4)
+    plan = EnginePlan.of(EngineConfig(page_tokens=4), Sizes.of(spec, [90], [40], 64), b"model")
+    agreement = Watching(SingleRank())
+    sockets = Sockets(ranks=RankContext.of(SingleRank(), agreement=agreement))
+    engine, _ = build(plan, NoMemory(allocators(plan)), lambda _: None, sockets)
+    assert agreement.names == [
+        "the tree", "free pages", "copies", "storage", "the tables", "requests"
+    ]  # fmt: skip
+    engine.close()

@@ -21,7 +21,7 @@ from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.executor import SerialExecutor
 from stratakv.engine.forward import Forward
-from stratakv.engine.request import Failure, FinishReason, Prompt, SamplingParams
+from stratakv.engine.request import Failure, FinishReason, Phase, Prompt, SamplingParams
 from stratakv.engine.roles import Start, UnifiedRole
 from stratakv.transfer.copy_plan import NOTHING_LAUNCHED
 from tests.engines import token_spec
@@ -334,4 +334,36 @@ def test_nothing_is_flushed_under_a_request_that_runs():
     cached = len(lab.cache.tiers.tree)
     assert not lab.engine.flush()
     assert len(lab.cache.tiers.tree) == cached
+    lab.nothing_is_left()
+
+
+@BOTH
+def test_where_a_request_is_is_reported_until_it_ends(depth):
+    lab, name = Lab(depth), RequestId("a")
+    lab.submit("a", 6, 8)
+    lab.submit("b", 6, 8)
+
+    def place():
+        one = lab.engine.status(name)
+        return one.phase, one.row >= 0, one.computed, one.in_flight, len(one.known)
+
+    assert place() == (Phase.WAITING, False, 0, 0, 6)
+    lab.engine.admit()
+    assert place() == (Phase.PREFILLING, True, 0, 0, 6)
+    while not lab.tokens("a"):
+        lab.step()
+    assert place() == (Phase.DECODING, True, 6, 0, 7)
+    lab.step()
+    before = lab.engine.status(name)
+    assert before.in_flight == depth - 1
+    known = len(before.known)
+    assert [one.id for one in lab.engine.statuses()] == ["a", "b"]
+    assert str(before) in lab.engine.description()
+    lab.engine.retract(name)
+    assert place()[:2] == (Phase.RETRACTED, False)
+    assert lab.engine.status(name).retracted is not None
+    lab.drain()
+    assert len(before.known) == known < 14, "it is as it was"
+    assert lab.engine.status(name) is None
+    assert lab.engine.statuses() == []
     lab.nothing_is_left()
