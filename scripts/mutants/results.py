@@ -106,8 +106,8 @@ class Results:
 
     def left(self, *, again: bool, quick: bool) -> list[tuple[str, Mutant]]:
         """What is to be run, a sample of every function first, and last, unless ``quick``, what
-        takes an import of its own. ``again``: survivors too."""
-        found: list[tuple[bool, int, str, str, Mutant]] = []
+        takes an import of its own. ``again``: survivors too, before all others."""
+        found: list[tuple[bool, bool, int, str, str, Mutant]] = []
         for name, mutants in self.mutants.items():
             function = self.functions[name]
             fresh = [
@@ -119,10 +119,17 @@ class Results:
             ]
             by_chance = sorted(fresh, key=lambda mutant: digest(name + mutant.text))
             found += [
-                (not mutant.swappable, at, digest(mutant.text), name, mutant)
+                (
+                    not mutant.swappable,
+                    not function.knows(mutant),
+                    at,
+                    digest(mutant.text),
+                    name,
+                    mutant,
+                )
                 for at, mutant in enumerate(by_chance)
             ]
-        return [(name, mutant) for *_, name, mutant in sorted(found, key=lambda row: row[:4])]
+        return [(name, mutant) for *_, name, mutant in sorted(found, key=lambda row: row[:5])]
 
     def counts(self) -> Counter[str]:
         counts: Counter[str] = Counter()
