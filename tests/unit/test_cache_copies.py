@@ -285,7 +285,11 @@ def test_one_that_comes_back_without_a_page_for_its_live_page_begins_no_load(gro
 def test_the_budget_counts_every_load_of_a_plan():
     with all_on_the_host(PROMPTS[:3], load_back_budget=100) as parts:
         both = [parts.cache.admission.admit(asked(parts, prompt)) for prompt in PROMPTS[:2]]
-        assert parts.cache.admission.admit(asked(parts, PROMPTS[2])) is Refusal.LOAD_BUDGET
+        assert parts.cache.tiers.pools.counters.load_waited == 0
+        for waited in (1, 2):
+            found = parts.cache.admission.admit(asked(parts, PROMPTS[2]))
+            assert found is Refusal.LOAD_BUDGET
+            assert parts.cache.tiers.pools.counters.load_waited == waited
         parts.cache.progress.settle()
         third = parts.cache.admission.admit(asked(parts, PROMPTS[2]))
         assert [admission.cached.host for admission in (*both, third)] == [40] * 3
