@@ -369,8 +369,7 @@ class CacheMachine:
         one = self.running.pop(self.draw.randrange(len(self.running)))
         if one.receives or self.draw.random() < 0.4:
             self.cache.drop(one.row)
-        else:
-            self._gate([one])
+        else:  # also before its loads have ended
             self.cache.release(one.row, np.array(one.known[: one.computed], np.int32))
 
     def retract(self):
@@ -380,7 +379,6 @@ class CacheMachine:
 
     def _retract(self, one):
         self.running.remove(one)
-        self._gate([one])
         del one.known[max(one.computed + 1, one.prompt) :]
         one.retracted = self.cache.retract(one.row, np.array(one.known[: one.computed], np.int32))
         self.seen["saved" if one.retracted in self.cache.retraction else "not saved"] += 1

@@ -1,11 +1,10 @@
 """Walks of a cache of requests beside books of its own, cut short, and what the engine's own tests
-say of requests that leave and change engines: what ``make mutants`` runs for ``cache/``.
+say of requests that change engines: what ``make mutants`` runs for ``cache/``.
 """
 
 # ruff: noqa: F401 - pytest collects what is imported
 import pytest
 
-from tests.integration.test_engine_retraction import *  # noqa: F403
 from tests.integration.test_hand_off import (
     test_a_decode_engine_admits_by_what_decoding_takes,
     test_a_page_of_one_token,
@@ -16,8 +15,6 @@ from tests.integration.test_hand_off import (
 )
 from tests.property.test_cache_machine import SPECS as MACHINES
 from tests.property.test_cache_machine import walk
-
-del test_every_pool_from_one_request_to_all_of_them  # noqa: F821 - seconds, and seen by walks
 
 
 @pytest.mark.parametrize("seed", range(9))

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from stratakv.cache.records import Refusal
+from stratakv.cache.records import CacheUse, Refusal
 from stratakv.core.ids import GroupId
 from stratakv.policy.losses import LossCause
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.testing.specs import small_spec
 from stratakv.tree.nodes import Tier
+from tests.cache_machine import Asked, CacheMachine, wide_spec
 from tests.small_cache import SmallCache
 
 SPEC = small_spec([KeepWindow(3), KeepBoundary()], page_tokens=2)
@@ -151,3 +152,27 @@ def test_pages_for_several_rows_go_each_where_it_belongs():
     cache.extend(rows, ends, np.array([4, 3, 8], np.int64))
     assert [had - has for had, has in zip(before, cache.free_pages(), strict=True)] == [1, 1, 0]
     assert (cache.rows.pages(GroupId(0))[rows[1]] >= 0).tolist()[:3] == [True, True, False]
+
+
+@pytest.mark.parametrize("leave", ["release", "drop", "retract"])
+def test_who_leaves_before_its_pages_are_back_waits_for_them(leave):
+    """They are its own: freed, they would be another's when the copy writes them."""
+    machine = CacheMachine(wide_spec(3, KeepBoundary()), 0, [40, 40], 60)
+    one = Asked("0", [1] * 7, 20, CacheUse.ALL, prompt=7)
+    machine.waiting.append(one)
+    machine.admit()
+    for _ in range(3):
+        machine.step()
+    machine.retract()
+    machine.cache.progress.settle()
+    machine.admit()
+    assert one.tickets
+    flights = machine.cache.tiers.copies.flights
+    assert flights.under_way(one.tickets)
+    tokens = np.array(one.known[: one.computed], np.int32)
+    if leave == "drop":
+        machine.cache.drop(one.row)
+    else:
+        getattr(machine.cache, leave)(one.row, tokens)
+    assert not flights.under_way(one.tickets[-1:])
+    machine.cache.check()
