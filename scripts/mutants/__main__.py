@@ -26,7 +26,7 @@ from scripts.mutants.scores import verdict
 from scripts.mutants.zygote import ROOT, Clean, Job, Verdict, imported, serve
 
 WRITE_S: Final = 30.0
-BUDGET_S: Final = 5.0
+BUDGET_S: Final = 8.0
 """Processor seconds, as the clean run took them, of all tests that look for one mutant."""
 TEST_S: Final = 5e-3
 """What a test costs beside itself."""
@@ -103,12 +103,12 @@ class Room:
         self, name: str, tests: set[str], likely: AbstractSet[str] = frozenset()
     ) -> tuple[str, ...]:
         """Before all others the ``likely`` ones; then those first that find most in their time, of
-        this function and of any. Walks are taken to find many until they are known better. As many
+        this function and of any. Walks are thought to find more, until they are known better. As many
         as ``BUDGET_S`` allows."""
         seconds, kills = self.clean.seconds, self.kills
 
         def late(test: str) -> tuple[bool, float, str]:
-            hoped = 5.0 if test.startswith(WALKS) else 0.3
+            hoped = 1.0 if test.startswith(WALKS) else 0.3
             rate = (kills["", test] + hoped) / (self.tries[test] + 10) + kills[name, test]
             return test not in likely, (seconds[test] + TEST_S) / rate, test
 
