@@ -103,7 +103,7 @@ class Room:
         self, name: str, tests: set[str], likely: AbstractSet[str] = frozenset()
     ) -> tuple[str, ...]:
         """Before all others the ``likely`` ones; then those first that find most in their time, of
-        this function and of any. Walks are thought to find more, until they are known better. As many
+        this function and of any. Walks count for more, until they are known better. As many
         as ``BUDGET_S`` allows."""
         seconds, kills = self.clean.seconds, self.kills
 
