@@ -195,11 +195,15 @@ def _field(asked: HandOffRequest) -> str:
 def _rooms(data: JsonObject) -> Rooms:
     hosts = tuple(_host("bootstrap_host", one) for one in _listed(data, "bootstrap_host"))
     ports = tuple(_port("bootstrap_port", one) for one in _listed(data, "bootstrap_port"))
-    rooms = tuple(
-        fields.integer({"bootstrap_room": one}, "bootstrap_room", 0, low=0, high=_LARGEST_ROOM)
-        for one in _listed(data, "bootstrap_room")
-    )
+    rooms = tuple(map(_room, _listed(data, "bootstrap_room")))
     return Rooms(hosts, ports, rooms)
+
+
+def _room(value: object) -> int:
+    """Nobody's room is anybody's: two requests would meet in it."""
+    if value is None:
+        raise invalid("bootstrap_room", "'bootstrap_room' must be an integer in each place")
+    return fields.integer({"bootstrap_room": value}, "bootstrap_room", 0, low=0, high=_LARGEST_ROOM)
 
 
 def _listed(data: JsonObject, name: str) -> list[object]:
