@@ -126,7 +126,8 @@ def churn(spec, host, traffic, operator, **settings):
         parts.engine.check()
         found = parts.cache.storage.prefetcher.counters
         assert found.hits + sum(found.lost.values()) == found.found, found
-        assert not parts.cache.storage.prefetcher._book._entries, "an ask was never settled"
+        left = parts.cache.storage.prefetcher.records()
+        assert not left["in the book"], f"a prefetch was never settled: {left}"
         operator.leave(parts)
         assert parts.cache.progress.flush(), "something still holds a page"
         assert all(pool.free == pool.total for pool in parts.cache.tiers.pools.stats())

@@ -200,11 +200,8 @@ class Soak:
         found = prefetcher.counters
         assert found.hits + sum(found.lost.values()) == found.found, found
         self.seen["hits"], self.seen["lost"] = found.hits, found.found - found.hits
-        under_way, sharing = prefetcher._operations, prefetcher._sharing
-        kept = (prefetcher._book._entries, prefetcher._waiting, prefetcher._by_id,
-                under_way._requests, under_way._stopped, sharing._leaders,
-                sharing._joined)  # fmt: skip
-        assert not any(kept), "an ask was never removed"
+        left = prefetcher.records()
+        assert not any(left.values()), f"an ask was never removed: {left}"
 
 
 @contextmanager

@@ -287,6 +287,5 @@ def test_the_book_is_empty_when_all_have_settled(rules, book):
         book.settle(request(i), 8, Reason.ABORTED)
     counters = book.counters
     assert counters.found == counters.hits + sum(counters.lost.values()) > 0
-    assert not book._entries
-    assert not book._armed
+    assert not len(book)
     assert book.in_flight_tokens == 0

@@ -52,6 +52,10 @@ class PrefetchBook:
         self.counters = PrefetchCounters()
         self.in_flight_tokens = 0
 
+    def __len__(self) -> int:
+        """Prefetches that are in it, and those of them that are to be tried again."""
+        return len(self._entries) + len(self._armed)
+
     def state(self, prefetch: PrefetchId) -> Prefetch | None:
         entry = self._entries.get(prefetch)
         return entry.state if entry else None

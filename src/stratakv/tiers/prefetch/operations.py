@@ -32,6 +32,11 @@ class Operations:
     def __getitem__(self, ticket: TicketId) -> PrefetchRequest:
         return self._requests[ticket]
 
+    @property
+    def stopped(self) -> int:
+        """Those that were cancelled and have not come back."""
+        return len(self._stopped)
+
     def begin(self, ticket: TicketId, request: PrefetchRequest) -> None:
         self._requests[ticket] = request
 
@@ -57,5 +62,5 @@ class Operations:
         return {
             "reads": len(self._requests),
             "newest read": next(reversed(self._requests), NONE),
-            "stopped": len(self._stopped),
+            "stopped": self.stopped,
         }

@@ -87,6 +87,17 @@ class Prefetcher:
             "tokens in flight": self._book.in_flight_tokens,
         }
 
+    def records(self) -> dict[str, int]:
+        """How many it keeps of each kind: none where nobody waits and nothing is under way."""
+        return {
+            "requests": len(self._waiting),
+            "by id": len(self._by_id),
+            "in the book": len(self._book),
+            "shared": len(self._sharing),
+            "operations": len(self._operations),
+            "stopped": self._operations.stopped,
+        }
+
     def owned(self, group: GroupId) -> list[PageIds]:
         """Host pages that fetches are filling, for ``check``."""
         under_way = [request.operation for request in self._operations]

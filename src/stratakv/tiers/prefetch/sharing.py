@@ -13,6 +13,10 @@ class PrefetchSharing:
         self._joined: dict[PrefetchId, PrefetchRequest] = {}
         self._ended = False  # a leader, since ``left_alone`` looked
 
+    def __len__(self) -> int:
+        """Those who lead, and those who have joined them."""
+        return len(self._leaders) + len(self._joined)
+
     def join(self, request: PrefetchRequest, first: PageKey) -> bool:
         """Whether another asks for ``first`` already: ``request`` joins that one now."""
         leader = self._leaders.get(first)
