@@ -94,17 +94,32 @@ class PageHasher:
         first = len(self.keys)
         full = len(tokens) // self._page_tokens
         data = tokens[first * self._page_tokens : full * self._page_tokens].tobytes()
+        fresh = self._chain(data)
+        if self._suspects and not self._suspects.isdisjoint(fresh):
+            fresh = self._parted(data)
+        if fresh:
+            self._previous = fresh[-1]
+        self.keys += fresh
+        return fresh
+
+    def _chain(self, data: bytes) -> list[PageKey]:
         size, previous, sha = self._page_bytes, self._previous, hashlib.sha256
-        suspects = self._suspects
         fresh: list[PageKey] = []
         append = fresh.append
         for at in range(0, len(data), size):
             previous = sha(previous + data[at : at + size]).digest()
-            while previous in suspects:
-                previous = sha(previous + AGAIN).digest()
             append(PageKey(previous))
-        self._previous = previous
-        self.keys += fresh
+        return fresh
+
+    def _parted(self, data: bytes) -> list[PageKey]:
+        """The same, parting from what is suspect."""
+        size, previous = self._page_bytes, self._previous
+        fresh: list[PageKey] = []
+        for at in range(0, len(data), size):
+            previous = hashlib.sha256(previous + data[at : at + size]).digest()
+            while previous in self._suspects:
+                previous = hashlib.sha256(previous + AGAIN).digest()
+            fresh.append(PageKey(previous))
         return fresh
 
     def trusted(self, tokens: TokenIds) -> "PageHasher":

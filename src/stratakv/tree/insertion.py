@@ -33,7 +33,7 @@ class Insertion:
     ) -> None:
         self._nodes, self._pins, self._stored = nodes, pins, stored
         self._backups = backups
-        self._groups = range(len(spec.groups))
+        self._groups = [group.id for group in spec.groups]
         self._keep_all = [group.id for group in spec.groups if group.keeps_all]
 
     def insert(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> Inserted:
@@ -50,7 +50,7 @@ class Insertion:
             rows = self._nodes.tail(self._nodes.index[keys[-1]], len(keys) - first)
             for group in self._groups:
                 there = rows[READABLE_ON_HOST[self._nodes.state[group][rows]]]
-                effects += self._stored.wanted(GroupId(group), there)
+                effects += self._stored.wanted(group, there)
         return effects
 
     def _place(
@@ -67,11 +67,12 @@ class Insertion:
             rows = nodes.tail(nodes.index[keys[known - 1]], known - first)
             for group in self._groups:
                 mine = pages[group][: known - first]
-                self._meet(event, GroupId(group), rows, mine, found)
+                self._meet(event, group, rows, mine, found)
         if known < len(keys):
             parent = nodes.index[keys[known - 1]] if known else NONE
             fresh_rows = nodes.grow(tier, parent, keys[known:])
             self._stored.grown(fresh_rows)
+            fetched = event is ResidencyEvent.FETCHED
             for group in self._groups:
                 mine = pages[group][known - first :]
                 fresh = fresh_rows
@@ -80,9 +81,8 @@ class Insertion:
                     fresh, mine = fresh[held], mine[held]
                 if len(fresh):
                     self._pins.enter(group, fresh, stamp)
-                    fetched = event is ResidencyEvent.FETCHED
-                    self._stored.entered(GroupId(group), fresh, fetched=fetched)
-                    self._adopt(event, GroupId(group), fresh, mine)
+                    self._stored.entered(group, fresh, fetched=fetched)
+                    self._adopt(event, group, fresh, mine)
         if tier == DEVICE:
             found.effects.extend(self._unsaved(keys, first, known))
         return found

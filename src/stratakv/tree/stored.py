@@ -62,6 +62,7 @@ class StorageMarks:
         self._marks = [np.zeros(size, np.bool_) for _ in spec.groups]
         self._touched = np.full(size, NEVER, np.int64)
         self._fetched = np.zeros(size, np.bool_)  # a page of it has come from storage
+        self._any_fetched = False  # ever
 
     def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Every array by name, for those who compare two of these."""
@@ -99,7 +100,8 @@ class StorageMarks:
     def grown(self, rows: NodeIds) -> None:
         """New nodes, whose rows others may have had before: also of a group that has no page there
         yet nothing is known."""
-        self._fetched[rows] = False
+        if self._any_fetched:
+            self._fetched[rows] = False
         if self.active:
             for marks in self._marks:
                 marks[rows] = False
@@ -120,7 +122,8 @@ class StorageMarks:
 
     def entered(self, group: GroupId, rows: NodeIds, *, fetched: bool) -> None:
         """Pages that have just become resident, from storage or not."""
-        self._fetched[rows] |= fetched
+        if fetched:
+            self._fetched[rows] = self._any_fetched = True
         if self.active:
             self._marks[group][rows] = fetched and self._has_bytes[group]
             if fetched:
