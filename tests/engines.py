@@ -75,7 +75,7 @@ def small_engine(
     """An engine with exactly these pages per group, everything unowned poisoned. ``token_source``:
     where its tokens are chosen. ``role``: None: it prefills and decodes."""
     tokens = token_source or OwnTokens()
-    sockets = Sockets(token_source=tokens, role=lambda: role or UnifiedRole())
+    sockets = Sockets(token_source=tokens, role=UnifiedRole if role is None else lambda: role)
     spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
     sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions)
     plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)

@@ -6,22 +6,27 @@ brings: how each rank's ends are opened, and what rank 0 does.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from stratakv.agreement.ranks import Ranks
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.roles import agreeing
 from stratakv.core.clock import ManualClock
 from stratakv.core.ids import RequestId
-from stratakv.disagg.agreeing_role import AgreeingRole
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
+from stratakv.disagg.handshake import SideRank
+from stratakv.disagg.joining import JoinAnswer
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.prefill_role import PrefillRole
+from stratakv.disagg.ranked_joining import RankedJoiner, RankedPeers, join_ranks
 from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.transport import PeerId
+from stratakv.engine.peer_calls import PeerCall
 from stratakv.engine.request import Output, Prompt
 from stratakv.testing.fleet.thread_ranks import Rendezvous, ThreadRanks
 from stratakv.testing.hand_off import HandOffSide
@@ -37,12 +42,15 @@ LIMITS = HandOffLimits(sessions=SessionLimits(bootstrap_s=10, waiting_s=20, tran
 @dataclass
 class Play:
     """``engine``: a rank's engine of one side, with these sockets: a context manager. ``opens``:
-    how a rank opens its end of a side. ``acts``: what rank 0 may have every rank do by name."""
+    how a rank opens its end of a side. ``acts``: what rank 0 may have every rank do by name.
+    ``asks``: the side that decodes joins the other when a request needs it; otherwise they are
+    introduced by hand. ``models``: of those ranks that have another one."""
 
     engine: Callable[[HandOffSide, Sockets], object]
     opens: Callable[[HandOffSide, int], Callable] = lambda side, rank: open_loopback
     acts: dict[str, Callable[["RankedPair"], None]] = field(default_factory=dict)
-    joins: bool = True
+    asks: bool = False
+    models: dict[tuple[HandOffSide, int], bytes] = field(default_factory=dict)
 
 
 class RankedPair:
@@ -51,27 +59,34 @@ class RankedPair:
     def __init__(self, play: Play, ranks: Ranks, undo: ExitStack) -> None:
         self.play, self.ranks, self.rank = play, ranks, ranks.rank
         self.clock = ManualClock()
+        self.calls: list[tuple[tuple[bytes, ...], Future[JoinAnswer]]] = []
         self.peers = {side: Peers() for side in HandOffSide}
         self.inner, self.sides, self.roles = {}, {}, {}
         self.out: dict[HandOffSide, dict[str, list[Output]]] = {side: {} for side in HandOffSide}
         for side in HandOffSide:
             context = RankContext.of(ranks, self.clock)
             peers, clock = self.peers[side], context.clock
+            joiner = None
+            if side is DECODE and play.asks:
+                carry = None if self.rank else self._carry
+                send = context.sync.outbox.append
+                joiner = RankedJoiner(peers, self.rank, send, carry)
             own = (
                 PrefillRole(peers, LIMITS, clock)
                 if side is PREFILL
-                else DecodeRole(peers, lambda _: P, LIMITS, clock)
+                else DecodeRole(peers, lambda _: P, LIMITS, clock, joiner)
             )
-            self.inner[side], self.roles[side] = own, AgreeingRole(own, own)
-            context.agreement.include(self.roles[side])
-            context.agreement.watch("sessions", self.roles[side].figures)
+            links = RankedPeers(peers, self.rank) if joiner is None else joiner.links
+            self.inner[side], self.roles[side] = own, agreeing(own, links, context)
             sockets = Sockets(role=lambda side=side: self.roles[side], ranks=context)
             parts = undo.enter_context(play.engine(side, sockets))
-            peers.open(parts.spec, parts.pools, b"model", play.opens(side, self.rank))
+            share = SideRank(self.rank, ranks.size, parts.plan.sizes.sharding.whole.digest)
+            model = play.models.get((side, self.rank), b"model")
+            peers.open(parts.spec, parts.pools, model, play.opens(side, self.rank), share)
             self.sides[side] = parts
         for peers in self.peers.values():  # before the engines
             undo.callback(peers.close)
-        if play.joins:
+        if not play.asks:
             self.join()
 
     def join(self) -> None:
@@ -128,7 +143,19 @@ class RankedPair:
     def abort(self, side: HandOffSide, name: str) -> None:
         self.sides[side].port.abort(RequestId(name))
 
+    def _carry(self, peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
+        assert peer == P
+        self.calls.append((tuple(introductions), Future()))
+        return self.calls[-1][1]
+
+    def _call_prefill(self, call: PeerCall) -> Sequence[str]:
+        self.ranks.gather(PREFILL.name)  # the others' step
+        return self.sides[PREFILL].port.call_peers(call)
+
     def step(self) -> None:
+        calls, self.calls = self.calls, []
+        for introductions, answer in calls:
+            answer.set_result(join_ranks(self._call_prefill, D, introductions))
         for side in HandOffSide:
             for output in self.do(side.name):
                 self.out[side][output.request].append(output)

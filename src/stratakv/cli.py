@@ -272,7 +272,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     engine = picked(arguments, EngineConfig)
     server = picked(arguments, ServerConfig)
     check_count("--threads", arguments.threads)
-    server.check_ranks(engine.tp)
     _check_extra("serve")
     if engine.tp == 1:  # a rank that is refused has to tell the others
         _check_model(arguments.model)

@@ -16,7 +16,7 @@ from stratakv.tiers import progress
 from stratakv.tree.nodes import Tier
 from tests.engines import ended, expected_tokens, greedy, token_engine, token_spec, tokens_of
 from tests.fixtures.transports import open_loopback
-from tests.pairs import CONFIG, PROMPT, every_rule
+from tests.pairs import CONFIG, PROMPT, RULES, every_rule
 from tests.ranked_pairs import DECODE, PREFILL, D, P, Play, on_threads
 
 UNTIDY = TransportFaults(late=3, delay=2, parts=5)
@@ -51,9 +51,15 @@ def play_of(*rules, device=60, page=4, opens=None, **more):
     return Play(engine, opens or untidy(0), **more)
 
 
-@every_rule
-@pytest.mark.parametrize("seed", range(2))
-def test_ranks_with_slow_and_untidy_transports_change_no_token(rules, seed):
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        *(pytest.param(name, seed, marks=pytest.mark.long) for name in RULES for seed in (0, 1)),
+        *(("all", seed) for seed in (2, 3)),
+        *((name, 4) for name in ("window", "state")),
+    ],
+)
+def test_ranks_with_slow_and_untidy_transports_change_no_token(name, seed):
     def act(pair):
         rng = Random(seed)
         asked = [
@@ -63,7 +69,8 @@ def test_ranks_with_slow_and_untidy_transports_change_no_token(rules, seed):
             assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
         pair.settle()
 
-    on_threads(play_of(*rules, device=40, opens=untidy(seed)), act, ranks=2 + seed, seed=seed)
+    play = play_of(*RULES[name], device=40, opens=untidy(seed))
+    on_threads(play, act, ranks=2 + seed % 2, seed=seed)
 
 
 @every_rule
@@ -101,7 +108,7 @@ def test_an_abort_in_every_phase_leaves_nothing_on_any_rank(side):
     computes = Phase.PREFILLING if side is PREFILL else Phase.DECODING
 
     def act(pair):
-        for at, phase in enumerate([Phase.WAITING, computes, Phase.TRANSFERRING] * 2):
+        for at, phase in enumerate([Phase.WAITING, computes, Phase.TRANSFERRING]):
             name = f"r{at}"
             pair.submit(greedy(name, [at, *PROMPT[: 30 + at]], 4))
             pair.until(lambda: phase_of(pair, side, name) in {phase, None}, "it")  # noqa: B023
@@ -192,7 +199,7 @@ def test_one_rank_that_loses_its_peer_fails_the_requests_of_all(side, rank):
     play.acts.update(lose=lose, again=again)
 
     def act(pair):
-        for steps in (0, 6, 20):
+        for steps in (0, 6, 20)[rank:]:
             names = [f"r{steps}-{n}" for n in range(3)]
             for n, name in enumerate(names):
                 pair.submit(greedy(name, [steps, *PROMPT[: 20 + n]], 4))
@@ -227,3 +234,64 @@ def test_a_session_that_one_rank_refuses_ends_on_all():
         pair.settle()
 
     on_threads(play_of(), act)
+
+
+# -- joining -------------------------------------------------------------------------------------
+
+
+def knows(pair):
+    """Of rank 0."""
+    return pair.peers[PREFILL].knows(D), pair.peers[DECODE].knows(P)
+
+
+def test_ranks_join_when_a_request_needs_it():
+    def same(pair):
+        assert knows(pair) == (True, True)
+
+    def act(pair):
+        assert knows(pair) == (False, False)
+        assert pair.run(greedy("r", PROMPT[:30], 4)) == [expected_tokens(PROMPT[:30], 4)]
+        pair.do("same")
+        pair.settle()
+
+    play = play_of(*HARD, opens=untidy(2), asks=True, acts={"same": same})
+    for ranks in (2, 3):
+        on_threads(play, act, ranks)
+
+
+@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize("side", HandOffSide)
+def test_a_link_that_one_rank_has_lost_is_made_again_on_all(side, rank):
+    """Nobody used it, so nobody hears of it but by the ballot."""
+
+    def lose(pair):
+        if pair.rank == rank:
+            pair.peers[side].disconnect(D if side is PREFILL else P)
+
+    def act(pair):
+        for at in range(3):
+            asked = [at, *PROMPT[:30]]
+            assert pair.run(greedy(f"r{at}", asked, 4)) == [expected_tokens(asked, 4)]
+            pair.do("lose")
+            pair.until(lambda: knows(pair) == (False, False), "the loss, on the other rank too")
+        pair.settle()
+
+    on_threads(play_of(KeepWindow(10), opens=untidy(3), asks=True, acts={"lose": lose}), act)
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_one_rank_that_does_not_fit_is_refused_on_all_with_both_values(rank):
+    def act(pair):
+        pair.submit(greedy("r", PROMPT[:30], 4))
+        pair.until(lambda: has_failed(pair, "r"), "the refusal")
+        reason = pair.out[DECODE]["r"][-1].reason
+        assert f"model is {b'model'.hex()!r} here and {b'other'.hex()!r} there" in reason
+        pair.clock.advance(11)
+        pair.drain()
+        pair.do("nobody")
+
+    def nobody(pair):
+        assert knows(pair) == (False, False)
+
+    models = {(DECODE, rank): b"other"}
+    on_threads(play_of(asks=True, models=models, acts={"nobody": nobody}), act)

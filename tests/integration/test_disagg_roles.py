@@ -2,7 +2,7 @@
 what one engine says; whoever is aborted, lost or late leaves no wrong byte and no page behind.
 """
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from random import Random
 
@@ -67,7 +67,9 @@ def test_another_engine_goes_on_exactly(family, opened):
         again = pair.run(*(greedy(name, tokens, 3) for name, tokens in longer.items()))
         for tokens, answer in zip(longer.values(), again, strict=True):
             assert answer == right(family, tokens, 3)
-        assert pair.said("101+")[0].cached.total > 0
+        cached = pair.said("101+")[0].cached
+        assert cached.prefill is not None, "it was handed over"
+        assert cached.total + sum(astuple(cached.prefill)) > 0, "a state is no page of decode's"
         settle(pair)
 
 

@@ -9,11 +9,11 @@ from stratakv.disagg.handshake import HANDSHAKE_BYTES, Handshake
 
 OURS = Handshake(
     protocol=1, model="ab12", spec="cd34", page_tokens=16, dtypes=("bfloat16", "float32"),
-    layout=(4096, 128), ranks=2,
+    layout=(4096, 128), ranks=2, rank=0,
 )  # fmt: skip
 OTHER = {
     "protocol": 2, "model": "ef", "spec": "00", "page_tokens": 256, "dtypes": ("float32",),
-    "layout": (4096, 256), "ranks": 1,
+    "layout": (4096, 256), "ranks": 1, "rank": 1,
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def test_all_differences_are_named_at_once():
 
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[]", b"\xff", b"[" * 9999, b" " * (HANDSHAKE_BYTES + 1),
-             OURS.encode().replace(b"16", b'"x"'), OURS.encode().replace(b'"ranks"', b'"rank"')],
+             OURS.encode().replace(b"16", b'"x"'), OURS.encode().replace(b'"ranks"', b'"parts"')],
 )  # fmt: skip
 def test_what_is_none_is_refused(data):
     with pytest.raises(TransportError, match="handshake"):

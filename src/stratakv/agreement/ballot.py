@@ -52,8 +52,8 @@ class SlotKind(IntEnum):
 
 FLAGS: Final = (64, 0, 4096, 4096, 1024, 0, 0)
 """Lanes for the flags of each kind. What does not fit goes on in the next ballot."""
-SLOTS: Final = (1024, 1024, 64)
-"""SlotKind of each kind."""
+SLOTS: Final = (1024, 1024, 256)
+"""Slots of each kind."""
 MOST: Final = 1 << 20
 """The most operations of a kind without flags that one ballot ends."""
 FIELDS: Final = 8

@@ -51,6 +51,11 @@ class RankContext:
     def leads(self) -> bool:
         return self.agreement.leads
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which rank this is, and of how many."""
+        return self.ranks.rank, self.ranks.size
+
     def same(self, what: Sequence[tuple[str, object]]) -> None:
         """ConfigError, on every rank, where one of these is not the same on all of them."""
         facts = [f"{name}: {value}" for name, value in what]

@@ -289,13 +289,6 @@ class ServerConfig:
                 "an address of this machine, or --advertise-host with one"
             )
 
-    def check_ranks(self, tp: int) -> None:
-        """ConfigError where this server's role cannot have so many ranks."""
-        if self.role != "unified" and tp > 1:
-            raise ConfigError(
-                f"--role {self.role}: allowed is --tp 1: ranks do not vote on transfers yet"
-            )
-
     def _check_kv_events(self) -> None:
         for flag, endpoint in (
             ("--kv-events", self.kv_events),

@@ -13,11 +13,25 @@ HANDSHAKE_BYTES: Final = 64 << 10
 """The longest one that is read."""
 
 
+@dataclass(frozen=True, slots=True)
+class SideRank:
+    """Rank ``rank`` of ``ranks``. ``whole``: digest of the cache spec of all of them together;
+    None: this one has all of it."""
+
+    rank: int = 0
+    ranks: int = 1
+    whole: bytes | None = None
+
+
+ALL: Final = SideRank()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handshake:
     """One side. ``model``: identity of the weights, hexadecimal; ``spec``: digest of the cache spec
-    of all ranks together; ``layout``: bytes of a page, by group; ``ranks``: how many shards each
-    page is cut into; ``protocol``: of what the two send each other."""
+    of all ranks together; ``layout``: bytes of a page of this rank, by group; ``ranks``: how many
+    share each page; ``rank``: which of them this is; ``protocol``: of what the two send each
+    other."""
 
     protocol: int
     model: str
@@ -26,6 +40,7 @@ class Handshake:
     dtypes: tuple[str, ...]
     layout: tuple[int, ...]
     ranks: int
+    rank: int
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -45,6 +60,7 @@ class Handshake:
                 dtypes=tuple(map(str, found["dtypes"])),
                 layout=tuple(map(int, found["layout"])),
                 ranks=int(found["ranks"]),
+                rank=int(found["rank"]),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise TransportError(f"the peer's handshake cannot be read: {error!r}") from error

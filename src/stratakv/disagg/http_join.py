@@ -4,6 +4,7 @@ Owns the threads that wait for its answers. Must not know what an introduction s
 """
 
 import http.client
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -32,8 +33,8 @@ class HttpCarry:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stratakv-join")
 
-    def __call__(self, peer: PeerId, introduction: bytes) -> "Future[JoinAnswer]":
-        return self._threads.submit(self._asked, peer, encode_call(self._name, introduction))
+    def __call__(self, peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
+        return self._threads.submit(self._asked, peer, encode_call(self._name, introductions))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,7 @@
 """How a side that decodes comes to know one that computes prompts, when a request needs it.
 
-Owns the exchange of introductions, and what is asked again while an old link is being torn down.
+Owns the exchange of introductions, one of each rank, and what is asked again while an old link is
+being torn down; ``ranked_joining`` does the same for several ranks.
 Only the engine's thread calls it; how bytes travel is its ``Carry``, on threads of its own. Must
 not know sessions.
 """
@@ -22,9 +23,9 @@ JOIN_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The other side knows this one; ``introduction`` is its own."""
+    """The other side knows this one; ``introductions`` are its own, by rank."""
 
-    introduction: bytes
+    introductions: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,9 @@ class Again:
 
 
 JoinAnswer: TypeAlias = Joined | JoinRefused | Again
-Carry: TypeAlias = Callable[[PeerId, bytes], "Future[JoinAnswer]"]
-"""Bring an introduction to a peer; never fails and never blocks, its future never raises."""
+Carry: TypeAlias = Callable[[PeerId, Sequence[bytes]], "Future[JoinAnswer]"]
+"""Bring introductions, of each rank, to a peer; never fails and never blocks, its future never
+raises."""
 
 
 class Join(Protocol):
@@ -78,16 +80,16 @@ class PeerJoiner:
             introduction = self._peers.introduce(peer)
         except StillEndingError:
             return
-        self._asked[peer] = self._carry(peer, introduction)
+        self._asked[peer] = self._carry(peer, (introduction,))
 
     def refused(self) -> Sequence[tuple[PeerId, str]]:
         found: list[tuple[PeerId, str]] = []
         for peer in [peer for peer, answer in self._asked.items() if answer.done()]:
             answer = self._asked.pop(peer).result()
             match answer:
-                case Joined(introduction):
+                case Joined(introductions):
                     try:
-                        self._peers.meet(peer, introduction)
+                        self._peers.meet(peer, one_of(introductions))
                     except TransportError as error:
                         found.append((peer, str(error)))
                 case Again():
@@ -100,38 +102,46 @@ class PeerJoiner:
         return found
 
 
-def join(peers: Peers, peer: PeerId, introduction: bytes) -> JoinAnswer:
+def join(peers: Peers, peer: PeerId, introductions: Sequence[bytes]) -> JoinAnswer:
     """The other side of it: work with a ``peer`` that has introduced itself."""
     try:
         ours = peers.introduce(peer)
-        peers.meet(peer, introduction)
+        peers.meet(peer, one_of(introductions))
     except StillEndingError:
         return Again()
     except TransportError as error:
         return JoinRefused(str(error))
-    return Joined(ours)
+    return Joined((ours,))
+
+
+def one_of(introductions: Sequence[bytes], rank: int = 0) -> bytes:
+    """That of the peer's rank ``rank``. Where it has fewer ranks another one's, whose handshake is
+    refused; TransportError where there is none at all."""
+    if not introductions:
+        raise TransportError("the peer introduces none of its ranks")
+    return introductions[min(rank, len(introductions) - 1)]
 
 
 # -- as bytes ------------------------------------------------------------------------------------
 
 
-def encode_call(name: PeerId, introduction: bytes) -> bytes:
-    return json.dumps({"peer": name, "introduction": _text(introduction)}).encode()
+def encode_call(name: PeerId, introductions: Sequence[bytes]) -> bytes:
+    return json.dumps({"peer": name, "introductions": _texts(introductions)}).encode()
 
 
-def decode_call(data: bytes) -> tuple[PeerId, bytes]:
+def decode_call(data: bytes) -> tuple[PeerId, tuple[bytes, ...]]:
     """TransportError where it is none."""
     try:
         fields: Any = json.loads(data)
-        return PeerId(str(fields["peer"])), base64.b64decode(fields["introduction"], validate=True)
+        return PeerId(str(fields["peer"])), _bytes(fields["introductions"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TransportError(f"the peer's call cannot be read: {error!r}") from error
 
 
 def encode_answer(answer: JoinAnswer) -> bytes:
     match answer:
-        case Joined(introduction):
-            fields = {"introduction": _text(introduction)}
+        case Joined(introductions):
+            fields: dict[str, Any] = {"introductions": _texts(introductions)}
         case JoinRefused(reason):
             fields = {"refused": reason}
         case Again():
@@ -146,8 +156,8 @@ def decode_answer(data: bytes) -> JoinAnswer:
     try:
         fields: Any = json.loads(data)
         match list(fields):
-            case ["introduction"]:
-                return Joined(base64.b64decode(fields["introduction"], validate=True))
+            case ["introductions"]:
+                return Joined(_bytes(fields["introductions"]))
             case ["refused"]:
                 return JoinRefused(str(fields["refused"]))
             case ["again"]:
@@ -158,5 +168,9 @@ def decode_answer(data: bytes) -> JoinAnswer:
         raise TransportError(f"the peer's answer cannot be read: {error!r}") from error
 
 
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+def _texts(introductions: Sequence[bytes]) -> list[str]:
+    return [base64.b64encode(one).decode() for one in introductions]
+
+
+def _bytes(texts: Any) -> tuple[bytes, ...]:  # noqa: ANN401 - from a peer
+    return tuple(base64.b64decode(one, validate=True) for one in texts)

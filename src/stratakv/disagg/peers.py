@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from stratakv.core.errors import TransportError
-from stratakv.disagg.handshake import Handshake
+from stratakv.disagg.handshake import ALL, Handshake, SideRank
 from stratakv.disagg.messages import PROTOCOL, Joiner, Message, encode, parts
 from stratakv.disagg.page_places import PagePlaces, device_places
 from stratakv.disagg.transport import (
@@ -68,17 +68,18 @@ class _Opened:
     transport: Transport
 
 
-def handshake_of(spec: CacheSpec, model: bytes) -> Handshake:
-    """Of one rank that serves ``model``, the identity of its weights."""
+def handshake_of(spec: CacheSpec, model: bytes, share: SideRank) -> Handshake:
+    """Of one rank that serves ``model``, the identity of its weights, with ``spec``."""
     buffers = [buffer for group in spec.groups for buffer in group.buffers]
     return Handshake(
         protocol=PROTOCOL,
         model=model.hex(),
-        spec=spec.digest.hex(),
+        spec=(share.whole or spec.digest).hex(),
         page_tokens=spec.page_tokens,
         dtypes=tuple(buffer.dtype for buffer in buffers),
         layout=tuple(group.page_bytes for group in spec.groups),
-        ranks=1,
+        ranks=share.ranks,
+        rank=share.rank,
     )
 
 
@@ -91,12 +92,20 @@ class Peers:
         self._events: list[PeerEvent] = []
 
     def open(
-        self, spec: CacheSpec, pools: DevicePages, model: bytes, open_transport: OpenTransport
+        self,
+        spec: CacheSpec,
+        pools: DevicePages,
+        model: bytes,
+        open_transport: OpenTransport,
+        share: SideRank = ALL,
     ) -> None:
-        """``model``: identity of the weights. Pages of ``pools`` are what peers read and write."""
+        """``model``: identity of the weights. Pages of ``pools`` are what peers read and write, and
+        ``share`` what of the model's they are."""
         assert self._opened is None, "open already"
         memories, places = device_places(spec, pools)
-        self._opened = _Opened(spec, handshake_of(spec, model), places, open_transport(memories))
+        self._opened = _Opened(
+            spec, handshake_of(spec, model, share), places, open_transport(memories)
+        )
 
     @property
     def spec(self) -> CacheSpec:
@@ -122,7 +131,9 @@ class Peers:
     def meet(self, peer: PeerId, introduction: bytes) -> None:
         """Work with ``peer``, to whom this side has introduced itself. TransportError that says
         why, each difference with both values, where that cannot be; its link ends then."""
-        entry = self._peers[peer]
+        entry = self._peers.get(peer)
+        if entry is None or entry.ending:
+            raise TransportError(f"{peer} has gone while it was joined")
         try:
             handshake, places, described = _introduction(introduction)
             if reason := self._end.handshake.refusal(handshake):

@@ -4,14 +4,17 @@ Owns what the message of a step asks for (``step_messages``), which is done when
 Must not decide anything that ``loop`` decides, nor look at a follower.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Final, assert_never
 
+from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import is_loss, loss_description
 from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.attachment import AttachmentReport, StorageCall, Verb
 from stratakv.engine.loop import Engine
+from stratakv.engine.peer_calls import PeerCall
 from stratakv.engine.request import Output, Prompt
 from stratakv.engine.stats import EngineStats
 from stratakv.engine.step_messages import AbortRequest, Command, Flush, StepSync, Stop, Submit
@@ -32,6 +35,7 @@ class RankedEngine:
         self._outputs: list[Output] = []
         self._flushed = False
         self._reports: tuple[AttachmentReport, ...] = ()
+        self._peer_reports: Sequence[str] = ()
         self._stopped = False
 
     # -- requests --------------------------------------------------------------------------------
@@ -97,13 +101,19 @@ class RankedEngine:
     def storage_stats(self) -> StorageStats | None:
         return self._engine.storage_stats()
 
-    def close(self, timeout_s: float = CLOSE_S) -> None:
-        """End all ranks, if they have not ended of themselves."""
-        try:
+    def call_peers(self, call: PeerCall) -> Sequence[str]:
+        """Have every rank do it, in one step; what each reports."""
+        self._now(call)
+        return self._peer_reports
+
+    def close(self, timeout_s: float = CLOSE_S, stopped: Callable[[], None] = nothing) -> None:
+        """End all ranks, if they have not ended of themselves. ``stopped``: called when no rank
+        steps any more, before anything is given back."""
+        with ExitStack() as rest:
+            rest.callback(self._engine.close, timeout_s)
+            rest.callback(stopped)
             if not self._stopped:
                 self._now(Stop())
-        finally:
-            self._engine.close(timeout_s)
 
     def _stop(self) -> None:
         self._stopped = True
@@ -116,14 +126,14 @@ class RankedEngine:
 
     # -- every rank ------------------------------------------------------------------------------
 
-    def follow(self, timeout_s: float = CLOSE_S) -> None:
+    def follow(self, timeout_s: float = CLOSE_S, stopped: Callable[[], None] = nothing) -> None:
         """Do as rank 0 does, until it stops. RankLostError where a rank does not come; what is
-        queued for storage has its time either way."""
-        try:
+        queued for storage has its time either way. ``stopped``: as in ``close``."""
+        with ExitStack() as rest:
+            rest.callback(self._engine.close, timeout_s)
+            rest.callback(stopped)
             while not self._stopped:
                 self.step()
-        finally:
-            self._engine.close(timeout_s)
 
     def apply(self, command: Command) -> None:
         """What one step's message asks of this rank."""
@@ -140,6 +150,8 @@ class RankedEngine:
                 self._reports = tuple(
                     map(AttachmentReport.unpack, self._sync.gather(report.pack()))
                 )
+            case PeerCall():
+                self._peer_reports = self._sync.call_peers(command)
             case Stop():
                 self._stop()
             case _:

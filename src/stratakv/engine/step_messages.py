@@ -21,6 +21,7 @@ from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.attachment import StorageCall
 from stratakv.engine.batch import SamplingBatch
 from stratakv.engine.forward import Forward
+from stratakv.engine.peer_calls import NoPeers, PeerCall, PeerCalls
 from stratakv.engine.request import Prompt
 from stratakv.engine.sampling import Places, Sampled, choose
 
@@ -47,7 +48,7 @@ class Stop:
     pass
 
 
-Command: TypeAlias = Submit | AbortRequest | Flush | StorageCall | Stop
+Command: TypeAlias = Submit | AbortRequest | Flush | StorageCall | PeerCall | Stop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +71,7 @@ class StepSync:
         self._shared = shared
         self.outbox: list[Command] = []
         self._came: tuple[Command, ...] = ()
+        self._peers: PeerCalls = NoPeers()
 
     def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
         """Rank 0 chooses for all, so that rounding on another rank decides nothing; it also names
@@ -101,6 +103,16 @@ class StepSync:
     def gather(self, text: str) -> Sequence[str]:
         """What every rank reports; between two steps, where a message has asked all of them."""
         return self._agreement.gather(text)
+
+    def work_with(self, peers: PeerCalls) -> None:
+        """Have ``peers`` do what a ``PeerCall`` asks for."""
+        self._peers = peers
+
+    def call_peers(self, asked: PeerCall) -> Sequence[str]:
+        """On every rank, between two steps; the reports of all."""
+        reports = self._agreement.gather(self._peers.call(asked))
+        self._peers.answered(asked, reports)
+        return reports
 
     def part(self) -> None:
         """Meet nobody any more."""

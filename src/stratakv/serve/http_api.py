@@ -39,7 +39,6 @@ from stratakv.serve.errors import (
 )
 from stratakv.serve.fields import JsonObject
 from stratakv.serve.generate import EventStream, GenerateCall, answer
-from stratakv.serve.hand_off import PrefillRules
 from stratakv.serve.join_api import JoinApi
 from stratakv.serve.lanes import EACH_BYTES, INLINE_BYTES, client_of, in_pieces
 from stratakv.serve.middleware import BearerKeys, RequestIds
@@ -301,8 +300,8 @@ def build_app(service: Service, crowd: Crowd) -> ASGIApp:
     """The ASGI application of ``service``, whose driver is started by whoever runs it. ``crowd``:
     of the connections over which it is asked."""
     routes = [*Api(service).routes(), *AdminApi(service).routes()]
-    if isinstance(service.hand_offs.rules, PrefillRules) and service.disagg is not None:
-        routes += JoinApi(service, service.disagg.peers).routes()
+    if service.joins is not None:
+        routes += JoinApi(service, service.joins).routes()
     app = Starlette(
         routes=routes,
         exception_handlers={

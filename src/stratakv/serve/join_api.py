@@ -12,20 +12,19 @@ from starlette.routing import Route
 
 from stratakv.core.errors import TransportError
 from stratakv.disagg.http_join import JOIN_PATH
-from stratakv.disagg.joining import JOIN_BYTES, decode_call, encode_answer, join
-from stratakv.disagg.peers import Peers
+from stratakv.disagg.joining import JOIN_BYTES, decode_call, encode_answer
 from stratakv.serve import bodies
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.errors import invalid
 from stratakv.serve.lanes import client_of
-from stratakv.serve.service import Service
+from stratakv.serve.service import Joins, Service
 
 
 class JoinApi:
-    def __init__(self, service: Service, peers: Peers) -> None:
+    def __init__(self, service: Service, joins: Joins) -> None:
         self._driver: EngineDriver = service.driver
         self._bodies = service.bodies
-        self._peers = peers
+        self._joins = joins
 
     def routes(self) -> list[Route]:
         return [Route(JOIN_PATH, self.join, methods=["POST"])]
@@ -34,9 +33,9 @@ class JoinApi:
         with self._bodies.share(client_of(request)) as hold:
             body = await bodies.whole(request, JOIN_BYTES, hold)
         try:
-            peer, introduction = decode_call(body)
+            peer, introductions = decode_call(body)
         except TransportError as error:
             raise invalid("introduction", str(error)) from None
-        asked = self._driver.ask(partial(join, self._peers, peer, introduction))
+        asked = self._driver.ask(partial(self._joins, peer, introductions))
         answer = encode_answer(await asyncio.wrap_future(asked))
         return Response(answer, media_type="application/json")

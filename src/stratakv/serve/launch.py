@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,9 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from stratakv.agreement.torch_ranks import TorchRanks, join
+from stratakv.assembly.models import EngineParts
 from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.roles import RoleParts
 from stratakv.assembly.sizing import ranks_here
 from stratakv.core.choices import BOOTSTRAP_PORT
 from stratakv.core.config import EngineConfig, ServerConfig
@@ -46,9 +49,7 @@ def serve_alone(path: Path, config: EngineConfig, server: ServerConfig) -> int:
     bound_socket(server.host, server.port).close()
     limits = connection_limits(server)
     with ExitStack() as undo:
-        joins = _join_socket(server, undo)
-        if joins is not None:
-            server = replace(server, bootstrap_port=joins.getsockname()[1])
+        joins, server = _join_socket(server, undo)
         service, parts = build_service(path, config, server)
         undo.callback(parts.transfer.close)
         _show(parts.table)
@@ -58,20 +59,22 @@ def serve_alone(path: Path, config: EngineConfig, server: ServerConfig) -> int:
             port=server.port,
             drain_s=server.drain_s,
             limits=limits,
-            stopped=_nothing if service.disagg is None else service.disagg.close,
+            stopped=_ended(service.disagg),
             joins=joins,
         )
 
 
-def _join_socket(server: ServerConfig, undo: ExitStack) -> socket.socket | None:
-    """Where servers that decode join one that computes prompts. ConfigError where it cannot be
-    had."""
+def _join_socket(
+    server: ServerConfig, undo: ExitStack
+) -> tuple[socket.socket | None, ServerConfig]:
+    """Where servers that decode join one that computes prompts, and the server's settings with its
+    port. ConfigError where it cannot be had."""
     if server.role != "prefill":
-        return None
+        return None, server
     port = BOOTSTRAP_PORT if server.bootstrap_port is None else server.bootstrap_port
     found = bound_socket(server.host, port, "--bootstrap-port")
     undo.callback(found.close)
-    return found
+    return found, replace(server, bootstrap_port=found.getsockname()[1])
 
 
 def _nothing() -> None:
@@ -90,7 +93,7 @@ def serve_ranks(path: Path, config: EngineConfig, server: ServerConfig, line: Se
     if place is not None:
         hold_leash(place)
         return _serve(path, config, server, place)
-    if reason := _refusal(path, config, server):
+    if reason := _refusal(path, config, server, leads=True):
         raise ConfigError(reason)
     with Followers(line, config.tp) as followers:
         code = _serve(path, config, server, followers.place)
@@ -98,16 +101,18 @@ def serve_ranks(path: Path, config: EngineConfig, server: ServerConfig, line: Se
         return code
 
 
-def _refusal(path: Path, config: EngineConfig, server: ServerConfig | None) -> str:
-    """Why this rank cannot start, as far as it shows before weights; empty where it can.
-    ``server``: rank 0's."""
+def _refusal(path: Path, config: EngineConfig, server: ServerConfig, *, leads: bool) -> str:
+    """Why this rank cannot start, as far as it shows before weights; empty where it can. ``leads``:
+    clients talk to it."""
     if reason := device_refusal(config.tp, CPU):
         return f"--tp {config.tp}: {reason}"
     try:
-        if server is not None:
+        if leads:
             bound_socket(server.host, server.port).close()
+            with ExitStack() as undo:
+                _join_socket(server, undo)
             connection_limits(server)
-        check_service(path, config, server or ServerConfig())
+        check_service(path, config, server)
     except ConfigError as error:
         return str(error)
     return ""
@@ -128,10 +133,10 @@ def _serve(path: Path, config: EngineConfig, server: ServerConfig, place: RankPl
             place.up.set()
 
         try:
-            if place.rank > 0:
-                return _follow(path, config, _met(place, config, _refusal(path, config, None)), up)
-            ranks = _met(place, config, _refusal(path, config, server))
-            return _lead(path, config, server, ranks, up)
+            leads = place.rank == 0
+            ranks = _met(place, config, _refusal(path, config, server, leads=leads))
+            act = _lead if leads else _follow
+            return act(path, config, server, ranks, up)
         except (ConfigError, StorageError):
             log.error("rank %d of %d cannot start", place.rank, place.size)
             raise
@@ -159,37 +164,54 @@ def _lead(
     ranks: TorchRanks,
     up: Callable[[], None],
 ) -> int:
-    service, parts = build_service(path, config, server, RankContext.of(ranks))
-    try:
+    with ExitStack() as undo:
+        joins, server = _join_socket(server, undo)
+        service, parts = build_service(path, config, server, RankContext.of(ranks))
+        undo.callback(parts.transfer.close)
         # Loading takes long enough for somebody else to take the port; followers do not wait yet.
         bound_socket(server.host, server.port).close()
         ranks.ready()
         up()
         _show(parts.table)
+        stopped = _ended(service.disagg)
         return serve_forever(
             service,
             host=server.host,
             port=server.port,
             drain_s=server.drain_s,
             limits=connection_limits(server),
-            stopped=parts.port.close,
+            stopped=partial(_ranked(parts).close, stopped=stopped),
+            joins=joins,
         )
-    finally:
-        parts.transfer.close()
 
 
-def _follow(path: Path, config: EngineConfig, ranks: TorchRanks, up: Callable[[], None]) -> int:
+def _ended(disagg: RoleParts | None) -> Callable[[], None]:
+    """What is to be done when the engine steps no more."""
+    return _nothing if disagg is None else disagg.close
+
+
+def _ranked(parts: EngineParts) -> RankedEngine:
+    assert isinstance(parts.port, RankedEngine), "one of several ranks without the others"
+    return parts.port
+
+
+def _follow(
+    path: Path,
+    config: EngineConfig,
+    server: ServerConfig,
+    ranks: TorchRanks,
+    up: Callable[[], None],
+) -> int:
     """A follower that is up ends when rank 0 ends it, or is lost: a signal to the whole process
     group, as from a terminal, is rank 0's to answer."""
     disable_progress_bar()  # of its weights; rank 0 shows one
-    parts = build_follower(path, config, RankContext.of(ranks))
-    assert isinstance(parts.port, RankedEngine), "a follower without a rank 0"
+    parts, disagg = build_follower(path, config, server, RankContext.of(ranks))
     try:
         ranks.ready()
         up()
         for ignored in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)
-        parts.port.follow()
+        _ranked(parts).follow(stopped=_ended(disagg))
     finally:
         parts.transfer.close()
     return 0

@@ -1,13 +1,16 @@
 """What a server is made of. Owns the record; ``wiring`` builds one, ``serve`` reads it."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from stratakv.assembly.roles import RoleParts
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId
+from stratakv.disagg.joining import JoinAnswer
+from stratakv.disagg.transport import PeerId
 from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.bodies import BodyMemory
 from stratakv.serve.driver import EngineDriver
@@ -15,6 +18,8 @@ from stratakv.serve.hand_off import HandOffOptions
 from stratakv.serve.lanes import Lanes
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.tokenizer import Tokenizer
+
+Joins: TypeAlias = Callable[[PeerId, Sequence[bytes]], JoinAnswer]
 
 
 class DetachedTasks:
@@ -54,8 +59,8 @@ class Service:
     (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask;
     ``admin_key``: the same for what changes the server, None: nobody may. ``lanes``: where long
     texts and bodies are worked on; ``bodies``: how many there may be at once. ``disagg``: of a
-    server that only computes prompts, or only decodes; ``hand_offs``: what it does with requests
-    that name a session."""
+    server that only computes prompts, or only decodes; ``joins``: of the first, how others join it,
+    on the engine's thread; ``hand_offs``: what it does with requests that name a session."""
 
     driver: EngineDriver
     storage: StorageAdmin
@@ -74,5 +79,6 @@ class Service:
     lanes: Lanes = field(default_factory=Lanes)
     bodies: BodyMemory = field(default_factory=BodyMemory)
     disagg: RoleParts | None = None
+    joins: Joins | None = None
     hand_offs: HandOffOptions = field(default_factory=HandOffOptions)
     detached: DetachedTasks = field(default_factory=DetachedTasks)

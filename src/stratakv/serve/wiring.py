@@ -18,7 +18,7 @@ import torch
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.models import CPU, EngineParts, build_sized, check_model
 from stratakv.assembly.ranks import RankContext, heartbeat_s, sharing_of
-from stratakv.assembly.roles import HEARTBEAT_S, RoleParts, role_parts
+from stratakv.assembly.roles import HEARTBEAT_S, RoleParts, check_role, role_parts
 from stratakv.assembly.sizing import Sizes, size, spec_for, weights_bytes
 from stratakv.assembly.stores import (
     check_storage,
@@ -46,7 +46,7 @@ from stratakv.serve.hand_off import (
     UnifiedRules,
 )
 from stratakv.serve.metrics import ServerMetrics
-from stratakv.serve.service import Limits, Service
+from stratakv.serve.service import Joins, Limits, Service
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.spec.groups import ANCHOR
 from stratakv.storage.opening import OpenStore
@@ -59,7 +59,7 @@ def build_service(
     """A server over the model directory ``path``; nothing runs yet. ``ranks``: rank 0's."""
     name = server.served_model_name or path.resolve().name
     sizes = check_service(path, config, server)
-    disagg = role_parts(server)
+    disagg = role_parts(server, ranks)
     if ranks is not None:
         sizes = ranks.all_reduce_min(sizes)  # before anything is made as long as they are
     tokenizer = Tokenizer(path)
@@ -77,11 +77,8 @@ def build_service(
         observer = None if publisher is None else publisher.observe(sizes.spec, digests)
         sockets = Sockets(role=_role(disagg), ranks=ranks, observer=observer)
         parts = build_sized(model, config, sizes, sockets)
-        if disagg is not None:
-            disagg.open(parts.spec, parts.pools, parts.model.fingerprint)
+        _open(parts, disagg, store)
         undo.pop_all()
-    if store is not None:
-        parts.engine.attach_storage(store.worker)
     clock = MonotonicClock()
     driver = EngineDriver(
         parts.port,
@@ -110,13 +107,28 @@ def build_service(
         admin_key=server.admin_key,
         adapters=tuple(parts.model.adapters.digests),
         disagg=disagg,
+        joins=_joins(server, disagg, parts),
         hand_offs=_hand_offs(server),
     )
     return service, parts
 
 
+def _open(parts: EngineParts, disagg: RoleParts | None, store: OpenStore | None) -> None:
+    """To peers and to the store, whatever of both there is."""
+    if disagg is not None:
+        disagg.open(parts.plan.sizes, parts.pools, parts.model.fingerprint)
+    if store is not None:
+        parts.engine.attach_storage(store.worker)
+
+
 def _role(disagg: RoleParts | None) -> Callable[[], Role]:
     return UnifiedRole if disagg is None else disagg.given
+
+
+def _joins(server: ServerConfig, disagg: RoleParts | None, parts: EngineParts) -> Joins | None:
+    if disagg is None or server.role != "prefill":
+        return None
+    return partial(disagg.join, parts.port)
 
 
 def _heartbeat_s(
@@ -140,7 +152,7 @@ def _hand_offs(server: ServerConfig) -> HandOffOptions:
 
 def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Sizes:
     """ConfigError for what can be refused before weights that may take minutes to load."""
-    server.check_ranks(config.tp)
+    check_role(server)
     name = server.served_model_name or path.resolve().name
     if name in config.adapters():
         raise ConfigError(f"--lora {name}={config.adapters()[name]}: the model has this name")
@@ -152,18 +164,21 @@ def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Siz
     return sizes
 
 
-def build_follower(path: Path, config: EngineConfig, ranks: RankContext) -> EngineParts:
+def build_follower(
+    path: Path, config: EngineConfig, server: ServerConfig, ranks: RankContext
+) -> tuple[EngineParts, RoleParts | None]:
     """What a rank has that no client talks to; nothing runs yet."""
-    sizes = ranks.all_reduce_min(check_service(path, config, ServerConfig()))
+    sizes = check_service(path, config, server)
+    disagg = role_parts(server, ranks)
+    sizes = ranks.all_reduce_min(sizes)
     with ExitStack() as undo:
         model, sizes, store = _load(path, config, sizes, ranks)
         if store is not None:
             undo.callback(store.worker.close, 0)
-        parts = build_sized(model, config, sizes, Sockets(ranks=ranks))
+        parts = build_sized(model, config, sizes, Sockets(role=_role(disagg), ranks=ranks))
+        _open(parts, disagg, store)
         undo.pop_all()
-    if store is not None:
-        parts.engine.attach_storage(store.worker)
-    return parts
+    return parts, disagg
 
 
 def _load(

@@ -11,6 +11,7 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.attachment import AttachmentState, StorageCall, Verb
+from stratakv.engine.peer_calls import PeerCall
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import FinishReason, Output, Prompt
 from stratakv.engine.step_messages import AbortRequest, Command, Flush, Stop, Submit
@@ -79,7 +80,7 @@ class FleetClient:
                 self._detaching = self._detaching and command.verb is not Verb.RESUME
                 if attached:
                     self._engine.call_storage(command)
-            case Stop():
+            case PeerCall() | Stop():
                 raise AssertionError(f"no script has {command}")
 
     def _submit(self, prompt: Prompt) -> None:

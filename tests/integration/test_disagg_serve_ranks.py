@@ -1,0 +1,98 @@
+"""Two ranks that compute prompts and two that decode, as processes over NIXL's TCP, against one
+server that does both: what clients are told, also when one rank dies."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stratakv.testing.patience import PATIENCE_S
+from tests.fixtures.models import random_prompt
+from tests.fixtures.servers import free_port
+from tests.fixtures.transports import nixl_is_here
+from tests.parallel_models import build
+from tests.rank_processes import COMPLETIONS, FLAGS, Launched, body, launched
+from tests.serving import error_of, train_tokenizer
+
+WIDE = {"num_attention_heads": 8, "num_key_value_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = train_tokenizer(tmp_path_factory.mktemp("model"))
+    build("gemma3_text", **WIDE).save_pretrained(path)
+    return path
+
+
+def serve(model: Path, role: str, *more: object) -> list[object]:
+    return ["serve", model, *FLAGS, "--tp", 2, "--role", role, "--tp-timeout", 60, *more]
+
+
+@dataclass
+class Pair:
+    prefill: Launched
+    decode: Launched
+    join_port: int
+
+    def both(self, prompt: list[int], count: int, room: int) -> list[httpx.Response]:
+        """What both sides answer, as a router asks them."""
+        asked = body(
+            prompt, count, cache_salt="", bootstrap_host="127.0.0.1",
+            bootstrap_port=self.join_port, bootstrap_room=room,
+        )  # fmt: skip
+        urls = [server.url + COMPLETIONS for server in (self.prefill, self.decode)]
+        with ThreadPoolExecutor(2) as threads:
+            return list(
+                threads.map(lambda url: httpx.post(url, json=asked, timeout=PATIENCE_S), urls)
+            )
+
+
+def text(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def ranks_of(lines: list[object], folder: Path, undo: ExitStack, count: int = 2) -> Launched:
+    folder.mkdir()
+    return undo.enter_context(launched([lines] * count, folder))
+
+
+def test_two_ranks_hand_over_to_two_and_a_rank_that_dies_fails_its_requests(model, tmp_path):
+    nixl_is_here()
+    port = free_port()
+    line = serve(model, "prefill", "--bootstrap-port", port)
+    prompts = [random_prompt(seed, 100 + 30 * seed) for seed in range(3)]
+    with ExitStack() as undo:
+        prefill = ranks_of(line, tmp_path / "prefill", undo)
+        decode = ranks_of(serve(model, "decode"), tmp_path / "decode", undo)
+        alone = ranks_of(["serve", model, *FLAGS], tmp_path / "alone", undo, count=1)
+        for server in (prefill, decode, alone):
+            server.listen()
+        pair = Pair(prefill, decode, port)
+        wanted = [alone.ask(prompt, 12)[0] for prompt in prompts]
+        for at, prompt in enumerate([*prompts, prompts[0]]):
+            first, answer = pair.both(prompt, 12, at)
+            assert text(answer) == wanted[at % 3]
+            assert wanted[at % 3].startswith(text(first))
+            details = answer.json()["usage"]["prompt_tokens_details"]
+            assert details["prefill"]["cached_tokens"] == (0, 0, 0, 96)[at]
+        assert decode.ask(prompts[1], 12)[0] == wanted[1], "what names no session it computes"
+
+        prefill.processes[1].kill()
+        assert prefill.ends(0) == 1
+        again = ranks_of(line, tmp_path / "again", undo).listen()
+        pair = Pair(again, decode, port)
+        error = None
+        for at in range(10, 13):  # of the old links nobody may have heard yet
+            _, answer = pair.both(prompts[2], 12, at)
+            if answer.status_code == 200:
+                break
+            error = error_of(answer, 500)
+            assert error["code"] == "request_failed_transfer"
+        assert text(answer) == wanted[2], error
+        for server in (decode, again):
+            server.processes[0].terminate()
+            assert [server.ends(rank) for rank in range(2)] == [0, 0], server.told()
