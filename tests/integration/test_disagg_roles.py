@@ -366,3 +366,24 @@ def test_who_speaks_nonsense_is_lost_and_others_go_on():
         join_again(pair)
         assert pair.run(greedy("r", PROMPT[:30], 4)) == [expected_tokens(PROMPT[:30], 4)]
         settle(pair)
+
+
+def test_a_chunk_that_brings_no_page_ends_no_write_of_an_earlier_one():
+    """Half of the chunks fill no page, and the first page's write is begun when it likes."""
+    link = Link(prefill=untidy(1, STUCK))
+    with tokens_over(link, chunk_tokens=2) as pair:
+        pair.submit(greedy("r", PROMPT[:30], 4))
+        engine = pair.sides[HandOffSide.PREFILL].engine
+
+        def computed():
+            status = engine.status(RequestId("r"))
+            return 0 if status is None else status.computed
+
+        until(pair, lambda: computed() >= 10, "some chunks")
+        engine.retract(RequestId("r"))
+        assert pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING, "its pages are read"
+        until(
+            pair, lambda: pair.phase(HandOffSide.PREFILL, "r") is Phase.TRANSFERRING, "the prompt"
+        )
+        link.clock.advance(72)
+        settle(pair)

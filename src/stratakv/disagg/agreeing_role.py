@@ -55,7 +55,7 @@ class LocalSessions(Protocol):
 class _Entry:
     """``agreed``: its state on all ranks. ``engaged``: its pages are, or were, named to somebody.
     ``end``: how it has ended here. ``slot``: None while it waits for one. Parts of its pages:
-    ``given`` to be read, ``sent`` from here, and ``reported`` as sent from all ranks."""
+    ``given`` to be read, ``sent`` from here, ``all_sent`` from all ranks, and ``reported`` so."""
 
     request: Request
     agreed: SessionState = SessionState.BOOTSTRAPPING
@@ -64,6 +64,7 @@ class _Entry:
     slot: int | None = None
     given: int = 0
     sent: int = 0
+    all_sent: int = 0
     reported: int = 0
 
     def vote(self, state: SessionState | None) -> int:
@@ -89,6 +90,7 @@ class AgreeingRole:
         self._votes = np.zeros(SLOTS[SlotKind.SESSION], np.int64)
         self._sent = np.zeros(SLOTS[SlotKind.PART], np.int64)
         self._events: list[TransferEvent] = []
+        self._parts: list[_Entry] = []
         self._ended = 0
 
     def __len__(self) -> int:
@@ -130,12 +132,20 @@ class AgreeingRole:
         entry.engaged = True
         if entry.agreed is SessionState.FAILED:  # its end comes
             return Phase.PREFILLING if isinstance(computed, ChunkComputed) else Phase.TRANSFERRING
+        given = pages()  # which may wait, and so vote: this part is not among those that were sent
         entry.given += 1
-        given = pages()
         return self._role.computed(request, computed, lambda: given)
 
     def poll(self) -> Sequence[TransferEvent]:
         events, self._events = self._events, []
+        parts, self._parts = self._parts, []
+        for entry in parts:
+            here = self._entries.get(entry.request.id) is entry
+            if (
+                here and entry.reported < entry.given == entry.all_sent
+            ):  # and no more was given since
+                entry.reported = entry.given
+                events.append(PartSent(entry.request.id))
         return events
 
     def left(self, request: Request) -> None:
@@ -171,9 +181,9 @@ class AgreeingRole:
     def agreed(self, result: BallotResult) -> None:
         least, sent = result.least(SlotKind.SESSION), result.least(SlotKind.PART)
         for slot, entry in list(self._seated.items()):
-            if entry.reported < entry.given == sent.item(slot):
-                entry.reported = entry.given
-                self._events.append(PartSent(entry.request.id))
+            entry.all_sent = sent.item(slot)
+            if entry.reported < entry.given == entry.all_sent:
+                self._parts.append(entry)
             if entry.agreed is not SessionState.FAILED:
                 self._move(entry, SessionState(least.item(slot)))
             elif least.item(slot):

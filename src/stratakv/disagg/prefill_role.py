@@ -154,7 +154,13 @@ class PrefillRole:
         if self._due.passed(now_s):
             self._expire(now_s)
         events, self._events = self._events, []
-        return events
+        return [event for event in events if not self._is_read(event)]
+
+    def _is_read(self, event: TransferEvent) -> bool:
+        """Whether it reports as sent what a write still reads: an earlier part's, where a chunk
+        brought no page, or a later one's."""
+        entry = self._requests.get(event.request) if isinstance(event, PartSent) else None
+        return entry is not None and bool(entry.writes)
 
     # -- writing ---------------------------------------------------------------------------------
 
