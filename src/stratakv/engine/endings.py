@@ -46,7 +46,7 @@ class Endings:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is left to tell or to give back."""
+        """Whether anything is left to report or to give back."""
         return bool(self._outputs or self._leaving)
 
     def emit(self, outputs: list[Output]) -> None:

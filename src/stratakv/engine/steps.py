@@ -193,7 +193,7 @@ class Steps:
                 self._transfers.chunk_computed(request)
 
     def _answer(self, rows: RowIds, sampled: Sampled, done: Sequence[Request]) -> None:
-        """Tell the tokens of ``rows``; those of ``done``, which are among them, are their first."""
+        """Report tokens of ``rows``; those of ``done``, which are among them, are their first."""
         columns = self._running.rows
         columns.append(rows, sampled.tokens)
         stopped, full = columns.ended(rows, sampled.tokens)
