@@ -226,7 +226,8 @@ def walking(rules, seed: int, link: SteppedLink | None = None):
     link = SteppedLink(seed, faults_of(rng)) if link is None else link
     device = rng.choice((20, 30, 45))
     pages = {"device": device, "prefill": rng.choice((20, 30, 45)), "host": rng.choice((0, 100))}
-    with tokens_over(link, *rules, **pages, reserve_tokens=1) as pair:
+    chunk = rng.choice((3, 9))
+    with tokens_over(link, *rules, **pages, chunk_tokens=chunk, reserve_tokens=1) as pair:
         pair.check_every = CHECK_EVERY
         yield Walk(pair, rng)
 

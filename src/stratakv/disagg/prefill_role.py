@@ -154,7 +154,8 @@ class PrefillRole:
         if self._due.passed(now_s):
             self._expire(now_s)
         events, self._events = self._events, []
-        return [event for event in events if not self._is_read(event)]
+        # Once: a chunk without pages and the end of an earlier part's write may both say so.
+        return list(dict.fromkeys(event for event in events if not self._is_read(event)))
 
     def _is_read(self, event: TransferEvent) -> bool:
         """Whether it reports as sent what a write still reads: an earlier part's, where a chunk
