@@ -32,6 +32,7 @@ from tests.transport_pairs import (
     apart,
     join_again,
     models_over,
+    mooncake,
     settle,
     tcp,
     tokens_over,
@@ -46,12 +47,18 @@ def short_naps(monkeypatch):
     monkeypatch.setattr(progress, "POLL_S", 0.0005)
 
 
-FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_next", "deepseek_v4"])
-TRANSPORTS = pytest.mark.parametrize("opened", [open_loopback, tcp], ids=["loopback", "nixl"])
+CHEAP = ["llama", "gemma3", "qwen3_next", "deepseek_v4"]
+FAMILIES = pytest.mark.parametrize("family", CHEAP)
+OPENS = {"loopback": open_loopback, "nixl": tcp, "mooncake": mooncake}
+CASES = [
+    pytest.param(family, opened, id=f"{name}-{family}", marks=() if cheap else pytest.mark.long)
+    for name, opened in OPENS.items()
+    for family in (*CHEAP, "gpt_oss", "deepseek_v3", "deepseek_v32")
+    for cheap in [family in CHEAP and (name != "mooncake" or family == "llama")]
+]
 
 
-@TRANSPORTS
-@FAMILIES
+@pytest.mark.parametrize(("family", "opened"), CASES)
 def test_another_engine_goes_on_exactly(family, opened):
     """Prompts of one token to beyond a page, with a window behind; then each goes on as a
     conversation does, from what both sides have cached by then."""

@@ -1,0 +1,73 @@
+"""What either side of a hand-off has in its store is not computed, or not sent, again; tenants stay
+apart.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from stratakv.bench.rig import attach_files
+from stratakv.cache.records import TierTokens
+from stratakv.engine.request import Failure
+from stratakv.testing.hand_off import HandOffSide
+from stratakv.testing.patience import wait_until
+from stratakv.testing.transport_faults import TransportFaults
+from stratakv.tiers import progress
+from tests.engines import expected_tokens, greedy, tokens_of
+from tests.hand_off_campaign import SteppedLink
+from tests.pairs import PROMPT, RULES, every_rule
+from tests.transport_pairs import settle, tokens_over
+
+UNTIDY = TransportFaults(late=3, delay=2, parts=4)
+
+
+@pytest.fixture(autouse=True)
+def short_naps(monkeypatch):
+    monkeypatch.setattr(progress, "POLL_S", 0.0005)
+
+
+@every_rule
+@pytest.mark.parametrize("side", HandOffSide)
+def test_what_a_store_has_is_neither_computed_nor_sent(side, rules, tmp_path):
+    link = SteppedLink(1, UNTIDY)
+    settings = {"prefetch_threshold": 4, "prefetch_policy": "wait-complete"}
+    with tokens_over(link, *rules, **settings) as pair:
+        parts = pair.sides[side]
+        host = [arena.pages for arena in parts.arenas]
+        attach_files(parts.engine, parts.spec, host, f"file://{tmp_path}?quota=64MiB")
+        pair.run(greedy("first", PROMPT[:40], 9))
+        for each in pair.sides.values():
+            each.cache.progress.settle()
+            wait_until(each.engine.flush, "a cache that is empty")
+        asked = [*PROMPT[:40], *expected_tokens(PROMPT[:40], 9), 3]
+        assert pair.run(greedy("again", asked, 5)) == [expected_tokens(asked, 5)]
+        cached = pair.said("again")[0].cached
+        had = TierTokens(cached.device, cached.host, cached.storage)
+        here, there = (had, cached.prefill) if side is HandOffSide.DECODE else (cached.prefill, had)
+        assert (here.device, here.host) == (0, 0)
+        assert here.storage > 0
+        assert there == TierTokens(0, 0, 0)
+        settle(pair)
+
+
+@pytest.mark.parametrize("rules", [RULES["window"], RULES["all"]], ids=["window", "all"])
+def test_tenants_share_no_page_on_either_side(rules):
+    with tokens_over(SteppedLink(2, UNTIDY), *rules) as pair:
+        for number, (salt, hit) in enumerate((("a", False), ("b", False), ("a", True))):
+            asked = greedy(f"{number}", PROMPT[:41], 3, salt=salt)
+            assert pair.run(asked) == [expected_tokens(PROMPT[:41], 3)]
+            cached = pair.said(f"{number}")[0].cached
+            assert (cached.prefill.device > 0) == hit
+        settle(pair)
+
+
+def test_a_prompt_of_another_tenant_or_session_fails_alone():
+    with tokens_over(SteppedLink(3, UNTIDY)) as pair:
+        for side, parts in pair.sides.items():
+            pair.out[side]["r"] = []
+            parts.engine.submit(replace(greedy("r", PROMPT[:30], 4), salt=side.name))
+        pair.submit(greedy("s", PROMPT[:30], 4))
+        pair.drain()
+        assert pair.said("r")[-1].failure is Failure.TRANSFER
+        assert tokens_of(pair.said("s")) == expected_tokens(PROMPT[:30], 4)
+        settle(pair)
