@@ -2,10 +2,11 @@
 
 import pytest
 
-from stratakv.bench import disagg
+from stratakv.bench import disagg, token_gaps
 from stratakv.core.errors import ConfigError
 from stratakv.policy.preallocation import whole_prompts
 from stratakv.spec.retention import KeepAll, KeepWindow
+from tests.fixtures.transports import nixl_is_here
 
 MIB = 1 << 20
 
@@ -32,8 +33,16 @@ def test_nobody_who_takes_pages_by_group_admits_fewer_long_prompts():
         assert row.per_group > row.whole_prompt > 0
 
 
-def test_the_report_has_every_transport_that_is_here(capsys):
+GAPS = token_gaps.TokenGaps(
+    ratio=0.25, ratios=(0.25,), unified_ms=40.0, split_ms=10.0,
+    unified_prompts_s=0.2, split_prompts_s=0.1,
+)  # fmt: skip
+
+
+def test_the_report_has_every_transport_that_is_here(monkeypatch, capsys):
+    monkeypatch.setattr(token_gaps, "run", lambda: GAPS)
     report = disagg.run()
+    assert report["itl_p99_ratio"] == 0.25
     assert report["admit_us"] > 0
     names = [row["name"] for row in report["transport"]]
     assert names[0] == "loopback"
@@ -58,3 +67,20 @@ def test_a_lap_brings_every_page_to_its_place():
         hand_offs.round()
         hand_offs.round()
         assert hand_offs.case.size_bytes == 2 * (2 + 1) * 2 * 2 * 8 * 64 * 2 * 256
+
+
+def test_gaps_are_those_of_servers_of_their_own(monkeypatch, capsys):
+    """One that does both, and two that share the work; no speed is asked for."""
+    nixl_is_here()
+    small = {"STREAMS": 2, "STREAM_PROMPT": 8, "STREAM_TOKENS": 12, "LONG_PROMPT": 600}
+    for name, value in small.items():
+        monkeypatch.setattr(token_gaps, name, value)
+    found = token_gaps.run(rounds=1)
+    if found is None:
+        assert "two cores needed" in capsys.readouterr().out
+        return
+    assert len(found.ratios) == 1
+    assert found.ratio == found.ratios[0] > 0
+    assert min(found.unified_ms, found.split_ms) > 0
+    assert min(found.unified_prompts_s, found.split_prompts_s) > 0
+    assert f"ratio {found.ratio:.2f}" in found.text()

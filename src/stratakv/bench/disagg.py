@@ -1,10 +1,11 @@
 """``stratakv bench disagg``: what it costs and brings to compute prompts elsewhere.
 
-Owns three measurements. How many requests a decode engine admits that takes pages by group, beside
+Owns four measurements. How many requests a decode engine admits that takes pages by group, beside
 one that takes them for whole prompts in every group, each with the split of the same bytes that is
 best for it. What one such decision takes. And bytes: pages of both sides through ``Peers``, with
 their pairing and the message that proves them, beside the bare transport, lap by lap in this
-process. Needs the library alone; a transport that is not installed is left out.
+process. And what decoding gains under long prompts (``token_gaps``), by servers of their own. Needs
+the library alone for the others; a transport that is not installed is left out.
 """
 
 import time
@@ -16,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from stratakv.bench import token_gaps
 from stratakv.bench.rig import Laps, in_turn
 from stratakv.bench.transports import OpenTransport, RawTransport, TransportCase
 from stratakv.cache.footprint import TransferPages
@@ -86,7 +88,7 @@ def gpt_oss_spec(layers: int, page_tokens: int = PAGE_TOKENS) -> CacheSpec:
 
 
 def run() -> dict[str, object]:
-    """Measure, and print tables; about half a minute."""
+    """Measure, and print tables; the servers take a few minutes."""
     table, pages = admissions(gpt_oss_spec(24))
     decision_us = admit_us(gpt_oss_spec(24), pages)
     size = f"{POOL_BYTES >> 30} GiB, split for chats of {CHAT_TOKENS:,} tokens"
@@ -98,10 +100,15 @@ def run() -> dict[str, object]:
     found = [each for name in TRANSPORTS if (each := throughput(name)) is not None]
     for each in found:
         print(f"{each.name:20} {each.gb_s:6.2f} GB/s, {each.ratio:.2f} of the bare transport")
+    gaps = token_gaps.run()
+    if gaps is not None:
+        print(gaps.text())
     return {
         "admit_us": decision_us,
         "admitted": [asdict(row) for row in table],
         "transport": [asdict(each) for each in found],
+        "itl_p99_ratio": None if gaps is None else gaps.ratio,
+        "itl": None if gaps is None else asdict(gaps),
     }
 
 
