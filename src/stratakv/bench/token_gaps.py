@@ -64,7 +64,7 @@ class TokenGaps:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Address:
     """Where a request goes: one address, or two, which find each other by ``join_port``."""
 
     addresses: Sequence[tuple[str, int]]
@@ -84,10 +84,10 @@ class Target:
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class TokenClient:
     """Asks one target. ``numbers`` are of rooms and of prompts, none of which comes twice."""
 
-    target: Target
+    target: Address
     pool: ThreadPoolExecutor
     number: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -107,11 +107,11 @@ class Client:
         return found
 
 
-def measure(unified: Target, split: Target, rounds: int) -> TokenGaps:
+def measure(unified: Address, split: Address, rounds: int) -> TokenGaps:
     """In turns, after a round that is thrown away: connections are made, and memory is touched."""
     found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     with ThreadPoolExecutor(4 * STREAMS + 4) as pool:
-        clients = {False: Client(unified, pool), True: Client(split, pool)}
+        clients = {False: TokenClient(unified, pool), True: TokenClient(split, pool)}
         for turn in range(rounds + 1):
             for is_split in (False, True) if turn % 2 else (True, False):
                 gaps = _round(clients[is_split])
@@ -129,7 +129,7 @@ def measure(unified: Target, split: Target, rounds: int) -> TokenGaps:
     )
 
 
-def _round(client: Client) -> tuple[float, float]:
+def _round(client: TokenClient) -> tuple[float, float]:
     """The 99th percentile, ms, and long prompts in a second. One long prompt comes after another
     from when all streams have begun until the last one ends."""
     begun, ended = threading.Barrier(STREAMS + 1), threading.Event()
@@ -143,7 +143,7 @@ def _round(client: Client) -> tuple[float, float]:
     return float(np.percentile(gaps, 99)) * 1e3, background.result()
 
 
-def _background(client: Client, ended: threading.Event) -> float:
+def _background(client: TokenClient, ended: threading.Event) -> float:
     begin_s, count = time.perf_counter(), 0
     while not ended.is_set():
         client.ask(LONG_PROMPT, 1)
@@ -197,8 +197,8 @@ def run(rounds: int = ROUNDS) -> TokenGaps | None:
             for name, (cores_, flags) in roles.items()
         }
         at = {name: _address(process) for name, process in started.items()}
-        split = Target([at["prefill"], at["decode"]], join_port)
-        return measure(Target([at["unified"]]), split, rounds)
+        split = Address([at["prefill"], at["decode"]], join_port)
+        return measure(Address([at["unified"]]), split, rounds)
 
 
 @contextmanager
