@@ -20,7 +20,7 @@ def nobody_sleeps(monkeypatch):
 
 @every_rule
 def test_aborts_in_every_state_harm_nobody(rules):
-    walk = campaign(rules, 1, 10)
+    walk = campaign(rules, 3, 10)
     assert walk.right > 5
 
 
