@@ -33,6 +33,7 @@ class HandOff:
         self._live = live
         self._commits = commits
         self._wait = tiers.progress.wait
+        self._flights = tiers.copies.flights
         self._footprints = Footprints(tiers.spec, tables, live)
 
     def reserve(self, row: int, tokens: int) -> TransferPages:
@@ -53,6 +54,7 @@ class HandOff:
             else:
                 self._tables.remap(row, group.id, first, pages)
                 self._sequences.grow(rows, group.id, np.array([count]))
+        self._flights.wait_for_device()  # a launched step may still read what was just freed
         return self._footprints.transfer_pages(row, tokens, held)
 
     def received(self, row: int, tokens: TokenIds) -> None:

@@ -169,7 +169,8 @@ class PrefillRole:
         """What of ``source`` is wanted and was not written before."""
         writes = self._next(entry, source)
         if not len(writes.sizes):
-            self._report(entry, PartSent)
+            if not entry.writes:  # otherwise their end is this part's, too, and is reported once
+                self._report(entry, PartSent)
             return
         assert entry.peer is not None
         self._begin(entry, self._peers.write(entry.peer, writes))

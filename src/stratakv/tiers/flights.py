@@ -63,6 +63,11 @@ class Flights:
         self._next_load: TicketId | None = None
         self._in_flight: dict[Direction, deque[Flight]] = {way: deque() for way in Direction}
 
+    def wait_for_device(self) -> None:
+        """Until the device has done all that it was given so far. For pages that were freed and
+        that somebody who has no fence, another engine, is to write now."""
+        self._launched().wait()
+
     def __bool__(self) -> bool:
         """Whether a plan has not ended, or a load waits to be submitted."""
         return self._next_load is not None or any(self._in_flight.values())
