@@ -21,6 +21,7 @@ OURS: Final = "stratakv"
 SEEDED: Final[dict[str, str]] = {
     "tests/conformance/test_kernels.py": "kernels that read what was never written",
     "tests/fleet_faults.py": "room on a host that is not there; answers of the other lane",
+    "tests/pair_faults.py": "rows that are read and retracted; ends before all writes",
     "tests/property/test_bytes_under_the_engine.py": "what moves bytes, moving others",
     "tests/property/test_prefetch_seeded_bugs.py": "edits to the source of decisions",
     "tests/property/test_tree_seeded_bugs.py": "edits to the source of the tree",
@@ -51,6 +52,7 @@ CALLS: Final[dict[str, str]] = {
 READS: Final[dict[str, int]] = {
     "tests/conformance/test_cpu_transfer.py": 2,
     "tests/fleet_faults.py": 2,
+    "tests/pair_faults.py": 2,
     "tests/integration/test_disagg_ranks.py": 1,
     "tests/integration/test_disagg_roles.py": 1,
     "tests/integration/test_fleet_landing.py": 1,

@@ -31,76 +31,62 @@ class RunTotals:
     cached: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
 
 
-class FleetClient:
-    def __init__(self, plan: Plan, engine: RankedEngine) -> None:
+class EngineClient:
+    """Of one engine. ``reuse``: whether any of a request's tokens may have been cached."""
+
+    def __init__(self, plan: Plan, engine: RankedEngine, *, reuse: bool) -> None:
         self.trace = RunTotals()
-        self._plan = plan
-        self._engine = engine
-        self._adapters = namespaces(plan.spec)
-        self._prompts: dict[RequestId, Prompt] = {}
-        self._outputs: dict[RequestId, list[int]] = {}
+        self.plan = plan
+        self.engine = engine
+        self.prompts: dict[RequestId, Prompt] = {}
+        self.outputs: dict[RequestId, list[int]] = {}
         self.ended: dict[RequestId, FinishReason] = {}
-        self._aborted: set[RequestId] = set()
+        self.aborted: set[RequestId] = set()
+        self._reuse = reuse
+        self._adapters = namespaces(plan.spec)
         self._detaching = False
 
-    def run(self) -> None:
-        """The whole script, and then the end of the fleet."""
-        for event in self._plan.events:
-            while event.settled and len(self.ended) < len(self._prompts):
-                self._step()
-            for _ in range(event.after):
-                self._step()
-            self.do(event.command)
-        while self._engine.has_work():
-            self._step()
-        assert self.ended.keys() == self._prompts.keys(), "requests were lost"
-        self._engine.close()
-
-    def _step(self) -> None:
-        self.trace.steps += 1
-        assert self.trace.steps < MOST_STEPS, f"no end after {MOST_STEPS} steps"
-        for output in self._engine.step():
-            self.on_output(output)
-        if self._detaching:
-            self._detach(force=False)
-
     def do(self, command: Command) -> None:
-        attached = self._engine.storage_stats() is not None
+        attached = self.engine.storage_stats() is not None
         match command:
             case Submit(prompt):
                 self._submit(prompt)
             case AbortRequest(request):
-                self._aborted.add(request)
-                self._engine.abort(request)
+                self.aborted.add(request)
+                self.engine.abort(request)
             case Flush():
-                self._engine.flush()
+                self.engine.flush()
             case StorageCall(Verb.DETACH):
                 self._detach(force=command.force)
             case StorageCall():
                 self._detaching = self._detaching and command.verb is not Verb.RESUME
                 if attached:
-                    self._engine.call_storage(command)
+                    self.engine.call_storage(command)
             case PeerCall() | Stop():
                 raise AssertionError(f"no script has {command}")
 
     def _submit(self, prompt: Prompt) -> None:
         try:
-            self._engine.submit(prompt)
+            self.engine.submit(prompt)
         except RequestError:  # it could never fit these pools
             return
-        self._prompts[prompt.id] = prompt
-        self._outputs[prompt.id] = []
+        self.prompts[prompt.id] = prompt
+        self.outputs[prompt.id] = []
+
+    def go_on(self) -> None:
+        """After a step: ask until the store is free, as an operator does."""
+        if self._detaching:
+            self._detach(force=False)
 
     def _detach(self, *, force: bool) -> None:
-        """Ask until the store is free, as an operator does."""
         self._detaching = False
-        if self._engine.storage_stats() is None:
+        if self.engine.storage_stats() is None:
             return
-        reports = self._engine.call_storage(StorageCall(Verb.DETACH, force=force))
+        reports = self.engine.call_storage(StorageCall(Verb.DETACH, force=force))
         self._detaching = reports[0].state is AttachmentState.DRAINING
 
     def on_output(self, output: Output) -> None:
-        prompt, output_ids = self._prompts[output.request], self._outputs[output.request]
+        prompt, output_ids = self.prompts[output.request], self.outputs[output.request]
         assert output.request not in self.ended, f"{output.request}: an output after the end"
         if output.token is not None:
             self.trace.output_tokens += 1
@@ -110,7 +96,7 @@ class FleetClient:
             )
             assert output_ids == right, f"{output.request} has {output_ids}, not {right}"
         if output.cached is not None:
-            reads = self._plan.reuse and CacheUse.READ in prompt.use
+            reads = self._reuse and CacheUse.READ in prompt.use
             assert reads or not output.cached.total, "something was reused after all"
             for tier in ("device", "host", "storage"):
                 self.trace.cached[tier] += {
@@ -121,7 +107,38 @@ class FleetClient:
         if output.finish is not None:
             self.ended[output.request] = output.finish
             whole = len(output_ids) == prompt.sampling.max_tokens
-            aborted = output.finish is FinishReason.ABORT
-            assert whole or (aborted and output.request in self._aborted), (
-                f"{output.request} ended as {output.finish} after {len(output_ids)} tokens"
-            )
+            self.verify_end(output, whole=whole)
+
+    def verify_end(self, output: Output, *, whole: bool) -> None:
+        """AssertionError where a request may not end so. ``whole``: it has all it asked for."""
+        aborted, count = output.finish is FinishReason.ABORT, len(self.outputs[output.request])
+        assert whole or (aborted and output.request in self.aborted), (
+            f"{output.request} ended as {output.finish} after {count} tokens"
+        )
+
+
+class FleetClient(EngineClient):
+    """Of a fleet that serves alone."""
+
+    def __init__(self, plan: Plan, engine: RankedEngine) -> None:
+        super().__init__(plan, engine, reuse=plan.reuse)
+
+    def run(self) -> None:
+        """The whole script, and then the end of the fleet."""
+        for event in self.plan.events:
+            while event.settled and len(self.ended) < len(self.prompts):
+                self._step()
+            for _ in range(event.after):
+                self._step()
+            self.do(event.command)
+        while self.engine.has_work():
+            self._step()
+        assert self.ended.keys() == self.prompts.keys(), "requests were lost"
+        self.engine.close()
+
+    def _step(self) -> None:
+        self.trace.steps += 1
+        assert self.trace.steps < MOST_STEPS, f"no end after {MOST_STEPS} steps"
+        for output in self.engine.step():
+            self.on_output(output)
+        self.go_on()

@@ -13,8 +13,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.core.ids import LayerId, PageIds, TicketId
+from stratakv.core.ids import GroupId, LayerId, PageIds, TicketId
 from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.mapped import Bytes
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.testing.fleet.adversary import Adversary
 from stratakv.tiers.pools import Allocators
@@ -39,6 +40,20 @@ class PageBytes:
         """The bytes of each page, writable; no copies."""
         size = self._size
         return [self._whole[at * size : (at + 1) * size] for at in pages.tolist()]
+
+
+class SimPools:
+    """The device tier for who reads and writes its pages from outside: ``DevicePages``."""
+
+    def __init__(self, device: Sequence[PageBytes]) -> None:
+        self._device = device
+        self.pages = tuple(len(each.rows) for each in device)
+
+    def layer_pages(self, group: GroupId, buffer_name: str, layer: int) -> Bytes:
+        del buffer_name  # there is one
+        assert not layer, "the simulation has one layer a group"
+        rows = self._device[group].rows
+        return rows.reshape(len(rows), -1).view(np.uint8)
 
 
 Later: TypeAlias = Callable[[Callable[[], None]], None]
@@ -173,6 +188,16 @@ class SimMemory:
     arenas: Sequence[PageBytes]
     pages: tuple[Allocators, Allocators]
     transfer: SimTransfer
+
+    @property
+    def pools(self) -> SimPools:
+        return SimPools(self.device)
+
+    def assert_poisoned(self) -> None:
+        """AssertionError where a device page that nobody owns has been written to since."""
+        for group, (of, ids) in enumerate(zip(self.device, self.pages[0], strict=True)):
+            free = of.rows[ids.next(ids.available())]
+            assert np.isnan(free).all(), f"a free page of group {group} was written to"
 
     @classmethod
     def of(

@@ -21,6 +21,9 @@ from stratakv.agreement.agreement import Agreement
 from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.losses import LossBook
 from stratakv.core.clock import BroadcastClock
+from stratakv.disagg.agreeing_role import AgreeingRole
+from stratakv.disagg.decode_role import DecodeRole
+from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import Prompt
@@ -47,6 +50,7 @@ OWN: Final = (
     CacheSpec, CacheGroup, AdmissionLimits, EngineLimits,  # never change
     Namespaces, PrefetchRules, Prompt,
     BackgroundStores, Background, type(Lock()),  # stores open and close when they do
+    AgreeingRole, PrefillRole, DecodeRole,  # what is agreed is compared in ballots
 )  # fmt: skip
 """Types of which every rank has its own, or the same for ever."""
 OWN_PARTS: Final[dict[type, frozenset[str]]] = {

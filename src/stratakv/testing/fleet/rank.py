@@ -5,8 +5,9 @@ rank shares with others is passed to it. Must not know who starts it.
 """
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
-from typing import Final, assert_never
+from typing import Final, TypeAlias, assert_never
 
 from stratakv.assembly.build import Sockets, build
 from stratakv.assembly.engine_plan import EnginePlan
@@ -17,7 +18,8 @@ from stratakv.core.clock import ManualClock
 from stratakv.engine.executor import Executor, Runner, SerialExecutor, TokenSource
 from stratakv.engine.loop import Engine
 from stratakv.engine.ranked import RankedEngine
-from stratakv.engine.request import Output
+from stratakv.engine.request import Output, Phase
+from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.engine.scheduler import StepLimits
 from stratakv.engine.step_messages import Command, Flush, StepSync, Stop
 from stratakv.engine.storage_control import BackgroundStores, no_store
@@ -40,7 +42,6 @@ from stratakv.testing.fleet.stores import MODEL, Stores
 from stratakv.testing.fleet.thread_ranks import Rendezvous
 from stratakv.tiers.events import AllCleared, CacheEvent, CacheEvents, PagesRemoved, PagesStored
 
-CHECK_STEPS: Final = 16
 PICTURE_STEPS: Final = 4
 """Ranks compare their arrays after every step, and everything else that they have this often."""
 LOST_SHARE: Final = 0.2
@@ -77,10 +78,25 @@ def engine_plan(plan: Plan) -> EnginePlan:
     )
 
 
-class SimRank:
-    """One rank, complete."""
+MakeRole: TypeAlias = Callable[[RankContext], Role]
 
-    def __init__(self, plan: Plan, rank: int, rendezvous: Rendezvous, stores: Stores) -> None:
+
+def _unified(ranks: RankContext) -> Role:
+    del ranks  # it has nothing to agree on
+    return UnifiedRole()
+
+
+class SimRank:
+    """One rank, complete. ``role``: what its engine is for."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        rendezvous: Rendezvous,
+        stores: Stores,
+        role: MakeRole = _unified,
+    ) -> None:
         self._plan, self.rank, self._rendezvous = plan, rank, rendezvous
         spec = plan.rank_spec
         self.adversary = Adversary(plan.seed * 64 + rank, plan.fault_rates[rank])
@@ -90,7 +106,9 @@ class SimRank:
         self.agreement, self.sync = ranks.agreement, ranks.sync
         self._events = CacheEvents(spec.page_tokens, ADAPTERS) if plan.observed else None
         ahead = AheadDevice(plan.steps_at_once, Random(f"{plan.seed} {rank}"), plan.device_pace)
-        memory = SimMemory.of(spec, plan.device, plan.host, self.adversary, ahead.later)
+        memory = self.memory = SimMemory.of(
+            spec, plan.device, plan.host, self.adversary, ahead.later
+        )
         heads, made = self._first_heads(), list[TokenRunner]()
 
         def runner(tables: BlockTable) -> TokenRunner:
@@ -98,7 +116,13 @@ class SimRank:
             return made[-1]
 
         none = BackgroundStores(no_store, begin=_at_once)
-        sockets = Sockets(ranks=ranks, observer=self._events, stores=none, sleep=self.sleep)
+        sockets = Sockets(
+            role=partial(role, ranks),
+            ranks=ranks,
+            observer=self._events,
+            stores=none,
+            sleep=self.sleep,
+        )
         make, executors = ahead.executor if ahead.depth > 1 else SerialExecutor, list[Executor]()
 
         def executor(runner: Runner, token_source: TokenSource) -> Executor:
@@ -109,6 +133,7 @@ class SimRank:
         (self.runner,), (self.executor,) = made, executors
         self.engine = WatchedEngine(self.inner, self.sync, self)
         self._columns = columns(self.inner)
+        self._checked = b""
         self._hands: list[SteppedHand] = []
         self.store = self._attach(stores) if plan.stores else None
 
@@ -174,6 +199,15 @@ class SimRank:
                 hand.stir()
         if self.adversary.strikes(self.adversary.fault_rates.forgets):
             self._lose(LOST_SHARE)
+        if self.steps in plan.retractions:
+            self._retract()
+
+    def _retract(self) -> None:
+        """The youngest that computes, as where pages run short."""
+        statuses = self.inner.statuses()
+        computing = [each for each in statuses if each.phase in (Phase.PREFILLING, Phase.DECODING)]
+        if computing:
+            self.inner.retract(computing[-1].id)
 
     def flushed(self) -> None:
         """What was cached is in the store, or nowhere; and no two stores are alike."""
@@ -188,9 +222,12 @@ class SimRank:
         self.fate.count_step()
         if self._rendezvous.broken:  # the production code must find out by itself
             return
-        if self.steps % CHECK_STEPS == 0:
-            self.inner.check()
         seen = b"".join([column.tobytes() for column in self._columns])
+        if self.steps % self._plan.check_steps == 0 and seen != self._checked:
+            self._checked = seen  # what has not changed is as right as it was
+            self.inner.check()
+        if self._plan.ranks == 1:  # nobody to be like
+            return
         if self.steps % PICTURE_STEPS == 0 or self.fate.over:
             seen += picture(self.inner)
         events = [] if self._events is None else [_plain(event) for event in self._events.take()]

@@ -116,7 +116,8 @@ class Plan:
     whole pages. ``io_lanes``: 2: reads do not wait for writes. ``observed``: whether there are
     events of the cache. ``steps_at_once``: more than one on a device that runs ahead, and
     ``device_pace`` is how likely it is done with its oldest work at a look. ``then``: what comes
-    after it on the same stores."""
+    after it on the same stores. ``check_steps``: how often each rank is checked from scratch.
+    ``retractions``: before which steps the youngest request that computes is retracted."""
 
     seed: int
     ranks: int
@@ -147,6 +148,8 @@ class Plan:
     device_pace: float = 0.5
     loss: Loss | None = None
     then: "Plan | None" = None
+    check_steps: int = 16
+    retractions: frozenset[int] = frozenset()
 
     @property
     def rank_spec(self) -> CacheSpec:
@@ -162,7 +165,15 @@ def plain_plan(seed: int) -> Plan:
     """Ranks with stores of their own, which all live to the end."""
     draw = Random(seed)
     ranks = draw.choice((2,) * 10 + (3,) * 5 + (4, 4, 5, 6, 7, 8))
-    spec = spec_named(draw.choice((*RULES, "three", "live")))
+    return plan_over(draw, seed, ranks, drawn_spec(draw))
+
+
+def drawn_spec(draw: Random) -> CacheSpec:
+    return spec_named(draw.choice((*RULES, "three", "live")))
+
+
+def plan_over(draw: Random, seed: int, ranks: int, spec: CacheSpec) -> Plan:
+    """All else of such a plan."""
     chunk = draw.choice((5, 8, 16))
     tight = draw.random() < 0.25  # then requests push each other out, and say more
     spare, spare_host = (2, 8) if tight else (draw.choice((8, 24)), 40)
@@ -232,7 +243,9 @@ def fault_rates_of(draw: Random, ranks: int) -> Iterator[FaultRates]:
 def _rounds(draw: Random) -> Iterator[OperatorEvent]:
     """Rounds of short requests over a few prompts that share heads; between two of them all is
     dropped, so that storage alone has it."""
-    heads = [_tokens(draw, draw.randrange(5 * PAGE, 9 * PAGE)) for _ in range(draw.choice((1, 2)))]
+    heads = [
+        tokens_of(draw, draw.randrange(5 * PAGE, 9 * PAGE)) for _ in range(draw.choice((1, 2)))
+    ]
     names = 0
     for turn in range(draw.choice((2, 2, 2, 2, 3))):
         for _ in range(draw.choice((2, 3) if turn else (2, 2, 3, 4))):
@@ -255,7 +268,7 @@ def _crowd(draw: Random) -> Iterator[OperatorEvent]:
     heads: list[list[int]] = []
     for names in range(draw.randrange(4, 7)):
         fresh = not heads or draw.random() < 0.6
-        head = _tokens(draw, draw.randrange(1, 4 * PAGE)) if fresh else draw.choice(heads)
+        head = tokens_of(draw, draw.randrange(1, 4 * PAGE)) if fresh else draw.choice(heads)
         heads.append(head)
         prompt = prompt_of(draw, f"r{names}", head, draw.choice((4, 12, 20)))
         yield OperatorEvent(after=draw.choice((0, 0, 0, 2)), command=Submit(prompt))
@@ -268,10 +281,10 @@ def operator_events(draw: Random, names: int) -> Iterator[OperatorEvent]:
         victim = RequestId(f"r{draw.randrange(names)}")
         yield OperatorEvent(after=draw.choice((0, 1, 2, 6)), command=AbortRequest(victim))
     if draw.random() < 0.06:
-        yield from _operator(draw)
+        yield from operator_calls(draw)
 
 
-def _operator(draw: Random) -> list[OperatorEvent]:
+def operator_calls(draw: Random) -> list[OperatorEvent]:
     match draw.randrange(4):
         case 0:
             return [OperatorEvent(after=0, command=Flush())]
@@ -293,7 +306,7 @@ def _detach(force: bool) -> StorageCall:  # noqa: FBT001 - a lot
 def prompt_of(draw: Random, name: str, head: list[int], length: int) -> Prompt:
     """``head``, and some tokens of its own; at times none."""
     own = draw.choice((0, 0, 1, draw.randrange(12)))
-    tokens = (head + _tokens(draw, own))[: LONGEST - 2]
+    tokens = (head + tokens_of(draw, own))[: LONGEST - 2]
     return Prompt(
         id=RequestId(name),
         tokens=np.array(tokens, np.int32),
@@ -304,5 +317,5 @@ def prompt_of(draw: Random, name: str, head: list[int], length: int) -> Prompt:
     )
 
 
-def _tokens(draw: Random, count: int) -> list[int]:
+def tokens_of(draw: Random, count: int) -> list[int]:
     return [draw.randrange(VOCABULARY) for _ in range(count)]

@@ -1,0 +1,123 @@
+"""Simulated pairs, one engine that computes prompts and one that decodes, on a hostile schedule:
+what is answered is right, whoever may not fail does not, and nothing is left.
+"""
+
+import logging
+import sys
+from collections import Counter
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+
+from stratakv.disagg.decode_role import DecodeRole
+from stratakv.engine.request import FinishReason
+from stratakv.testing.fleet.pair import SimPair, run_pair
+from stratakv.testing.fleet.pair_plan import DECODE, PREFILL, BreakLink, pair_plan_of
+
+RUNS, CHUNK = 500, 50
+LONG_RUNS, LONG_CHUNK = 10_000, 250
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Sessions that fail say so, thousands of times."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
+def test_what_two_engines_answer_together_is_right(first):
+    for seed in range(first, first + CHUNK):
+        run_pair(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(RUNS, RUNS + LONG_RUNS, LONG_CHUNK))
+def test_what_two_engines_answer_together_is_right_in_many_runs(first):
+    for seed in range(first, first + LONG_CHUNK):
+        run_pair(seed)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 14])
+def test_one_seed_is_one_run_whatever_threads_do(seed):
+    first = run_pair(seed)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert run_pair(seed) == first
+    finally:
+        sys.setswitchinterval(usual)
+    assert first != run_pair(seed + 1)
+
+
+def test_no_page_is_named_to_prefill_that_a_launched_step_may_still_read():
+    """On a device that does nothing before somebody waits for it."""
+    passed = []
+    real = DecodeRole.reserved
+
+    def reserved(role, request, pages):
+        (decode,) = pair.members[DECODE].ranks
+        passed.append(decode.executor.launched().passed())
+        real(role, request, pages)
+
+    with mock.patch.object(DecodeRole, "reserved", reserved):
+        for seed in (1, 2, 4):
+            plan = pair_plan_of(seed)
+            lazy = {"steps_at_once": 2, "device_pace": 0.0, "retractions": frozenset()}
+            sides = {**plan.sides, DECODE: replace(plan.sides[DECODE], **lazy)}
+            pair = SimPair(replace(plan, sides=sides))
+            pair.run()
+    assert len(passed) > 5
+    assert all(passed)
+
+
+def test_runs_come_by_everything_that_may_happen():
+    """A campaign in which nobody is lost and nothing is late proves nothing."""
+    seen: Counter[str] = Counter()
+    for seed in range(60):
+        pair = SimPair(pair_plan_of(seed))
+        totals = pair.run()
+        seen["parts"] += pair.network.parts
+        seen["late writes"] += pair.network.late
+        seen["joined again"] += totals.joins - len(pair.links)
+        for side, member in pair.members.items():
+            stats = member.roles[0].stats()
+            counters = member.ranks[0].cache.tiers.pools.counters.snapshot()
+            seen[f"{side.name} succeeded"] += stats.succeeded
+            seen[f"{side.name} retracted"] += counters["retracted"]
+            seen[f"{side.name} loaded"] += counters["load_pages"]
+            seen["overdue"] += 0 if stats.leases is None else stats.leases.overdue
+            client = pair.client.sides[side]
+            seen[f"{side.name} from storage"] += client.trace.cached["storage"]
+            for reason in (FinishReason.ABORT, FinishReason.ERROR):
+                seen[f"{side.name} {reason.name}"] += client.outcomes[reason]
+    wanted = {"parts", "late writes", "joined again", "overdue"} | {
+        f"{side.name} {what}"
+        for side in (PREFILL, DECODE)
+        for what in ("succeeded", "retracted", "loaded", "from storage", "ABORT", "ERROR")
+    }
+    assert not [name for name in sorted(wanted) if not seen[name]]
+
+
+def test_plans_draw_everything_that_a_pair_can_be():
+    plans = [pair_plan_of(seed) for seed in range(500)]
+    sides = [plan for pair in plans for plan in pair.sides.values()]
+    kinds = {
+        "several ranks": [plan.ranks > 1 for plan in sides],
+        "run-ahead": [plan.steps_at_once > 1 for plan in sides],
+        "without a host": [plan.reuse and not any(plan.host) for plan in sides],
+        "without reuse": [not plan.reuse for plan in sides],
+        "retracted": [bool(plan.retractions) for plan in sides],
+        "hasty": [not pair.patient for pair in plans],
+        "one store": [pair.one_store for pair in plans],
+        "untidy": [pair.untidy is not None for pair in plans],
+        "ends that are never reported": [bool(pair.untidy and pair.untidy.lost) for pair in plans],
+        "meet late": [pair.meets_at > 0 for pair in plans],
+        "broken": [
+            any(isinstance(event.command, BreakLink) for some in pair.rounds for event in some)
+            for pair in plans
+        ],
+    }
+    assert [name for name, found in kinds.items() if sum(found) < 5] == []

@@ -1,0 +1,76 @@
+"""Faults seeded into what hands requests over, each as a patch that simulated pairs must catch.
+
+Owns the patches; a function here is entered as a context. Each lets somebody touch pages that are
+another's, or believe what was not said.
+"""
+
+from unittest import mock
+
+from stratakv.cache.footprint import TransferPages
+from stratakv.disagg.messages import Attempt
+from stratakv.disagg.prefill_role import PrefillRole
+from stratakv.engine.roles import PartSent
+from stratakv.engine.steps import Steps
+from stratakv.engine.transfers import Transfers
+from tests.fleet_faults import Patch, both
+
+
+def rows_that_are_read_and_retracted() -> Patch:
+    return mock.patch.object(Steps, "_retractable", lambda self: list(self._running.computing))
+
+
+def rows_that_are_read_and_given_back() -> Patch:
+    """When their requests end."""
+    return mock.patch.object(Transfers, "touch", lambda self, row: row in self._receiving.values())
+
+
+def rows_that_are_written_and_given_back() -> Patch:
+    return mock.patch.object(Transfers, "touch", lambda self, row: row in self._sending.values())
+
+
+def an_arrival_of_another_generation() -> Patch:
+    """Decode believes it: an attempt is its session."""
+    return both(
+        mock.patch.object(Attempt, "__str__", lambda self: self.session),
+        both(
+            mock.patch.object(Attempt, "__eq__", lambda self, other: self.session == other.session),
+            mock.patch.object(Attempt, "__hash__", lambda self: hash(self.session)),
+        ),
+    )
+
+
+def a_page_that_counts_as_sent() -> Patch:
+    """The one behind those that were."""
+    real = TransferPages.part
+
+    def part(self, starts, source):
+        return real(self, [start + (start > 0) for start in starts], source)
+
+    return mock.patch.object(TransferPages, "part", part)
+
+
+def an_end_before_all_writes_have_ended() -> Patch:
+    """The first one's is taken for that of all."""
+    real = PrefillRole._written
+
+    def written(self, transfer, failure):
+        entry = self._writes.get(transfer)
+        for other in set() if entry is None else entry.writes - {transfer}:
+            del self._writes[other]
+            entry.writes.remove(other)
+        real(self, transfer, failure)
+
+    return mock.patch.object(PrefillRole, "_written", written)
+
+
+def a_part_without_bytes_that_ends_twice() -> Patch:
+    """By itself, and with the writes before it."""
+    real = PrefillRole._write
+
+    def write(self, entry, source):
+        before = set(entry.writes)
+        real(self, entry, source)
+        if before and entry.writes == before:
+            self._report(entry, PartSent)
+
+    return mock.patch.object(PrefillRole, "_write", write)
