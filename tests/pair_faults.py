@@ -63,14 +63,13 @@ def an_end_before_all_writes_have_ended() -> Patch:
     return mock.patch.object(PrefillRole, "_written", written)
 
 
-def a_part_without_bytes_that_ends_twice() -> Patch:
-    """By itself, and with the writes before it."""
-    real = PrefillRole._write
+def a_part_that_is_sent_while_it_is_read() -> Patch:
+    real = PrefillRole._parts_sent
 
-    def write(self, entry, source):
-        before = set(entry.writes)
-        real(self, entry, source)
-        if before and entry.writes == before:
-            self._report(entry, PartSent)
+    def parts(self):
+        for entry in [entry for entry in self._given if entry.writes]:
+            del self._given[entry]
+            yield PartSent(entry.request)
+        yield from real(self)
 
-    return mock.patch.object(PrefillRole, "_write", write)
+    return mock.patch.object(PrefillRole, "_parts_sent", parts)

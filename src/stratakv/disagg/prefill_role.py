@@ -6,7 +6,7 @@ writes have ended, and until then the engine learns nothing. Must not know how w
 travel (``peers``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -76,6 +76,9 @@ class PrefillRole:
         self._sessions: dict[str, _Sending] = {}  # those that are not all written, by name
         self._requests: dict[RequestId, _Sending] = {}  # of which the engine knows no end
         self._writes: dict[TransferId, _Sending] = {}
+        self._given: dict[
+            _Sending, None
+        ] = {}  # of which a part was given, and not reported as sent
         self._counts = SessionCounts()
         self._events: list[TransferEvent] = []
         self._due = Due()
@@ -154,26 +157,24 @@ class PrefillRole:
         if self._due.passed(now_s):
             self._expire(now_s)
         events, self._events = self._events, []
-        # Once: a chunk without pages and the end of an earlier part's write may both say so.
-        return list(dict.fromkeys(event for event in events if not self._is_read(event)))
+        return [*events, *self._parts_sent()]
 
-    def _is_read(self, event: TransferEvent) -> bool:
-        """Whether it reports as sent what a write still reads: an earlier part's, where a chunk
-        brought no page, or a later one's."""
-        entry = self._requests.get(event.request) if isinstance(event, PartSent) else None
-        return entry is not None and bool(entry.writes)
+    def _parts_sent(self) -> Iterator[TransferEvent]:
+        """Of requests whose pages were given, and that no write reads any more."""
+        for entry in [entry for entry in self._given if not entry.writes]:
+            del self._given[entry]
+            assert entry.request is not None
+            yield PartSent(entry.request)
 
     # -- writing ---------------------------------------------------------------------------------
 
     def _write(self, entry: _Sending, source: TransferPages) -> None:
         """What of ``source`` is wanted and was not written before."""
+        self._given[entry] = None
         writes = self._next(entry, source)
-        if not len(writes.sizes):
-            if not entry.writes:  # otherwise their end is this part's, too, and is reported once
-                self._report(entry, PartSent)
-            return
-        assert entry.peer is not None
-        self._begin(entry, self._peers.write(entry.peer, writes))
+        if len(writes.sizes):
+            assert entry.peer is not None
+            self._begin(entry, self._peers.write(entry.peer, writes))
 
     def _write_last(
         self,
@@ -183,6 +184,7 @@ class PrefillRole:
         cached: CachedTokens | None,
     ) -> None:
         """The rest, and behind it the proof that all is there."""
+        self._given.pop(entry, None)  # its end is the answer
         writes = self._next(entry, source)
         assert entry.asked is not None
         assert entry.peer is not None
@@ -231,21 +233,18 @@ class PrefillRole:
             self._move(entry, Arrived(entry.session.name))
         match entry.session.state:
             case SessionState.SUCCESS:
-                self._report(entry, Sent)
+                assert entry.request is not None
+                self._requests.pop(entry.request, None)
+                self._events.append(Sent(entry.request))
             case SessionState.FAILED:
                 self._report_failure(entry)
             case _:
-                self._report(entry, PartSent)
-
-    def _report(self, entry: _Sending, what: type[Sent | PartSent]) -> None:
-        assert entry.request is not None
-        if what is Sent:
-            self._requests.pop(entry.request, None)
-        self._events.append(what(entry.request))
+                pass  # a part
 
     def _report_failure(self, entry: _Sending) -> None:
         """Where the engine does not know of it."""
         if entry.request is not None and self._requests.pop(entry.request, None) is not None:
+            self._given.pop(entry, None)
             self._events.append(TransferFailed(entry.request, entry.session.reason))
 
     # -- for several ranks (``agreeing_role``) ---------------------------------------------------
