@@ -184,11 +184,11 @@ def half_an_object_after_a_loss() -> Patch:
         try:
             return real(self, keys, pages)
         except RankDied:
-            there = self._inner.contains(keys)
+            there = self.inner.contains(keys)
             at = int(np.argmin(there))
             half = bytearray(pages[at])
             half[len(half) // 2 :] = bytes(len(half) - len(half) // 2)
-            self._inner.write([keys[at]], [memoryview(half)])
+            self.inner.write([keys[at]], [memoryview(half)])
             raise
 
     return mock.patch.object(FaultyStore, "write", write)

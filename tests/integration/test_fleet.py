@@ -83,7 +83,7 @@ def test_plans_draw_everything_that_a_fleet_can_be():
         "one store, not split": [p.one_store and not p.one_store.sharding.split for p in plans],
         "slices finer than ranks": [p.one_store and p.one_store.cut > p.ranks for p in plans],
         "adapters": [any(of.command.prompt.adapter for of in asked(p)) for p in plans],
-        "followed": [p.follow for p in plans],
+        "followed": [p.observed for p in plans],
         "without a host": [p.reuse and not any(p.host) for p in plans],
         "without reuse": [not p.reuse for p in plans],
         "two lanes": [p.io_lanes == 2 and p.stores for p in plans],
