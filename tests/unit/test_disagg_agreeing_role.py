@@ -107,8 +107,8 @@ class Group:
             self.alike("arrived", one)
         return asked
 
-    def ballot(self):
-        """Who has ended, once all have voted: the same of all, but for reasons."""
+    def votes(self):
+        """All vote, and their engines do not hear of it yet."""
         ballots = [Ballot() for _ in self.roles]
         for role, ballot in zip(self.roles, ballots, strict=True):
             role.vote(ballot)
@@ -116,6 +116,10 @@ class Group:
         for role, ballot in zip(self.roles, ballots, strict=True):
             role.agreed(ballot.result(least))
         self.alike("figures")
+
+    def ballot(self):
+        """Who has ended, once all have voted: the same of all, but for reasons."""
+        self.votes()
         ends = [role.poll() for role in self.roles]
         kinds = [[(type(end), end.request) for end in found] for found in ends]
         assert all(found == kinds[0] for found in kinds), ends
@@ -312,6 +316,39 @@ def test_a_chunk_that_was_computed_after_all_had_failed_is_read_by_nobody():
     assert not pages.taken
     group.own[0].put("r", FAILED)
     assert isinstance(group.ballot()[0], TransferFailed)
+
+
+def test_an_end_that_comes_within_a_step_is_the_end_of_what_the_step_has_computed():
+    """A wait for a copy is a ballot: the engine hears of its result behind the step alone."""
+    group = Group()
+    asked, pages = group.waiting(), Given()
+    group.put("r", FAILED, FAILED)
+    group.votes()
+    group.votes()
+    assert group.alike("computed", asked, ChunkComputed(1), pages) is Phase.PREFILLING
+    assert group.alike("computed", asked, FIRST, pages) is Phase.TRANSFERRING
+    assert group.alike("may_start", asked) is Start.WAIT
+    group.alike("reserved", asked, None)
+    assert not pages.taken
+    assert not any({("computed", "r"), ("reserved", "r")} & set(own.calls) for own in group.own)
+    assert [isinstance(end, TransferFailed) for end in group.ballot()] == [True]
+
+
+def test_an_end_that_comes_while_pages_are_given_is_theirs():
+    group = Group()
+    asked = group.waiting()
+
+    def fails():
+        if not fails.done:
+            fails.done = True
+            group.put("r", FAILED, FAILED)
+            group.votes()
+        return "pages"
+
+    fails.done = False
+    assert group.alike("computed", asked, ChunkComputed(1), fails) is Phase.PREFILLING
+    assert not any(("computed", "r") in own.calls for own in group.own)
+    assert [isinstance(end, TransferFailed) for end in group.ballot()] == [True]
 
 
 def test_a_part_that_is_read_on_one_rank_holds_up_the_end_of_a_failure():

@@ -90,6 +90,7 @@ class AgreeingRole:
         self._votes = np.zeros(SLOTS[SlotKind.SESSION], np.int64)
         self._sent = np.zeros(SLOTS[SlotKind.PART], np.int64)
         self._events: list[TransferEvent] = []
+        self._over: set[RequestId] = set()  # whose ends are among them
         self._parts: list[_Entry] = []
         self._ended = 0
 
@@ -109,7 +110,7 @@ class AgreeingRole:
     def may_start(self, request: Request) -> Start:
         entry = self._entries.get(request.id)
         if entry is None:
-            return self._role.may_start(request)
+            return Start.WAIT if request.id in self._over else self._role.may_start(request)
         if entry.slot is None or entry.agreed is SessionState.FAILED:
             return Start.WAIT
         start = self._role.may_start(request)
@@ -119,25 +120,44 @@ class AgreeingRole:
         return start
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
-        self._entries[request.id].engaged = True
-        self._role.reserved(request, pages)
+        entry = self._entries.get(request.id)
+        if entry is None:
+            assert request.id in self._over, f"{request.id} has no session"
+            return  # it failed while pages were taken, and nobody has heard of them
+        entry.engaged = True
+        if entry.agreed is not SessionState.FAILED:
+            self._role.reserved(request, pages)
 
     def computed(
         self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
-        """Pages are read on all ranks from here on or on none, whatever this one makes of them."""
+        """Pages are read on all ranks from here on or on none, whatever this one makes of them.
+        Ballots come within a step, too, where it waits for a copy: a session may have ended of
+        which the engine learns at the step's end."""
+        ends = Phase.PREFILLING if isinstance(computed, ChunkComputed) else Phase.TRANSFERRING
         entry = self._entries.get(request.id)
+        if entry is not None:
+            entry.engaged = True
+        if self._has_ended(request):
+            return ends
         if entry is None:
             return self._role.computed(request, computed, pages)
-        entry.engaged = True
-        if entry.agreed is SessionState.FAILED:  # its end comes
-            return Phase.PREFILLING if isinstance(computed, ChunkComputed) else Phase.TRANSFERRING
         given = pages()  # which may wait, and so vote: this part is not among those that were sent
+        if self._has_ended(request):
+            return ends
         entry.given += 1
         return self._role.computed(request, computed, lambda: given)
 
+    def _has_ended(self, request: Request) -> bool:
+        """Whether the engine has heard of a failure, or will."""
+        entry = self._entries.get(request.id)
+        if entry is None:
+            return request.id in self._over
+        return entry.agreed is SessionState.FAILED
+
     def poll(self) -> Sequence[TransferEvent]:
         events, self._events = self._events, []
+        self._over.clear()
         parts, self._parts = self._parts, []
         for entry in parts:
             here = self._entries.get(entry.request.id) is entry
@@ -189,7 +209,7 @@ class AgreeingRole:
             elif least.item(slot):
                 own = entry.end
                 reason = own.reason if isinstance(own, TransferFailed) else ELSEWHERE
-                self._over(entry, TransferFailed(entry.request.id, reason))
+                self._end(entry, TransferFailed(entry.request.id, reason))
 
     def _move(self, entry: _Entry, state: SessionState) -> None:
         entry.agreed = state
@@ -197,10 +217,11 @@ class AgreeingRole:
             self._sessions.abort(entry.request, ELSEWHERE)
         elif state is SessionState.SUCCESS:
             assert entry.end is not None, f"{entry.request.id} has arrived, and nobody knows what"
-            self._over(entry, entry.end)
+            self._end(entry, entry.end)
 
-    def _over(self, entry: _Entry, end: TransferEvent) -> None:
+    def _end(self, entry: _Entry, end: TransferEvent) -> None:
         """No rank's pages are touched any more."""
+        self._over.add(entry.request.id)
         self._events.append(end)
         self._forget(entry)
 

@@ -121,15 +121,16 @@ class PrefillRole:
     def computed(
         self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
     ) -> Phase:
-        entry = self._requests[request.id]
-        ended = entry.session.ended  # ``poll`` reports it when what is written has ended
+        entry = self._requests.get(request.id)
+        if entry is not None and entry.session.ended:
+            entry = None  # ``poll`` reports it, or does when what is written has ended
         match computed:
             case ChunkComputed():
-                if not ended:
+                if entry is not None:
                     self._write(entry, pages())
                 return Phase.PREFILLING
             case FirstToken():
-                if not ended:
+                if entry is not None:
                     self._write_last(entry, pages(), computed, request.cached)
                 return Phase.TRANSFERRING
             case _:
