@@ -62,6 +62,8 @@ def test_params_name_the_session_or_ask_for_one():
     assert asked_for({"kv_transfer_params": {"do_remote_decode": True}}) == RemoteDecode()
     assert asked_for(params()) == RemotePrefill("n", f"a:{BOOTSTRAP_PORT}")
     assert asked_for(params(remote_port=9, tp_size=1)) == RemotePrefill("n", "a:9")
+    six = asked_for(params(remote_host="fe80::1%eth0", remote_port=9))
+    assert six == RemotePrefill("n", "[fe80::1%eth0]:9")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,10 @@ def test_params_name_the_session_or_ask_for_one():
         (ROOM | {"bootstrap_host": 7}, "bootstrap_host"),
         (ROOM | {"bootstrap_host": []}, "bootstrap_host"),
         (ROOM | {"bootstrap_host": "h" * 513}, "bootstrap_host"),
-        *((ROOM | {"bootstrap_host": f"a{c}b"}, "bootstrap_host") for c in "/@?# \r\n"),
+        *((ROOM | {"bootstrap_host": f"a{c}b"}, "bootstrap_host") for c in "/@?# \r\n\t\0\x7f"),
+        *((ROOM | {"bootstrap_host": h}, "bootstrap_host") for h in ("127.0.0.1:1", "a:8998", ":")),
+        *((ROOM | {"bootstrap_host": h}, "bootstrap_host") for h in ("[::1]", "::1:x", "::1%a b")),
+        (ROOM | {"bootstrap_host": ["a", "b:1"]}, "bootstrap_host"),
         *((ROOM | {"bootstrap_port": port}, "bootstrap_port") for port in (0, 65536, "7", 1.5, [])),
         *((ROOM | {"bootstrap_room": n}, "bootstrap_room") for n in (-1, 1 << 64, "3", [], [None])),
         (ROOM | params(), "bootstrap_room"),
@@ -85,6 +90,7 @@ def test_params_name_the_session_or_ask_for_one():
         (params(remote_request_id="n" * 513), "remote_request_id"),
         (params(remote_host="a/b"), "remote_host"),
         (params(remote_host=None), "remote_host"),
+        *((params(remote_host=host), "remote_host") for host in ("127.0.0.1:1", "a\tb")),
         (params(remote_port=0), "remote_port"),
     ],
 )

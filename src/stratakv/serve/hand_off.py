@@ -8,6 +8,7 @@ peers or sessions.
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from typing import Final, Protocol, TypeAlias, cast
 
 from stratakv.core.choices import BOOTSTRAP_PORT
@@ -218,8 +219,14 @@ def _listed(data: JsonObject, name: str) -> list[object]:
 
 def _host(name: str, value: object) -> str:
     found = fields.text({name: value}, name, None, max_chars=_MAX_NAME_CHARS)
-    if not found or any(c in found for c in "/@?# \r\n"):
+    if not found or not found.isprintable() or any(c in found for c in "/@?# "):
         raise invalid(name, f"'{name}' must be the host of a prefill server")
+    if ":" in found:
+        try:
+            IPv6Address(found)
+        except ValueError:
+            message = f"'{name}' must be a host without its port; only an IPv6 address has ':'"
+            raise invalid(name, message) from None
     return found
 
 
