@@ -49,9 +49,8 @@ class HttpCarry:
         except TransportError as error:
             return JoinRefused(f"the prefill server {peer}: {error}")
         except (OSError, ValueError, http.client.HTTPException) as error:
-            return JoinRefused(
-                f"the prefill server {peer} cannot be reached: {error or repr(error)}"
-            )
+            reason = str(error) or repr(error)
+            return JoinRefused(f"the prefill server {peer} cannot be reached: {reason}")
 
     def _post(self, peer: PeerId, body: bytes) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(peer, timeout=_TIMEOUT_S)
