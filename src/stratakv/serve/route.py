@@ -32,9 +32,13 @@ T = TypeVar("T")
 
 BODY_BYTES: Final = 8 << 20
 CONNECT_S: Final = 5.0
+PROBE: Final = httpx.Timeout(10.0, connect=CONNECT_S)
+"""Of what a server answers at once unless it hangs; an answer with tokens may take any time."""
 KEPT: Final = ("authorization", "content-type", "x-request-id", SALT_HEADER)
 """Headers of a client that go on to the servers."""
-SHOWN: Final = ("content-type", "cache-control", "x-accel-buffering", "retry-after")
+SHOWN: Final = (
+    "content-type", "cache-control", "x-accel-buffering", "retry-after", "www-authenticate",
+)  # fmt: skip
 """Headers of a server that go back."""
 
 
@@ -43,7 +47,7 @@ class _GoneError(Exception):
 
 
 def _unreachable(kind: str, url: str, error: Exception) -> ApiError:
-    message = f"the {kind} server {url} cannot be reached: {error or repr(error)}"
+    message = f"the {kind} server {url} cannot be reached: {str(error) or repr(error)}"
     return ApiError(message, status=502, kind="server_error", code=f"{kind}_unreachable")
 
 
@@ -81,7 +85,7 @@ class Router:
         """Ready while every server is."""
         for url in (*self._config.prefill, *self._config.decode):
             try:
-                status = (await self._client.get(f"{url}/health")).status_code
+                status = (await self._client.get(f"{url}/health", timeout=PROBE)).status_code
             except httpx.HTTPError:
                 status = 0
             if status != 200:
@@ -115,7 +119,7 @@ class Router:
         """Decode's answer, once it has begun; or prefill's, where that has failed before."""
         path, headers = request.url.path, _kept(request)
         url = next(self._prefills)
-        host, port = await self._join(url)
+        host, port = await self._join(url, headers)
         body |= {
             "bootstrap_host": host,
             "bootstrap_port": port,
@@ -141,20 +145,25 @@ class Router:
         prefill.add_done_callback(_log_failure)
         return answer
 
-    async def _join(self, url: str) -> tuple[str, int]:
-        if url not in self._joins:
-            try:
-                found: Any = (await self._client.get(f"{url}/server_info")).json()["server"]
-                host = found["advertise_host"] or httpx.URL(url).host
-                self._joins[url] = str(host), int(found["bootstrap_port"])
-            except httpx.HTTPError as error:
-                raise _unreachable("prefill", url, error) from None
-            except (KeyError, TypeError, ValueError):
-                message = f"{url} is not a server that computes prompts (--role prefill)"
-                raise ApiError(
-                    message, status=502, kind="server_error", code="no_prefill"
-                ) from None
-        return self._joins[url]
+    async def _join(self, url: str, headers: dict[str, str]) -> tuple[str, int]:
+        """Asked for with the client's key; only what it has brought is kept for the others."""
+        if url in self._joins:
+            return self._joins[url]
+        key = {name: headers[name] for name in headers if name == "authorization"}
+        try:
+            answer = await self._client.get(f"{url}/server_info", headers=key, timeout=PROBE)
+        except httpx.HTTPError as error:
+            raise _unreachable("prefill", url, error) from None
+        if answer.status_code == 401:
+            raise _ServerError(answer)
+        try:
+            found: Any = answer.json()["server"]
+            join = str(found["advertise_host"] or httpx.URL(url).host), int(found["bootstrap_port"])
+        except (KeyError, TypeError, ValueError):
+            message = f"{url} is not a server that computes prompts (--role prefill)"
+            raise ApiError(message, status=502, kind="server_error", code="no_prefill") from None
+        self._joins[url] = join
+        return join
 
     async def _prefilled(self, url: str, content: bytes, headers: dict[str, str]) -> None:
         try:
@@ -293,10 +302,13 @@ async def _server_error(_request: Request, error: Exception) -> Response:
     return Response(found.content, found.status_code, _shown(found))
 
 
-def build_router(config: RouteConfig) -> Starlette:
+def build_router(
+    config: RouteConfig, transport: httpx.AsyncBaseTransport | None = None
+) -> Starlette:
+    """``transport``: how servers are reached; None: over the network."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     timeout = httpx.Timeout(None, connect=CONNECT_S)
-    client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+    client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, transport=transport)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
