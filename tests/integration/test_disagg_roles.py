@@ -205,22 +205,27 @@ def holds(held, pages, tokens):
     return (held[pages].reshape(-1) == tokens).all()
 
 
+def wait_for_chunk(pair, name):
+    """Until decode has what prefill has computed of PROMPT; how much that is."""
+    prefill, decode = (pair.sides[side] for side in HandOffSide)
+    tokens = prefill.engine.status(RequestId(name)).computed
+    row = decode.engine.status(RequestId(name)).row
+    mine = decode.cache.hand_off.pages(row, len(PROMPT)).groups[0].pages[: tokens // 4]
+    wanted = np.array(PROMPT[: tokens // 4 * 4], np.float32)
+    held = decode.pools.layer(GroupId(0), "tokens", LayerId(0)).numpy()
+    wait_until(partial(holds, held, mine, wanted), "the chunk")
+    return tokens
+
+
 def test_chunks_arrive_while_the_rest_is_computed():
     """All but the last ones are written when the prompt is computed: the link has nothing else to
     do meanwhile."""
     with tokens_over(Link(), KeepWindow(10)) as pair:
-        prefill, decode = (pair.sides[side] for side in HandOffSide)
         pair.submit(greedy("r", PROMPT, 4))
         until(pair, lambda: pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING, "the start")
         seen = 0
         while pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING:
-            tokens = prefill.engine.status(RequestId("r")).computed
-            row = decode.engine.status(RequestId("r")).row
-            mine = decode.cache.hand_off.pages(row, len(PROMPT)).groups[0].pages[: tokens // 4]
-            wanted = np.array(PROMPT[: tokens // 4 * 4], np.float32)
-            held = decode.pools.layer(GroupId(0), "tokens", LayerId(0)).numpy()
-            wait_until(partial(holds, held, mine, wanted), "the chunk")
-            seen = max(seen, tokens)
+            seen = max(seen, wait_for_chunk(pair, "r"))
             pair.step()
         assert seen == 54, "six chunks of nine tokens"
         settle(pair)
@@ -256,14 +261,15 @@ def test_what_is_given_up_between_chunks_is_nobody_elses_until_it_is_written(giv
 
 
 def test_a_prompt_that_takes_longer_than_a_transfer_may_is_handed_over():
-    """Each chunk has its time."""
+    """Each chunk has its time, on both sides: six of nine seconds, where forty are allowed."""
     link = Link()
     with tokens_over(link) as pair:
         role = link.roles[HandOffSide.PREFILL]
         pair.submit(greedy("r", PROMPT, 4))
         until(pair, lambda: pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING, "a chunk")
         while pair.phase(HandOffSide.PREFILL, "r") is Phase.PREFILLING:
-            link.clock.advance(5)
+            wait_for_chunk(pair, "r")  # its message comes right behind
+            link.clock.advance(9)
             pair.step()
         settle(pair)
         assert tokens_of(pair.said("r")) == expected_tokens(PROMPT, 4)

@@ -9,7 +9,7 @@ from stratakv.assembly.build import Sockets
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId
 from stratakv.engine.request import Phase
-from stratakv.engine.roles import ChunkComputed, Sent, UnifiedRole
+from stratakv.engine.roles import ChunkComputed, Sent, Start, UnifiedRole
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepWindow, needed
 from tests.engines import VOCABULARY, drain, evict_device, greedy, run, token_engine, token_spec
@@ -79,3 +79,20 @@ def test_a_load_of_what_is_being_sent_frees_none_of_its_pages(more):
         assert parts.cache.tiers.pools.counters.duplicate_pages > duplicates
         role.take()
         drain(parts)
+
+
+class Elsewhere(UnifiedRole):
+    """Requests whose names begin with w wait for another engine, which never comes."""
+
+    def may_start(self, request):
+        return Start.WAIT if request.id.startswith("w") else Start.COMPUTE
+
+
+def test_any_number_of_requests_that_wait_for_another_engine_hold_up_nobody():
+    spec, settings = token_spec(PAGE), EngineConfig(page_tokens=PAGE, max_model_len=40)
+    with token_engine(spec, settings, (50,), (0,), sockets=Sockets(role=Elsewhere)) as parts:
+        for n in range(200):
+            parts.engine.submit(greedy(f"w{n}", [n % 90, 1, 2], 1))
+        parts.engine.submit(greedy("r", [1, 2, 3], 1))
+        assert [output.request for output in parts.engine.step()] == ["r"]
+        assert parts.engine.stats().waiting == 200

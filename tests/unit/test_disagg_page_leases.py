@@ -101,3 +101,10 @@ def test_a_lease_without_a_writer_of_its_own_is_a_bug(leases, writers):
     lease(leases)
     with pytest.raises(AssertionError):
         lease(leases)
+
+
+def test_a_writer_that_goes_on_has_its_time_anew(leases):
+    lease(leases, deadline_s=10.0)
+    leases.extend(RequestId("r"), 20.0)
+    assert leases.expire(15.0) == frozenset()
+    assert leases.expire(20.0) == {ONE, TWO}

@@ -14,7 +14,7 @@ from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity, session_name
 from stratakv.disagg.joining import Join, JoinedByHand
-from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Reserve
+from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Progress, Reserve
 from stratakv.disagg.page_leases import LeaseCounts, PageLeases, Writer
 from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.session import (
@@ -178,6 +178,10 @@ class DecodeRole:
 
     def _on_message(self, peer: PeerId, message: Message) -> None:
         match message:
+            case Progress(attempt):
+                entry = self._attempts.get(attempt)
+                if entry is not None and entry.peer == peer and not entry.session.ended:
+                    self._extend(entry)
             case Arrival(attempt) | Ended(attempt):
                 entry = self._attempts.get(attempt)
                 if entry is None or entry.peer != peer:
@@ -190,6 +194,13 @@ class DecodeRole:
                 self._peers.disconnect(peer, "it asks for pages of an engine that decodes")
             case _:
                 assert_never(message)
+
+    def _extend(self, entry: _Receiving) -> None:
+        if entry.session.state is SessionState.TRANSFERRING:
+            entry.session = entry.session.extended(self._clock.now_s())
+            until_s = entry.session.deadline_s + self._limits.answer_s
+            self._leases.extend(entry.request, until_s)
+            self._due.add(entry.session.deadline_s)
 
     def _answered(self, entry: _Receiving, message: Arrival | Ended) -> None:
         """Nobody writes its pages any more."""

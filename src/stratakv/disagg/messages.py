@@ -19,7 +19,7 @@ from stratakv.disagg.transport import NOTIFICATION_BYTES
 from stratakv.engine.request import TokenLogprob
 from stratakv.engine.roles import FirstToken
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Of these messages; two sides must have the same."""
 MESSAGE_BYTES: Final = 16 << 20
 """The longest message that is read."""
@@ -59,6 +59,13 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Prefill, behind a part of the bytes: more is to come, and has its time from now on."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Decode has given it up. ``reserved``: a ``Reserve`` of it has gone before; then prefill
     answers, with ``Arrival`` or ``Ended``, when it writes no more."""
@@ -76,7 +83,7 @@ class Ended:
     reason: str
 
 
-Message: TypeAlias = Reserve | Arrival | Abort | Ended
+Message: TypeAlias = Reserve | Progress | Arrival | Abort | Ended
 
 
 def encode(message: Message) -> bytes:
@@ -94,6 +101,8 @@ def encode(message: Message) -> bytes:
                 "logprob": None if logprob is None else (logprob.chosen, logprob.top),
                 "cached": astuple(message.cached),
             }
+        case Progress():
+            pass
         case Abort():
             fields |= {"reserved": message.reserved, "reason": message.reason}
         case Ended():
@@ -119,8 +128,13 @@ def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
                 pages_of(GroupId(int(group)), int(first), list(map(int, pages)))
                 for group, first, pages in fields["groups"]
             )
-            pages = TransferPages(int(fields["tokens"]), groups)
+            tokens = int(fields["tokens"])
+            if tokens < 1:
+                raise ValueError(f"a prompt of {tokens} tokens")
+            pages = TransferPages(tokens, groups)
             return Reserve(attempt, str(fields["prompt"]), pages)
+        case "Progress":
+            return Progress(attempt)
         case "Arrival":
             device, host, storage = map(int, fields["cached"])
             first = FirstToken(int(fields["token"]), _logprob(fields["logprob"]))

@@ -64,6 +64,10 @@ class PageLeases:
         assert all(writer.session == session for writer in writers), "of another session"
         self._leases[session] = _Lease(pages, dict(writers), deadline_s)
 
+    def extend(self, session: RequestId, deadline_s: float) -> None:
+        """Its writers have shown that they go on. What is in quarantine stays there."""
+        self._leases[session].deadline_s = deadline_s
+
     def acknowledge(self, writer: Writer) -> TransferPages | None:
         """``writer`` has finished, or knows of an abort and is done with what was under way.
         The session's pages where it was the last; they may be used again."""

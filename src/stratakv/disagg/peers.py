@@ -162,18 +162,18 @@ class Peers:
 
     def send(self, peer: PeerId, message: Message, writes: Writes = NO_WRITES) -> TransferId | None:
         """Write, and send ``message`` behind it; what ends with the last of it. None, and nothing
-        is done, where the peer is not known."""
+        is done, where the peer is not known, or has named pages beyond its own memory."""
         if not self.knows(peer):
             return None
         transfer = None
-        for part in parts(encode(message)):
-            transfer = self._end.transport.post(peer, writes, part)
-            writes = NO_WRITES
+        try:
+            for part in parts(encode(message)):
+                transfer = self._end.transport.post(peer, writes, part)
+                writes = NO_WRITES
+        except TransportError as error:
+            self.disconnect(peer, str(error))
+            return None
         return transfer
-
-    def write(self, peer: PeerId, writes: Writes) -> TransferId | None:
-        """Write without a word; as in ``send``."""
-        return self._end.transport.post(peer, writes) if self.knows(peer) else None
 
     def poll(self) -> Sequence[PeerEvent]:
         """What has happened since the last call, in order for each peer; ``Disconnected`` is the

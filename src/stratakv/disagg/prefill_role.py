@@ -16,7 +16,7 @@ from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity, session_name
-from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Reserve
+from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Progress, Reserve
 from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.session import (
     Aborted,
@@ -174,8 +174,10 @@ class PrefillRole:
         self._given[entry] = None
         writes = self._next(entry, source)
         if len(writes.sizes):
+            assert entry.asked is not None
             assert entry.peer is not None
-            self._begin(entry, self._peers.write(entry.peer, writes))
+            more = Progress(entry.asked.attempt)
+            self._begin(entry, self._peers.send(entry.peer, more, writes))
 
     def _write_last(
         self,
@@ -271,7 +273,7 @@ class PrefillRole:
                 self._ask(peer, message)
             case Abort():
                 self._abort(peer, message)
-            case Arrival() | Ended():
+            case Arrival() | Ended() | Progress():
                 self._peers.disconnect(peer, "it sends pages to an engine that computes prompts")
             case _:
                 assert_never(message)

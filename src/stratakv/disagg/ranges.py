@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stratakv.core.errors import TransportError
 from stratakv.disagg.transport import Writes
 from stratakv.disagg.wire import Addresses, Ranges
 
@@ -28,18 +29,19 @@ class Regions:
     def places(self) -> list[list[int]]:
         return np.stack([self.addresses, self.sizes], 1).tolist()
 
-    def locate(self, regions: Addresses, offsets: Addresses, sizes: Addresses) -> Addresses:
-        """Addresses of the ranges. AssertionError where one is not within its region."""
-        assert (regions < len(self.sizes)).all(), "no such region"
+    def locate(self, regions: Addresses, offsets: Addresses, sizes: Addresses) -> Addresses | None:
+        """Addresses of the ranges; None where one is not within its region."""
+        if not (regions < len(self.sizes)).all():
+            return None
         room = self.sizes[regions]
-        assert ((offsets <= room) & (sizes <= room - np.minimum(offsets, room))).all(), (
-            "a range leaves its region"
-        )
+        if not ((offsets <= room) & (sizes <= room - np.minimum(offsets, room))).all():
+            return None
         return self.addresses[regions] + offsets
 
 
 def located(writes: Writes, here: Regions, there: Regions) -> Ranges:
-    """What ``writes`` means for the regions of both sides; ranges without bytes are left out."""
+    """What ``writes`` means for the regions of both sides; ranges without bytes are left out.
+    AssertionError for one beyond ours. TransportError for one beyond theirs: they have named it."""
     columns = (writes.regions, writes.offsets, writes.peer_regions, writes.peer_offsets)
     every = [*columns, writes.sizes]
     count = len(writes.sizes)
@@ -49,8 +51,14 @@ def located(writes: Writes, here: Regions, there: Regions) -> Ranges:
     region, offset, peer_region, peer_offset, sizes = (
         each[kept].astype(np.uint64) for each in every
     )
-    sources = here.locate(region, offset, sizes)
-    return Ranges(sources, there.locate(peer_region, peer_offset, sizes), sizes)
+    sources, targets = (
+        here.locate(region, offset, sizes),
+        there.locate(peer_region, peer_offset, sizes),
+    )
+    assert sources is not None, "a range leaves its region"
+    if targets is None:
+        raise TransportError("a range leaves the peer's region")
+    return Ranges(sources, targets, sizes)
 
 
 def joined(ranges: Ranges) -> Ranges:

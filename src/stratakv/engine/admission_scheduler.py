@@ -58,14 +58,16 @@ class AdmissionScheduler:
         held: list[Request] = []
         ahead: list[AdmissionRequest] = []  # of those held, those that were retracted
         self.waits_for_role = False
-        for _ in range(min(len(self.backlog), self._look_ahead)):
-            if not self._running.has_room():
-                break
+        looks = self._look_ahead
+        while len(self.backlog) and looks and self._running.has_room():
             request = self.backlog.pop()
             try:
                 if request.retracted is None or request.retracted.hold is None:
                     request.trust()
-                start = self._start(request)
+                start = self._role_start(request)
+                if start is not Start.WAIT:  # who waits for another engine holds up nobody
+                    looks -= 1
+                    start = self._start_here(request, start)
                 if start is Start.WAIT:
                     held.append(request)
                     if request.retracted is not None:
@@ -89,15 +91,18 @@ class AdmissionScheduler:
             return self._admission.admit(asked)
         return self._admission.resume(request.retracted, asked)
 
-    def _start(self, request: Request) -> Start:
-        saved = request.retracted is not None and request.retracted.hold is not None
-        if saved:
-            return Start.COMPUTE
+    def _role_start(self, request: Request) -> Start:
+        if request.retracted is not None and request.retracted.hold is not None:
+            return Start.COMPUTE  # all it needs was saved
         start = self._role.may_start(request)
         self.waits_for_role |= start is Start.WAIT
+        return start
+
+    def _start_here(self, request: Request, start: Start) -> Start:
+        """What it waits for in this engine."""
         if request.retracted is not None:
             return start
-        if start is Start.WAIT or self._prefetcher.must_wait(request.id):
+        if self._prefetcher.must_wait(request.id):
             return Start.WAIT
         waits = start is Start.COMPUTE and self._is_being_computed(request)
         return Start.WAIT if waits else start

@@ -14,7 +14,8 @@ from stratakv.core.ids import PageKey
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
     """``step_tokens``: the most tokens a step computes; ``chunk_tokens``: of one request;
-    ``look_ahead``: how many waiting requests may be looked at in one step."""
+    ``look_ahead``: how many waiting requests may be looked at in one step, beside those that wait
+    for another engine."""
 
     step_tokens: int
     chunk_tokens: int

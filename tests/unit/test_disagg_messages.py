@@ -1,0 +1,71 @@
+"""Messages between roles come back as they were sent, and what no role would send is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stratakv.cache.footprint import TransferPages
+from stratakv.cache.records import TierTokens
+from stratakv.core.errors import TransportError
+from stratakv.disagg.messages import (
+    Abort,
+    Arrival,
+    Attempt,
+    Ended,
+    Progress,
+    Reserve,
+    decode,
+    encode,
+)
+from stratakv.disagg.page_places import pages_of
+from stratakv.disagg.ranges import Regions, located
+from stratakv.disagg.transport import Writes
+from stratakv.engine.request import TokenLogprob
+from stratakv.engine.roles import FirstToken
+
+OF = Attempt("r", 3)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Progress(OF),
+        Arrival(OF, FirstToken(7), TierTokens(1, 2, 3)),
+        Arrival(
+            OF,
+            FirstToken(7, TokenLogprob(chosen=-0.5, top=((7, -0.5), (8, -2.0)))),
+            TierTokens(0, 0, 0),
+        ),
+        Abort(OF, reserved=True, reason="it left"),
+        Ended(OF, "no"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_comes_back_as_it_was_sent(message):
+    assert decode(encode(message)) == message
+
+
+def test_pages_come_back_as_they_were_named():
+    pages = TransferPages(9, (pages_of(0, 1, [4, 2]), pages_of(1, -1, [])))
+    back = decode(encode(Reserve(OF, "ab", pages)))
+    assert isinstance(back, Reserve)
+    assert (back.attempt, back.prompt, back.pages.tokens) == (OF, "ab", 9)
+    for here, there in zip(pages.groups, back.pages.groups, strict=True):
+        assert (here.group, here.first) == (there.group, there.first)
+        np.testing.assert_array_equal(here.pages, there.pages)
+
+
+@pytest.mark.parametrize("tokens", [0, -1])
+def test_a_prompt_without_tokens_is_none(tokens):
+    fields = json.loads(encode(Reserve(OF, "ab", TransferPages(9, ()))))
+    with pytest.raises(TransportError, match=f"a prompt of {tokens} tokens"):
+        decode(json.dumps(fields | {"tokens": tokens}).encode())
+
+
+@pytest.mark.parametrize(("region", "offset", "size"), [(1, 0, 4), (0, 60, 5), (0, 65, 1)])
+def test_a_place_beyond_the_peer_s_memory_is_the_peer_s_fault(region, offset, size):
+    here, there = (Regions.of([(base, 64)]) for base in (1000, 2000))
+    one = [np.array([n], np.int64) for n in (0, 0, region, offset, size)]
+    with pytest.raises(TransportError, match="leaves the peer's region"):
+        located(Writes(*one), here, there)
