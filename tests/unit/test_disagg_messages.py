@@ -13,7 +13,7 @@ from stratakv.disagg.messages import (
     Arrival,
     Attempt,
     Ended,
-    Progress,
+    PartWritten,
     Reserve,
     decode,
     encode,
@@ -30,7 +30,7 @@ OF = Attempt("r", 3)
 @pytest.mark.parametrize(
     "message",
     [
-        Progress(OF),
+        PartWritten(OF),
         Arrival(OF, FirstToken(7), TierTokens(1, 2, 3)),
         Arrival(
             OF,

@@ -14,7 +14,7 @@ from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity, session_name
 from stratakv.disagg.joining import Join, JoinedByHand
-from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Progress, Reserve
+from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, PartWritten, Reserve
 from stratakv.disagg.page_leases import LeaseCounts, PageLeases, Writer
 from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.session import (
@@ -178,7 +178,7 @@ class DecodeRole:
 
     def _on_message(self, peer: PeerId, message: Message) -> None:
         match message:
-            case Progress(attempt):
+            case PartWritten(attempt):
                 entry = self._attempts.get(attempt)
                 if entry is not None and entry.peer == peer and not entry.session.ended:
                     self._extend(entry)

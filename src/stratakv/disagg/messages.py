@@ -59,7 +59,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PartWritten:
     """Prefill, behind a part of the bytes: more is to come, and has its time from now on."""
 
     attempt: Attempt
@@ -83,7 +83,7 @@ class Ended:
     reason: str
 
 
-Message: TypeAlias = Reserve | Progress | Arrival | Abort | Ended
+Message: TypeAlias = Reserve | PartWritten | Arrival | Abort | Ended
 
 
 def encode(message: Message) -> bytes:
@@ -101,7 +101,7 @@ def encode(message: Message) -> bytes:
                 "logprob": None if logprob is None else (logprob.chosen, logprob.top),
                 "cached": astuple(message.cached),
             }
-        case Progress():
+        case PartWritten():
             pass
         case Abort():
             fields |= {"reserved": message.reserved, "reason": message.reason}
@@ -133,8 +133,8 @@ def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
                 raise ValueError(f"a prompt of {tokens} tokens")
             pages = TransferPages(tokens, groups)
             return Reserve(attempt, str(fields["prompt"]), pages)
-        case "Progress":
-            return Progress(attempt)
+        case "PartWritten":
+            return PartWritten(attempt)
         case "Arrival":
             device, host, storage = map(int, fields["cached"])
             first = FirstToken(int(fields["token"]), _logprob(fields["logprob"]))

@@ -16,7 +16,7 @@ from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity, session_name
-from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, Progress, Reserve
+from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, PartWritten, Reserve
 from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.session import (
     Aborted,
@@ -176,7 +176,7 @@ class PrefillRole:
         if len(writes.sizes):
             assert entry.asked is not None
             assert entry.peer is not None
-            more = Progress(entry.asked.attempt)
+            more = PartWritten(entry.asked.attempt)
             self._begin(entry, self._peers.send(entry.peer, more, writes))
 
     def _write_last(
@@ -273,7 +273,7 @@ class PrefillRole:
                 self._ask(peer, message)
             case Abort():
                 self._abort(peer, message)
-            case Arrival() | Ended() | Progress():
+            case Arrival() | Ended() | PartWritten():
                 self._peers.disconnect(peer, "it sends pages to an engine that computes prompts")
             case _:
                 assert_never(message)
