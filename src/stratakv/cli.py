@@ -200,7 +200,7 @@ def _fsck_flags(parser: argparse.ArgumentParser) -> None:
         "Read every page of a file store. Exit code 0: all is well, or was mended; 1: there is "
         "damage; 2: this is no store, or it cannot be read."
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the store's directory")
+    parser.add_argument("directory", metavar="DIR", help="the store's directory, or file:///DIR")
     parser.add_argument(
         "--repair",
         action="store_true",
@@ -336,17 +336,26 @@ def _write_json(path: str | None, figures: object) -> None:
         Path(path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
+def _store_directory(name: str) -> Path:
+    """Of a file store, as ``--storage`` takes it or without ``file://``."""
+    path = name.removeprefix("file://")
+    if "://" in path:
+        raise ConfigError(f"DIR {name}: allowed is a directory, or file:///DIR")
+    return Path(path)
+
+
 def _fsck(arguments: argparse.Namespace) -> int:
     from stratakv.storage.file.fsck import fsck, lines_of  # noqa: PLC0415
 
     _check_json(arguments.json)
+    directory = _store_directory(arguments.directory)
     try:
-        found = fsck(arguments.directory, repair=arguments.repair)
+        found = fsck(directory, repair=arguments.repair)
     except (StorageError, OSError) as error:
         print(f"stratakv: {error}", file=sys.stderr)
         return 2
     _write_json(arguments.json, asdict(found) | {"clean": found.clean})
-    for line in lines_of(arguments.directory, found, repair=arguments.repair):
+    for line in lines_of(directory, found, repair=arguments.repair):
         print(line)
     return 0 if found.clean else 1
 
