@@ -39,7 +39,7 @@ class TestUntidy(TransportConformance):
     """But for threads, and that a range outside of its region is seen when it is begun."""
 
     test_many_threads_may_post = None
-    test_a_range_outside_of_a_region_is_a_bug_and_writes_nothing = None
+    test_a_range_outside_of_a_region_writes_nothing = None
 
 
 def test_a_completion_that_is_lost_is_a_failure_when_the_link_ends():

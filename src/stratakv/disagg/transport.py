@@ -104,7 +104,8 @@ class Transport(Protocol):
         """Begin to write, once the peer has connected too. What is posted to one peer is written in
         order, and ``notification`` (at most ``NOTIFICATION_BYTES``) reaches it after these bytes.
         Ends with ``Done`` or ``Failed``, once. The peer was connected and its ``Disconnected`` not
-        yet polled; every range lies within its regions."""
+        yet polled; every range lies within our regions. TransportError where one does not lie
+        within the peer's, who has named it: nothing is written then."""
         ...
 
     def poll(self) -> Sequence[Event]:
