@@ -340,7 +340,7 @@ def _store_directory(name: str) -> Path:
     """Of a file store, as ``--storage`` takes it or without ``file://``."""
     path = name.removeprefix("file://")
     if "://" in path:
-        raise ConfigError(f"DIR {name}: allowed is a directory, or file:///DIR")
+        raise StorageError(f"DIR {name}: allowed is a directory, or file:///DIR")
     return Path(path)
 
 
@@ -348,8 +348,8 @@ def _fsck(arguments: argparse.Namespace) -> int:
     from stratakv.storage.file.fsck import fsck, lines_of  # noqa: PLC0415
 
     _check_json(arguments.json)
-    directory = _store_directory(arguments.directory)
     try:
+        directory = _store_directory(arguments.directory)
         found = fsck(directory, repair=arguments.repair)
     except (StorageError, OSError) as error:
         print(f"stratakv: {error}", file=sys.stderr)
