@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import logging
 import os
 import shutil
 import subprocess
@@ -51,6 +52,14 @@ SAYS = "says"
 def says(record_property):
     """What the run's summary is to say beside how many have passed."""
     return functools.partial(record_property, SAYS)
+
+
+@pytest.fixture
+def quiet():
+    """Engines, stores and sessions that fail on purpose log it, thousands of times."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def pytest_terminal_summary(terminalreporter):

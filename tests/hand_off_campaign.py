@@ -2,7 +2,7 @@
 
 Owns the walk: a request is followed to a moment on one side, given up there, or on both, and others
 take its pages at once. What is looked at: each answer, each byte that is written or read
-(``stepped_transport``, ``HeldTokens``), and at the end every page of both sides. The link has no
+(``watched_transport``, ``HeldTokens``), and at the end every page of both sides. The link has no
 threads: without a host tier a seed is a run.
 """
 
@@ -17,12 +17,13 @@ import numpy as np
 from stratakv.core.ids import RequestId
 from stratakv.disagg.peers import StillEndingError
 from stratakv.engine.request import Failure, FinishReason, Phase, TransferSession
+from stratakv.testing.fleet.network import NetworkPace, SimNetwork
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
 from stratakv.tree.nodes import Tier
 from tests.engines import VOCABULARY, allocator, ended, expected_tokens, greedy, tokens_of
-from tests.stepped_transport import SteppedTransport, Watched
 from tests.transport_pairs import D, Link, P, tokens_over
+from tests.watched_transport import Watched, assert_poisoned
 
 PREFILL, DECODE = HandOffSide
 HANG = 4000
@@ -45,17 +46,17 @@ class Moment(Enum):
     DECODE_DECODING = DECODE, Phase.DECODING, False
 
 
-class SteppedLink(Link):
+class SimLink(Link):
     """Both ends of one seed: slow, untidy, and with ``lost`` some ends that are never reported."""
 
     def __init__(self, seed: int, faults: TransportFaults, joins: bool = True) -> None:
-        self.watched, ends = {}, []
+        self.watched = {}
+        network = SimNetwork(Random(seed), NetworkPace(), assert_poisoned)
 
         def opens(side):
             def opened(memories):
                 random = Random(f"{seed} {side.name}")
-                inner = SteppedTransport(memories, ends, random)
-                faulty = FaultyTransport(inner, random, faults)
+                faulty = FaultyTransport(network.open(memories), random, faults)
                 self.watched[side] = Watched(faulty, memories)
                 return self.watched[side]
 
@@ -221,9 +222,9 @@ class Walk:
 
 
 @contextmanager
-def walking(rules, seed: int, link: SteppedLink | None = None):
+def walking(rules, seed: int, link: SimLink | None = None):
     rng = Random(seed)
-    link = SteppedLink(seed, faults_of(rng)) if link is None else link
+    link = SimLink(seed, faults_of(rng)) if link is None else link
     device = rng.choice((20, 30, 45))
     pages = {"device": device, "prefill": rng.choice((20, 30, 45)), "host": rng.choice((0, 100))}
     chunk = rng.choice((3, 9))
@@ -232,7 +233,7 @@ def walking(rules, seed: int, link: SteppedLink | None = None):
         yield Walk(pair, rng)
 
 
-def campaign(rules, seed: int, aborts: int, link: SteppedLink | None = None) -> Walk:
+def campaign(rules, seed: int, aborts: int, link: SimLink | None = None) -> Walk:
     """``aborts`` of them, of every moment in turn."""
     with walking(rules, seed, link) as walk:
         moments = list(Moment)

@@ -13,7 +13,7 @@ from stratakv.engine.roles import ChunkComputed, PartSent, TransferFailed
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.transport_faults import TransportFaults
 from stratakv.tiers import progress
-from tests.hand_off_campaign import SteppedLink, campaign
+from tests.hand_off_campaign import SimLink, campaign
 from tests.pairs import RULES
 from tests.transport_pairs import LIMITS, P
 
@@ -143,7 +143,7 @@ def takes_a_lost_peer_for_a_fence(link):
 def test_who_breaks_a_rule_is_seen(bug, first):
     """``first``: a seed that sees it; where the walk has changed, one of the next ones does."""
     for seed in range(first, first + 40):
-        link = SteppedLink(seed, LATE)
+        link = SimLink(seed, LATE)
         bug(link)
         try:
             campaign(RULES["window"], seed, 14, link)

@@ -14,7 +14,7 @@ from stratakv.testing.patience import wait_until
 from stratakv.testing.transport_faults import TransportFaults
 from stratakv.tiers import progress
 from tests.engines import expected_tokens, greedy, tokens_of
-from tests.hand_off_campaign import SteppedLink
+from tests.hand_off_campaign import SimLink
 from tests.pairs import PROMPT, RULES, every_rule
 from tests.transport_pairs import settle, tokens_over
 
@@ -29,7 +29,7 @@ def short_naps(monkeypatch):
 @every_rule
 @pytest.mark.parametrize("side", HandOffSide)
 def test_what_a_store_has_is_neither_computed_nor_sent(side, rules, tmp_path):
-    link = SteppedLink(1, UNTIDY)
+    link = SimLink(1, UNTIDY)
     settings = {"prefetch_threshold": 4, "prefetch_policy": "wait-complete"}
     with tokens_over(link, *rules, **settings) as pair:
         parts = pair.sides[side]
@@ -52,7 +52,7 @@ def test_what_a_store_has_is_neither_computed_nor_sent(side, rules, tmp_path):
 
 @pytest.mark.parametrize("rules", [RULES["window"], RULES["all"]], ids=["window", "all"])
 def test_tenants_share_no_page_on_either_side(rules):
-    with tokens_over(SteppedLink(2, UNTIDY), *rules) as pair:
+    with tokens_over(SimLink(2, UNTIDY), *rules) as pair:
         for number, (salt, hit) in enumerate((("a", False), ("b", False), ("a", True))):
             asked = greedy(f"{number}", PROMPT[:41], 3, salt=salt)
             assert pair.run(asked) == [expected_tokens(PROMPT[:41], 3)]
@@ -62,7 +62,7 @@ def test_tenants_share_no_page_on_either_side(rules):
 
 
 def test_a_prompt_of_another_tenant_or_session_fails_alone():
-    with tokens_over(SteppedLink(3, UNTIDY)) as pair:
+    with tokens_over(SimLink(3, UNTIDY)) as pair:
         for side, parts in pair.sides.items():
             pair.out[side]["r"] = []
             parts.engine.submit(replace(greedy("r", PROMPT[:30], 4), salt=side.name))

@@ -2,8 +2,6 @@
 exactly as often as they should.
 """
 
-import logging
-
 import pytest
 
 from stratakv.agreement import ballot
@@ -20,12 +18,7 @@ LONG_RUNS, LONG_CHUNK = 10_400, 260
 PLANS = 500
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    """Stores that fail say so, thousands of times."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, CHUNK))

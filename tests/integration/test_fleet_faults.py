@@ -1,6 +1,5 @@
 """Every rule that keeps ranks alike, broken once: the fleet must see it, and within a few runs."""
 
-import logging
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -19,11 +18,7 @@ from tests.integration.test_fleet_prefetch import Again
 RUNS, FEW = 8, 5
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def caught(plans):

@@ -6,7 +6,6 @@ fetch finds the same room on all ranks, however unlike their stores are; and whe
 would stop at the next ballot, before a page has landed. Owns what it watches.
 """
 
-import logging
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,12 +19,7 @@ from stratakv.testing.fleet.run import Fleet
 from stratakv.tiers.prefetch.fetches import Fetches
 from tests.fleet_plans import CALM, storage_plan
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """What ranks fetch and land when no two stores are alike: the same on all of them, or nothing."""
 
-import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
@@ -23,11 +22,7 @@ from tests.fleet_plans import CALM, storage_plan
 KINDS = ("anchor", "window", "chunk", "state", "three", "live", "states-only")
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Again:

@@ -1,8 +1,6 @@
 """Every rule of a hand-off, broken once: simulated pairs must see it, in a run of those that are
 made each time."""
 
-import logging
-
 import pytest
 
 from stratakv.testing.fleet.pair import run_pair
@@ -20,11 +18,7 @@ CASES = {
 """Seeds, each the first that sees it; after a change of what is drawn look for it from 0 on."""
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.parametrize("fault", CASES, ids=lambda fault: fault.__name__)

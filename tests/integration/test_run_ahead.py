@@ -2,7 +2,6 @@
 are the same, decisions depend on no device's pace, and who leaves between the two harms nobody.
 """
 
-import logging
 from dataclasses import replace
 from random import Random
 
@@ -25,14 +24,6 @@ SEEDS = range(4)
 PROMPT = [n * 7 % (VOCABULARY - 1) for n in range(20)]
 BREAKS = VOCABULARY - 1
 """A token after which nothing is finite any more."""
-
-
-@pytest.fixture
-def quiet():
-    """Stores that fail say so, thousands of times."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def ahead(seed, **changes):

@@ -13,7 +13,7 @@ from stratakv.cache.live import LivePages
 from stratakv.cache.sequence_states import SequenceState
 from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.memory.block_table import BlockTable
-from stratakv.spec.groups import CacheSpec
+from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
 
 
@@ -71,6 +71,12 @@ class TransferPages:
             pages = mine.pages[first - mine.first : stop - mine.first]
             groups.append(GroupPages(mine.group, first, pages))
         return TransferPages(self.tokens, tuple(groups))
+
+    def reached(self, starts: Sequence[int]) -> list[int]:
+        """Of each group the page index behind its last page here, or ``starts[g]`` if that is
+        more."""
+        ends = (group.first + len(group.pages) for group in self.groups)
+        return list(map(max, starts, ends))
 
     def paired(self, target: "TransferPages") -> Iterator[tuple[GroupId, PageIds, PageIds]]:
         """Group, pages here and pages of ``target`` that they are to be copied to: by page index,
@@ -137,36 +143,46 @@ class Footprints:
             assert np.array_equal(mapped, kept), f"group {group.name} maps what was not saved"
             assert kept == list(span), f"group {group.name} was not saved as it is needed"
 
-    def full_pages(self, row: int, tokens: int, total: int) -> TransferPages:
-        """What the request at ``row`` needs after ``total``, but for pages that are not full after
-        ``tokens``, and states. AssertionError where it has no page for some of it."""
-        page, found = self._spec.page_tokens, list[GroupPages]()
-        for group in self._spec.groups:
-            span = needed(group.retention, total, page)
-            first, stop = span.start, max(span.start, min(span.stop, tokens // page))
-            if group.stateful:
-                one = GroupPages(group.id, NONE, np.empty(0, np.int32))
-            else:
-                pages = self._tables.pages(group.id)[row, first:stop].copy()
-                one = GroupPages(group.id, first, pages)
-            assert (one.pages != NONE).all(), f"group {group.name} lacks a page at {tokens} tokens"
-            found.append(one)
-        return TransferPages(total, tuple(found))
-
     def transfer_pages(self, row: int, tokens: int, held: int = 0) -> TransferPages:
         """What the request at ``row`` needs after ``tokens``, but for the first ``held`` pages of
         every prefix; AssertionError where it has no page for some of it."""
-        page = self._spec.page_tokens
-        found: list[GroupPages] = []
-        for group in self._spec.groups:
-            span = needed(group.retention, tokens, page)
-            if group.stateful:
-                state = [self._live.current(row, group.id)] if span else []
-                one = GroupPages(group.id, NONE, np.array(state, np.int32))
-            else:
-                first = max(span.start, min(held, span.stop))
-                pages = self._tables.pages(group.id)[row, first : span.stop].copy()
-                one = GroupPages(group.id, first, pages)
-            assert (one.pages != NONE).all(), f"group {group.name} lacks a page at {tokens} tokens"
-            found.append(one)
-        return TransferPages(tokens, tuple(found))
+        return TransferPages(
+            tokens,
+            tuple(
+                self._state(row, group, tokens)
+                if group.stateful
+                else self._tokens(row, group, tokens, held, tokens)
+                for group in self._spec.groups
+            ),
+        )
+
+    def full_pages(self, row: int, tokens: int, total: int) -> TransferPages:
+        """What the request at ``row`` needs after ``total``, but for pages that are not full after
+        ``tokens``, and states. AssertionError where it has no page for some of it."""
+        end = tokens // self._spec.page_tokens
+        return TransferPages(
+            total,
+            tuple(
+                GroupPages(group.id, NONE, np.empty(0, np.int32))
+                if group.stateful
+                else self._tokens(row, group, total, 0, end)
+                for group in self._spec.groups
+            ),
+        )
+
+    def _state(self, row: int, group: CacheGroup, tokens: int) -> GroupPages:
+        span = needed(group.retention, tokens, self._spec.page_tokens)
+        found = [self._live.current(row, group.id)] if span else []
+        return self._there(GroupPages(group.id, NONE, np.array(found, np.int32)), group, tokens)
+
+    def _tokens(self, row: int, group: CacheGroup, tokens: int, first: int, end: int) -> GroupPages:
+        """Of the pages that are needed after ``tokens`` those with indices in [first, end)."""
+        span = needed(group.retention, tokens, self._spec.page_tokens)
+        first = max(span.start, min(first, span.stop))
+        pages = self._tables.pages(group.id)[row, first : max(first, min(span.stop, end))].copy()
+        return self._there(GroupPages(group.id, first, pages), group, tokens)
+
+    def _there(self, found: GroupPages, group: CacheGroup, tokens: int) -> GroupPages:
+        there = (found.pages != NONE).all()
+        assert there, f"group {group.name} lacks a page at {tokens} tokens"
+        return found

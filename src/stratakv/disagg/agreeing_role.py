@@ -123,7 +123,7 @@ class AgreeingRole:
         entry = self._entries.get(request.id)
         if entry is None:
             assert request.id in self._over, f"{request.id} has no session"
-            return  # it failed while pages were taken, and nobody has heard of them
+            return  # it failed while pages were taken, and nobody knows of them
         entry.engaged = True
         if entry.agreed is not SessionState.FAILED:
             self._role.reserved(request, pages)
@@ -149,7 +149,7 @@ class AgreeingRole:
         return self._role.computed(request, computed, lambda: given)
 
     def _has_ended(self, request: Request) -> bool:
-        """Whether the engine has heard of a failure, or will."""
+        """Whether its failure is reported to the engine, or will be."""
         entry = self._entries.get(request.id)
         if entry is None:
             return request.id in self._over

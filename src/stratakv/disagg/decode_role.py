@@ -2,7 +2,7 @@
 
 Owns the sessions of its requests and the leases of the pages that they write. A request's pages are
 its own again when prefill has reported that it writes no more, or is behind its fence; nothing is
-told to the engine before. Must not know how words and bytes travel (``peers``).
+reported to the engine before. Must not know how messages and bytes travel (``peers``).
 """
 
 from collections.abc import Callable, Sequence

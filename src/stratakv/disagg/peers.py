@@ -177,7 +177,7 @@ class Peers:
 
     def poll(self) -> Sequence[PeerEvent]:
         """What has happened since the last call, in order for each peer; ``Disconnected`` is the
-        last of one, and a peer that speaks nonsense is lost."""
+        last of one, and a peer that sends nonsense is lost."""
         if self._opened is None:
             return ()
         for event in self._opened.transport.poll():

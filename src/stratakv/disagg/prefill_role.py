@@ -204,8 +204,7 @@ class PrefillRole:
         assert entry.peer is not None
         entry.sent = entry.sent or [0] * len(source.groups)
         target = entry.asked.pages.part(entry.sent, source)
-        ends = [group.first + len(group.pages) for group in source.groups]
-        entry.sent = list(map(max, entry.sent, ends))
+        entry.sent = source.reached(entry.sent)
         here, there = self._peers.places(entry.peer)
         return here.writes(source, there, target)
 

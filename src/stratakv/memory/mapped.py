@@ -26,7 +26,8 @@ faster, and a transport that pins memory has less to do."""
 def mapped_bytes(*shape: int) -> Bytes:
     """uint8 of ``shape``, which begins at a page of the machine and so at any alignment that a copy
     or a driver asks for. Zeros that take no memory until they are written; given back with the last
-    array over them. MemoryError where the machine has no room for as much."""
+    array over them. Large ones take it 2 MiB at a time. MemoryError where the machine has no room
+    for as much."""
     size = int(np.prod(shape, dtype=np.int64))
     if not size:
         return np.empty(shape, np.uint8)

@@ -1,6 +1,6 @@
 """``stratakv route``: one address for servers that compute prompts and servers that decode.
 
-Owns who gets a request, the two calls of it, and what its client is told where one of them fails.
+Owns who gets a request, the two calls of it, and what its client gets where one of them fails.
 Both sides get the same body at once, with a session's name; the client gets what decode says. Must
 not know models or tokens: what is wrong with a body the servers say.
 """
@@ -177,7 +177,7 @@ class Router:
             raise _ServerError(answer)
 
     async def _decoded(self, path: str, content: bytes, headers: dict[str, str]) -> _Answer:
-        """From whoever takes it; nobody has said a word of it before."""
+        """From whoever takes it; nothing of it was given out before."""
         last: ApiError | None = None
         for url in self._decodes():
             request = self._client.build_request(

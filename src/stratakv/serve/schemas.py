@@ -85,7 +85,7 @@ class Decoding:
     """How to continue a prompt. ``logprobs``: alternatives wanted beside each token, None: no
     report. ``max_tokens`` None: the endpoint's default. ``seed`` None: a fresh one. ``priority``:
     what evicts by priority keeps the higher ones longer; it decides nothing else. ``cache``: what
-    the request may do with the cache. ``salt`` None: nothing is said of it. ``hand_off``: between
+    the request may do with the cache. ``salt`` None: the body has none. ``hand_off``: between
     servers."""
 
     n: int

@@ -55,7 +55,7 @@ class Family:
     """``layer_types`` names every layer's type; ``keep`` says what one layer caches. ``steps``:
     Hugging Face's code forgets a state that several tokens meet at once, so it is continued one
     token at a time. ``page_unit``: what a page's tokens must be a multiple of. ``time_steps``:
-    bounds that Hugging Face's code heeds in chunks and forgets in steps of one token."""
+    bounds that Hugging Face's code applies in chunks and leaves out in steps of one token."""
 
     layer_types: LayerTypes
     keep: Callable[[Layer, PageFormat], Buffers]
@@ -91,7 +91,7 @@ def inferred(config: ModelConfig) -> tuple[str, ...]:
 
 
 def qwen_types(config: ModelConfig) -> tuple[str, ...]:
-    """Qwen 2 and 3: lower layers are full. Others name ``max_window_layers`` and do not heed it."""
+    """Qwen 2 and 3: lower layers are full. Others name ``max_window_layers`` and do not use it."""
     return _inferred(config, config.integer("max_window_layers", 0))
 
 

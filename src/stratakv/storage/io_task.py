@@ -133,7 +133,7 @@ _Items = TypeVar("_Items", bound=Sequence[object] | np.ndarray)
 
 
 def _all(found: _Items, count: int) -> _Items:
-    """StorageError where a backend does not speak of every key."""
+    """StorageError where a backend does not answer for every key."""
     if len(found) != count:
         raise StorageError(f"the backend answered {len(found)} of {count} keys")
     return found

@@ -70,8 +70,7 @@ class _Session:
         self.given = self.given or [0] * len(source.groups)
         for group, here, there in source.paired(self.target.part(self.given, source)):
             self.left += zip([group] * len(here), here.tolist(), there.tolist(), strict=True)
-        ends = [group.first + len(group.pages) for group in source.groups]
-        self.given = list(map(max, self.given, ends))
+        self.given = source.reached(self.given)
 
 
 def _at_once() -> int:

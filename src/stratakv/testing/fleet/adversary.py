@@ -1,7 +1,7 @@
 """When the work of one rank ends, and whether it goes well: from a seed, and as unkind as may be.
 
 Owns a rank's randomness, all of it, so that what a rank does depends on its seed and on what it is
-told, never on when another rank runs. Must not know what the work is.
+given, never on when another rank runs. Must not know what the work is.
 """
 
 from dataclasses import dataclass

@@ -8,12 +8,12 @@ deterministic for a ``Random`` and a sequence of calls.
 
 import ctypes
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 from threading import RLock
-from typing import Final
+from typing import Final, TypeAlias
 
 from stratakv.core.errors import TransportError
 from stratakv.disagg.description import Description, decode
@@ -33,6 +33,7 @@ from stratakv.disagg.transport import (
 )
 
 NAME: Final = "simulated"
+BeforeWrite: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class _End:
     """One side of a link. ``keeps``: the memory that the other one may write to. ``other``: once
     either has connected; ``regions``: of the other, once this one has. ``cut_in``: looks until the
     link is dead, None where it is not torn down; ``asked``: by this side; ``reported``: this side
-    has heard that its peer is lost."""
+    knows that its peer is lost."""
 
     peer: PeerId
     keeps: Sequence[Memory]
@@ -96,14 +97,21 @@ class _End:
         self.dead = True
 
 
-class SimNetwork:
-    """``parts``: posts so far that brought bytes and no notification; ``late``: ranges that were
-    written after their link was torn down."""
+def _nothing(target: int, size: int) -> None:
+    pass
 
-    def __init__(self, random: Random, pace: NetworkPace) -> None:
+
+class SimNetwork:
+    """``before_write``: called with the address and the bytes of each range before it is written.
+    ``late``: ranges that were written after their link was torn down."""
+
+    def __init__(
+        self, random: Random, pace: NetworkPace, before_write: BeforeWrite = _nothing
+    ) -> None:
         self.random, self.pace = random, pace
+        self._before_write = before_write
         self.lock = RLock()
-        self.parts = self.late = 0
+        self.late = 0
         self._ends: dict[int, _End] = {}
         self._numbers = count()
 
@@ -122,7 +130,7 @@ class SimNetwork:
         return found
 
     def begin_cut(self, end: _End, reason: str) -> None:
-        """Tear a link down. The other side may hear of it before it is dead, or then."""
+        """Tear a link down. The other side may learn of it before it is dead, or then."""
         if end.cut_in is None:
             end.cut_in = self.random.randint(0, self.pace.fence_looks)
             if end.other is not None and self.random.random() < 0.5:
@@ -157,6 +165,7 @@ class SimNetwork:
             at = self.random.randrange(len(post.left))
             post.left[at], post.left[-1] = post.left[-1], post.left[at]
             source, target, size = post.left.pop()
+            self._before_write(target, size)
             ctypes.memmove(target, source, size)
             self.late += end.cut_in is not None or other.cut_in is not None
         if not post.left:
@@ -197,11 +206,10 @@ class SimTransport:
             ranges = located(writes, self._regions, end.regions)
             columns = (ranges.sources.tolist(), ranges.targets.tolist(), ranges.sizes.tolist())
             transfer = TransferId(next(self._transfers))
-            if end.dead:  # as the caller is soon to hear
+            if end.dead:  # as the caller is soon to learn
                 end.events.insert(len(end.events) - 1, Failed(transfer, "the link has ended"))
                 return transfer
             end.posts.append(_Post(transfer, list(zip(*columns, strict=True)), notification))
-            self._network.parts += notification is None and len(ranges.sizes) > 0
         return transfer
 
     def poll(self) -> Sequence[Event]:

@@ -126,6 +126,6 @@ class PairClient:
         )
 
     def lonely(self) -> None:
-        """Whoever only one side has heard of, after all were told, may fail."""
+        """Whoever only one side knows, after all were submitted, may fail."""
         for session in self._sessions.values():
             session.excused |= not all(session.asked.values())

@@ -46,7 +46,7 @@ OWN: Final = (
     Agreement, StepSync, BroadcastClock, IoWorker, SimTransfer, PageBytes, TokenRunner,
     AheadDevice, AheadExecutor,
     MethodType, FunctionType, BuiltinFunctionType,
-    PersistCounters, PrefetchCounters, Tally, LossBook,  # what this rank's store has said
+    PersistCounters, PrefetchCounters, Tally, LossBook,  # what this rank's store has answered
     CacheSpec, CacheGroup, AdmissionLimits, EngineLimits,  # never change
     Namespaces, PrefetchRules, Prompt,
     BackgroundStores, Background, type(Lock()),  # stores open and close when they do
