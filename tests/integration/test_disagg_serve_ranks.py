@@ -4,12 +4,13 @@ server that does both: what clients are told, also when one rank dies."""
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import httpx
 import pytest
 
-from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import random_prompt
 from tests.fixtures.servers import free_port
 from tests.fixtures.transports import nixl_is_here
@@ -85,14 +86,18 @@ def test_two_ranks_hand_over_to_two_and_a_rank_that_dies_fails_its_requests(mode
         assert prefill.ends(0) == 1
         again = ranks_of(line, tmp_path / "again", undo).listen()
         pair = Pair(again, decode, port)
-        error = None
-        for at in range(10, 13):  # of the old links nobody may have heard yet
-            _, answer = pair.both(prompts[2], 12, at)
-            if answer.status_code == 200:
-                break
-            error = error_of(answer, 500)
-            assert error["code"] == "request_failed_transfer"
-        assert text(answer) == wanted[2], error
+        rooms = count(10)
+
+        def is_right():
+            """Or it failed: decode may not know yet that the old links are dead."""
+            _, answer = pair.both(prompts[2], 12, next(rooms))
+            if answer.status_code != 200:
+                assert error_of(answer, 500)["code"] == "request_failed_transfer"
+                return False
+            assert text(answer) == wanted[2]
+            return True
+
+        wait_until(is_right, "an answer by the ranks that were started again")
         for server in (decode, again):
             server.processes[0].terminate()
             assert [server.ends(rank) for rank in range(2)] == [0, 0], server.told()
