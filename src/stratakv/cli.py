@@ -338,7 +338,9 @@ def _write_json(path: str | None, figures: object) -> None:
 
 def _store_directory(name: str) -> Path:
     """Of a file store, as ``--storage`` takes it or without ``file://``."""
-    path = name.removeprefix("file://")
+    path = name
+    if name.startswith("file://"):
+        path = name.removeprefix("file://").partition("?")[0]
     if "://" in path:
         raise StorageError(f"DIR {name}: allowed is a directory, or file:///DIR")
     return Path(path)

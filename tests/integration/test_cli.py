@@ -168,7 +168,7 @@ def test_the_installed_command(tmp_path):
         (["fsck"], "arguments are required: DIR"),
         (["fsck", "/nowhere", "--json", "/nowhere/x"], "--json /nowhere/x: allowed is a file in a"),
         (["fsck", "/nowhere"], "stratakv: /nowhere is no StrataKV store"),
-        (["fsck", "file:///nowhere"], "stratakv: /nowhere is no StrataKV store"),
+        (["fsck", "file:///nowhere?quota=1GiB"], "stratakv: /nowhere is no StrataKV store"),
         (["fsck", "s3://bucket"], "DIR s3://bucket: allowed is a directory, or file:///DIR"),
         (["fsck", "/nowhere", "--repair"], "stratakv: /nowhere is no StrataKV store"),
     ],
