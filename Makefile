@@ -1,16 +1,17 @@
 # `make demo` and `make test` need nothing but Python 3.11+ and make: they set up .venv themselves.
 PYTHON ?= python3
 VENV := .venv
+ENGINES := .venv-connect
 BIN := $(VENV)/bin
 # --no-compile: Python compiles what it imports; compiling all of torch first takes half a minute.
 PIP := $(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt
-BUILD := pyproject.toml constraints.txt setup.py src/stratakv/transfer/_gather.c
+BUILD := pyproject.toml constraints.txt setup.py src/stratakv/transfer/_gather.c src/stratakv/sparse/_swap_in.c
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 # What is imported is compiled once and kept in .venv; otherwise every start takes seconds more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-long mutants check format clean
+.PHONY: help demo serve test test-connect test-long mutants check format clean
 .DEFAULT_GOAL := help
 
 $(VENV)/demo.stamp: $(BUILD)
@@ -32,6 +33,19 @@ $(VENV)/mutants.stamp: $(VENV)/test.stamp
 	$(PIP) -e '.[mutants]'
 	touch $@
 
+# vLLM and SGLang pin other releases of transformers than ours: they have an environment of their own,
+# in which no package chooses what it depends on.
+$(ENGINES)/stamp: tests/connect/requirements.txt
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install -q --no-compile --no-deps --disable-pip-version-check -r $<
+	touch $@
+
+$(ENGINES)/newest.stamp: $(ENGINES)/stamp tests/connect/newest.txt
+	rm -rf $(ENGINES)/newest
+	$(ENGINES)/bin/pip install -q --no-compile --no-deps --disable-pip-version-check \
+	  --target $(ENGINES)/newest -r tests/connect/newest.txt
+	touch $@
+
 demo: $(VENV)/demo.stamp ## set up and run the main job: a chat served over device, host and storage
 	$(BIN)/python -m demo.run
 
@@ -44,7 +58,11 @@ serve: $(VENV)/demo.stamp ## keep a server running on the demo model
 # hangs is given up after minutes: ten of them say enough. Meta tests are a part of `make check`.
 test: $(VENV)/test.stamp ## set up and pass the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --maxfail=10 \
-	  -rs --durations=20 -m 'not long' --ignore tests/meta
+	  -rs --durations=20 -m 'not long and not connect' --ignore tests/meta
+
+# One engine at a time takes both cores; each starts several times.
+test-connect: $(VENV)/test.stamp $(ENGINES)/newest.stamp ## the tiers in the released engines; needs 5 GB of disk
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist -rs --durations=20 -m connect tests/connect
 
 test-long: $(VENV)/test.stamp ## the long campaigns
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs --durations=20 -m long
@@ -64,7 +82,7 @@ format: $(VENV)/check.stamp ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what make made
-	rm -rf $(VENV) build out src/stratakv.egg-info src/stratakv/transfer/_gather.*.so
+	rm -rf $(VENV) $(ENGINES) build out src/stratakv.egg-info src/stratakv/transfer/_gather.*.so
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'

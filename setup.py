@@ -1,4 +1,4 @@
-"""Builds the optional copy helper; without a C compiler the package installs and runs all the
+"""Builds the optional helpers in C; without a C compiler the package installs and runs all the
 same.
 """
 
@@ -7,10 +7,11 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "stratakv.transfer._gather",
-            sources=["src/stratakv/transfer/_gather.c"],
+            f"stratakv.{package}.{name}",
+            sources=[f"src/stratakv/{package}/{name}.c"],
             extra_compile_args=["-O3"],
             optional=True,
         )
+        for package, name in (("transfer", "_gather"), ("sparse", "_swap_in"))
     ]
 )

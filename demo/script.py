@@ -70,12 +70,12 @@ class Chats:
 
     def asked(self, line: Line) -> list[Message]:
         """The messages that go to a server for ``line``: all that was said before it, and it."""
-        said = self._messages.setdefault(line.user, [instructions(line.user)])
-        said.append({"role": "user", "content": line.question})
-        return list(said)
+        history = self._messages.setdefault(line.user, [instructions(line.user)])
+        history.append({"role": "user", "content": line.question})
+        return list(history)
 
     def answered(self, line: Line, text: str) -> int:
         """Record the answer to ``line``; returns which turn of its user that was, from 1."""
-        said = self._messages[line.user]
-        said.append({"role": "assistant", "content": text})
-        return (len(said) - 1) // 2
+        history = self._messages[line.user]
+        history.append({"role": "assistant", "content": text})
+        return (len(history) - 1) // 2

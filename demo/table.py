@@ -77,8 +77,8 @@ def row(turn: Turn) -> str:
 def excerpt(turn: Turn) -> str:
     """One question and its answer, to be read."""
     asked = f"{turn.line.user}, turn {turn.number}: {turn.line.question}"
-    said = textwrap.wrap(turn.cached.text, WRAP - 2) or ["(an empty answer)"]
-    return "\n".join([asked, *(f"  {line}" for line in said)])
+    lines = textwrap.wrap(turn.cached.text, WRAP - 2) or ["(an empty answer)"]
+    return "\n".join([asked, *(f"  {line}" for line in lines)])
 
 
 def summary(turns: Sequence[Turn], moved: Mapping[str, int]) -> str:

@@ -11,16 +11,16 @@ from random import Random
 
 import numpy as np
 
-from stratakv.cache.admit import AdmissionLimits, AdmissionRequest
 from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.cache.prices import AdmissionLimits, AdmissionRequest
 from stratakv.cache.records import Admission, CacheUse, Refusal
 from stratakv.core.ids import NONE, GroupId, LayerId, RequestId
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.memory.allocator import PageAllocator
-from stratakv.memory.block_table import BlockTable
+from stratakv.memory.block_table import NO_BUFFERS, BlockTable
 from stratakv.policy.checkpoints import last_end
 from stratakv.policy.load_back import LoadBackPolicy
-from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
+from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec, Home
 from stratakv.spec.retention import KeepAll, needed
 from stratakv.tiers.tiered_cache import TierOptions
 from stratakv.transfer.copy_plan import Direction
@@ -35,11 +35,12 @@ MOST = 26
 """Tokens of a request, with its answer."""
 
 
-def wide_spec(page_tokens, *rules):
-    """Eight bytes for each token, in every group."""
+def wide_spec(page_tokens, *rules, away=()):
+    """Eight bytes for each token, in every group. ``away``: groups whose home is the host."""
     groups = [
         CacheGroup(
             id=GroupId(at), name=f"g{at}", retention=rule,
+            home=Home.HOST if at in away else Home.DEVICE,
             buffers=(
                 BufferSpec(name="rows", layers=(LayerId(at),), rows_per_page=page_tokens,
                            row_shape=(8,), dtype="uint8"),
@@ -77,8 +78,25 @@ class Asked:
         return self.computed >= self.prompt
 
 
+class PoisonedPages(PageAllocator):
+    """Pages that nobody owns hold nothing but ones, which no row is."""
+
+    def __init__(self, arena):
+        super().__init__(len(arena.bytes))
+        self._bytes = arena.bytes
+        self._bytes[:] = 0xFF
+
+    def free(self, pages):
+        super().free(pages)
+        self._bytes[pages] = 0xFF
+
+    def check(self):
+        """AssertionError where somebody has written to a page since it was freed."""
+        assert (self._bytes[self.next(self.available())] == 0xFF).all()
+
+
 class CacheMachine:
-    def __init__(self, spec, seed, device, host, steps_at_once=1):
+    def __init__(self, spec, seed, device, host, steps_at_once=1, buffers=NO_BUFFERS):
         self.spec, self.page, self.draw = spec, spec.page_tokens, Random(seed)
         sizes = [list(device), [host] * len(spec.groups)]
         self.arenas = [
@@ -91,8 +109,9 @@ class CacheMachine:
             reuse=True, steps_at_once=steps_at_once,
         )  # fmt: skip
         options = CacheOptions(limits=limits, snapshot_pages=1, tiers=TierOptions(sleep=self.work))
-        pools = [[PageAllocator(n) for n in of] for of in sizes]
-        self.tables = BlockTable(len(spec.groups), 3, -(-MOST // self.page) + 1)
+        self.pools = [[PoisonedPages(arena) for arena in of] for of in self.arenas]
+        pools = self.pools
+        self.tables = BlockTable(len(spec.groups), 3, -(-MOST // self.page) + 1, buffers)
         self.cache = KVCache(
             spec, (pools[0], pools[1]), self.tables, self.transfer, options, self.arenas[HOST]
         )
@@ -269,15 +288,16 @@ class CacheMachine:
             if self.cache.progress.wait():
                 continue
             if len(plan) < 2:  # others receive: they will end
+                assert any(one.receives for one in self.running), "who runs alone does not fit"
                 self.receive()
                 return
             one, *_ = plan.pop()
-            self._retract(one)
+            self.retract_one(one)
         at, (starts, ends) = np.array([one.row for one, *_ in plan]), self._ends(plan)
         self.cache.extend(at, starts, ends)
         self._gate([one for one, *_ in plan])
         for one, start, end in plan:
-            self._forward(one, start, end)
+            self.forward(one, start, end)
         gives = self.cache.hand_off.gives_state(at.astype(np.int32), ends)
         for (one, start, end), gave in zip(plan, gives.tolist(), strict=True):
             one.computed = end
@@ -303,7 +323,7 @@ class CacheMachine:
         for one in some:
             one.tickets = ()
 
-    def _forward(self, one, start, end):
+    def forward(self, one, start, end):
         """Read what is needed at ``start``, and write tokens up to ``end``."""
         for group in self.spec.groups:
             span = needed(group.retention, start, self.page)
@@ -335,7 +355,7 @@ class CacheMachine:
     def finish(self, one):
         self.running.remove(one)
         if self.draw.random() < 0.2 and one.prefilled:
-            self._send(one)
+            self.send(one)
         if one.use is CacheUse.ALL:
             self.finished.append(one.known[: one.computed])
             if one.computed_here:
@@ -344,7 +364,7 @@ class CacheMachine:
         self.cache.release(one.row, np.array(one.known[: one.computed], np.int32))
         self.seen["finished"] += 1
 
-    def _send(self, one):
+    def send(self, one):
         """Another engine goes on: all that it needs lies where the cache says."""
         self._gate([one])
         tokens = one.known[: one.computed]
@@ -375,9 +395,9 @@ class CacheMachine:
     def retract(self):
         some = [one for one in self.running if not one.receives]
         if some:
-            self._retract(self.draw.choice(some))
+            self.retract_one(self.draw.choice(some))
 
-    def _retract(self, one):
+    def retract_one(self, one):
         self.running.remove(one)
         del one.known[max(one.computed + 1, one.prompt) :]
         one.retracted = self.cache.retract(one.row, np.array(one.known[: one.computed], np.int32))
@@ -402,6 +422,8 @@ class CacheMachine:
         assert self.tables.taken == len(self.running)
         counters = self.cache.tiers.pools.counters
         assert counters.retracted == self.seen["saved"] + self.seen["not saved"]
+        for pool in (pool for of in self.pools for pool in of):
+            pool.check()
 
     def run(self, steps, moves):
         for _ in range(steps):

@@ -127,11 +127,11 @@ class Traffic:
         for name, (prompt, count) in self.prompts.items():
             outputs = self.outputs[name]
             assert all(output.finish is None for output in outputs[:-1])
-            said = tokens_of(outputs)
+            generated = tokens_of(outputs)
             expected = expected_tokens(prompt, count)
             if outputs[-1].finish is FinishReason.ABORT:
-                expected = expected[: len(said)]
-            assert said == expected, f"{name}: {said}, not {expected}"
+                expected = expected[: len(generated)]
+            assert generated == expected, f"{name}: {generated}, not {expected}"
 
 
 def churn(

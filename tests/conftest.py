@@ -45,13 +45,13 @@ settings.register_profile(
 settings.load_profile("house")
 
 
-SAYS = "says"
+SUMMARY = "summary"
 
 
 @pytest.fixture
-def says(record_property):
+def summary(record_property):
     """What the run's summary is to say beside how many have passed."""
-    return functools.partial(record_property, SAYS)
+    return functools.partial(record_property, SUMMARY)
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def quiet():
 
 def pytest_terminal_summary(terminalreporter):
     passed = terminalreporter.stats.get("passed", [])
-    told = [text for report in passed for name, text in report.user_properties if name == SAYS]
-    for text in told:
+    lines = [text for report in passed for name, text in report.user_properties if name == SUMMARY]
+    for text in lines:
         terminalreporter.write_line(text)
 
 

@@ -2,25 +2,21 @@
 all logs are kept, and none is left behind."""
 
 import os
-import re
+import socket
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from stratakv.testing.patience import PATIENCE_S, wait_until
-from tests.fixtures.servers import free_port
+from tests.real_server import SMALL_FLAGS
 
-FLAGS = (
-    "--page-tokens", "16", "--dtype", "float32", "--device-memory", "584KiB",
-    "--host-memory", "1280KiB", "--max-running", "16", "--step-tokens", "256",
-    "--chunk-tokens", "64", "--chat-tokens", "256", "--threads", "1",
-    "--served-model-name", "tiny",
-)  # fmt: skip
-LISTENS = re.compile(r"^stratakv: listening on (http://\S+)$", re.MULTILINE)
+FLAGS = (*SMALL_FLAGS, "--served-model-name", "tiny")
+TAIL_CHARS = 4000
 BIN = Path(sys.executable).parent
 
 
@@ -30,18 +26,48 @@ class Started:
     log: Path
     line: tuple[str, ...]
     url: str
+    killed: bool = False
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def tail(self) -> str:
+        """The end of its log, for who has to find out what it was doing."""
+        return f"{self.log} ends with:\n{self.text()[-TAIL_CHARS:]}"
+
+    def cpu_s(self) -> float:
+        """What it has had of the processor."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def ready(self) -> None:
+        """Once it answers. Its start is work of seconds, for which a crowded machine may take
+        minutes: what is bounded is a time in which it gets no second of the processor, and all
+        that it gets."""
+        used_s = 0.0
+        while True:
+            try:
+                wait_until(lambda: self.has_ended() or self.answers(), "a server that listens")
+                break
+            except AssertionError as error:
+                before_s, used_s = used_s, self.cpu_s()
+                if used_s < before_s + 1 or used_s > PATIENCE_S:
+                    raise AssertionError(
+                        f"{error}\n{used_s:.1f} s of CPU, {self.tail()}"
+                    ) from error
+        assert not self.has_ended(), f"it has ended, {self.tail()}"
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
     def answers(self) -> bool:
-        assert self.process.poll() is None, self.text()
         with suppress(httpx.TransportError):
             return httpx.get(f"{self.url}/health", timeout=PATIENCE_S).status_code == 200
         return False
 
     def kill(self) -> None:
         """As the kernel does where memory is out."""
+        self.killed = True
         self.process.kill()
         self.process.wait()
 
@@ -51,22 +77,41 @@ class Fleet:
 
     def __init__(self, logs: Path, undo: ExitStack) -> None:
         self._logs, self._undo = logs, undo
-        self._count = 0
+        self._started: list[Started] = []
+
+    @contextmanager
+    def tails(self) -> Iterator[None]:
+        """What fails within shows how the logs of all servers end that no test has killed."""
+        try:
+            yield
+        except AssertionError as error:
+            ends = [one.tail() for one in self._started if not one.killed]
+            raise AssertionError("\n".join([str(error), *ends])) from error
 
     def start(self, port: int, *line: str, host: str = "127.0.0.1") -> Started:
-        self._count += 1
-        log = self._logs / f"{self._count}.log"
+        log = self._logs / f"{len(self._started)}.log"
+        around = os.environ | {"OMP_NUM_THREADS": "1"}
+        around.pop("PYTHONDONTWRITEBYTECODE", None)  # each start would compile all it imports
         with log.open("wb") as out:
             process = subprocess.Popen(
-                line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+                line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=around
+            )
         self._undo.callback(process.wait)
         self._undo.callback(process.kill)
-        return Started(process, log, line, f"http://{host}:{port}")
+        started = Started(process, log, line, f"http://{host}:{port}")
+        self._started.append(started)
+        return started
+
+    def port(self) -> int:
+        """One that is nobody else's until the end, also while the server that listens there is
+        down: else another process may get it meanwhile, a client's end of a connection even."""
+        held = self._undo.enter_context(socket.socket())
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # and the server has it too
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
 
     def server(self, model: Path, *flags: str) -> Started:
-        port = free_port()
+        port = self.port()
         command = (str(BIN / "stratakv"), "serve", str(model), *FLAGS, "--port", str(port))
         return self.start(port, *command, *flags)
 
@@ -77,7 +122,7 @@ class Fleet:
 
 def ready(*started: Started) -> None:
     for one in started:
-        wait_until(one.answers, f"{one.line[1]} that listens")
+        one.ready()
 
 
 def metric(started: Started, name: str) -> float:

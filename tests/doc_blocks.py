@@ -38,6 +38,16 @@ def all_blocks() -> list[Block]:
     return [block for name, text in pages if "/adr/" not in name for block in blocks_of(name, text)]
 
 
+def shell_lines() -> list[tuple[str, str]]:
+    """(page, command) of every shell line, once, in the order of its page, without its comment."""
+    lines = [
+        (block.page, line.partition("  #")[0].strip())
+        for block in all_blocks() if block.language == "sh"
+        for line in block.code.splitlines() if not line.startswith("#")
+    ]  # fmt: skip
+    return list(dict.fromkeys(lines))
+
+
 def python_of(page: str) -> list[str]:
     """The Python blocks of one page, in order."""
     found = [b.code for b in all_blocks() if b.page == page and b.language == "python"]

@@ -16,7 +16,7 @@ import torch
 from stratakv.assembly.build import DEFAULT_SOCKETS, Sockets
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.models import CPU, Device, EngineParts, assemble
-from stratakv.assembly.sizing import Sizes
+from stratakv.assembly.sizing import Sizes, buffer_rows, spec_for
 from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
@@ -32,7 +32,6 @@ from stratakv.engine.verify import cached_on
 from stratakv.engine.verify_report import Way
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
-from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, Retention, needed
 from stratakv.testing.fleet import runner
@@ -76,8 +75,8 @@ def small_engine(
     where its tokens are chosen. ``role``: None: it prefills and decodes."""
     tokens = token_source or OwnTokens()
     sockets = Sockets(token_source=tokens, role=UnifiedRole if role is None else lambda: role)
-    spec = spec_of(model.config, page_tokens=config.page_tokens, dtype=model.dtype)
-    sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions)
+    spec, rows = spec_for(model.facts, config), buffer_rows(model.facts, config)
+    sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions, rows)
     plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
     with _assembled(model, plan, copier, sockets, device_kind) as parts:
         yield parts
@@ -92,17 +91,23 @@ def _assembled(
 
     device = replace(device, transfer=transfer, allocator=PoisoningAllocator)
     parts = assemble(model, plan, sockets, device)
-    for group in plan.spec.groups:
+    poison_unowned(parts)
+    try:
+        yield parts
+    finally:
+        parts.close()
+
+
+def poison_unowned(parts: EngineParts) -> None:
+    """Of an engine with ``PoisoningAllocator``: pages of both tiers hold NaN, now and whenever they
+    are freed."""
+    for group in parts.spec.groups:
         arena = parts.arenas[group.id]
         device, host = (allocator(parts, tier, group.id) for tier in TIERS)
         device.poison = lambda ids, g=group.id: parts.pools.poison(g, ids)
         host.poison = arena.poison
         device.poison(np.arange(device.capacity, dtype=np.int32))
         host.poison(np.arange(host.capacity, dtype=np.int32))
-    try:
-        yield parts
-    finally:
-        parts.close()
 
 
 def allocator(parts: EngineParts, tier: Tier, group: int) -> PoisoningAllocator:
@@ -136,6 +141,16 @@ def retract_youngest(parts: EngineParts) -> None:
 
 def all_free(parts: EngineParts) -> bool:
     return all(pool.free == pool.total for pool in parts.cache.tiers.pools.stats())
+
+
+def assert_nothing_left(parts: EngineParts) -> None:
+    """Once all requests have ended and what is cached was flushed."""
+    drain(parts)
+    stats = parts.engine.stats()
+    assert (stats.waiting, stats.running) == (0, 0)
+    assert parts.engine.flush()
+    parts.engine.check()
+    assert all_free(parts)
 
 
 # -- requests ------------------------------------------------------------------------------------

@@ -223,13 +223,13 @@ def events_of_what_is_stored_here() -> Patch:
     real = Persister.answered
 
     def answered(self, answer, agreed):
-        tell, self._observer = self._observer, None
+        observer, self._observer = self._observer, None
         mine, job = self.kept_here(answer), self._jobs[answer.ticket]
         real(self, answer, agreed)
-        self._observer = tell
+        self._observer = observer
         kept = list(compress(job.keys, mine.tolist()))
-        for group in sorted({key.group for key in kept}) if tell else ():
-            tell.stored(Medium.STORAGE, group, [key.page for key in kept if key.group == group])
+        for group in sorted({key.group for key in kept}) if observer else ():
+            observer.stored(Medium.STORAGE, group, [key.page for key in kept if key.group == group])
 
     return mock.patch.object(Persister, "answered", answered)
 

@@ -82,7 +82,7 @@ class Walk:
         self.pair, self.rng, self.link = pair, rng, pair.link
         self.hit: Counter[Moment] = Counter()
         self.right = self.failed = 0
-        self._doomed: set[str] = set()
+        self._may_fail: set[str] = set()
         self._asked = {}
         self._count = self._idle = 0
 
@@ -96,19 +96,19 @@ class Walk:
             self.look()
         assert self._idle < HANG, "nothing comes to its end"
         if self._idle % NAP == 0:  # something was lost, and time is all that ends it
-            self._doom_all()
+            self._all_may_fail()
             self.link.clock.advance(5)
 
     def _meet(self) -> None:
         prefill, decode = (self.link.peers[side] for side in (PREFILL, DECODE))
         if prefill.knows(D) or decode.knows(P):
             return
-        self._doom_all()
+        self._all_may_fail()
         with suppress(StillEndingError):  # then at a later step
             self.link.join()
 
-    def _doom_all(self) -> None:
-        self._doomed.update(self._asked)
+    def _all_may_fail(self) -> None:
+        self._may_fail.update(self._asked)
 
     def until(self, condition) -> None:
         self._idle = 0
@@ -127,26 +127,26 @@ class Walk:
         asked = greedy(name, [first % VOCABULARY, *tokens], rng.randrange(1, 8))
         if session is not None:
             asked = replace(asked, session=TransferSession(session))
-            self._doomed.add(name)  # it may meet what is left of another one
+            self._may_fail.add(name)  # it may meet what is left of another one
         self._asked[name] = asked
         self.pair.submit(asked)
         return name
 
     def over(self, name: str) -> bool:
         """Both sides have reported its end."""
-        outs = (self.pair.said(name, side) for side in HandOffSide)
+        outs = (self.pair.outputs(name, side) for side in HandOffSide)
         return all(out and out[-1].finish is not None for out in outs)
 
     def judge(self, name: str) -> None:
         """Right, or failed with a reason where it may."""
         asked = self._asked.pop(name)
-        out = self.pair.said(name)
-        told, right = tokens_of(out), expected_tokens(asked.tokens, asked.sampling.max_tokens)
-        assert told == right[: len(told)], f"{name}: a wrong token"
-        if told == right and ended(out) is FinishReason.LENGTH:
+        out = self.pair.outputs(name)
+        generated, right = tokens_of(out), expected_tokens(asked.tokens, asked.sampling.max_tokens)
+        assert generated == right[: len(generated)], f"{name}: a wrong token"
+        if generated == right and ended(out) is FinishReason.LENGTH:
             self.right += 1
             return
-        assert name in self._doomed, f"{name} has failed: {out[-1]}"
+        assert name in self._may_fail, f"{name} has failed: {out[-1]}"
         last = out[-1]
         assert last.finish is FinishReason.ABORT or last.failure is Failure.TRANSFER, last
         assert last.finish is FinishReason.ABORT or last.reason, "nobody is told why"
@@ -170,7 +170,7 @@ class Walk:
         if self.rng.random() < 0.1:
             side = self.rng.choice(list(HandOffSide))
             self.link.peers[side].disconnect(D if side is PREFILL else P)
-            self._doom_all()
+            self._all_may_fail()
         if self.rng.random() < 0.7:  # otherwise beside the next ones
             self.until(lambda: all(map(self.over, self._asked)))
         for each in [one for one in self._asked if self.over(one)]:
@@ -189,7 +189,7 @@ class Walk:
 
     def _give_up(self, moment: Moment, name: str) -> None:
         side = moment.value[0]
-        self._doomed.add(name)
+        self._may_fail.add(name)
         self.hit[moment] += self._is_at(moment, name)
         self.pair.sides[side].engine.abort(RequestId(name))
         if self.rng.random() < 0.4:

@@ -74,8 +74,8 @@ def oracle(
 
 
 def hugging_face(model: PreTrainedModel, tokens: tuple[int, ...], count: int) -> VerifyOutput:
-    said, logits = oracle(model, tokens, count)
-    return VerifyOutput(tuple(said), logits, 0.0)
+    generated, logits = oracle(model, tokens, count)
+    return VerifyOutput(tuple(generated), logits, 0.0)
 
 
 def config_for(page: int, **settings) -> EngineConfig:
@@ -137,8 +137,8 @@ class Lab:
 
     def compare(self, tokens: tuple[int, ...], reply: VerifyOutput) -> None:
         """Greedy tokens are identical and logits agree at every one of them; NaN never does."""
-        said = len(reply.tokens) + (reply.failure is not None)
-        right = hugging_face(self.model, tokens, said)
+        count = len(reply.tokens) + (reply.failure is not None)
+        right = hugging_face(self.model, tokens, count)
         wrong, error = compare(right, reply, bound_of_model(self.model))
         assert wrong is None, f"token {wrong} differs, or its logits; those by {error:.1e}"
 

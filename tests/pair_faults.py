@@ -9,9 +9,9 @@ from unittest import mock
 from stratakv.cache.footprint import TransferPages
 from stratakv.disagg.messages import Attempt
 from stratakv.disagg.prefill_role import PrefillRole
+from stratakv.engine.hand_off import Transfers
 from stratakv.engine.roles import PartSent
 from stratakv.engine.steps import Steps
-from stratakv.engine.transfers import Transfers
 from tests.fleet_faults import Patch, both
 
 

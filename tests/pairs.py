@@ -9,6 +9,7 @@ import torch
 from stratakv.assembly.build import Sockets
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
+from stratakv.engine.model import with_adapters
 from stratakv.spec.derive import spec_of
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.testing.hand_off import HandOffSide, LocalHandOff
@@ -41,6 +42,7 @@ class Pair:
 
     def step(self):
         for back in self.link.returned():
+            self.out[HandOffSide.PREFILL].setdefault(back.id, [])
             self.sides[HandOffSide.PREFILL].engine.submit(back)
         for side, parts in self.sides.items():
             for output in parts.engine.step():
@@ -57,9 +59,9 @@ class Pair:
         for one in asked:
             self.submit(one)
         self.drain()
-        return [tokens_of(self.said(one.id)) for one in asked]
+        return [tokens_of(self.outputs(one.id)) for one in asked]
 
-    def said(self, name, side=HandOffSide.DECODE):
+    def outputs(self, name, side=HandOffSide.DECODE):
         return self.out[side][name]
 
     def phase(self, side, name):
@@ -78,18 +80,21 @@ class Pair:
 
 
 @contextmanager
-def model_pair(family, decode_pages=None, link=None, **settings):
+def model_pair(family, decode_pages=None, link=None, adapters=None, host=True, **settings):
+    """``adapters``: directories of those that are loaded, by name."""
+    settings |= {} if host else {"cache": "device"}
     torch.set_num_threads(1)
-    model = engine_model(family)
+    model = with_adapters(engine_model(family), adapters or {})
     spec = spec_of(model.config, page_tokens=PAGE, dtype=model.dtype)
     plenty = (64,) * len(spec.groups)
+    hosts = plenty if host else (0,) * len(spec.groups)
     link, config = (
         LocalHandOff() if link is None else link,
         config_for(PAGE, snapshot_tokens=PAGE, **settings),
     )
     with ExitStack() as undo:
         sides = [
-            undo.enter_context(small_engine(model, config, pages, plenty, role=link.roles[side]))
+            undo.enter_context(small_engine(model, config, pages, hosts, role=link.roles[side]))
             for side, pages in (
                 (HandOffSide.PREFILL, plenty),
                 (HandOffSide.DECODE, decode_pages or plenty),

@@ -37,7 +37,7 @@ class Case:
 
 
 @dataclass
-class Told:
+class CaseResult:
     """``fault``: what was raised. ``pools``: by group and buffer, [layers, pages, ...]. ``digests``
     of the same bytes, by group. ``collectives``: of one step."""
 
@@ -66,43 +66,43 @@ def case_of(name: str, folder: Path, family: str, **changes: object) -> Case:
     return Case(name, folder, [(p, *reference_greedy(model, p, NEW)) for p in prompts])
 
 
-def run_cases(cases: list[Case], tolerance: float) -> dict[str, Told]:
+def run_cases(cases: list[Case], tolerance: float) -> dict[str, CaseResult]:
     """Every case, one after the other; what is raised in one does not stop the others."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     return {case.name: run_case(case, dist.get_world_size(), tolerance) for case in cases}
 
 
-def run_case(case: Case, ranks: int, tolerance: float) -> Told:
-    told = Told()
+def run_case(case: Case, ranks: int, tolerance: float) -> CaseResult:
+    result = CaseResult()
     try:
         host = Host(load_model(case.path, "float32", ranks=ranks), PAGE, tokens=TOKENS)
         step = host.run
 
         def noted(*chunks, **options):
             logits = step(*chunks, **options)
-            told.logits.append(logits.numpy().tobytes())
+            result.logits.append(logits.numpy().tobytes())
             return logits
 
         host.run = noted
         ragged_schedule(host, case.wanted, tolerance)
-        _tell_pools(host, told)
+        _record_pools(host, result)
         with Collectives() as seen:
             host.run((host.open(), [1, 2, 3]))
-        told.collectives = seen.count
+        result.collectives = seen.count
     except Exception:  # noqa: BLE001 - the test that reads it fails
-        told.fault = traceback.format_exc()
-    return told
+        result.fault = traceback.format_exc()
+    return result
 
 
-def _tell_pools(host: Host, told: Told) -> None:
+def _record_pools(host: Host, result: CaseResult) -> None:
     for group in host.spec.groups:
         digest = hashlib.sha256()
         for buffer in group.buffers:
             layers = [host.pools.layer(group.id, buffer.name, layer) for layer in buffer.layers]
-            told.pools[group.name, buffer.name] = torch.stack(layers).numpy()
-            digest.update(told.pools[group.name, buffer.name].tobytes())
-        told.digests[group.name] = digest.hexdigest()
+            result.pools[group.name, buffer.name] = torch.stack(layers).numpy()
+            digest.update(result.pools[group.name, buffer.name].tobytes())
+        result.digests[group.name] = digest.hexdigest()
 
 
 class Collectives(TorchDispatchMode):

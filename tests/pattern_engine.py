@@ -71,8 +71,8 @@ class PatternRunner:
             self._write(row, start, start + count)
             if sampled:
                 answers.append(next_token(self._tokens(row)[: start + count]))
-        said = torch.tensor(answers, dtype=torch.int64)
-        return Forward.of_numbers(torch.nn.functional.one_hot(said, VOCABULARY).float(), batch)
+        chosen = torch.tensor(answers, dtype=torch.int64)
+        return Forward.of_numbers(torch.nn.functional.one_hot(chosen, VOCABULARY).float(), batch)
 
     def _tokens(self, row: int) -> np.ndarray:
         return self._by_row[row].known

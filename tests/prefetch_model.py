@@ -116,20 +116,20 @@ class Path:
     def cost(self, end):
         return [len(self.lacking(g, end)) for g in range(len(self.groups))]
 
-    def found(self, stored):
+    def usable_end(self, stored):
         have, asked = self.with_stored(stored), set(self.question())
         best = max([self.base, *self.usable(stored)])
-        news = [i + 1 for g, b in enumerate(self.bytes) if b for i in stored[g] if (i, g) in asked]
+        added = [i + 1 for g, b in enumerate(self.bytes) if b for i in stored[g] if (i, g) in asked]
         reach = self.limit
         for g, group in enumerate(self.groups):
             if isinstance(group.retention, KeepAll) and self.bytes[g]:
                 while not set(range(reach)) <= have[g]:
                     reach -= 1
-        return max(best, min(reach, max([self.base, *news])))
+        return max(best, min(reach, max([self.base, *added])))
 
     def incomplete(self, stored):
         """The reason why storage's own end cannot be used."""
-        have, end = self.with_stored(stored), self.found(stored)
+        have, end = self.with_stored(stored), self.usable_end(stored)
         blocking = [g for g in range(len(self.groups)) if not set(self.needed(g, end)) <= have[g]]
         states = all(
             isinstance(self.groups[g].retention, KeepBoundary | KeepLive) for g in blocking
@@ -251,7 +251,7 @@ class Walk:
         path, mine = self.path, self.ranks[0]
         local = max([path.base, *path.usable(mine)])
         best = max([path.base, *self.agreed])
-        self.chain = [(path.found(mine), None), (local, path.incomplete(mine))]
+        self.chain = [(path.usable_end(mine), None), (local, path.incomplete(mine))]
         self.chain += [(best, Reason.SHARD_DISAGREEMENT)]
         gain = (best - path.base) * path.page
         total = [f + s for f, s in zip(self.free, self.spare, strict=True)]
@@ -380,6 +380,6 @@ class Walk:
         lost = {reason: pages for reason, pages in counters.lost.items() if pages}
         assert lost == {r: n * path.page for r, n in losses(self.chain).items()}
         assert counters.hits == (used - path.base) * path.page
-        assert counters.found == (path.found(self.ranks[0]) - path.base) * path.page
+        assert counters.found == (path.usable_end(self.ranks[0]) - path.base) * path.page
         assert counters.hits + sum(lost.values()) == counters.found
         assert self.book.state(REQUEST) is None

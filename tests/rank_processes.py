@@ -76,9 +76,9 @@ class Ranked(Listening):
                 self.url = found[1]
                 return self
             self.before.append(line)
-        raise AssertionError(f"no server: {self.said()}")
+        raise AssertionError(f"no server: {self.logged()}")
 
-    def said(self) -> str:
+    def logged(self) -> str:
         return self.log.read_text()
 
     def ends(self) -> int:
@@ -91,7 +91,7 @@ class Ranked(Listening):
         """Wait until there is one; imports come before it."""
 
         def is_there() -> bool:
-            assert self.process.poll() is None, self.said()
+            assert self.process.poll() is None, self.logged()
             return bool(self.followers())
 
         wait_until(is_there, "a follower")
@@ -181,25 +181,25 @@ class Launched(Listening):
 
     def listen(self) -> "Launched":
         def listens() -> bool:
-            found = LISTENS.search(self.said(0))
-            assert found or all(process.is_alive() for process in self.processes), self.told()
+            found = LISTENS.search(self.logged(0))
+            assert found or all(process.is_alive() for process in self.processes), self.all_logged()
             self.url = found and found[1]
             return found is not None
 
         wait_until(listens, "rank 0, listening,")
         return self
 
-    def said(self, rank: int) -> str:
+    def logged(self, rank: int) -> str:
         return self.logs[rank].read_text()
 
-    def told(self) -> str:
-        return "\n".join(f"rank {rank}: {self.said(rank)}" for rank in range(len(self.logs)))
+    def all_logged(self) -> str:
+        return "\n".join(f"rank {rank}: {self.logged(rank)}" for rank in range(len(self.logs)))
 
     def ends(self, rank: int) -> int:
         """Its exit code."""
         process = self.processes[rank]
         process.join(PATIENCE_S)
-        assert process.exitcode is not None, f"rank {rank} is left: {self.told()}"
+        assert process.exitcode is not None, f"rank {rank} is left: {self.all_logged()}"
         return process.exitcode
 
 

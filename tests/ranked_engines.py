@@ -16,7 +16,7 @@ from transformers.utils import logging
 from stratakv.agreement.torch_ranks import TorchRanks
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.models import build_sized
-from stratakv.assembly.ranks import RankContext, sharing_of
+from stratakv.assembly.rank_context import RankContext, sharing_of
 from stratakv.assembly.sizing import size
 from stratakv.assembly.stores import reach_store
 from stratakv.core.config import EngineConfig
@@ -47,7 +47,7 @@ class Play:
 
 
 @dataclass
-class Told:
+class Played:
     """``tokens``: of each prompt, by act; ``cached``: what it found on each tier, likewise."""
 
     tokens: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -71,11 +71,11 @@ class Written:
         return statuses
 
 
-def perform(play: Play) -> Told:
+def perform(play: Play) -> Played:
     """All acts. The same process group carries several engines, one after the other."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    told = Told()
+    played = Played()
     model = load_model(play.path, "float32", ranks=dist.get_world_size())
     first: list[ObjectKey] = []
 
@@ -91,13 +91,13 @@ def perform(play: Play) -> Told:
     def unwell(serve) -> None:
         serve("unwell")
 
-    _engine(play, model, told, caches, written=first)
-    _engine(play, model, told, restarted)
+    _engine(play, model, played, caches, written=first)
+    _engine(play, model, played, restarted)
     _remove_some(play, first)
-    _engine(play, model, told, restarted_with_gaps)
+    _engine(play, model, played, restarted_with_gaps)
     faults = Faults(seed=3, read_fails=0.2, read_misses=0.1, read_corrupt=0.1, delay_s=0.003)
-    _engine(play, model, told, unwell, faults=faults if dist.get_rank() == 1 else Faults())
-    return told
+    _engine(play, model, played, unwell, faults=faults if dist.get_rank() == 1 else Faults())
+    return played
 
 
 def restarted_with_gaps(serve) -> None:
@@ -107,10 +107,10 @@ def restarted_with_gaps(serve) -> None:
 class _Serve:
     """Rank 0's clients."""
 
-    def __init__(self, engine: RankedEngine, play: Play, told: Told) -> None:
+    def __init__(self, engine: RankedEngine, play: Play, played: Played) -> None:
         self.engine = engine
         self._play = play
-        self._told = told
+        self._played = played
         self._turn = 0
 
     def __call__(self, act: str) -> None:
@@ -118,24 +118,24 @@ class _Serve:
         for prompt in self._play.prompts:
             self._turn += 1
             self.engine.submit(greedy(f"r{self._turn}", prompt, self._play.count))
-            news = []
+            outputs = []
             while self.engine.has_work():
-                news += self.engine.step()
-            tokens.append(tokens_of(news))
-            for output in news:
+                outputs += self.engine.step()
+            tokens.append(tokens_of(outputs))
+            for output in outputs:
                 if output.cached is not None:
                     cached = output.cached
                     found.append((cached.device, cached.host, cached.storage))
         self.engine.check()
-        self._told.tokens[act] = tokens
+        self._played.tokens[act] = tokens
         assert len(found) == len(tokens)
-        self._told.cached[act] = found
+        self._played.cached[act] = found
 
 
 def _engine(
     play: Play,
     model,
-    told: Told,
+    played: Played,
     act: Callable[[_Serve], None],
     written: list[ObjectKey] | None = None,
     faults: Faults | None = None,
@@ -153,7 +153,7 @@ def _engine(
     parts.engine.attach_storage(store.worker)
     try:
         if rank == 0:
-            act(_Serve(parts.port, play, told))
+            act(_Serve(parts.port, play, played))
             parts.port.close()
         else:
             parts.port.follow()

@@ -45,7 +45,7 @@ def hand_over(
 
 def _talk(prompts: list[list[int]], count: int, pair: RankedPair):
     first = pair.run(*(greedy(f"{n}", tokens, count) for n, tokens in enumerate(prompts)))
-    longer = [[*tokens, *said, 5, 9] for tokens, said in zip(prompts, first, strict=True)]
+    longer = [[*tokens, *output, 5, 9] for tokens, output in zip(prompts, first, strict=True)]
     again = pair.run(*(greedy(f"{n}+", tokens, count) for n, tokens in enumerate(longer)))
     pair.settle()
     cached = [pair.out[DECODE][f"{n}+"][0].cached for n in range(len(prompts))]

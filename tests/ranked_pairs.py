@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from stratakv.agreement.ranks import Ranks
 from stratakv.assembly.build import Sockets
-from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.roles import agreeing
 from stratakv.core.clock import ManualClock
 from stratakv.core.ids import RequestId
@@ -84,6 +84,8 @@ class RankedPair:
             model = play.models.get((side, self.rank), b"model")
             peers.open(parts.spec, parts.pools, model, play.opens(side, self.rank), share)
             self.sides[side] = parts
+            if side is PREFILL and not self.rank:
+                own.submit_to(parts.port.submit)
         for peers in self.peers.values():  # before the engines
             undo.callback(peers.close)
         if not play.asks:
@@ -158,7 +160,7 @@ class RankedPair:
             answer.set_result(join_ranks(self._call_prefill, D, introductions))
         for side in HandOffSide:
             for output in self.do(side.name):
-                self.out[side][output.request].append(output)
+                self.out[side].setdefault(output.request, []).append(output)
 
     def busy(self) -> bool:
         return any(parts.port.has_work() for parts in self.sides.values())

@@ -37,7 +37,7 @@ def run_ranks(
 
 def _act(ranks: TorchRanks, given: tuple[Callable[..., object], tuple[object, ...]]) -> object:
     function, args = given
-    said = function(*args)
+    answer = function(*args)
     dist.barrier()
     ranks.close()
-    return said
+    return answer

@@ -28,6 +28,17 @@ from stratakv.testing.patience import PATIENCE_S, wait_until
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 ANSWER_TOKENS = 40
+SMALL_POOLS = EngineConfig(
+    page_tokens=16, dtype="float32", device_memory="584KiB", host_memory="1280KiB", max_running=16,
+    step_tokens=256, chunk_tokens=64, chat_tokens=256,
+)  # fmt: skip
+"""Of the fixture ``directory``: 512 tokens on the device, so that a few requests fill it."""
+SMALL_FLAGS = (
+    "--page-tokens", "16", "--dtype", "float32", "--device-memory", "584KiB",
+    "--host-memory", "1280KiB", "--max-running", "16",
+    "--step-tokens", "256", "--chunk-tokens", "64", "--chat-tokens", "256", "--threads", "1",
+)  # fmt: skip
+"""The same on a command line."""
 
 
 @dataclass
@@ -110,8 +121,8 @@ class Bystanders:
                 lines = answer.iter_lines()
                 streams.append((next(lines), lines))
             yield
-            said = [_text([first, *rest]) for first, rest in streams]
-        assert said == self.alone
+            texts = [_text([first, *rest]) for first, rest in streams]
+        assert texts == self.alone
 
 
 def _text(lines: Sequence[str]) -> str:

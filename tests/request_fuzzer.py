@@ -15,7 +15,7 @@ from typing import Final
 
 import httpx
 
-from stratakv.serve import schemas
+from stratakv.serve import decoding, schemas
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
@@ -54,13 +54,13 @@ def own_values(field: str) -> list[object]:
 
 
 def _own(field: str) -> Iterator[object]:
-    if (whole := schemas.WHOLE.get(field)) is not None:
+    if (whole := decoding.WHOLE.get(field)) is not None:
         yield from _around(*whole)
-    if (number := schemas.NUMBERS.get(field)) is not None:
+    if (number := decoding.NUMBERS.get(field)) is not None:
         for bound in number:
             yield from (bound, math.nextafter(bound, -math.inf), math.nextafter(bound, math.inf))
         yield from (1e-45, 1e-38, 1e-7, 0.5)
-    if (chars := schemas.TEXTS.get(field)) is not None:
+    if (chars := decoding.TEXTS.get(field)) is not None:
         yield from ("x" * count for count in (1, chars - 1, chars, chars + 1))
     yield from schemas.NEUTRAL.get(field, ())
     match field:
@@ -69,12 +69,50 @@ def _own(field: str) -> Iterator[object]:
         case "messages":
             yield from _conversations()
         case "stop":
-            most, chars = schemas.MAX_STOPS, schemas.MAX_STOP_CHARS
+            most, chars = decoding.MAX_STOPS, decoding.MAX_STOP_CHARS
             yield from (["a"] * count for count in (1, most, most + 1))
             yield from ("e" * count for count in (1, chars, chars + 1))
             yield from ([1], [None], ["a", ""], [[]], "\u2028", "\0")
+        case "stop_token_ids":
+            most = decoding.MAX_TOKEN_LIST
+            yield from ([1], [399], [400], [-1], [1.0], [1, "a"], [10**400], [5] * most)
+            yield [5] * (most + 1)
+        case "logit_bias":
+            yield from ({"5": 1}, {"5": -100.0, "6": 100}, {"5": 100.1}, {"400": 1}, {"-1": 1})
+            yield from ({"05": 1, "5": 1}, {"5": None}, {"5": 10**400}, {LONE: 1}, {"5": "1"})
+            yield {str(token): 1 for token in range(399)}
+        case "response_format":
+            schema = {"type": "json_schema", "json_schema": {"schema": {"type": "boolean"}}}
+            yield from ({"type": "text"}, {"type": "json_object"}, schema, {"type": "x"})
+            yield from ({"type": "json_schema"}, {"type": LONE}, {"type": ["text"]})
+        case "json_schema" | "guided_json":
+            yield from ({"type": "boolean"}, '{"type": "null"}', "{", {"type": "x"}, {LONE: 1})
+            yield from ({"enum": [1] * 300}, {"$ref": "#/a"}, {"pattern": "("}, '"a"', {"not": {}})
+        case "regex" | "guided_regex":
+            yield from ("a|b", "(a", "(a+)+$", "\\d{1000}", "a{0}", "(?=a)b", "x" * 5000)
+        case "guided_choice":
+            yield from (["a"], ["a", "b"], [1], ["a"] * 4096, ["a"] * 4097, [LONE], ['"'])
+        case "ebnf" | "guided_grammar":
+            yield from (
+                'root ::= "a"',
+                'start: "a"',
+                "root ::= root",
+                "root ::= b",
+                "%llguidance {}",
+            )
+        case "structured_outputs":
+            yield from ({"json": {}}, {"regex": "a"}, {"choice": ["a"]}, {"grammar": "start: /a/"})
+            yield from (
+                {"json_object": True},
+                {"json": {}, "regex": "a"},
+                {"a": 1},
+                {"regex": LONE},
+            )
+        case "chat_template_kwargs":
+            yield from ({"mood": "x"}, {"mood": [1] * 300}, {"tokenize": True}, {"mood": LONE})
+            yield from ({LONE: 1}, {"a b": 1}, {"messages": None}, {"": 1})
         case "cache":
-            yield from (*schemas.CACHE_WORDS, "no-cache")
+            yield from (*decoding.CACHE_WORDS, "no-cache")
         case "stream_options":
             yield from ({"include_usage": True}, {"include_usage": 1}, {"include_usage": None})
         case "bootstrap_host":
@@ -174,22 +212,26 @@ def _plain(path: str) -> dict[str, object]:
 
 def judge(attempt: Attempt, answer: httpx.Response) -> None:
     """AssertionError unless the answer is well-formed and no fault of the server's."""
-    told = f"{attempt.path} {attempt.body()[:300]!r} -> {answer.status_code} {answer.text[:300]!r}"
-    assert answer.status_code in {200, 400, 404, 413}, told
+    description = (
+        f"{attempt.path} {attempt.body()[:300]!r} -> {answer.status_code} {answer.text[:300]!r}"
+    )
+    assert answer.status_code in {200, 400, 404, 413}, description
     if answer.status_code != 200:
         error = answer.json()["error"]
-        assert error.keys() == {"message", "type", "param", "code"}, told
-        assert error["message"], told
+        assert error.keys() == {"message", "type", "param", "code"}, description
+        assert error["message"], description
         return
     if answer.headers["content-type"].startswith("text/event-stream"):
         events = [line.removeprefix("data: ") for line in answer.text.split("\n") if line]
-        assert events[-1] == "[DONE]", told
+        assert events[-1] == "[DONE]", description
         chunks = [json.loads(event, parse_constant=_never) for event in events[:-1]]
-        assert not any("error" in chunk for chunk in chunks), told
+        assert not any("error" in chunk for chunk in chunks), description
         return
     whole = json.loads(answer.text, parse_constant=_never)
-    assert all(choice["finish_reason"] in {"stop", "length"} for choice in whole["choices"]), told
-    assert whole["usage"]["completion_tokens"] >= len(whole["choices"]), told
+    assert all(choice["finish_reason"] in {"stop", "length"} for choice in whole["choices"]), (
+        description
+    )
+    assert whole["usage"]["completion_tokens"] >= len(whole["choices"]), description
 
 
 def _never(name: str) -> None:

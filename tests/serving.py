@@ -26,6 +26,7 @@ from stratakv.core.config import ServerConfig
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import GroupId, PageKey, RequestId, TicketId
 from stratakv.engine.attachment import BESIDE_STEPS, AttachmentReport, StorageCall, Verb
+from stratakv.engine.grammars import NO_GRAMMARS
 from stratakv.engine.request import CachedTokens, FinishReason, Output, Prompt, TokenLogprob
 from stratakv.engine.storage_control import (
     BackgroundStores,
@@ -36,7 +37,7 @@ from stratakv.engine.storage_control import (
 )
 from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.bodies import TOGETHER_BYTES, BodyMemory
-from stratakv.serve.crowd import LIMITS, ConnectionLimits, connection_limits
+from stratakv.serve.connection_limits import LIMITS, ConnectionLimits, connection_limits
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.server import Server, bound_socket, serve_forever
@@ -54,6 +55,7 @@ TEXTS = [
     "stop STOP ###END### one two three four five six seven eight nine ten\n\n",
 ]
 TEMPLATE = (
+    "{% if mood %}<{{ mood }}>{% endif %}"
     "{% for message in messages %}{% if message.role == 'assistant' and not message.content %}"
     "{{ raise_exception('an empty turn') }}{% endif %}"
     "<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -363,15 +365,17 @@ def make_service(
         driver=driver,
         storage=StorageAdmin(driver, engine, clock, check),
         tokenizer=tokenizer,
+        grammars=NO_GRAMMARS,
         metrics=ServerMetrics(GROUPS),
         clock=clock,
         version="0.0.test",
         model="echo",
         limits=Limits(max_model_len=MAX_MODEL_LEN, vocab=vocab, body_bytes=body_bytes),
         groups=GROUPS,
-        stop_tokens=(int(tokenizer.encode(EOS)[0]),),
+        stop_tokens=tokenizer.eos,
+        grammar_stops=tokenizer.eos,
         info={"spec": {"groups": list(GROUPS.values())}},
-        api_key=api_key,
+        api_keys={} if api_key is None else {"default": api_key},
         admin_key=admin_key,
         bodies=BodyMemory(bodies_bytes),
     )

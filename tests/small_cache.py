@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stratakv.cache.admit import AdmissionLimits, AdmissionRequest
 from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.cache.prices import AdmissionLimits, AdmissionRequest
 from stratakv.cache.records import Admission, CacheUse, Refusal
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.memory.allocator import PageAllocator
@@ -23,8 +23,8 @@ NO_THRESHOLD = LoadBackPolicy(threshold_tokens=1)
 
 
 class SmallCache(KVCache):
-    """``device``, ``host``: pages of each group. Every prompt is a run of one symbol, or of those
-    that are given."""
+    """``device``, ``host``: pages of each group; ``pages``: the most of one request. Every prompt
+    is a run of one symbol, or of those that are given."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class SmallCache(KVCache):
         host: int | Sequence[int] = 0,
         *,
         rows: int = 3,
+        pages: int = 16,
         reuse: bool = True,
         reserve: int = 0,
         tiers: TierOptions | None = None,
@@ -44,7 +45,7 @@ class SmallCache(KVCache):
         )
         options = CacheOptions(limits=limits, snapshot_pages=1, tiers=tiers or TierOptions())
         pools = [[PageAllocator(pages) for pages in of] for of in sizes]
-        self.rows = BlockTable(count, rows, 16)
+        self.rows = BlockTable(count, rows, pages)
         super().__init__(spec, (pools[0], pools[1]), self.rows, InstantTransfer(), options)
 
     def ask(

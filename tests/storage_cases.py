@@ -216,7 +216,7 @@ def lost_alone(this: Lab) -> dict[str, int]:
     """``lost``, where no other request has brought any of it: all of it is told of the tier storage
     too, but that what landed and was not loaded is the host's loss."""
     found = lost(this)
-    told = this.parts.engine.stats().lost_tokens
-    of_storage = {reason: n for (tier, reason), n in told.items() if tier == "storage" and n}
+    totals = this.parts.engine.stats().lost_tokens
+    of_storage = {reason: n for (tier, reason), n in totals.items() if tier == "storage" and n}
     assert of_storage == {reason: n for reason, n in found.items() if reason != "not_loaded"}
     return found

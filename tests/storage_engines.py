@@ -38,19 +38,19 @@ def main(family: str) -> None:
         directory, seed = line.split()
         if (child := os.fork()) == 0:
             serve(family, Path(directory), int(seed))
-        say(f"={os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+        write(f"={os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
 
 
 def serve(family: str, directory: Path, seed: int) -> None:
     """Does not come back: a fault ends the process with its status."""
     try:
         rng = np.random.default_rng(seed)
-        say(str(os.getpid()))
+        write(str(os.getpid()))
         with storage_lab(family, PAGE, file_url(directory)) as this:
             while True:
                 at = int(rng.integers(len(PROMPTS)))
                 this.ask(PROMPTS[at])
-                say(f"+{at}")
+                write(f"+{at}")
                 evict_all(this)
                 if rng.random() < CLEARED:
                     this.parts.engine.call_storage(StorageCall(Verb.CLEAR))
@@ -58,7 +58,7 @@ def serve(family: str, directory: Path, seed: int) -> None:
         os._exit(1)
 
 
-def say(line: str) -> None:
+def write(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 

@@ -21,7 +21,7 @@ KEYS = 300
 
 
 def write_forever(
-    said: Connection, directory: Path, seed: int, quota_bytes: int, file_limit_bytes: int
+    sender: Connection, directory: Path, seed: int, quota_bytes: int, file_limit_bytes: int
 ) -> None:
     """``file_limit_bytes`` 0: no limit."""
     if file_limit_bytes:
@@ -29,12 +29,12 @@ def write_forever(
     rng = np.random.default_rng(seed)
     keys = [*keys_of("killed", KEYS), *keys_of("killed", KEYS, group=1)]
     store = FileStore(directory, FORM, StoreLimits(quota_bytes=quota_bytes), WallClock())
-    said.send("ready")
+    sender.send("ready")
     while True:
         some = rng.permutation(len(keys))[: rng.integers(1, 9)].tolist()
         if rng.random() < 0.2:
             gone = some[:2]
-            said.send(" ".join(f"-{at}" for at in gone))
+            sender.send(" ".join(f"-{at}" for at in gone))
             store.remove([keys[at] for at in gone])
         statuses = store.write(
             [keys[at] for at in some], Arena([keys[at] for at in some]).fill().pages
@@ -42,4 +42,4 @@ def write_forever(
         there = {WriteStatus.STORED, WriteStatus.PRESENT}
         done = [at for at, status in zip(some, statuses, strict=True) if status in there]
         evicted = store.stats().counters.evicted
-        said.send(" ".join([*(f"+{at}" for at in done), f"e{evicted}"]))
+        sender.send(" ".join([*(f"+{at}" for at in done), f"e{evicted}"]))

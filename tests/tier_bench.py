@@ -99,7 +99,7 @@ def policy_of(spec, threshold=1, budget=1 << 20, stop=None, **more):
     )
 
 
-class Hearer:
+class StoredObserver:
     """Hears what storage has, and has no more, by group."""
 
     def __init__(self):
@@ -137,7 +137,7 @@ class Bench:
         self.clock = ManualClock()
         self.agreement = Agreement(SingleRank())
         policy = policy or policy_of(spec)
-        self.told = []
+        self.settled = []
         """What storage had for each request that has left, in the order in which it was settled."""
         self.observer = observer
         store = AttachedStore()
@@ -225,10 +225,10 @@ class Bench:
         self.settle()
 
     def admitted(self, request, end):
-        return self.prefetcher.admitted(RequestId(request), end, self.told.append)
+        return self.prefetcher.admitted(RequestId(request), end, self.settled.append)
 
     def forget(self, request):
-        self.prefetcher.forget(RequestId(request), self.told.append)
+        self.prefetcher.forget(RequestId(request), self.settled.append)
 
     def must_wait(self, request):
         return self.prefetcher.must_wait(RequestId(request))

@@ -56,6 +56,8 @@ class Link:
             ),
         }
         self.joins = joins
+        self._returned = []
+        self.roles[HandOffSide.PREFILL].submit_to(self._returned.append)
         self.models = {HandOffSide.PREFILL: b"model", HandOffSide.DECODE: b"model"}
 
     def connect(self, spec, prefill, decode):
@@ -66,12 +68,14 @@ class Link:
 
     def join(self):
         prefill, decode = self.peers[HandOffSide.PREFILL], self.peers[HandOffSide.DECODE]
-        said, answer = prefill.introduce(D), decode.introduce(P)
-        decode.meet(P, said)
+        introduction, answer = prefill.introduce(D), decode.introduce(P)
+        decode.meet(P, introduction)
         prefill.meet(D, answer)
 
     def returned(self):
-        return []
+        found = self._returned[:]
+        self._returned.clear()
+        return found
 
     def __len__(self):
         return sum(map(len, self.roles.values()))

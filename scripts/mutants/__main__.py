@@ -26,11 +26,13 @@ from scripts.mutants.scores import verdict
 from scripts.mutants.zygote import ROOT, Clean, Job, Verdict, imported, serve
 
 WRITE_S: Final = 30.0
-BUDGET_S: Final = 8.0
+BUDGET_S: Final = 5.0
 """Processor seconds, as the clean run took them, of all tests that look for one mutant."""
 TEST_S: Final = 5e-3
 """What a test costs beside itself."""
 WALKS: Final = "tests/mutants/"
+MEMORY: Final = Path("/dev/shm")
+"""Where stores of the tests lie, if it is there: on a disk they wait longer than they compute."""
 HEAVY: Final = ("torch", "numpy", "hypothesis", "xxhash", "pytest")
 """Imported before anything is forked, so that no child has to."""
 
@@ -43,6 +45,8 @@ class Room:
     clean: Clean
     pipe: Connection
     scratch: Path
+    whole: bool
+    """Whether all tests of the room look; else only what they kill is known of a mutant."""
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
     tries: Counter[str] = field(default_factory=Counter)
 
@@ -56,6 +60,8 @@ class Room:
         job = Job(path, mutant.source(), mutant.function, mutant.lines.start, ())
         if mutant.swappable and near:
             verdict = self._swapped(job, name, self._ordered(name, near))
+        if not self.whole:
+            return verdict
         early = bool(lines & self.clean.early.get(path, set()))
         if verdict is Verdict.NOT_SWAPPED or (verdict is Verdict.SURVIVED and early):
             of_file = set[str]().union(*by_line.values())
@@ -87,7 +93,7 @@ class Room:
 
     def _swapped(self, job: Job, name: str, tests: tuple[str, ...]) -> Verdict:
         self.pipe.send(Job(job.path, job.source, job.name, job.line, tests))
-        verdict, killer = heard(self.pipe)
+        verdict, killer = received(self.pipe)
         self._learn(name, tests, killer)
         return verdict
 
@@ -104,7 +110,8 @@ class Room:
     ) -> tuple[str, ...]:
         """Before all others the ``likely`` ones; then those first that find most in their time, of
         this function and of any. Walks count for more, until they are known better. As many
-        as ``BUDGET_S`` allows."""
+        as ``BUDGET_S`` allows, and a case of every test before the many of one: what the first
+        cases did not see the others seldom do."""
         seconds, kills = self.clean.seconds, self.kills
 
         def late(test: str) -> tuple[bool, float, str]:
@@ -112,12 +119,18 @@ class Room:
             rate = (kills["", test] + hoped) / (self.tries[test] + 10) + kills[name, test]
             return test not in likely, (seconds[test] + TEST_S) / rate, test
 
-        order = sorted(tests, key=late)
+        cases = Counter[str]()
+        ranked: list[tuple[bool, float, str]] = []
+        for unlikely, cost, test in sorted(map(late, tests)):
+            of = test.partition("[")[0]
+            cases[of] += 1
+            ranked.append((unlikely, cost * cases[of], test))
+        order = [test for *_, test in sorted(ranked)]
         spent = accumulate(seconds[test] for test in order)
         return tuple(test for test, sum_s in zip(order, spent, strict=True) if sum_s <= BUDGET_S)
 
 
-def heard(pipe: Connection) -> Any:
+def received(pipe: Connection) -> Any:
     """The zygote's next answer; its last words where it has ended."""
     answer = pipe.recv()
     if isinstance(answer, str):
@@ -125,26 +138,29 @@ def heard(pipe: Connection) -> Any:
     return answer
 
 
-def run(name: str, only: str, *, again: bool, quick: bool, until_s: float) -> None:
+def run(name: str, chosen: argparse.Namespace, until_s: float) -> None:
     results = Results(name)
-    left = [row for row in results.left(again=again, quick=quick) if only in row[0]]
+    left = [
+        row for row in results.left(again=chosen.again, quick=chosen.quick) if chosen.only in row[0]
+    ]
     if not left or time.monotonic() >= until_s:
         return
-    scratch = Path(tempfile.mkdtemp(prefix="mutants-"))
+    scratch = Path(tempfile.mkdtemp(prefix="mutants-", dir=MEMORY if MEMORY.is_dir() else None))
     here, there = Pipe()
-    files = files_of(name)
-    zygote = Process(target=serve, args=(there, name, files, scratch / "swapped"), daemon=True)
+    files = chosen.tests or files_of(name)
+    given = (there, here, name, files, scratch / "swapped")
+    zygote = Process(target=serve, args=given, daemon=True)
     zygote.start()
     there.close()
     try:
-        clean = heard(here)
+        clean = received(here)
         spent = sum(clean.seconds.values())
         print(
             f"{name}: {len(clean.seconds)} tests in {spent:.0f} s, {len(left)} mutants", flush=True
         )
         for test in clean.not_passed:
             print(f"  left out, skipped, failed or slow: {test}", flush=True)
-        room = Room(results, clean, here, scratch)
+        room = Room(results, clean, here, scratch, whole=not chosen.tests)
         _judge_all(room, left, until_s)
         here.send(None)
         zygote.join()
@@ -157,8 +173,9 @@ def _judge_all(room: Room, left: list[tuple[str, Mutant]], until_s: float) -> No
     results, written_s, begun_s = room.results, time.monotonic(), time.monotonic()
     for done, (name, mutant) in enumerate(left, 1):
         verdict = room.judge(name, mutant)
-        results.functions[name].note(mutant, verdict)
-        if verdict is not Verdict.KILLED:
+        if room.whole or verdict in (Verdict.KILLED, Verdict.HUNG):
+            results.functions[name].note(mutant, verdict)
+        if verdict is not Verdict.KILLED and room.whole:
             print(f"  {verdict.name.lower()}: {name}: {mutant.text}", flush=True)
         now_s = time.monotonic()
         if now_s - written_s > WRITE_S:
@@ -189,6 +206,9 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="functions with TEXT in the name"
     )
+    parser.add_argument(
+        "--tests", nargs="+", metavar="FILE", help="look with these alone; note only what they kill"
+    )
     parser.add_argument("--minutes", type=float, default=24 * 60, help="stop after so many")
     parser.add_argument("--report", action="store_true", help="run nothing")
     chosen = parser.parse_args()
@@ -203,7 +223,7 @@ def main() -> None:
             __import__(module)
         until_s = time.monotonic() + 60 * chosen.minutes
         for name in names:
-            run(name, chosen.only, again=chosen.again, quick=chosen.quick, until_s=until_s)
+            run(name, chosen, until_s)
     report(names)
 
 

@@ -97,14 +97,20 @@ class Tests:
         forget_caches()
         functions = functions_by_place()
         gc.freeze()
-        while (job := self._pipe.recv()) is not None:
+        while (job := self._next()) is not None:
             chosen = [items[name] for name in job.tests]
             seconds = self._seconds
-            verdict, killer = forked(lambda say: _swapped(job, functions, chosen, seconds, say))  # noqa: B023
+            verdict, killer = forked(lambda write: _swapped(job, functions, chosen, seconds, write))  # noqa: B023
             for left in self._basetemp.glob("*"):
                 shutil.rmtree(left, ignore_errors=True)
             self._pipe.send((verdict, killer))
         return True
+
+    def _next(self) -> Job | None:
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            return None
 
     def _clean(self) -> Clean:
         data = self._coverage.get_data()
@@ -152,8 +158,8 @@ class FirstFailure:
     """A pytest plugin that ends the process as soon as a test fails. To say why would take longer
     than most tests do."""
 
-    def __init__(self, say: Callable[[str], None], seconds: dict[str, float]) -> None:
-        self._say, self._seconds = say, seconds
+    def __init__(self, report: Callable[[str], None], seconds: dict[str, float]) -> None:
+        self._report, self._seconds = report, seconds
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         limit(self._seconds[item.nodeid])
@@ -161,7 +167,7 @@ class FirstFailure:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         if call.excinfo is not None:  # no test that is run here was skipped before
-            self._say(item.nodeid)
+            self._report(item.nodeid)
             os._exit(Verdict.KILLED.value)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -174,7 +180,7 @@ def _swapped(
     functions: dict[tuple[str, str, int], list[FunctionType]],
     items: list[pytest.Item],
     seconds: dict[str, float],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Verdict:
     """In a child: put the mutated code in place, and run tests until one fails."""
     module = compile(job.source, job.path, "exec", dont_inherit=True)
@@ -187,7 +193,7 @@ def _swapped(
         if function.__code__.co_freevars != code.co_freevars:
             return Verdict.NOT_SWAPPED
         function.__code__ = code
-    items[0].config.pluginmanager.register(FirstFailure(say, seconds))
+    items[0].config.pluginmanager.register(FirstFailure(report, seconds))
     for item, then in zip(items, [*items[1:], None], strict=True):
         runtestprotocol(item, log=False, nextitem=then)
     return Verdict.SURVIVED
@@ -201,12 +207,12 @@ def limit(seconds: float) -> None:
 
 def forked(work: Callable[[Callable[[str], None]], Verdict]) -> tuple[Verdict, str]:
     """Do ``work`` in a child of its own group; also, the test that it says found the mutant."""
-    heard, said = os.pipe()
+    reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        _alone(work, said)
-    os.close(said)
-    with os.fdopen(heard) as words:
+        _alone(work, writer)
+    os.close(writer)
+    with os.fdopen(reader) as words:
         killer = words.read()
     _, status = os.waitpid(child, 0)
     with suppress(ProcessLookupError):
@@ -217,7 +223,7 @@ def forked(work: Callable[[Callable[[str], None]], Verdict]) -> tuple[Verdict, s
     return Verdict(os.WEXITSTATUS(status)), killer
 
 
-def _alone(work: Callable[[Callable[[str], None]], Verdict], said: int) -> None:
+def _alone(work: Callable[[Callable[[str], None]], Verdict], writer: int) -> None:
     os.setpgid(0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -231,7 +237,7 @@ def _alone(work: Callable[[Callable[[str], None]], Verdict], said: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     verdict = Verdict.KILLED
     try:
-        verdict = work(lambda text: void(os.write(said, text.encode())))
+        verdict = work(lambda text: void(os.write(writer, text.encode())))
     except BaseException:  # noqa: BLE001 - whatever a mutant does, it ends here
         verdict = Verdict.KILLED
     finally:
@@ -248,20 +254,23 @@ def arguments(basetemp: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def serve(pipe: Connection, room: str, files: list[str], basetemp: Path) -> None:
-    """In the zygote: until None comes."""
-    said = basetemp.with_name("said.txt")
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 1)
+def serve(
+    pipe: Connection, theirs: Connection, room: str, files: list[str], basetemp: Path
+) -> None:
+    """In the zygote: until None comes, or who asks is gone and has left ``theirs`` closed."""
+    theirs.close()
+    output = basetemp.with_name("output.txt")
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), 1)
     code = pytest.main([*arguments(basetemp), *files], [Tests(pipe, room, basetemp)])
     if code:
-        pipe.send("\n".join(said.read_text().splitlines()[-30:]) or f"pytest ended with {code}")
+        pipe.send("\n".join(output.read_text().splitlines()[-30:]) or f"pytest ended with {code}")
     os._exit(0)
 
 
 def imported(job: Job, seconds: dict[str, float], basetemp: Path) -> tuple[Verdict, str]:
     """The verdict on a mutant that is there from the first import on."""
 
-    def work(say: Callable[[str], None]) -> Verdict:
+    def work(report: Callable[[str], None]) -> Verdict:
         real = importlib.machinery.SourceFileLoader.get_code
 
         def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
@@ -270,7 +279,7 @@ def imported(job: Job, seconds: dict[str, float], basetemp: Path) -> tuple[Verdi
             return real(loader, name)
 
         importlib.machinery.SourceFileLoader.get_code = get_code
-        plugin = FirstFailure(say, seconds)
+        plugin = FirstFailure(report, seconds)
         code = pytest.main([*arguments(basetemp), *job.tests], [plugin])
         return Verdict.KILLED if code else Verdict.SURVIVED
 

@@ -1,4 +1,4 @@
-"""``stratakv serve | route | plan | bench | fsck``. Owns flags and exit codes; decides nothing.
+"""``stratakv VERB``: serve, route, plan, config, bench, fsck, doctor, completion. Owns exit codes.
 
 Exit codes: 0 done, 1 an engine or a rank died or a store has damage that was not mended, 2 a flag,
 a model or a store that cannot be honoured, 130 interrupted before there was a server to drain.
@@ -7,71 +7,40 @@ a model or a store that cannot be honoured, 130 interrupted before there was a s
 import argparse
 import json
 import logging
+import os
+import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from stratakv.core.choices import check_count
-from stratakv.core.config import EngineConfig, RouteConfig, ServerConfig
+from stratakv.connect import doctor_command
+from stratakv.core import logs
+from stratakv.core.choices import check_choice, check_model_directory, check_written, given
+from stratakv.core.completion import bash_completion
+from stratakv.core.config import EngineConfig, RouteConfig, ServerConfig, flag_of
 from stratakv.core.errors import ConfigError, RankLostError, StorageError
-from stratakv.core.flag_help import HELP, METAVAR, RENAMED
+from stratakv.core.flag_help import RENAMED
+from stratakv.core.flag_parser import FlagParser, Renamed, WholeNumber
+from stratakv.core.options import MODEL, options_of
+from stratakv.core.settings import resolve
+from stratakv.serve import config_command
+from stratakv.serve.config_command import (
+    SERVER_OPTIONS,
+    model_of,
+    offer_config_file,
+    offer_server,
+)
 
-Record = TypeVar("Record")
+log = logging.getLogger(__name__)
 
-
-class _Parser(argparse.ArgumentParser):
-    """One that reports what it does not know itself: a verb's usage, not that of all verbs."""
-
-    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - one of its forms
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        into = argparse.Namespace() if namespace is None else namespace
-        known, unknown = super().parse_known_args(args, into)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return known, unknown
-
-
-class _Number(argparse.Action):
-    """What argparse's ``type`` would be, which words a refusal itself."""
-
-    kind: type[int | float] = float
-    allowed = "a number"
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object,
-        option_string: str | None = None,
-    ) -> None:  # fmt: skip
-        del parser
-        flag = option_string or self.option_strings[0]
-        try:
-            setattr(namespace, self.dest, self.kind(str(values)))
-        except ValueError:
-            raise ConfigError(f"{flag} {values}: allowed is {self.allowed}") from None
-
-
-class _Whole(_Number):
-    kind = int
-    allowed = "a whole number"
-
-
-class _Renamed(argparse.Action):
-    """A flag that has another name now; refused, so that nobody's server changes unseen."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        old = self.option_strings[0]
-        parser.error(f"{old}: its name is {RENAMED[old.removeprefix('--')]} now")
-
-
-_NUMBERS: Final = {"int": _Whole, "float": _Number}
 SERVE_MODULES: Final = (
     "torch", "transformers", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "h11",
-    "prometheus_client", "tqdm",
+    "prometheus_client", "tqdm", "llguidance",
 )  # fmt: skip
 """What the extra ``serve`` brings, by the names that are imported."""
 ROUTE_MODULES: Final = ("httpx", "starlette", "uvicorn", "h11")
@@ -92,7 +61,12 @@ BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "disagg": ("prompts computed elsewhere: admission by group, and bytes", ()),
     "ranks": ("what ranks exchange in a step, beside bare collectives", ("tp",)),
+    "sparse": ("what selected rows on the host cost and bring", ("selections",)),
     "http": ("how long others wait while a server works on a body that takes long", ("model",)),
+    "connect": (
+        "the tier inside vLLM and SGLang, beside the engine's own",
+        ("python", "stand-ins", "engine", "model", "directory"),
+    ),
 }
 """What each part of ``bench`` measures, and its flags."""
 _BENCH_FLAGS: Final[Mapping[str, dict[str, Any]]] = {
@@ -104,9 +78,20 @@ _BENCH_FLAGS: Final[Mapping[str, dict[str, Any]]] = {
         "help": "where its files lie meanwhile; default: the one for temporary files",
     },
     "redis": {"metavar": "URL", "help": "also measure this server"},
-    "tp": {"action": _Whole, "default": 2, "metavar": "INT", "help": "ranks (default: 2)"},
+    "selections": {
+        "metavar": "FILE",
+        "help": "also what was recorded: .npy of int32 [steps, top-k], -1 for none",
+    },
+    "tp": {"action": WholeNumber, "default": 2, "metavar": "INT", "help": "ranks (default: 2)"},
+    "python": {"metavar": "FILE", "help": "the Python that has the engines; default: this one"},
+    "stand-ins": {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "what stands in for a GPU in the engines, as tests/connect; default: there is one",
+    },
+    "engine": {"metavar": "NAME", "help": "vllm or sglang; default: those that are installed"},
 }
-LIBRARY_BENCHES: Final = ("tree", "policy", "imports")
+LIBRARY_BENCHES: Final = ("tree", "imports", "connect")
 """Parts of ``bench`` that need no more than the library."""
 SIZING: Final = (
     "page_tokens", "dtype", "cache", "device_memory", "host_memory", "host_ratio", "max_running",
@@ -117,7 +102,7 @@ SIZING: Final = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``stratakv`` command; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logs.set_up("info", "text")
     try:
         arguments = argument_parser().parse_args(argv)
         arguments.line = sys.argv[1:] if argv is None else list(argv)
@@ -131,58 +116,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def argument_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def argument_parser() -> FlagParser:
+    parser = FlagParser(
         prog="stratakv", description="A tiered KV cache for LLM serving.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"stratakv {version('stratakv')}")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
-    serve = verbs.add_parser(
+    add_verb = parser.divide("VERB")
+    serve = add_verb(
         "serve",
         help="serve a Hugging Face model directory over an OpenAI-compatible API",
         allow_abbrev=False,
     )
-    serve.add_argument(
-        "model", type=Path, metavar="MODEL", help="directory with config.json and safetensors"
-    )
-    _flags(serve, EngineConfig)
-    _flags(serve, ServerConfig)
-    serve.add_argument(
-        "--threads", action=_Whole, metavar="INT", help="threads of the forward; default: torch's"
-    )
+    offer_server(serve)
     for old in RENAMED:
-        serve.add_argument(f"--{old}", action=_Renamed, help=argparse.SUPPRESS)
+        serve.add_argument(f"--{old}", action=Renamed, help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
-    route = verbs.add_parser(
+    route = add_verb(
         "route",
         help="one address for servers that compute prompts and servers that decode",
         allow_abbrev=False,
     )
-    _flags(route, RouteConfig)
+    offer_config_file(route)
+    route.offer(options_of(RouteConfig), "route")
     route.set_defaults(run=_route)
-    plan = verbs.add_parser("plan", help="what a server would do, without one")
-    plans = plan.add_subparsers(required=True, metavar="PART")
-    _plan_flags(plans.add_parser("bytes", help="what a model's cache takes", allow_abbrev=False))
-    bench = verbs.add_parser("bench", help="measure one part on this machine")
-    parts = bench.add_subparsers(required=True, metavar="PART")
+    add_plan = add_verb("plan", help="what a server would do, without one").divide("PART")
+    _plan_flags(add_plan("bytes", help="what a model's cache takes", allow_abbrev=False))
+    config_command.add_verb(add_verb)
+    add_bench = add_verb("bench", help="measure one part on this machine").divide("PART")
     for name, (text, flags) in BENCHES.items():
-        part = parts.add_parser(name, help=text, allow_abbrev=False)
+        part = add_bench(name, help=text, allow_abbrev=False)
         part.add_argument("--json", metavar="FILE", help="also write the figures there")
         part.set_defaults(run=_bench, part=name)
         for flag in flags:
             part.add_argument(f"--{flag}", **_BENCH_FLAGS[flag])
         if name == "policy":
             _policy_flags(part)
-    _fsck_flags(verbs.add_parser("fsck", help="check a file store", allow_abbrev=False))
+    _fsck_flags(add_verb("fsck", help="check a file store", allow_abbrev=False))
+    doctor_command.add_verb(add_verb)
+    completion = add_verb("completion", help="print what completes words in a shell")
+    completion.need("SHELL", "bash, also for zsh's bashcompinit")
+    completion.set_defaults(run=_completion)
     return parser
 
 
-def _plan_flags(part: argparse.ArgumentParser) -> None:
+def _plan_flags(part: FlagParser) -> None:
     part.description = (
         "Print where every byte of the device and the host tier would go, as a server does at "
         "start. Weights are not needed, and this machine's memory does not matter."
     )
-    part.add_argument("model", type=Path, metavar="MODEL", help="directory with config.json")
+    part.offer([MODEL])
     part.add_argument(
         "--rows",
         choices=("plain", "fp8"),
@@ -191,16 +173,17 @@ def _plan_flags(part: argparse.ArgumentParser) -> None:
         "for and does not run (default: plain)",
     )
     part.add_argument("--json", metavar="FILE", help="also write the figures there")
-    _flags(part, EngineConfig, SIZING)
+    offer_config_file(part)
+    part.offer(options_of(EngineConfig, SIZING), "engine")
     part.set_defaults(run=_plan)
 
 
-def _fsck_flags(parser: argparse.ArgumentParser) -> None:
+def _fsck_flags(parser: FlagParser) -> None:
     parser.description = (
         "Read every page of a file store. Exit code 0: all is well, or was mended; 1: there is "
         "damage; 2: this is no store, or it cannot be read."
     )
-    parser.add_argument("directory", metavar="DIR", help="the store's directory, or file:///DIR")
+    parser.need("DIR", "a store's directory, or file:///DIR")
     parser.add_argument(
         "--repair",
         action="store_true",
@@ -230,7 +213,7 @@ def _policy_flags(part: argparse.ArgumentParser) -> None:
     ):
         shown = "" if default is None else f" (default: {default})"
         part.add_argument(
-            f"--{flag}", action=_Whole, default=default, metavar="INT", help=text + shown
+            f"--{flag}", action=WholeNumber, default=default, metavar="INT", help=text + shown
         )
     part.add_argument("--save-trace", metavar="FILE", help="also write what is replayed there")
     for flag, text in (("policies", "eviction policies"), ("specs", "kinds of model")):
@@ -239,82 +222,64 @@ def _policy_flags(part: argparse.ArgumentParser) -> None:
         )
 
 
-def _flags(
-    parser: argparse.ArgumentParser, record: type[Any], only: Collection[str] | None = None
-) -> None:
-    """One flag per field of a config record, or per field that is in ``only``."""
-    group = parser.add_argument_group(record.__name__.removesuffix("Config").lower())
-    for field in fields(record):
-        if only is not None and field.name not in only:
-            continue
-        kind = str(field.type)
-        number = "int" if "int" in kind else "float" if "float" in kind else None
-        many = kind.startswith("tuple")
-        default = None if many or field.default is MISSING else field.default
-        shown = "" if default is None else f" (default: {default})"
-        group.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            action=_NUMBERS[number] if number else "append" if many else "store",
-            default=default,
-            help=HELP[field.name] + shown,
-            metavar=METAVAR.get(field.name, (number or "str").upper()),
-        )
-
-
-def picked(arguments: argparse.Namespace, record: type[Record]) -> Record:
-    values = vars(arguments)
-    names = [field.name for field in fields(record)]  # pyright: ignore[reportArgumentType]
-    found = {name: values[name] for name in names if values.get(name) is not None}
-    return record(**{n: tuple(v) if isinstance(v, list) else v for n, v in found.items()})
-
-
 def _serve(arguments: argparse.Namespace) -> int:
-    engine = picked(arguments, EngineConfig)
-    server = picked(arguments, ServerConfig)
-    check_count("--threads", arguments.threads)
-    _check_extra("serve")
-    if engine.tp == 1:  # a rank that is refused has to tell the others
-        _check_model(arguments.model)
-    import torch  # noqa: PLC0415 - --help and bad flags answer without loading torch
+    settings = resolve(arguments, SERVER_OPTIONS, os.environ)
+    with settings.naming_sources():
+        engine, server = settings.record(EngineConfig), settings.record(ServerConfig)
+        logs.set_up(server.log_level, server.log_format)
+        for doubt in settings.doubts:
+            log.warning("%s", doubt)
+        model = model_of(settings)
+        _check_extra("serve")
+        if engine.tp == 1:  # a rank that is refused has to notify the others
+            from stratakv.serve.start_checks import check_start  # noqa: PLC0415
 
-    from stratakv.serve import launch  # noqa: PLC0415
+            check_start(model, engine, server)
+        log.info("importing torch and transformers")  # a start that is slow shows where it is
+        import torch  # noqa: PLC0415 - --help and bad flags answer without loading torch
 
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    elif engine.tp > 1:
-        launch.share_threads(engine)
-    if engine.tp > 1:
-        return launch.serve_ranks(arguments.model, engine, server, arguments.line)
-    return launch.serve_alone(arguments.model, engine, server)
+        from stratakv.serve import launch  # noqa: PLC0415
+
+        if server.threads is not None:
+            torch.set_num_threads(server.threads)
+        elif engine.tp > 1:
+            launch.share_threads(engine)
+        if engine.tp > 1:
+            return launch.serve_ranks(model, engine, server, arguments.line)
+        return launch.serve_alone(model, engine, server)
 
 
 def _route(arguments: argparse.Namespace) -> int:
-    values = vars(arguments)
-    for name in ("prefill", "decode"):
-        values[name] = values[name] or []
-    config = picked(arguments, RouteConfig)
-    _check_extra("route", ROUTE_MODULES, "route")
-    from stratakv.serve.route_server import route  # noqa: PLC0415
+    settings = resolve(arguments, options_of(RouteConfig), os.environ)
+    with settings.naming_sources():
+        config = settings.record(RouteConfig)
+        _check_extra("route", ROUTE_MODULES, "route")
+        from stratakv.serve.route_server import route  # noqa: PLC0415
 
-    return route(config)
+        return route(config)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    engine = picked(arguments, EngineConfig)
-    _check_json(arguments.json)
-    _check_extra("plan")
-    _check_model(arguments.model)
-    from stratakv.serve.memory_plan import plan_bytes  # noqa: PLC0415
+    options = (MODEL, *options_of(EngineConfig, SIZING))
+    settings = resolve(arguments, options, os.environ, SERVER_OPTIONS)
+    with settings.naming_sources():
+        engine = settings.record(EngineConfig)
+        check_written("--json", arguments.json)
+        _check_extra("plan")
+        model = model_of(settings)
+        check_model_directory("MODEL", model)
+        from stratakv.serve.memory_plan import plan_bytes  # noqa: PLC0415
 
-    plan = plan_bytes(arguments.model, engine, arguments.rows)
+        plan = plan_bytes(model, engine, arguments.rows)
     _write_json(arguments.json, plan.figures())
     print(plan.render())
     return 0
 
 
-def _check_model(path: Path) -> None:
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"MODEL {path}: allowed is a directory with a Hugging Face config.json")
+def _completion(arguments: argparse.Namespace) -> int:
+    check_choice("SHELL", arguments.shell, ("bash",))
+    print(bash_completion(argument_parser()), end="")
+    return 0
 
 
 def _check_extra(verb: str, modules: Sequence[str] = SERVE_MODULES, extra: str = "serve") -> None:
@@ -324,11 +289,6 @@ def _check_extra(verb: str, modules: Sequence[str] = SERVE_MODULES, extra: str =
             f"{verb}: {', '.join(missing)} not installed; "
             f"allowed after: pip install 'stratakv[{extra}]'"
         )
-
-
-def _check_json(path: str | None) -> None:
-    if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
-        raise ConfigError(f"--json {path}: allowed is a file in a directory that exists")
 
 
 def _write_json(path: str | None, figures: object) -> None:
@@ -341,17 +301,17 @@ def _store_directory(name: str) -> Path:
     path = name
     if name.startswith("file://"):
         path = name.removeprefix("file://").partition("?")[0]
-    if "://" in path:
-        raise StorageError(f"DIR {name}: allowed is a directory, or file:///DIR")
+    if "://" in path or not path.strip() or (path != name and path[0] != "/"):
+        raise StorageError(f"{given('DIR', name)}: allowed is a directory, or file:///DIR")
     return Path(path)
 
 
 def _fsck(arguments: argparse.Namespace) -> int:
     from stratakv.storage.file.fsck import fsck, lines_of  # noqa: PLC0415
 
-    _check_json(arguments.json)
+    check_written("--json", arguments.json)
     try:
-        directory = _store_directory(arguments.directory)
+        directory = _store_directory(arguments.dir)
         found = fsck(directory, repair=arguments.repair)
     except (StorageError, OSError) as error:
         print(f"stratakv: {error}", file=sys.stderr)
@@ -363,21 +323,29 @@ def _fsck(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    _check_json(arguments.json)
+    check_written("--json", arguments.json)
     values, name = vars(arguments), arguments.part
-    given = {flag: values[flag] for flag in BENCHES[name][1]}
-    if (directory := given.get("directory")) is not None and not directory.is_dir():
-        raise ConfigError(f"--directory {directory}: allowed is a directory that exists")
+    chosen = {flag.replace("-", "_"): values[flag.replace("-", "_")] for flag in BENCHES[name][1]}
+    for flag in ("directory", "stand_ins"):
+        if (directory := chosen.get(flag)) is not None and not directory.is_dir():
+            raise ConfigError(f"{flag_of(flag)} {directory}: allowed is a directory that exists")
+    if (model := chosen.get("model")) is not None:
+        check_model_directory("--model", Path(model))
     if name not in LIBRARY_BENCHES:
         _check_extra(f"bench {name}")
+    if chosen.get("redis") is not None:
+        _check_extra(f"bench {name} --redis", ("redis",), "redis")
     bench = import_module(f"stratakv.bench.{name}")
     if name == "policy":
-        chosen = {field.name: values[field.name] for field in fields(bench.PolicyOptions)}
+        check_written("--save-trace", arguments.save_trace)
+        options = {field.name: values[field.name] for field in fields(bench.PolicyOptions)}
         for flag in ("policies", "specs"):
-            chosen[flag] = tuple(filter(None, values[flag].split(",")))
-        given["options"] = bench.PolicyOptions(**chosen)
+            options[flag] = tuple(filter(None, values[flag].split(",")))
+        chosen["options"] = bench.PolicyOptions(**options)
     try:
-        _write_json(arguments.json, bench.run(**given))
+        _write_json(arguments.json, bench.run(**chosen))
+    except ConfigError as error:  # a model is an argument of a server, and a flag of a bench
+        raise ConfigError(re.sub(r"^MODEL\b", "--model", str(error))) from error
     except RankLostError as error:
         print(f"stratakv: {error}", file=sys.stderr)
         return 1

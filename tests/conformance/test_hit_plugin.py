@@ -106,8 +106,8 @@ def test_what_a_directory_says_is_what_hugging_face_says(tmp_path):
     suite = Saved()
 
     def hugging_face(tokens, count):
-        said, logits = reference_greedy(model, tokens.tolist(), count)
-        return VerifyOutput(tuple(said), logits, 0.0)
+        generated, logits = reference_greedy(model, tokens.tolist(), count)
+        return VerifyOutput(tuple(generated), logits, 0.0)
 
     settings = Settings(bound=bound_of_model(model), salt="x", cuts=(1, 17))
     asked = prompts(model.config.vocab_size, (40,))
@@ -250,7 +250,7 @@ def test_a_model_that_shows_where_it_was_cut_is_caught(monkeypatch):
     assert verdict.prompt > 0, "one token at a time it is right"
 
 
-def test_a_prompt_that_no_chunk_cuts_is_said_to_be_none():
+def test_a_prompt_that_no_chunk_cuts_is_reported_as_none():
     suite = HitEqualsRecompute()
     model = suite.model()
     settings = Settings(bound=1.0, salt="x", cuts=(40, 41))

@@ -185,7 +185,7 @@ def test_a_master_that_dies_is_an_error_and_is_found_again():
         store.close()
 
 
-def test_a_master_that_is_silent_ends_within_the_time_out_and_is_heard_again():
+def test_a_master_that_is_silent_ends_within_the_time_out_and_is_used_again():
     with mooncake_master() as mute:
         given = options(mute.port, segment_bytes=SEGMENT_BYTES, timeout_s=0.5)
         store = MooncakeBackend(FORM, given)

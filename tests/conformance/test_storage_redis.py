@@ -171,7 +171,7 @@ def test_time_to_live_counts_from_the_last_use(url, server):
     assert [int(cli(server, "pttl", name)) > 90_000 for name in names] == [True, False]
 
 
-def test_touch_tells_the_server_in_the_order_given(url, server):
+def test_touch_reaches_the_server_in_the_order_given(url, server):
     store, keys, _ = stored(url, 4)
     monitor = subprocess.Popen([*client(server), "monitor"], stdout=subprocess.PIPE, text=True)
     try:
@@ -398,7 +398,7 @@ def test_no_server_is_an_error_at_once():
         backend(f"redis://127.0.0.1:{port}/0")
 
 
-def test_whichever_of_redis_and_valkey_is_here_serves(says):
+def test_whichever_of_redis_and_valkey_is_here_serves(summary):
     programs = redis_programs()
     for program in programs:
         with redis_server(program=program) as server:
@@ -412,4 +412,4 @@ def test_whichever_of_redis_and_valkey_is_here_serves(says):
             store.close()
     here = [Path(program).name for program in programs]
     absent = [f"no {name} here" for name in REDIS_SERVERS if name not in here]
-    says("the Redis store was tested against " + "; ".join([" and ".join(here), *absent]))
+    summary("the Redis store was tested against " + "; ".join([" and ".join(here), *absent]))

@@ -16,7 +16,7 @@ import pytest
 from stratakv.core.errors import TransportError
 from stratakv.disagg.loopback import LoopbackTransport, LoopbackWire
 from stratakv.disagg.transport import Done, Failed
-from stratakv.disagg.wired import WiredTransport
+from stratakv.disagg.wire_transport import WiredTransport
 from stratakv.testing.transport_conformance import TransportConformance
 from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
 from stratakv.testing.transport_sides import TransportSide, meet, until, writes_of
@@ -133,7 +133,7 @@ def wired(wire, memories):
     return WiredTransport("loopback", memories, wire, PATIENT)
 
 
-class TellsTwice:
+class ReportsTwice:
     def __init__(self, memories):
         self._inner = open_loopback(memories)
 
@@ -145,7 +145,7 @@ class TellsTwice:
         return [*found, *(event for event in found if isinstance(event, Done))]
 
 
-class FailsAfterTheFence(TellsTwice):
+class FailsAfterTheFence(ReportsTwice):
     def poll(self):
         found = list(self._inner.poll())
         return [e for e in found if not isinstance(e, Failed)] + [
@@ -173,7 +173,7 @@ BUGS = {
         partial(wired, WritesAll),
         ["test_every_byte_arrives_where_it_belongs_and_no_other_changes"]),
     "a completion twice": (
-        TellsTwice,
+        ReportsTwice,
         ["test_done_is_reported_once_and_then_the_bytes_are_there_and_the_source_is_free"]),
     "a failure after the fence": (
         FailsAfterTheFence, ["test_who_disconnects_is_written_to_no_more"]),

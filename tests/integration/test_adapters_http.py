@@ -79,7 +79,7 @@ def client(url):
 
 
 @pytest.fixture(scope="module")
-def said(directory, directories):
+def expected(directory, directories):
     """What each name says to a prompt, from Hugging Face and PEFT without a cache."""
     oracles = {name: peft_oracle(FAMILY, path) for name, path in directories.items()}
     oracles["base"] = tiny_model(FAMILY)
@@ -103,7 +103,7 @@ def cached(answer):
     return answer.usage.prompt_tokens_details.cached_tokens
 
 
-def test_two_adapters_and_the_model_at_once(client, said):
+def test_two_adapters_and_the_model_at_once(client, expected):
     names = ("sql", "base", "poems")
     prompts = {name: [[*PROMPT[:-1], i] for i in range(3)] for name in names}
     with ThreadPoolExecutor(9) as pool:
@@ -115,18 +115,18 @@ def test_two_adapters_and_the_model_at_once(client, said):
         for (name, i), answer in asked.items():
             found = answer.result(PATIENCE_S)
             assert found.model == name
-            assert found.choices[0].logprobs.tokens == said(name, prompts[name][i]), name
-    assert len({tuple(said(name, PROMPT)) for name in names}) == 3
+            assert found.choices[0].logprobs.tokens == expected(name, prompts[name][i]), name
+    assert len({tuple(expected(name, PROMPT)) for name in names}) == 3
 
 
-def test_no_name_and_no_salt_hits_another(client, said):
+def test_no_name_and_no_salt_hits_another(client, expected):
     spaces = [(name, salt) for name in ("base", "sql", "poems") for salt in ("", "a", "b")]
     for name, salt in spaces:
         found = ask(client, name, salt=salt)
-        assert (cached(found), found.choices[0].logprobs.tokens) == (0, said(name, PROMPT))
+        assert (cached(found), found.choices[0].logprobs.tokens) == (0, expected(name, PROMPT))
     for name, salt in spaces:
         found = ask(client, name, salt=salt)
-        assert (cached(found), found.choices[0].logprobs.tokens) == (96, said(name, PROMPT))
+        assert (cached(found), found.choices[0].logprobs.tokens) == (96, expected(name, PROMPT))
 
 
 def test_a_chat_with_an_adapter_says_so(client):

@@ -29,7 +29,7 @@ SPECS = {"deepseek_v4": V4, "window and state": token_spec(4, KeepWindow(10), Ke
 each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
-def said(number, count):
+def prompt_of(number, count):
     return [(number * 31 + n * 7 + n * n) % VOCABULARY for n in range(count)]
 
 
@@ -76,10 +76,10 @@ def converse(spec, kind="", nth=0, after_step=settled):
         shelf, tables = Shelf(format_of(spec)), made[0]
         attach_backend(parts, shelf)
         faults = Faults(parts, tables, kind, nth)
-        first = {name: said(at, 3 * page - at) for at, name in enumerate("abc", start=1)}
+        first = {name: prompt_of(at, 3 * page - at) for at, name in enumerate("abc", start=1)}
         serve(parts, first, 5, after_step)
         evict_device(parts)
-        second = {name: tokens[: 2 * page] + said(5, page) for name, tokens in first.items()}
+        second = {name: tokens[: 2 * page] + prompt_of(5, page) for name, tokens in first.items()}
         serve(parts, second, 3, after_step)
         evict_all(SimpleNamespace(parts=parts, spec=spec))
         serve(parts, second, 2, after_step)

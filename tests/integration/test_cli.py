@@ -34,15 +34,7 @@ from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_conformance import FORM, keys_of, store
 from tests.fixtures.models import tiny_model
 from tests.fixtures.tiny_configs import tiny_config
-from tests.serving import train_tokenizer
 from tests.storage_files import flip_payload, segments
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> Path:
-    path = train_tokenizer(tmp_path_factory.mktemp("model"))
-    tiny_model("gemma3").save_pretrained(path)
-    return path
 
 
 @pytest.fixture
@@ -89,15 +81,20 @@ def test_help_names_every_verb(capsys):
 
 def test_help_of_serve_lists_every_setting_with_its_default(capsys):
     text = help_of(["serve"], capsys)
-    shape = r"(--[a-z0-9-]+) (?:[A-Z]+|NAME=DIR|\{[^}]*\})"
-    parts = re.split(rf" {shape} ", text)  # usage, flag, what it says, flag, ...
-    said = dict(zip(parts[1::2], parts[2::2], strict=True))
+    switches = "|".join(
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(EngineConfig)
+        if field.default is False
+    )
+    shape = rf"(--[a-z0-9-]+(?= (?:[A-Z]+|NAME=DIR|\{{[^}}]*\}}) )|(?:{switches})(?=,))"
+    parts = re.split(rf" {shape},? ", text)  # usage, flag, what it says, flag, ...
+    described = dict(zip(parts[1::2], parts[2::2], strict=True))
     settings = [*fields(EngineConfig), *fields(ServerConfig)]
     wanted = {f"--{field.name.replace('_', '-')}": field.default for field in settings}
-    assert said.keys() == wanted.keys() | {"--threads"}
+    assert described.keys() == wanted.keys() | {"--config"}
     for flag, default in wanted.items():
-        about = said[flag].replace("- ", "-")  # argparse breaks lines at hyphens
-        assert default in {None, ()} or f"(default: {default})" in about, flag
+        about = described[flag].replace("- ", "-")  # argparse breaks lines at hyphens
+        assert default in {None, (), False} or f"(default: {default})" in about, flag
 
 
 @pytest.mark.parametrize(
@@ -144,14 +141,20 @@ def test_the_installed_command(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
-        ([], "arguments are required: VERB"),
-        (["nothing"], "'nothing' (choose from"),
-        (["serve"], "arguments are required: MODEL"),
-        (["bench"], "arguments are required: PART"),
-        (["bench", "nothing"], "'nothing' (choose from"),
-        (["serve", "DIR", "--page", "16"], "unrecognized arguments: --page 16"),
+        ([], "VERB is missing; allowed are serve, route, plan, config, bench, fsck, doctor, "),
+        (["nothing"], "stratakv: VERB nothing: allowed are serve, route, plan, config, bench, "),
+        (["config"], "stratakv: PART is missing; allowed are show, schema\n"),
+        (["completion", "csh"], "stratakv: SHELL csh: allowed are bash\n"),
+        (["serve"], "stratakv: MODEL is missing; allowed is a directory with config.json"),
+        (["bench"], "stratakv: PART is missing; allowed are tree, transfer"),
+        (["bench", "nothing"], "stratakv: PART nothing: allowed are tree, transfer"),
+        (["serve", "DIR", "--page", "16"], "--page 16: not of stratakv serve; allowed is what"),
+        (["serve", "DIR", "more"], "more: not of stratakv serve; allowed is what"),
+        (["fsck", "DIR", "--repair=x"], "stratakv: --repair x: allowed is no value\n"),
+        (["fsck", ""], "stratakv: DIR '': allowed is a directory, or file:///DIR\n"),
+        (["fsck", "file://x"], "stratakv: DIR file://x: allowed is a directory, or file:///DIR\n"),
         (["serve", "DIR", "--storage-cut", "8"], "--storage-cut: its name is --storage-shards now"),
         (["serve", "DIR", "--storage-cut=8"], "--storage-cut: its name is --storage-shards now"),
         (["serve", "DIR", "--port", "http"], "stratakv: --port http: allowed is a whole number\n"),
@@ -161,21 +164,33 @@ def test_the_installed_command(tmp_path):
         (["serve", "DIR", "--host-ratio", "two"], "--host-ratio two: allowed is a number\n"),
         (["bench", "ranks", "--tp", "two"], "stratakv: --tp two: allowed is a whole number\n"),
         (["bench", "policy", "--seed", "x"], "stratakv: --seed x: allowed is a whole number\n"),
-        (["serve", "DIR", "--port"], "--port: expected one argument"),
+        (["serve", "DIR", "--port"], "--port: its value is missing; allowed is one"),
         (["bench", "tree", "--json", "/nowhere/x"], "--json /nowhere/x: allowed is a file in a"),
         (["bench", "storage", "--directory", "/nowhere"], "--directory /nowhere: allowed is a dir"),
         (["bench", "load", "--directory", "/nowhere"], "--directory /nowhere: allowed is a dir"),
-        (["fsck"], "arguments are required: DIR"),
+        (["bench", "serve", "--model", "/nowhere"], "stratakv: --model /nowhere: allowed is a dir"),
+        (["bench", "http", "--model", "/nowhere"], "stratakv: --model /nowhere: allowed is a dir"),
+        (["bench", "storage", "--redis", "x"], "allowed is redis://HOST:PORT/NUMBER of a server"),
+        (["bench", "policy", "--save-trace", "/nowhere/x"], "--save-trace /nowhere/x: allowed is"),
+        (["route", "--decode", "http://h:1"], "--prefill: allowed is at least one, as http://HOST"),
+        (["route", "--prefill", "http://h:1"], "--decode: allowed is at least one, as http://H"),
+        (["route", "--prefill", "http://h:x", "--decode", "http://h:1"],
+         "stratakv: --prefill http://h:x: allowed is http://HOST:PORT\n"),
+        (["route", "--prefill", "http://h:1", "--decode", "http://h:99999"],
+         "stratakv: --decode http://h:99999: allowed is http://HOST:PORT\n"),
+        (["route", "--prefill", "http://h:1", "--decode", "http://h:1", "--host="],
+         "stratakv: --host '': allowed is an address of this machine"),
+        (["fsck"], "stratakv: DIR is missing; allowed is a store's directory"),
         (["fsck", "/nowhere", "--json", "/nowhere/x"], "--json /nowhere/x: allowed is a file in a"),
-        (["fsck", "/nowhere"], "stratakv: /nowhere is no StrataKV store"),
-        (["fsck", "file:///nowhere?quota=1GiB"], "stratakv: /nowhere is no StrataKV store"),
+        (["fsck", "/nowhere"], "stratakv: DIR /nowhere is no StrataKV store"),
+        (["fsck", "file:///nowhere?quota=1GiB"], "stratakv: DIR /nowhere is no StrataKV store"),
         (["fsck", "s3://bucket"], "DIR s3://bucket: allowed is a directory, or file:///DIR"),
-        (["fsck", "/nowhere", "--repair"], "stratakv: /nowhere is no StrataKV store"),
+        (["fsck", "/nowhere", "--repair"], "stratakv: DIR /nowhere is no StrataKV store"),
     ],
 )  # fmt: skip
-def test_a_command_line_that_cannot_be_read(argv, said, capsys):
+def test_a_command_line_that_cannot_be_read(argv, message, capsys):
     assert leaves(argv) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -191,7 +206,9 @@ def test_a_flag_that_a_verb_lacks_shows_the_usage_of_that_verb(argv, verb, capsy
     assert leaves(argv) == 2
     refused = capsys.readouterr().err
     assert refused.startswith(f"usage: stratakv {verb} [-h]")
-    assert refused.endswith(f"stratakv {verb}: error: unrecognized arguments: --bogus\n")
+    assert refused.endswith(
+        f"stratakv: --bogus: not of stratakv {verb}; allowed is what the usage above names\n"
+    )
 
 
 @pytest.mark.parametrize("verb", ["serve", "plan bytes"])
@@ -202,15 +219,16 @@ def test_the_help_names_shards_as_the_flag_does(verb, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ("--page-tokens 0", "--page-tokens 0: allowed is 1 and more"),
         ("--page-tokens -16", "--page-tokens -16: allowed is 1 and more"),
         ("--cache disk", "--cache disk: allowed are off, device, host"),
-        ("--device-memory lots", "--device-memory 'lots': allowed is a number of bytes"),
-        ("--device-memory 2XB", "--device-memory '2XB': allowed is a number of bytes"),
-        ("--device-memory=-1", "--device-memory '-1': allowed is a number of bytes"),
-        ("--host-memory 1e9", "--host-memory '1e9': allowed is a number of bytes"),
+        ("--device-memory lots", "--device-memory lots: allowed is a number of bytes"),
+        ("--device-memory 2XB", "--device-memory 2XB: allowed is a number of bytes"),
+        ("--device-memory=", "--device-memory '': allowed is a number of bytes"),
+        ("--device-memory=-1", "--device-memory -1: allowed is a number of bytes"),
+        ("--host-memory 1e9", "--host-memory 1e9: allowed is a number of bytes"),
         ("--host-memory 1MiB --host-ratio 2", "--host-memory 1MiB and --host-ratio 2 both"),
         ("--host-ratio nan", "--host-ratio nan: allowed are finite numbers from 0 up"),
         ("--host-ratio -1", "--host-ratio -1.0: allowed are finite numbers from 0 up"),
@@ -218,7 +236,7 @@ def test_the_help_names_shards_as_the_flag_does(verb, capsys):
         ("--cache device --host-memory 1MiB", "--cache device has no host tier to size"),
         ("--max-running 0", "--max-running 0: allowed is 1 and more"),
         ("--max-model-len 1", "--max-model-len 1: allowed is 2 and more"),
-        ("--step-tokens 8 --max-running 8", "--step-tokens 8: more than --max-running 8"),
+        ("--step-tokens 8 --max-running 8", "--step-tokens 8: allowed is more than --max-run"),
         ("--chunk-tokens 0", "--chunk-tokens 0: allowed is 1 and more"),
         ("--chat-tokens 0", "--chat-tokens 0: allowed is 1 and more"),
         ("--load-back-threshold -1", "--load-back-threshold -1: allowed is 0 and more"),
@@ -232,15 +250,29 @@ def test_the_help_names_shards_as_the_flag_does(verb, capsys):
         ("--timeout-keep-alive 0", "--timeout-keep-alive 0.0: allowed are finite seconds above 0"),
         ("--timeout-request inf", "--timeout-request inf: allowed are finite seconds above 0"),
         ("--api-key=", "--api-key: allowed is a key that is not empty"),
+        ("--admin-key=", "--admin-key: allowed is a key that is not empty and not --api-key's"),
+        ("--host=", "--host '': allowed is an address of this machine"),
+        ("--served-model-name=", "--served-model-name '': allowed is a name that is not empty"),
+        ("--role prefill --advertise-host=", "--advertise-host '': allowed is an address at which"),
+        ("--role prefill --advertise-host ::", "--advertise-host ::: peers cannot reach that;"),
+        ("--role prefill --host 0.0.0.0", "--host 0.0.0.0: peers cannot reach that; allowed with"),
+        ("--storage-shards 0", "--storage-shards 0: allowed are multiples of --tp 1 from it up"),
         ("--drain-s nan", "--drain-s nan: allowed are finite seconds from 0 up"),
         ("--drain-s -1", "--drain-s -1.0: allowed are finite seconds from 0 up"),
         ("--threads 0", "--threads 0: allowed is 1 and more"),
         ("--lora a", "--lora a: allowed is NAME=DIR, a name of 1 to 512 characters"),
         ("--lora =/a", "--lora =/a: allowed is NAME=DIR, a name of 1 to 512 characters"),
-        ("--lora a=x --lora a=y", "--lora a=y: the name a is taken by another --lora"),
+        ("--lora a=x --lora a=y", "--lora a=y: the name a is taken by another --lora; allowed is"),
         ("--lora me=x --served-model-name me", "--lora me=x: the model has this name"),
         ("--storage /var/lib/x", "--storage /var/lib/x: allowed are memory://, file://"),
+        ("--storage=", "--storage '': allowed are memory://, file://"),
         ("--storage file://x", "--storage file://x: allowed is file:///DIRECTORY"),
+        ("--storage file:///x?quota=lots",
+         "--storage file:///x?quota=lots: allowed for quota is a number of bytes"),
+        ("--storage memory://?quota=0",
+         "--storage memory://?quota=0: allowed for quota is more than 0 bytes"),
+        ("--storage mooncake://h:1?segment=x",
+         "--storage mooncake://h:1?segment=x: allowed for segment is a number of bytes"),
         ("--storage redis://:pw@h:x/0", "--storage redis://:***@h:x/0: that is no URL"),
         ("--storage memory:// --cache device", "--storage: with --cache device there is no host"),
         ("--storage memory:// --host-ratio 0", "--storage memory://: there is no host page"),
@@ -254,13 +286,13 @@ def test_the_help_names_shards_as_the_flag_does(verb, capsys):
         ("--prefetch-timeout 2 --prefetch-policy best-effort",
          "--prefetch-timeout: allowed with --prefetch-policy timeout"),
         ("--api-key k --admin-key k", "--admin-key: allowed is a key that is not empty and not"),
-        ("--lora a=nowhere", "--lora a=nowhere: not a directory with a PEFT adapter_config.json"),
+        ("--lora a=nowhere", "--lora a=nowhere: allowed is a directory with a PEFT adapter_co"),
     ],
 )  # fmt: skip
-def test_flags_are_refused_before_weights_are_read(directory, no_weights, flags, said, capsys):
+def test_flags_are_refused_before_weights_are_read(directory, no_weights, flags, message, capsys):
     assert main(["serve", str(directory), *flags.split()]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"stratakv: {said}"), error
+    assert error.startswith(f"stratakv: {message}"), error
     assert error.count("\n") == 1
 
 
@@ -273,9 +305,9 @@ def test_a_port_that_is_taken(directory, no_weights, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
-        ("--device-memory 1KiB", "--device-memory 1 KiB: one request of 512 tokens needs at least"),
+        ("--device-memory 1KiB", "--device-memory 1 KiB: too little for one request of 512 tokens"),
         ("--max-model-len 5000", "--max-model-len 5000: the model's positions end at 4096"),
         ("--max-model-len 4096 --device-memory 1MiB --dtype float32",
          "--max-model-len 4096: --device-memory 1MiB holds"),
@@ -286,11 +318,11 @@ def test_a_port_that_is_taken(directory, no_weights, capsys):
     ],
 )  # fmt: skip
 def test_flags_that_the_model_decides_are_refused_before_weights_are_read(
-    directory, no_weights, flags, said, capsys
+    directory, no_weights, flags, message, capsys
 ):
     assert main(["serve", str(directory), "--port", "0", *flags.split()]) == 2
     error = capsys.readouterr().err
-    assert f"stratakv: {said}" in error
+    assert f"stratakv: {message}" in error
 
 
 def damaged(directory: Path, tmp_path: Path, name: str, data: bytes | None) -> Path:
@@ -306,7 +338,7 @@ CONFIG = json.loads(tiny_model("gemma3").config.to_json_string())
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "message"),
     [
         ("config.json", None, "allowed is a directory with a Hugging Face config.json"),
         ("config.json", b"{", "config.json"),
@@ -323,29 +355,29 @@ CONFIG = json.loads(tiny_model("gemma3").config.to_json_string())
         ("model.safetensors", b"x" * 1000, "not a causal LM that loads"),
     ],
 )
-def test_a_directory_that_is_no_model(directory, tmp_path, no_memory, name, data, said, capsys):
+def test_a_directory_that_is_no_model(directory, tmp_path, no_memory, name, data, message, capsys):
     path = damaged(directory, tmp_path, name, data)
     assert main(["serve", str(path), "--port", "0"]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert str(path) in error
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (CONFIG | {"sliding_window": None}, "sliding_window"),
         (tiny_config("recurrent_gemma").to_dict(), "keeps its states in the modules"),
     ],
 )
-def test_a_model_that_cannot_be_served(directory, tmp_path, no_weights, config, said, capsys):
+def test_a_model_that_cannot_be_served(directory, tmp_path, no_weights, config, message, capsys):
     path = damaged(directory, tmp_path, "config.json", json.dumps(config, default=str).encode())
     assert main(["serve", str(path), "--port", "0"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("family", "more", "flags", "said"),
+    ("family", "more", "flags", "message"),
     [
         ("deepseek_v32", {}, ["--lora", "a=LORA"], "'deepseek_v32' takes no adapters"),
         ("deepseek_v4", {"quantization_config": {"quant_method": "fp8"}}, [], "are quantized"),
@@ -353,7 +385,7 @@ def test_a_model_that_cannot_be_served(directory, tmp_path, no_weights, config, 
     ],
 )
 def test_what_our_own_modules_do_not_do(
-    directory, tmp_path, no_weights, family, more, flags, said, capsys
+    directory, tmp_path, no_weights, family, more, flags, message, capsys
 ):
     fields = tiny_config(family).to_dict() | more
     path = damaged(directory, tmp_path, "config.json", json.dumps(fields, default=str).encode())
@@ -363,14 +395,14 @@ def test_what_our_own_modules_do_not_do(
     (lora / "adapter_model.safetensors").write_bytes(b"")
     given = [flag.replace("LORA", str(lora)) for flag in flags]
     assert main(["serve", str(path), "--port", "0", "--page-tokens", "16", *given]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_bench_storage_is_told_where(tmp_path, monkeypatch):
-    told = []
+def test_bench_storage_is_given_a_place(tmp_path, monkeypatch):
+    calls = []
 
     def run(**given):
-        told.append((given["directory"], given["redis"]))
+        calls.append((given["directory"], given["redis"]))
         return {"cases": []}
 
     monkeypatch.setattr(bench_storage, "run", run)
@@ -379,7 +411,7 @@ def test_bench_storage_is_told_where(tmp_path, monkeypatch):
     assert json.loads(report.read_text()) == {"cases": []}
     assert main(["bench", "storage"]) == 0
     assert main(["bench", "storage", "--redis", "redis://h"]) == 0
-    assert told == [(tmp_path, None), (None, None), (None, "redis://h")]
+    assert calls == [(tmp_path, None), (None, None), (None, "redis://h")]
 
 
 # -- fsck ------------------------------------------------------------------------------------------
@@ -398,11 +430,11 @@ def test_fsck_reports_mends_and_says_so_with_its_exit_code(tmp_path, capsys):
     path = damaged_store(tmp_path / "store")
     report = tmp_path / "report.json"
     assert main(["fsck", str(path), "--json", str(report)]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"{path}: 5 sound pages in 1 segments, ")
-    assert said[1] == "damaged payloads: 1"
-    assert said[2].endswith(": a damaged payload")
-    assert said[3] == "damaged; --repair removes what is"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{path}: 5 sound pages in 1 segments, ")
+    assert lines[1] == "damaged payloads: 1"
+    assert lines[2].endswith(": a damaged payload")
+    assert lines[3] == "damaged; --repair removes what is"
     found = json.loads(report.read_text())
     assert (found["clean"], found["bad_payloads"], found["mended"]) == (False, 1, 0)
     assert main(["fsck", str(path), "--repair"]) == 0
@@ -418,9 +450,9 @@ def test_fsck_cannot_mend_what_a_running_process_writes(tmp_path, capsys):
         store(backend, keys)
         flip_payload(tmp_path, keys[0], 0)
         assert main(["fsck", str(tmp_path), "--repair"]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[1] == "segments that a running process writes: 1"
-    assert said[-1] == "0 removed, 1 left, which a running process writes"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "segments that a running process writes: 1"
+    assert lines[-1] == "0 removed, 1 left, which a running process writes"
 
 
 def test_fsck_of_what_cannot_be_read(tmp_path, monkeypatch, capsys):
@@ -496,7 +528,7 @@ def test_storage_outlives_a_server_and_keys_do_not_show(directory, tmp_path):
     assert main(["fsck", str(tmp_path / "store")]) == 0
 
 
-def test_a_running_server_attaches_only_directories_that_it_was_told_of(directory, tmp_path):
+def test_a_running_server_attaches_only_directories_that_it_was_given(directory, tmp_path):
     def put(http, place):
         return http.put("/cache/storage", json={"url": f"file://{place}?quota=64MiB"})
 
@@ -537,7 +569,7 @@ def test_servers_share_a_store_by_their_key_and_a_forged_page_is_computed(direct
         try:
             with running(service) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
                 http.headers["Authorization"] = "Bearer psst"
-                came, text = by_tier(http)["storage"], said(http)
+                came, text = by_tier(http)["storage"], generated_text(http)
                 figures = http.get("/cache/storage").json()
                 seal = figures["backend"].get("seal")
                 assert (seal is None) == (key is None)
@@ -554,7 +586,7 @@ def test_servers_share_a_store_by_their_key_and_a_forged_page_is_computed(direct
     assert seen == [miss, miss, miss, hit, poisoned]
 
 
-def said(http) -> str:
+def generated_text(http) -> str:
     body = {"prompt": list(range(3, 323)), "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     return http.post("/v1/completions", json=body).json()["choices"][0]["text"]
 

@@ -55,6 +55,6 @@ def test_a_proven_whole_with_another_text_part_is_refused():
         accept(config)
 
 
-def test_the_reason_is_said_where_a_whole_could_not_be_tried():
+def test_the_reason_is_reported_where_a_whole_could_not_be_tried():
     with pytest.raises(ConfigError, match="'gemma3n' cannot be served as a whole: without timm"):
         accept(CONFIG_MAPPING["gemma3n"]())

@@ -104,9 +104,9 @@ def test_eight_turns_of_deepseek_v4(seed, tmp_path):
 
     def message(turn, known):
         for attempt in range(60):
-            said = random_prompt(1000 * turn + attempt, 61)
-            if v4.clearness(seed, (*known, *said)) > 2 * v4.CLEAR:
-                return said
+            turn_of_user = random_prompt(1000 * turn + attempt, 61)
+            if v4.clearness(seed, (*known, *turn_of_user)) > 2 * v4.CLEAR:
+                return turn_of_user
         raise AssertionError("no clear message was found")
 
     with v4.lab(seed, **WAITS) as this:

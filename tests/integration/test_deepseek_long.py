@@ -64,7 +64,7 @@ class Gaps:
     """The least gap at rank k of each query that is asked about alone, relative to its scores."""
 
     def __init__(self, monkeypatch):
-        self.found = []
+        self.gaps = []
         for module in (v32_indexer, v4_attention):
             monkeypatch.setattr(module, "best_places", self.watch(module.best_places))
 
@@ -73,9 +73,7 @@ class Gaps:
             last = slice(shape[0] - 1, shape[0])
             scores = score(last, slice(0, shape[1]))[0]
             best = scores.topk(k + 1).values
-            self.found.append(
-                float((best[k - 1] - best[k]) / scores[scores.isfinite()].abs().max())
-            )
+            self.gaps.append(float((best[k - 1] - best[k]) / scores[scores.isfinite()].abs().max()))
             return best_places(score, shape, k, cost)
 
         return watched
@@ -123,7 +121,7 @@ def test_thousands_of_tokens_give_hugging_faces_logits(name, monkeypatch):
         wanted = model(name)(
             input_ids=torch.tensor([text]), use_cache=False, logits_to_keep=len(text) - 4095
         ).logits[0]
-    assert min(gaps.found) > CLEAR
+    assert min(gaps.gaps) > CLEAR
     assert (fewer - wanted[-NEW - 1]).abs().max() > 100 * TOLERANCE * wanted.abs().max()
     for end in ends:
         assert_same(found[end], wanted[end - 4096])

@@ -16,7 +16,6 @@ import pytest
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.disagg_servers import Fleet, metric, ready
 from tests.fixtures.models import tiny_model
-from tests.fixtures.servers import free_port
 from tests.fixtures.transports import nixl_is_here
 from tests.real_server import COMPLETIONS, completion, tokens
 from tests.serving import train_tokenizer
@@ -39,7 +38,7 @@ class Crowd:
 
     def __init__(self, fleet: Fleet, directory: Path) -> None:
         nixl_is_here()
-        self.fleet, self.join_port = fleet, free_port()
+        self.fleet, self.join_port = fleet, fleet.port()
         join = ("--bootstrap-port", str(self.join_port))
         self.servers = [
             fleet.server(directory, "--role", "prefill", *join, *TIMEOUT),
@@ -50,7 +49,7 @@ class Crowd:
         self.asked = [completion(tokens(40 + 23 * n, n), 4 + 5 * n) for n in range(8)]
         self.right = [self.text(unified.url, body) for body in self.asked]
         unified.kill()
-        self.rooms, self.found = count(1), Counter()
+        self.rooms, self.outcomes = count(1), Counter()
 
     def text(self, url: str, body: dict[str, object]) -> str:
         """Of the answer, or of the error; "" where the server is gone."""
@@ -73,20 +72,20 @@ class Crowd:
         }  # fmt: skip
         urls = [self.servers[each].url for each in (0, decode)]
         with ThreadPoolExecutor(2) as threads:
-            _, told = threads.map(lambda url: self.text(url, self.asked[at] | room), urls)
-        return "right" if told == self.right[at] else told
+            _, answer = threads.map(lambda url: self.text(url, self.asked[at] | room), urls)
+        return "right" if answer == self.right[at] else answer
 
     def client(self, seed: int, ended: threading.Event) -> None:
         rng = Random(seed)
         while not ended.is_set():
             found = self.ask(rng.randrange(len(self.asked)), rng.choice((1, 2)))
             assert found in ("right", "failed", ""), found
-            self.found[found] += 1
+            self.outcomes[found] += 1
 
     def kill(self, who: int, rng: Random) -> None:
         """And look at the others, and at it when it is back."""
-        wanted = self.found["right"] + rng.randrange(4)
-        wait_until(lambda: self.found["right"] >= wanted, "answers under load")
+        wanted = self.outcomes["right"] + rng.randrange(4)
+        wait_until(lambda: self.outcomes["right"] >= wanted, "answers under load")
         self.servers[who].kill()
         alive = 1 if who != 1 else 2
         at = rng.randrange(len(self.asked))
@@ -113,7 +112,9 @@ class Crowd:
 def test_servers_are_killed_under_load(directory, tmp_path):
     rng, ended = Random(1), threading.Event()
     with ExitStack() as undo:
-        crowd = Crowd(Fleet(tmp_path, undo), directory)
+        fleet = Fleet(tmp_path, undo)
+        undo.enter_context(fleet.tails())
+        crowd = Crowd(fleet, directory)
         clients = undo.enter_context(ThreadPoolExecutor(CLIENTS))
         undo.callback(ended.set)
         asking = [clients.submit(crowd.client, seed, ended) for seed in range(CLIENTS)]
@@ -123,8 +124,8 @@ def test_servers_are_killed_under_load(directory, tmp_path):
         ended.set()
         for each in asking:
             each.result(PATIENCE_S)
-        assert crowd.found["right"] > KILLS
-        assert crowd.found["failed"] > 0
+        assert crowd.outcomes["right"] > KILLS
+        assert crowd.outcomes["failed"] > 0
         wait_until(crowd.nothing_left, "the end of every session")
         for one in crowd.servers:
             flushed = httpx.post(f"{one.url}/flush_cache", timeout=PATIENCE_S).json()

@@ -40,13 +40,17 @@ def untidy(seed, stuck=(), faults=UNTIDY):
     return opens
 
 
-def play_of(*rules, device=60, page=4, opens=None, **more):
+def play_of(*rules, device=60, page=4, opens=None, host=True, **more):
+    """``host``: whether the side that decodes has one."""
     spec, config = token_spec(page, *rules), replace(CONFIG, page_tokens=page)
     groups = len(spec.groups)
 
     def engine(side, sockets):
-        pages = (60 if side is PREFILL else device,) * groups
-        return token_engine(spec, config, pages, (100,) * groups, sockets=sockets)
+        if side is PREFILL:
+            return token_engine(spec, config, (60,) * groups, (100,) * groups, sockets=sockets)
+        mine = config if host else replace(config, cache="device", reserve_tokens=1)
+        hosts = (100 if host else 0,) * groups
+        return token_engine(spec, mine, (device,) * groups, hosts, sockets=sockets)
 
     return Play(engine, opens or untidy(0), **more)
 
@@ -100,6 +104,58 @@ def test_requests_that_any_rank_reads_are_retracted_on_none(rules):
 
     hasty = untidy(1, faults=TransportFaults(late=1, parts=3))
     on_threads(play_of(*rules, opens=hasty, acts={"retract": retract}), act)
+
+
+def sent_back(pair):
+    return pair.inner[PREFILL].stats().succeeded
+
+
+@pytest.mark.parametrize("rules", [RULES["full"], RULES["all"]], ids=["full", "all"])
+@pytest.mark.parametrize("seed", [0, 6])
+def test_what_no_rank_has_saved_goes_back_to_prefill(rules, seed):
+    """Pages run short where it is decoded, and there is no host."""
+
+    def act(pair):
+        rng = Random(seed)
+        asked = [
+            greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(8, 40)) for n in range(8)
+        ]
+        for one, answer in zip(asked, pair.run(*asked), strict=True):
+            assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
+        assert sent_back(pair) > 8
+        pair.settle()
+
+    on_threads(play_of(*rules, device=28, host=False, opens=untidy(seed)), act, seed=seed)
+
+
+@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize("waits", [0, 12])
+def test_what_one_rank_cannot_send_back_is_computed_where_it_decodes_on_all(rank, waits):
+    """That rank has lost its peer, before the request is sent back or after it."""
+
+    def retract(pair):
+        pair.sides[DECODE].engine.retract(RequestId("r"))
+
+    def lose(pair):
+        if pair.rank == rank:
+            pair.peers[DECODE].disconnect(P)
+
+    def act(pair):
+        pair.submit(greedy("r", PROMPT[:30], 12))
+        pair.until(lambda: len(pair.out[DECODE]["r"]) >= 4, "its tokens")
+        pair.do("retract")
+        for _ in range(waits):
+            pair.step()
+        pair.do("lose")
+        pair.drain()
+        assert tokens_of(pair.out[DECODE]["r"]) == expected_tokens(PROMPT[:30], 12)
+        assert sent_back(pair) == 1
+        pair.clock.advance(200)  # a rank of prefill may still wait for who asks
+        pair.settle()
+
+    stuck = untidy(2, stuck=()) if not waits else untidy(2, faults=TransportFaults(late=40))
+    acts = {"retract": retract, "lose": lose}
+    on_threads(play_of(*HARD, host=False, opens=stuck, acts=acts), act)
 
 
 @pytest.mark.parametrize("side", HandOffSide)

@@ -36,6 +36,6 @@ def test_two_ranks_hand_over_to_two_exactly(family, tmp_path):
     prompts = [random_prompt(n, n) for n in (1, 7, 48, 101)]
     first, again, handed_over = run_ranks(2, hand_over, tmp_path, CONFIG, prompts, COUNT)[0]
     assert first == [reference_greedy(model, prompt, COUNT)[0] for prompt in prompts]
-    longer = [[*prompt, *said, 5, 9] for prompt, said in zip(prompts, first, strict=True)]
+    longer = [[*prompt, *output, 5, 9] for prompt, output in zip(prompts, first, strict=True)]
     assert again == [reference_greedy(model, prompt, COUNT)[0] for prompt in longer]
     assert handed_over == [True] * len(prompts)

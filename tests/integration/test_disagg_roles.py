@@ -64,17 +64,17 @@ def test_another_engine_goes_on_exactly(family, opened):
     conversation does, from what both sides have cached by then."""
     with models_over(Link(opened, opened), family) as pair:
         prompts = {f"{n}": prompt(PAGE, n, n) for n in (1, 7, 48, 80, 101)}
-        said = pair.run(*(greedy(name, tokens, 6) for name, tokens in prompts.items()))
-        for tokens, answer in zip(prompts.values(), said, strict=True):
+        generated = pair.run(*(greedy(name, tokens, 6) for name, tokens in prompts.items()))
+        for tokens, answer in zip(prompts.values(), generated, strict=True):
             assert answer == right(family, tokens, 14)[:6]
         longer = {
             f"{name}+": [*tokens, *answer, 5, 9]
-            for (name, tokens), answer in zip(prompts.items(), said, strict=True)
+            for (name, tokens), answer in zip(prompts.items(), generated, strict=True)
         }
         again = pair.run(*(greedy(name, tokens, 3) for name, tokens in longer.items()))
         for tokens, answer in zip(longer.values(), again, strict=True):
             assert answer == right(family, tokens, 3)
-        cached = pair.said("101+")[0].cached
+        cached = pair.outputs("101+")[0].cached
         assert cached.prefill is not None, "it was handed over"
         assert cached.total + sum(astuple(cached.prefill)) > 0, "a state is no page of decode's"
         settle(pair)
@@ -103,13 +103,13 @@ def test_what_decode_has_is_not_sent_and_the_rest_is_paired_by_its_place(rules):
         settle(pair)
 
 
-def test_what_prefill_had_of_a_prompt_is_told():
+def test_what_prefill_had_of_a_prompt_is_reported():
     with tokens_over(Link()) as pair:
         pair.run(greedy("first", PROMPT[:40], 2))
         pair.decode.engine.flush()
         pair.run(greedy("again", PROMPT[:40], 2))
-        assert pair.said("first")[0].cached.prefill == TierTokens(0, 0, 0)
-        assert pair.said("again")[0].cached.prefill == TierTokens(36, 0, 0)
+        assert pair.outputs("first")[0].cached.prefill == TierTokens(0, 0, 0)
+        assert pair.outputs("again")[0].cached.prefill == TierTokens(36, 0, 0)
         settle(pair)
 
 
@@ -138,7 +138,7 @@ def test_an_abort_in_every_phase_leaves_nothing(side):
             other = [at + 1, *PROMPT[7:40]]
             assert pair.run(greedy(f"s{at}", other, 3)) == [expected_tokens(other, 3)]
             across = HandOffSide.DECODE if side is HandOffSide.PREFILL else HandOffSide.PREFILL
-            assert ended(pair.said(name, across)) is not None
+            assert ended(pair.outputs(name, across)) is not None
         settle(pair)
 
 
@@ -229,7 +229,7 @@ def test_chunks_arrive_while_the_rest_is_computed():
             pair.step()
         assert seen == 54, "six chunks of nine tokens"
         settle(pair)
-        assert tokens_of(pair.said("r")) == expected_tokens(PROMPT, 4)
+        assert tokens_of(pair.outputs("r")) == expected_tokens(PROMPT, 4)
 
 
 @pytest.mark.parametrize("gives_up", HandOffSide)
@@ -272,7 +272,7 @@ def test_a_prompt_that_takes_longer_than_a_transfer_may_is_handed_over():
             link.clock.advance(9)
             pair.step()
         settle(pair)
-        assert tokens_of(pair.said("r")) == expected_tokens(PROMPT, 4)
+        assert tokens_of(pair.outputs("r")) == expected_tokens(PROMPT, 4)
         assert role.stats().succeeded == 1
 
 
@@ -285,7 +285,7 @@ def test_what_takes_too_long_fails_on_both_sides_and_they_join_again():
         )
         link.clock.advance(41)
         settle(pair)
-        last = pair.said("r")[-1]
+        last = pair.outputs("r")[-1]
         assert (last.finish, last.failure) == (FinishReason.ERROR, Failure.TRANSFER)
         link.join()
         pair.submit(greedy("s", PROMPT[:30], 4))
@@ -308,8 +308,8 @@ def test_a_lost_peer_fails_its_requests_and_may_join_again(side):
             link.clock.advance(11)  # those of which the other side has never heard
             pair.drain()
             for n in range(3):
-                assert ended(pair.said(f"r{steps}-{n}")) is not None
-                answer = tokens_of(pair.said(f"r{steps}-{n}"))
+                assert ended(pair.outputs(f"r{steps}-{n}")) is not None
+                answer = tokens_of(pair.outputs(f"r{steps}-{n}"))
                 right_one = expected_tokens([steps, *PROMPT[: 20 + n]], 4)
                 assert answer in (right_one, [])
             other = [steps, *PROMPT[5:40]]
@@ -328,12 +328,12 @@ def test_a_request_waits_for_its_peer_to_join_and_fails_when_that_takes_too_long
         link.clock.advance(11)
         pair.drain()
         for side in HandOffSide:
-            assert pair.said("late", side)[-1].failure is Failure.TRANSFER
+            assert pair.outputs("late", side)[-1].failure is Failure.TRANSFER
         pair.submit(greedy("r", PROMPT[:30], 4))
         pair.step()
         link.join()
         pair.drain()
-        assert tokens_of(pair.said("r")) == expected_tokens(PROMPT[:30], 4)
+        assert tokens_of(pair.outputs("r")) == expected_tokens(PROMPT[:30], 4)
         link.clock.advance(11)
         settle(pair)
 
@@ -346,7 +346,7 @@ def test_another_prompt_of_the_same_name_is_not_handed_over():
             parts.engine.submit(greedy("r", tokens, 4))
         pair.drain()
         for side in HandOffSide:
-            assert pair.said("r", side)[-1].failure is Failure.TRANSFER
+            assert pair.outputs("r", side)[-1].failure is Failure.TRANSFER
         settle(pair)
 
 
@@ -357,7 +357,7 @@ def test_another_tenant_s_prompt_is_not_handed_over():
             salt = side.name
             parts.engine.submit(replace(greedy("r", PROMPT[:30], 4), salt=salt))
         pair.drain()
-        assert pair.said("r")[-1].failure is Failure.TRANSFER
+        assert pair.outputs("r")[-1].failure is Failure.TRANSFER
         settle(pair)
 
 
@@ -370,7 +370,7 @@ def test_an_unsupported_pair_is_refused_with_both_values():
     assert not pair.link.peers[HandOffSide.DECODE].knows(P)
 
 
-def test_who_speaks_nonsense_is_lost_and_others_go_on():
+def test_who_sends_nonsense_is_lost_and_others_go_on():
     link = Link()
     with tokens_over(link) as pair:
         transport = link.peers[HandOffSide.PREFILL]._end.transport

@@ -11,11 +11,13 @@ import httpx
 import pytest
 
 from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.disagg_servers import Fleet
 from tests.fixtures.models import random_prompt
 from tests.fixtures.servers import free_port
 from tests.fixtures.transports import nixl_is_here
 from tests.parallel_models import build
 from tests.rank_processes import COMPLETIONS, FLAGS, Launched, body, launched
+from tests.routers import ROUTERS, answers_as_one_server_does, released_router
 from tests.serving import error_of, train_tokenizer
 
 WIDE = {"num_attention_heads": 8, "num_key_value_heads": 4}
@@ -100,4 +102,29 @@ def test_two_ranks_hand_over_to_two_and_a_rank_that_dies_fails_its_requests(mode
         wait_until(is_right, "an answer by the ranks that were started again")
         for server in (decode, again):
             server.processes[0].terminate()
-            assert [server.ends(rank) for rank in range(2)] == [0, 0], server.told()
+            assert [server.ends(rank) for rank in range(2)] == [0, 0], server.all_logged()
+
+
+@pytest.mark.long
+def test_the_released_routers_stand_before_servers_of_two_ranks(model, tmp_path):
+    """One that computes prompts and two that decode, as each asks them."""
+    nixl_is_here()
+    port, named = free_port(), ("--served-model-name", "tiny")
+    with ExitStack() as undo:
+        line = serve(model, "prefill", "--bootstrap-port", port, *named)
+        prefill = ranks_of(line, tmp_path / "prefill", undo)
+        decodes = [
+            ranks_of(serve(model, "decode", *named), tmp_path / f"decode{n}", undo) for n in (0, 1)
+        ]
+        line = ["serve", model, *FLAGS, *named]
+        alone = ranks_of(line, tmp_path / "alone", undo, count=1).listen()
+        urls = [server.listen().url for server in (prefill, *decodes)]
+        prompts = ["the quick brown fox", "jumps over the lazy dog " * 9]
+        for name in ROUTERS:
+            router = released_router(Fleet(tmp_path, undo), name, urls[0], port, urls[1:])
+            more = {"cache_salt": name if name == "vllm" else "", "model": "tiny"}
+            answers_as_one_server_does(router.url, alone.url, prompts, **more)
+            router.kill()
+        for server in (prefill, *decodes):
+            server.processes[0].terminate()
+            assert [server.ends(rank) for rank in range(2)] == [0, 0], server.all_logged()

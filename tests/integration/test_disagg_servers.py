@@ -1,25 +1,32 @@
 """A server that computes prompts and two that decode, as processes over NIXL's TCP, against one
 that does both: what clients are told, what is refused, and who may die."""
 
-import importlib.util
 import json
 import signal
 import socket
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
 
+from stratakv.serve.sockets import bound_socket
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.disagg_servers import BIN, Fleet, Started, metric, ready
 from tests.fixtures.models import tiny_model
-from tests.fixtures.servers import free_port, lacking
+from tests.fixtures.servers import free_port
 from tests.fixtures.transports import nixl_is_here
 from tests.real_server import CHAT, COMPLETIONS, completion, tokens
+from tests.routers import (
+    HELLO,
+    ROUTERS,
+    answers_as_one_server_does,
+    post,
+    released_router,
+    streamed,
+    texts,
+)
 from tests.serving import error_of, train_tokenizer
 
 
@@ -41,21 +48,16 @@ class Servers:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> Path:
-    path = train_tokenizer(tmp_path_factory.mktemp("model"))
-    tiny_model("gemma3").save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def servers(directory, tmp_path_factory):
     nixl_is_here()
     with ExitStack() as undo:
-        fleet, port = Fleet(tmp_path_factory.mktemp("logs"), undo), free_port()
+        fleet = Fleet(tmp_path_factory.mktemp("logs"), undo)
+        undo.enter_context(fleet.tails())
+        port = fleet.port()
         prefill = fleet.server(directory, "--role", "prefill", "--bootstrap-port", str(port))
         decodes = [fleet.server(directory, "--role", "decode") for _ in range(2)]
         unified = fleet.server(directory)
-        at = free_port()
+        at = fleet.port()
         router = fleet.start(at, *route_line(prefill, decodes), "--port", str(at))
         ready(prefill, *decodes, unified, router)
         yield Servers(fleet, unified, prefill, decodes, port, router)
@@ -66,10 +68,6 @@ def route_line(prefill: Started, decodes: list[Started]) -> list[str]:
     return line + [part for each in decodes for part in ("--decode", each.url)]
 
 
-def post(url: str, body: dict[str, object], path: str = COMPLETIONS, **more) -> httpx.Response:
-    return httpx.post(url + path, json=body, timeout=PATIENCE_S, **more)
-
-
 def both(servers: Servers, at: int, body: dict[str, object], **more) -> list[httpx.Response]:
     """What both sides answer, as sglang-router asks them."""
     urls = (servers.prefill.url, servers.decodes[at].url)
@@ -77,9 +75,13 @@ def both(servers: Servers, at: int, body: dict[str, object], **more) -> list[htt
         return list(threads.map(lambda url: post(url, body, **more), urls))
 
 
-def texts(answer: httpx.Response) -> list[str]:
-    assert answer.status_code == 200, answer.text
-    return [choice["text"] for choice in answer.json()["choices"]]
+def test_a_port_of_a_fleet_is_its_servers_alone(tmp_path):
+    """Also while none of them listens: they are killed and started again there."""
+    with ExitStack() as undo:
+        port = Fleet(tmp_path, undo).port()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        bound_socket("127.0.0.1", port).close()
 
 
 def test_a_room_brings_two_servers_together_and_the_answer_is_that_of_one(servers):
@@ -106,6 +108,23 @@ def test_several_prompts_and_choices_of_one_body_have_a_session_each(servers):
     }
     _, decode = both(servers, 0, asked | rooms | {"cache_salt": ""})
     assert texts(decode) == expected
+
+
+def test_two_requests_that_choose_otherwise_never_meet_in_one_room(servers):
+    """The first token of one would be the other's. Without a seed both sides draw alike."""
+    asked = completion(tokens(70, 30), 4, temperature=1.0) | {"cache_salt": "", "logprobs": 2}
+    body = asked | servers.room(200)
+    _, decode = both(servers, 0, body)
+    assert len(decode.json()["choices"][0]["logprobs"]["tokens"]) == 4
+    for number, other in enumerate((
+        {"seed": 1}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}, {"logprobs": 3},
+        {"cache_salt": "alice"}, {"prompt": tokens(70, 31)},
+    )):  # fmt: skip
+        body = asked | servers.room(201 + number)
+        calls = ((servers.prefill.url, body), (servers.decodes[0].url, body | other))
+        with ThreadPoolExecutor(2) as threads:
+            for answer in threads.map(lambda call: post(*call), calls):
+                assert "is another prompt there" in error_of(answer, 500)["message"], other
 
 
 def test_prefill_names_the_session_where_it_is_asked_first(servers):
@@ -179,52 +198,9 @@ def test_another_model_is_refused_with_both_values(servers, tmp_path):
 # -- routers -------------------------------------------------------------------------------------
 
 
-def streamed(url: str, body: dict[str, object], path: str = COMPLETIONS) -> list[str]:
-    """The text of each choice, from the events of a stream; an error is among them as its code."""
-    found: dict[int, str] = {}
-    asked = body | {"stream": True}
-    with httpx.stream("POST", url + path, json=asked, timeout=PATIENCE_S) as answer:
-        assert answer.status_code == 200, answer.read()
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
-    assert lines[-1] == "[DONE]"
-    for line in lines[:-1]:
-        event = json.loads(line)
-        if "error" in event:
-            return [event["error"]["code"]]
-        for choice in event["choices"]:
-            text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
-            found[choice["index"]] = found.get(choice["index"], "") + text
-    return [found[at] for at in sorted(found)]
-
-
-HELLO = {
-    "model": "tiny",
-    "messages": [{"role": "user", "content": "the quick brown fox"}],
-    "max_tokens": 8,
-    "temperature": 0,
-    "ignore_eos": True,
-}
-
-
-def answers_as_one_server_does(servers, url, prompts, **more):
-    """Completions and chats, streamed and not; each server that decodes has its turn."""
-    for number in range(4):
-        prompt = prompts[number % len(prompts)]
-        asked = completion(prompt, 9, **more)
-        expected = texts(post(servers.unified.url, asked))
-        answer = post(url, asked)
-        assert texts(answer) == expected
-        assert "prefill" in answer.json()["usage"]["prompt_tokens_details"]
-        assert streamed(url, asked) == expected
-    chat = HELLO | more
-    expected = post(servers.unified.url, chat, CHAT).json()["choices"]
-    header = {"X-Request-Id-Cache-Salt": ""}
-    assert post(url, chat, CHAT, headers=header).json()["choices"] == expected
-
-
 def test_our_router_answers_as_one_server_does(servers):
     prompts = [tokens(80, 20), tokens(40, 21), "the quick brown fox jumps"]
-    answers_as_one_server_does(servers, servers.router.url, prompts)
+    answers_as_one_server_does(servers.router.url, servers.unified.url, prompts)
     assert streamed(servers.router.url, HELLO, CHAT) == streamed(servers.unified.url, HELLO, CHAT)
     models = httpx.get(f"{servers.router.url}/v1/models", timeout=PATIENCE_S)
     assert models.json()["data"][0]["object"] == "model"
@@ -279,28 +255,13 @@ def test_a_client_that_leaves_before_its_answer_ends_both_sides(servers):
     wait_until(lambda: not any(metric(one, waits) for one in servers.decodes), "its end")
 
 
-ROUTERS = {
-    "sglang": ("sglang_router.launch_router", "--pd-disaggregation"),
-    "vllm": ("vllm_router.launch_router", "--vllm-pd-disaggregation"),
-}
-
-
 @pytest.mark.parametrize("name", ROUTERS)
 def test_a_released_router_in_front_answers_as_one_server_does(servers, name):
-    module, flag = ROUTERS[name]
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
-        lacking(module.partition(".")[0], "pip install 'stratakv[routers]' (Linux, x86-64)")
-    join = [str(servers.join_port)] if name == "sglang" else []
-    decodes = [part for one in servers.decodes for part in ("--decode", one.url)]
-    port, metrics = free_port(), free_port()
-    router = servers.fleet.start(
-        port, sys.executable, "-m", module, flag, "--prefill", servers.prefill.url, *join,
-        *decodes, "--host", "127.0.0.1", "--port", str(port),
-        "--prometheus-port", str(metrics), "--policy", "round_robin",
-    )  # fmt: skip
-    ready(router)
+    decodes = [one.url for one in servers.decodes]
+    router = released_router(servers.fleet, name, servers.prefill.url, servers.join_port, decodes)
     prompts = ["the quick brown fox", "jumps over the lazy dog " * 9]
-    answers_as_one_server_does(servers, router.url, prompts, cache_salt="", model="tiny")
+    urls = router.url, servers.unified.url
+    answers_as_one_server_does(*urls, prompts, cache_salt="", model="tiny")
     if name == "sglang":  # which drops a chat's salt
         refused = post(router.url, HELLO | {"cache_salt": "alice"}, CHAT)
         assert "needs its tenant's salt" in refused.text

@@ -41,7 +41,7 @@ def test_what_a_store_has_is_neither_computed_nor_sent(side, rules, tmp_path):
             wait_until(each.engine.flush, "a cache that is empty")
         asked = [*PROMPT[:40], *expected_tokens(PROMPT[:40], 9), 3]
         assert pair.run(greedy("again", asked, 5)) == [expected_tokens(asked, 5)]
-        cached = pair.said("again")[0].cached
+        cached = pair.outputs("again")[0].cached
         had = TierTokens(cached.device, cached.host, cached.storage)
         here, there = (had, cached.prefill) if side is HandOffSide.DECODE else (cached.prefill, had)
         assert (here.device, here.host) == (0, 0)
@@ -56,7 +56,7 @@ def test_tenants_share_no_page_on_either_side(rules):
         for number, (salt, hit) in enumerate((("a", False), ("b", False), ("a", True))):
             asked = greedy(f"{number}", PROMPT[:41], 3, salt=salt)
             assert pair.run(asked) == [expected_tokens(PROMPT[:41], 3)]
-            cached = pair.said(f"{number}")[0].cached
+            cached = pair.outputs(f"{number}")[0].cached
             assert (cached.prefill.device > 0) == hit
         settle(pair)
 
@@ -68,6 +68,6 @@ def test_a_prompt_of_another_tenant_or_session_fails_alone():
             parts.engine.submit(replace(greedy("r", PROMPT[:30], 4), salt=side.name))
         pair.submit(greedy("s", PROMPT[:30], 4))
         pair.drain()
-        assert pair.said("r")[-1].failure is Failure.TRANSFER
-        assert tokens_of(pair.said("s")) == expected_tokens(PROMPT[:30], 4)
+        assert pair.outputs("r")[-1].failure is Failure.TRANSFER
+        assert tokens_of(pair.outputs("s")) == expected_tokens(PROMPT[:30], 4)
         settle(pair)

@@ -14,7 +14,7 @@ from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from tests.engines import (
     VOCABULARY,
-    all_free,
+    assert_nothing_left,
     drain,
     ended,
     evict_device,
@@ -58,22 +58,13 @@ def phase_of(parts, name):
     return parts.engine.status(RequestId(name)).phase
 
 
-def assert_nothing_left(parts):
-    drain(parts)
-    stats = parts.engine.stats()
-    assert (stats.waiting, stats.running) == (0, 0)
-    assert parts.engine.flush()
-    parts.engine.check()
-    assert all_free(parts)
-
-
 def abort(parts, name):
     parts.engine.abort(RequestId(name))
     parts.engine.check()
     assert parts.engine.status(RequestId(name)) is None
-    news = [output for output in parts.engine.step() if output.request == name]
-    assert ended(news) is FinishReason.ABORT
-    assert news[-1].token is None
+    outputs = [output for output in parts.engine.step() if output.request == name]
+    assert ended(outputs) is FinishReason.ABORT
+    assert outputs[-1].token is None
 
 
 @pytest.mark.parametrize("steps", range(12))
@@ -202,10 +193,10 @@ def test_three_hundred_random_aborts():
         finished = 0
         for name, tokens in got.items():
             whole = expected_tokens(prompts[name], 8)
-            said = [token for token in tokens if token is not None]
-            assert said == whole[: len(said)]
-            assert tokens[-1] is None or len(said) == 8
-            finished += len(said) == 8
+            generated = [token for token in tokens if token is not None]
+            assert generated == whole[: len(generated)]
+            assert tokens[-1] is None or len(generated) == 8
+            finished += len(generated) == 8
         assert finished > 20
         assert parts.cache.tiers.pools.counters.load_pages > 0
         assert_nothing_left(parts)

@@ -142,20 +142,20 @@ def test_nor_do_several_at_once_and_one_that_was_retracted(spec):
         prompts = [kept_apart(f"r{n}", PROMPT, NO_STORE, 30) for n in range(4)]
         for prompt in prompts:
             parts.engine.submit(prompt)
-        said = {prompt.id: [] for prompt in prompts}
+        outputs_of = {prompt.id: [] for prompt in prompts}
         for step in range(10_000):
             if not parts.engine.has_work():
                 break
             if step == 14:
                 retract_youngest(parts)
             for output in parts.engine.step():
-                said[output.request].append(output)
+                outputs_of[output.request].append(output)
         assert (
             parts.cache.tiers.pools.counters.retracted
             == parts.cache.tiers.pools.counters.retracted_unsaved
             == 1
         )
-        for outputs in said.values():
+        for outputs in outputs_of.values():
             assert tokens_of(outputs) == expected_tokens(PROMPT, 30)
             assert outputs[0].cached == dataclasses.replace(on_device(spec, 0), use=NO_STORE)
 

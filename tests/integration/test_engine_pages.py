@@ -155,8 +155,8 @@ def test_a_request_that_computes_what_another_one_loads_keeps_no_second_page():
         assert parts.cache.tiers.pools.counters.load_pages > 0
         assert parts.cache.tiers.pools.counters.duplicate_pages > duplicates
         for name, prompt, count in (("B", branch, 5), ("A again", beginning, 1), ("C", other, 5)):
-            said = tokens_of([output for output in got if output.request == name])
-            assert said == expected_tokens(prompt, count)
+            generated = tokens_of([output for output in got if output.request == name])
+            assert generated == expected_tokens(prompt, count)
 
 
 @pytest.mark.parametrize(

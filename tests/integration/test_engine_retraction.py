@@ -24,7 +24,7 @@ from stratakv.tree.nodes import Tier
 from tests.engines import (
     VOCABULARY,
     RecordingRunner,
-    all_free,
+    assert_nothing_left,
     computing,
     drain,
     ended,
@@ -135,15 +135,6 @@ def held_copier(direction):
     return hold, HookedCopier(DEFAULT_COPIER, before_copy)
 
 
-def assert_nothing_left(parts):
-    drain(parts)
-    stats = parts.engine.stats()
-    assert (stats.waiting, stats.running) == (0, 0)
-    assert parts.engine.flush()
-    parts.engine.check()
-    assert all_free(parts)
-
-
 # -- pools of any size ---------------------------------------------------------------------------
 
 
@@ -173,8 +164,8 @@ def serve(parts, prompts):
             out[output.request].append(output)
         parts.engine.check()
     for prompt in prompts:
-        told = [output.cached is not None for output in out[prompt.id]]
-        assert told == [True] + [False] * (prompt.sampling.max_tokens - 1)
+        reported = [output.cached is not None for output in out[prompt.id]]
+        assert reported == [True] + [False] * (prompt.sampling.max_tokens - 1)
         assert ended(out[prompt.id]) is FinishReason.LENGTH
     stats = parts.engine.stats()
     assert stats.prompt_tokens == sum(len(prompt.tokens) for prompt in prompts)
@@ -186,7 +177,7 @@ def serve(parts, prompts):
 @each_spec
 @pytest.mark.parametrize("host", [300, 25, 0])
 @pytest.mark.parametrize(
-    "level", [0, 2, 4, *(pytest.param(level, marks=pytest.mark.long) for level in (1, 3))]
+    "level", [0, 2, *(pytest.param(level, marks=pytest.mark.long) for level in (1, 3, 4))]
 )
 def test_pools_from_one_request_to_all_of_them(spec, host, level):
     """No token is lost or repeated, whoever has to leave and whether or not it could be saved."""
@@ -196,10 +187,10 @@ def test_pools_from_one_request_to_all_of_them(spec, host, level):
     settings = {} if host else {"cache": "device"}
     with engine(spec, pages, host, max_model_len=LONGEST, **settings) as parts:
         with retractions(parts) as seen:
-            said = serve(parts, prompts)
+            generated = serve(parts, prompts)
         for prompt in prompts:
             count = prompt.sampling.max_tokens
-            assert said[prompt.id] == expected_tokens(prompt.tokens.tolist(), count)
+            assert generated[prompt.id] == expected_tokens(prompt.tokens.tolist(), count)
         counters = parts.cache.tiers.pools.counters
         assert counters.retracted == len(seen)
         assert bool(seen) == (level < 3)
@@ -365,8 +356,8 @@ def test_those_that_left_come_back_in_order_and_before_new_ones():
         out = drain(parts)
         assert order == list("01234")
         for n in range(5):
-            said = tokens_of([output for output in out if output.request == str(n)])
-            assert said == expected_tokens([n, *PROMPT[:9]], 8)
+            generated = tokens_of([output for output in out if output.request == str(n)])
+            assert generated == expected_tokens([n, *PROMPT[:9]], 8)
 
 
 def test_a_new_request_waits_until_the_one_that_left_is_back():
@@ -392,8 +383,8 @@ def test_one_that_computes_what_others_wait_for_may_leave():
         retract(parts, "a")
         out = drain(parts)
         for name in "ab":
-            said = tokens_of([output for output in out if output.request == name])
-            assert said == expected_tokens(PROMPT[:40], 5)
+            generated = tokens_of([output for output in out if output.request == name])
+            assert generated == expected_tokens(PROMPT[:40], 5)
         assert_nothing_left(parts)
 
 
@@ -474,18 +465,18 @@ def test_another_ones_failed_backup_is_nothing_to_a_request_without_a_full_page(
         assert retracted in parts.cache.retraction
         out += drain(parts)
         for name, count in (("r", 2), ("other", 20)):
-            said = tokens_of([output for output in out if output.request == name])
-            assert said == expected_tokens(PROMPT[:count], 9)
+            generated = tokens_of([output for output in out if output.request == name])
+            assert generated == expected_tokens(PROMPT[:count], 9)
 
 
 @each_spec
 def test_off_recomputes_whoever_had_to_leave(spec):
     prompts = family()
     with engine(spec, 20, 0, cache="off") as parts:
-        said = serve(parts, prompts)
+        generated = serve(parts, prompts)
         for prompt in prompts:
             count = prompt.sampling.max_tokens
-            assert said[prompt.id] == expected_tokens(prompt.tokens.tolist(), count)
+            assert generated[prompt.id] == expected_tokens(prompt.tokens.tolist(), count)
         counters = parts.cache.tiers.pools.counters
         assert counters.retracted == counters.retracted_unsaved > 0
 
@@ -501,7 +492,7 @@ def abort(parts, name):
 
 @each_spec
 @pytest.mark.parametrize("computed", [9, 30, 32])
-def test_an_abort_while_parked(spec, computed):
+def test_an_abort_while_retracted(spec, computed):
     with engine(spec, snapshot_tokens=16) as parts:
         start(parts, "r", PROMPT[:20], 30, computed)
         retract(parts, "r")
@@ -509,8 +500,8 @@ def test_an_abort_while_parked(spec, computed):
         abort(parts, "r")
         assert len(parts.cache.retraction) == 0
         assert ended(drain(parts)) is FinishReason.ABORT
-        said = tokens_of(run(parts, greedy("next", PROMPT[:40], 5))["next"])
-        assert said == expected_tokens(PROMPT[:40], 5)
+        generated = tokens_of(run(parts, greedy("next", PROMPT[:40], 5))["next"])
+        assert generated == expected_tokens(PROMPT[:40], 5)
         assert_nothing_left(parts)
 
 
@@ -580,10 +571,10 @@ def test_an_abort_or_another_retraction_while_its_load_is_begun_or_in_flight(
         else:
             abort(parts, "r")
         parts.engine.submit(greedy("other", [1, 2], 60))  # takes what is free too early
-        news = drain(parts)
-        other = [output for output in news if output.request == "other"]
+        outputs = drain(parts)
+        other = [output for output in outputs if output.request == "other"]
         assert tokens_of(other) == expected_tokens([1, 2], 60)
-        out += [output for output in news if output.request == "r"]
+        out += [output for output in outputs if output.request == "r"]
         whole = expected_tokens(PROMPT[:20], 30)
         assert tokens_of(out) == (whole if again else whole[:11])
         assert_nothing_left(parts)

@@ -378,9 +378,9 @@ def test_a_stop_token_right_after_a_snapshot_leaves_a_usable_state():
         stop = next(token for at, token in enumerate(answer) if at >= 10)
         sampling = dataclasses.replace(plain.sampling, stop_tokens=(stop,))
         out = run(parts, dataclasses.replace(plain, sampling=sampling))["r"]
-        said = tokens_of(out)
-        assert said == answer[: answer.index(stop) + 1]
-        known = PROMPT[:6] + said
+        generated = tokens_of(out)
+        assert generated == answer[: answer.index(stop) + 1]
+        known = PROMPT[:6] + generated
         computed = len(known) - 1
         hit = computed if computed % PAGE == 0 else computed // 8 * 8
         assert ask(parts, [*known, 1]) == on_device(STATE, hit)

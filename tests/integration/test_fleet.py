@@ -13,7 +13,7 @@ from stratakv.testing.fleet.stores import Stores
 from stratakv.testing.fleet.variety import plan_of
 from stratakv.tiers.progress import Progress
 
-RUNS, CHUNK = 100, 25
+RUNS, CHUNK = 60, 20
 LONG_RUNS, LONG_CHUNK = 10_400, 260
 PLANS = 500
 
@@ -105,7 +105,7 @@ def test_ranks_are_lost_and_who_comes_back_finds_what_was_stored():
 
 
 @pytest.mark.parametrize("first", range(0, 12, 4))
-def test_ballots_that_are_too_narrow_for_what_they_tell_only_take_longer(first, monkeypatch):
+def test_ballots_that_are_too_narrow_for_their_fields_only_take_longer(first, monkeypatch):
     flags = (2, 0, 8, 8, 8, 0, 0)
     monkeypatch.setattr(ballot, "FLAGS", flags)  # the lanes stay where they are; some are empty
     for seed in range(first, first + 4):
@@ -113,7 +113,7 @@ def test_ballots_that_are_too_narrow_for_what_they_tell_only_take_longer(first, 
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 4))
-def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
+def test_a_step_takes_one_ballot_and_one_message(seed, monkeypatch):
     """But where it must wait for a copy, and then one more ballot for each look at it."""
     fleet, extra = Fleet(plain_plan(seed)), []
     rank = fleet.ranks[-1]
@@ -141,7 +141,7 @@ def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
         extra.clear()
         ticks.clear()
         ballots, broadcasts = rank.agreement.ballots, rank.agreement.broadcasts
-        news = step()
+        outputs = step()
         assert rank.agreement.broadcasts - broadcasts == 1
         mine = sum(progress is rank.cache.progress for progress in ticks)
         assert rank.agreement.ballots - ballots == mine + sum(extra)
@@ -149,7 +149,7 @@ def test_a_step_takes_one_ballot_and_one_letter(seed, monkeypatch):
             assert mine == 1
         plain.append(mine + sum(extra) == 1)
         done.clear()
-        return news
+        return outputs
 
     done = []
     flushed, stop = rank.flushed, rank.fate.stop

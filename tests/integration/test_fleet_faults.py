@@ -37,7 +37,7 @@ def all_well(plans):
     return caught(plans()) is None
 
 
-def with_hazards(seed, **fault_rates):
+def with_faults(seed, **fault_rates):
     plan = plain_plan(seed)
     return replace(plan, fault_rates=tuple(replace(one, **fault_rates) for one in plan.fault_rates))
 
@@ -47,11 +47,11 @@ def drawn():
 
 
 def failing_backups():
-    return [with_hazards(seed, backup_fails=0.3) for seed in range(RUNS)]
+    return [with_faults(seed, backup_fails=0.3) for seed in range(RUNS)]
 
 
 def refusing_stores():
-    return [with_hazards(seed, write_refused=0.3) for seed in range(RUNS)]
+    return [with_faults(seed, write_refused=0.3) for seed in range(RUNS)]
 
 
 def missing_states():
@@ -162,12 +162,12 @@ def test_a_seeded_fault_is_caught_and_nothing_is_without_it(fault):
 
 
 def test_slices_that_know_how_many_ranks_there_are_are_not_found_by_fewer():
-    def found():
+    def hits():
         return [run_plan(plan)[1].cached["storage"] for plan in other_numbers()]
 
-    assert min(found()) == 8 * PAGE
+    assert min(hits()) == 8 * PAGE
     with fleet_faults.slices_that_know_how_many_ranks_there_are():
-        assert caught(other_numbers()) or not max(found())
+        assert caught(other_numbers()) or not max(hits())
 
 
 def test_a_condition_around_the_ballot_is_named_as_such():

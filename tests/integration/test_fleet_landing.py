@@ -35,13 +35,13 @@ def watched(fails=lambda fetches: False):
         asked[self].append((free, [at.tolist() for at in plan.allocate], given))
         return pages
 
-    def told(self, keys, what, mine):
+    def observed(self, keys, what, mine):
         landed[self].append(what.end)
         return land(self, keys, what, mine)
 
     with (
         mock.patch.object(Fetches, "allocate", allocated),
-        mock.patch.object(Fetches, "land", told),
+        mock.patch.object(Fetches, "land", observed),
     ):
         yield asked, landed
 

@@ -47,12 +47,12 @@ class Again:
 
             rank.flushed = hook
         client = self.fleet.client
-        heard, do = client.on_output, client.do
+        forward, do = client.on_output, client.do
 
-        def hear(output):
+        def received(output):
             if output.request == "again" and output.cached is not None:
                 self.cached = output.cached
-            heard(output)
+            forward(output)
 
         def see(command):
             do(command)
@@ -60,7 +60,7 @@ class Again:
                 ends = [set(self.usable(rank)) for rank in self.fleet.ranks]
                 self.common = max(set.intersection(*ends), default=0)
 
-        client.on_output, client.do = hear, see
+        client.on_output, client.do = received, see
 
     def object(self, group, page):
         return ObjectKey(self.keys[page], group, 0)

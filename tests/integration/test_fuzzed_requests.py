@@ -18,10 +18,8 @@ import torch
 
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.testing.patience import PATIENCE_S, wait_until
-from tests.fixtures.models import tiny_model
 from tests.real_server import Bystanders, RealServer, real_server, tokens
 from tests.request_fuzzer import Attempt, judge, mixed
-from tests.serving import train_tokenizer
 
 CONFIG = EngineConfig(
     page_tokens=16,
@@ -36,13 +34,6 @@ CONFIG = EngineConfig(
 )
 AT_ONCE = 30
 LONG = 10_000
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> Path:
-    path = train_tokenizer(tmp_path_factory.mktemp("model"))
-    tiny_model("gemma3").save_pretrained(path)
-    return path
 
 
 @pytest.fixture
@@ -90,7 +81,7 @@ def resident_bytes() -> int:
 
 
 def test_three_hundred_requests(live):
-    tried = mixed(1, 300)
+    tried = mixed(1, 700)
     play(live, tried[:150])
     before = handles()
     play(live, tried[150:])

@@ -12,7 +12,7 @@ import pytest
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import GroupId, RequestId
 from stratakv.engine.request import Failure, FinishReason, Phase
-from stratakv.engine.roles import Start
+from stratakv.engine.roles import MayStart, Start
 from stratakv.policy.admission import demand
 from stratakv.spec.derive import spec_of
 from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow, needed
@@ -50,19 +50,19 @@ def test_another_engine_goes_on_exactly(family):
     each goes on as a conversation does, from what both sides have cached by then."""
     with model_pair(family) as pair:
         prompts = {f"{n}": prompt(PAGE, n, n) for n in (1, 7, 48, 80, 101)}
-        said = pair.run(*(greedy(name, tokens, 14) for name, tokens in prompts.items()))
-        for tokens, answer in zip(prompts.values(), said, strict=True):
+        answers = pair.run(*(greedy(name, tokens, 14) for name, tokens in prompts.items()))
+        for tokens, answer in zip(prompts.values(), answers, strict=True):
             assert answer == right(family, tokens, 14)
-        first = {name: pair.said(name)[0] for name in prompts}
+        first = {name: pair.outputs(name)[0] for name in prompts}
         assert all(output.cached.total == 0 for output in first.values())
         longer = {
             f"{name}+": [*tokens, *answer, 5, 9]
-            for (name, tokens), answer in zip(prompts.items(), said, strict=True)
+            for (name, tokens), answer in zip(prompts.items(), answers, strict=True)
         }
         again = pair.run(*(greedy(name, tokens, 4) for name, tokens in longer.items()))
         for tokens, answer in zip(longer.values(), again, strict=True):
             assert answer == right(family, tokens, 4)
-        assert pair.said("101+")[0].cached.total > 0
+        assert pair.outputs("101+")[0].cached.total > 0
         pair.assert_nothing_left()
 
 
@@ -74,8 +74,8 @@ def test_it_is_retracted_where_it_decodes_and_goes_on(family):
     tight = (anchor + 4, *(3 * pages for pages in others))
     with model_pair(family, tight, reserve_tokens=1) as pair:
         prompts = [prompt(PAGE, at, tokens) for at, tokens in enumerate((44, 51, 39))]
-        said = pair.run(*(greedy(f"{at}", tokens, 40) for at, tokens in enumerate(prompts)))
-        assert said == [right(family, tokens, 40) for tokens in prompts]
+        answers = pair.run(*(greedy(f"{at}", tokens, 40) for at, tokens in enumerate(prompts)))
+        assert answers == [right(family, tokens, 40) for tokens in prompts]
         assert pair.decode.cache.tiers.pools.counters.retracted > 0
         pair.assert_nothing_left()
 
@@ -84,10 +84,10 @@ def test_it_is_retracted_where_it_decodes_and_goes_on(family):
 @pytest.mark.parametrize("side", HandOffSide)
 def test_an_abort_at_any_moment_leaves_nothing_and_harms_nobody(family, side):
     with model_pair(family) as pair:
-        pair.link.slow(Random(1), most=2)
         tokens, other = prompt(PAGE, 3, 70), prompt(PAGE, 4, 70)
         seen = set()
-        for steps in range(10):
+        for steps in range(12):
+            pair.link.slow(Random(steps), most=1)  # anew: how often a run looks is its own affair
             pair.submit(greedy(f"r{steps}", [steps, *tokens], 5))
             for _ in range(steps):
                 pair.step()
@@ -116,7 +116,7 @@ def test_what_is_taken_and_sent_is_what_each_group_needs_at_the_end(rules, token
             space = allocator(pair.decode, Tier.DEVICE, group.id)
             assert space.capacity - space.available() == wanted, group.name
         pair.drain()
-        assert tokens_of(pair.said("r")) == expected_tokens(PROMPT[:tokens], 3)
+        assert tokens_of(pair.outputs("r")) == expected_tokens(PROMPT[:tokens], 3)
         moved = [pair.link.moved.get(group.id, 0) for group in groups]
         assert moved == [len(needed(group.retention, tokens, 4)) for group in groups]
         pair.assert_nothing_left()
@@ -139,7 +139,7 @@ def test_pages_are_sent_while_the_rest_of_the_prompt_is_computed(rules):
                 full = 0 if group.stateful else len(range(span.start, min(span.stop, tokens // 4)))
                 assert counts.get(group.id, 0) == (full if tokens < len(PROMPT) else len(span))
         pair.drain()
-        assert tokens_of(pair.said("r")) == expected_tokens(PROMPT, 3)
+        assert tokens_of(pair.outputs("r")) == expected_tokens(PROMPT, 3)
         pair.assert_nothing_left()
 
 
@@ -166,7 +166,7 @@ def test_requests_that_are_read_are_not_retracted_where_prompts_are_computed(rul
                 prefill.engine.check()
         for one in asked:
             answer = expected_tokens(one.tokens, one.sampling.max_tokens)
-            assert tokens_of(pair.said(one.id)) == answer
+            assert tokens_of(pair.outputs(one.id)) == answer
         assert prefill.cache.tiers.pools.counters.retracted > 0
         pair.assert_nothing_left()
 
@@ -179,7 +179,7 @@ def test_what_decode_has_cached_is_not_sent_again(rules, more):
         before = dict(pair.link.moved)
         asked = PROMPT[:20] + expected_tokens(PROMPT[:20], 9) + PROMPT[:more]
         assert pair.run(greedy("next", asked, 3)) == [expected_tokens(asked, 3)]
-        held = pair.said("next")[0].cached.total
+        held = pair.outputs("next")[0].cached.total
         assert held % 4 == 0
         assert held or KeepBoundary() in rules or KeepLive() in rules
         for group in pair.decode.spec.groups:
@@ -201,7 +201,7 @@ def test_what_the_host_holds_of_a_prefix_is_loaded_and_not_sent():
         pair.decode.cache.progress.push_out(Tier.DEVICE)
         before = pair.link.moved[GroupId(0)]
         assert pair.run(greedy("again", PROMPT[:40], 4)) == [expected_tokens(PROMPT[:40], 4)]
-        cached = pair.said("again")[0].cached
+        cached = pair.outputs("again")[0].cached
         assert (cached.device, cached.host) == (0, 36)
         assert pair.link.moved[GroupId(0)] - before == 1
         pair.assert_nothing_left()
@@ -216,8 +216,8 @@ def test_requests_come_and_go_while_pages_run_short(rules):
         asked = [
             greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(1, 40)) for n in range(16)
         ]
-        said = pair.run(*asked)
-        for one, answer in zip(asked, said, strict=True):
+        answers = pair.run(*asked)
+        for one, answer in zip(asked, answers, strict=True):
             assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
         pair.assert_nothing_left()
 
@@ -237,7 +237,7 @@ def test_a_decode_engine_admits_by_what_decoding_takes():
         pair.link.go()
         pair.drain()
         for n in range(4):
-            assert tokens_of(pair.said(f"{n}")) == expected_tokens([n, *PROMPT[:50]], 3)
+            assert tokens_of(pair.outputs(f"{n}")) == expected_tokens([n, *PROMPT[:50]], 3)
         pair.assert_nothing_left()
 
 
@@ -253,7 +253,7 @@ def test_what_receives_leaves_room_for_the_longest_that_decodes():
             pair.submit(greedy(f"{n}", [n, *PROMPT[:15]], 2))
         for _ in range(100):  # steps; it has 80 tokens to say, each the step after the one before
             pair.step()
-        assert tokens_of(pair.said("long")) == expected_tokens(PROMPT[:8], 80)
+        assert tokens_of(pair.outputs("long")) == expected_tokens(PROMPT[:8], 80)
         phases = [pair.phase(HandOffSide.DECODE, f"{n}") for n in range(3)]
         assert phases[0] is Phase.TRANSFERRING
         pair.link.go()
@@ -262,20 +262,20 @@ def test_what_receives_leaves_room_for_the_longest_that_decodes():
 
 
 @every_rule
-@pytest.mark.parametrize("said", [1, 4, 7])
-def test_what_the_host_cannot_save_goes_back_to_be_computed_with_all_that_it_has_said(rules, said):
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_what_the_host_cannot_save_goes_back_to_be_computed_with_all_its_output(rules, count):
     with token_pair(*rules, host=0) as pair:
         sampling = replace(greedy("r", PROMPT[:21], 12).sampling, temperature=1.0, seed=7)
         asked = replace(greedy("r", PROMPT[:21], 12), sampling=sampling)
         pair.submit(replace(asked, id=RequestId("alone")))
         pair.drain()
         pair.submit(asked)
-        while len(pair.said("r")) < said:
+        while len(pair.outputs("r")) < count:
             pair.step()
-        told = len(pair.said("r"))
+        sent = len(pair.outputs("r"))
         pair.decode.engine.retract(RequestId("r"))
         request = pair.decode.engine.status(RequestId("r"))
-        assert request.retracted.tokens == 21 + told - 1, "its last token has no KV"
+        assert request.retracted.tokens == 21 + sent - 1, "its last token has no KV"
         assert request.retracted.hold is None
         assert pair.phase(HandOffSide.DECODE, "r") is Phase.RETRACTED
         evict_device(pair.decode)
@@ -283,11 +283,11 @@ def test_what_the_host_cannot_save_goes_back_to_be_computed_with_all_that_it_has
             pair.step()
         assert pair.phase(HandOffSide.DECODE, "r") in (Phase.TRANSFERRING, Phase.DECODING)
         pair.drain()
-        assert tokens_of(pair.said("r")) == tokens_of(pair.said("alone"))
-        assert tokens_of(pair.said("r", HandOffSide.PREFILL)) == [
-            tokens_of(pair.said("r"))[0], tokens_of(pair.said("r"))[told]
+        assert tokens_of(pair.outputs("r")) == tokens_of(pair.outputs("alone"))
+        assert tokens_of(pair.outputs("r", HandOffSide.PREFILL)) == [
+            tokens_of(pair.outputs("r"))[0], tokens_of(pair.outputs("r"))[sent]
         ]  # fmt: skip
-        assert [output.cached is not None for output in pair.said("r")] == [True] + [False] * 11
+        assert [output.cached is not None for output in pair.outputs("r")] == [True] + [False] * 11
         pair.assert_nothing_left()
 
 
@@ -301,8 +301,8 @@ def test_requests_go_back_and_forth_while_pages_run_short(rules):
         asked = [
             greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(8, 40)) for n in range(8)
         ]
-        said = pair.run(*asked)
-        for one, answer in zip(asked, said, strict=True):
+        answers = pair.run(*asked)
+        for one, answer in zip(asked, answers, strict=True):
             assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
         assert pair.decode.cache.tiers.pools.counters.retracted_unsaved > 0
         assert recorder.computed_tokens <= sum(one.sampling.max_tokens for one in asked)
@@ -315,14 +315,14 @@ def test_an_abort_while_it_goes_back_leaves_nothing(side):
         for steps in (0, 1, 2, 3, 6):
             name = f"r{steps}"
             pair.submit(greedy(name, [steps, *PROMPT[:21]], 30))
-            while len(pair.said(name)) < 3:
+            while len(pair.outputs(name)) < 3:
                 pair.step()
             pair.decode.engine.retract(RequestId(name))
             for _ in range(steps):
                 pair.step()
             pair.sides[side].engine.abort(RequestId(name))
             pair.drain()
-            assert ended(pair.said(name)) is not None
+            assert ended(pair.outputs(name)) is not None
         pair.assert_nothing_left()
 
 
@@ -335,6 +335,9 @@ class Unanswered(LocalDecodeRole):
         back = request.phase is Phase.RETRACTED
         return Start.WAIT if back and not self.answers else super().may_start(request)
 
+    def poll(self):
+        return [*super().poll(), MayStart(RequestId("back"))]
+
 
 def test_while_one_waits_to_go_back_others_leave_it_its_pages():
     """It takes 10 pages of 20: of two that come behind it one is let in, and the other waits."""
@@ -342,7 +345,7 @@ def test_while_one_waits_to_go_back_others_leave_it_its_pages():
     role = link.roles[HandOffSide.DECODE] = Unanswered(link)
     with token_pair(device=20, host=0, reserve_tokens=1, link=link) as pair:
         pair.submit(greedy("back", PROMPT[:36], 4))
-        while not pair.said("back"):
+        while not pair.outputs("back"):
             pair.step()
         pair.decode.engine.retract(RequestId("back"))
         for name, tokens in (("in", 30), ("waits", 12)):
@@ -356,7 +359,7 @@ def test_while_one_waits_to_go_back_others_leave_it_its_pages():
         pair.step()
         assert pair.phase(HandOffSide.DECODE, "back") is Phase.TRANSFERRING
         pair.drain()
-        assert tokens_of(pair.said("back")) == expected_tokens(PROMPT[:36], 4)
+        assert tokens_of(pair.outputs("back")) == expected_tokens(PROMPT[:36], 4)
         pair.assert_nothing_left()
 
 
@@ -381,10 +384,10 @@ def test_an_abort_in_every_phase_leaves_nothing(rules, side):
             pair.sides[side].engine.check()
             other = [steps + 1, *PROMPT[7:40]]
             assert pair.run(greedy(f"s{steps}", other, 3)) == [expected_tokens(other, 3)]
-            told = pair.said(name, side)
-            if told and told[-1].finish is FinishReason.ABORT:
+            outputs = pair.outputs(name, side)
+            if outputs and outputs[-1].finish is FinishReason.ABORT:
                 across = HandOffSide.DECODE if side is HandOffSide.PREFILL else HandOffSide.PREFILL
-                assert ended(pair.said(name, across)) is not None
+                assert ended(pair.outputs(name, across)) is not None
         computes = Phase.PREFILLING if side is HandOffSide.PREFILL else Phase.DECODING
         assert {Phase.WAITING, Phase.TRANSFERRING, computes} <= seen
         pair.assert_nothing_left()
@@ -419,7 +422,7 @@ def test_a_request_whose_prompt_fails_fails_where_it_was_to_decode():
         pair.step()
         pair.sides[HandOffSide.PREFILL].engine.abort(RequestId("r"))
         pair.drain()
-        last = pair.said("r")[-1]
+        last = pair.outputs("r")[-1]
         assert (last.finish, last.failure) == (FinishReason.ERROR, Failure.TRANSFER)
         assert pair.decode.engine.stats().failures["transfer"] == 1
         pair.assert_nothing_left()
@@ -428,16 +431,16 @@ def test_a_request_whose_prompt_fails_fails_where_it_was_to_decode():
 def test_the_side_that_computed_says_that_another_goes_on():
     with token_pair() as pair:
         pair.run(greedy("r", PROMPT[:30], 4))
-        told = pair.said("r", HandOffSide.PREFILL)
-        assert tokens_of(told) == expected_tokens(PROMPT[:30], 1)
-        assert ended(told) is FinishReason.HANDED_OFF
+        outputs = pair.outputs("r", HandOffSide.PREFILL)
+        assert tokens_of(outputs) == expected_tokens(PROMPT[:30], 1)
+        assert ended(outputs) is FinishReason.HANDED_OFF
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_answer_may_end_with_the_first_token(count):
     with token_pair() as pair:
         assert pair.run(greedy("r", PROMPT[:30], count)) == [expected_tokens(PROMPT[:30], count)]
-        assert ended(pair.said("r")) is FinishReason.LENGTH
+        assert ended(pair.outputs("r")) is FinishReason.LENGTH
         pair.assert_nothing_left()
 
 

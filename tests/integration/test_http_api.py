@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from stratakv.serve.schemas import CACHE_WORDS
+from stratakv.serve.decoding import CACHE_WORDS
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.doc_blocks import python_of
@@ -216,6 +216,80 @@ def test_sampling_reaches_the_engine(client, live):
     assert (found.seed, found.max_tokens, found.logprobs) == (9, 3, None)
 
 
+def test_what_changes_logits_reaches_the_engine(client, live, tokenizer):
+    extra = {"repetition_penalty": 1.5, "min_p": 0.25, "min_tokens": 2, "stop_token_ids": [7]}
+    complete(
+        client,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        logit_bias={"5": 3},
+        max_tokens=9,
+        extra_body=extra,
+    )
+    sampling = live.engine.submitted[0].sampling
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.5, -0.5)
+    assert (sampling.repetition_penalty, sampling.min_p, sampling.min_tokens) == (1.5, 0.25, 2)
+    assert sampling.logit_bias == ((5, 3.0),)
+    assert sampling.stop_tokens == (*tokenizer.encode(EOS).tolist(), 7)
+    complete(client, max_tokens=9, extra_body={"stop_token_ids": [7], "ignore_eos": True})
+    assert live.engine.submitted[1].sampling.stop_tokens == (7,)
+
+
+def test_a_clients_own_id_is_the_answers_and_may_come_twice(client, live):
+    answers = [complete(client, extra_body={"rid": "mine"}, n=2) for _ in range(2)]
+    assert {answer.id for answer in answers} == {"cmpl-mine"}
+    assert chat(client, extra_body={"request_id": "yours"}).id == "chatcmpl-yours"
+    ids = [prompt.id for prompt in live.engine.submitted]
+    assert len(set(ids)) == 5
+    assert all(id_.startswith("mine-") for id_ in ids[:4])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_beside_the_text(http, tokenizer, stream):
+    prompt = tokenizer.encode(FOX).tolist()
+    body = {"prompt": FOX, "max_tokens": 5, "temperature": 0, "n": 2, "return_token_ids": True}
+    if not stream:
+        choices = http.post("/v1/completions", json=body).json()["choices"]
+        assert [choice["prompt_token_ids"] for choice in choices] == [prompt, prompt]
+        assert [choice["token_ids"] for choice in choices] == [prompt[:5], prompt[:5]]
+        body = {"messages": [{"role": "user", "content": "hi"}], "return_token_ids": True}
+        whole = http.post("/v1/chat/completions", json={**body, "max_tokens": 3}).json()
+        assert tokenizer.decode(whole["prompt_token_ids"]) == "<user>hi<assistant>"
+        assert len(whole["choices"][0]["token_ids"]) == 3
+        return
+    found, prompts = {0: [], 1: []}, []
+    for chunk in http.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n"):
+        if chunk and "[DONE]" not in chunk:
+            for choice in json.loads(chunk.removeprefix("data: "))["choices"]:
+                found[choice["index"]] += choice["token_ids"]
+                prompts += [choice["prompt_token_ids"]] if "prompt_token_ids" in choice else []
+    assert found == {0: prompt[:5], 1: prompt[:5]}
+    assert prompts == [prompt, prompt]
+
+
+def test_a_prompt_is_cut_to_its_last_tokens(client, http, live, tokenizer):
+    tokens = tokenizer.encode(FOX * 40).tolist()
+    for most, kept in ((7, 7), (-1, MAX_MODEL_LEN - 150)):
+        extra = {"truncate_prompt_tokens": most}
+        complete(client, prompt=FOX * 40, max_tokens=150, extra_body=extra)
+        complete(client, prompt=tokens, max_tokens=150, extra_body=extra)
+        assert [p.tokens.tolist() for p in live.engine.submitted[-2:]] == [tokens[-kept:]] * 2
+    body = {"prompt": FOX, "truncate_prompt_tokens": MAX_MODEL_LEN + 1}
+    error = error_of(http.post("/v1/completions", json=body), 400)
+    assert error["param"] == "truncate_prompt_tokens"
+
+
+def test_how_a_chat_is_spelled_is_the_clients(http, live, tokenizer):
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for extra, text in (
+        ({"add_generation_prompt": False}, "<user>hi"),
+        ({"continue_final_message": True}, "<user>hi"),
+        ({"chat_template_kwargs": {"mood": "dry"}}, "<dry><user>hi<assistant>"),
+    ):
+        assert http.post("/v1/chat/completions", json=body | extra).status_code == 200
+        assert tokenizer.decode(live.engine.submitted[-1].tokens.tolist()) == text
+
+
 def test_log_probabilities_of_a_completion(client, tokenizer):
     found = complete(client, FOX, logprobs=2, max_tokens=9).choices[0]
     tokens = tokenizer.encode(FOX).tolist()[:9]
@@ -338,7 +412,7 @@ def test_flush_is_refused_while_busy(http, live):
     assert not live.engine.seen
 
 
-def test_metrics_tell_what_happened(fresh):
+def test_metrics_count_what_happened(fresh):
     with openai.OpenAI(base_url=f"{fresh.url}/v1", api_key="none", max_retries=0) as client:
         complete(client, FOX)
         complete(client, FOX)

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stratakv.serve.crowd import SPARE, ConnectionLimits
+from stratakv.serve.connection_limits import SPARE, ConnectionLimits
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.serving import (
@@ -134,7 +134,7 @@ def test_idle_connections_make_room_for_new_ones_the_longest_idle_first(tokenize
             assert rest(gone) == b""
 
 
-def test_who_comes_when_all_are_being_answered_is_told_so_and_probes_are_answered(tokenizer):
+def test_who_comes_when_all_are_being_answered_gets_an_error_and_probes_are_answered(tokenizer):
     with serving(tokenizer, most=MOST) as live:
         live.engine.gate.clear()
         running_ones = [connect(live.url, asking(f"{FOX} {i}")) for i in range(MOST)]
@@ -194,7 +194,7 @@ def test_an_answer_is_waited_for_however_long_it_takes(tokenizer):
     """Many times what a request may take; the slow ones that have gone meanwhile show it."""
     with serving(tokenizer, request_s=SHORT, keep_alive_s=SHORT) as live:
         live.engine.gate.clear()
-        slow = heard(live)
+        slow = received(live)
         for _ in range(3):
             assert answer_to(live.url) == b""
         live.engine.gate.set()
@@ -202,7 +202,7 @@ def test_an_answer_is_waited_for_however_long_it_takes(tokenizer):
         rest(slow)  # idle now, and closed for it
 
 
-def heard(live) -> socket.socket:
+def received(live) -> socket.socket:
     """A connection whose request is running; a busy machine may not get it through in time."""
     while True:
         found = connect(live.url, asking(FOX))
@@ -256,9 +256,9 @@ def crowd_in(directory: Path, log: Path, *, files: int, clients: int) -> None:
         assert third.threads <= second.threads, sizes
         wait_until(lambda: size_of(server.pid).handles <= second.handles)
         server.send_signal(signal.SIGTERM)
-    said = log.read_text()
-    assert "Traceback" not in said
-    assert len(said) < 4000, said[:4000]
+    logged = log.read_text()
+    assert "Traceback" not in logged
+    assert len(logged) < 4000, logged[:4000]
 
 
 def come_and_go(url: str, clients: int) -> None:

@@ -139,7 +139,8 @@ def test_an_api_key_guards_all_but_probes(tokenizer):
         for key, status in (("sécret", 401), ("secre", 401), ("secret", 200)):
             headers = {"Authorization": f"Bearer {key}".encode()}
             assert http.get("/v1/models", headers=headers).status_code == status
-        assert http.get("/health").status_code == 200
+        for probe in ("/health", "/ping", "/metrics", "/version"):
+            assert http.get(probe).status_code == 200
 
 
 # -- load, clients that leave, the end -------------------------------------------------------------
@@ -222,7 +223,7 @@ def test_a_signal_drains(tokenizer):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_outlives_the_drain_is_aborted_and_told(tokenizer, stream):
+def test_what_outlives_the_drain_is_aborted_and_reported(tokenizer, stream):
     engine = EchoEngine()
     service = make_service(tokenizer, engine)
     serving = running(service, engine, drain_s=0.0)
@@ -244,7 +245,7 @@ def test_what_outlives_the_drain_is_aborted_and_told(tokenizer, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_engines_death_is_told_and_shown(tokenizer, stream):
+def test_the_engines_death_is_reported_and_shown(tokenizer, stream):
     engine = EchoEngine(failure=ValueError("seeded"))
     service = make_service(tokenizer, engine)
     with (
@@ -303,6 +304,6 @@ def test_a_process_exits_0_after_sigterm_and_1_after_the_engines_death(directory
         healthy.send_signal(signal.SIGTERM)
         url = url_of(failing)
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 500
-        said = [process.communicate(timeout=PATIENCE_S)[1] for process in (healthy, failing)]
-    assert (healthy.returncode, failing.returncode) == (0, 1), said
-    assert ["seeded failure" in stderr for stderr in said] == [False, True]
+        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in (healthy, failing)]
+    assert (healthy.returncode, failing.returncode) == (0, 1), errors
+    assert ["seeded failure" in stderr for stderr in errors] == [False, True]

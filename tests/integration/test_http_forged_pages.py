@@ -4,7 +4,6 @@ the servers his pages are computed again, and without one he says what the model
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +12,6 @@ import torch
 from stratakv.core.config import EngineConfig
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.tree.nodes import TIERS
-from tests.fixtures.models import tiny_model
 from tests.real_server import (
     COMPLETIONS,
     Bystanders,
@@ -22,7 +20,6 @@ from tests.real_server import (
     real_server,
     tokens,
 )
-from tests.serving import train_tokenizer
 
 PAGE = 16
 CONFIG = EngineConfig(
@@ -31,13 +28,6 @@ CONFIG = EngineConfig(
     prefetch_policy="wait-complete",
 )  # fmt: skip
 PROMPT = tokens(100, 400)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> Path:
-    path = train_tokenizer(tmp_path_factory.mktemp("model"))
-    tiny_model("gemma3").save_pretrained(path)
-    return path
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -74,11 +64,11 @@ def test_forged_pages_are_computed_again_where_servers_have_a_key(
         emptied()
         with bystanders.running():  # their pages are on the device before anybody forges
             pages_read_as(monkeypatch, b"\x3f")
-            said, hits = ask()
+            answer, hits = ask()
             assert http.get("/health").json() == {"status": "ready"}
         if keyed:
-            assert (said, hits) == (alone, 0)
+            assert (answer, hits) == (alone, 0)
             assert live.stats().storage.lost_tokens["corrupt"] > 0
         else:
-            assert (said != alone, hits) == (True, 96)
+            assert (answer != alone, hits) == (True, 96)
         live.settled()

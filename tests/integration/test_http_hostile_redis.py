@@ -14,8 +14,6 @@ from stratakv.serve.server import Server, bound_socket
 from stratakv.serve.wiring import build_service
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.hostile_redis import Answer, HostileRedis, hostile_redis, unkind
-from tests.fixtures.models import tiny_model
-from tests.serving import train_tokenizer
 
 CONFIG = EngineConfig(
     dtype="float32", page_tokens=16, device_memory="640KiB", host_memory="1280KiB",
@@ -31,13 +29,6 @@ LIES: dict[str, dict[str, bytes | Answer]] = {
     "no reply at all": {"EXISTS": b"what?\r\n"},
     "pages that are none": {"EXISTS": b":1\r\n", "GET": b"$4\r\npage\r\n"},
 }
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    path = train_tokenizer(tmp_path_factory.mktemp("model"))
-    tiny_model("gemma3").save_pretrained(path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +92,14 @@ def test_whatever_it_says_of_pages_is_recomputed(http, caplog, lie):
         assert ask(http) == wanted
         found = http.get(STORAGE).json()
         assert http.get("/health").status_code == 200
-    said = lines(caplog)
+    logged = lines(caplog)
     if lie == "pages that are none":
         assert found["lost_tokens"]["corrupt"] > 0
-        assert not said
+        assert not logged
     else:
         assert sum(found["queue"]["failed"].values()) > 0
-        assert len(said) == len(set(said)) > 0  # once for reading, once for writing
-        assert all(line.startswith("storage ") and "redis: " in line for line in said)
+        assert len(logged) == len(set(logged)) > 0  # once for reading, once for writing
+        assert all(line.startswith("storage ") and "redis: " in line for line in logged)
 
 
 def never_ending(_words: list[bytes]) -> bytes:

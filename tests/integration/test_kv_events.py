@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import httpx
 import numpy as np
 import pytest
-import torch
 
 from stratakv.cli import main
 from stratakv.core.config import EngineConfig, ServerConfig
@@ -19,24 +18,14 @@ from stratakv.serve.server import Server, bound_socket
 from stratakv.serve.wiring import build_service
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.tiers.events import tenant_of
-from tests.fixtures.models import tiny_model
-from tests.kv_follower import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
+from tests.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
 from tests.replica import Replica, readable
-from tests.serving import train_tokenizer
 
 PAGE = 16
 CONFIG = EngineConfig(
     page_tokens=PAGE, dtype="float32", device_memory="1MiB", host_memory="1MiB", max_model_len=256,
     max_running=4, step_tokens=64, chunk_tokens=32, reserve_tokens=16, load_back_threshold=0,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    torch.set_num_threads(1)
-    path = train_tokenizer(tmp_path_factory.mktemp("model"))
-    tiny_model("gemma3").save_pretrained(path)
-    return path
 
 
 @contextmanager
@@ -136,7 +125,7 @@ def no_weights(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ("--kv-events here", "--kv-events here: allowed are tcp://*:PORT, tcp://HOST:PORT and"),
         ("--kv-events tcp://*", "--kv-events tcp://*: allowed are"),
@@ -158,10 +147,10 @@ def no_weights(monkeypatch):
     ],
 )
 def test_events_that_cannot_be_are_refused_before_weights(
-    directory, no_weights, flags, said, capsys
+    directory, no_weights, flags, message, capsys
 ):
     assert main(["serve", str(directory), "--port", "0", *flags.split()]) == 2
-    assert capsys.readouterr().err.startswith(f"stratakv: {said}")
+    assert capsys.readouterr().err.startswith(f"stratakv: {message}")
 
 
 @pytest.mark.parametrize("missing", ["zmq", "msgspec"])

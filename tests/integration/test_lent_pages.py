@@ -7,9 +7,9 @@ import pytest
 
 from stratakv.assembly.build import Sockets
 from stratakv.core.config import EngineConfig
-from stratakv.core.ids import LayerId
+from stratakv.core.ids import LayerId, RequestId
 from stratakv.engine.request import Phase
-from stratakv.engine.roles import ChunkComputed, Sent, Start, UnifiedRole
+from stratakv.engine.roles import ChunkComputed, MayStart, Sent, Start, UnifiedRole
 from stratakv.policy.admission import demand
 from stratakv.spec.retention import KeepWindow, needed
 from tests.engines import VOCABULARY, drain, evict_device, greedy, run, token_engine, token_spec
@@ -82,17 +82,38 @@ def test_a_load_of_what_is_being_sent_frees_none_of_its_pages(more):
 
 
 class Elsewhere(UnifiedRole):
-    """Requests whose names begin with w wait for another engine, which never comes."""
+    """Requests whose names begin with w wait for another engine, until ``come`` names them."""
+
+    def __init__(self):
+        self.asked, self.come = [], set()
 
     def may_start(self, request):
-        return Start.WAIT if request.id.startswith("w") else Start.COMPUTE
+        self.asked.append(request.id)
+        waits = request.id.startswith("w") and request.id not in self.come
+        return Start.WAIT if waits else Start.COMPUTE
+
+    def poll(self):
+        return [MayStart(name) for name in sorted(self.come)]
 
 
 def test_any_number_of_requests_that_wait_for_another_engine_hold_up_nobody():
+    """And cost nothing: they are asked about once, and again when there is a word of them."""
     spec, settings = token_spec(PAGE), EngineConfig(page_tokens=PAGE, max_model_len=40)
-    with token_engine(spec, settings, (50,), (0,), sockets=Sockets(role=Elsewhere)) as parts:
+    role = Elsewhere()
+    with token_engine(spec, settings, (50,), (0,), sockets=Sockets(role=lambda: role)) as parts:
         for n in range(200):
             parts.engine.submit(greedy(f"w{n}", [n % 90, 1, 2], 1))
         parts.engine.submit(greedy("r", [1, 2, 3], 1))
         assert [output.request for output in parts.engine.step()] == ["r"]
         assert parts.engine.stats().waiting == 200
+        assert len(role.asked) == 201
+        role.asked.clear()
+        parts.engine.step()
+        role.come.update(["w7", "w100"])
+        assert parts.engine.step() == []
+        parts.engine.abort(RequestId("w8"))
+        assert [one.request for one in parts.engine.step() if one.token is not None] == [
+            *role.asked
+        ]
+        assert role.asked == ["w7", "w100"]
+        assert parts.engine.stats().waiting == 197

@@ -21,7 +21,7 @@ from stratakv.core.page_keys import PageHasher
 from stratakv.engine import sampling
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.rows import Rows
-from stratakv.serve.quiet import LOGGERS, quieten
+from stratakv.serve.log_throttle import LOGGERS, quieten
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.tree.nodes import TIERS
@@ -246,7 +246,7 @@ def quiet():
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("fault", [None, fault_while_admitted])
-def test_what_fails_again_and_again_is_said_once(live, http, monkeypatch, caplog, fault):
+def test_what_fails_again_and_again_is_logged_once(live, http, monkeypatch, caplog, fault):
     prompt = tokens(9, 8) + [OVERFLOWS] * (fault is None)
     with monkeypatch.context() as patch:
         if fault is not None:
@@ -313,7 +313,7 @@ def damage(live: RealServer, prompt_tokens: int) -> None:
 # -- a store that says NaN -------------------------------------------------------------------------
 
 
-def told(http: httpx.Client, prompt: list[int]) -> tuple[str, int]:
+def failure_of(http: httpx.Client, prompt: list[int]) -> tuple[str, int]:
     answer = http.post(COMPLETIONS, json=completion(prompt, 8))
     assert answer.status_code == 200, answer.text
     usage = answer.json()["usage"]["prompt_tokens_details"]
@@ -328,7 +328,7 @@ def test_a_resealed_page_is_a_hit_for_one_request_and_for_no_other(directory, mo
         httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
     ):
         bystanders = Bystanders(http, [tokens(30 + 17 * i, 50 + i) for i in range(3)])
-        alone, _ = told(http, prompt)
+        alone, _ = failure_of(http, prompt)
         live.settled()
         for tier in TIERS:
             live.driver.ask(partial(live.parts.cache.progress.push_out, tier)).result(PATIENCE_S)
@@ -338,7 +338,7 @@ def test_a_resealed_page_is_a_hit_for_one_request_and_for_no_other(directory, mo
         with bystanders.running():
             error = error_of(http.post(COMPLETIONS, json=completion(prompt, 8)), 500)
             assert error["code"] == "request_failed_not_finite"
-            assert told(http, prompt) == (alone, 0)  # computed again
-            assert told(http, prompt) == (alone, 96)  # and cached again
+            assert failure_of(http, prompt) == (alone, 0)  # computed again
+            assert failure_of(http, prompt) == (alone, 96)  # and cached again
         assert live.stats().storage.pages["distrusted"] == 6
         live.settled()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from stratakv.cli import SERVE_MODULES
+from stratakv.cli import LIBRARY_BENCHES, SERVE_MODULES
 from stratakv.testing.patience import PATIENCE_S
 from tests.doc_blocks import python_of
 from tests.meta.source import ROOT
@@ -29,7 +29,7 @@ from tests.meta.source import ROOT
 SITE = Path(sysconfig.get_path("purelib"))
 LIBRARY = (
     "core", "spec", "tree", "memory", "transfer", "storage", "policy", "agreement", "tiers",
-    "testing",
+    "connect", "sparse", "testing",
 )  # fmt: skip
 TESTING = (
     "pytest",
@@ -185,8 +185,8 @@ def test_a_wheel_brings_the_helper_its_types_and_no_tests(bare):
 
 def test_the_library_runs_beside_numpy_and_xxhash_alone(bare, tmp_path):
     stored = tmp_path / "store"
-    said = done(bare.bin / "python", "-c", EXAMPLE, f"file://{stored}?quota=64MiB", cwd=tmp_path)
-    assert said == "moved\n"
+    output = done(bare.bin / "python", "-c", EXAMPLE, f"file://{stored}?quota=64MiB", cwd=tmp_path)
+    assert output == "moved\n"
     assert done(bare.bin / "stratakv", "fsck", stored).splitlines()[-1] == "clean"
 
 
@@ -226,7 +226,14 @@ def test_every_module_of_the_library_can_be_imported_alone(bare):
     suites = {name: of for name, of in lacking.items() if name.startswith("stratakv.testing.")}
     assert set(suites.values()) <= {"pytest", "hypothesis", "torch"}
     others = {name: of for name, of in lacking.items() if name not in suites}
-    assert others == {"stratakv.agreement.torch_ranks": "torch"}
+    assert others == {
+        "stratakv.agreement.torch_ranks": "torch",
+        "stratakv.connect.lmcache": "lmcache",
+        "stratakv.connect.sglang": "sglang",
+        "stratakv.connect.sglang_hashes": "sglang",
+        "stratakv.connect.vllm": "vllm",
+        "stratakv.connect.vllm_hashes": "vllm",
+    }
 
 
 MINE = """
@@ -277,7 +284,7 @@ def test_suites_are_imported_and_run_without_torch(bare, tmp_path):
     assert "failed" not in printed
 
 
-@pytest.mark.parametrize("line", ["serve MODEL", "plan bytes MODEL", "bench serve"])
+@pytest.mark.parametrize("line", ["serve MODEL", "plan bytes MODEL", "bench serve", "bench policy"])
 def test_what_needs_the_extra_says_so(bare, line):
     ended = run(bare.bin / "stratakv", *line.split())
     assert ended.returncode == 2
@@ -289,6 +296,8 @@ def test_what_needs_the_extra_says_so(bare, line):
 def test_benches_of_the_library_need_no_extra(bare):
     code = "from stratakv.bench import imports; imports.REPEATS = 1; imports.run()"
     assert "all of it" in done(bare.bin / "python", "-c", code)
+    for name in LIBRARY_BENCHES:
+        done(bare.bin / "python", "-c", f"import stratakv.bench.{name}")
 
 
 def test_the_extras_are_what_is_tested(wheel, tmp_path):

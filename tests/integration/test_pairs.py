@@ -10,8 +10,10 @@ from unittest import mock
 import pytest
 
 from stratakv.disagg.decode_role import DecodeRole
+from stratakv.disagg.recompute import Recompute
 from stratakv.disagg.session import Session
 from stratakv.engine.request import FinishReason
+from stratakv.engine.step_messages import Submit
 from stratakv.testing.fleet.pair import SimPair, run_pair
 from stratakv.testing.fleet.pair_plan import DECODE, PREFILL, BreakLink, pair_plan_of
 
@@ -77,7 +79,15 @@ def test_runs_come_by_everything_that_may_happen(monkeypatch):
         seen["parts"] += 1
         return extended(session, now_s)
 
+    prompt = Recompute.prompt
+
+    def computed_again(again, session):
+        seen["sent back"] += 1
+        seen["sent back under an adapter"] += bool(again.adapter)
+        return prompt(again, session)
+
     monkeypatch.setattr(Session, "extended", counted)
+    monkeypatch.setattr(Recompute, "prompt", computed_again)
     for seed in range(60):
         pair = SimPair(pair_plan_of(seed))
         totals = pair.run()
@@ -92,9 +102,17 @@ def test_runs_come_by_everything_that_may_happen(monkeypatch):
             seen["overdue"] += 0 if stats.leases is None else stats.leases.overdue
             client = pair.client.sides[side]
             seen[f"{side.name} from storage"] += client.trace.cached["storage"]
+            seen["handed over under an adapter"] += sum(
+                bool(client.prompts[request].adapter) and len(found) > 1
+                for request, found in client.outputs.items()
+            )
             for reason in (FinishReason.ABORT, FinishReason.ERROR):
                 seen[f"{side.name} {reason.name}"] += client.outcomes[reason]
-    wanted = {"parts", "late writes", "joined again", "overdue"} | {
+    wanted = {
+        "parts", "late writes", "joined again", "overdue", "sent back",
+        "sent back under an adapter", "handed over under an adapter",
+    }  # fmt: skip
+    wanted |= {
         f"{side.name} {what}"
         for side in (PREFILL, DECODE)
         for what in ("succeeded", "retracted", "loaded", "from storage", "ABORT", "ERROR")
@@ -112,6 +130,14 @@ def test_plans_draw_everything_that_a_pair_can_be():
         "without reuse": [not plan.reuse for plan in sides],
         "retracted": [bool(plan.retractions) for plan in sides],
         "hasty": [not pair.patient for pair in plans],
+        "under adapters": [
+            any(
+                isinstance(event.command, Submit) and event.command.prompt.adapter
+                for some in pair.rounds
+                for event in some
+            )
+            for pair in plans
+        ],
         "one store": [pair.one_store for pair in plans],
         "untidy": [pair.untidy is not None for pair in plans],
         "ends that are never reported": [bool(pair.untidy and pair.untidy.lost) for pair in plans],

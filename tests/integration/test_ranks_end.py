@@ -43,7 +43,7 @@ def serve(model: Path, ranks: int, *more: object) -> list[object]:
 # -- a launcher, a terminal ------------------------------------------------------------------------
 
 
-def test_torchrun_that_is_told_to_stop_lets_ranks_finish(model, tmp_path):
+def test_torchrun_that_is_stopped_lets_ranks_finish(model, tmp_path):
     """Its own exit code is 1 after any signal."""
     (store := tmp_path / "store").mkdir()
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
@@ -55,10 +55,10 @@ def test_torchrun_that_is_told_to_stop_lets_ranks_finish(model, tmp_path):
             server.process.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert server.ends() == 1
-        said = server.said()
-    assert "SIGTERM: draining" in said
-    assert "ERROR" not in said
-    assert "forcefully" not in said
+        log = server.logged()
+    assert "SIGTERM: draining" in log
+    assert "ERROR" not in log
+    assert "forcefully" not in log
     found = fsck(store)
     assert found.clean
     assert found.pages > 1
@@ -70,7 +70,9 @@ def test_ctrl_c_ends_ranks_that_start(model, tmp_path):
         server.first_follower()
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.ends() == 130
-        assert server.said() == "stratakv: interrupted\n"
+        *started_with, last = server.logged().splitlines()
+        assert last == "stratakv: interrupted"
+        assert all(" INFO stratakv." in line for line in started_with), started_with
 
 
 # -- a rank that is lost ---------------------------------------------------------------------------
@@ -83,18 +85,18 @@ def test_a_rank_that_is_killed_ends_the_others(model, tmp_path):
             ranks.processes[2].kill()
             assert "engine_failed" in "".join(lines)
         for rank in (0, 1):
-            assert ranks.ends(rank) == 1, ranks.told()
-            assert any(told in ranks.said(rank) for told in LOST), ranks.said(rank)
-        assert "Traceback" not in ranks.told()
+            assert ranks.ends(rank) == 1, ranks.all_logged()
+            assert any(reason in ranks.logged(rank) for reason in LOST), ranks.logged(rank)
+        assert "Traceback" not in ranks.all_logged()
 
 
 def test_a_rank_that_hangs_ends_the_others_in_time(model, tmp_path):
     with launched([serve(model, 2, "--tp-timeout", SILENCE_S)] * 2, tmp_path) as ranks:
         ranks.listen()
         os.kill(ranks.processes[1].pid, signal.SIGSTOP)
-        assert ranks.ends(0) == 1, ranks.told()
-        assert f"has not answered within {SILENCE_S} s" in ranks.said(0)
-        assert "Traceback" not in ranks.said(0)
+        assert ranks.ends(0) == 1, ranks.all_logged()
+        assert f"has not answered within {SILENCE_S} s" in ranks.logged(0)
+        assert "Traceback" not in ranks.logged(0)
 
 
 # -- a rank that cannot start ----------------------------------------------------------------------
@@ -118,8 +120,8 @@ def _lacks_a_tensor(path: Path) -> None:
 @pytest.mark.parametrize(
     ("breaks", "reason", "bad"),
     [
-        (_no_model, "not a directory with a Hugging Face config.json", 0),
-        (_no_model, "not a directory with a Hugging Face config.json", 1),
+        (_no_model, "allowed is a directory with a Hugging Face config.json", 0),
+        (_no_model, "allowed is a directory with a Hugging Face config.json", 1),
         (_half_its_weights, "not a causal LM that loads", 1),
         (_lacks_a_tensor, "not a whole causal LM", 0),
         (_lacks_a_tensor, "not a whole causal LM", 1),
@@ -131,13 +133,13 @@ def test_what_one_rank_lacks_ends_all(model, tmp_path, breaks, reason, bad):
     breaks(theirs)
     paths = [theirs if rank == bad else model for rank in range(2)]
     with launched([serve(path, 2) for path in paths], tmp_path) as ranks:
-        assert ranks.ends(bad) == 2, ranks.told()
-        assert ranks.ends(1 - bad) == 2, ranks.told()
-        assert f"rank {bad} of 2 cannot start" in ranks.said(bad)
-        assert reason in ranks.said(bad).splitlines()[-1]
-        last = ranks.said(1 - bad).splitlines()[-1]
+        assert ranks.ends(bad) == 2, ranks.all_logged()
+        assert ranks.ends(1 - bad) == 2, ranks.all_logged()
+        assert f"rank {bad} of 2 cannot start" in ranks.logged(bad)
+        assert reason in ranks.logged(bad).splitlines()[-1]
+        last = ranks.logged(1 - bad).splitlines()[-1]
         assert last.startswith(f"stratakv: rank {bad}: MODEL {theirs}: {reason}")
-        assert "Traceback" not in ranks.told()
+        assert "Traceback" not in ranks.all_logged()
 
 
 def test_a_dtype_that_only_the_weights_say_has_to_be_named(tmp_path):
@@ -147,8 +149,8 @@ def test_a_dtype_that_only_the_weights_say_has_to_be_named(tmp_path):
     save_without_dtype(model, path)
     with launched([serve(path, 2, "--dtype", "auto")] * 2, tmp_path) as ranks:
         for rank in range(2):
-            assert ranks.ends(rank) == 2, ranks.told()
-            last = ranks.said(rank).splitlines()[-1]
+            assert ranks.ends(rank) == 2, ranks.all_logged()
+            last = ranks.logged(rank).splitlines()[-1]
             assert last.endswith("allowed with --storage and --tp is --dtype bfloat16")
 
 
@@ -163,8 +165,8 @@ def test_a_byte_that_one_rank_has_otherwise_ends_all(model, tmp_path):
         weights.write(bytes([byte ^ 1]))
     with launched([serve(path, 2) for path in (model, theirs)], tmp_path) as ranks:
         for rank in range(2):
-            assert ranks.ends(rank) == 2, ranks.told()
-            last = ranks.said(rank).splitlines()[-1]
+            assert ranks.ends(rank) == 2, ranks.all_logged()
+            last = ranks.logged(rank).splitlines()[-1]
             assert last.startswith("stratakv: rank 0 has weights: ")
             assert last.endswith("; all must agree")
 
@@ -173,8 +175,8 @@ def test_ranks_with_other_flags_are_refused_on_each(model, tmp_path):
     words = [serve(model, 2, "--load-back-threshold", 100 + rank) for rank in range(2)]
     with launched(words, tmp_path) as ranks:
         for rank in range(2):
-            assert ranks.ends(rank) == 2, ranks.told()
-            assert ranks.said(rank).splitlines()[-1] == (
+            assert ranks.ends(rank) == 2, ranks.all_logged()
+            assert ranks.logged(rank).splitlines()[-1] == (
                 "stratakv: rank 0 has --load-back-threshold: 100, "
                 "rank 1 has --load-back-threshold: 101; all must agree"
             )
@@ -184,7 +186,7 @@ def test_ranks_with_other_flags_are_refused_on_each(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rank", "size", "said"),
+    ("ranks", "rank", "size", "message"),
     [
         (1, "1", "2", "--tp 1: the launcher has started 2 ranks; allowed is --tp 2"),
         (2, "0", "1", "--tp 2: the launcher has started 1 ranks; allowed is --tp 1"),
@@ -194,12 +196,12 @@ def test_ranks_with_other_flags_are_refused_on_each(model, tmp_path):
     ],
 )
 def test_a_launcher_that_does_not_fit_is_refused(
-    model, nothing_starts, monkeypatch, capsys, ranks, rank, size, said
+    model, nothing_starts, monkeypatch, capsys, ranks, rank, size, message
 ):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
     assert main([str(word) for word in serve(model, ranks)]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"stratakv: {said}")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"stratakv: {message}")
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:{}", "env://"])
@@ -226,9 +228,9 @@ def accelerator(monkeypatch):
 @pytest.mark.usefixtures("accelerator")
 def test_an_accelerator_in_sight_is_refused_before_a_rank_is_started(model, nothing_starts, capsys):
     assert main([str(word) for word in serve(model, 2)]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("stratakv: --tp 2: ranks would load their weights to cuda")
-    assert "CUDA_VISIBLE_DEVICES=" in said
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("stratakv: --tp 2: ranks would load their weights to cuda")
+    assert "CUDA_VISIBLE_DEVICES=" in line
 
 
 @pytest.mark.usefixtures("accelerator")

@@ -87,13 +87,13 @@ LONG = {("gemma3", 4), ("deepseek_v3", 4), ("qwen3_next", 4), ("deepseek_v4", 4)
 def test_ranks_say_what_one_says_from_every_tier(tmp_path, name, ranks):
     torch.set_num_threads(1)
     play, wanted = play_of(*CASES[name], tmp_path, ranks)
-    told = run_ranks(ranks, perform, play)[0]
-    for act, tokens in told.tokens.items():
+    results = run_ranks(ranks, perform, play)[0]
+    for act, tokens in results.tokens.items():
         assert tokens == wanted, act
     page = play.config.page_tokens
     tiers = {
         act: dict(zip(("device", "host", "storage"), zip(*found, strict=True), strict=True))
-        for act, found in told.cached.items()
+        for act, found in results.cached.items()
     }
     assert any(max(found["device"]) >= page for found in tiers.values())
     assert max(tiers["again"]["host"]) >= 2 * page

@@ -65,18 +65,18 @@ def test_decisions_do_not_depend_on_when_the_device_is_done():
 class Breaks(TokenRunner):
     def forward(self, batch):
         """Whoever has just said, or was asked, ``BREAKS`` goes on no further."""
-        said = super().forward(batch)
+        forward = super().forward(batch)
         rows = np.repeat(np.arange(len(batch.rows)), batch.counts)
         broken = np.isin(np.arange(len(batch.rows)), rows[batch.tokens == BREAKS])
-        return replace(said, finite=~broken)
+        return replace(forward, finite=~broken)
 
 
 def right(asked, count):
     """What is said after ``asked``, and whether that is all."""
-    said = expected_tokens(asked, count)
-    if BREAKS in said[:-1]:
-        return said[: said.index(BREAKS) + 1], False
-    return said, True
+    expected = expected_tokens(asked, count)
+    if BREAKS in expected[:-1]:
+        return expected[: expected.index(BREAKS) + 1], False
+    return expected, True
 
 
 class Alone:
@@ -164,9 +164,9 @@ def test_a_failure_between_launch_and_collect_harms_nobody_else(seed):
         this.submit(f"s{turn}", other, 8)
         while this.engine.has_work():
             this.step()
-        for name, (said, whole) in (("r", right(asked, 14)), ("s", right(other, 8))):
+        for name, (expected, whole) in (("r", right(asked, 14)), ("s", right(other, 8))):
             out = this.out[f"{name}{turn}"]
-            assert tokens_of(out) == said
+            assert tokens_of(out) == expected
             if not whole:
                 assert (out[-1].finish, out[-1].failure) == (
                     FinishReason.ERROR,

@@ -54,7 +54,7 @@ class Story:
     table: str
     code: int
     log: str
-    found: FsckReport
+    report: FsckReport
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def story(model, tmp_path_factory) -> Story:
             with pytest.raises(httpx.HTTPError):
                 list(lines)
         code = two.ends()
-        log = two.said()
+        log = two.logged()
     return Story(store, alone, ranked, "".join(two.before), code, log, fsck(store))
 
 
@@ -100,10 +100,12 @@ def test_a_follower_ends_when_rank_0_is_killed(story):
 
 
 def test_a_kill_leaves_no_damage_in_the_store(story):
-    assert story.found.clean, story.found
+    assert story.report.clean, story.report
 
 
-@pytest.mark.parametrize("ranks", [2, 1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "ranks", [2, *(pytest.param(count, marks=pytest.mark.long) for count in (1, 4))]
+)
 def test_the_next_server_finds_what_two_ranks_have_stored(ranks, story, model, tmp_path):
     """And then changes it while it runs, ends well, or is robbed of a rank."""
     more = in_store(story.store) + (() if ranks > 1 else ("--storage-shards", 8))
@@ -146,19 +148,19 @@ def _drain(server: Ranked) -> None:
     with streaming(server, LONG, 300) as lines:
         server.process.send_signal(signal.SIGTERM)
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert server.ends() == 0, server.said()
-    assert not (set(server.said().split()) & {"ERROR", "WARNING", "Traceback"}), server.said()
+    assert server.ends() == 0, server.logged()
+    assert not (set(server.logged().split()) & {"ERROR", "WARNING", "Traceback"}), server.logged()
 
 
 def _rob(server: Ranked) -> None:
     with streaming(server, LONG, 900) as lines:
         os.kill(server.followers()[-1], signal.SIGKILL)
         assert "engine_failed" in "".join(lines)
-    assert server.ends() == 1, server.said()
-    said = server.said()
-    assert "has ended: killed by SIGKILL" in said
-    assert said.count("the engine has ended: ") == 1
-    assert "Traceback" not in said
+    assert server.ends() == 1, server.logged()
+    log = server.logged()
+    assert "has ended: killed by SIGKILL" in log
+    assert log.count("the engine has ended: ") == 1
+    assert "Traceback" not in log
 
 
 @pytest.mark.long
@@ -170,18 +172,18 @@ def test_a_rank_that_hangs_is_lost_after_the_time_limit(model, tmp_path):
             os.kill(follower, signal.SIGSTOP)
             assert "engine_failed" in "".join(lines)
         assert server.ends() == 1
-        said = server.said()
-    assert "did not end within 10 s and is killed" in said
-    assert "Traceback" not in said
+        log = server.logged()
+    assert "did not end within 10 s and is killed" in log
+    assert "Traceback" not in log
 
 
 def test_a_follower_that_dies_before_it_is_ready_ends_the_start(model, tmp_path):
     with started(serve(model, 2), tmp_path / "log") as server:
         os.kill(server.first_follower(), signal.SIGKILL)
         assert server.ends() == 1
-        said = server.said()
-    assert "rank 1 of 2 has ended: killed by SIGKILL" in said
-    assert "Traceback" not in said
+        log = server.logged()
+    assert "rank 1 of 2 has ended: killed by SIGKILL" in log
+    assert "Traceback" not in log
 
 
 @pytest.mark.long
@@ -190,7 +192,7 @@ def test_a_follower_does_not_wait_for_a_rank_0_that_died_before_it_was_ready(mod
         server.first_follower()
         server.process.kill()
         assert server.ends() == -signal.SIGKILL
-        assert "Traceback" not in server.said()
+        assert "Traceback" not in server.logged()
 
 
 @pytest.mark.long  # `test_ranks_end` has torchrun with another end
@@ -203,7 +205,7 @@ def test_torchrun_starts_the_ranks(model, story, tmp_path):
         mine = {pid for pid in server.alive() if pid != server.process.pid}
         (leader,) = mine - set(server.followers())
         os.kill(leader, signal.SIGTERM)
-        assert server.ends() == 0, server.said()
+        assert server.ends() == 0, server.logged()
 
 
 # -- refusals: nothing is started ------------------------------------------------------------------
@@ -220,7 +222,7 @@ def test_pages_of_ranks_are_not_missed_by_one_that_cuts_otherwise(model, story, 
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ("--tp 0", "--tp 0: allowed is 1 and more"),
         ("--tp 2 --storage memory://", "--storage memory://: it is one process's own, and --tp 2"),
@@ -231,10 +233,10 @@ def test_pages_of_ranks_are_not_missed_by_one_that_cuts_otherwise(model, story, 
         ("--tp-timeout 5", "--tp-timeout: allowed with --tp 2 and more"),
     ],
 )
-def test_flags_are_refused_before_a_rank_is_started(model, nothing_starts, flags, said, capsys):
+def test_flags_are_refused_before_a_rank_is_started(model, nothing_starts, flags, message, capsys):
     assert main(["serve", str(model), *FLAGS, *flags.split()]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"stratakv: {said}"), error
+    assert error.startswith(f"stratakv: {message}"), error
 
 
 def test_a_family_that_cannot_be_split_is_refused_with_the_reason(tmp_path, nothing_starts, capsys):
@@ -242,7 +244,8 @@ def test_a_family_that_cannot_be_split_is_refused_with_the_reason(tmp_path, noth
     assert main(["serve", str(tmp_path), *FLAGS, "--tp", "2"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == (
-        "stratakv: --tp 2: Hugging Face has no plan that splits the layers of model type 'gpt2'"
+        "stratakv: --tp 2: Hugging Face has no plan that splits the layers of model type 'gpt2'; "
+        "docs/families.md has those with which more than 1 is allowed"
     )
 
 
@@ -256,7 +259,7 @@ def test_checkpoints_that_differ_in_one_row_share_no_page_over_ranks(model, tmp_
     tensors[embedding][PROMPTS[0][0]] += 0.5
     save_file(tensors, other / "model.safetensors", {"format": "pt"})
 
-    def found(path: Path, at: int) -> int:
+    def hits_of(path: Path, at: int) -> int:
         (folder := tmp_path / f"start {at}").mkdir()
         with launched([serve(path, 2, *in_store(store))] * 2, folder) as ranks:
             ranks.listen()
@@ -266,4 +269,4 @@ def test_checkpoints_that_differ_in_one_row_share_no_page_over_ranks(model, tmp_
             return from_storage
 
     starts = [model, other, model, other]
-    assert [found(path, at) for at, path in enumerate(starts)] == [0, 0, END, END]
+    assert [hits_of(path, at) for at, path in enumerate(starts)] == [0, 0, END, END]

@@ -22,40 +22,25 @@ import httpx
 import pytest
 import torch
 
-from stratakv.core.config import EngineConfig
 from stratakv.engine.loop import Engine
 from stratakv.engine.stats import EngineStats
 from stratakv.serve.server import bound_socket
 from stratakv.testing.patience import PATIENCE_S, wait_until
-from tests.fixtures.models import tiny_model
-from tests.real_server import CHAT, COMPLETIONS, RealServer, completion, real_server, tokens
-from tests.serving import error_of, train_tokenizer
+from tests.real_server import (
+    CHAT,
+    COMPLETIONS,
+    SMALL_FLAGS,
+    SMALL_POOLS,
+    RealServer,
+    completion,
+    real_server,
+    tokens,
+)
+from tests.serving import error_of
 
 PAGE = 16
 MAX_MODEL_LEN = 512
 """What the device's pages hold; the model itself has 4,096 positions."""
-CONFIG = EngineConfig(
-    page_tokens=PAGE,
-    dtype="float32",
-    device_memory="584KiB",
-    host_memory="1280KiB",
-    max_running=16,
-    step_tokens=256,
-    chunk_tokens=64,
-    chat_tokens=256,
-)
-FLAGS = (
-    "--page-tokens", "16", "--dtype", "float32", "--device-memory", "584KiB",
-    "--host-memory", "1280KiB", "--max-running", "16",
-    "--step-tokens", "256", "--chunk-tokens", "64", "--chat-tokens", "256", "--threads", "1",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> Path:
-    path = train_tokenizer(tmp_path_factory.mktemp("model"))
-    tiny_model("gemma3").save_pretrained(path)
-    return path
 
 
 def settled(live: RealServer) -> None:
@@ -82,7 +67,7 @@ def verify_before_stats(engine: Engine) -> None:
 @pytest.fixture(scope="module")
 def shared(directory):
     torch.set_num_threads(1)
-    with real_server(directory, CONFIG) as live:
+    with real_server(directory, SMALL_POOLS) as live:
         verify_before_stats(live.parts.engine)
         yield live
 
@@ -283,7 +268,7 @@ def process(directory: Path, log: Path) -> Iterator[tuple[subprocess.Popen, str]
     command = [Path(sys.executable).with_name("stratakv"), "serve", directory]
     with log.open("wb") as errors:
         running = subprocess.Popen(
-            [*command, *FLAGS, "--port", "0"],
+            [*command, *SMALL_FLAGS, "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

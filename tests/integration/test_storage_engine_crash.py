@@ -38,14 +38,14 @@ class Maker:
 
     def killed(self, engine: int, served: int, after_s: float) -> list[str]:
         """What it said until it died: ``after_s`` after its ``served``th answer."""
-        said = [self._line() for _ in range(served)]
+        lines = [self._line() for _ in range(served)]
         time.sleep(after_s)
         os.kill(engine, signal.SIGKILL)
         while not (line := self._line()).startswith("="):
             assert line, "the maker of engines has died"
-            said.append(line)
+            lines.append(line)
         assert line == f"={-signal.SIGKILL}", f"it was dead before: {line}"
-        return said
+        return lines
 
 
 @contextmanager

@@ -27,28 +27,28 @@ class Writer:
 
     def __init__(self, directory: Path, seed: int, *, quota: int = ROOMY, limit: int = 0) -> None:
         context = fork_server()
-        self._heard, said = context.Pipe(duplex=False)
-        arguments = (said, directory, seed, quota, limit)
+        self._received, sender = context.Pipe(duplex=False)
+        arguments = (sender, directory, seed, quota, limit)
         self._process = context.Process(target=write_forever, args=arguments, daemon=True)
         self._process.start()
-        said.close()
-        assert self._heard.recv() == "ready"
+        sender.close()
+        assert self._received.recv() == "ready"
 
-    def hear(self) -> str:
+    def read(self) -> str:
         """What it says next."""
-        return self._heard.recv()
+        return self._received.recv()
 
     def killed(self, words: int, pause_s: float = 0.0) -> list[str]:
         """What it had said when it died: ``pause_s`` after ``words`` more words."""
-        lines = [self.hear() for _ in range(words)]
+        lines = [self.read() for _ in range(words)]
         time.sleep(pause_s)  # so that it may be anywhere between two words
         self._process.kill()
         self._process.join()
         assert self._process.exitcode == -signal.SIGKILL, "it died on its own"
         with suppress(EOFError, OSError):  # the last word may be cut short
             while True:
-                lines.append(self._heard.recv())
-        self._heard.close()
+                lines.append(self._received.recv())
+        self._received.close()
         return lines
 
     def end(self) -> None:
@@ -104,9 +104,10 @@ def campaign(directory: Path, rounds: int, quota: int) -> None:
     assert stored > 5 * rounds, f"only {stored} pages: too little to prove anything"
 
 
+@pytest.mark.parametrize("rounds", [8, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("quota", [ROOMY, TIGHT], ids=["roomy", "tight"])
-def test_kill_9_at_20_moments_while_writing(tmp_path: Path, quota: int) -> None:
-    campaign(tmp_path, 20, quota)
+def test_kill_9_at_some_moments_while_writing(tmp_path: Path, quota: int, rounds: int) -> None:
+    campaign(tmp_path, rounds, quota)
 
 
 @pytest.mark.long

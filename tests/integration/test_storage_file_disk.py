@@ -126,7 +126,7 @@ def test_one_process_evicts_what_another_reads(tmp_path: Path, writer: Writer) -
     lines: list[str] = []
     with closing(FileStore(tmp_path, FORM, StoreLimits(quota_bytes=TIGHT), WallClock())) as reader:
         while min(hits, misses, acknowledged(lines)[1]) < 100:
-            lines.append(writer.hear())
+            lines.append(writer.read())
             statuses = fetch(reader, KEYS_OF[:120])  # compares every byte of every hit
             assert set(statuses) <= {HIT, MISS}
             hits, misses = hits + statuses.count(HIT), misses + statuses.count(MISS)

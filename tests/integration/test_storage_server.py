@@ -17,8 +17,6 @@ import pytest
 
 from stratakv.storage.file.fsck import fsck
 from stratakv.testing.patience import PATIENCE_S, wait_until
-from tests.fixtures.models import tiny_model
-from tests.serving import train_tokenizer
 
 PAGE = 16
 FLAGS = (
@@ -31,13 +29,6 @@ PROMPTS = [[(seed * 7919 + i * i * 31 + i) % 400 for i in range(200)] for seed i
 UNSEEN = PROMPTS[0][::-1]
 END = 192
 """A machine that does other things too is slow to end a process."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    path = train_tokenizer(tmp_path_factory.mktemp("model"))
-    tiny_model("gemma3").save_pretrained(path)
-    return path
 
 
 @dataclass
@@ -107,15 +98,15 @@ def from_storage(details: dict, tokens: int) -> bool:
 @pytest.mark.parametrize(
     "ended_by", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
-def test_a_server_goes_on_from_what_the_last_one_stored(ended_by, model, tmp_path):
+def test_a_server_goes_on_from_what_the_last_one_stored(ended_by, directory, tmp_path):
     store, log = tmp_path / "store", tmp_path / "log"
     store.mkdir()
     system = {"role": "system", "content": "Answer in rhymes, and never in prose. " * 6}
     chat = [system, {"role": "user", "content": "What is a cache?"}]
 
-    with serving(model, store, log) as first:
-        said = [first.ask(prompt) for prompt in PROMPTS]
-        assert all(nothing_cached(details) for _, details in said)
+    with serving(directory, store, log) as first:
+        answers = [first.ask(prompt) for prompt in PROMPTS]
+        assert all(nothing_cached(details) for _, details in answers)
         reply, _ = first.turn(chat)
         if ended_by == signal.SIGKILL:  # a server that ends well stores all by itself
             wait_until(first.stored)
@@ -124,12 +115,14 @@ def test_a_server_goes_on_from_what_the_last_one_stored(ended_by, model, tmp_pat
     assert fsck(store).clean
 
     chat += [reply, {"role": "user", "content": "And of what use is it to me?"}]
-    with serving(model, store, log) as second:
-        for prompt, (text, _) in zip(PROMPTS, said, strict=True):
+    with serving(directory, store, log) as second:
+        for prompt, (text, _) in zip(PROMPTS, answers, strict=True):
             again, details = second.ask(prompt)
             assert again == text
             assert from_storage(details, END), details
-        for prompt, (text, _) in zip(PROMPTS, said, strict=True):  # of what lies in all three tiers
+        for prompt, (text, _) in zip(
+            PROMPTS, answers, strict=True
+        ):  # of what lies in all three tiers
             again, details = second.ask(prompt, cache="bypass")
             assert again == text
             assert (details["cache"], details["cached_tokens"]) == ("bypass", 0)

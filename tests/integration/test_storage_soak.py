@@ -154,9 +154,13 @@ class Soak:
 
     def look(self, name: str, finish: FinishReason) -> None:
         prompt, count, outputs = self.live.pop(name)
-        said, expected = tokens_of(outputs), expected_tokens(prompt, count)
+        generated, expected = tokens_of(outputs), expected_tokens(prompt, count)
         aborted = finish is FinishReason.ABORT
-        assert said == (expected[: len(said)] if aborted else expected), (name, said, expected)
+        assert generated == (expected[: len(generated)] if aborted else expected), (
+            name,
+            generated,
+            expected,
+        )
         self.seen["aborted" if aborted else "answered"] += 1
 
     def serve(self, most: int) -> None:
@@ -257,16 +261,16 @@ def test_200_000_requests_leave_memory_files_and_threads_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("owner", "verb", "said"),
+    ("owner", "verb", "message"),
     [
         (PrefetchBook, "settle", "an ask was never removed"),
         (Ledger, "close", "files were left open"),
     ],
 )
-def test_what_is_not_let_go_is_seen(tmp_path, owner, verb, said):
+def test_what_is_not_let_go_is_seen(tmp_path, owner, verb, message):
     forgotten = mock.patch.object(owner, verb, return_value=None)
     # An ask that is never settled may come due before anybody counts what is left.
-    with forgotten, pytest.raises((AssertionError, KeyError), match=rf"{said}|^\d+$"):
+    with forgotten, pytest.raises((AssertionError, KeyError), match=rf"{message}|^\d+$"):
         soak(tmp_path / "store", 300, 2)
 
 

@@ -24,7 +24,7 @@ from tests.fixtures.composites import composite
 from tests.fixtures.models import TOLERANCE, random_prompt, tiny_model
 from tests.fixtures.runner_host import Host
 from tests.fixtures.tiny_configs import CONFIGS, tiny_config
-from tests.parallel_models import Told, case_of, run_case, run_cases
+from tests.parallel_models import CaseResult, case_of, run_case, run_cases
 from tests.ranks import run_ranks
 
 WIDE = {"num_attention_heads": 8, "num_key_value_heads": 4}
@@ -59,34 +59,34 @@ def cases(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(cases):
+def results(cases):
     """By number of ranks: what each rank tells of each case."""
 
     @cache
-    def run(ranks: int) -> list[dict[str, Told]]:
+    def run(ranks: int) -> list[dict[str, CaseResult]]:
         return run_ranks(ranks, run_cases, cases, TOLERANCE)
 
     return run
 
 
 @every_case
-def test_ranks_together_give_the_whole_models_logits(told, name, ranks):
-    for rank, found in enumerate(told(ranks)):
+def test_ranks_together_give_the_whole_models_logits(results, name, ranks):
+    for rank, found in enumerate(results(ranks)):
         assert found[name].fault is None, f"rank {rank}: {found[name].fault}"
 
 
 @every_case
-def test_every_rank_has_the_same_logits_to_the_bit(told, name, ranks):
-    first, *others = [found[name].logits for found in told(ranks)]
+def test_every_rank_has_the_same_logits_to_the_bit(results, name, ranks):
+    first, *others = [found[name].logits for found in results(ranks)]
     assert first
     assert all(logits == first for logits in others)
 
 
 @every_case
-def test_what_ranks_keep_alike_is_alike_to_the_bit(told, name, ranks):
+def test_what_ranks_keep_alike_is_alike_to_the_bit(results, name, ranks):
     split = {"llama": {"anchor"}, "gemma3": {"anchor", "swa"}, "qwen3_next": {"anchor"}}.get(name)
     split = {"anchor"} if (name, ranks) == ("two key heads", 2) else split or set()
-    digests = [found[name].digests for found in told(ranks)]
+    digests = [found[name].digests for found in results(ranks)]
     for group in digests[0]:
         kinds = len({digest[group] for digest in digests})
         assert kinds == (ranks if group in split else 1), group
@@ -94,12 +94,12 @@ def test_what_ranks_keep_alike_is_alike_to_the_bit(told, name, ranks):
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", WITH_HEADS)
-def test_a_rank_keeps_its_heads_of_what_one_alone_keeps(told, cases, name, ranks):
+def test_a_rank_keeps_its_heads_of_what_one_alone_keeps(results, cases, name, ranks):
     case = next(case for case in cases if case.name == name)
     alone = run_case(case, 1, TOLERANCE)
     assert alone.fault is None
     assert alone.collectives == 0
-    for rank, found in enumerate(told(ranks)):
+    for rank, found in enumerate(results(ranks)):
         for key, whole in alone.pools.items():
             mine, part = found[name].pools[key], whole
             if key[0] != "state":  # [layers, pages, rows, heads, dim]
@@ -111,9 +111,9 @@ def test_a_rank_keeps_its_heads_of_what_one_alone_keeps(told, cases, name, ranks
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_only_sums_and_gathers_of_the_model_itself(told, ranks):
+def test_only_sums_and_gathers_of_the_model_itself(results, ranks):
     """One sum where a layer's attention and its feed-forward join the stream."""
-    found = {name: one.collectives for name, one in told(ranks)[0].items()}
+    found = {name: one.collectives for name, one in results(ranks)[0].items()}
     layers = 4
     # Beside the layers': the embedding's sum, and the gathering of logits.
     assert found["llama"] == 2 * layers + 2

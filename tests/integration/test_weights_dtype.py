@@ -50,16 +50,16 @@ def test_it_is_sized_for_what_its_weights_are(directory, dtype):
         assert (parts.model.dtype, buffer.dtype) == (dtype, dtype)
         assert parts.plan.device[0] == first.device[0] * (2 if dtype == "bfloat16" else 1)
         assert parts.table.device_bytes <= 1 << 20
-        said, cached = answered(parts, "computed")
+        answer, cached = answered(parts, "computed")
         assert cached == 0
-        assert answered(parts, "found") == (said, 96)
+        assert answered(parts, "found") == (answer, 96)
         parts.engine.check()
     finally:
         parts.close()
     named = served(directory, replace(CONFIG, dtype=dtype))
     try:
         assert named.plan == parts.plan
-        assert answered(named, "named")[0] == said
+        assert answered(named, "named")[0] == answer
     finally:
         named.close()
 

@@ -1,9 +1,11 @@
 """Every command that a document shows is one: its words parse, its paths and targets are there.
 
-Owns what a shell block may hold. Python blocks are run by the tests that ``doc_blocks`` names.
+Owns what a shell block may hold. ``integration/test_doc_commands_run.py`` runs what can be run,
+and the tests that ``doc_blocks`` names run Python.
 Every check is shown to bite on a sample.
 """
 
+import json
 import re
 import shlex
 import tomllib
@@ -11,19 +13,18 @@ import tomllib
 import pytest
 
 from stratakv import cli
+from stratakv.connect.doctor import EngineSetup, command_line
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
-from tests.doc_blocks import PYTHON_IS_RUN_BY, all_blocks, blocks_of
+from stratakv.core.settings import resolve
+from stratakv.serve.config_command import SERVER_OPTIONS
+from tests.doc_blocks import PYTHON_IS_RUN_BY, all_blocks, blocks_of, shell_lines
 from tests.meta.source import PACKAGE, ROOT, repository
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 BLOCKS = all_blocks()
-SHELL = sorted({
-    (block.page, line.partition("  #")[0].strip())
-    for block in BLOCKS if block.language == "sh"
-    for line in block.code.splitlines() if not line.startswith("#")
-})  # fmt: skip
-LANGUAGES = {"sh", "python", "text", "mermaid"}
+SHELL = shell_lines()
+LANGUAGES = {"sh", "python", "text", "mermaid", "toml"}
 
 
 def routes() -> set[tuple[str, str]]:
@@ -67,16 +68,39 @@ def refused(words: list[str]) -> str | None:
         start = words.index("serve") if words[0] == "torchrun" else 1
         arguments = cli.argument_parser().parse_args(words[start:])
         if "serve" in words:
-            cli.picked(arguments, EngineConfig)
-            cli.picked(arguments, ServerConfig)
+            settings = resolve(arguments, SERVER_OPTIONS, {})
+            settings.record(EngineConfig)
+            settings.record(ServerConfig)
     except (SystemExit, ConfigError) as error:
         return f"refused: {error}"
     return None
 
 
+def no_vllm(words: list[str]) -> str | None:
+    extra = json.loads(words[-1])["kv_connector_extra_config"]
+    storage = extra["secondary_tiers"][0]["storage"]
+    return not_printed(words, "vllm", words[2], storage, extra["cpu_bytes_to_use"])
+
+
+def no_sglang(words: list[str]) -> str | None:
+    storage = json.loads(words[-1])["storage"]
+    return not_printed(words, "sglang", words[4], storage, 8 << 30)
+
+
+def not_printed(
+    words: list[str], engine: str, model: str, storage: str, host_bytes: int
+) -> str | None:
+    """It is not what ``stratakv doctor`` prints."""
+    setup = EngineSetup(
+        engine=engine, model=model, storage=storage, storage_key_file=None, host_bytes=host_bytes
+    )
+    printed = command_line(setup)
+    return None if shlex.split(printed) == words else f"the doctor prints {printed}"
+
+
 CHECKS = {
     "stratakv": refused, "torchrun": refused, "make": no_target, "pip": no_extra, "curl": no_route,
-    "openssl": lambda _: None,
+    "vllm": no_vllm, "python3": no_sglang,
 }  # fmt: skip
 
 
@@ -89,6 +113,8 @@ def test_a_command_of_the_documents_can_be_run(page, line):
     "stratakv serve MODEL --tpp 2", "stratakv serve MODEL --storage-shards 0", "make demmo",
     "curl localhost:8000/cache/stor", "curl -X PUT localhost:8000/cache/storage/clear",
     "pip install 'stratakv[server]'", "rm -rf store",
+    """vllm serve MODEL --kv-transfer-config '{"kv_connector_extra_config": {"cpu_bytes_to_use": 1,
+    "secondary_tiers": [{"storage": "memory://"}]}}'""",
 ])  # fmt: skip
 def test_a_command_that_cannot_is_seen(line, capsys):
     assert fault(line)
@@ -100,6 +126,13 @@ def test_every_block_says_what_it_is():
         ("python", "a = 1\n"), ("", "secret\n"),
     ]  # fmt: skip
     assert not [(b.page, b.code) for b in BLOCKS if b.language not in LANGUAGES]
+
+
+def test_every_file_of_settings_in_the_documents_holds_settings():
+    keys = {option.key for option in SERVER_OPTIONS}
+    files = [tomllib.loads(block.code) for block in BLOCKS if block.language == "toml"]
+    assert files
+    assert not [file.keys() - keys for file in files if file.keys() - keys]
 
 
 def test_all_python_of_the_documents_is_run():

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from stratakv import cli
+from stratakv.serve.config_command import SERVER_OPTIONS
 from stratakv.serve.schemas import CHAT, COMPLETION, HARMLESS, NEUTRAL
 from stratakv.tree.residency import TRANSITIONS, Residency, ResidencyEvent
 from tests.doc_blocks import blocks_of
@@ -24,7 +25,12 @@ SERVE: Final = PAGES["docs/serve.md"]
 ADR_LINES: Final = 60
 OTHERS_FLAGS: Final = {
     "--pd-disaggregation", "--vllm-pd-disaggregation",
-    "--set-upstream", "--nproc-per-node", "--no-python", "--again", "--only", "--report",
+    "--set-upstream", "--nproc-per-node", "--no-python", "--again", "--only", "--report", "--tests",
+    "--kv-transfer-config", "--enable-lora", "--load-format", "--prefix-caching-hash-algo",
+    "--enable-prompt-tokens-details", "--enable-cache-report", "--enable-hierarchical-cache",
+    "--hicache-size", "--hicache-storage-backend", "--hicache-storage-backend-extra-config",
+    "--hicache-storage-prefetch-policy", "--hicache-write-policy", "--model-path",
+    "--l2-adapter", "--no-skip-verify",
 }  # fmt: skip
 """Flags of other programs that a document may name."""
 
@@ -80,8 +86,10 @@ def flags(verb: str) -> list[argparse.Action]:
 def flag_table() -> str:
     """The table of ``stratakv serve``, from the parser itself."""
     lines = ["| flag | default | what it sets |", "|---|---|---|"]
+    defaults = {option.flag: option.shown_default for option in SERVER_OPTIONS}
     for action in flags("stratakv serve"):
-        default = "" if action.default is None else f"`{action.default}`"
+        value = defaults.get(action.option_strings[0])
+        default = f"`{value}`" if value else ""
         text = (action.help or "").partition(" (default: ")[0]
         lines.append(f"| `{action.option_strings[0]}` | {default} | {text} |")
     return "\n".join(lines)

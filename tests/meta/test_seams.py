@@ -23,15 +23,15 @@ SEEDED: Final[dict[str, str]] = {
     "tests/fleet_faults.py": "room on a host that is not there; answers of the other lane",
     "tests/pair_faults.py": "rows that are read and retracted; ends before all writes",
     "tests/property/test_bytes_under_the_engine.py": "what moves bytes, moving others",
-    "tests/property/test_prefetch_seeded_bugs.py": "edits to the source of decisions",
-    "tests/property/test_tree_seeded_bugs.py": "edits to the source of the tree",
 }
 """Seeded bugs: a test of the tests, which names what it breaks."""
 OTHERS: Final[dict[str, str]] = {
+    "tests/connect/sglang_cpu/sitecustomize.py": "functions of SGLang's, which need a GPU",
     "tests/unit/test_engine_module_code.py": "a name of torch's",
     "tests/unit/test_engine_module_identity.py": "attributes of modules of transformers",
     "tests/unit/test_storage_file_damage.py": "keys of one fingerprint, which nobody finds",
-    "tests/unit/test_transfer_copier.py": "the compiled module is taken away, as if not built",
+    "tests/unit/test_sparse_swap_in.py": "the compiled module is taken away, as if not built",
+    "tests/unit/test_transfer_copier.py": "the same",
 }
 """What is no object of ours, or cannot be had otherwise."""
 ALLOWED: Final = SEEDED | OTHERS
@@ -42,7 +42,7 @@ CALLS: Final[dict[str, str]] = {
     "tests/integration/test_storage_sabotage.py": "seeded bugs: bytes that no store would have",
     "tests/unit/test_core_model_identity.py": "a reader is held where it happens to be",
     "tests/unit/test_disagg_page_places.py": "bytes between pages, which nobody else is given",
-    "tests/unit/test_serve_crowd.py": "when asyncio's timer will fire, without waiting for it",
+    "tests/unit/test_serve_connection_limits.py": "when a timer will fire, without waiting for it",
     "tests/unit/test_storage_file_peers.py": "damage is reported at a moment that is chosen",
     "tests/unit/test_testing_fleet_runs.py": "a seeded bug: one rank waits for a page more",
     "tests/unit/test_tiers_consistency.py": "seeded bugs: parts of one rank that are not another's",
@@ -61,7 +61,7 @@ READS: Final[dict[str, int]] = {
     "tests/unit/test_core_model_identity.py": 1,
     "tests/unit/test_disagg_page_places.py": 1,
     "tests/unit/test_serve_bodies.py": 1,
-    "tests/unit/test_serve_crowd.py": 4,
+    "tests/unit/test_serve_connection_limits.py": 4,
     "tests/unit/test_storage_file_peers.py": 2,
     "tests/unit/test_testing_fleet_runs.py": 4,
     "tests/unit/test_tiers_consistency.py": 4,

@@ -1,4 +1,4 @@
-"""What an operator is told of a setting, in one wording: the flag as it was written, then why, then
+"""The refusal of a setting, in one wording: the flag as it was written, then why, then
 what is allowed. Every rule is shown to bite on a sample.
 """
 
@@ -17,10 +17,13 @@ WRAPPED: Final = {
     "engine/adapters.py": "its caller puts ``--lora NAME=DIR`` before it",
     "engine/lora_config.py": "as engine/adapters.py",
     "engine/model_facts.py": "its caller puts ``MODEL PATH`` before it",
-    "assembly/ranks.py": "what differs between ranks is a flag or the weights, by name",
+    "assembly/rank_context.py": "what differs between ranks is a flag or the weights, by name",
     "core/model_identity.py": "a rank's own refusal, and whose it is",
     "serve/launch.py": "as core/model_identity.py",
-    "serve/admin.py": "a refusal that another thread was told",
+    "core/flag_parser.py": "what argparse refuses begins with its name",
+    "core/settings.py": "a refusal of a record, and where its value comes from",
+    "cli.py": "a bench's --model, which a server's refusal calls MODEL",
+    "serve/admin.py": "a refusal that another thread got",
 }
 
 
@@ -35,8 +38,18 @@ def names_no_flag(message: ast.expr) -> bool:
             return not NAMED.match(text)
         case ast.FormattedValue(ast.Name(name)):
             return name not in VARIABLES
+        case ast.FormattedValue(ast.Call(ast.Name("given"), [ast.Constant(str(flag)), _])):
+            return not NAMED.match(flag)
+        case ast.FormattedValue(ast.Call(ast.Name("given"), [ast.Name(name), _])):
+            return name not in VARIABLES
         case _:
             return True
+
+
+def is_composed(message: ast.expr) -> bool:
+    """Whether it ends in words that come from elsewhere."""
+    last = message.values[-1] if isinstance(message, ast.JoinedStr) else message
+    return not isinstance(last, ast.Constant)
 
 
 def literal(message: ast.expr) -> str:
@@ -52,6 +65,25 @@ def test_a_refusal_begins_with_the_flag_or_the_field_that_is_refused():
     assert not any(names_no_flag(ast.parse(text, mode="eval").body) for text in fine)
     found = {m.name for m in modules() if any(map(names_no_flag, refusals(m)))}
     assert found == WRAPPED.keys()
+
+
+def names_what_is_allowed(message: ast.expr) -> bool:
+    return "allowed" in literal(message) or is_composed(message)
+
+
+def test_a_refusal_of_a_flag_names_what_is_allowed():
+    bad = ast.parse("f'--port {x}: it is taken'", mode="eval").body
+    fine = ["f'--port {x}: allowed is y'", "f'--tp {x}: {reason}'", "f'--tp: {a}, allowed is b'"]
+    assert not names_what_is_allowed(bad)
+    assert all(names_what_is_allowed(ast.parse(text, mode="eval").body) for text in fine)
+    of_flags = (
+        (module.name, text)
+        for module in modules()
+        for text in refusals(module)
+        if re.match("--[a-z]", literal(text))
+    )
+    silent = [(name, text.lineno) for name, text in of_flags if not names_what_is_allowed(text)]
+    assert not silent
 
 
 def test_a_refusal_names_no_flag_that_does_not_exist():

@@ -11,7 +11,7 @@ from tests.integration.test_hand_off import (
     test_an_abort_while_it_goes_back_leaves_nothing,
     test_what_decode_has_cached_is_not_sent_again,
     test_what_is_taken_and_sent_is_what_each_group_needs_at_the_end,
-    test_what_the_host_cannot_save_goes_back_to_be_computed_with_all_that_it_has_said,
+    test_what_the_host_cannot_save_goes_back_to_be_computed_with_all_its_output,
 )
 from tests.property.test_cache_machine import SPECS as MACHINES
 from tests.property.test_cache_machine import walk

@@ -57,7 +57,7 @@ def test_requests_change_engines_while_pages_run_short(host):
         asked = [
             greedy(f"{n}", prompt[: draw.randrange(1, 50)], draw.randrange(4, 30)) for n in range(6)
         ]
-        said = pair.run(*asked)
-        for one, answer in zip(asked, said, strict=True):
+        generated = pair.run(*asked)
+        for one, answer in zip(asked, generated, strict=True):
             assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
         pair.assert_nothing_left()

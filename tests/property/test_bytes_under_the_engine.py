@@ -54,21 +54,21 @@ class Users:
         self.parts = parts
         self.shelf = shelf
         self.random = np.random.default_rng(seed)
-        self.stem = self.said(9)
+        self.stem = self.utterance(9)
         self.talks = [list(self.stem) for _ in range(3)]
         self.asked = 0
         self.moved = 0
 
-    def said(self, most):
+    def utterance(self, most):
         return self.random.integers(0, VOCABULARY, int(self.random.integers(1, most))).tolist()
 
     def ask(self, retract):
         """One or two go on at once; of those that run one may have to leave in between."""
         asked = {}
         for user in self.random.permutation(3)[: self.random.integers(1, 3)].tolist():
-            talk = self.talks[user] + self.said(12)
+            talk = self.talks[user] + self.utterance(12)
             if len(talk) + ANSWER > MOST:
-                talk = self.stem + self.said(12)
+                talk = self.stem + self.utterance(12)
             name = f"{self.asked} {user}"
             asked[name] = user, talk
             self.parts.engine.submit(greedy(name, talk, ANSWER))

@@ -29,17 +29,16 @@
 | the mildest reason               | a corrupt page is counted as not tried                        |
 """
 
-import inspect
 import random
-import textwrap
 
 import pytest
 
-from stratakv.policy import prefetch, prefetch_reasons
+from stratakv.policy import prefetch
 from stratakv.policy.prefetch import PrefetchRules
 from stratakv.policy.prefetch_ends import Ends
 from stratakv.policy.prefetch_reasons import Tally
 from tests.prefetch_model import Walk
+from tests.seeded_bugs import seed_bug
 
 WALKS = 1500
 BUGS = {
@@ -114,16 +113,6 @@ BUGS = {
         "(arrivals * (arrivals == 1)).max(",
     ),
 }
-
-
-def seed_bug(monkeypatch, owner, name, text, bug):
-    home = prefetch_reasons if name == "reason_of" else owner
-    function = inspect.unwrap(vars(home)[name])
-    source = textwrap.dedent(inspect.getsource(function))
-    assert text in source, f"{name} has changed"
-    made = {}
-    exec(source.replace(text, bug), function.__globals__, made)
-    monkeypatch.setattr(owner, name, made[name])
 
 
 def walk_on():

@@ -49,8 +49,6 @@ Some of them need more walks than that, so a directed machine of a few steps loo
 ``floorP(n)`` checkpoints, which are a choice of the policy and not of the tree.
 """
 
-import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -72,8 +70,9 @@ from stratakv.tree.leases import Leases
 from stratakv.tree.matching import Matcher
 from stratakv.tree.pins import Pins
 from stratakv.tree.prefix_tree import PrefixTree
-from stratakv.tree.segments import Pair
+from stratakv.tree.segmented_queue import Pair
 from stratakv.tree.write_back import WriteBackEviction
+from tests.seeded_bugs import seed_bug
 
 WALKS = 300
 SEED = 300
@@ -203,16 +202,6 @@ POLICY_BUGS: dict[str, tuple[str, Edit]] = {
     ),
 }  # fmt: skip
 """By the policy under which the machine looks for it."""
-
-
-def seed_bug(monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
-    owner, name, text, bug = edit
-    function: Callable[..., Any] = getattr(owner, name)
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(text) == 1, f"{name} has changed: plant its bug anew"
-    made: dict[str, Any] = {}
-    exec(source.replace(text, bug), function.__globals__, made)
-    monkeypatch.setattr(owner, name, made[name])
 
 
 def test_without_a_bug_the_same_walks_pass() -> None:
@@ -360,7 +349,7 @@ def test_a_seeded_bug_is_caught_by_a_directed_machine(
 ) -> None:
     DIRECTED[bug]()
     for edit in BUGS[bug]:
-        seed_bug(monkeypatch, edit)
+        seed_bug(monkeypatch, *edit)
     with pytest.raises(CAUGHT):
         DIRECTED[bug]()
 
@@ -368,7 +357,7 @@ def test_a_seeded_bug_is_caught_by_a_directed_machine(
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug not in DIRECTED])
 def test_a_seeded_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for edit in BUGS[bug]:
-        seed_bug(monkeypatch, edit)
+        seed_bug(monkeypatch, *edit)
     with pytest.raises(CAUGHT):
         campaign(SEED, WALKS, shrink=False)
 
@@ -376,7 +365,7 @@ def test_a_seeded_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("bug", POLICY_BUGS)
 def test_a_seeded_bug_is_caught_under_its_policy(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, edit = POLICY_BUGS[bug]
-    seed_bug(monkeypatch, edit)
+    seed_bug(monkeypatch, *edit)
     with pytest.raises(CAUGHT):
         campaign(SEED, WALKS, policy=policy, shrink=False)
 
@@ -390,7 +379,7 @@ def test_a_prompt_of_exactly_k_pages_hits_when_it_comes_again(
 ) -> None:
     if bug:
         edit = (checkpoint_policy, "last_end", "max(0, tokens - 1)", "tokens")
-        seed_bug(monkeypatch, edit)
+        seed_bug(monkeypatch, *edit)
     page, prompt = 2, (0, 1, 0, 1)
     it = TreeDriver(small_spec([rule], page_tokens=page), [8, 8], [8, 8])
     tokens = page * len(prompt)

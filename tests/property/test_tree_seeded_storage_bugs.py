@@ -24,8 +24,6 @@ directed machine of a few steps must fail.
 | a hold is for ever                   | its host pins stay                                        |
 """
 
-import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +38,7 @@ from stratakv.testing.tree_storing import StoringDriver
 from stratakv.tree import leases
 from stratakv.tree.leases import Leases
 from stratakv.tree.stored import StorageMarks
+from tests.seeded_bugs import seed_bug
 
 CAUGHT = (AssertionError, KeyError, IndexError, ValueError)
 Edit = tuple[Any, str, str, str]  # owner, function, its text, the bug's text
@@ -202,7 +201,7 @@ def an_anchor_without_bytes_lands() -> None:
     bench.end()
 
 
-def a_path_grows_that_storage_has_heard_of() -> None:
+def a_path_grows_that_storage_has_in_part() -> None:
     bench = Bench(KeepWindow(1), (0,))
     bench.save((0,))
     bench.written()
@@ -309,7 +308,7 @@ BUGS: dict[str, tuple[Callable[[], None], tuple[Edit, ...]]] = {
         ((StorageMarks, "entered", "fetched and self._has_bytes[group]", "fetched"),),
     ),
     "only what is stale is told": (
-        a_path_grows_that_storage_has_heard_of,
+        a_path_grows_that_storage_has_in_part,
         ((StorageMarks, "to_touch", "lease.path[: stale.item(-1) + 1]", "lease.path[stale]"),),
     ),
     "a write is not told": (
@@ -325,21 +324,11 @@ BUGS: dict[str, tuple[Callable[[], None], tuple[Edit, ...]]] = {
 }  # fmt: skip
 
 
-def seed_bug(monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
-    owner, name, text, bug = edit
-    function: Callable[..., Any] = getattr(owner, name)
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(text) == 1, f"{name} has changed: plant its bug anew"
-    made: dict[str, Any] = {}
-    exec(source.replace(text, bug), function.__globals__, made)
-    monkeypatch.setattr(owner, name, made[name])
-
-
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_seeded_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     walk, edits = BUGS[bug]
     walk()
     for edit in edits:
-        seed_bug(monkeypatch, edit)
+        seed_bug(monkeypatch, *edit)
     with pytest.raises(CAUGHT):
         walk()

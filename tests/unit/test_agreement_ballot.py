@@ -31,7 +31,7 @@ def test_every_kind_has_its_lanes():
     assert len(Ballot().lanes) == LANES
 
 
-def test_a_ballot_costs_a_step_91_kib_whatever_is_said():
+def test_a_ballot_costs_a_step_91_kib_whatever_is_reported():
     """Eight digests in two lanes each, a count of each of seven kinds, 9,280 flags, 2,304 slots."""
     assert Ballot().lanes.nbytes == 8 * (16 + 7 + 64 + 4096 + 4096 + 1024 + 2 * 1024 + 256)
 
@@ -117,8 +117,8 @@ def test_an_operation_of_any_width_is_read_whole_after_some_ballots(seed):
     widths = random.choice([1, 2, 300, room - 1, room, room + 1, 3 * room + 7], 12)
     ranks = [[random.random(width) < 0.7 for width in widths] for _ in range(3)]
     read, ballots = stream(ranks)
-    for said in read:
-        for at, flags in enumerate(said):
+    for status in read:
+        for at, flags in enumerate(status):
             assert (flags == np.logical_and.reduce([rank[at] for rank in ranks])).all()
     assert ballots == -(-sum(widths) // room)
 
@@ -179,7 +179,7 @@ class Voice:
         self.least.append(result.least(SlotKind.SESSION).item(0))
 
 
-def test_who_is_included_votes_in_every_ballot_and_hears_what_came_of_it():
+def test_who_is_included_votes_in_every_ballot_and_gets_its_result():
     agreement, voice = Agreement(SingleRank()), Voice(3)
     agreement.include(voice)
     for _ in range(2):
@@ -194,7 +194,7 @@ def test_an_operation_without_flags_of_a_kind_that_has_them_is_a_fault():
         voted(Work.STORE, flags())
 
 
-def test_the_shape_does_not_depend_on_what_is_said():
+def test_the_shape_does_not_depend_on_what_is_reported():
     assert len(voted(Work.QUERY, flags(1)).lanes) == len(Ballot().lanes)
 
 
@@ -224,9 +224,9 @@ class _Twin:
 
     rank, size = 0, 2
 
-    def __init__(self, there, told=""):
+    def __init__(self, there, description=""):
         self.there = there
-        self.told = told
+        self.description = description
         self.order = []
 
     def all_reduce_min(self, lanes, meanwhile):
@@ -239,7 +239,7 @@ class _Twin:
         return np.minimum(lanes, other.lanes)
 
     def gather(self, text):
-        return [text, self.told]
+        return [text, self.description]
 
 
 def nodes(count, idle):
@@ -269,18 +269,18 @@ def test_a_digest_has_62_bits_and_so_has_its_opposite_a_lane():
     assert np.bitwise_or.reduce(digests) == 2**62 - 1, "no bit is masked away"
 
 
-def test_a_difference_in_sums_is_told_in_the_words_of_what_was_summed_and_not_at_length():
+def test_a_difference_in_sums_is_reported_in_the_words_of_what_was_summed_and_not_at_length():
     theirs = "\n".join(f"cell {at} is {at}" for at in range(100))
     agreement = Agreement(_Twin([{"sum": 8}], theirs))
-    told = (f"cell {at} is {at + (at > 50)}" for at in range(99))
-    agreement.watch("cells", lambda: {"sum": 7}, lambda: told)
+    description = (f"cell {at} is {at + (at > 50)}" for at in range(99))
+    agreement.watch("cells", lambda: {"sum": 7}, lambda: description)
     with pytest.raises(DivergenceError) as found:
         agreement.agree(Ballot())
-    said = str(found.value)
-    assert "rank 0 has cell 51 is 52, cell 52 is 53, " in said
-    assert "rank 1 has cell 51 is 51, cell 52 is 52, " in said
-    assert said.count(" and 41 more") == 2, "of 49 lines 8 are shown"
-    assert said.count(" is ") == 2 * 8
+    message = str(found.value)
+    assert "rank 0 has cell 51 is 52, cell 52 is 53, " in message
+    assert "rank 1 has cell 51 is 51, cell 52 is 52, " in message
+    assert message.count(" and 41 more") == 2, "of 49 lines 8 are shown"
+    assert message.count(" is ") == 2 * 8
 
 
 def test_ranks_that_are_alike_agree():
@@ -306,7 +306,7 @@ def test_a_rank_alone_agrees_with_itself():
     assert agreement.broadcast(b"message") == b"message"
 
 
-def test_a_difference_of_just_as_many_lines_as_are_shown_is_told_whole():
+def test_a_difference_of_just_as_many_lines_as_are_shown_is_reported_whole():
     theirs = "\n".join(f"cell {at} is {at}" for at in range(SHOWN))
     agreement = Agreement(_Twin([{"sum": 8}], theirs))
     agreement.watch("cells", lambda: {"sum": 7}, lambda: [f"cell {at}" for at in range(SHOWN)])
@@ -329,7 +329,7 @@ def test_only_the_first_rank_leads_and_collectives_are_counted():
     assert (agreement.ballots, agreement.broadcasts) == (3, 3)
 
 
-def test_what_one_rank_has_and_the_other_lacks_is_told_as_nothing():
+def test_what_one_rank_has_and_the_other_lacks_is_reported_as_nothing():
     agreement = Agreement(_Twin([{"sum": 8}], "cell 0 is 1"))
     agreement.watch("cells", lambda: {"sum": 7}, lambda: ["cell 0 is 1", "cell 1 is 2"])
     with pytest.raises(DivergenceError, match=r"rank 0 has cell 1 is 2; rank 1 has nothing$"):

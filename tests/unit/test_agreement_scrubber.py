@@ -47,7 +47,7 @@ def test_every_cell_shows_within_a_round(table):
         cells[at] = before
 
 
-def test_the_piece_that_differs_is_told_by_name_and_place():
+def test_the_piece_that_differs_is_reported_by_name_and_place():
     ours = tables()
     ours[1].cells[20, 3] = 9
     scrubber = Scrubber(ours)

@@ -7,7 +7,7 @@ import pytest
 
 from stratakv.assembly import stores
 from stratakv.assembly.engine_plan import prefetch_policy_of
-from stratakv.assembly.ranks import ObjectSharding
+from stratakv.assembly.rank_context import ObjectSharding
 from stratakv.assembly.stores import (
     Trust,
     check_storage,
@@ -23,6 +23,7 @@ from stratakv.policy.prefetch_pace import BestEffort, Timeout, WaitComplete
 from stratakv.serve import wiring
 from stratakv.spec.derive import spec_of
 from stratakv.spec.sharding import default_cut, sharding_of
+from stratakv.storage import ends
 from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat
 from stratakv.storage.file.fsck import fsck
 from stratakv.storage.io_jobs import Fetch, Kind, Remove, Store, Touch
@@ -103,7 +104,7 @@ def test_memory_is_one_store_and_not_two(threads):
 
 
 def test_a_password_does_not_show(monkeypatch):
-    monkeypatch.setattr(stores, "open_storage", lambda url, form: MemoryBackend(form))
+    monkeypatch.setattr(ends, "open_storage", lambda url, form: MemoryBackend(form))
     store = opened("redis://user:secret@host:6379/0")
     assert store.shown == "redis://user:***@host:6379/0"
     assert store.worker.close(PATIENCE_S)
@@ -119,14 +120,14 @@ def test_what_is_queued_pins_at_most_half_of_a_large_host(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "host", "says"),
+    ("url", "host", "message"),
     [
         ("ftp://host/x", HOST, "--storage ftp://host/x: allowed are memory://, file://"),
         ("file://relative", HOST, "--storage file://relative: allowed is file:///DIRECTORY"),
         ("memory://", (0, 0), "--storage memory://: there is no host page for what it would give"),
     ],
 )
-def test_a_url_that_is_refused(url, host, says, threads):
+def test_a_url_that_is_refused(url, host, message, threads):
     config = EngineConfig(storage=url)
     for call in (
         lambda: opened(url, host),
@@ -135,7 +136,7 @@ def test_a_url_that_is_refused(url, host, says, threads):
     ):
         with pytest.raises(ConfigError) as error:
             call()
-        assert str(error.value).startswith(says)
+        assert str(error.value).startswith(message)
     assert not threads.names
 
 
@@ -171,7 +172,7 @@ def test_the_first_client_is_closed_when_the_second_fails(monkeypatch, tmp_path,
         made.append(Backend(form))
         return made[0]
 
-    monkeypatch.setattr(stores, "open_storage", open_once)
+    monkeypatch.setattr(ends, "open_storage", open_once)
     with pytest.raises(StorageError):
         opened(f"file://{tmp_path}")
     assert made[0].closed
@@ -207,7 +208,7 @@ def filled(url, key, sharing=None):
     assert store.worker.close(PATIENCE_S)
 
 
-def found(url, key):
+def read_all(url, key):
     """How all pages come back, and what the store says of its seals."""
     store = open_store(url, SPEC, HOST, None, Trust(key=key))
     into = pages(0)
@@ -223,19 +224,19 @@ def found(url, key):
 @pytest.mark.parametrize("reader", [None, ONE, TWO])
 def test_a_page_is_found_under_the_key_that_it_was_stored_with(url, writer, reader):
     filled(url, writer)
-    status, seal = found(url, reader)
+    status, seal = read_all(url, reader)
     assert status == {ReadStatus.HIT if reader is writer else ReadStatus.MISS}
     assert seal == (None if reader is None else {"key": reader.id.hex(), "forged": 0})
     filled(url, reader)
-    assert found(url, reader)[0] == found(url, writer)[0] == {ReadStatus.HIT}
+    assert read_all(url, reader)[0] == read_all(url, writer)[0] == {ReadStatus.HIT}
 
 
 def test_a_forged_page_is_counted_by_either_end(url):
     inner = sealed_form(StoreFormat.of(SPEC), ONE)
     with closing(open_storage(parse_storage_url(url), inner)) as them:
         them.write(KEYS, [memoryview(bytes(inner.page_bytes[key.group])) for key in KEYS])
-    assert found(url, ONE) == ({ReadStatus.CORRUPT}, {"key": ONE.id.hex(), "forged": len(KEYS)})
-    assert found(url, ONE) == ({ReadStatus.MISS}, {"key": ONE.id.hex(), "forged": 0})
+    assert read_all(url, ONE) == ({ReadStatus.CORRUPT}, {"key": ONE.id.hex(), "forged": len(KEYS)})
+    assert read_all(url, ONE) == ({ReadStatus.MISS}, {"key": ONE.id.hex(), "forged": 0})
 
 
 def test_slices_and_the_mark_of_a_cut_are_sealed_too(url):
@@ -294,7 +295,7 @@ def url(tmp_path):
 
 
 @pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (2, 1), (4, 3)])
-def test_ranks_are_told_of_a_store_of_whole_pages(url, ranks, rank):
+def test_ranks_refuse_a_store_of_whole_pages(url, ranks, rank):
     use(url)
     found = refused(url, ranks, rank)
     assert found == (
@@ -306,7 +307,7 @@ def test_ranks_are_told_of_a_store_of_whole_pages(url, ranks, rank):
     )
 
 
-def test_a_single_rank_is_told_what_finds_the_pages_of_several(url):
+def test_a_single_rank_reports_which_setting_reads_the_pages_of_several(url):
     use(url, 4)
     assert refused(url).endswith("would never find; allowed is --storage-shards 8")
     assert shared(url, cut=8).worker.close(PATIENCE_S)
@@ -315,7 +316,7 @@ def test_a_single_rank_is_told_what_finds_the_pages_of_several(url):
         assert shared(url, ranks, ranks - 1, cut=8).worker.close(PATIENCE_S)
 
 
-def test_ranks_are_told_of_a_cut_that_they_could_have(url):
+def test_the_refusal_of_ranks_names_a_cut_that_they_could_have(url):
     use(url, cut=4)
     assert refused(url, 2).endswith("allowed is --storage-shards 4")
     assert "no number of shards with --tp 8 would" in refused(url, 8)
@@ -370,10 +371,10 @@ def test_an_old_store_without_a_mark_is_anybodys(url):
 def test_a_refusal_leaves_nothing_open(url, monkeypatch):
     use(url)
     opened = []
-    for name in ("open_storage", "open_marks"):
-        real = getattr(stores, name)
+    for module, name in ((ends, "open_storage"), (stores, "open_marks")):
+        real = getattr(module, name)
         monkeypatch.setattr(
-            stores, name, lambda *a, real=real: opened.append(real(*a)) or opened[-1]
+            module, name, lambda *a, real=real: opened.append(real(*a)) or opened[-1]
         )
     refused(url, cut=8)
     assert len(opened) == 3

@@ -69,6 +69,7 @@ def test_a_lap_brings_every_page_to_its_place():
         assert hand_offs.case.size_bytes == 2 * (2 + 1) * 2 * 2 * 8 * 64 * 2 * 256
 
 
+@pytest.mark.long  # three servers for one figure
 def test_gaps_are_those_of_servers_of_their_own(monkeypatch, capsys):
     """One that does both, and two that share the work; no speed is asked for."""
     nixl_is_here()

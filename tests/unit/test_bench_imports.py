@@ -14,8 +14,9 @@ HEAVY = (
     "subprocess", "tempfile", "torch", "transformers", "uvicorn", "xml", "zipfile", "zmq",
 )  # fmt: skip
 """Beyond what NumPy loads."""
+READS_IN_THREADS = {"connect": {"concurrent", "tempfile"}}
+"""What names a model reads its files."""
 NOT_IN_THE_TIERS = ("ipaddress", "pathlib", "stratakv.core.config", "urllib.parse", "xxhash")
-SUITES = ("stratakv.testing.transfer_conformance", "stratakv.testing.storage_conformance")
 
 
 def loaded_with(*modules: str) -> set[str]:
@@ -32,14 +33,15 @@ def loaded_with(*modules: str) -> set[str]:
 def test_what_embedders_import_loads_nothing_heavy(part):
     loaded = loaded_with(*imports.PARTS[part])
     assert "stratakv" in loaded
-    assert loaded.isdisjoint(HEAVY)
+    assert loaded & set(HEAVY) == READS_IN_THREADS.get(part, set())
     if part in {"tree", "tiers"}:
         assert loaded.isdisjoint(NOT_IN_THE_TIERS)
 
 
-def test_the_suites_bring_pytest_and_no_engine():
-    loaded = loaded_with(*SUITES)
-    assert "pytest" in loaded
+@pytest.mark.parametrize("part", imports.TEST_PARTS)
+def test_suites_bring_pytest_or_hypothesis_and_no_engine(part):
+    loaded = loaded_with(*imports.TEST_PARTS[part])
+    assert {"pytest", "hypothesis"} & loaded
     assert loaded.isdisjoint({"torch", "transformers", "starlette", "uvicorn", "zmq"})
 
 
@@ -48,6 +50,14 @@ def test_every_part_is_measured_and_written(monkeypatch, capsys):
     report = imports.run()
     assert json.loads(json.dumps(report)) == report
     assert report["added_ms"].keys() == imports.PARTS.keys()
-    assert report["numpy_ms"] > 0
+    assert report["suites_added_ms"].keys() == imports.TEST_PARTS.keys()
+    assert report["pytest_ms"] > report["numpy_ms"] > 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in imports.PARTS)
+    assert all(name in shown for name in (*imports.PARTS, *imports.TEST_PARTS))
+
+
+def test_without_pytest_the_library_alone_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(imports, "REPEATS", 1)
+    monkeypatch.setattr(imports, "TEST_BASELINE", ("numpy", "no_such_package"))
+    assert imports.run().keys() == {"numpy_ms", "added_ms"}
+    assert "Hypothesis" not in capsys.readouterr().out

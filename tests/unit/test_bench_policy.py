@@ -71,13 +71,19 @@ def replay(requests, tokens, spec, size, policy="lru", baseline=False) -> Replay
     ("text", "message"),
     [
         (GOOD + "nonsense", "line 2: is not JSON"),
-        ("[1]", "line 1: an object with timestamp, input_length"),
-        ('{"timestamp": 0, "input_length": 5}', "line 1: an object with timestamp, input_length"),
+        ("[1]", "line 1: allowed is an object with timestamp, input_length"),
+        (
+            '{"timestamp": 0, "input_length": 5}',
+            "line 1: allowed is an object with timestamp, input_length",
+        ),
         (GOOD.replace("600", "true"), "line 1: input_length True"),
         (GOOD.replace("600", "0"), "line 1: input_length 0"),
         (GOOD.replace('h": 1', 'h": -1'), "line 1: output_length -1"),
-        (GOOD.replace("[1, 2]", "[1]"), "line 1: 1 hash ids for 600 tokens; one per 512"),
-        (GOOD.replace("[1, 2]", '[1, "b"]'), "line 1: hash_ids must be"),
+        (
+            GOOD.replace("[1, 2]", "[1]"),
+            "line 1: 1 hash ids for 600 tokens; allowed is one for each 512",
+        ),
+        (GOOD.replace("[1, 2]", '[1, "b"]'), "line 1: hash_ids: allowed are"),
         (GOOD.replace("0, ", "NaN, ", 1), "line 1: timestamp nan"),
         (GOOD.replace("0, ", "7, ", 1) + GOOD, "line 2: timestamp lies before"),
         (GOOD + GOOD.replace("[1, 2]", "[3, 2]"), "line 2: hash id 2 follows another block"),
@@ -309,7 +315,10 @@ def test_sizes_follow_from_the_trace_where_none_are_given(flags, monkeypatch, tm
         (["--message-tokens", "2", "a.jsonl"], "--message-tokens 2: not with TRACE"),
         (["--device-tokens", "63"], "--device-tokens 63: allowed is 64 and more"),
         (["--chunk-tokens", "0"], "--chunk-tokens 0: allowed is 1 and more"),
-        (["--chats", "1", "--save-trace", "nowhere/x"], "--save-trace nowhere/x: No such file"),
+        (
+            ["--chats", "1", "--save-trace", "nowhere/x"],
+            "--save-trace nowhere/x: allowed is a file",
+        ),
     ],
 )
 def test_a_flag_that_cannot_be_honoured_is_named(flags, message, capsys, monkeypatch):

@@ -34,7 +34,7 @@ def test_the_report_counts_one_ballot_and_one_broadcast_a_step(capsys):
     assert "1 ballot, 1 broadcast" in capsys.readouterr().out
 
 
-def heard(ballots):
+def result_of(ballots):
     taken_s = {turn: [1e-3] for turn in TimedPart}
     return MeterRecord(
         ballots=ballots, broadcasts=[1, 1], taken_s=taken_s, met_s=[1e-4], agreed_s=[2e-4]
@@ -43,7 +43,7 @@ def heard(ballots):
 
 @pytest.mark.parametrize("counts", [(1, 2), (0, 1), (0, 2)])
 def test_no_step_hides_behind_another(counts):
-    report = ranks.report_of([heard([1, 1]), heard(list(counts))], 2)
+    report = ranks.report_of([result_of([1, 1]), result_of(list(counts))], 2)
     assert report.ballots_per_step != 1
 
 
@@ -85,7 +85,7 @@ def test_a_rank_that_hangs_ends_all():
     assert not multiprocessing.active_children()
 
 
-def test_a_rank_that_raises_is_heard():
+def test_a_rank_that_raises_is_reported():
     with pytest.raises(RankLostError, match="ValueError: rank 0 of 5"):
         on_ranks(2, raises, 5, PATIENCE_S)
 

@@ -41,14 +41,14 @@ def test_a_play_times_every_token_and_counts_the_cache():
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_the_per_request_loop_says_the_same_on_a_ragged_batch(family):
     prompts = [greedy(str(n), random_prompt(n, n), 12) for n in (3, 30, 31, 200)]
-    said = []
+    answers = []
     for device in (CPU, PER_REQUEST):
         model = wrap(model_to_give_away(family))
         pages = (40,) * (1 if family == "llama" else 2)
         with small_engine(model, CONFIG, pages, (0,) * len(pages), device_kind=device) as parts:
             out = run(parts, *prompts)
-        said.append({name: tokens_of(outputs) for name, outputs in out.items()})
-    assert said[0] == said[1]
+        answers.append({name: tokens_of(outputs) for name, outputs in out.items()})
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("family", list(FIRST_TOKENS))

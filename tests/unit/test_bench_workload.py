@@ -42,7 +42,7 @@ def test_a_trace_shrinks_until_its_longest_request_fits(tmp_path):
     assert trace.shrink == 128
     assert trace.longest <= 1000
     tight = TraceScale(max_tokens=100, vocabulary=100)
-    with pytest.raises(ConfigError, match="at most 51200"):
+    with pytest.raises(ConfigError, match="allowed are 51200 and less"):
         scaled_trace(path, tight)
 
 
@@ -50,11 +50,11 @@ def test_a_trace_shrinks_until_its_longest_request_fits(tmp_path):
     ("line", "message"),
     [
         ("nonsense", "line 1: is not JSON"),
-        ('{"timestamp": 0}', "line 1: an object with timestamp"),
-        ("[]", "line 1: an object with timestamp"),
+        ('{"timestamp": 0}', "line 1: allowed is an object with timestamp"),
+        ("[]", "line 1: allowed is an object with timestamp"),
         (
             '{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}',
-            "one per 512 is needed",
+            "allowed is one for each 512",
         ),
         ("", "holds no request"),
     ],

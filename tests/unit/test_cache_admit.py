@@ -2,12 +2,14 @@
 all that was booked for it, whatever the others do.
 """
 
+from dataclasses import replace
 from itertools import permutations, product
 
 import numpy as np
 import pytest
 
 from stratakv.cache.records import Admission, CacheUse, Refusal
+from stratakv.policy.admission import PageBudget, demand
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.retention import KeepBoundary, KeepWindow
 from stratakv.testing.specs import small_spec
@@ -101,7 +103,7 @@ def test_one_token_is_always_left_to_compute(spec: CacheSpec):
     assert cache.enter(A[:4]).computed <= 2
 
 
-def test_what_is_on_the_host_alone_is_loaded_and_told_apart(spec: CacheSpec):
+def test_what_is_on_the_host_alone_is_loaded_and_counted_apart(spec: CacheSpec):
     cache = SmallCache(spec, 12, 12)
     cache.serve(A)
     cache.progress.push_out(Tier.DEVICE)
@@ -144,3 +146,55 @@ def test_a_request_that_comes_back_does_not_count_as_a_second_use(spec: CacheSpe
     found = cache.admission.admit(cache.ask(A, again=True))
     assert isinstance(found, Admission)
     assert cache.tiers.tree.internals.nodes.hits.sum() == hits
+
+
+def test_what_comes_first_has_its_pages_though_it_does_not_run(spec: CacheSpec):
+    """One that was retracted waits for somebody else, and will decode when it comes."""
+    outcomes = set[bool]()
+    for device in range(3, 12):
+        cache = SmallCache(spec, device, reserve=1)
+        first, asked = cache.ask(B, more=2), cache.ask(A, more=2)
+        wanted, ahead = demand(spec, 7, 6, 4, 0), demand(spec, 9, 8, 1, 0)
+        room = [device] * len(spec.groups)
+        fits = PageBudget(spec, room).fits(wanted, room, [ahead])
+        found = cache.admission.admit(replace(asked, ahead=(first,)))
+        assert isinstance(found, Admission) == fits
+        outcomes.add(fits)
+    assert outcomes == {False, True}
+
+
+def test_what_another_engine_fills_cannot_be_taken_back_from_it(spec: CacheSpec):
+    """Of twelve pages it has six, so that nobody may come to hold ten."""
+    for receives in (False, True):
+        cache = SmallCache(spec, [12, 40][: len(spec.groups)])
+        inside = cache.admission.admit(replace(cache.ask([1] * 12), receives=receives))
+        assert isinstance(inside, Admission)
+        found = cache.admission.admit(cache.ask([2] * 3, more=17))
+        assert (found is Refusal.NO_PAGES) == receives
+        small = cache.admission.admit(cache.ask([3] * 3, more=9))
+        assert isinstance(small, Admission)
+
+
+def test_who_decodes_leaves_room_for_another_ones_prompt():
+    spec, tokens = SPECS["window"], [1] * 8
+    prompt, decode = (demand(spec, 12, 8, chunk, 0).peak[1] for chunk in (4, 1))
+    cache = SmallCache(spec, [40, prompt + decode])
+    row = cache.enter(tokens, more=4).row
+    cache.compute(row, tokens, 0)
+    assert cache.admission.admit(cache.ask([2] * 8, more=4)) is Refusal.NO_PAGES
+    cache.prefilled(row, 12)
+    other = cache.enter([2] * 8, more=4).row
+    cache.compute(other, [2] * 8, 0)
+    cache.compute(row, [*tokens, 5, 6, 7], 8)
+    cache.check()
+
+
+def test_pages_that_a_request_will_stand_on_are_no_room_for_it():
+    """Of eight pages four are cached, and three are booked for another."""
+    cache = SmallCache(SPECS["anchor"], 8)
+    cache.serve([1] * 9)
+    other = cache.enter([2] * 5).row
+    assert cache.admission.admit(cache.ask([1] * 13)) is Refusal.NO_PAGES
+    cache.release(other, np.empty(0, np.int32))
+    assert cache.enter([1] * 13).cached.total == 8
+    cache.check()

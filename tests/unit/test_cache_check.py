@@ -91,14 +91,19 @@ def test_retracted_requests_count_until_their_last_copy_has_ended():
     assert counters.retracted_pages > 0
 
 
-def test_one_that_is_forgotten_gives_its_host_pages_back():
+@pytest.mark.parametrize("ended", [False, True])
+def test_one_that_is_forgotten_gives_its_host_pages_back(*, ended: bool):
     cache = cache_of(host=12)
     running = cache.enter(A)
     cache.compute(running.row, A, 0)
     retracted = cache.retract(running.row, np.array(A, np.int32))
+    if ended:
+        cache.progress.settle()
+        cache.progress.tick()
     cache.retraction.forget(retracted)
     assert retracted not in cache.retraction
     cache.check()
+    assert (len(cache.retraction) == 0) == ended, "what no copy writes is free at once"
     cache.progress.settle()
     cache.progress.tick()
     assert len(cache.retraction) == 0

@@ -5,8 +5,9 @@ import pytest
 
 from stratakv.cache.records import CacheUse
 from stratakv.core.ids import NONE, GroupId
+from stratakv.policy.checkpoints import worth_keeping
 from stratakv.spec.groups import ANCHOR, CacheSpec
-from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepWindow, needed
+from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow, needed
 from stratakv.testing.specs import small_spec
 from stratakv.tree.nodes import Tier
 from tests.small_cache import SmallCache
@@ -142,3 +143,34 @@ def test_where_prompts_part_is_a_checkpoint_from_the_first_page_on():
     again = cache.enter([*A[:6], *[3] * 6])
     cache.check()
     assert again.cached.total == 6
+
+
+def test_scratch_alone_is_no_reason_to_cut_at_a_milestone():
+    cache = SmallCache(small_spec([KeepWindow(3), KeepLive()], page_tokens=PAGE), 20)
+    row = cache.enter([1] * 25).row
+    assert cache.cut(row) == 24, "the end of the prompt alone"
+
+
+@pytest.mark.parametrize("rules", [[KeepWindow(3)], [KeepBoundary()]])
+@pytest.mark.parametrize("turns", [False, True], ids=["an answer", "turns"])
+def test_as_a_prefix_grows_milestones_are_thinned(rules, *, turns: bool):
+    """They double in distance: of 60 pages that were each an end a few stay, and nothing but them
+    and the end itself is held for anybody's sake."""
+    cache = SmallCache(small_spec(rules, page_tokens=PAGE), 130, pages=70)
+    tokens = [1] * 121
+    if turns:
+        for end in range(3, 122, PAGE):
+            cache.serve(tokens[:end])
+    else:
+        row = cache.enter(tokens[:1], more=120).row
+        for end in range(1, 121):
+            cache.compute(row, tokens, end - 1, end)
+        cache.release(row, np.array(tokens[:120], np.int32))
+    tree = cache.tiers.tree
+    lease = tree.leases.take(cache.ask(tokens).prefix.keys, 60)
+    milestones = tree.checkpoints.milestones(lease)
+    assert milestones == worth_keeping(milestones, 60, 1)
+    assert 4 <= len(milestones) <= 12
+    assert tree.checkpoints.at(lease, 60)
+    tree.leases.release(lease)
+    cache.check()

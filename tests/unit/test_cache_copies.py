@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stratakv.cache.admit import AdmissionRequest
+from stratakv.cache.prices import AdmissionRequest
 from stratakv.cache.records import Admission, Refusal
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
@@ -128,8 +128,8 @@ def test_an_allocation_waits_for_the_copy_that_holds_its_page_back(monkeypatch):
         out += drain(parts)
         assert parts.cache.tiers.pools.counters.copy_waits > 0
         for name, prompt, count in (("a", PROMPTS[0], 1), ("b", PROMPTS[1][:21], 2)):
-            said = tokens_of([output for output in out if output.request == name])
-            assert said == expected_tokens(prompt, count)
+            generated = tokens_of([output for output in out if output.request == name])
+            assert generated == expected_tokens(prompt, count)
 
 
 def test_a_prefix_that_is_being_loaded_is_joined_not_loaded_twice():
@@ -211,8 +211,8 @@ def test_one_that_comes_back_loads_with_the_new_ones(monkeypatch):
         assert [pages_in(plan) for plan in plans] == [[(10 + 1) + 10, (3 + 1) + 3]]
         out += drain(parts)
         for name, prompt, count in (("r", PROMPTS[1], 9), ("new", PROMPTS[0], 3)):
-            said = tokens_of([output for output in out if output.request == name])
-            assert said == expected_tokens(prompt, count)
+            generated = tokens_of([output for output in out if output.request == name])
+            assert generated == expected_tokens(prompt, count)
 
 
 def test_leases_of_one_plan_carry_its_ticket_once():
@@ -294,6 +294,17 @@ def test_the_budget_counts_every_load_of_a_plan():
         third = parts.cache.admission.admit(asked(parts, PROMPTS[2]))
         assert [admission.cached.host for admission in (*both, third)] == [40] * 3
         for admission in (*both, third):
+            parts.cache.release(admission.row, np.empty(0, np.int32))
+
+
+def test_who_loads_nothing_does_not_wait_for_the_budget():
+    with all_on_the_host(PROMPTS[:2], load_back_budget=50) as parts:
+        run(parts, greedy("on the device", PROMPTS[2], 1))
+        first = parts.cache.admission.admit(asked(parts, PROMPTS[0]))
+        assert parts.cache.admission.admit(asked(parts, PROMPTS[1])) is Refusal.LOAD_BUDGET
+        there = parts.cache.admission.admit(asked(parts, PROMPTS[2]))
+        assert (first.cached.host, there.cached.device) == (40, 40)
+        for admission in (first, there):
             parts.cache.release(admission.row, np.empty(0, np.int32))
 
 

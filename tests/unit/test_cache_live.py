@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.ids import NONE, GroupId
 from stratakv.spec.retention import KeepBoundary, KeepLive
 from stratakv.testing.specs import small_spec
@@ -119,3 +120,58 @@ def test_who_ends_leaves_no_live_page_behind(computed: int):
     cache.check()
     assert cache.progress.flush()
     assert cache.free_pages() == [8] * 3
+
+
+def test_who_goes_on_from_a_snapshot_of_its_own_gives_the_next_one_in_its_place():
+    """Two pages, both its own: the old snapshot is let go of as the new one is kept."""
+    cache = SmallCache(SPEC, (16, 2))
+    cache.serve([*A, 5])
+    longer = [*A, 5, 6, 7, 8]
+    row = cache.enter(longer, more=1).row
+    skipped = cache.tiers.pools.counters.snapshots_skipped
+    _, own = step(cache, row, longer, 4, 6)
+    assert own in cache.tiers.tree.held(Tier.DEVICE, STATE).tolist()
+    assert cache.tiers.pools.counters.snapshots_skipped == skipped
+    cache.check()
+
+
+def test_who_says_more_keeps_its_state_though_checkpoints_of_others_have_the_room():
+    """Beyond its prompt too: it is no milestone."""
+    cache = crowded()
+    tokens = [*A, 5, 6, 7, 8]
+    row = cache.enter(tokens[:5], more=4).row
+    step(cache, row, tokens, 0, 4)
+    step(cache, row, tokens, 4, 5)
+    skipped = cache.tiers.pools.counters.snapshots_skipped
+    _, own = step(cache, row, tokens, 5, 6)
+    assert own in cache.tiers.tree.held(Tier.DEVICE, STATE).tolist()
+    assert cache.tiers.pools.counters.snapshots_skipped == skipped
+    cache.check()
+
+
+@pytest.mark.parametrize(
+    "use", [CacheUse.ALL, CacheUse.READ, CacheUse.STORE, CacheUse.NOTHING], ids=str
+)
+def test_whether_a_state_goes_to_the_tree_is_known_before(use: CacheUse):
+    cache = SmallCache(SPEC, 20)
+    tokens = [*A, 5, 6, 7, 8]
+    row = cache.enter(tokens[:5], more=4, use=use).row
+    given = 0
+    for end in range(1, 9):
+        gives = cache.hand_off.gives_state(np.array([row]), np.array([end], np.int32))
+        assert gives.dtype == np.bool_
+        step(cache, row, tokens, end - 1, end)
+        assert gives.tolist() == [cache.rows.slots.own(STATE).item(row) == NONE]
+        given += gives.sum()
+    assert bool(given) == (use is CacheUse.ALL)
+
+
+@pytest.mark.parametrize("use", [CacheUse.ALL, CacheUse.STORE])
+def test_one_that_the_host_cannot_save_leaves_its_state_to_who_goes_on_there(use: CacheUse):
+    cache = SmallCache(SPEC, 20)
+    row = cache.enter([*A, 5], more=9, use=use).row
+    cache.compute(row, [*A, 5, 6], 0)
+    retracted = cache.retract(row, np.array([*A, 5, 6], np.int32))
+    assert retracted not in cache.retraction
+    assert cache.enter([*A, 5, 6, 7]).cached.total == 6
+    cache.check()

@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from stratakv.cache.admit import AdmissionRequest
+from stratakv.cache.prices import AdmissionRequest
 from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
@@ -23,6 +23,7 @@ from tests.engines import (
     token_engine,
     token_spec,
 )
+from tests.small_cache import SmallCache
 
 WINDOW, STATE = token_spec(4, KeepWindow(10)), token_spec(4, KeepBoundary())
 PROMPT = [(7 * n) % 97 for n in range(41)]
@@ -221,6 +222,15 @@ def test_the_cache_bills_who_leaves_for_what_it_would_have_read(use, known):
             parts.cache.admission.abandon(asked)
         assert (parts.cache.admission.losses.known, bool(matched)) == (known, bool(known))
         parts.cache.admission.losses.check()
+
+
+def test_one_that_never_asked_storage_is_billed_too_when_it_leaves():
+    cache = SmallCache(WINDOW, 16)
+    cache.serve(PROMPT[:9])
+    known = cache.admission.losses.known
+    cache.admission.abandon(cache.ask(PROMPT[:9]))
+    assert cache.admission.losses.known == known + 8
+    cache.admission.losses.check()
 
 
 def test_without_reuse_nothing_is_known():

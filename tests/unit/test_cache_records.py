@@ -5,13 +5,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.footprint import GroupPages, TransferPages
 from stratakv.cache.losses import LossBook, Missed
+from stratakv.cache.prices import AdmissionLimits
 from stratakv.cache.records import CachedTokens, CacheUse, TierTokens
 from stratakv.core.ids import NONE, GroupId
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.policy.losses import Declined, Known, LossCause
+from stratakv.policy.prefetch_reasons import Reason, Tally
 from tests.engines import cached
 
 
@@ -35,7 +36,7 @@ def test_what_storage_brought_is_no_more_than_what_the_host_had():
         assert found.use is before.use
 
 
-def test_a_record_says_all_of_its_use_and_of_no_other_engine_unless_told():
+def test_a_record_says_all_of_its_use_and_of_no_other_engine_unless_given():
     plain = CachedTokens(
         device=0, host=0, storage=0, groups_device=(), groups_host=(), groups_storage=()
     )
@@ -83,6 +84,18 @@ def test_every_known_token_is_a_hit_or_lost_for_one_reason():
     book.lost[LossCause.DEVICE_RETRACTED] += 1
     with pytest.raises(AssertionError, match="a known token has no reason"):
         book.check()
+
+
+def test_what_storage_had_and_did_not_bring_is_lost_for_its_reason():
+    """It had two pages beyond the three that a load makes usable."""
+    known = Known(3, 3, 3, 2, states_only=False, gone=np.zeros(0, np.bool_))
+    tally = Tally(3, 3, ((Reason.DEADLINE, 2),))
+    book = LossBook(4)
+    book.admitted(Missed(known, Declined.DEVICE_CAPACITY), 3, tally)
+    assert (book.known, book.hits, book.lost[Reason.DEADLINE]) == (5 * 4, 3 * 4, 2 * 4)
+    book.left(known, tally)
+    assert (book.known, book.hits, book.lost[Reason.DEADLINE]) == (10 * 4, 3 * 4, 4 * 4)
+    book.check()
 
 
 # -- pages that another engine fills -------------------------------------------------------------

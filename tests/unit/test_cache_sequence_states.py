@@ -20,7 +20,7 @@ ANCHOR, WINDOW = GroupId(0), GroupId(1)
 TOTALS = (10, 6)
 
 
-def booking(growth: tuple[int, int], peak: tuple[int, int]) -> Demand:
+def demand_of(growth: tuple[int, int], peak: tuple[int, int]) -> Demand:
     """Of one that may be retracted, and needs little more."""
     none = (0, 0)
     return Demand(growth=growth, peak=peak, fixed=none, rest=none)
@@ -28,7 +28,7 @@ def booking(growth: tuple[int, int], peak: tuple[int, int]) -> Demand:
 
 def sequence(growth: tuple[int, int], peak: tuple[int, int] = (4, 3)) -> SequenceState:
     lease = DeviceLease(0, [0, 0], np.empty(0, np.intp))
-    return SequenceState(PageHasher(NAMESPACE, 2), lease, booking(growth, peak), 0, [], [])
+    return SequenceState(PageHasher(NAMESPACE, 2), lease, demand_of(growth, peak), 0, [], [])
 
 
 def states() -> tuple[SequenceStates, BlockTable]:
@@ -46,8 +46,8 @@ def open_row(sequences: SequenceStates, tables: BlockTable, of: SequenceState) -
 def room(sequences: SequenceStates) -> tuple[int, int]:
     """The most that one more request may book: growth where all is kept, a peak elsewhere."""
     fits = sequences.budget.fits
-    grows = [n for n in range(11) if fits(booking(growth=(n, 0), peak=(0, 0)), TOTALS)]
-    peaks = [n for n in range(7) if fits(booking(growth=(0, 0), peak=(0, n)), TOTALS)]
+    grows = [n for n in range(11) if fits(demand_of(growth=(n, 0), peak=(0, 0)), TOTALS)]
+    peaks = [n for n in range(7) if fits(demand_of(growth=(0, 0), peak=(0, n)), TOTALS)]
     return grows[-1], peaks[-1]
 
 

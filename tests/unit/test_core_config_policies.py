@@ -19,7 +19,7 @@ def test_every_write_policy_is_allowed_with_a_host(name):
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"eviction": "mru"}, "--eviction mru: allowed are lru, lfu, slru, s3-fifo, priority"),
         ({"write_policy": "back"}, "--write-policy back: allowed are write-through, "),
@@ -39,7 +39,7 @@ def test_every_write_policy_is_allowed_with_a_host(name):
         ),
     ],
 )
-def test_what_is_refused_names_the_flag_and_what_is_allowed(fields, says):
+def test_what_is_refused_names_the_flag_and_what_is_allowed(fields, message):
     with pytest.raises(ConfigError) as error:
         EngineConfig(**fields)
-    assert says in str(error.value)
+    assert message in str(error.value)

@@ -22,7 +22,7 @@ def test_the_timeouts_go_with_their_policy():
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"prefetch_policy": "hope"}, "--prefetch-policy hope: allowed are best-effort, wait-"),
         ({"prefetch_threshold": 0}, "--prefetch-threshold 0: allowed is 1 and more"),
@@ -43,10 +43,10 @@ def test_the_timeouts_go_with_their_policy():
         ),
     ],
 )
-def test_what_is_refused_names_the_flag_and_what_is_allowed(fields, says):
+def test_what_is_refused_names_the_flag_and_what_is_allowed(fields, message):
     with pytest.raises(ConfigError) as error:
         EngineConfig(**fields)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

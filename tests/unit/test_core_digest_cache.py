@@ -37,38 +37,38 @@ def kept(tmp_path):
     return directory, entry
 
 
-def found(directory, file=STAT, header=HEADER, count=5, boot="boot"):
+def lookup(directory, file=STAT, header=HEADER, count=5, boot="boot"):
     return cache(directory, boot).lookup(file, header, count)
 
 
 def test_what_was_kept_is_found(kept):
     directory, entry = kept
-    assert found(directory) == DIGESTS
+    assert lookup(directory) == DIGESTS
     assert entry.stat().st_mode & 0o077 == 0
     assert directory.stat().st_mode & 0o077 == 0
 
 
 def test_a_file_without_tensors_is_found_too(tmp_path):
     cache(tmp_path).keep(STAT, HEADER, [])
-    assert found(tmp_path, count=0) == []
+    assert lookup(tmp_path, count=0) == []
 
 
 @pytest.mark.parametrize("field", ["device", "inode", "size", "mtime_ns", "ctime_ns"])
 def test_any_other_number_of_the_file_is_another_file(kept, field):
-    assert found(kept[0], replace(STAT, **{field: STAT.ctime_ns + 1})) is None
+    assert lookup(kept[0], replace(STAT, **{field: STAT.ctime_ns + 1})) is None
 
 
 def test_another_boot_header_or_count_finds_nothing(kept):
     directory, _ = kept
-    assert found(directory, boot="another") is None
-    assert found(directory, header=bytes(32)) is None
-    assert found(directory, count=4) is None
-    assert found(directory, count=6) is None
-    assert found(directory, replace(STAT, trusted=False)) is None
+    assert lookup(directory, boot="another") is None
+    assert lookup(directory, header=bytes(32)) is None
+    assert lookup(directory, count=4) is None
+    assert lookup(directory, count=6) is None
+    assert lookup(directory, replace(STAT, trusted=False)) is None
 
 
 def test_another_name_of_the_same_inode_finds_it(kept):
-    assert found(kept[0], replace(STAT, link=(7, 8, 9))) == DIGESTS
+    assert lookup(kept[0], replace(STAT, link=(7, 8, 9))) == DIGESTS
 
 
 def test_a_young_or_untrusted_file_is_not_kept(tmp_path):
@@ -84,9 +84,9 @@ def test_an_entry_with_any_wrong_bit_is_none(kept):
     data = entry.read_bytes()
     for at in range(len(data)):
         entry.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        assert found(directory) is None, at
+        assert lookup(directory) is None, at
     entry.write_bytes(data)
-    assert found(directory) == DIGESTS
+    assert lookup(directory) == DIGESTS
 
 
 def test_an_entry_of_any_other_length_is_none(kept):
@@ -94,7 +94,7 @@ def test_an_entry_of_any_other_length_is_none(kept):
     data = entry.read_bytes()
     for other in (b"", *(data[:at] for at in range(len(data))), data + b"\0", data * 2):
         entry.write_bytes(other)
-        assert found(directory) is None, len(other)
+        assert lookup(directory) is None, len(other)
 
 
 def test_an_entry_of_another_file_is_none_under_this_ones_name(kept):
@@ -103,31 +103,31 @@ def test_an_entry_of_another_file_is_none_under_this_ones_name(kept):
     cache(directory).keep(other, HEADER, [bytes(16)] * 5)
     (stranger,) = set(directory.iterdir()) - {entry}
     stranger.replace(entry)
-    assert found(directory) is None
+    assert lookup(directory) is None
 
 
 def test_what_others_may_write_is_not_trusted(kept, monkeypatch):
     directory, entry = kept
     for mode in (0o620, 0o602):
         entry.chmod(mode)
-        assert found(directory) is None
+        assert lookup(directory) is None
     entry.chmod(0o600)
-    assert found(directory) == DIGESTS
+    assert lookup(directory) == DIGESTS
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert found(directory) is None
+    assert lookup(directory) is None
 
 
 def test_a_link_a_pipe_or_a_directory_is_no_entry(kept, tmp_path):
     directory, entry = kept
     moved = entry.replace(tmp_path / "moved")
     entry.symlink_to(moved)
-    assert found(directory) is None
+    assert lookup(directory) is None
     entry.unlink()
     os.mkfifo(entry)
-    assert found(directory) is None
+    assert lookup(directory) is None
     entry.unlink()
     entry.mkdir()
-    assert found(directory) is None
+    assert lookup(directory) is None
     cache(directory).keep(STAT, HEADER, DIGESTS)  # cannot, and says nothing
 
 
@@ -138,7 +138,7 @@ def test_a_directory_that_takes_nothing_costs_the_entry_alone(tmp_path, where):
         "a file": tmp_path / "file", "below a file": tmp_path / "file" / "x", "nowhere": None,
     }[where]  # fmt: skip
     cache(directory).keep(STAT, HEADER, DIGESTS)
-    assert found(directory) is None
+    assert lookup(directory) is None
 
 
 def test_an_entry_that_cannot_be_written_whole_leaves_nothing(kept, monkeypatch):
@@ -158,8 +158,8 @@ def test_old_entries_go(kept):
     past_s = time.time() - OLD_S - 60
     os.utime(entry, (past_s, past_s))
     cache(directory).keep(replace(STAT, inode=5), HEADER, DIGESTS)
-    assert found(directory) is None
-    assert found(directory, replace(STAT, inode=5)) == DIGESTS
+    assert lookup(directory) is None
+    assert lookup(directory, replace(STAT, inode=5)) == DIGESTS
 
 
 def test_where_entries_lie(monkeypatch, tmp_path):

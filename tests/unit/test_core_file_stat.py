@@ -118,7 +118,7 @@ def test_what_cannot_be_synced_is_not_trusted(path, monkeypatch):
     assert not seen(path, Machine(1 << 62).kernel).trusted
 
 
-def test_an_untrusted_stat_is_told_by_its_size_alone(path):
+def test_an_untrusted_stat_is_described_by_its_size_alone(path):
     found = seen(path, Machine(1 << 62, "nfs").kernel)
     assert found.may_match(replace(found, inode=7, ctime_ns=7))
     assert not found.may_match(replace(found, size=7))

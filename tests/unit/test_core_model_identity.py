@@ -489,14 +489,14 @@ def of_ranks(*given):
     """Of each rank, over (directory, surroundings): its identity, or what it refuses."""
 
     def body(at):
-        def found(ranks):
+        def identity_of(ranks):
             try:
                 with ModelIdentity(given[at][0], ranks, given[at][1]) as under_way:
                     return under_way.finish("dtype float32")
             except ConfigError as error:
                 return str(error)
 
-        return found
+        return identity_of
 
     return together(*map(body, range(len(given))))
 
@@ -575,14 +575,14 @@ def test_what_only_one_rank_has_kept_is_hashed_by_both(model, tmp_path, hashed):
     assert hashed == {}
 
 
-def test_all_are_told_of_one_that_is_refused(model, tmp_path):
+def test_all_learn_of_one_that_is_refused(model, tmp_path):
     (tmp_path / "other").mkdir()
     first, second = of_ranks((model, around()), (tmp_path / "other", around()))
     assert first == second
     assert first.startswith(f"rank 1: MODEL {tmp_path}/other: not a causal LM that loads: ")
 
 
-def test_all_are_told_of_one_whose_files_change(model, tmp_path, monkeypatch):
+def test_all_learn_of_one_whose_files_change(model, tmp_path, monkeypatch):
     other = tmp_path / "other"
     shutil.copytree(model, other)
     real = ModelIdentity.finish
@@ -599,7 +599,7 @@ def test_all_are_told_of_one_whose_files_change(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_all_are_told_of_one_that_has_no_memory_for_its_weights(tmp_path, monkeypatch, begun):
+def test_all_learn_of_one_that_has_no_memory_for_its_weights(tmp_path, monkeypatch, begun):
     small = save(tmp_path / "small")
     large = save(tmp_path / "large", WEIGHTS | {"more": np.zeros(5000)})
     real = mmap.mmap
@@ -612,7 +612,7 @@ def test_all_are_told_of_one_that_has_no_memory_for_its_weights(tmp_path, monkey
     monkeypatch.setattr(tensor_reader.mmap, "mmap", full)
 
     def loading(path):
-        def found(ranks):
+        def identity_of(ranks):
             with ModelIdentity(path, ranks, around()) as under_way:
                 if begun:
                     under_way.begin(lambda tensor: True)
@@ -622,11 +622,13 @@ def test_all_are_told_of_one_that_has_no_memory_for_its_weights(tmp_path, monkey
                 except ConfigError as error:
                     return str(error)
 
-        return found
+        return identity_of
 
-    said = f"MODEL {large}: no memory for its weights: 39.06 KiB for more: Cannot allocate memory"
-    assert together(loading(small), loading(large)) == [f"rank 1: {said}"] * 2
-    assert together(loading(large)) == [said]
+    message = (
+        f"MODEL {large}: no memory for its weights: 39.06 KiB for more: Cannot allocate memory"
+    )
+    assert together(loading(small), loading(large)) == [f"rank 1: {message}"] * 2
+    assert together(loading(large)) == [message]
 
 
 def test_no_digest_is_taken_from_a_rank_that_may_have_another_file():

@@ -83,12 +83,12 @@ def no_weights(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("family", "changed", "said"), REFUSED)
-def test_it_is_said_before_weights_by_a_server_and_by_a_plan(
-    family, changed, said, tmp_path, no_weights
+@pytest.mark.parametrize(("family", "changed", "message"), REFUSED)
+def test_it_is_reported_before_weights_by_a_server_and_by_a_plan(
+    family, changed, message, tmp_path, no_weights
 ):
     path = directory(tmp_path, family, changed)
-    with pytest.raises(ConfigError, match=said) as refused:
+    with pytest.raises(ConfigError, match=message) as refused:
         build_service(path, EngineConfig(), ServerConfig())
     reason = str(refused.value).removeprefix("MODEL: ")
     plan = plan_bytes(path, EngineConfig(device_memory="64MiB", max_running=4))

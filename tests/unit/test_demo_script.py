@@ -28,7 +28,7 @@ def test_system_messages_share_their_beginning():
         assert content.endswith(notes)
 
 
-def test_a_history_is_what_its_user_has_said_and_heard():
+def test_a_history_is_what_its_user_has_sent_and_received():
     chats = Chats()
     first, other, second = Line("Ada", "one?"), Line("Ben", "two?"), Line("Ada", "three?")
     asked = chats.asked(first)

@@ -22,7 +22,7 @@ def test_a_perfect_run_has_no_failure():
 
 
 @pytest.mark.parametrize(
-    ("cached", "plain", "said"),
+    ("cached", "plain", "message"),
     [
         ({"text": "A tuple."}, {}, "Ada's turn 2 differs"),
         ({"finish": "length"}, {}, "Ada's turn 2 differs"),
@@ -33,10 +33,10 @@ def test_a_perfect_run_has_no_failure():
         ({}, {"storage": 16}, "hit a cache that is off"),
     ],
 )
-def test_each_thing_that_goes_wrong_is_said(cached, plain, said):
+def test_each_thing_that_goes_wrong_is_reported(cached, plain, message):
     turn = replace(TURN, cached=replace(CACHED, **cached), plain=replace(PLAIN, **plain))
     (failure,) = table.failures([turn], asked=1)
-    assert said in failure
+    assert message in failure
 
 
 def test_one_differing_answer_among_many_fails_the_run():

@@ -14,6 +14,7 @@ from stratakv.engine.request import Phase
 from stratakv.engine.roles import (
     ChunkComputed,
     FirstToken,
+    MayStart,
     PartSent,
     Received,
     Sent,
@@ -90,9 +91,11 @@ class Scripted:
 
 
 class Group:
-    """The ranks of one engine. Whatever they answer must be the same on all."""
+    """The ranks of one engine. Whatever they answer must be the same on all. ``startable``: of whom
+    all have reported that they may start."""
 
     def __init__(self, ranks=2):
+        self.startable = []
         self.own = [Scripted() for _ in range(ranks)]
         self.roles = [AgreeingRole(own, own) for own in self.own]
 
@@ -123,7 +126,8 @@ class Group:
         ends = [role.poll() for role in self.roles]
         kinds = [[(type(end), end.request) for end in found] for found in ends]
         assert all(found == kinds[0] for found in kinds), ends
-        return ends[0]
+        self.startable += [end.request for end in ends[0] if isinstance(end, MayStart)]
+        return [end for end in ends[0] if not isinstance(end, MayStart)]
 
     def put(self, name, *states):
         for own, state in zip(self.own, states, strict=True):
@@ -167,8 +171,12 @@ def test_nobody_may_start_before_a_ballot_has_agreed():
     (asked,) = group.arrive("r")
     group.put("r", WAITING, WAITING)
     assert group.alike("may_start", asked) is Start.WAIT
+    assert group.startable == []
     group.ballot()
+    assert group.startable == ["r"]
     assert group.alike("may_start", asked) is Start.RECEIVE
+    group.ballot()
+    assert group.startable == ["r"], "once"
 
 
 def test_a_late_rank_holds_up_the_end_on_all():

@@ -17,7 +17,7 @@ OTHER = {
 }  # fmt: skip
 
 
-def test_what_was_said_is_what_is_read_and_fits_itself():
+def test_what_was_sent_is_what_is_read_and_fits_itself():
     read = Handshake.decode(OURS.encode())
     assert read == OURS
     assert OURS.refusal(read) == ""

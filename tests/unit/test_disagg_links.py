@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from stratakv.disagg.description import Description, decode
 from stratakv.disagg.link import LinkOptions
 from stratakv.disagg.loopback import LoopbackTransport
 from stratakv.disagg.ranges import Regions, joined, slices
-from stratakv.disagg.transport import Disconnected, Lost, PeerId
+from stratakv.disagg.transport import Disconnected, Failed, Lost, PeerId, Writes
 from stratakv.disagg.wire import Ranges
 from stratakv.disagg.writer_token import WriterToken, may_write
 from stratakv.testing.patience import wait_until
@@ -94,7 +95,7 @@ def test_the_token_of_a_process_that_was_killed_is_closed():
     assert not may_write(place)
 
 
-def test_who_is_not_heard_of_for_so_long_is_lost_also_where_its_thread_does_nothing():
+def test_who_is_silent_for_so_long_is_lost_also_where_its_thread_does_nothing():
     clock, options = ManualClock(), LinkOptions(lost_after_s=10.0)
     one = LoopbackTransport([np.zeros(8, np.uint8)], options, clock)
     silent = LoopbackTransport([np.zeros(8, np.uint8)], options, clock)
@@ -107,5 +108,24 @@ def test_who_is_not_heard_of_for_so_long_is_lost_also_where_its_thread_does_noth
     wait_until(lambda: events.extend(one.poll()) or Disconnected(PeerId("b")) in events, "its end")
     assert isinstance(events[0], Lost)
     assert "10.5 s" in events[0].reason
+    silent.close()
+
+
+def test_what_is_posted_after_a_link_has_ended_ends_before_its_peer_does():
+    clock, options = ManualClock(), LinkOptions(lost_after_s=10.0)
+    one = LoopbackTransport([np.zeros(8, np.uint8)], options, clock)
+    silent = LoopbackTransport([np.zeros(8, np.uint8)], options, clock)
+    peer = PeerId("who is silent")
+    one.describe(peer)
+    one.connect(peer, silent.describe(PeerId("one")))
+    clock.advance(10.5)
+    ended = f"transport {peer}"
+    wait_until(lambda: ended not in {thread.name for thread in threading.enumerate()}, "its end")
+    transfer = one.post(peer, Writes(*[np.zeros(0, np.int64)] * 5))
+    lost, failed, gone = one.poll()
+    assert isinstance(lost, Lost)
+    assert isinstance(failed, Failed)
+    assert failed.transfer == transfer
+    assert gone == Disconnected(peer)
     silent.close()
     one.close()

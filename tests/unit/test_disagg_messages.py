@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratakv.cache.footprint import TransferPages
-from stratakv.cache.records import TierTokens
+from stratakv.cache.records import CacheUse, TierTokens
 from stratakv.core.errors import TransportError
 from stratakv.disagg.messages import (
     Abort,
@@ -20,8 +20,9 @@ from stratakv.disagg.messages import (
 )
 from stratakv.disagg.page_places import pages_of
 from stratakv.disagg.ranges import Regions, located
+from stratakv.disagg.recompute import Recompute
 from stratakv.disagg.transport import Writes
-from stratakv.engine.request import TokenLogprob
+from stratakv.engine.request import SamplingParams, TokenLogprob
 from stratakv.engine.roles import FirstToken
 
 OF = Attempt("r", 3)
@@ -54,6 +55,53 @@ def test_pages_come_back_as_they_were_named():
     for here, there in zip(pages.groups, back.pages.groups, strict=True):
         assert (here.group, here.first) == (there.group, there.first)
         np.testing.assert_array_equal(here.pages, there.pages)
+
+
+AGAIN = Recompute(
+    tokens=np.array([3, 70000, 0], np.int32),
+    sampling=SamplingParams(
+        max_tokens=1,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=3,
+        min_p=0.1,
+        seed=1 << 63,
+        logprobs=2,
+        repetition_penalty=1.2,
+        logit_bias=((3, 0.5), (70000, -2.0)),
+    ),
+    salt="alice",
+    adapter="a",
+    priority=4,
+    use=CacheUse.READ,
+)
+
+
+def test_what_is_to_be_computed_again_comes_back_as_it_was_sent():
+    back = decode(encode(Reserve(OF, "ab", TransferPages(3, ()), AGAIN)))
+    assert isinstance(back, Reserve)
+    assert back.again is not None
+    np.testing.assert_array_equal(back.again.tokens, AGAIN.tokens)
+    assert back.again.fields() == AGAIN.fields()
+    asked = back.again.prompt("r+2")
+    assert (asked.sampling, asked.salt, asked.adapter) == (AGAIN.sampling, "alice", "a")
+    assert (asked.session.name, asked.priority, asked.use) == ("r+2", 4, CacheUse.READ)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens": "/////w=="}, {"tokens": "!"}, {"tokens": 7}, {"tokens": "AAA="}, {"use": 9},
+        {"temperature": "x"}, {"seed": None}, {"logprobs": []}, {"top_k": 1e400},
+        {"logit_bias": [3]}, {"repetition_penalty": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_to_be_computed_again_is_read_with_care(wrong):
+    fields = json.loads(encode(Reserve(OF, "ab", TransferPages(3, ()), AGAIN)))
+    fields["again"] |= wrong
+    with pytest.raises(TransportError, match="cannot be read"):
+        decode(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("tokens", [0, -1])

@@ -32,7 +32,7 @@ def lease(leases, session="r", ranks=(ONE, TWO), deadline_s=10.0, generation=1, 
     return found
 
 
-def test_pages_are_free_when_the_last_writer_has_said_so(leases):
+def test_pages_are_free_when_the_last_writer_has_finished(leases):
     leased = lease(leases)
     assert leases.acknowledge(writer(rank=0)) is None
     assert leases.acknowledge(writer(rank=1)) is leased
@@ -62,7 +62,7 @@ def test_a_late_word_of_an_attempt_that_is_over_does_not_free_the_next_one(lease
     assert leases.acknowledge(writer(generation=2)) is again
 
 
-def test_a_fence_speaks_for_all_writers_behind_it_and_no_other(leases):
+def test_a_fence_counts_for_all_writers_behind_it_and_no_other(leases):
     both, mine = lease(leases), lease(leases, "mine", (ONE, ONE))
     theirs = lease(leases, "theirs", (TWO,))
     assert leases.disconnected(ONE) == {RequestId("mine"): mine}

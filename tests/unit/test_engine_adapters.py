@@ -246,7 +246,7 @@ def test_one_adapter_under_two_names_lies_in_memory_once(two, adapter):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type IA3: allowed is LORA"),
         ({"peft_type": None}, "peft_type None: allowed is LORA"),
@@ -274,29 +274,29 @@ def test_one_adapter_under_two_names_lies_in_memory_once(two, adapter):
         ({"layers_to_transform": "1"}, "layers_to_transform '1': allowed are layer numbers"),
     ],
 )
-def test_a_config_that_is_not_served(adapter, fields, said):
+def test_a_config_that_is_not_served(adapter, fields, message):
     edit_config(adapter, **fields)
     with pytest.raises(ConfigError) as caught:
         check_directories({"mine": adapter})
     assert str(caught.value).startswith(f"--lora mine={adapter}: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_files_that_are_missing_or_spoilt(adapter, tmp_path):
-    def said(path=adapter, *, load=False):
+    def refusal(path=adapter, *, load=False):
         with pytest.raises(ConfigError, match=r"^--lora mine=") as caught:
             loaded("llama", mine=path) if load else check_directories({"mine": path})
         return str(caught.value)
 
-    assert "not a directory with a PEFT adapter_config.json" in said(tmp_path / "nowhere")
+    assert "allowed is a directory with a PEFT adapter_config.json" in refusal(tmp_path / "nowhere")
     (adapter / WEIGHTS).write_bytes(b"spoilt")
-    assert "adapter_model.safetensors cannot be read" in said(load=True)
+    assert "adapter_model.safetensors cannot be read" in refusal(load=True)
     (adapter / WEIGHTS).unlink()
-    assert "no adapter_model.safetensors; other weight formats" in said()
+    assert "no adapter_model.safetensors; allowed is a directory with one" in refusal()
     (adapter / CONFIG).write_text("[1]")
-    assert "adapter_config.json is not a JSON object" in said()
+    assert "adapter_config.json: allowed is a JSON object" in refusal()
     (adapter / CONFIG).write_text("{")
-    assert "adapter_config.json cannot be read" in said()
+    assert "adapter_config.json cannot be read" in refusal()
 
 
 def without(part):
@@ -312,35 +312,36 @@ def added(key):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (without("layers.3"), "no weights for model.layers.3.mlp.down_proj and 6 more: it was"),
-        (without("k_proj.lora_B"), "one factor of two for model.layers.0.self_attn.k_proj and 3"),
+        (without("layers.3"), "no weights for model.layers.3.mlp.down_proj and 6 more; allowed"),
+        (without("k_proj.lora_B"), "one factor for model.layers.0.self_attn.k_proj and 3"),
         (lambda _: {}, "adapter_model.safetensors is empty"),
         (renamed("layers.3", "layers.30"), "the model has no model.layers.30.mlp.down_proj and 6"),
         (renamed("layers.3.mlp", "layers.3.input_layernorm"), "the model has no"),
         (renamed("layers.3.mlp.up_proj", "layers.3.mlp"), "is LlamaMLP: allowed is nn.Linear"),
         (renamed("layers.3.mlp.up_proj", "norm"), "is LlamaRMSNorm: allowed is nn.Linear"),
         (renamed("model.layers.3.mlp.up_proj", "lm_head"), "lm_head is the output layer"),
-        (added("base_model.model.model.embed_tokens.lora_embedding_A"), "which is no factor"),
-        (added("base_model.model.x.lora_magnitude_vector"), "which is no factor"),
+        (added("base_model.model.model.embed_tokens.lora_embedding_A"), "allowed are factors"),
+        (added("base_model.model.x.lora_magnitude_vector"), "allowed are factors of linear layers"),
         (lambda t: {k: v[:-1] if "lora_A" in k else v for k, v in t.items()}, "has factors (3, "),
         (lambda t: {k: v[:-1] if "lora_B" in k else v for k, v in t.items()}, "allowed are ((4, "),
         (lambda t: {k: v.to(torch.int8) for k, v in t.items()}, "allowed are floats"),
     ],
 )  # fmt: skip
-def test_weights_that_do_not_fit_the_model(adapter, change, said):
+def test_weights_that_do_not_fit_the_model(adapter, change, message):
     edit_weights(adapter, change)
     with pytest.raises(ConfigError) as caught:
         loaded("llama", mine=adapter)
     assert str(caught.value).startswith(f"--lora mine={adapter}: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_weights_that_the_config_does_not_name(adapter):
     edit_config(adapter, target_modules=["q_proj"])
     with pytest.raises(
-        ConfigError, match=r"does not target model\.layers\.0\.mlp\.down_proj and 23"
+        ConfigError,
+        match=r"weights for model\.layers\.0\.mlp\.down_proj and 23 more: allowed is what",
     ):
         loaded("llama", mine=adapter)
 
@@ -365,7 +366,7 @@ def test_all_linear_leaves_out_what_is_excluded(adapter, two):
 
 
 def test_an_adapter_of_another_model(two, tmp_path):
-    with pytest.raises(ConfigError, match=r"has factors|was made for another"):
+    with pytest.raises(ConfigError, match=r"has factors|was made for this model"):
         loaded("gemma3", mine=two["a"])
     other = save_adapter(tmp_path / "g", "gemma3", target_modules=["q_proj"])
     with pytest.raises(ConfigError, match=r"the model has no model\.layers\.4"):

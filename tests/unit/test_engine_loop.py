@@ -22,7 +22,7 @@ from stratakv.core.ids import RequestId
 from stratakv.engine.executor import SerialExecutor
 from stratakv.engine.forward import Forward
 from stratakv.engine.request import Failure, FinishReason, Phase, Prompt, SamplingParams
-from stratakv.engine.roles import Start, UnifiedRole
+from stratakv.engine.roles import MayStart, Start, UnifiedRole
 from stratakv.transfer.copy_plan import NOTHING_LAUNCHED
 from tests.engines import token_spec
 
@@ -183,9 +183,9 @@ def test_who_asks_for_more_than_there_is_room_for_ends_where_the_model_does(dept
 def test_an_engine_alone_collects_what_it_has_launched():
     lab = Lab()
     lab.submit("a", 6, 3)
-    for said in range(1, 4):
+    for count in range(1, 4):
         lab.step()
-        assert lab.tokens("a") == [TOKEN] * said
+        assert lab.tokens("a") == [TOKEN] * count
     lab.drain()  # of its backup
     assert lab.executor.steps[:3] == ["collect"] * 3
     assert set(lab.executor.steps[3:]) <= {"idle"}
@@ -221,6 +221,9 @@ class Later(UnifiedRole):
     def may_start(self, request):
         self.looks += 1
         return Start.WAIT if self.looks < 3 else super().may_start(request)
+
+    def poll(self):
+        return [MayStart(RequestId("a"))]
 
 
 def test_who_waits_for_the_role_is_waited_for_and_not_spun_on():
@@ -265,7 +268,7 @@ def test_the_row_of_one_that_was_aborted_stays_until_its_step_is_collected():
 
 
 @BOTH
-def test_what_fails_ends_alone_and_is_told_once(depth):
+def test_what_fails_ends_alone_and_is_reported_once(depth):
     lab = Lab(depth)
     lab.submit("a", 6, 8)
     lab.submit("b", 6, 8)

@@ -97,7 +97,7 @@ def test_a_hook_of_all_modules_is_not_identified():
 @pytest.mark.parametrize(
     "family", ["llama", "gemma3", "gpt_oss", "mamba2", "zamba2", "qwen3_next", "deepseek_v4"]
 )
-def test_an_untouched_release_is_told_whatever_else_the_process_has(family):
+def test_an_untouched_release_is_recognised_whatever_else_the_process_has(family):
     before = walked(family)
     assert before.foreign == []
     for other in ("mixtral", "nemotron_h"):

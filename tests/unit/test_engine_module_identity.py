@@ -182,7 +182,7 @@ def another_forward(model):
         of_a_config_of_its_own,
     ],
 )
-def test_a_model_that_cannot_be_told_is_like_no_other(change, caplog):
+def test_a_model_that_cannot_be_described_is_like_no_other(change, caplog):
     model = model_to_give_away("llama")
     change(model)
     assert identity(model) != identity(model)
@@ -197,7 +197,7 @@ def test_nor_can_one_whose_class_somebody_has_changed(monkeypatch):
     assert identity(model) != identity(model)
 
 
-def test_a_list_that_holds_itself_is_told():
+def test_a_list_that_holds_itself_is_described():
     found = set()
     for number in (1, 1, 2):
         model = model_to_give_away("llama")
@@ -296,20 +296,20 @@ def test_what_was_written_to_is_not_taken_from_its_file(saved):
     assert module.mapped.equal(value)
 
 
-class Heard:
+class RecordedRanks:
     """The other ranks, who hear what this one says."""
 
     rank = 0
 
     def __init__(self):
-        self.said = []
+        self.texts = []
 
     def gather(self, text):
-        self.said.append(json.loads(text)[0])
+        self.texts.append(json.loads(text)[0])
         return [text]
 
 
-def test_the_other_ranks_hear_of_one_that_has_no_memory_for_a_copy(saved, monkeypatch):
+def test_the_other_ranks_learn_of_one_that_has_no_memory_for_a_copy(saved, monkeypatch):
     module = torch.nn.Module()
     with safe_open(saved / "model.safetensors", "pt") as file:
         module.register_buffer("mapped", file.get_tensor("model.norm.weight"))
@@ -319,21 +319,21 @@ def test_the_other_ranks_hear_of_one_that_has_no_memory_for_a_copy(saved, monkey
         raise RuntimeError("DefaultCPUAllocator: not enough memory")
 
     monkeypatch.setattr(torch.Tensor, "clone", full)
-    others = Heard()
+    others = RecordedRanks()
     with (
         ModelIdentity(saved, others) as identity,
         pytest.raises(ConfigError, match=r"^MODEL .*/model: no memory for its weights: Default"),
     ):
         own_weights(module, identity)
-    assert [said[:5] for said in others.said] == ["", "MODEL"]
+    assert [text[:5] for text in others.texts] == ["", "MODEL"]
 
 
-def test_the_other_ranks_hear_of_one_whose_model_does_not_load(tmp_path):
+def test_the_other_ranks_learn_of_one_whose_model_does_not_load(tmp_path):
     tiny_model("llama").model.save_pretrained(tmp_path)
-    others = Heard()
+    others = RecordedRanks()
     with pytest.raises(ConfigError, match="lack lm_head") as refused:
         load_model(tmp_path, identity=ModelIdentity(tmp_path, others))
-    assert others.said == ["", str(refused.value)]
+    assert others.texts == ["", str(refused.value)]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def tensors_of(module):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda path: (path / "adapter_config.json").write_text("{}"), "adapter_config.json in it"),
         (
@@ -381,9 +381,9 @@ def tensors_of(module):
         ),
     ],
 )
-def test_weights_that_the_identity_would_not_see_are_refused(saved, spoil, said):
+def test_weights_that_the_identity_would_not_see_are_refused(saved, spoil, message):
     spoil(saved)
-    with pytest.raises(ConfigError, match=rf"^MODEL .*/model: .*{said}.*; allowed is "):
+    with pytest.raises(ConfigError, match=rf"^MODEL .*/model: .*{message}.*; allowed is "):
         read_facts(saved)
 
 

@@ -20,6 +20,7 @@ LEGAL = {
     (P.TRANSFERRING, S.RECEIVED): P.DECODING,
     (P.TRANSFERRING, S.SENT): P.FINISHED,
     (P.TRANSFERRING, S.ABORT): P.ABORTED,
+    (P.TRANSFERRING, S.RETRACT): P.RETRACTED,
     (P.PREFILLING, S.STOPPED): P.FINISHED,
     (P.DECODING, S.STOPPED): P.FINISHED,
     (P.PREFILLING, S.RETRACT): P.RETRACTED,
@@ -76,7 +77,7 @@ def test_a_new_request_waits_and_holds_nothing():
 
 
 @pytest.mark.parametrize("use", [CacheUse.ALL, CacheUse.READ, CacheUse.STORE, CacheUse.NOTHING])
-def test_a_prompt_in_a_letter_keeps_its_use_of_the_cache(use):
+def test_a_prompt_in_a_step_message_keeps_its_use_of_the_cache(use):
     """Ranks pickle it, and ask by identity whether that is all."""
     prompt = Prompt(
         id=RequestId("r"), tokens=np.ones(3, np.int32), sampling=SamplingParams(), use=use

@@ -5,26 +5,8 @@ import pytest
 import torch
 
 from stratakv.engine import sampling
-from stratakv.engine.batch import SamplingBatch
 from stratakv.engine.sampling import likeliest, sample, uniform
-
-
-def params(rows, temperature=1.0, top_p=1.0, top_k=0, seeds=None, positions=None, logprobs=-1):
-    def column(value, dtype):
-        return np.broadcast_to(np.asarray(value, dtype), (rows,)).copy()
-
-    return SamplingBatch(
-        temperature=column(temperature, np.float32),
-        top_p=column(top_p, np.float32),
-        top_k=column(top_k, np.int32),
-        seeds=column(0 if seeds is None else seeds, np.uint64),
-        positions=column(np.arange(rows) if positions is None else positions, np.int64),
-        logprobs=column(logprobs, np.int32),
-    )
-
-
-def logits_of(seed, rows, vocab=50):
-    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
+from tests.sampling_rows import logits_of, params
 
 
 def test_temperature_zero_is_greedy_and_ties_go_to_the_lowest_id():

@@ -77,7 +77,7 @@ def test_what_does_not_come_is_not_waited_for_when_nothing_is_left_to_do():
         name = this.submit(PROMPT, 2, "")
         this.subject.engine.abort(name)
         with pytest.raises(TimeoutError, match="nothing left to do"):
-            this.step_until(lambda news: any(output.token is not None for output in news))
+            this.step_until(lambda outputs: any(output.token is not None for output in outputs))
 
 
 def test_replies_are_those_that_ended_under_the_names_they_were_given():

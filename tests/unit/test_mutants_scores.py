@@ -10,7 +10,7 @@ from scripts.mutants.scores import TARGETS, verdict
 
 
 @pytest.mark.parametrize(
-    ("counts", "said"),
+    ("counts", "expected"),
     [
         ({"killed": 95, "survived": 5}, "95.0%: 95% met"),
         ({"killed": 94, "hung": 1, "survived": 5}, "95.0%: 95% met"),
@@ -19,8 +19,8 @@ from scripts.mutants.scores import TARGETS, verdict
         ({"not run": 3406}, "0.0% of those run, 3,406 not run: 95% not met"),
     ],
 )
-def test_no_target_is_met_while_a_mutant_has_not_been_run(counts, said):
-    assert verdict("tree", Counter(counts)) == said
+def test_no_target_is_met_while_a_mutant_has_not_been_run(counts, expected):
+    assert verdict("tree", Counter(counts)) == expected
 
 
 def test_cache_and_the_file_store_have_a_lower_target():
@@ -28,7 +28,7 @@ def test_cache_and_the_file_store_have_a_lower_target():
     assert TARGETS["storage/file"] == 0.85
 
 
-def test_who_lacks_the_mutation_tester_is_told_how_to_install_it(monkeypatch):
+def test_who_lacks_the_mutation_tester_is_shown_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "libcst", None)
     monkeypatch.delitem(sys.modules, "scripts.mutants.mutations", raising=False)
     with pytest.raises(SystemExit, match=r"libcst.*`make mutants` or `pip install -e"):

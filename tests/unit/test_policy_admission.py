@@ -21,7 +21,7 @@ RULES = [KeepAll(), *(rule(n) for rule in (KeepWindow, KeepChunk) for n in (1, 2
 SHAPES = list(itertools.product((1, 2, 3, 4, 7), (1, 2, 3, 6, 9), (1, 4, 13, 40)))
 
 
-def booking(growth: tuple[int, ...], peak: tuple[int, ...]) -> Demand:
+def asks(growth: tuple[int, ...], peak: tuple[int, ...]) -> Demand:
     """Of one that may be retracted, and needs little more."""
     none = (0,) * len(peak)
     return Demand(growth=growth, peak=peak, fixed=none, rest=none)
@@ -61,34 +61,34 @@ def test_demand_grows_by_what_is_not_cached():
 
 def test_what_can_never_fit_names_the_group():
     budget = PageBudget(small_spec([KeepWindow(8)], page_tokens=4), (10, 5))
-    assert budget.refusal(booking(growth=(10, 5), peak=(10, 5))) is None
-    assert "group g0, which has 10" in (budget.refusal(booking(growth=(0, 0), peak=(11, 5))) or "")
-    assert "group g1, which has 5" in (budget.refusal(booking(growth=(0, 0), peak=(10, 6))) or "")
+    assert budget.refusal(asks(growth=(10, 5), peak=(10, 5))) is None
+    assert "group g0, which has 10" in (budget.refusal(asks(growth=(0, 0), peak=(11, 5))) or "")
+    assert "group g1, which has 5" in (budget.refusal(asks(growth=(0, 0), peak=(10, 6))) or "")
 
 
 def test_peaks_of_a_window_share_the_pool_and_growth_of_the_anchor_what_is_available():
     budget = PageBudget(small_spec([KeepWindow(8)], page_tokens=4), (20, 10))
-    one = booking(growth=(8, 5), peak=(8, 5))
+    one = asks(growth=(8, 5), peak=(8, 5))
     assert budget.fits(one, (8, 0))
     assert not budget.fits(one, (7, 10))
     budget.book(one)
     assert not budget.fits(one, (15, 10)), "8 of the 15 are promised"
     assert budget.fits(one, (16, 0))
     budget.book(one)
-    assert not budget.fits(booking(growth=(0, 1), peak=(0, 1)), (20, 10)), "10 of 10 are promised"
+    assert not budget.fits(asks(growth=(0, 1), peak=(0, 1)), (20, 10)), "10 of 10 are promised"
     budget.settle(one, (8, 5))
     assert budget.fits(one, (16, 0))
 
 
-def test_a_request_that_ends_takes_its_own_booking_along_and_no_more():
+def test_a_request_that_ends_takes_its_own_demand_along_and_no_more():
     budget = PageBudget(small_spec([KeepWindow(8)], page_tokens=4), (20, 10))
-    one, other = booking(growth=(8, 5), peak=(8, 5)), booking(growth=(3, 2), peak=(3, 2))
+    one, other = asks(growth=(8, 5), peak=(8, 5)), asks(growth=(3, 2), peak=(3, 2))
     budget.book(one)
     budget.book(other)
     budget.settle(one, (8, 5))
-    assert budget.fits(booking(growth=(5, 8), peak=(5, 8)), (8, 0)), "3 and 2 are still booked"
-    assert not budget.fits(booking(growth=(6, 0), peak=(6, 0)), (8, 0))
-    assert not budget.fits(booking(growth=(0, 9), peak=(0, 9)), (8, 0))
+    assert budget.fits(asks(growth=(5, 8), peak=(5, 8)), (8, 0)), "3 and 2 are still booked"
+    assert not budget.fits(asks(growth=(6, 0), peak=(6, 0)), (8, 0))
+    assert not budget.fits(asks(growth=(0, 9), peak=(0, 9)), (8, 0))
 
 
 def test_every_promise_can_be_kept():

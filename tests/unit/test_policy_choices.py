@@ -158,7 +158,7 @@ def test_a_cleaner_starts_below_the_reserve_and_does_a_quarter_more():
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: WriteThroughSelective(0), "hits 0"),
         (lambda: WriteBack(0.0), "reserve 0.0"),
@@ -166,12 +166,12 @@ def test_a_cleaner_starts_below_the_reserve_and_does_a_quarter_more():
         (lambda: WriteBack(float("nan")), "reserve nan"),
     ],
 )
-def test_a_write_policy_out_of_range_names_its_field(make, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_write_policy_out_of_range_names_its_field(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_what_is_usual_where_nothing_is_said():
+def test_what_is_usual_where_nothing_is_given():
     assert LoadBackPolicy() == LoadBackPolicy(threshold_tokens=10, budget_tokens=65536)
     assert WriteThroughSelective() == WriteThroughSelective(2)
     assert WriteBack() == WriteBack(0.1)

@@ -114,7 +114,7 @@ def worked() -> tuple[PageBudget, list[int], list[int]]:
     free and what they hold."""
     budget, held = PageBudget(V4, POOL), [0, 0]
     running = [(8000, 200, 2048), (8000, 700, 2048), (4000, 50, 1024), (16000, 1500, 4096)]
-    requests = [(prompt + said, prompt + most, 0) for prompt, said, most in running]
+    requests = [(prompt + generated, prompt + most, 0) for prompt, generated, most in running]
     requests += [(8000, 10_048, 8000)] * 2
     for tokens, most, received in requests:
         budget.book(decoding(V4, tokens, most, received))
@@ -213,7 +213,7 @@ def test_one_that_receives_may_itself_be_the_longest():
     assert not budget.fits(demand(spec, 44, 4, 1, 0, 4), (20,)), "10 are taken, it may take 11"
 
 
-def test_output_far_beyond_the_booking_is_not_kept_free_for_one():
+def test_output_far_beyond_the_demand_is_not_kept_free_for_one():
     spec = small_spec([], page_tokens=4)
     assert demand(spec, 100_000, 8, 1, 0).rest == ((8 + 4096) // 4,)
 
@@ -335,7 +335,7 @@ class Decode:
         run.receives = False
         run.wanted = self.budget.decodes(run.wanted, run.wanted.peak)
 
-    def say(self, run: Run) -> None:
+    def generate(self, run: Run) -> None:
         """One more token. As long as nobody runs past what it has booked its page is there; where
         somebody does, the youngest leave."""
         page = self.spec.page_tokens
@@ -416,7 +416,7 @@ def test_no_booked_request_ever_lacks_a_page(rules, page):
                     if run.tokens == run.most or rng.random() < 0.02:
                         it.end(run)
                     else:
-                        it.say(run)
+                        it.generate(run)
                 it.check()
         retracted += it.retracted
         for run in list(it.runs):

@@ -56,7 +56,7 @@ def test_the_usual_threshold_is_256_tokens_or_a_page():
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: policy(threshold_tokens=0), "threshold_tokens 0"),
         (lambda: policy(budget_tokens=0), "budget_tokens 0"),
@@ -65,8 +65,8 @@ def test_the_usual_threshold_is_256_tokens_or_a_page():
         (lambda: Timeout(base_s=-1), "base_s=-1"),
     ],
 )
-def test_a_value_that_is_not_allowed_is_named(make, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_value_that_is_not_allowed_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 

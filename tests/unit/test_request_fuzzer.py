@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from stratakv.serve import schemas
+from stratakv.serve import decoding, schemas
 from tests.request_fuzzer import (
     CHAT,
     COMPLETIONS,
@@ -17,7 +17,10 @@ from tests.request_fuzzer import (
     own_values,
 )
 
-BOOLEANS = {"stream", "ignore_eos"}
+BOOLEANS = {
+    "stream", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "no_stop_trim",
+    "return_token_ids", "add_special_tokens", "add_generation_prompt", "continue_final_message",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", sorted((schemas.COMPLETION | schemas.CHAT) - BOOLEANS))
@@ -25,9 +28,9 @@ def test_every_field_that_is_honoured_has_values_of_its_own(field):
     assert own_values(field), f"say in tests/request_fuzzer.py what is tried in {field}"
 
 
-@pytest.mark.parametrize("field", sorted(schemas.WHOLE))
+@pytest.mark.parametrize("field", sorted(decoding.WHOLE))
 def test_whole_numbers_are_tried_at_below_and_above_each_bound(field):
-    for bound in schemas.WHOLE[field]:
+    for bound in decoding.WHOLE[field]:
         assert {bound - 1, bound, bound + 1} <= set(own_values(field))
 
 
@@ -48,10 +51,10 @@ def test_alone_come_all_values_of_all_fields_and_then_pairs():
 
 
 def test_the_short_campaign_meets_the_bounds_and_names_that_are_none():
-    tried = {(one.path, name) for one in mixed(1, 300) for name in one.fields}
+    tried = {(one.path, name) for one in mixed(1, 700) for name in one.fields}
     assert {(path, "\ud800") for path in FIELDS} <= tried
-    tops = [one.fields.get("top_k") for one in mixed(1, 300)]
-    assert schemas.LARGEST + 1 in tops
+    tops = [one.fields.get("top_k") for one in mixed(1, 700)]
+    assert decoding.LARGEST + 1 in tops
 
 
 def test_what_no_field_takes_is_tried_in_all():

@@ -165,7 +165,7 @@ def test_a_failed_attach_does_not_touch_the_store_that_is_there(admin, stores):
     assert admin.inspect()["url"] == "shown a"
 
 
-def test_where_nothing_can_be_attached_the_reason_is_told():
+def test_where_nothing_can_be_attached_the_reason_is_reported():
     with administering(EchoEngine(), "there is no host tier") as (admin, _):
         error = refused(409, admin.attach, "a")
     assert (error.code, error.message) == ("cannot_attach", "there is no host tier")

@@ -34,13 +34,13 @@ class Table:
 
     def __init__(self):
         self.barrier = threading.Barrier(RANKS)
-        self.said = [None] * RANKS
+        self.votes = [None] * RANKS
         self.gathers = 0
 
     def meet(self, rank, value):
-        self.said[rank] = value
+        self.votes[rank] = value
         self.barrier.wait(PATIENCE_S)
-        everyone = list(self.said)
+        everyone = list(self.votes)
         self.barrier.wait(PATIENCE_S)
         return everyone
 
@@ -251,7 +251,7 @@ def test_all_ranks_attach_and_detach_in_the_same_steps_again_and_again(house):
     ("kind", "status", "code"),
     [(ConfigError, 400, "invalid_value"), (StorageError, 502, "storage_unreachable")],
 )
-def test_one_rank_that_cannot_keeps_all_from_it_and_its_error_is_told(
+def test_one_rank_that_cannot_keeps_all_from_it_and_its_error_is_reported(
     house, rank, kind, status, code
 ):
     house.openers[rank].failure = kind(f"no answer at {URL}")
@@ -306,7 +306,7 @@ def test_a_rank_that_hangs_fails_it_in_time_and_what_opens_later_is_closed(rank)
         house.all_are(attached=True)
 
 
-def test_a_url_that_no_rank_need_try_costs_no_letter(house):
+def test_a_url_that_no_rank_need_try_costs_no_message(house):
     refused(400, house.admin.attach, "memory://")
     assert [opener.asked for opener in house.openers] == [[]] * RANKS
 
@@ -332,7 +332,7 @@ def test_the_end_of_the_server_closes_what_others_have_opened():
     assert house.open == [0] * RANKS
 
 
-def test_other_steps_have_one_letter_one_ballot_and_nothing_more(house):
+def test_other_steps_have_one_message_one_ballot_and_nothing_more(house):
     house.admin.attach(URL)
     seen = house.driver.ask(lambda: counts(house)).result(PATIENCE_S)
     wait_until(lambda: house.inner[0].steps > seen[0] + 20)
@@ -346,5 +346,5 @@ def counts(house):
     return house.inner[0].steps, agreement.ballots, agreement.broadcasts, house.table.gathers
 
 
-def test_a_url_does_not_show_in_a_letter_that_is_printed():
+def test_a_url_does_not_show_in_a_message_that_is_printed():
     assert "secret" not in repr(StorageCall(Verb.OPEN, url=URL))

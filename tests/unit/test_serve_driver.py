@@ -81,7 +81,7 @@ def test_clients_on_two_event_loops_are_served():
         assert sorted(found, key=str) == [{"0-0": [0, 1, 2]}, {"1-0": [0, 1, 2]}]
 
 
-def test_news_of_one_step_wake_a_loop_once():
+def test_outputs_of_one_step_wake_a_loop_once():
     engine = EchoEngine()
 
     async def main(driver):
@@ -93,8 +93,8 @@ def test_news_of_one_step_wake_a_loop_once():
             wake = loop.call_soon_threadsafe
             loop.call_soon_threadsafe = lambda *args: (calls.append(args), wake(*args))
             engine.gate.set()
-            news = await subscription.take()
-        assert len(news) == 4
+            outputs = await subscription.take()
+        assert len(outputs) == 4
         assert len(calls) == 1
 
     with driving(engine) as driver:
@@ -183,7 +183,7 @@ def test_waiting_requests_are_bounded_and_the_first_token_ends_the_wait():
         asyncio.run(main(driver))
 
 
-def test_an_engine_that_dies_tells_everyone_and_takes_no_more():
+def test_an_engine_that_dies_notifies_everyone_and_takes_no_more():
     engine = EchoEngine(failure=ValueError("seeded"))
 
     async def main(driver):
@@ -241,7 +241,7 @@ def test_draining_finishes_what_runs_and_abort_all_ends_it():
     assert engine.requests == {}
 
 
-def test_stopping_tells_who_waits():
+def test_stopping_notifies_who_waits():
     engine = EchoEngine()
 
     async def main(driver):
@@ -311,7 +311,7 @@ def test_work_is_done_on_the_engines_thread_for_any_thread():
         driver.ask(lambda: 3)
 
 
-def test_who_asked_for_what_kills_the_engine_and_who_stands_behind_him_are_told():
+def test_who_asked_for_what_kills_the_engine_and_who_stands_behind_him_get_an_error():
     with driving(EchoEngine()) as driver:
         begun, go = threading.Event(), threading.Event()
         driver.ask(lambda: begun.set() or go.wait(PATIENCE_S))

@@ -68,7 +68,7 @@ def test_every_step_is_followed_by_one_call_on_the_engines_thread():
     assert publisher.closed == 1
 
 
-def test_a_follower_is_told_of_the_engines_death():
+def test_a_follower_is_notified_of_the_engines_death():
     engine = EchoEngine(failure=ValueError("seeded"))
     driver, publisher = driven(engine)
     with pytest.raises((ApiError, RequestError)):

@@ -1,6 +1,7 @@
 """KV events on the wire: vLLM's classes decode them, a late follower catches up, and nobody who is
 slow or absent holds a step up."""
 
+import re
 import socket
 import threading
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from stratakv.tiers.events import (
     tenant_of,
 )
 from tests.engines import token_spec
-from tests.kv_follower import (
+from tests.kv_subscriber import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -187,7 +188,7 @@ def drain(follower, last):
         pass
 
 
-def test_a_follower_hears_one_batch_per_step_in_order():
+def test_a_follower_gets_one_batch_per_step_in_order():
     with publisher(topic="kv@pod@model") as made, Subscriber(*ends(made), topic="kv@") as follower:
         made.observe(SPEC, {})
         first = subscribed(follower, made, AllCleared())
@@ -351,6 +352,20 @@ def test_an_endpoint_that_is_taken_is_refused_by_its_flag():
             KvEventPublisher(KvEventsOptions(endpoint=pub, replay=replay), ManualClock())
         with pytest.raises(ConfigError, match=rf"--kv-events tcp://\*:{port} cannot be bound"):
             KvEventPublisher(KvEventsOptions(endpoint=f"tcp://*:{port}"), ManualClock())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "line"),
+    [
+        ("tcp://127.0.0.1:*", r"bound to tcp://127.0.0.1:\d+; subscribers connect to it"),
+        ("tcp://127.0.0.1:5601", r"connected to tcp://127.0.0.1:5601, .* bound; tcp://\*:5601 .*"),
+    ],
+)
+def test_the_log_has_whether_an_endpoint_is_bound_or_connected(endpoint, line, caplog):
+    caplog.set_level("INFO", "stratakv.serve.kv_events")
+    with publisher(endpoint=endpoint, replay=None):
+        (logged,) = caplog.messages
+    assert re.fullmatch(f"KV events: {line}", logged)
 
 
 def test_an_endpoint_without_a_wildcard_is_connected_to():

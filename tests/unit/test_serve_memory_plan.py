@@ -106,7 +106,7 @@ def test_no_tier_has_more_pages_than_there_are_ids(tmp_path):
     assert max(*found.sizes.device, *found.sizes.host) == 2**31 - 1
 
 
-def test_without_a_flag_the_host_has_two_pages_per_device_page_and_it_is_said(tmp_path):
+def test_without_a_flag_the_host_has_two_pages_per_device_page_and_it_is_reported(tmp_path):
     found = plan(tmp_path, "gemma3", device_memory="20TiB")
     assert tuple(found.sizes.host) == tuple(2 * n for n in found.sizes.device)
     assert "host: 2.0 pages per device page" in found.render()
@@ -126,7 +126,7 @@ def test_what_can_be_served_is_planned_without_a_word(tmp_path, family):
     assert found.figures()["cannot_be_served_yet"] is None
 
 
-def test_what_the_engine_does_not_run_is_said_in_one_line(tmp_path, monkeypatch):
+def test_what_the_engine_does_not_run_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(serve_plan, "refusal", lambda _: "buffers x are not run")
     found = plan(tmp_path, "llama")
     assert "cannot be served yet: buffers x are not run" in found.render().splitlines()
@@ -170,14 +170,14 @@ def test_fewer_requests_than_asked_for_are_announced(tmp_path, family, device_me
     settings = {"max_running": 48, "device_memory": device_memory}
     found = plan(tmp_path, family, **settings)
     (line,) = [line for line in found.render().splitlines() if line.startswith("--max-running")]
-    said = re.fullmatch(
+    line = re.fullmatch(
         rf"--max-running 48: at most (\d+) requests run at once, since group '{group}' has (\d+) "
         r"pages on the device and each request takes ([12]); --device-memory (\d+) \(.*\) is "
         "enough for 48",
         line,
     )
-    assert said is not None, line
-    running, pages, live, enough = map(int, said.groups())
+    assert line is not None, line
+    running, pages, live, enough = map(int, line.groups())
     assert running == pages // live < 48
     (row,) = [row for row in found.table.groups if row.name == group]
     assert row.device_pages == pages
@@ -219,10 +219,13 @@ def test_rows_in_fp8_are_planned_and_described(tmp_path, family):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"device_memory": "1KiB"}, "--device-memory 1 KiB: one request of 512 tokens"),
-        ({"device_memory": "much"}, "--device-memory 'much': allowed is"),
+        (
+            {"device_memory": "1KiB"},
+            "--device-memory 1 KiB: too little for one request of 512 tokens",
+        ),
+        ({"device_memory": "much"}, "--device-memory much: allowed is"),
         ({"host_memory": "1"}, "--host-memory 1 B: too little for one page of group"),
         ({"host_memory": "1MiB", "host_ratio": 2.0}, "--host-memory 1MiB and --host-ratio 2 both"),
         ({"max_model_len": 5000}, "--max-model-len 5000: the model's positions end at 4096"),
@@ -231,8 +234,8 @@ def test_rows_in_fp8_are_planned_and_described(tmp_path, family):
         ({"snapshot_tokens": 100}, "--snapshot-tokens 100: .* of --page-tokens 64"),
     ],
 )
-def test_flags_that_the_model_rules_out_are_named(tmp_path, settings, said):
-    with pytest.raises(ConfigError, match=said):
+def test_flags_that_the_model_rules_out_are_named(tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=message):
         plan(tmp_path, "gemma3", **settings)
 
 

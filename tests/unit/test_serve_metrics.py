@@ -127,12 +127,12 @@ def test_the_page_on_metrics_has_every_metric_and_no_other():
     families = list(text_string_to_metric_families(rendered(stats)))
     handed = text_string_to_metric_families(text)
     families += [family for family in handed if "_transfer_" in family.name]
-    told = {
+    documented = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in families
         if not family.name.endswith("_created")
     }
-    assert {name: kind for name, kind, _ in rows} == told
+    assert {name: kind for name, kind, _ in rows} == documented
     labels = {name: set(re.findall(r"\w+", named)) for name, _, named in rows}
     for sample in (sample for family in families for sample in family.samples):
         if sample.name in labels:

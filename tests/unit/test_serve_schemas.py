@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
+from stratakv.serve.decoding import TextOptions
 from stratakv.serve.errors import ApiError
 from stratakv.serve.fields import parse_object
-from stratakv.serve.schemas import chat_call, completion_call, messages
+from stratakv.serve.schemas import WHAT_FITS, chat_call, completion_call, messages
 
 VOCAB = 100
 USER = {"role": "user", "content": "hi"}
@@ -14,18 +15,21 @@ def completion(**extra):
 
 
 def chat(**extra):
-    return chat_call({"messages": [USER], **extra})
+    return chat_call({"messages": [USER], **extra}, VOCAB)
 
 
 def test_defaults_are_openais():
     decoding = completion().decoding
-    assert (decoding.n, decoding.max_tokens, decoding.temperature) == (1, None, 1.0)
-    assert (decoding.top_p, decoding.top_k, decoding.seed) == (1.0, 0, None)
-    assert (decoding.stop, decoding.logprobs, decoding.stream) == ((), None, False)
+    sampling = decoding.sampling
+    assert (decoding.n, decoding.max_tokens, sampling.temperature) == (1, None, 1.0)
+    assert (sampling.top_p, sampling.top_k, decoding.seed) == (1.0, 0, None)
+    assert (decoding.text.stop, sampling.logprobs, decoding.stream) == ((), None, False)
+    assert not sampling.changes_logits
 
 
 def test_null_means_absent():
-    names = ["temperature", "n", "stop", "seed", "stream_options", "tools", "logprobs"]
+    names = ["temperature", "n", "stop", "seed", "stream_options", "tools", "logprobs", "regex"]
+    names += ["logit_bias", "stop_token_ids", "min_tokens", "rid", "skip_special_tokens"]
     assert completion(**dict.fromkeys(names)).decoding == completion().decoding
 
 
@@ -75,12 +79,37 @@ def test_every_form_of_a_prompt(prompt, wanted):
         ({"priority": 101}, "priority", "invalid_value"),
         ({"priority": -1}, "priority", "invalid_value"),
         ({"priority": 1.0}, "priority", "invalid_type"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
-        ({"presence_penalty": -1}, "presence_penalty", "unsupported_parameter"),
+        ({"frequency_penalty": 2.01}, "frequency_penalty", "invalid_value"),
+        ({"presence_penalty": -3}, "presence_penalty", "invalid_value"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"min_p": 1.5}, "min_p", "invalid_value"),
+        ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
+        ({"stop_token_ids": 7}, "stop_token_ids", "invalid_type"),
+        ({"stop_token_ids": [1.0]}, "stop_token_ids", "invalid_type"),
+        ({"stop_token_ids": [VOCAB]}, "stop_token_ids", "invalid_value"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "invalid_value"),
+        ({"logit_bias": [5]}, "logit_bias", "invalid_type"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"\u0665": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {str(VOCAB): 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": True}}, "logit_bias", "invalid_type"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": 10**400}}, "logit_bias", "invalid_value"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value"),
+        ({"rid": ["a"]}, "rid", "invalid_type"),
+        ({"rid": "a\n"}, "rid", "invalid_value"),
+        ({"request_id": "é"}, "request_id", "invalid_value"),
+        ({"request_id": "x" * 129}, "request_id", "invalid_value"),
+        ({"regex": "a+", "json_schema": "{}"}, "json_schema", "invalid_value"),
+        ({"regex": "a+", "min_tokens": 2}, "min_tokens", "invalid_value"),
+        ({"regex": "a+", "ignore_eos": True}, "ignore_eos", "invalid_value"),
+        ({"bad_words": ["a"]}, "bad_words", "unsupported_parameter"),
         ({"best_of": 3}, "best_of", "unsupported_parameter"),
         ({"echo": True}, "echo", "unsupported_parameter"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
         ({"temprature": 0}, "temprature", "unknown_parameter"),
         ({"logprobs": 21}, "logprobs", "invalid_value"),
         ({"logprobs": True}, "logprobs", "invalid_type"),
@@ -113,6 +142,7 @@ def test_prompts_that_are_none(prompt):
         {"frequency_penalty": 0, "presence_penalty": 0.0, "echo": False, "logit_bias": {}},
         {"n": 3, "best_of": 3},
         {"min_p": 0, "skip_special_tokens": True},
+        {"regex": None, "bad_words": [], "structured_outputs": None, "detokenize": True},
     ],
 )
 def test_fields_that_change_nothing_are_taken(extra):
@@ -123,7 +153,7 @@ def test_fields_that_change_nothing_are_taken(extra):
     ("extra", "param"),
     [
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -140,9 +170,9 @@ def test_what_a_chat_may_not_ask(extra, param):
 
 
 def test_log_probabilities_of_a_chat():
-    assert chat().decoding.logprobs is None
-    assert chat(logprobs=True).decoding.logprobs == 0
-    assert chat(logprobs=True, top_logprobs=4).decoding.logprobs == 4
+    assert chat().decoding.sampling.logprobs is None
+    assert chat(logprobs=True).decoding.sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=4).decoding.sampling.logprobs == 4
 
 
 def test_salt_and_priority_are_read_by_both_endpoints():
@@ -150,6 +180,82 @@ def test_salt_and_priority_are_read_by_both_endpoints():
         plain, both = read().decoding, read(cache_salt="me", priority=7).decoding
         assert (plain.salt, plain.priority) == (None, 0)
         assert (both.salt, both.priority) == ("me", 7)
+
+
+def test_what_changes_the_logits_is_read_by_both_endpoints():
+    for read in (completion, chat):
+        found = read(
+            frequency_penalty=1,
+            presence_penalty=-0.5,
+            repetition_penalty=1.5,
+            min_p=0.1,
+            min_tokens=3,
+            stop_token_ids=[4, 4, 9],
+            logit_bias={"5": -100, "6": 0},
+        ).decoding
+        sampling = found.sampling
+        assert (sampling.frequency_penalty, sampling.presence_penalty) == (1.0, -0.5)
+        assert (sampling.repetition_penalty, sampling.min_p, sampling.min_tokens) == (1.5, 0.1, 3)
+        assert sampling.stop_tokens == (4, 9)
+        assert sampling.logit_bias == ((5, -100.0),)
+        assert found.text.min_tokens == 3
+
+
+def test_least_tokens_do_not_reach_a_server_that_a_router_asks_for_one():
+    decode = {"do_remote_decode": True}
+    assert completion(min_tokens=1, kv_transfer_params=decode).decoding.sampling.min_tokens == 0
+    prefill = {"do_remote_prefill": True, "remote_host": "a", "remote_request_id": "b"}
+    with pytest.raises(ApiError, match="does not reach") as caught:
+        completion(min_tokens=1, kv_transfer_params=prefill)
+    assert caught.value.param == "min_tokens"
+
+
+def test_what_is_shown_of_an_answer():
+    plain = completion().decoding
+    assert plain.text == TextOptions()
+    assert plain.id is None
+    for name in ("include_stop_str_in_output", "no_stop_trim"):
+        assert completion(**{name: True}).decoding.text.keep_stop
+    assert completion(skip_special_tokens=False).decoding.text.special
+    assert completion(return_token_ids=True).decoding.text.token_ids
+    assert completion(rid="mine").decoding.id == completion(request_id="mine").decoding.id == "mine"
+
+
+def test_how_a_text_becomes_tokens():
+    assert completion().options.special
+    assert not chat().options.special
+    assert not completion(add_special_tokens=False).options.special
+    assert completion().options.most is None
+    assert completion(truncate_prompt_tokens=7).options.most == 7
+    assert chat(truncate_prompt_tokens=-1).options.most == WHAT_FITS
+
+
+def test_how_a_chat_template_is_applied():
+    plain = chat().conversation
+    assert (plain.opens, plain.goes_on, plain.template) == (True, False, {})
+    assert not chat(add_generation_prompt=False).conversation.opens
+    goes_on = chat(continue_final_message=True).conversation
+    assert (goes_on.opens, goes_on.goes_on) == (False, True)
+    found = chat(chat_template_kwargs={"enable_thinking": False, "ids": [1, 2]}).conversation
+    assert found.template == {"enable_thinking": False, "ids": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": ["\ud800"]}}, "chat_template_kwargs"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt"),
+    ],
+)
+def test_how_a_chat_template_is_not_applied(extra, param):
+    with pytest.raises(ApiError) as caught:
+        chat(**extra)
+    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_the_newer_name_of_max_tokens_counts():

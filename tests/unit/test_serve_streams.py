@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from stratakv.engine.request import FinishReason, Output, Prompt, SamplingParams, TokenLogprob
+from stratakv.serve.decoding import TextOptions
 from stratakv.serve.generate import derived_seed
 from stratakv.serve.replies import finite, merged
 from stratakv.serve.streams import Choice, Generation
@@ -31,9 +32,9 @@ def outputs(tokenizer, text, finish=LENGTH):
     ]
 
 
-def deltas(tokenizer, found, *, stop=(), at_once=False):
+def deltas(tokenizer, found, *, stop=(), at_once=False, **options):
     eos = tokenizer.encode(EOS).tolist()
-    choice = Choice(0, tokenizer, stop, eos)
+    choice = Choice(0, tokenizer, TextOptions(stop=stop, **options), eos)
     taken = []
     for output in found:
         choice.feed(output)
@@ -95,6 +96,43 @@ def test_a_held_stop_prefix_comes_out_at_the_end(tokenizer):
     assert merged(pieces).finish is LENGTH
 
 
+def test_what_ended_an_answer_is_shown_on_demand(tokenizer):
+    _, pieces = deltas(tokenizer, outputs(tokenizer, TEXT), stop=("###END###",), keep_stop=True)
+    assert merged(pieces).text == "one two ###END###"
+    found = outputs(tokenizer, f"ab{EOS}", STOP)
+    assert merged(deltas(tokenizer, found, keep_stop=True)[1]).text == "ab"
+    shown = merged(deltas(tokenizer, found, keep_stop=True, special=True)[1])
+    assert shown.text == f"ab{EOS}"
+    assert merged(deltas(tokenizer, found, special=True)[1]).text == "ab"
+
+
+def test_special_tokens_inside_an_answer_are_shown_on_demand(tokenizer):
+    found = outputs(tokenizer, f"ab{EOS}cd")
+    assert merged(deltas(tokenizer, found)[1]).text == "abcd"
+    assert merged(deltas(tokenizer, found, special=True)[1]).text == f"ab{EOS}cd"
+
+
+def test_no_stop_string_ends_an_answer_before_its_least_tokens(tokenizer):
+    found = outputs(tokenizer, "xaxbxc")
+    ends = [len(tokenizer.encode("xaxbxc"[:end])) for end in (1, 3)]
+    for least, text in ((0, ""), (ends[0], "xa"), (ends[1], "xaxb")):
+        _, pieces = deltas(tokenizer, found, stop=("x",), min_tokens=least)
+        assert merged(pieces).text == text
+    # A string that begins before and ends after it counts.
+    _, pieces = deltas(tokenizer, found, stop=("xb",), min_tokens=ends[1])
+    assert merged(pieces).text == "xa"
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_answer_has_the_ids_of_all_its_tokens_on_demand(tokenizer, at_once):
+    text = f"one 👍🏽 two{EOS}"
+    found = outputs(tokenizer, text, STOP)
+    choice, pieces = deltas(tokenizer, found, token_ids=True, at_once=at_once)
+    assert list(merged(pieces).ids) == tokenizer.encode(text).tolist()
+    assert len(merged(pieces).ids) == choice.generated
+    assert merged(deltas(tokenizer, found)[1]).ids == ()
+
+
 def test_a_choice_that_meets_its_stop_string_is_aborted_while_others_run(tokenizer):
     released = []
 
@@ -103,7 +141,7 @@ def test_a_choice_that_meets_its_stop_string_is_aborted_while_others_run(tokeniz
         prompts = [Prompt(id=id_, tokens=tokens, sampling=SamplingParams()) for id_ in "ab"]
         loop = asyncio.get_running_loop()
         subscription = Subscription(tuple(prompts), loop, lambda _, ids: released.append(ids))
-        choices = [Choice(i, tokenizer, ("x",), ()) for i in range(2)]
+        choices = [Choice(i, tokenizer, TextOptions(stop=("x",)), ()) for i in range(2)]
         generation = Generation(subscription, choices, lambda _: None)
         for request, text in (("a", "x"), ("b", "y"), ("a", "z")):
             (token,) = tokenizer.encode(text).tolist()

@@ -9,6 +9,7 @@ from tokenizers import decoders, models, normalizers
 
 from stratakv.core.errors import ConfigError
 from stratakv.serve.errors import ApiError
+from stratakv.serve.schemas import Conversation
 from stratakv.serve.tokenizer import REPLACEMENT, StreamDecoder, Tokenizer
 from tests.serving import EOS, TEXTS, train_tokenizer
 
@@ -80,10 +81,10 @@ def test_the_cost_of_a_token_does_not_grow_with_the_output(tokenizer, monkeypatc
     }[kind]
     decode, longest = tokenizer.decode, 0
 
-    def watched(window):
+    def watched(window, *, special):
         nonlocal longest
         longest = max(longest, len(window))
-        return decode(window)
+        return decode(window, special=special)
 
     monkeypatch.setattr(tokenizer, "decode", watched)
     text = "".join(streamed(tokenizer, tokens))
@@ -113,20 +114,36 @@ def test_token_bytes_of_byte_tokens_and_leading_spaces(byte_fallback):
     assert found == "a the€".encode()
 
 
+def talk(opens=True, goes_on=False, template=None, **turns):
+    messages = tuple({"role": role, "content": content} for role, content in turns.items())
+    return Conversation(messages=messages, opens=opens, goes_on=goes_on, template=template or {})
+
+
+def test_a_chat_may_end_with_its_last_message_or_inside_it(tokenizer):
+    for goes_on in (False, True):
+        found = talk(opens=False, goes_on=goes_on, user="hi", assistant="so")
+        assert tokenizer.chat_text(found) == "<user>hi<assistant>so"
+
+
+def test_a_template_gets_what_the_client_gives_it(tokenizer):
+    found = tokenizer.chat_text(talk(template={"mood": "short"}, user="hi"))
+    assert found == "<short><user>hi<assistant>"
+
+
 def test_a_chat_ends_where_the_assistant_begins(tokenizer):
-    tokens = tokenizer.encode_chat([{"role": "user", "content": "hi"}]).tolist()
+    tokens = tokenizer.encode_chat(talk(user="hi")).tolist()
     assert tokenizer.decode(tokens) == "<user>hi<assistant>"
 
 
 def test_a_template_that_refuses_is_the_clients_fault(tokenizer):
     with pytest.raises(ApiError, match="an empty turn") as caught:
-        tokenizer.encode_chat([{"role": "assistant", "content": ""}])
+        tokenizer.encode_chat(talk(assistant=""))
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
-def test_no_chat_template_is_said(byte_fallback):
+def test_no_chat_template_is_reported(byte_fallback):
     with pytest.raises(ApiError, match="no chat template"):
-        byte_fallback.encode_chat([{"role": "user", "content": "hi"}])
+        byte_fallback.encode_chat(talk(user="hi"))
 
 
 def test_a_directory_without_a_tokenizer_is_the_operators_fault(tmp_path):

@@ -1,5 +1,7 @@
 """How layers become groups and buffers, and what is refused instead of guessed."""
 
+import re
+
 import pytest
 
 from stratakv.core.errors import ConfigError
@@ -173,7 +175,7 @@ def test_a_shared_layer_without_an_owner_is_refused() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
-    "family": ({**LLAMA, "model_type": "rwkv"}, r"'rwkv' is not known; known are .*llama"),
+    "family": ({**LLAMA, "model_type": "rwkv"}, r"'rwkv' is not known; allowed are .*llama"),
     "composite": ({**LLAMA, "model_type": "gemma3"}, "'gemma3' is not known"),
     "no family": ({}, "model_type must be a string, got None"),
     "layer type": (
@@ -216,8 +218,9 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("case", sorted(REFUSED))
 def test_what_is_not_known_is_refused_by_name(case: str) -> None:
     config, message = REFUSED[case]
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refused:
         derive(config)
+    assert re.search("allowed|must be", str(refused.value)), "what may it be?"
 
 
 def test_a_page_has_64_tokens_or_what_the_models_blocks_ask_for() -> None:
@@ -246,7 +249,7 @@ def test_a_proven_composite_and_a_model_of_text_alone_are_served(whole: str, tex
     [
         ("gemma3", "llama", "'gemma3' cannot be served: at most its text part, 'llama'"),
         ("llava", "llama", "'llava' cannot be served: at most its text part, 'llama', is proven"),
-        ("llava", "llama", "known with images or sound beside text are fuyu, gemma3, gemma4"),
+        ("llava", "llama", "allowed with images or sound beside text are fuyu, gemma3, gemma4"),
         ("gemma3n", "gemma3n_text", "'gemma3n' cannot be served as a whole: without timm"),
     ],
 )

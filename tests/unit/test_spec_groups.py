@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
+from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec, Home
 from stratakv.spec.kinds import LayerBuffer, PageFormat, compressed, open_block
 from stratakv.spec.retention import (
     KeepAll,
@@ -140,3 +140,16 @@ def test_a_digest_depends_on_nothing_but_the_spec(page: int, window: int) -> Non
         return CacheSpec(page_tokens=page, groups=(ANCHOR, swa))
 
     assert build().digest == build().digest
+
+
+def test_where_pages_may_be_is_nothing_that_a_digest_knows() -> None:
+    kept = replace(SWA, retention=KeepAll())
+    away = replace(kept, home=Home.HOST)
+    specs = [replace(SPEC, groups=(ANCHOR, group)) for group in (kept, away)]
+    assert specs[0].digest == specs[1].digest
+
+
+@pytest.mark.parametrize("group", [ANCHOR, SWA, replace(SWA, retention=KeepAll(), buffers=())])
+def test_only_what_keeps_all_and_has_bytes_can_be_at_home_on_the_host(group: CacheGroup) -> None:
+    with pytest.raises(ValueError, match="home on the host"):
+        replace(group, home=Home.HOST)

@@ -247,7 +247,7 @@ def test_a_layer_slides_or_has_chunks_as_its_own_configuration_says() -> None:
     assert rules == {KeepAll(): (2,), KeepWindow(40): (0,), KeepChunk(32): (1,)}
 
 
-def test_lower_layers_of_qwen_are_full_and_others_do_not_heed_the_field() -> None:
+def test_lower_layers_of_qwen_are_full_and_others_ignore_the_field() -> None:
     config = {**THREE, "sliding_window": 40, "max_window_layers": 2}
     for family, sliding in (("qwen2", (2,)), ("qwen3", (2,)), ("mistral", (0, 1, 2))):
         window = derive({"model_type": family, **config}).groups[1]

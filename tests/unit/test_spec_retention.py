@@ -84,7 +84,7 @@ def test_no_step_holds_more_than_the_most_and_some_step_holds_it(rule, chunk):
     assert max(held) == peak_pages(rule, total, chunk, PAGE)
 
 
-def test_rules_are_told_outside_in_the_words_of_kv_events():
+def test_rules_are_described_outside_in_the_words_of_kv_events():
     assert [event_kind(rule) for rule in RULES] == [
         ("full_attention", None),
         ("sliding_window", 6),

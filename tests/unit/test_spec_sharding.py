@@ -149,8 +149,8 @@ def test_what_has_no_plan_is_refused_with_the_reason() -> None:
 
 
 def test_no_ranks_and_unknown_models_are_refused() -> None:
-    assert sharding_refusal(LLAMA, 0) == "at least one rank is needed"
-    with pytest.raises(ConfigError, match="--tp 0: at least one rank is needed"):
+    assert sharding_refusal(LLAMA, 0) == "allowed is 1 and more"
+    with pytest.raises(ConfigError, match="--tp 0: allowed is 1 and more"):
         share(LLAMA, 0)
     for ranks in (1, 2):
         with pytest.raises(ConfigError, match="'rwkv' is not known"):
@@ -230,7 +230,7 @@ UNLIKE = {**LLAMA, "model_type": "qwen3", "per_layer_config": {"1": {"head_dim":
 @pytest.mark.parametrize(
     "config", [LLAMA, UNLIKE, GEMMA, NEXT, MIMO], ids=lambda c: c["model_type"]
 )
-def test_objects_do_not_tell_how_many_ranks_wrote_them(config: dict[str, object]) -> None:
+def test_objects_do_not_show_how_many_ranks_wrote_them(config: dict[str, object]) -> None:
     alone = written(config, 1, 8)
     assert len(alone) >= 4
     for ranks in (2, 4, 8):

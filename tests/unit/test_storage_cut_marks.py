@@ -36,7 +36,7 @@ def claim(store, cut, model=b"m", *, writes=True):
     return marks_of(store, cut, model).claim(writes=writes)
 
 
-def test_the_first_one_marks_and_another_cut_is_told(store):
+def test_the_first_one_marks_and_another_cut_is_reported(store):
     assert claim(store, 8) == ()
     assert claim(store, 8) == ()
     assert claim(store, 1) == (8,)

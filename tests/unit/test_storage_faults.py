@@ -37,7 +37,7 @@ def test_without_faults_it_is_what_it_wraps():
         (Faults(read_corrupt=0.3), ReadStatus.CORRUPT),
     ],
 )
-def test_reads_fail_as_told_and_the_rest_are_right(faults: Faults, status: ReadStatus):
+def test_reads_fail_as_configured_and_the_rest_are_right(faults: Faults, status: ReadStatus):
     backend, arena = wrapped(faults), Arena(KEYS)
     statuses = backend.read(KEYS, arena.pages)
     arena.verify(statuses)
@@ -54,7 +54,7 @@ def test_a_lie_is_a_hit_with_wrong_bytes():
     assert 0 < right.count(False) < 40
 
 
-def test_writes_fail_as_told_and_what_failed_is_not_there():
+def test_writes_fail_as_configured_and_what_failed_is_not_there():
     backend = wrapped(Faults(write_refused=0.3, write_fails=0.3))
     fresh = keys_of("fresh", 40, group=1)
     statuses = backend.write(fresh, Arena(fresh).fill().pages)

@@ -118,7 +118,7 @@ def test_a_segment_is_loaded_as_it_is_on_the_disk_and_what_stayed_keeps_its_use(
     assert index.lookup(table(keys)).tolist() == [NOWHERE, NOWHERE, 5, 6]
 
 
-def test_damage_is_told_once_and_is_not_served(index: Index) -> None:
+def test_damage_is_reported_once_and_is_not_served(index: Index) -> None:
     keys = keys_of("a", 4)
     disk = table(keys)
     disk["stored_ns"][2] += 1  # its checksum is wrong now

@@ -298,8 +298,8 @@ def test_two_processes_count_every_change_and_see_no_damage(place: Place):
         seen = [first]
         while any(process.poll() is None for process in counting):
             seen.append(ledger.generation())
-        said = [process.communicate()[1] for process in counting]
-        assert said == [b"", b""]
+        errors = [process.communicate()[1] for process in counting]
+        assert errors == [b"", b""]
         assert seen == sorted(seen)
         assert ledger.generation() == first + 2 * turns
 

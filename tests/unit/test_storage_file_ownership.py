@@ -156,10 +156,10 @@ def test_what_lies_beside_a_store_is_nobodys_business(place: Place, outside: Pat
     for repair in (False, True):
         found = fsck(place.path, repair=repair)
         assert (found.foreign, found.damage, found.clean) == (2, 0, True)
-        said = lines_of(place.path, found, repair=repair)
-        assert "files named like segments that are not ours: 2" in said
-        assert "  00000000aaaa.seg: is not ours, and is left as it is" in said
-        assert said[-1] == "clean"
+        lines = lines_of(place.path, found, repair=repair)
+        assert "files named like segments that are not ours: 2" in lines
+        assert "  00000000aaaa.seg: is not ours, and is left as it is" in lines
+        assert lines[-1] == "clean"
     after = picture(place.path)
     assert {name: after.get(name) for name in before} == before
     assert outside.read_bytes() == TEXT

@@ -220,9 +220,9 @@ def test_a_use_in_the_far_future_is_damage(books: Books) -> None:
     assert books.catalog.placed[number].segment.uses().tolist() == [int(tomorrow), 0, 5, 77]
 
 
-def test_rows_are_told_as_runs_of_neighbours_in_one_segment(books: Books) -> None:
+def test_rows_are_grouped_into_runs_of_neighbours_in_one_segment(books: Books) -> None:
     numbers = [books.make(f"00000000000{at}.seg") for at in (1, 2)]
     placed = [books.catalog.placed[number] for number in numbers]
-    told = [(placed.index(of), list(run)) for of, run in books.catalog.runs([0, 1, 3, 4, 5, 2, 7])]
-    assert told == [(0, [0, 1]), (0, [3]), (1, [4, 5]), (0, [2]), (1, [7])]
+    runs = [(placed.index(of), list(run)) for of, run in books.catalog.runs([0, 1, 3, 4, 5, 2, 7])]
+    assert runs == [(0, [0, 1]), (0, [3]), (1, [4, 5]), (0, [2]), (1, [7])]
     assert list(books.catalog.runs([])) == []

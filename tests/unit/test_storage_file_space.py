@@ -141,7 +141,7 @@ def test_a_group_that_has_no_room_now_does_not_stop_a_smaller_one(place: Place):
 
 
 @pytest.mark.parametrize("ahead_s", [-29, 0, 86_400, -86_400])
-def test_the_wish_of_a_process_that_is_gone_costs_one_segment_at_most(place: Place, ahead_s: int):
+def test_what_a_dead_process_asked_for_costs_one_segment_at_most(place: Place, ahead_s: int):
     with closing(place.open(quota_bytes=QUOTA)) as backend:
         store(backend, keys_of("held", 400))
         before = backend.stats().segments
@@ -157,7 +157,7 @@ def test_the_wish_of_a_process_that_is_gone_costs_one_segment_at_most(place: Pla
         assert backend.stats().segments >= before - 1
 
 
-def test_a_process_that_stops_takes_its_wish_back(place: Place):
+def test_a_process_that_stops_takes_its_request_for_space_back(place: Place):
     with closing(place.open(quota_bytes=QUOTA)) as old:
         store(old, keys_of("old", 400))
         new = place.open(quota_bytes=QUOTA)

@@ -114,6 +114,11 @@ def test_what_nobody_used_expires_children_first(place: Place):
         assert store(backend, chain) == [STORED] * 3
 
 
+def test_a_new_store_whose_pages_expire_has_nothing(place: Place):
+    with closing(place.open(ttl_s=100)) as backend:
+        assert fetch(backend, keys_of("never stored", 2)) == [MISS] * 2
+
+
 def test_what_expired_while_nobody_ran_is_a_miss_and_its_room_comes_back(place: Place):
     keys = keys_of("long ago", 3)
     with closing(place.open(ttl_s=100)) as backend:

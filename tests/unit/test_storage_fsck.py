@@ -85,35 +85,35 @@ def test_what_is_no_store_is_refused(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def said_of(path: Path, *, repair: bool) -> list[str]:
+def report_of(path: Path, *, repair: bool) -> list[str]:
     return lines_of(path, fsck(path, repair=repair), repair=repair)[1:]
 
 
-def test_what_is_said_of_a_damaged_ledger(tmp_path: Path):
+def test_what_is_reported_of_a_damaged_ledger(tmp_path: Path):
     with closing(open_at(tmp_path)) as backend:
         store(backend, keys_of("a", 2))
     flip(tmp_path / "ledger", 6)
     report = ["damaged ledger: 1", "  the ledger is damaged"]
-    assert said_of(tmp_path, repair=False) == [*report, "damaged; --repair rebuilds the ledger"]
-    assert said_of(tmp_path, repair=True) == [*report, "mended: the ledger rebuilt"]
-    assert said_of(tmp_path, repair=True) == ["clean"]
+    assert report_of(tmp_path, repair=False) == [*report, "damaged; --repair rebuilds the ledger"]
+    assert report_of(tmp_path, repair=True) == [*report, "mended: the ledger rebuilt"]
+    assert report_of(tmp_path, repair=True) == ["clean"]
 
 
-def test_what_is_said_of_a_damaged_ledger_and_pages(tmp_path: Path):
+def test_what_is_reported_of_a_damaged_ledger_and_pages(tmp_path: Path):
     keys = keys_of("a", 2)
     with closing(open_at(tmp_path)) as backend:
         store(backend, keys)
         flip_payload(tmp_path, keys[0], 0)
         flip(tmp_path / "ledger", 6)
-        assert said_of(tmp_path, repair=False)[-1] == (
+        assert report_of(tmp_path, repair=False)[-1] == (
             "damaged; --repair removes what is and rebuilds the ledger"
         )
-        assert said_of(tmp_path, repair=True)[-1] == (
+        assert report_of(tmp_path, repair=True)[-1] == (
             "0 removed, the ledger rebuilt, 1 left, which a running process writes"
         )
         flip(tmp_path / "ledger", 6)
-    assert said_of(tmp_path, repair=True)[-1] == "mended: 1 removed, the ledger rebuilt"
-    assert said_of(tmp_path, repair=False) == ["clean"]
+    assert report_of(tmp_path, repair=True)[-1] == "mended: 1 removed, the ledger rebuilt"
+    assert report_of(tmp_path, repair=False) == ["clean"]
 
 
 def test_a_segment_that_lacks_its_last_byte_is_broken(tmp_path: Path):
@@ -126,29 +126,29 @@ def test_a_segment_that_lacks_its_last_byte_is_broken(tmp_path: Path):
     assert found.problems == [f"{path.name}: is no whole segment"]
 
 
-def test_what_was_never_finished_is_said_to_be_that(tmp_path: Path):
+def test_what_was_never_finished_is_reported_to_be_that(tmp_path: Path):
     open_at(tmp_path).close()
     (tmp_path / "00000000aaaa.seg").write_bytes(b"SKVNEW\0\0" + bytes(8192))
-    assert said_of(tmp_path, repair=False) == [
+    assert report_of(tmp_path, repair=False) == [
         "segments that were never finished: 1",
         "  00000000aaaa.seg: was never finished",
         "damaged; --repair removes what is",
     ]
 
 
-def test_a_hundred_problems_are_told_one_by_one_and_the_others_counted(tmp_path: Path):
+def test_a_hundred_problems_are_reported_one_by_one_and_the_others_counted(tmp_path: Path):
     open_at(tmp_path).close()
     for at in range(102):
         (tmp_path / f"{at:012x}.seg").write_bytes(b"SKVSEG\0\1 cut")
-    said = said_of(tmp_path, repair=False)
-    assert said[0] == "segments that are broken: 102"
-    assert [line.endswith("is no whole segment") for line in said[1:101]] == [True] * 100
-    assert said[101:] == ["  and 2 more", "damaged; --repair removes what is"]
+    report = report_of(tmp_path, repair=False)
+    assert report[0] == "segments that are broken: 102"
+    assert [line.endswith("is no whole segment") for line in report[1:101]] == [True] * 100
+    assert report[101:] == ["  and 2 more", "damaged; --repair removes what is"]
 
 
 def test_segments_that_somebody_writes_are_counted_in_the_report(tmp_path: Path):
     with closing(open_at(tmp_path)) as backend:
         store(backend, keys_of("a", 2))
-        assert said_of(tmp_path, repair=True) == [
+        assert report_of(tmp_path, repair=True) == [
             "segments that a running process writes: 1", "clean",
         ]  # fmt: skip

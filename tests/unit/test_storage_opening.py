@@ -53,7 +53,7 @@ def test_nobody_waits_and_what_has_opened_is_taken(door):
         found.take()
 
 
-def test_a_failure_is_told(door):
+def test_a_failure_is_reported(door):
     door.failure = StorageError("down")
     door.gate.set()
     found = opening(door)

@@ -53,8 +53,8 @@ SCANS = {
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=lambda junk: repr(junk[:8]))
-@pytest.mark.parametrize("said", ["EXISTS", "GET", "SET", "UNLINK", "SCAN"])
-def test_junk_is_a_failure_of_the_store(said: str, junk: bytes):
+@pytest.mark.parametrize("command", ["EXISTS", "GET", "SET", "UNLINK", "SCAN"])
+def test_junk_is_a_failure_of_the_store(command: str, junk: bytes):
     calls = {
         "EXISTS": lambda store: store.contains(KEYS),
         "GET": lambda store: store.read(KEYS, views(np.zeros_like(PAGES))),
@@ -64,10 +64,10 @@ def test_junk_is_a_failure_of_the_store(said: str, junk: bytes):
     }
     with hostile_redis() as server:
         store = RedisBackend(FORM, RedisOptions(url=server.url, timeout_s=0.2))
-        server.answer = unkind(**{said: junk})
+        server.answer = unkind(**{command: junk})
         tracemalloc.start()
         with pytest.raises(StorageError, match="redis: "):
-            calls[said](store)
+            calls[command](store)
         assert tracemalloc.get_traced_memory()[1] < LITTLE_BYTES
         tracemalloc.stop()
         store.touch(KEYS)
@@ -102,12 +102,12 @@ def test_a_scan_whose_cursor_never_ends_is_given_up():
         store.close()
 
 
-@pytest.mark.parametrize("said", ["AUTH", "SELECT"])
+@pytest.mark.parametrize("command", ["AUTH", "SELECT"])
 @pytest.mark.parametrize("junk", [*JUNK, b":1\r\n", b"$-1\r\n"], ids=lambda junk: repr(junk[:8]))
-def test_a_login_that_makes_no_sense_is_no_login(said: str, junk: bytes):
+def test_a_login_that_makes_no_sense_is_no_login(command: str, junk: bytes):
     if junk.startswith(b"+"):
         pytest.skip("a simple string is a yes")
-    with hostile_redis(unkind(**{said: junk})) as server:
+    with hostile_redis(unkind(**{command: junk})) as server:
         url = server.url.replace("redis://", "redis://u:secret@").replace("/0", "/3")
         with pytest.raises(StorageError) as caught:
             RedisBackend(FORM, RedisOptions(url=url, timeout_s=0.2))

@@ -127,16 +127,16 @@ def test_the_time_out_of_a_url_reaches_the_client(monkeypatch):
 def test_a_quota_that_can_never_hold_anything_is_refused_with_what_is_needed(url, tmp_path):
     text, form = url.format(tmp_path), storage_conformance.FORM
     with pytest.raises(
-        ConfigError, match=r"--storage quota of 1024 bytes.* allowed is \d+"
+        ConfigError, match=r"--storage with quota=1024: .* allowed for quota is \d+"
     ) as caught:
         open_storage(parse_storage_url(text), form)
     assert not list(tmp_path.iterdir())
-    found = re.search(r"allowed is (\d+)", str(caught.value))
+    found = re.search(r"allowed for quota is (\d+)", str(caught.value))
     assert found is not None
     enough = text.replace("1KiB", found[1])
     with closing(open_storage(parse_storage_url(enough), form)) as backend:
         for group in range(len(form.page_bytes)):
             keys = keys_of("a", 1, group=group)
             assert store(backend, keys) == [WriteStatus.STORED]
-    with pytest.raises(ConfigError, match=f"allowed is {found[1]} "):
+    with pytest.raises(ConfigError, match=f"allowed for quota is {found[1]} "):
         open_storage(parse_storage_url(text.replace("1KiB", str(int(found[1]) - 1))), form)

@@ -5,14 +5,15 @@ import pytest
 
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import ObjectKey, StoreFormat
-from stratakv.storage.header import HEADER_BYTES, ObjectHeader, payload_hash
+from stratakv.storage.header import HEADER_BYTES, is_sound, payload_hash
 from stratakv.storage.remote_object import (
     are_genuine,
     batches,
     blank_heads,
     head_views,
     name_of,
-    sealed_heads,
+    seal_head,
+    unsealed_heads,
 )
 
 FORM = StoreFormat(spec_digest=bytes(range(16)), page_bytes=(64, 96))
@@ -36,12 +37,23 @@ def test_a_batch_is_bounded_in_bytes_and_never_empty(sizes, found):
     assert [(at.start, at.stop) for at in batches(sizes, 4)] == found
 
 
+def sealed_heads(keys, form, pages):
+    """As a store sends them, one after the other."""
+    table = unsealed_heads(keys, form)
+    for head, page in zip(head_views(table), pages, strict=True):
+        seal_head(head, page)
+    return table
+
+
 def test_a_sealed_head_is_the_common_header():
     page = memoryview(b"p" * 96)
-    found = ObjectHeader.unpack(sealed_heads([KEY], FORM, [page]).tobytes())
-    assert (found.key, found.spec_digest) == (KEY, FORM.spec_digest)
-    assert (found.payload_bytes, found.payload_hash) == (96, payload_hash(page))
-    assert found.stored_ns > 0
+    heads = sealed_heads([KEY], FORM, [page])
+    assert is_sound(heads).all()
+    (found,) = heads
+    assert (found["page"].tobytes(), found["group"], found["shard"]) == (*KEY,)
+    assert found["spec"].tobytes() == FORM.spec_digest
+    assert (found["payload_bytes"], found["payload_hash"]) == (96, payload_hash(page))
+    assert found["stored_ns"] > 0
 
 
 def test_one_flipped_bit_anywhere_in_a_head_is_not_genuine():

@@ -68,5 +68,7 @@ def test_a_root_is_a_directory_that_exists(tmp_path: Path):
     check_roots(["/", str(tmp_path)])
     (tmp_path / "file").touch()
     for root in ("relative", str(tmp_path / "missing"), str(tmp_path / "file"), ""):
-        with pytest.raises(ConfigError, match=rf"^--storage-root {root}: allowed is the absolute"):
+        with pytest.raises(
+            ConfigError, match=rf"^--storage-root {root or chr(39) * 2}: allowed is the a"
+        ):
             check_roots([root])

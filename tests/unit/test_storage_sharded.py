@@ -148,12 +148,14 @@ class Touched:
 
 
 def test_what_all_ranks_have_alike_is_touched_once_and_a_slice_by_whoever_has_it():
-    said = {}
+    touched = {}
     for rank in range(2):
-        said[rank] = heard = Touched()
-        rank_of(heard, rank, 2)[0].touch([*names(HEADS)[:1], *names(STATE)[:1]])
-    first, second = ({(key.group, key.shard) for key in heard.keys} for heard in said.values())
-    assert len(said[1].keys) == len(second) == CUT // 2
+        touched[rank] = touches = Touched()
+        rank_of(touches, rank, 2)[0].touch([*names(HEADS)[:1], *names(STATE)[:1]])
+    first, second = (
+        {(key.group, key.shard) for key in touches.keys} for touches in touched.values()
+    )
+    assert len(touched[1].keys) == len(second) == CUT // 2
     assert first & second == set()
     assert {group for group, _ in first - second} == {HEADS, STATE}
     assert {group for group, _ in second} == {HEADS}

@@ -120,6 +120,6 @@ def test_a_password_never_shows():
 def test_no_piece_of_a_password_is_echoed(scheme: str, secret: str):
     with pytest.raises(ConfigError) as caught:
         parse_storage_url(f"{scheme}://user:{secret}@host/")
-    said = str(caught.value)
-    assert f"{scheme}://user:***@host/" in said
-    assert "pa" not in said.replace("PATH", "").replace("path", "").replace("password", "")
+    message = str(caught.value)
+    assert f"{scheme}://user:***@host/" in message
+    assert "pa" not in message.replace("PATH", "").replace("path", "").replace("password", "")

@@ -45,7 +45,7 @@ def test_a_rank_ends_within_a_batch_of_writes():
         fate.meets(Point.WRITE)
 
 
-def test_others_and_who_was_told_to_stop_live_on():
+def test_others_and_who_was_asked_to_stop_live_on():
     loss = Loss(rank=1, step=0, point=Point.STEP)
     Fate(loss, 0).meets(Point.STEP)
     fate = Fate(loss, 1)
@@ -101,7 +101,7 @@ def lost_in_its_last_step(point, dies, deaf):
 
 
 @pytest.mark.parametrize(("dies", "deaf"), [(2, ()), (2, (0,)), (2, (0, 1)), (0, (1,))])
-def test_who_has_the_result_of_the_last_ballot_ends_as_it_was_told(dies, deaf):
+def test_who_has_the_result_of_the_last_ballot_ends_as_it_was_asked_to(dies, deaf):
     fleet = lost_in_its_last_step(Point.RESULT, dies, deaf)
     fleet.run()
     assert fleet.lost is fleet.ranks[dies]
@@ -118,13 +118,13 @@ def test_who_lacks_the_result_of_the_last_ballot_is_lost_and_does_not_stop(point
 
 
 @pytest.mark.parametrize(("point", "deaf"), [(Point.RESULT, (1,)), (Point.BALLOT, ())])
-def test_who_stops_as_told_without_the_result_of_the_last_ballot_has_gone_on(point, deaf):
+def test_who_stops_as_asked_without_the_result_of_the_last_ballot_has_gone_on(point, deaf):
     fleet = lost_in_its_last_step(point, 2, deaf)
     with a_lost_rank_ignored(), pytest.raises(AssertionError, match="gone on without rank 2"):
         fleet.run()
 
 
-def test_who_ends_without_having_been_told_has_gone_on():
+def test_who_ends_without_having_been_asked_to_has_gone_on():
     fleet = Fleet(replace(storage_plan(2, "anchor", 3), loss=Loss(rank=2, step=6, point=POINTS[0])))
     follow = fleet.ranks[1].engine.follow
 

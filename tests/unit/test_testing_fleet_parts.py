@@ -48,7 +48,7 @@ def test_a_copy_moves_its_bytes_when_it_ends_and_not_before():
     assert transfer.peek(Direction.BACKUP, 1) == transfer.take(Direction.BACKUP, 1)
 
 
-def test_a_gate_lands_loads_up_to_its_own_and_tells_nobody():
+def test_a_gate_lands_loads_up_to_its_own_and_reports_to_nobody():
     near, far = device(), device()
     adversary = Adversary(1, FaultRates(pace=ALWAYS | {"load": 0.0}))
     transfer = SimTransfer(SPEC, near, far, adversary)
@@ -109,7 +109,7 @@ def test_every_fault_of_a_store_strikes():
         store.contains(KEYS)
 
 
-def test_a_lane_without_a_thread_works_when_it_is_told():
+def test_a_lane_without_a_thread_works_when_it_is_run():
     store, _ = unkind()
     hands: list[SteppedHand] = []
 

@@ -85,18 +85,18 @@ def test_seeds_differ_and_draw_every_kind_of_cache_and_fleet():
 
 def test_tokens_are_a_function_of_all_that_came_before():
     prompt = np.arange(5, 17, dtype=np.int32)
-    said = expected_tokens(prompt, 4)
+    tokens = expected_tokens(prompt, 4)
     for at in range(4):
-        assert said[at] == next_token(np.array([*prompt.tolist(), *said[:at]]))
-    assert expected_tokens(prompt[::-1], 1) != said[:1]
+        assert tokens[at] == next_token(np.array([*prompt.tolist(), *tokens[:at]]))
+    assert expected_tokens(prompt[::-1], 1) != tokens[:1]
 
 
 def test_tokens_depend_on_the_adapter_too():
     prompt = np.arange(5, 17, dtype=np.int32)
-    said = [expected_tokens(prompt, 3, adapter) for adapter in (-1, 0, 1)]
-    assert len({tuple(tokens) for tokens in said}) == 3
-    whole = np.array([*prompt.tolist(), *said[2][:2]])
-    assert said[2][2] == next_token(as_kept(whole, 1))
+    outputs = [expected_tokens(prompt, 3, adapter) for adapter in (-1, 0, 1)]
+    assert len({tuple(tokens) for tokens in outputs}) == 3
+    whole = np.array([*prompt.tolist(), *outputs[2][:2]])
+    assert outputs[2][2] == next_token(as_kept(whole, 1))
     assert (as_kept(prompt, -1) == prompt).all()
 
 

@@ -70,12 +70,12 @@ def test_an_object_that_is_broken_is_seen():
 def test_an_object_of_a_page_that_nobody_asked_for_is_seen(monkeypatch):
     plan = replace(storage_plan(1, "anchor"), then=storage_plan(1, "anchor"))
     run_plan(plan)
-    stray = ObjectKey(PageKey(b"?" * 32), GroupId(0))
+    foreign = ObjectKey(PageKey(b"?" * 32), GroupId(0))
     plain = Stores.of
 
     def of(self, rank):
         shelf = plain(self, rank)
-        shelf.memory.write([stray], [memoryview(bytearray(16))])
+        shelf.memory.write([foreign], [memoryview(bytearray(16))])
         return shelf
 
     monkeypatch.setattr(Stores, "of", of)

@@ -13,14 +13,14 @@ from stratakv.testing.patience import PATIENCE_S
 def together(*bodies, seed=0):
     """Each body is a rank; what each returned or raised."""
     rendezvous = Rendezvous(len(bodies), seed)
-    said = [None] * len(bodies)
+    results = [None] * len(bodies)
 
     def live(rank):
         rendezvous.begin(rank)
         try:
-            said[rank] = bodies[rank](ThreadRanks(rank, rendezvous))
+            results[rank] = bodies[rank](ThreadRanks(rank, rendezvous))
         except (AssertionError, RankLostError) as error:
-            said[rank] = error
+            results[rank] = error
         rendezvous.leave(rank, "has ended")
 
     threads = [threading.Thread(target=live, args=(rank,)) for rank in range(len(bodies))]
@@ -30,16 +30,16 @@ def together(*bodies, seed=0):
     for thread in threads:
         thread.join(PATIENCE_S)
         assert not thread.is_alive(), "a rank hangs"
-    return said
+    return results
 
 
 def test_the_least_of_each_lane_comes_back_to_all():
     lanes = [np.array([3, 1, 2]), np.array([1, 5, 2]), np.array([2, 2, 9])]
-    said = together(*[lambda ranks: ranks.all_reduce_min(lanes[ranks.rank].copy()).tolist()] * 3)
-    assert said == [[1, 1, 2]] * 3
+    results = together(*[lambda ranks: ranks.all_reduce_min(lanes[ranks.rank].copy()).tolist()] * 3)
+    assert results == [[1, 1, 2]] * 3
 
 
-def test_rank_0_tells_and_texts_are_in_order():
+def test_rank_0_broadcasts_and_texts_are_in_order():
     def body(ranks):
         return ranks.broadcast(b"%d" % ranks.rank), list(ranks.gather(str(ranks.rank)))
 
@@ -60,16 +60,16 @@ def test_only_one_rank_runs_at_a_time():
 
 
 def test_other_calls_and_other_shapes_do_not_meet():
-    def tells(ranks):
+    def broadcasts(ranks):
         ranks.broadcast(b"")
 
     def votes(count):
         return lambda ranks: ranks.all_reduce_min(np.zeros(count, np.int64))
 
-    for bodies in ((tells, votes(3), votes(3)), (votes(3), votes(4), votes(3))):
-        said = together(*bodies)
-        assert all(isinstance(error, AssertionError | RankLostError) for error in said)
-        assert "rank 1 in all_reduce_min" in str(said[0])
+    for bodies in ((broadcasts, votes(3), votes(3)), (votes(3), votes(4), votes(3))):
+        results = together(*bodies)
+        assert all(isinstance(error, AssertionError | RankLostError) for error in results)
+        assert "rank 1 in all_reduce_min" in str(results[0])
 
 
 def test_who_does_not_come_is_named_and_nobody_hangs():

@@ -136,7 +136,7 @@ def test_a_page_is_worth_its_copy_with_its_second_use():
     it.cache.release(lease)
 
 
-def test_a_use_is_no_news_where_all_is_saved_at_once():
+def test_a_use_changes_nothing_where_all_is_saved_at_once():
     it = machine()
     keys = serve(it, 1, 4)
     it.settle()

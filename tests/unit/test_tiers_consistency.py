@@ -9,7 +9,7 @@ import pytest
 
 from stratakv.agreement.scrubber import Scrubber
 from stratakv.assembly.build import Sockets
-from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.rank_context import RankContext
 from stratakv.core.errors import DivergenceError
 from stratakv.core.ids import TicketId
 from stratakv.tiers.consistency import tables_of
@@ -78,7 +78,7 @@ def spoil_a_pin(cache):
     cache.tiers.tree.internals.nodes.pins[1][0][3] += 1
 
 
-def spoil_a_booking(cache):
+def spoil_a_demand(cache):
     cache._sequences._left[1][2] += 1
 
 
@@ -87,15 +87,15 @@ def spoil_the_last_place_of_a_pool(cache):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (spoil_a_rank, "rank of group 1[5]"),
         (spoil_a_pin, "pins on host of group 0[3]"),
-        (spoil_a_booking, "booked of group 1[2]"),
+        (spoil_a_demand, "booked of group 1[2]"),
         (spoil_the_last_place_of_a_pool, "free place of g1 on host[0]"),
     ],
 )
-def test_what_counts_do_not_show_is_found_within_a_round_and_named(spoil, told):
+def test_what_counts_do_not_show_is_found_within_a_round_and_named(spoil, message):
     with engine() as ours, engine() as theirs:
         for parts in (ours, theirs):
             run(parts, greedy("a", PROMPTS[0], 3))
@@ -105,8 +105,8 @@ def test_what_counts_do_not_show_is_found_within_a_round_and_named(spoil, told):
         spoil(caches[1])
         (lines,) = rounds(scrubbers)
         ((mine, its),) = [pair for pair in zip(*lines, strict=True) if pair[0] != pair[1]]
-        assert mine.startswith(told)
-        assert its.startswith(told)
+        assert mine.startswith(message)
+        assert its.startswith(message)
 
 
 def rounds(scrubbers):

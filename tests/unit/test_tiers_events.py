@@ -42,13 +42,13 @@ class Follower:
     def __init__(self, spec, adapters):
         self.events = CacheEvents(spec.page_tokens, adapters)
         self.replica = Replica()
-        self.told: list = []
+        self.received: list = []
         self.tokens: dict[bytes, tuple] = {}  # a page's own, by key
         self.namespaces: dict[tuple, Namespace] = {}
 
     def step(self, tree):
         for event in self.events.take():
-            self.told.append(event)
+            self.received.append(event)
             match event:
                 case PagesStored():
                     self.replica.store(event.medium.value, event.group, event.keys)
@@ -103,52 +103,52 @@ def followed(rules, device, host, copier=DEFAULT_COPIER, config=CONFIG):
     ids=["full", "window", "state"],
 )
 @pytest.mark.parametrize("seed", range(2))
-def test_the_telling_alone_rebuilds_the_cache_after_every_step(rules, device, host, seed):
+def test_the_events_alone_rebuild_the_cache_after_every_step(rules, device, host, seed):
     copier = UnevenCopier(seed, fail=15)
     with followed(rules, device, host, copier) as (parts, follower):
         Traffic(seed=seed, aborts=0.05, check_every=8).run(parts, CONFIG.max_model_len)
         parts.cache.progress.settle()
         follower.step(parts.cache.tiers.tree)
-        groups = {(type(event), event.medium, event.group) for event in follower.told}
+        groups = {(type(event), event.medium, event.group) for event in follower.received}
         assert len(groups) == 4 * (1 + len(rules)), "the traffic missed a tier or a group"
-        assert {e.tenant for e in follower.told if isinstance(e, PagesStored)} == {
+        assert {e.tenant for e in follower.received if isinstance(e, PagesStored)} == {
             "", tenant_of("other"),
         }  # fmt: skip
         assert parts.cache.progress.flush()
         follower.step(parts.cache.tiers.tree)
-        assert follower.told[-1] == AllCleared()
+        assert follower.received[-1] == AllCleared()
         assert not follower.replica.known()
         assert not len(follower.events)
 
 
-def test_a_chain_is_told_with_its_parent_and_moves_tier_by_tier():
+def test_a_chain_is_reported_with_its_parent_and_moves_tier_by_tier():
     tokens = list(range(1, 14))
     with followed([], [20], [20]) as (parts, follower):
         run(parts, greedy("a", tokens, 1))
         parts.cache.progress.settle()
         follower.step(parts.cache.tiers.tree)
         keys = page_keys(np.array(tokens, np.int32), follower.namespaces["", ""], PAGE)
-        stored = [event for event in follower.told if event.medium is Medium.DEVICE]
+        stored = [event for event in follower.received if event.medium is Medium.DEVICE]
         assert [key for event in stored for key in event.keys] == keys
         assert stored[0].parent is None
         assert np.concatenate([event.tokens for event in stored]).tolist() == tokens[: PAGE * 3]
-        saved = [event for event in follower.told if event.medium is Medium.HOST]
+        saved = [event for event in follower.received if event.medium is Medium.HOST]
         assert [key for event in saved for key in event.keys] == keys
-        follower.told.clear()
+        follower.received.clear()
         evict_device(parts)
         follower.step(parts.cache.tiers.tree)
-        (gone,) = follower.told
+        (gone,) = follower.received
         assert (gone.medium, gone.group, set(gone.keys)) == (Medium.DEVICE, 0, set(keys))
-        follower.told.clear()
+        follower.received.clear()
         run(parts, greedy("b", tokens, 1))
         parts.cache.progress.settle()
         follower.step(parts.cache.tiers.tree)
-        back = [key for event in follower.told for key in event.keys]
+        back = [key for event in follower.received for key in event.keys]
         assert back == keys
-        assert {event.medium for event in follower.told} == {Medium.DEVICE}
+        assert {event.medium for event in follower.received} == {Medium.DEVICE}
 
 
-def test_what_comes_back_from_storage_is_told_whole_and_with_its_tenant():
+def test_what_comes_back_from_storage_is_reported_whole_and_with_its_tenant():
     tokens = list(range(1, 14))
     patient = replace(CONFIG, prefetch_policy="wait-complete", prefetch_threshold=1)
     with followed([], [20], [20], config=patient) as (parts, follower):
@@ -161,14 +161,14 @@ def test_what_comes_back_from_storage_is_told_whole_and_with_its_tenant():
         keys = page_keys(
             np.array(tokens, np.int32), follower.namespaces[tenant_of(SECRET), ""], PAGE
         )
-        kept = [event for event in follower.told if event.medium is Medium.STORAGE]
+        kept = [event for event in follower.received if event.medium is Medium.STORAGE]
         assert [key for event in kept for key in event.keys] == keys
         assert not follower.replica.pages["GPU", 0] | follower.replica.pages["CPU", 0]
-        follower.told.clear()
+        follower.received.clear()
         run(parts, greedy("b", tokens, 1, salt=SECRET))
         parts.cache.progress.settle()
         follower.step(parts.cache.tiers.tree)
-        landed = [event for event in follower.told if event.medium is Medium.HOST]
+        landed = [event for event in follower.received if event.medium is Medium.HOST]
         assert [key for event in landed for key in event.keys] == keys
         assert {event.tenant for event in landed} == {tenant_of(SECRET)}
 
@@ -181,13 +181,13 @@ def test_a_tenant_shows_as_a_digest_and_never_as_its_salt():
         parts.cache.progress.settle()
         follower.step(parts.cache.tiers.tree)
         by_tenant: dict[str, set] = {}
-        for event in follower.told:
+        for event in follower.received:
             by_tenant.setdefault(event.tenant, set()).update(event.keys)
         assert set(by_tenant) == {"", tenant_of(SECRET), tenant_of("other")}
         assert sum(map(len, by_tenant.values())) == len(set().union(*by_tenant.values())) == 9
         digest = hashlib.sha256(b"stratakv-tenant-1:" + SECRET.encode()).hexdigest()
         assert tenant_of(SECRET) == digest[:32]
-        assert SECRET not in repr(follower.told)
+        assert SECRET not in repr(follower.received)
 
 
 def described(count, salt="", adapter=b"", names=None):
@@ -206,7 +206,7 @@ def test_pages_of_an_adapter_carry_its_name():
     assert [event.lora for event in events.take()] == ["poet"]
 
 
-def test_what_storage_holds_is_told_chain_by_chain():
+def test_what_storage_holds_is_reported_chain_by_chain():
     events, keys = described(5)
     events.stored(Medium.STORAGE, GroupId(1), [keys[0], keys[1], keys[3], keys[4]])
     one, two = events.take()
@@ -217,13 +217,13 @@ def test_what_storage_holds_is_told_chain_by_chain():
     assert two.tokens.tolist() == list(range(3 * PAGE, 5 * PAGE))
 
 
-def test_pages_of_unknown_tokens_are_told_without_them():
+def test_pages_of_unknown_tokens_are_reported_without_them():
     events, keys = described(2)
     stranger = page_keys(np.ones(PAGE, np.int32), Namespace(model=b"x", spec_digest=b"y"), PAGE)
     events.stored(Medium.STORAGE, GroupId(0), [*keys, *stranger])
-    (told,) = events.take()
-    assert list(told.keys) == keys + stranger
-    assert (told.parent, len(told.tokens)) == (None, 0)
+    (received,) = events.take()
+    assert list(received.keys) == keys + stranger
+    assert (received.parent, len(received.tokens)) == (None, 0)
 
 
 def test_a_flush_voids_what_was_noted_before_it():

@@ -192,7 +192,7 @@ def test_a_gate_is_over_what_is_in_flight_in_the_copiers_words(
 def test_ranks_vote_on_how_many_have_ended_and_on_how_backups_did(
     under: Flights, copier: Copier
 ) -> None:
-    def said() -> tuple[int, list[list[bool]]]:
+    def votes() -> tuple[int, list[list[bool]]]:
         ballot = Ballot()
         under.vote(ballot)
         result = ballot.result(ballot.lanes)
@@ -203,13 +203,13 @@ def test_ranks_vote_on_how_many_have_ended_and_on_how_backups_did(
         under.begin_load([part(0, 10 + page)])
         under.submit_loads()
     assert not under.ready
-    assert said() == (0, [])
+    assert votes() == (0, [])
     copier.ended[LOAD] = 2
     assert under.ready
-    assert said() == (2, [])
+    assert votes() == (2, [])
     copier.ended[BACKUP] = 2
     copier.fail = {TicketId(103)}
-    assert said() == (2, [[True], [False]])
+    assert votes() == (2, [[True], [False]])
     assert [done.ok for done, _ in under.taken(BACKUP, 2)] == [True, False]
     assert under.taken(BACKUP, 0) == []
 

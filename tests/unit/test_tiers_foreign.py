@@ -344,7 +344,7 @@ def test_there_is_one_of_everything_for_every_group(short):
         TieredCache(spec, (device, host), None, TierOptions(foreign_pages=counts), arenas)
 
 
-def test_who_did_not_say_how_many_pages_there_are_is_told_where_to():
+def test_who_did_not_say_how_many_pages_there_are_gets_the_name_of_the_option():
     with foreign() as it:
         it.tiers = TieredCache(it.spec, ([PageAllocator(0)], it.host), it.engine, TierOptions())
         with pytest.raises(ValueError, match=r"device pages \(TierOptions.foreign_pages\) none"):

@@ -17,7 +17,7 @@ from stratakv.testing.storage_faults import Faults, FaultyBackend
 from stratakv.testing.tree_books import HOST
 from stratakv.tiers.persist import JOB_PAGES
 from stratakv.tree.stored import TOUCH_STEPS
-from tests.tier_bench import Bench, Hearer, Store
+from tests.tier_bench import Bench, Store, StoredObserver
 
 FULL = small_spec([], page_tokens=1)
 WINDOW = small_spec([KeepWindow(2)], page_tokens=1)
@@ -198,13 +198,13 @@ def test_cancel_gives_up_what_was_not_submitted(benches):
     assert figures(bench) == {"dropped": 6}
 
 
-def test_who_follows_the_cache_hears_of_what_is_stored(benches):
-    told = Hearer()
-    bench = benches(WINDOW, observer=told)
+def test_an_observer_of_the_cache_sees_what_is_stored(benches):
+    observer = StoredObserver()
+    bench = benches(WINDOW, observer=observer)
     bench.serve(PROMPT, 3)
     bench.settle()
     keys = bench.keys(PROMPT, 3)
-    assert told.kept == [(0, keys), (1, keys[1:])]
+    assert observer.kept == [(0, keys), (1, keys[1:])]
 
 
 class Choosy(Store):
@@ -223,8 +223,8 @@ class Choosy(Store):
 @pytest.mark.parametrize("unwanted", [(0, 3), (1, 2), (2,), (4,), (5,), (0, 1, 2, 3, 4, 5)])
 def test_exactly_what_was_not_kept_is_written_with_the_next_use(unwanted):
     """One job has the writings of both groups, its objects in the order of their depth."""
-    told = Hearer()
-    bench = Bench(WINDOW, observer=told)
+    observer = StoredObserver()
+    bench = Bench(WINDOW, observer=observer)
     store = Choosy(WINDOW)
     bench.attach(store)
     lease = bench.serve(PROMPT, 4)
@@ -234,7 +234,7 @@ def test_exactly_what_was_not_kept_is_written_with_the_next_use(unwanted):
     store.unwanted = frozenset(names[at] for at in unwanted)
     bench.settle()
     kept = [name for name in names if name not in store.unwanted]
-    assert {(group, key) for group, some in told.kept for key in some} == {
+    assert {(group, key) for group, some in observer.kept for key in some} == {
         (name.group, name.page) for name in kept
     }
     store.unwanted, store.writes = frozenset(), []
@@ -247,7 +247,7 @@ def test_exactly_what_was_not_kept_is_written_with_the_next_use(unwanted):
 
 def test_ranks_compare_what_is_under_way(benches):
     bench = benches(WINDOW, held=["write"])
-    nothing = {"writes begun": 0, "writes": 0, "newest write": NONE, "uses to tell": 0}
+    nothing = {"writes begun": 0, "writes": 0, "newest write": NONE, "uses to send": 0}
     assert bench.tier.persister.figures() == nothing
     assert not bench.tier.persister.busy
     lease = bench.serve(PROMPT, 4)
@@ -257,9 +257,9 @@ def test_ranks_compare_what_is_under_way(benches):
     bench.backend.wait_entered()
     assert bench.tier.persister.figures() == nothing | {"writes": 1, "newest write": 0}
     bench.tier.persister.used(lease)
-    assert bench.tier.persister.figures()["uses to tell"] == 1
+    assert bench.tier.persister.figures()["uses to send"] == 1
     bench.tier.persister.forget_uses()
-    assert bench.tier.persister.figures()["uses to tell"] == 0
+    assert bench.tier.persister.figures()["uses to send"] == 0
     bench.backend.let("write", 9)
     bench.settle()
     assert bench.tier.persister.figures() == nothing
@@ -289,7 +289,7 @@ def test_a_use_touches_the_deepest_page_first_and_not_every_time(benches):
     assert depths(bench, bench.backend.touches) == 2 * whole
 
 
-def test_a_use_is_told_behind_the_writes_of_its_step(benches):
+def test_a_use_is_sent_behind_the_writes_of_its_step(benches):
     """Else a page that is written late would look newer than its parents."""
     bench = benches(FULL, queue_pages=2, held=["write"])
     bench.serve(2, 2)

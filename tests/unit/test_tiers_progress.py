@@ -101,7 +101,7 @@ def test_a_pause_lasts_until_a_copy_has_ended_or_its_time_is_over():
     assert not it.cache.progress.busy, "and it has become state"
 
 
-def test_a_pause_ends_with_an_answer_of_storage_and_tells_whose_turn_it_is():
+def test_a_pause_ends_with_an_answer_of_storage_and_returns_whose_turn_it_is():
     it = Machine()
     it.attach()
     keys = it.prefix([1] * 3)

@@ -9,7 +9,7 @@ from stratakv.spec.retention import KeepWindow
 from stratakv.storage.io_jobs import Kind
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.specs import small_spec
-from tests.tier_bench import Bench, Hearer, Store
+from tests.tier_bench import Bench, Store, StoredObserver
 
 SPEC = small_spec([KeepWindow(2)], page_tokens=1)
 PROMPT, OTHER = 1, 2
@@ -242,10 +242,10 @@ def test_requests_outlive_the_store(benches):
     assert bench.free() == bench.hosts
 
 
-def test_who_follows_the_cache_hears_of_a_store_that_is_emptied_or_leaves(benches):
-    told = Hearer()
-    gone = told.gone
-    bench = benches(observer=told)
+def test_an_observer_of_the_cache_sees_a_store_that_is_emptied_or_leaves(benches):
+    observer = StoredObserver()
+    gone = observer.gone
+    bench = benches(observer=observer)
     lease = bench.serve(PROMPT, 3)
     bench.settle()
     keys = bench.keys(PROMPT, 3)

@@ -142,12 +142,12 @@ def test_device_pages_that_no_copy_could_take_are_refused():
         def layer_pages(self, *place):
             return self.change(pools.layer_pages(*place))
 
-    for change, said in (
+    for change, message in (
         (lambda pages: pages.view(np.uint16), "bytes, not"),
         (lambda pages: pages[:, 1:], "bytes of a page"),
         (np.asfortranarray, "together"),
     ):
-        with pytest.raises(AssertionError, match=said):
+        with pytest.raises(AssertionError, match=message):
             CopyRoute.of(Whole(change), ends.arenas[0], (LayerId(0),))
 
 
@@ -166,7 +166,7 @@ def arguments(**changed):
     return device, host, tuple((sound | changed).values())
 
 
-def test_the_helper_copies_what_it_is_told():
+def test_the_helper_copies_what_it_is_given():
     device, host, call = arguments()
     _gather.scatter(*call)
     assert (device[1] == host[0, 8:24]).all()

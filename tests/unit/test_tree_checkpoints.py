@@ -103,6 +103,25 @@ def test_a_milestone_from_which_somebody_parts_becomes_a_checkpoint() -> None:
     it.verify()
 
 
+def test_a_milestone_that_a_bypassing_request_parts_from_is_a_checkpoint_at_the_next_keep() -> None:
+    """The first to go on saw no branch, and whoever bypasses the cache marks none."""
+    it = tree(KeepBoundary())
+    first = run(it, (0,), generous=False)
+    it.pave(first, 1)
+    it.finish(first)
+    on = it.arrive((0, 1), 1, load=False)
+    it.extend(on, 2, generous=False)
+    bypassing = it.arrive((0, 2), 0, load=False)
+    it.extend(bypassing, 2, generous=False)
+    assert (it.model.checkpoints, it.model.milestones) == (set(), {(0,)})
+    it.keep(on, 2, on.continued)
+    assert (it.model.checkpoints, it.model.milestones) == ({(0,), (0, 1)}, set())
+    it.verify()
+    it.finish(bypassing)
+    it.finish(on)
+    it.verify()
+
+
 def test_a_milestone_that_has_lost_a_page_when_somebody_parts_stays_one() -> None:
     it = tree(KeepBoundary())
     with_milestone(it, (0, 1, 2), 1)

@@ -192,7 +192,7 @@ def test_while_one_of_two_loads_goes_on_others_wait_for_it() -> None:
     it.drain()
 
 
-def test_what_a_checkpoint_needs_is_told_from_what_milestones_alone_need() -> None:
+def test_what_a_checkpoint_needs_is_kept_apart_from_what_milestones_alone_need() -> None:
     it = tree(KeepWindow(2))
     request = it.arrive((0, 1, 2, 3, 4), 0, load=False)
     assert it.extend(request, 5, generous=True)

@@ -35,7 +35,7 @@ class Follower:
     def __init__(self):
         self.replica = Replica()
         self.seen: set[bytes] = set()
-        self.told = []
+        self.received = []
 
     def stored(self, medium, group, keys):
         self.replica.store(medium.value, group, keys)
@@ -51,7 +51,7 @@ class Follower:
 
     def _note(self, verb, medium, group, keys):
         self.changes[verb, medium.value] += 1
-        self.told.append((verb, medium, group, keys))
+        self.received.append((verb, medium, group, keys))
 
 
 class FollowedTree(PrefixTree):
@@ -81,13 +81,13 @@ def followed(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3-fifo"])
-def test_a_replica_that_hears_of_the_tree_agrees_with_it(followed, policy):
+def test_a_replica_that_observes_the_tree_agrees_with_it(followed, policy):
     campaign(11, WALKS, policy=policy, shrink=False)
     assert min(Follower.changes[change] for change in CHANGES) > WALKS / 10
 
 
 @pytest.mark.parametrize(
-    ("told", "event", "told_as"),
+    ("table", "event", "reported_as"),
     [
         (journal.STORED, ResidencyEvent.BACKUP_BEGUN, Medium.HOST),  # before its bytes are there
         (journal.STORED, ResidencyEvent.LOAD_BEGUN, Medium.DEVICE),
@@ -96,8 +96,8 @@ def test_a_replica_that_hears_of_the_tree_agrees_with_it(followed, policy):
         (journal.STORED, ResidencyEvent.LOAD_DONE, None),
     ],
 )
-def test_an_event_told_wrongly_is_noticed(followed, monkeypatch, told, event, told_as):
-    monkeypatch.setitem(told, event, told_as)
+def test_a_wrong_event_is_noticed(followed, monkeypatch, table, event, reported_as):
+    monkeypatch.setitem(table, event, reported_as)
     with pytest.raises(AssertionError):
         campaign(11, WALKS, shrink=False)
 
@@ -110,11 +110,11 @@ def test_keys_are_noted_before_their_rows_are_used_again(followed):
         request = driver.arrive(prompt, len(prompt) - 1, load=False)
         assert driver.extend(request, 3, generous=True)
         driver.finish(request)
-    told = driver.tree.follower.told
-    said = [(verb, key) for verb, _, group, keys in told if group == 0 for key in keys]
+    received = driver.tree.follower.received
+    pairs = [(verb, key) for verb, _, group, keys in received if group == 0 for key in keys]
     for prompt, verb in ((old, "stored"), (old, "removed"), (new, "stored")):
         assert [(verb, key) for key in driver.keys(prompt)] == [
-            pair for pair in said if pair[0] == verb and pair[1] in driver.keys(prompt)
+            pair for pair in pairs if pair[0] == verb and pair[1] in driver.keys(prompt)
         ]
 
 
@@ -124,17 +124,17 @@ def test_a_tree_that_nobody_follows_keeps_no_journal():
     assert all(column._moved is None for column in tree.internals.nodes.residency)
 
 
-def test_a_key_that_ends_in_zeros_is_told_whole():
+def test_a_key_that_ends_in_zeros_is_reported_whole():
     kept = Follower()
     cache = PrefixTree(small_spec([], page_tokens=1), 4, LeastRecentlyUsed, kept)
     keys = [PageKey(b"a" + bytes(31)), PageKey(bytes(32))]
     cache.insert(keys, 0, [np.arange(2, dtype=np.int32)])
-    ((_, _, _, told),) = kept.told
-    assert told == keys
+    ((_, _, _, received),) = kept.received
+    assert received == keys
 
 
-def test_of_no_page_nothing_is_told():
+def test_of_no_page_nothing_is_reported():
     kept = Follower()
     moved = journal.Journal(4, kept).of_group(GroupId(0))
     moved(np.empty(0, np.intp), ResidencyEvent.INSERTED)
-    assert kept.told == []
+    assert kept.received == []

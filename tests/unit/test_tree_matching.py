@@ -362,7 +362,7 @@ def test_a_match_may_be_the_first_to_look_at_so_long_a_prompt(pages: int) -> Non
     assert cache.match(keys, pages) == (pages, pages, pages)
 
 
-def test_beyond_a_match_it_is_told_whether_states_alone_are_missing() -> None:
+def test_beyond_a_match_it_is_reported_whether_states_alone_are_missing() -> None:
     it = tree(KeepWindow(1), KeepBoundary())
     serve(it, (0, 1, 2), generous=False)
     keys = it.keys((0, 1, 2))

@@ -13,7 +13,7 @@ from stratakv.tree.nodes import ANY, NodeTable, Tier
 
 
 def keys(text: str) -> list[PageKey]:
-    return [PageKey(letter.encode()) for letter in text]
+    return [PageKey(name.encode()) for name in text]
 
 
 def rows(*of: int) -> NodeIds:

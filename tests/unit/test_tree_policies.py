@@ -114,11 +114,11 @@ def test_lfu_ranks_by_the_number_of_uses_then_by_time() -> None:
     cache = Cache("lfu")
     cache.serve((0,))
     nodes, row = cache.tree.internals.nodes, cache.row((0,))
-    said: list[int] = []
+    ranks: list[int] = []
     for _ in range(3):
-        said.append(nodes.rank[0].item(row) >> STAMP_BITS)
+        ranks.append(nodes.rank[0].item(row) >> STAMP_BITS)
         cache.use((0,))
-    assert said == [0, 1, 2]
+    assert ranks == [0, 1, 2]
 
 
 def test_lfu_counts_what_storage_brought_as_it_counts_what_was_computed() -> None:

@@ -79,21 +79,21 @@ def move(it: ResidencyColumn, nodes: list[int], event: ResidencyEvent) -> None:
 
 @pytest.mark.parametrize(("now", "event"), EVERY, ids=lambda of: of.name.lower())
 def test_a_page_moves_in_these_ways_and_no_other(now: Residency, event: ResidencyEvent) -> None:
-    heard: list[tuple[list[int], ResidencyEvent]] = []
+    moves: list[tuple[list[int], ResidencyEvent]] = []
     for nodes in ([1], [0, 1], [1, 2]):
-        it = column(now, now, Residency.HOST, moved=lambda of, by: heard.append((of.tolist(), by)))
-        heard.clear()
+        it = column(now, now, Residency.HOST, moved=lambda of, by: moves.append((of.tolist(), by)))
+        moves.clear()
         before = it.states.tolist()
         bad = [node for node in nodes if (before[node], event) not in THEN]
         if bad:
             words = f"{event.name} is illegal in {Residency(before[bad[0]]).name} (node {bad[0]})"
             with pytest.raises(AssertionError, match=re.escape(words)):
                 move(it, nodes, event)
-            assert not heard
+            assert not moves
             assert it.states.tolist() == before, "what is refused changes nothing"
         else:
             move(it, nodes, event)
-            assert heard.pop() == (nodes, event)
+            assert moves.pop() == (nodes, event)
             for node in nodes:
                 before[node] = THEN[Residency(before[node]), event]
             assert it.states.tolist() == before

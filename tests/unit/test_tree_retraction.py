@@ -36,7 +36,7 @@ def host_pages(it: TreeDriver) -> list[int]:
     return [pool.capacity - pool.available() for pool in it.pools[HOST]]
 
 
-def test_a_parked_request_leaves_the_device_to_others_and_comes_back_with_a_load() -> None:
+def test_a_retracted_request_leaves_the_device_to_others_and_comes_back_with_a_load() -> None:
     it, lot = tree(KeepWindow(1))
     lot.retract(running(it, (0, 1, 2)), 0)
     assert it.tree.eviction.evictable(DEVICE, GroupId(ANCHOR)) == 0  # being saved
@@ -115,7 +115,7 @@ def test_a_page_without_a_host_copy_cannot_be_held() -> None:
         it.tree.leases.hold(it.keys((0, 1)), 2, request.lease.starts)
 
 
-def test_a_resume_that_is_declined_stays_parked() -> None:
+def test_a_resume_that_is_declined_stays_retracted() -> None:
     it, lot = tree(KeepWindow(1))
     lot.retract(running(it, (0, 1)), 0)
     end_copies(it)

@@ -5,7 +5,7 @@ import pytest
 
 from stratakv.spec.retention import KeepWindow
 from stratakv.tree.order import COLD, WARM
-from stratakv.tree.segments import HIGH, Segments
+from stratakv.tree.segmented_queue import HIGH, Segments
 from tests.policy_cache import DEVICE, Cache, gone_in_order, singles
 
 

@@ -118,7 +118,7 @@ def test_a_page_below_a_hole_is_not_written_until_the_hole_is_filled() -> None:
     it.verify()
 
 
-def test_nothing_is_wanted_nor_told_without_a_store() -> None:
+def test_nothing_is_wanted_nor_touched_without_a_store() -> None:
     it, store = tree()
     store.stop()
     serve(it, (0, 0))
@@ -129,7 +129,7 @@ def test_nothing_is_wanted_nor_told_without_a_store() -> None:
     assert not store.writes
 
 
-def told(it: TreeDriver, prompt: Prefix, step: int) -> list[int]:
+def touched(it: TreeDriver, prompt: Prefix, step: int) -> list[int]:
     """Depths that storage hears of when ``prompt`` is used."""
     lease = it.tree.leases.take(it.keys(prompt), len(prompt))
     parts = list(it.tree.stored.to_touch(lease, step))
@@ -137,17 +137,19 @@ def told(it: TreeDriver, prompt: Prefix, step: int) -> list[int]:
     return [int(depth) for _, rows in parts for depth in it.tree.internals.nodes.depth[rows]]
 
 
-def test_storage_hears_of_a_chain_once_in_a_while_and_then_of_all_above_what_is_new() -> None:
+def test_a_chain_is_touched_once_in_a_while_and_then_all_above_what_is_new() -> None:
     it, _ = tree()
     serve(it, (0, 0))
     save(it, (0, 0))
-    assert told(it, (0, 0), 5) == [0, 1]
-    assert told(it, (0, 0), 5 + TOUCH_STEPS - 1) == []
-    assert told(it, (0,), 5 + TOUCH_STEPS) == [0]
+    assert touched(it, (0, 0), 5) == [0, 1]
+    assert touched(it, (0, 0), 5 + TOUCH_STEPS - 1) == []
+    assert touched(it, (0,), 5 + TOUCH_STEPS) == [0]
     serve(it, (0, 0, 1))
     save(it, (0, 0, 1))
-    assert told(it, (0, 0, 1), 5 + TOUCH_STEPS + 1) == [0, 1, 2], "no parent older than its child"
-    assert told(it, (0, 0), 5 + TOUCH_STEPS + 1) == []
+    assert touched(it, (0, 0, 1), 5 + TOUCH_STEPS + 1) == [0, 1, 2], (
+        "no parent older than its child"
+    )
+    assert touched(it, (0, 0), 5 + TOUCH_STEPS + 1) == []
 
 
 def test_pages_of_one_write_end_each_for_itself() -> None:
@@ -205,7 +207,7 @@ def test_a_hold_of_nothing_can_be_released() -> None:
     assert not it.tree.leases
 
 
-def test_a_store_is_told_of_no_page_that_it_lacks() -> None:
+def test_a_store_is_notified_of_no_page_that_it_lacks() -> None:
     it, store = tree(KeepWindow(1))
     serve(it, (0, 0))
     save(it, (0, 0))
@@ -254,7 +256,7 @@ def test_a_second_hold_of_the_same_pages_ends_by_itself() -> None:
     assert [evictable(HOST, GroupId(group)) for group in (0, 1)] == [2, 1]
 
 
-def test_a_hold_tells_which_pages_it_has_by_group() -> None:
+def test_a_hold_lists_its_pages_by_group() -> None:
     it, _ = tree(KeepWindow(1))
     serve(it, (0, 1, 2))
     save(it, (0, 1, 2))
@@ -316,7 +318,7 @@ def test_a_store_that_is_opened_is_not_known_to_have_anything() -> None:
     it.end_fetch(it.fetches[0], landed=True)
     stored = it.tree.stored
     assert list(stored.marked())
-    assert told(it, (0,), 7) == [0]
+    assert touched(it, (0,), 7) == [0]
     stored.close()
     stored.open()
     assert not list(stored.marked())
@@ -334,13 +336,13 @@ def test_a_page_whose_anchor_the_host_lacks_is_not_written() -> None:
     it.verify()
 
 
-def test_of_a_page_that_is_written_again_storage_hears_and_not_of_those_below() -> None:
+def test_a_page_that_is_written_again_is_touched_and_those_below_are_not() -> None:
     it, _ = tree()
     serve(it, (0, 0))
     save(it, (0, 0))
-    assert told(it, (0, 0), 5) == [0, 1]
+    assert touched(it, (0, 0), 5) == [0, 1]
     writing = it.tree.stored.begin(GroupId(0), it.tree.internals.nodes.path(it.row((0,))))
-    assert told(it, (0, 0), 6) == [0]
+    assert touched(it, (0, 0), 6) == [0]
     it.tree.stored.end(writing, np.ones(1, np.bool_))
 
 
@@ -388,22 +390,22 @@ def test_what_came_from_storage_stays_known_beside_what_was_computed_there() -> 
     assert fetched(it, path) == it.keys((0, 1))
 
 
-def test_storage_hears_again_of_a_page_that_it_has_delivered_anew() -> None:
+def test_a_page_that_storage_has_delivered_anew_is_touched_again() -> None:
     it, _ = tree()
     serve(it, (0,))
     stored, lease = it.tree.stored, it.tree.leases.take(it.keys((0,)), 1)
 
-    def told(step: int) -> bool:
+    def touched(step: int) -> bool:
         return bool(list(stored.to_touch(lease, step)))
 
-    assert not told(0)
+    assert not touched(0)
     stored.entered(GroupId(0), lease.path, fetched=True)
-    assert told(1)
-    assert not told(2)
+    assert touched(1)
+    assert not touched(2)
     stored.entered(GroupId(0), lease.path, fetched=True)
-    assert told(3)
+    assert touched(3)
     stored.close()
-    assert not told(3 + TOUCH_STEPS)
+    assert not touched(3 + TOUCH_STEPS)
     it.tree.leases.release(lease)
 
 

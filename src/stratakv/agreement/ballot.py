@@ -3,8 +3,8 @@
 Owns the layout, which depends on nothing that may differ between ranks. Pure: must not know what
 the work is, nor how ranks reach each other.
 
-Work of one kind ends in the order of its submission on every rank, so a count tells which
-operations have ended, and MIN of counts tells which have ended everywhere. What an operation
+Work of one kind ends in the order of its submission on every rank, so a count shows which
+operations have ended, and MIN of counts shows which have ended everywhere. What an operation
 *found* (which ends of a prefix are usable, which pages were stored) may differ, and travels as one
 0/1 flag per lane: MIN is AND only lane by lane, so flags are never packed and lengths never sent as
 numbers (rank A may be able to use 5 pages, rank B 2 or 3).

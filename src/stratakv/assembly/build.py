@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.sizing import Pages
 from stratakv.cache.kv_cache import CacheOptions, KVCache
 from stratakv.engine.executor import Executor, OwnTokens, Runner, SerialExecutor, TokenSource
+from stratakv.engine.grammars import NO_GRAMMARS, Grammars
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.engine.storage_control import NO_STORES, BackgroundStores
@@ -90,7 +91,7 @@ class Sockets:
     it is for. ``ranks``: among the ranks that run the same plan; they choose tokens together, and
     no ``token_source`` is asked. ``observer``: notified of pages. ``stores``: what opens a store
     once it runs. ``sleep``: how a moment is waited for. ``progress``: what makes
-    state of what has ended."""
+    state of what has ended. ``grammars``: forms that answers may have to have."""
 
     role: Callable[[], Role] = UnifiedRole
     ranks: RankContext | None = None
@@ -99,6 +100,7 @@ class Sockets:
     stores: BackgroundStores = NO_STORES
     sleep: Sleep = time.sleep
     progress: type[Progress] = Progress
+    grammars: Grammars = NO_GRAMMARS
 
 
 DEFAULT_SOCKETS: Final = Sockets()
@@ -130,7 +132,7 @@ def build_cache(
 def block_table(plan: EnginePlan) -> BlockTable:
     """A row for each request that may run, with a place for each page that it may have."""
     pages = -(-plan.max_model_len // plan.spec.page_tokens)
-    return BlockTable(len(plan.spec.groups), plan.max_running, pages)
+    return BlockTable(len(plan.spec.groups), plan.max_running, pages, plan.sizes.buffers)
 
 
 def build(
@@ -149,7 +151,7 @@ def build(
     cache = build_cache(plan, memory, tables, sockets, executor.launched)
     assert executor.depth == plan.admission.steps_at_once, "admission counts on another depth"
     role, stores = sockets.role(), sockets.stores
-    engine = Engine(cache, executor, role, plan.namespaces, limits, stores)
+    engine = Engine(cache, executor, role, plan.namespaces, limits, stores, sockets.grammars)
     if (ranks := sockets.ranks) is not None:
         cache.tiers.watch(cache.beside)
         ranks.agreement.watch("requests", engine.figures, engine.description)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stratakv.assembly.sizing import Pages, Sizes
-from stratakv.cache.admit import AdmissionLimits
+from stratakv.cache.prices import AdmissionLimits
 from stratakv.core.config import EngineConfig
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.namespaces import Namespaces

@@ -22,12 +22,13 @@ from stratakv.assembly.build import (
     build,
 )
 from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.ranks import check_alike, sharing_of
+from stratakv.assembly.rank_context import check_alike, sharing_of
 from stratakv.assembly.sizing import Sizes, size
 from stratakv.assembly.stores import opener_while_it_runs, store_key
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
+from stratakv.core.ids import GroupId
 from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
@@ -47,9 +48,11 @@ from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.budget_table import BudgetTable
-from stratakv.spec.groups import CacheSpec
+from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.offload import SELECTED, selected_group
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import TransferEngine
+from stratakv.transfer.host_rows import CpuHostRows, HostRows
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +66,12 @@ OWN_RUNNERS: Final[Mapping[str, RunnerOf]] = {
     "deepseek_v4": DeepSeekV4Runner,
 }
 """Model types whose Hugging Face module takes no ragged batch: our own runs in its place."""
+SPILLING_RUNNERS: Final = {
+    "deepseek_v32": DeepSeekV32Runner,
+    "glm_moe_dsa": DeepSeekV32Runner,
+    "deepseek_v4": DeepSeekV4Runner,
+}
+assert SPILLING_RUNNERS.keys() == SELECTED.keys()
 assert OWN_RUNNERS.keys() == OWN_TYPES
 
 
@@ -78,6 +87,19 @@ def runner_of(
     return own(model, spec, pools, tables, kernels)
 
 
+def spilling_runner(
+    model: HuggingFaceModel,
+    spec: CacheSpec,
+    pools: LayerTensors,
+    tables: BlockTable,
+    kernels: AttentionKernels,
+    host: HostRows,
+) -> Runner:
+    """The same where a group has its home on the host, which ``host`` reads."""
+    own = SPILLING_RUNNERS[str(model.config["model_type"])]
+    return own(model, spec, pools, tables, kernels, host)
+
+
 def cpu_kernels(model: HuggingFaceModel) -> AttentionKernels:
     """torch's sparse kernels know float32 alone."""
     dtype = model.module.dtype
@@ -91,9 +113,10 @@ class Device(Generic[P]):
     pools: bytes of the device tier, of any type that gives the runner a tensor for each layer;
     ``transfer``, which copies between them and the host ``arenas``, knows that type. allocator: who
     gives out page ids. kernels: what attends over pages, in the model's dtype. runner: what turns a
-    batch into logits. executor: how its steps are launched and collected, and, by its ``launched``,
-    what copies come after; steps_at_once: its depth. on_host: whether the device tier takes host
-    memory.
+    batch into logits. host_rows: what reads rows of host pages in a step; None: no group can have
+    its home on the host. executor: how its steps are launched and collected, and, by its
+    ``launched``, what copies come after; steps_at_once: its depth. on_host: whether the device tier
+    takes host memory.
     """
 
     pools: Callable[[CacheSpec, Sequence[int]], P]
@@ -102,12 +125,19 @@ class Device(Generic[P]):
     allocator: MakeAllocator = PageAllocator
     arenas: MakeArena = HostArena
     runner: RunnerOf = runner_of
+    host_rows: Callable[[GroupId, P, Sequence[HostArena]], HostRows] | None = None
     executor: MakeExecutor = SerialExecutor
     steps_at_once: int = 1
     on_host: bool = False
 
 
-CPU: Final = Device(pools=TorchPools, transfer=CpuTransferEngine, kernels=cpu_kernels, on_host=True)
+CPU: Final = Device(
+    pools=TorchPools,
+    transfer=CpuTransferEngine,
+    kernels=cpu_kernels,
+    host_rows=CpuHostRows,
+    on_host=True,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,6 +206,8 @@ def build_sized(
     them. ConfigError where ranks differ."""
     if sizes.notice is not None:
         log.warning(sizes.notice)
+    for line in sizes.advice(config.chat_tokens):
+        log.info("--sparse-offload: %s", line)
     if (ranks := sockets.ranks) is not None:
         check_alike(ranks, config, model.fingerprint, sizes.spec.digest, store_key(config))
     rank = 0 if ranks is None else ranks.ranks.rank
@@ -197,8 +229,13 @@ def assemble(
     made: list[Runner] = []
 
     def runner(tables: BlockTable) -> Runner:
-        kernels = device.kernels(model)
-        made.append(device.runner(model, plan.spec, memory.pools, tables, kernels))
+        kernels, away = device.kernels(model), selected_group(plan.spec)
+        if away == ANCHOR:
+            made.append(device.runner(model, plan.spec, memory.pools, tables, kernels))
+        else:
+            assert device.host_rows is not None, "this device reads no rows of host pages"
+            host = device.host_rows(away, memory.pools, memory.arenas)
+            made.append(spilling_runner(model, plan.spec, memory.pools, tables, kernels, host))
         return made[0]
 
     engine, cache = build(plan, memory, runner, sockets, device.executor)

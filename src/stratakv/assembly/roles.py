@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Final, TypeAlias
 
 from stratakv.agreement.agreement import DigestInputs
-from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.sizing import Sizes
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import ConfigError
@@ -32,7 +32,7 @@ from stratakv.disagg.statistics import SessionStats
 from stratakv.disagg.transport import Memory, PeerId, Transport
 from stratakv.engine.loop import Engine
 from stratakv.engine.ranked import RankedEngine
-from stratakv.engine.request import Request
+from stratakv.engine.request import Prompt, Request
 from stratakv.engine.roles import Role
 from stratakv.memory.device_pools import DevicePools
 
@@ -81,6 +81,11 @@ class RoleParts:
                 return join_ranks(port.call_peers, peer, introductions)
             case Engine():
                 return join(self.peers, peer, introductions)
+
+    def serve_again(self, submit: Callable[[Prompt], None]) -> None:
+        """Prompts that decode sends back are given to ``submit``, rank 0's."""
+        if isinstance(self.own, PrefillRole):
+            self.own.submit_to(submit)
 
     def stats(self) -> SessionStats:
         """Of this rank."""

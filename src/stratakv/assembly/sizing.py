@@ -15,9 +15,13 @@ from typing import Final
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.identity.safetensors_layout import read_layout
+from stratakv.core.ids import GroupId
 from stratakv.core.units import format_bytes, parse_bytes
 from stratakv.engine.model_facts import ModelFacts
+from stratakv.sparse.hot_buffer import MOST_ENTRIES
+from stratakv.sparse.sizing import OffloadPages, advice
 from stratakv.spec.budget import (
+    FILLING_PAGES,
     ExpectedLoad,
     device_bytes,
     device_pages,
@@ -27,6 +31,7 @@ from stratakv.spec.budget import (
 )
 from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheSpec
+from stratakv.spec.offload import SELECTED, offloaded, top_k
 from stratakv.spec.sharding import Sharding, sharding_of, unshared
 from stratakv.spec.support import refusal
 
@@ -40,7 +45,8 @@ ANY_AMOUNT: Final = 1 << 70
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """``device`` and ``host``: pages of every group. ``notice``: one line for the operator, where
-    a flag will not be reached. ``spec``: of every rank; ``sharding``: how ranks share the whole."""
+    a flag will not be reached. ``spec``: of every rank; ``sharding``: how ranks share the whole.
+    ``buffer_rows``: of the buffer of a request whose selected rows are read on the host."""
 
     spec: CacheSpec
     sharding: Sharding
@@ -48,9 +54,44 @@ class Sizes:
     host: Pages
     max_model_len: int
     notice: str | None = None
+    buffer_rows: int = 0
+
+    @property
+    def buffers(self) -> dict[GroupId, int]:
+        """Pages of a spilled request's buffer, of each group that has its home on the host."""
+        return {
+            group.id: -(-self.buffer_rows // group.page_rows)
+            for group in self.spec.groups
+            if group.at_home_on_host
+        }
+
+    def advice(self, chat_tokens: int) -> list[str]:
+        """What fits with rows on the host, and from where on that pays: a line for the operator for
+        a typical conversation, and one for the longest."""
+        return [
+            line
+            for group, buffer in self.buffers.items()
+            for line in advice(
+                OffloadPages(
+                    page_tokens=self.spec.page_tokens,
+                    kept_pages=self.device[ANCHOR],
+                    selected_pages=self.device[group],
+                    host_pages=self.host[group],
+                    buffer_pages=buffer + FILLING_PAGES + 1,
+                ),
+                sorted({min(chat_tokens, self.max_model_len), self.max_model_len}),
+            )
+        ]
 
     @classmethod
-    def of(cls, spec: CacheSpec, device: Pages, host: Pages, max_model_len: int) -> "Sizes":
+    def of(
+        cls,
+        spec: CacheSpec,
+        device: Pages,
+        host: Pages,
+        max_model_len: int,
+        buffer_rows: int = 0,
+    ) -> "Sizes":
         """Exactly these pages, for one rank alone."""
         return cls(
             spec=spec,
@@ -58,6 +99,7 @@ class Sizes:
             device=device,
             host=host,
             max_model_len=max_model_len,
+            buffer_rows=buffer_rows,
         )
 
 
@@ -85,7 +127,33 @@ def spec_for(facts: ModelFacts, config: EngineConfig) -> CacheSpec:
     if page_tokens is None:
         page_tokens = default_page_tokens(facts.config)
     config.snapshot_pages(page_tokens)  # refuses before memory is taken
-    return spec_of(facts.config, page_tokens=page_tokens, dtype=facts.dtype)
+    spec = spec_of(facts.config, page_tokens=page_tokens, dtype=facts.dtype)
+    return offloaded(spec, facts.config) if buffer_rows(facts, config) else spec
+
+
+def buffer_rows(facts: ModelFacts, config: EngineConfig) -> int:
+    """Rows of a spilled request's buffer; 0 without --sparse-offload. ConfigError where the model
+    has nothing that could be on the host, or selects more."""
+    if not config.sparse_offload:
+        return 0
+    least = top_k(facts.config)
+    if least is None:
+        raise ConfigError(
+            f"--sparse-offload: model type {facts.config['model_type']!r} selects no rows that can "
+            f"be on the host; allowed with {', '.join(sorted(SELECTED))}"
+        )
+    wanted = config.device_buffer_size
+    if wanted is not None and wanted < least:
+        raise ConfigError(
+            f"--device-buffer-size {wanted}: a step selects {least} rows; allowed is that or more"
+        )
+    page = config.page_tokens or default_page_tokens(facts.config)
+    most, rows = MOST_ENTRIES // page * page, 2 * least if wanted is None else wanted
+    if rows > most:
+        raise ConfigError(
+            f"--device-buffer-size {rows}: with --page-tokens {page} allowed is {most} or less"
+        )
+    return rows
 
 
 def _sizes(
@@ -98,6 +166,7 @@ def _sizes(
         max_model_len=max_model_len,
         chunk_tokens=config.chunk_tokens,
         chat_tokens=config.chat_tokens,
+        buffer_rows=buffer_rows(facts, config),
     )
     device = device_pages(spec, parse_bytes(config.device_memory, "--device-memory"), load)
     if on_host:
@@ -110,7 +179,7 @@ def _sizes(
             )
         free_bytes -= taken
     host = _host_pages(spec, device, config, free_bytes)
-    held = device[ANCHOR] * spec.page_tokens
+    held = _longest_pages(spec, device, host) * spec.page_tokens
     if config.max_model_len is None:
         max_model_len = min(max_model_len, held)  # longer ones could only ever be refused
     elif max_model_len > held:
@@ -125,7 +194,19 @@ def _sizes(
         host=host,
         max_model_len=max_model_len,
         notice=_notice(spec, device, load),
+        buffer_rows=load.buffer_rows,
     )
+
+
+def _longest_pages(spec: CacheSpec, device: Pages, host: Pages) -> int:
+    """Of the longest request: of what has its home on the host it fills one tier or the other."""
+    longest = device[ANCHOR]
+    for group in spec.groups:
+        if group.at_home_on_host:
+            if not host[group.id]:
+                raise ConfigError("--sparse-offload: there is no host memory; allowed with some")
+            longest = min(longest, max(device[group.id], host[group.id]))
+    return longest
 
 
 def _notice(spec: CacheSpec, device: Pages, load: ExpectedLoad) -> str | None:

@@ -1,36 +1,33 @@
 """The assembly's storage corner: from ``--storage`` and a URL to an open third tier.
 
-Owns how many backends a store is opened with, how much may be queued for it, and the check of its
-flags. Takes no memory of its own; must not know HTTP or requests. Opening blocks.
+Owns how much may be queued for a store, and the check of its flags. Takes no memory of its own;
+must not know HTTP or requests. Opening blocks.
 """
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from stratakv.assembly.ranks import ObjectSharding
+from stratakv.assembly.rank_context import ObjectSharding
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.spec.groups import ANCHOR, CacheSpec
-from stratakv.storage.backend import StorageBackend, StoreFormat
+from stratakv.storage.backend import StoreFormat
 from stratakv.storage.cut_marks import CutMarks, MarkedBackend, marks_form
-from stratakv.storage.file.store import FileStore
+from stratakv.storage.ends import close_ends, figures_of, open_ends, opened, sealed_store
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
 from stratakv.storage.opening import OpenStore
-from stratakv.storage.registry import open_marks, open_storage, plugin_schemes
-from stratakv.storage.sealed import SealedBackend, sealed_form
+from stratakv.storage.registry import open_marks, plugin_schemes
 from stratakv.storage.store_key import StoreKey, read_key
 from stratakv.storage.urls import (
     FileUrl,
     MemoryUrl,
-    RedisOptions,
     Roots,
-    S3Options,
     StorageUrl,
     check_roots,
     hidden,
@@ -38,7 +35,6 @@ from stratakv.storage.urls import (
 )
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 MOST_QUEUED_PAGES: Final = 8192
 LEAST_QUEUED_PAGES: Final = 64
@@ -51,18 +47,6 @@ class Trust:
 
     roots: Roots | None = None
     key: StoreKey | None = None
-
-    def opened(
-        self,
-        opening: Callable[[StorageUrl, StoreFormat], StorageBackend],
-        url: StorageUrl,
-        form: StoreFormat,
-    ) -> StorageBackend:
-        """A store for objects of ``form``, behind the key where there is one."""
-        if self.key is None:
-            return opening(url, form)
-        inner = sealed_form(form, self.key)
-        return SealedBackend(opening(url, inner), inner, self.key)
 
 
 def trust_at_start(config: EngineConfig) -> Trust:
@@ -142,7 +126,7 @@ class ReachedStore:
 
     def open(self, sharing: ObjectSharding | None = None) -> OpenStore:
         """For the model of ``sharing``, as ``open_store``; whatever is raised, all is closed."""
-        reading, writing = self.backends.reading, self.backends.writing
+        ends = self.backends
         with ExitStack() as undo:
             undo.callback(self.close)
             backends = self.backends
@@ -156,15 +140,12 @@ class ReachedStore:
         worker = IoWorker(backends, StoreFormat.of(self.spec), limits, MonotonicClock())
 
         def figures() -> Mapping[str, object]:
-            return _figures(reading, writing)
+            return figures_of(ends)
 
         return OpenStore(worker=worker, shown=hidden(self.url), figures=figures)
 
     def close(self) -> None:
-        with ExitStack() as ends:
-            ends.callback(self.backends.reading.close)
-            if self.backends.writing is not self.backends.reading:
-                ends.callback(self.backends.writing.close)
+        close_ends(self.backends)
 
 
 def reach_store(
@@ -177,16 +158,8 @@ def reach_store(
     """The same, as far as it goes without the model. ``sharing``: of any model."""
     parsed = _checked(url, host_pages, trust)
     form = StoreFormat.of(spec if sharing is None else sharing.sharding.stored(sharing.cut))
-    with ExitStack() as undo:
-        reading = _opened(lambda: trust.opened(open_storage, parsed, form), url)
-        undo.callback(reading.close)
-        writing = reading
-        # These are made for several clients; a second one of another store may be another store.
-        if isinstance(parsed, FileUrl | RedisOptions | S3Options):
-            writing = _opened(lambda: trust.opened(open_storage, parsed, form), url)
-            undo.callback(writing.close)
-        undo.pop_all()
-    return ReachedStore(url, parsed, spec, host_pages, Backends(reading, writing), trust)
+    ends = open_ends(parsed, form, trust.key, url)
+    return ReachedStore(url, parsed, spec, host_pages, ends, trust)
 
 
 def _shared(backends: Backends, sharing: ObjectSharding, marks: CutMarks | None) -> Backends:
@@ -207,11 +180,11 @@ def _marks(parsed: StorageUrl, sharing: ObjectSharding, url: str, trust: Trust) 
     if not others or isinstance(parsed, MemoryUrl):
         return None
     form, keeps = marks_form(sharing.sharding.whole.digest), sharing.rank == 0
-    store = _opened(lambda: trust.opened(open_marks, parsed, form), url)
+    store = opened(lambda: sealed_store(open_marks, parsed, form, trust.key), url)
     with ExitStack() as undo:
         undo.callback(store.close)
         marks = CutMarks(store, sharing.model, sharing.sharding.alike(sharing.cut), others)
-        if theirs := _opened(lambda: marks.claim(writes=keeps), url):
+        if theirs := opened(lambda: marks.claim(writes=keeps), url):
             raise ConfigError(f"--storage {hidden(url)}: {sharing.refusal(theirs[0])}")
         if not keeps:
             return None
@@ -225,7 +198,9 @@ def operators_store(url: str) -> Generator[None]:
     try:
         yield
     except StorageError as error:
-        raise ConfigError(f"--storage {hidden(url)}: {error}") from error
+        raise ConfigError(
+            f"--storage {hidden(url)}: {error}; allowed is a store that can be reached and written"
+        ) from error
 
 
 def reach_at_start(
@@ -237,6 +212,7 @@ def reach_at_start(
     """The store that ``--storage`` names."""
     if config.storage is None:
         return None
+    log.info("reaching --storage %s", hidden(config.storage))
     with operators_store(config.storage):
         return reach_store(config.storage, spec, host_pages, sharing, trust_at_start(config))
 
@@ -249,31 +225,3 @@ def _checked(url: str, host_pages: Sequence[int], trust: Trust) -> StorageUrl:
             "a host tier"
         )
     return parsed if trust.roots is None else trust.roots.checked(parsed)
-
-
-def _opened(opening: Callable[[], T], url: str) -> T:
-    """What ``opening`` gives. A store may be a stranger's: whatever it raises, it only could not be
-    opened."""
-    try:
-        return opening()
-    except (ConfigError, StorageError):
-        raise
-    except Exception as error:
-        log.exception("%s could not be opened", hidden(url))
-        raise StorageError(f"{type(error).__name__} while it was opened") from error
-
-
-def _figures(reading: StorageBackend, writing: StorageBackend) -> Mapping[str, object]:
-    """What a store reports of itself, counters of both ends together; nothing of one that does
-    not."""
-    if isinstance(reading, SealedBackend) and isinstance(writing, SealedBackend):
-        forged = sum(end.forged for end in {reading, writing})
-        seal = {"key": writing.key.id.hex(), "forged": forged}
-        return {**_figures(reading.inner, writing.inner), "seal": seal}
-    if not isinstance(reading, FileStore) or not isinstance(writing, FileStore):
-        return {}
-    found = asdict(writing.stats())
-    if reading is not writing:
-        for name, count in asdict(reading.stats().counters).items():
-            found["counters"][name] += count
-    return found

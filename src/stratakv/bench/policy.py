@@ -144,7 +144,7 @@ class _Bench:
         self._ideals: dict[tuple[str, bool], float] = {}
 
     def _usual_size(self) -> int:
-        """A part of what is said anew, so that most of it has to leave, in two digits; room for two
+        """A part of each new prompt, so that most of it has to leave, in two digits; room for two
         of the longest requests, so that none is refused."""
         output_tokens = sum(one.output_length for one in self.requests)
         anew = self.prompt_tokens - self.unlimited + output_tokens

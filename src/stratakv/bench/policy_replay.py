@@ -20,8 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from stratakv.cache.admit import AdmissionRequest
 from stratakv.cache.kv_cache import KVCache
+from stratakv.cache.prices import AdmissionRequest
 from stratakv.cache.records import Admission, Refusal
 from stratakv.core.choices import SNAPSHOT_TOKENS
 from stratakv.core.ids import TokenIds

@@ -1,5 +1,5 @@
-"""Synthetic traffic as a trace: who comes when, under which system prompt, how long what is said
-and the pauses are; and chats, whose prompts are the conversation so far.
+"""Synthetic traffic as a trace: who comes when, under which system prompt, how long questions,
+answers and pauses are; and chats, whose prompts are the conversation so far.
 
 Owns the distributions, and what a conversation is made of. Must not know caches.
 """
@@ -117,7 +117,7 @@ def _turns(
 
 
 def _blocks(chat: int, system: int, system_tokens: int, prompt: int) -> list[tuple[int, ...]]:
-    """What tells the blocks of a prompt apart: the system prompt's own, the chat's own, and a last
+    """What the blocks of a prompt are: the system prompt's own, the chat's own, and a last
     one that is not full, which no longer prompt has."""
     shared = min(system_tokens, prompt) // BLOCK_TOKENS
     full = prompt // BLOCK_TOKENS

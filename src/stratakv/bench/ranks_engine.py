@@ -18,7 +18,7 @@ from stratakv.agreement.ranks import nothing
 from stratakv.agreement.torch_ranks import TorchRanks
 from stratakv.assembly.build import MappedMemory, Sockets, build
 from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.sizing import Sizes
 from stratakv.bench.ranks_meter import Meter, MeterRecord
 from stratakv.bench.rig import greedy

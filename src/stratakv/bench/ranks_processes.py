@@ -90,14 +90,14 @@ def _rank(
         ranks = join(rank, size, address, collective_s)
         ranks.ready()
         answers = pickle.dumps(act(ranks, given))
-    except BaseException:  # noqa: BLE001 - whatever it is, who waits must hear of it
+    except BaseException:  # noqa: BLE001 - whatever it is, who waits must be notified
         answers = pickle.dumps(_Fault(traceback.format_exc()))
     pipe.send_bytes(answers)
     pipe.close()
 
 
 def _gather(pipes: Sequence[Connection], limit_s: float) -> list[Any]:
-    """By rank. The first fault leaves the others a moment to tell theirs, which shows who was
+    """By rank. The first fault leaves the others a moment to report theirs, which shows who was
     first."""
     answers: dict[int, object] = {}
     end_s = time.monotonic() + limit_s

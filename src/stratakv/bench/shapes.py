@@ -60,6 +60,16 @@ DEEPSEEK_V3_4X128: Final = _shape(
     moe_intermediate_size=128,
 )  # fmt: skip
 """Latent attention, one dense layer, then 4 experts of which 2 are used."""
+DEEPSEEK_V32_3X512: Final = _shape(
+    "deepseek_v32", 3, 512,
+    intermediate_size=2048, num_key_value_heads=4, q_lora_rank=256, kv_lora_rank=64,
+    qk_nope_head_dim=32, qk_rope_head_dim=8, v_head_dim=32, first_k_dense_replace=1,
+    index_n_heads=4, index_head_dim=16, index_topk=64,
+    n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1,
+    moe_intermediate_size=768,
+)  # fmt: skip
+"""An indexer that selects 64 tokens; of a token 72 elements are latents and 16 index keys, which is
+V3.2's 4.5 to one."""
 QWEN3_NEXT_4X256: Final = _shape(
     "qwen3_next", 4, 256,
     head_dim=64, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=32,

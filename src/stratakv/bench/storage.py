@@ -30,6 +30,7 @@ from stratakv.bench.storage_yardsticks import (
     Pipelines,
     Slab,
     StorageYardstick,
+    check_redis,
     cut,
     redis_opener,
 )
@@ -82,7 +83,9 @@ class StorageCase:
 def run(directory: Path | None = None, redis: str | None = None) -> dict[str, object]:
     """Measure the file store in ``directory`` (default: the one for temporary files), without a key
     and with one, and the Redis at ``redis`` if given; print a table. Three to four minutes.
-    StorageError where Redis does not answer."""
+    ConfigError where Redis does not answer."""
+    if redis is not None:
+        check_redis(redis)
     with tempfile.TemporaryDirectory(dir=directory, prefix="stratakv-bench-") as name:
         root = Path(name)
         openers = {"file": _file_opener(root), "file+key": _sealed_opener(root)}

@@ -11,10 +11,12 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
+from stratakv.core.choices import given
+from stratakv.core.errors import ConfigError
 from stratakv.storage.backend import StoreFormat
 from stratakv.storage.header import HEADER_BYTES
 from stratakv.storage.redis import RedisBackend
-from stratakv.storage.urls import RedisOptions
+from stratakv.storage.urls import RedisOptions, hidden
 
 REDIS_TARGET: Final = 0.8
 _PREFIX: Final = "stratakv-bench"
@@ -92,6 +94,20 @@ class Slab:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def check_redis(url: str) -> None:
+    """ConfigError for a server that does not answer, or a URL of none."""
+    import redis  # noqa: PLC0415 - an extra
+
+    try:
+        with redis.Redis.from_url(url) as client:
+            client.ping()
+    except (ValueError, redis.RedisError) as error:
+        raise ConfigError(
+            f"{given('--redis', hidden(url))}: {error}; allowed is redis://HOST:PORT/NUMBER of a "
+            "server that answers"
+        ) from error
 
 
 def redis_opener(url: str) -> Callable[[StoreFormat], RedisBackend]:

@@ -1,20 +1,16 @@
-"""How many bytes a transport moves by itself, between two processes or within one.
+"""How many bytes a transport moves by itself, within one process.
 
 Owns the measurement that a hand-off is compared with: the same bytes in pages, nothing else done.
 """
 
-import multiprocessing
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from statistics import median
 from typing import TypeAlias
 
 import numpy as np
 
-from stratakv.bench.rig import seconds_of
 from stratakv.core.errors import TransportError
 from stratakv.disagg.transport import Done, Failed, Lost, Memory, PeerId, Transport, Writes
 
@@ -30,38 +26,10 @@ class TransportCase:
     pages: int
     page_bytes: int
     pages_at_once: int
-    rounds: int = 5
 
     @property
     def size_bytes(self) -> int:
         return self.pages * self.page_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RawThroughput:
-    """Of each round, from the first post to the last ``Done``."""
-
-    size_bytes: int
-    seconds: tuple[float, ...]
-
-    @property
-    def gb_s(self) -> float:
-        """Of the median round; 10^9 bytes."""
-        return self.size_bytes / median(self.seconds) / 1e9
-
-
-Reach: TypeAlias = Callable[[OpenTransport, TransportCase, bytes], AbstractContextManager[bytes]]
-"""A target's description while it is there, for the source's."""
-
-
-def raw_throughput(
-    open_transport: OpenTransport, case: TransportCase, reach: Reach
-) -> RawThroughput:
-    """``reach``: ``elsewhere`` or ``here``. TransportError where the peer is lost."""
-    with RawTransport.opened(open_transport, case, reach) as raw:
-        raw.round()  # connections are made by the first bytes
-        laps = tuple(seconds_of(raw.round) for _ in range(case.rounds))
-    return RawThroughput(case.size_bytes, laps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,14 +41,12 @@ class RawTransport:
 
     @staticmethod
     @contextmanager
-    def opened(
-        open_transport: OpenTransport, case: TransportCase, reach: "Reach | None" = None
-    ) -> "Generator[RawTransport]":
-        """``reach``: by default the target is ``here``."""
+    def opened(open_transport: OpenTransport, case: TransportCase) -> "Generator[RawTransport]":
+        """Both ends are in this process."""
         transport = open_transport([np.ones(case.size_bytes, np.uint8)])
         try:
             described = transport.describe(_TARGET)
-            with (reach or here)(open_transport, case, described) as answer:
+            with _target(open_transport, case, described) as answer:
                 transport.connect(_TARGET, answer)
                 yield RawTransport(transport, case)
         finally:
@@ -108,7 +74,9 @@ class RawTransport:
 
 
 @contextmanager
-def here(open_transport: OpenTransport, case: TransportCase, described: bytes) -> Generator[bytes]:
+def _target(
+    open_transport: OpenTransport, case: TransportCase, described: bytes
+) -> Generator[bytes]:
     """The target is in this process, with a thread of its transport's own."""
     transport = open_transport([np.zeros(case.size_bytes, np.uint8)])
     try:
@@ -117,29 +85,3 @@ def here(open_transport: OpenTransport, case: TransportCase, described: bytes) -
         yield answer
     finally:
         transport.close()
-
-
-@contextmanager
-def elsewhere(
-    open_transport: OpenTransport, case: TransportCase, described: bytes
-) -> Generator[bytes]:
-    """The target is in a process of its own; ``open_transport`` is pickled."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    arguments = (theirs, open_transport, case, described)
-    process = context.Process(target=_target, args=arguments, daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield ours.recv()
-    finally:
-        ours.close()
-        process.join()
-
-
-def _target(
-    pipe: Connection, open_transport: OpenTransport, case: TransportCase, described: bytes
-) -> None:
-    with here(open_transport, case, described) as answer:
-        pipe.send(answer)
-        pipe.poll(None)  # until the other side closes it

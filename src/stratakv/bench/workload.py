@@ -156,8 +156,8 @@ def scaled_trace(path: Path, scale: TraceScale) -> Trace:
         shrink *= 2
     if shrink > BLOCK_TOKENS:
         raise ConfigError(
-            f"--trace {path}: a request of {longest} tokens; at most "
-            f"{scale.max_tokens * BLOCK_TOKENS} can be scaled to this model"
+            f"--trace {path}: a request of {longest} tokens; allowed are "
+            f"{scale.max_tokens * BLOCK_TOKENS} and less, which can be scaled to this model"
         )
     begin_ms = records[0].timestamp_ms
     hurry = max(1.0, (records[-1].timestamp_ms - begin_ms) / 1000 / scale.play_s)

@@ -5,7 +5,7 @@ not hand pages to the tree.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar, assert_never
 
@@ -13,15 +13,14 @@ import numpy as np
 
 from stratakv.cache.live import LivePages
 from stratakv.cache.losses import LossBook, Missed
+from stratakv.cache.prices import AdmissionRequest, Prices
 from stratakv.cache.records import Admission, CachedTokens, CacheUse, Refusal
 from stratakv.cache.retraction import RetractedState, Retraction
 from stratakv.cache.sequence_states import SequenceState, SequenceStates
-from stratakv.core.ids import GroupId, RequestId
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
-from stratakv.policy.admission import Demand, demand
 from stratakv.policy.checkpoints import CheckpointPolicy, last_end
-from stratakv.policy.load_back import LoadBack, LoadBackPolicy
+from stratakv.policy.load_back import LoadBack
 from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
 from stratakv.spec.groups import ANCHOR
 from stratakv.spec.retention import needed
@@ -31,49 +30,6 @@ from stratakv.tree.lease import DeviceLease, LoadLease
 from stratakv.tree.matching import NO_MATCH, Match
 
 Entered = TypeVar("Entered")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionRequest:
-    """What a request asks for: the tokens it knows, the most it may reach, its pages' keys.
-    ``request``: under which storage was asked for its prefix, if it was.
-    ``priority`` is that of its pages under eviction by priority; ``again``: it was admitted before
-    and has counted as a use of its pages. ``use``: what it may do with the cache. ``receives``:
-    what it lacks comes from another engine, as far as ``tokens``, so that it stands on nothing that
-    is only needed before, and computes one token at a time. ``ahead``: requests that were
-    retracted, wait for somebody else, and come first."""
-
-    prefix: PageHasher
-    tokens: int
-    total_tokens: int
-    request: RequestId | None = None
-    priority: int = 0
-    again: bool = False
-    use: CacheUse = CacheUse.ALL
-    receives: bool = False
-    ahead: tuple["AdmissionRequest", ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionLimits:
-    """``chunk_tokens``: the most tokens of one request in a step. ``reserve_tokens``: output that
-    is booked at admission, beyond the prompt. ``steps_at_once``: how many steps may be launched and
-    not yet committed; what a window needs no more is held until then."""
-
-    chunk_tokens: int
-    reserve_tokens: int
-    load_back: LoadBackPolicy
-    reuse: bool
-    steps_at_once: int = 1
-
-    @property
-    def ahead_tokens(self) -> int:
-        """The most tokens of one request that are computed and not committed."""
-        return self.chunk_tokens * self.steps_at_once
-
-    def ahead_of(self, left: int) -> int:
-        """The same of a request that decodes when ``left`` tokens more have their KV."""
-        return self.steps_at_once if left <= 1 else self.ahead_tokens
 
 
 class Admitter:
@@ -86,27 +42,27 @@ class Admitter:
         sequences: SequenceStates,
         live: LivePages,
         retraction: Retraction,
-        limits: AdmissionLimits,
         checkpoints: CheckpointPolicy,
+        prices: Prices,
     ) -> None:
         self._spec = tiers.spec
         self._page = tiers.spec.page_tokens
         self._checkpoints = checkpoints
         self._tree, self._leases = tiers.tree, tiers.tree.leases
         self._pools, self._copies = tiers.pools, tiers.copies
+        self._progress = tiers.progress
         self._persister, self._prefetcher = tiers.storage.persister, tiers.storage.prefetcher
         self._tables = tables
         self._sequences = sequences
         self._live = live
         self._retraction = retraction
-        self._limits = limits
+        self._prices = prices
+        self._limits, self._spilling = prices.limits, prices.spilling
         self.losses = LossBook(self._page)
 
-    def refusal(self, total_tokens: int) -> str | None:
+    def refusal(self, total_tokens: int, use: CacheUse = CacheUse.ALL) -> str | None:
         """None, or why a request of ``total_tokens`` could not run even alone."""
-        chunk = self._limits.ahead_tokens
-        wanted = demand(self._spec, total_tokens, total_tokens, chunk, 0)
-        return self._sequences.budget.refusal(wanted)
+        return self._prices.refusal(total_tokens, use)
 
     def match(self, prefix: PageHasher, tokens: int) -> Match:
         """How much of a prompt is usable; at least one token is always left to compute."""
@@ -127,9 +83,34 @@ class Admitter:
         self._copies.backups.begin()  # an aborted request has left some; admitting may evict
         if not self._limits.reuse:
             asked = replace(asked, use=CacheUse.NOTHING)
-        found = self._matched(asked)
-        answer = self._at_a_row(lambda row: self._enter(row, asked, found))
+        answer = self._with_room(lambda row: self._enter(row, asked, self._matched(asked)))
         return answer if isinstance(answer, Refusal) else self._admitted(asked, *answer)
+
+    def _with_room(
+        self, enter: Callable[[int], Entered | Refusal], mine: RetractedState | None = None
+    ) -> Entered | Refusal:
+        """``enter`` at a row of its own; where the device has no pages, once more for each request
+        that can be spilled for it. Where nobody runs who could end, those that wait, but for
+        ``mine``, may keep no host pages that it needs."""
+        while True:
+            self._prices.lacking.clear()
+            answer = self._at_a_row(enter)
+            if answer is not Refusal.NO_PAGES:
+                return answer
+            if self._spilling.make_room(self._prices.lacking):
+                continue
+            if len(self._sequences) or not self._spilling:
+                return answer
+            if not self.give_up(mine):
+                # Its own live pages may be what fills the host: then it is computed again.
+                if mine is not None and not self._progress.busy:
+                    self._retraction.give_up()
+                return answer
+
+    def give_up(self, mine: RetractedState | None = None) -> bool:
+        """Let go of host pages that one of those that wait keeps, but for ``mine``; False where
+        none does."""
+        return self._prefetcher.give_up() or self._retraction.give_up(mine)
 
     def _at_a_row(self, enter: Callable[[int], Entered | Refusal]) -> Entered | Refusal:
         """Close the row again at which nobody was admitted, also where its request has failed."""
@@ -190,14 +171,26 @@ class Admitter:
         missed = Missed(NOTHING_KNOWN, declined)
         if CacheUse.READ in asked.use:
             missed = Missed(self._known(asked.prefix, found, asked.tokens), declined)
-        admission = None
-        if load is LoadBack.LOAD:
-            admission = self._try(row, asked, found, found.end)
-            if admission is None:  # the attempt may have evicted what the first match saw
-                found = self._matched(asked)
-        if admission is None:
-            admission = self._try(row, asked, found, found.device_end)
-        return Refusal.NO_PAGES if admission is None else (admission, missed)
+        spills = self._spills(asked)
+        for far, spill, worth in (  # as far as the host goes, and spilled
+            (True, False, load is LoadBack.LOAD),
+            (True, True, spills and found.end > found.device_end),
+            (False, False, True),
+            (False, True, spills),
+        ):
+            if not worth:
+                continue
+            end = found.end if far else found.device_end
+            admission = self._try(row, asked, found, end, spill=spill)
+            if admission is not None:
+                return admission, missed
+            found = self._matched(asked)  # the attempt may have evicted what the match saw
+        return Refusal.NO_PAGES
+
+    def _spills(self, asked: AdmissionRequest) -> bool:
+        """Whether a request may leave pages on the host while it runs: one that is apart has none
+        there, and another engine writes to the device."""
+        return bool(self._spilling) and asked.use is CacheUse.ALL and not asked.receives
 
     def _matched(self, asked: AdmissionRequest) -> Match:
         return self.match(asked.prefix, asked.tokens) if CacheUse.READ in asked.use else NO_MATCH
@@ -209,11 +202,13 @@ class Admitter:
         self._pools.counters.add(load_waited=answer is LoadBack.WAIT)
         return answer
 
-    def _try(self, row: int, asked: AdmissionRequest, found: Match, end: int) -> Admission | None:
+    def _try(
+        self, row: int, asked: AdmissionRequest, found: Match, end: int, *, spill: bool
+    ) -> Admission | None:
         """Admit at ``end``, or not at all."""
         starts = self._starts(asked, end)
         left = 0 if asked.receives else asked.tokens - end * self._page
-        priced = self._price(asked, end, starts, left)
+        priced = self._prices.ask(asked, end, starts, left, spill=spill)
         if priced is None:
             return None
         wanted, host = priced
@@ -221,7 +216,7 @@ class Admitter:
         if asked.use is CacheUse.ALL:  # else it is apart
             checkpoints += self._checkpoints.checkpoints(asked.tokens, end, found.anchor_end)
             milestones += self._checkpoints.milestones(asked.tokens, end)
-        claim = self._lease(asked, end, starts, found.device_end)
+        claim = self._lease(asked, end, starts, found.device_end, spill=spill)
         lease = self._load(claim, end - found.device_end)
         if lease is None:
             return None
@@ -230,6 +225,8 @@ class Admitter:
         )
         self._open_sequence(row, sequence)
         self._live.open(row, lease)
+        if spill:
+            self._spilling.open(row, lease, self._limits.staged(left))
         device_end = min(found.device_end, end)
         cached = replace(self._cached(lease, device_end, host), use=asked.use)
         return Admission(row=row, computed=cached.total, cached=cached, tickets=lease.loading)
@@ -246,39 +243,25 @@ class Admitter:
             for group, start in zip(self._spec.groups, starts, strict=True)
         ]
 
-    def _price(
-        self, asked: AdmissionRequest, end: int, starts: Sequence[int], left: int
-    ) -> tuple[Demand, list[int]] | None:
-        """What to book, and pages to load by group; None where the budget refuses. Asked before
-        the lease: a request that waits must not warm its prefix at every step. ``left``: tokens
-        that are to be computed here before it decodes."""
-        wanted = self._demand(asked, end, left)
-        ahead = [self._demand(one, 0, 0) for one in asked.ahead]
-        keys = asked.prefix.keys
-        price_of = self._leases.price
-        prices = [price_of(keys, end, starts, group.id) for group in self._spec.groups]
-        available = [
-            self._pools.available(GroupId(group)) - price.to_pin - price.to_load
-            for group, price in enumerate(prices)
-        ]
-        if not self._sequences.budget.fits(wanted, available, ahead):
-            return None
-        return wanted, [price.to_load for price in prices]
-
-    def _demand(self, asked: AdmissionRequest, end: int, left: int) -> Demand:
-        total, limits = asked.total_tokens, self._limits
-        booked = min(total, asked.tokens + limits.reserve_tokens)
-        received = asked.tokens if asked.receives else 0
-        return demand(self._spec, total, booked, limits.ahead_of(left), end, received)
-
     def _lease(
-        self, asked: AdmissionRequest, end: int, starts: Sequence[int], device_end: int
+        self,
+        asked: AdmissionRequest,
+        end: int,
+        starts: Sequence[int],
+        device_end: int,
+        *,
+        spill: bool,
     ) -> DeviceLease | LoadLease:
         """Pin the prefix, on the host what of it must be loaded."""
         leases = self._leases
         take = leases.take_to_load if end > device_end else leases.take
         return take(
-            asked.prefix.keys, end, starts=starts, priority=asked.priority, again=asked.again
+            asked.prefix.keys,
+            end,
+            starts=starts,
+            priority=asked.priority,
+            again=asked.again,
+            spill=spill,
         )
 
     def _load(self, lease: DeviceLease | LoadLease, saved_pages: int) -> DeviceLease | None:
@@ -331,17 +314,25 @@ class Admitter:
         if not self._retraction.saved(retracted):
             return Refusal.SAVING
         self._copies.backups.begin()
-        return self._at_a_row(lambda row: self._try_resume(row, retracted, asked))
+        return self._with_room(lambda row: self._back_in(row, retracted, asked), retracted)
 
-    def _try_resume(
+    def _back_in(
         self, row: int, retracted: RetractedState, asked: AdmissionRequest
     ) -> Admission | Refusal:
-        end = retracted.end
-        priced = self._price(asked, end, retracted.starts, asked.tokens - retracted.tokens)
+        answer = self._try_resume(row, retracted, asked, spill=False)
+        if isinstance(answer, Refusal) and self._spills(asked):
+            answer = self._try_resume(row, retracted, asked, spill=True)
+        return answer
+
+    def _try_resume(
+        self, row: int, retracted: RetractedState, asked: AdmissionRequest, *, spill: bool
+    ) -> Admission | Refusal:
+        end, left = retracted.end, asked.tokens - retracted.tokens
+        priced = self._prices.ask(asked, end, retracted.starts, left, spill=spill)
         if priced is None:
             return Refusal.NO_PAGES
         wanted, host = priced
-        claim = self._lease(asked, end, retracted.starts, device_end=0)
+        claim = self._lease(asked, end, retracted.starts, device_end=0, spill=spill)
         taken = self._retraction.take(retracted)
         if taken is None:
             self._leases.release(claim)
@@ -352,6 +343,8 @@ class Admitter:
             return Refusal.NO_PAGES
         tickets = self._retraction.land(row, retracted, lease, taken)
         self._open_sequence(row, replace(retracted.sequence, lease=lease, demand=wanted))
+        if spill:
+            self._spilling.open(row, lease, self._limits.staged(left))
         self._retraction.assert_restored(row, retracted, taken)
         cached = self._cached(lease, end - host[ANCHOR], host)
         return Admission(

@@ -139,7 +139,10 @@ class Footprints:
                 continue
             live = [page.index for page in saved.live if page.group == group.id]
             kept = [*range(saved.starts[group.id], saved.end), *live]
-            mapped = np.flatnonzero(self._tables.pages(group.id)[row] != NONE)
+            here = self._tables.pages(group.id)[row] != NONE
+            if (spilled := self._tables.spilled.get(group.id)) is not None:
+                here |= spilled.host[row] != NONE
+            mapped = np.flatnonzero(here)
             assert np.array_equal(mapped, kept), f"group {group.name} maps what was not saved"
             assert kept == list(span), f"group {group.name} was not saved as it is needed"
 

@@ -13,12 +13,14 @@ from functools import partial
 
 import numpy as np
 
-from stratakv.cache.admit import AdmissionLimits, Admitter
+from stratakv.cache.admit import Admitter
 from stratakv.cache.commits import Committer
 from stratakv.cache.hand_off import HandOff
 from stratakv.cache.live import LivePages
+from stratakv.cache.prices import AdmissionLimits, Prices
 from stratakv.cache.retraction import RetractedState, Retraction
 from stratakv.cache.sequence_states import SequenceStates
+from stratakv.cache.spilling import Spilling
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey, RowIds, TokenIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import demand
@@ -62,8 +64,12 @@ class KVCache:
         self._pools, self._copies = self.tiers.pools, self.tiers.copies
         self.storage, self.progress = self.tiers.storage, self.tiers.progress
         self._sequences = SequenceStates(
-            spec, tables, [space.capacity for space in tiers[Tier.DEVICE]]
+            spec,
+            tables,
+            [space.capacity for space in tiers[Tier.DEVICE]],
+            [tiers[Tier.HOST][group].capacity for group in tables.spilled],
         )
+        self._spilling = Spilling(self.tiers, tables, self._sequences)
         # A milestone of a window costs little; one of states costs a state of each layer.
         states = any(group.stateful and not group.scratch for group in spec.groups)
         every = options.snapshot_pages
@@ -81,13 +87,15 @@ class KVCache:
             self._sequences,
             self._live,
             self.retraction,
-            options.limits,
             checkpoints,
+            Prices(self.tiers, self._sequences, options.limits, self._spilling),
         )
         self._steps_at_once = options.limits.steps_at_once
         self.hand_off = HandOff(self.tiers, tables, self._sequences, self._live, self._commits)
         free_duplicates = partial(self._commits.free_duplicates, self._sequences)
         self.progress.after(free_duplicates, loads=True)
+        if self._spilling:
+            self.progress.after(self._spilling.settle)
         self.progress.after(self.retraction.poll)
 
     @property
@@ -103,7 +111,15 @@ class KVCache:
         """Whether ``extend`` would find its pages; groups that do not keep all have booked them."""
         total = int((-(-ends // self._page) + starts // -self._page).sum())
         kept = [group.id for group in self.spec.groups if group.keeps_all]
-        return all(self._pools.available(group) >= total for group in kept)
+        while short := [group for group in kept if self._pools.available(group) < total]:
+            if not self._spilling.make_room(short):
+                break
+        if short and self._spilling:
+            # What waits keeps host pages without which nobody goes on.
+            while self._spilling.starved and self.admission.give_up():
+                pass
+            self._spilling.save()
+        return not short
 
     def extend(self, rows: RowIds, starts: RowIds, ends: RowIds) -> None:
         """Give every row pages for tokens [start, end), and a live page where it needs one."""
@@ -127,13 +143,15 @@ class KVCache:
         """``tokens`` (all computed so far) have their KV: full pages enter the tree, the lease
         moves on, and pages behind a window become anybody's."""
         self._commits.commit(row, self._sequences[row], tokens)
+        self._spilling.committed(row)
 
     def prefilled(self, row: int, total_tokens: int) -> None:
         """The row's prompt is computed: from now on it takes one token a step, up to
         ``total_tokens``, and holds less than a chunk would."""
-        self._sequences.decodes(
-            row, demand(self.spec, total_tokens, total_tokens, self._steps_at_once, 0).peak
-        )
+        at_once = self._steps_at_once
+        peak = demand(self.spec, total_tokens, total_tokens, at_once, 0).peak
+        self._sequences.decodes(row, self._spilling.peak(row, peak, at_once))
+        self._spilling.decodes(row, at_once)
 
     def release(self, row: int, tokens: TokenIds) -> None:
         """End a request, finished or aborted, of which ``tokens`` have their KV."""
@@ -161,6 +179,7 @@ class KVCache:
         for group_id, _, duplicate in sequence.duplicates:
             device[group_id].free(duplicate)
         self._live.close(row)
+        self._spilling.close(row)
         self.tiers.release(sequence.lease)
         self._sequences.close(row)
 
@@ -178,10 +197,17 @@ class KVCache:
             self.release(row, tokens)
         return retracted
 
+    def lose(self, row: int, tokens: int) -> RetractedState:
+        """Take a request off the device of which nothing came: ``tokens`` are to be computed."""
+        lost = RetractedState(self._sequences[row], tokens, 0, [])
+        self.drop(row)
+        return lost
+
     def check(self) -> None:
         """Verify the tree, and that every page of every pool is accounted for exactly once."""
         self.admission.losses.check()
         self._sequences.check(self.tiers.tree.leases)
+        self._spilling.check()
         self.tiers.check(self._owned)
 
     def _owned(self, tier: Tier, group: GroupId) -> list[PageIds]:
@@ -191,6 +217,7 @@ class KVCache:
             return owned
         if self.spec.groups[group].stateful:
             return [*owned, self._live.all_owned(group)]
+        owned += self._spilling.owned(group)
         for row, sequence in self._sequences.items():
             own = self._tables.pages(group)[row, sequence.lease.end :]
             owned.append(own[own != NONE])

@@ -176,6 +176,16 @@ class Retraction:
             self._release(retracted)
         self.poll()
 
+    def give_up(self, but: RetractedState | None = None) -> bool:
+        """Let go of what the newest of those that hold anything holds, which must be computed again
+        then; False where none ``but`` one holds anything."""
+        for retracted in reversed(self._held):
+            if retracted is not but:
+                self._pools.counters.add(retracted_unsaved=1)
+                self._release(retracted)
+                return True
+        return False
+
     def _release(self, retracted: RetractedState) -> None:
         """Hold nothing for a request any more: it has come back, or ends, or was lost."""
         assert retracted.hold is not None

@@ -55,16 +55,27 @@ class SequenceState:
 
 
 class SequenceStates:
-    """SequenceStates by row of the block table. ``totals``: device pages of every group."""
+    """SequenceStates by row of the block table. ``totals``: device pages of every group; ``host``:
+    host pages of those that have their home there."""
 
-    def __init__(self, spec: CacheSpec, tables: BlockTable, totals: Sequence[int]) -> None:
-        self.budget = PageBudget(spec, totals)
+    def __init__(
+        self,
+        spec: CacheSpec,
+        tables: BlockTable,
+        totals: Sequence[int],
+        host: Sequence[int] = (),
+    ) -> None:
+        self.budget = PageBudget(spec, totals, host)
         self._tables = tables
         self._sequences: dict[int, SequenceState] = {}
-        self._left = [np.zeros(tables.rows, np.int64) for _ in spec.groups]  # booked, not yet taken
+        # Booked, and not yet taken.
+        self._left = [np.zeros(tables.rows, np.int64) for _ in range(len(self.budget))]
 
     def __contains__(self, row: int) -> bool:
         return row in self._sequences
+
+    def __len__(self) -> int:
+        return len(self._sequences)
 
     def __getitem__(self, row: int) -> SequenceState:
         return self._sequences[row]
@@ -88,6 +99,28 @@ class SequenceStates:
         used = np.minimum(left[rows], pages)
         left[rows] -= used
         self.budget.grown(group, int(used.sum()))
+
+    def rebook(self, row: int, group: int, pages: int, most: int) -> None:
+        """The request at ``row`` may take ``pages`` more of a group that keeps all, and comes to
+        hold ``most`` at once."""
+        sequence = self._sequences[row]
+        left = [int(column[row]) for column in self._left]
+        self.budget.settle(sequence.demand, left)
+        left[group] = pages
+        self._left[group][row] = pages
+        sequence.demand = sequence.demand.limited(left, group, most)
+        self.budget.book(sequence.demand)
+
+    def give_back(self, row: int, group: int, pages: int, most: int) -> None:
+        """The request at ``row`` has ``pages`` less, and may take them again: ``most`` in all."""
+        left = self._left[group]
+        back = max(0, min(pages, most - left.item(row)))
+        left[row] += back
+        self.budget.grown(group, -back)
+
+    def left(self, row: int, group: int) -> int:
+        """Pages that are booked for a request and that it has not taken."""
+        return self._left[group].item(row)
 
     def decodes(self, row: int, peak: Pages) -> None:
         """The prompt of the request at ``row`` is computed: it holds at most ``peak`` pages of each

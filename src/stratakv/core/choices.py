@@ -8,9 +8,13 @@ makes one without a record of settings, whose refusals name an operator's flags.
 """
 
 from collections.abc import Collection
-from typing import Final
+from os.path import dirname, isdir
+from typing import TYPE_CHECKING, Final
 
 from stratakv.core.errors import ConfigError
+
+if TYPE_CHECKING:  # who embeds the tiers loads neither a path nor a flag
+    from pathlib import Path
 
 SNAPSHOT_TOKENS: Final = 256
 DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -26,10 +30,21 @@ PREFETCH_TIMEOUT_PER_1K_S: Final = 0.25
 TP_TIMEOUT_S: Final = 120.0
 ROLES: Final = ("unified", "prefill", "decode")
 TRANSPORTS: Final = ("nixl", "mooncake")
+UNSALTED_ROOMS: Final = ("refuse", "share")
 BOOTSTRAP_PORT: Final = 8998
 TRANSFER_TIMEOUT_S: Final = 300.0
 MAX_NAME_CHARS: Final = 512
 """Of a model's or an adapter's name."""
+
+
+def given(flag: str, value: object) -> str:
+    """How a refusal begins: the flag and its value, one that is empty too."""
+    return f"{flag} {value}" if str(value).strip() else f"{flag} ''"
+
+
+def check_text(flag: str, value: str | None, allowed: str) -> None:
+    if value is not None and not value.strip():
+        raise ConfigError(f"{given(flag, value)}: allowed is {allowed}")
 
 
 def check_port(flag: str, port: int) -> None:
@@ -44,7 +59,7 @@ def check_count(flag: str, value: int | None, least: int = 1) -> None:
 
 def check_choice(flag: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{flag} {value}: allowed are {', '.join(allowed)}")
+        raise ConfigError(f"{given(flag, value)}: allowed are {', '.join(allowed)}")
 
 
 def check_share(flag: str, value: float) -> None:
@@ -55,3 +70,15 @@ def check_share(flag: str, value: float) -> None:
 def check_seconds(flag: str, value: float, least: int = 0) -> None:
     if not least <= value < float("inf"):
         raise ConfigError(f"{flag} {value}: allowed are finite seconds from {least} up")
+
+
+def check_written(flag: str, path: str | None) -> None:
+    """``flag`` names a file that is to be written."""
+    if path is not None and (isdir(path) or not isdir(dirname(path) or ".")):
+        raise ConfigError(f"{given(flag, path)}: allowed is a file in a directory that exists")
+
+
+def check_model_directory(flag: str, path: "Path") -> None:
+    """``flag`` names a model directory."""
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{flag} {path}: allowed is a directory with a Hugging Face config.json")

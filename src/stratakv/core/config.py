@@ -6,6 +6,7 @@ The flag of a field is its name with dashes. Sizes are strings with units until 
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from stratakv.core.choices import (
     DTYPES,
@@ -15,7 +16,6 @@ from stratakv.core.choices import (
     PREFETCH_SHARE,
     PREFETCH_TIMEOUT_PER_1K_S,
     PREFETCH_TIMEOUT_S,
-    ROLES,
     SNAPSHOT_TOKENS,
     TIERS,
     TP_TIMEOUT_S,
@@ -29,8 +29,15 @@ from stratakv.core.choices import (
     check_port,
     check_seconds,
     check_share,
+    check_text,
+    given,
 )
 from stratakv.core.errors import ConfigError
+from stratakv.core.logs import FORMATS, LEVELS
+from stratakv.core.server_checks import check_kv_events, check_role, is_server
+from stratakv.core.units import parse_bytes
+
+ADDRESS: Final = "an address of this machine, as 127.0.0.1, or 0.0.0.0 for all of them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +47,8 @@ class EngineConfig:
     where the server is put together; the prefetch fields also hold for a storage that is attached
     later, and ``storage_root`` only for one: directories below which it may be.
     ``storage_key_file``: holds the secret that stored pages are sealed with. ``tp``:
-    tensor-parallel ranks; sizes are of each."""
+    tensor-parallel ranks; sizes are of each. ``sparse_offload``: rows that an indexer selects may
+    stay on the host; ``device_buffer_size``: so many of a request and layer are on the device."""
 
     page_tokens: int | None = None
     dtype: str = "auto"
@@ -73,6 +81,8 @@ class EngineConfig:
     tp: int = 1
     tp_timeout: float = TP_TIMEOUT_S
     storage_shards: int | None = None
+    sparse_offload: bool = False
+    device_buffer_size: int | None = None
 
     def __post_init__(self) -> None:
         least_one = (
@@ -92,15 +102,19 @@ class EngineConfig:
         self._check_policies()
         self._check_storage()
         self._check_ranks()
+        self._check_offload()
         if self.step_tokens <= self.max_running:
             raise ConfigError(
-                f"--step-tokens {self.step_tokens}: more than --max-running {self.max_running} is "
-                "needed, or prefill would starve beside decoding"
+                f"--step-tokens {self.step_tokens}: allowed is more than --max-running "
+                f"{self.max_running}, or prefill would starve beside decoding"
             )
         self.adapters()
 
     def _check_host(self) -> None:
         memory, ratio = self.host_memory, self.host_ratio
+        parse_bytes(self.device_memory, "--device-memory")
+        if memory is not None:
+            parse_bytes(memory, "--host-memory")
         if self.cache != "host" and (memory is not None or ratio is not None):
             raise ConfigError(
                 f"--cache {self.cache} has no host tier to size: --host-memory and --host-ratio "
@@ -174,10 +188,30 @@ class EngineConfig:
             self.storage_shards < 1 or self.storage_shards % self.tp
         ):
             raise ConfigError(
-                f"--storage-shards {self.storage_shards}: allowed are multiples of --tp {self.tp}"
+                f"--storage-shards {self.storage_shards}: allowed are multiples of --tp {self.tp} "
+                "from it up"
             )
         if self.tp > 1 and self.lora:
-            raise ConfigError(f"--tp {self.tp}: adapters are not sharded; --lora is allowed alone")
+            raise ConfigError(
+                f"--tp {self.tp}: adapters are not sharded; allowed with --lora is --tp 1"
+            )
+
+    def _check_offload(self) -> None:
+        check_count("--device-buffer-size", self.device_buffer_size)
+        if not self.sparse_offload:
+            if self.device_buffer_size is not None:
+                raise ConfigError("--device-buffer-size: allowed with --sparse-offload")
+            return
+        if self.cache != "host":
+            raise ConfigError(
+                f"--sparse-offload: --cache {self.cache} has no host pages; allowed with --cache "
+                "host"
+            )
+        if self.write_policy != "write-through":
+            raise ConfigError(
+                f"--sparse-offload: a page leaves the device once it is copied; --write-policy "
+                f"{self.write_policy} makes none at first; allowed is write-through"
+            )
 
     def adapters(self) -> dict[str, Path]:
         """Directories of the LoRA adapters by name, in the order of the flags."""
@@ -186,11 +220,14 @@ class EngineConfig:
             name, _, directory = flag.partition("=")
             if not 1 <= len(name) <= MAX_NAME_CHARS or not directory:
                 raise ConfigError(
-                    f"--lora {flag}: allowed is NAME=DIR, a name of 1 to {MAX_NAME_CHARS} "
-                    "characters and a PEFT directory"
+                    f"{given('--lora', flag)}: allowed is NAME=DIR, a name of 1 to "
+                    f"{MAX_NAME_CHARS} characters and a PEFT directory"
                 )
             if name in found:
-                raise ConfigError(f"--lora {flag}: the name {name} is taken by another --lora")
+                raise ConfigError(
+                    f"--lora {flag}: the name {name} is taken by another --lora; allowed is a name "
+                    "of its own"
+                )
             found[name] = Path(directory)
         return found
 
@@ -201,7 +238,8 @@ class EngineConfig:
         wanted = self.snapshot_tokens
         if wanted is not None and (wanted < 1 or wanted % page_tokens):
             raise ConfigError(
-                f"--snapshot-tokens {wanted}: allowed are multiples of --page-tokens {page_tokens}"
+                f"--snapshot-tokens {wanted}: allowed are multiples of --page-tokens {page_tokens} "
+                "from it up"
             )
         return -(-(SNAPSHOT_TOKENS if wanted is None else wanted) // page_tokens)
 
@@ -209,9 +247,10 @@ class EngineConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Where and how to listen. ``drain_s``: what running requests get after SIGTERM.
+    ``api_key_file``: has keys of several clients with their names, beside ``api_key``.
     ``admin_key``: opens what changes the server; None: nobody may change its storage.
     ``limit_concurrency``: connections; None: as many as open files leave room for.
-    ``kv_events``: ZeroMQ endpoint at which routers hear what is cached. ``role``: whether it
+    ``kv_events``: ZeroMQ endpoint of what is cached, for routers. ``role``: whether it
     computes prompts, decodes what others have computed, or does both; the fields behind it are of
     the first two alone."""
 
@@ -219,6 +258,7 @@ class ServerConfig:
     port: int = 8000
     served_model_name: str | None = None
     api_key: str | None = None
+    api_key_file: str | None = None
     admin_key: str | None = None
     max_waiting: int = 4096
     default_max_tokens: int = 1024
@@ -235,14 +275,24 @@ class ServerConfig:
     advertise_host: str | None = None
     transfer_timeout: float = TRANSFER_TIMEOUT_S
     unsalted_rooms: str = "refuse"
+    threads: int | None = None
+    log_level: str = "info"
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
-        self._check_kv_events()
-        self._check_role()
+        check_kv_events(self)
+        check_text("--host", self.host, ADDRESS)
+        check_text("--advertise-host", self.advertise_host, "an address at which peers reach it")
+        check_text("--api-key-file", self.api_key_file, "a file with lines of NAME KEY")
+        check_text("--served-model-name", self.served_model_name, "a name that is not empty")
+        check_role(self)
         check_port("--port", self.port)
         check_count("--max-waiting", self.max_waiting)
         check_count("--default-max-tokens", self.default_max_tokens)
         check_count("--limit-concurrency", self.limit_concurrency)
+        check_count("--threads", self.threads)
+        check_choice("--log-level", self.log_level, LEVELS)
+        check_choice("--log-format", self.log_format, FORMATS)
         for flag, seconds in (
             ("--timeout-keep-alive", self.timeout_keep_alive),
             ("--timeout-request", self.timeout_request),
@@ -253,7 +303,7 @@ class ServerConfig:
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("--api-key: allowed is a key that is not empty")
         if self.admin_key is not None and (
-            not self.admin_key or self.admin_key == self.api_key
+            not self.admin_key.strip() or self.admin_key == self.api_key
         ):  # the key itself never shows
             raise ConfigError("--admin-key: allowed is a key that is not empty and not --api-key's")
 
@@ -266,44 +316,6 @@ class ServerConfig:
     def reached_at(self) -> str:
         """The address at which peers reach this machine."""
         return self.host if self.advertise_host is None else self.advertise_host
-
-    def _check_role(self) -> None:
-        check_choice("--role", self.role, ROLES)
-        check_choice("--transport", self.transport_name, TRANSPORTS)
-        check_choice("--unsalted-rooms", self.unsalted_rooms, ("refuse", "share"))
-        check_seconds("--transfer-timeout", self.transfer_timeout, 1)
-        for flag, used, roles in (
-            ("--transport", self.transport is not None, ROLES[1:]),
-            ("--bootstrap-port", self.bootstrap_port is not None, ROLES[1:2]),
-            ("--advertise-host", self.advertise_host is not None, ROLES[1:]),
-            ("--transfer-timeout", self.transfer_timeout != TRANSFER_TIMEOUT_S, ROLES[1:]),
-            ("--unsalted-rooms", self.unsalted_rooms != "refuse", ROLES[1:]),
-        ):
-            if used and self.role not in roles:
-                raise ConfigError(f"{flag}: allowed with --role {' and '.join(roles)}")
-        if self.bootstrap_port is not None:
-            check_port("--bootstrap-port", self.bootstrap_port)
-        if self.role != "unified" and self.reached_at in {"0.0.0.0", "::", ""}:
-            raise ConfigError(
-                f"--host {self.host}: peers cannot reach that; allowed with --role {self.role} is "
-                "an address of this machine, or --advertise-host with one"
-            )
-
-    def _check_kv_events(self) -> None:
-        for flag, endpoint in (
-            ("--kv-events", self.kv_events),
-            ("--kv-events-replay", self.kv_events_replay),
-        ):
-            if endpoint is not None and not _is_endpoint(endpoint):
-                raise ConfigError(
-                    f"{flag} {endpoint}: allowed are tcp://*:PORT, tcp://HOST:PORT and ipc://PATH"
-                )
-        for flag, used in (
-            ("--kv-events-replay", self.kv_events_replay is not None),
-            ("--kv-events-topic", self.kv_events_topic is not None),
-        ):
-            if used and self.kv_events is None:
-                raise ConfigError(f"{flag}: allowed with --kv-events")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,24 +332,12 @@ class RouteConfig:
             if not urls:
                 raise ConfigError(f"{flag}: allowed is at least one, as http://HOST:PORT")
             for url in urls:
-                scheme, _, rest = url.partition("://")
-                if scheme not in {"http", "https"} or not rest or "/" in rest:
-                    raise ConfigError(f"{flag} {url}: allowed is http://HOST:PORT")
+                if not is_server(url):
+                    raise ConfigError(f"{given(flag, url)}: allowed is http://HOST:PORT")
+        check_text("--host", self.host, ADDRESS)
         check_port("--port", self.port)
 
 
 def flag_of(name: str) -> str:
     """The flag of a field."""
     return f"--{name.replace('_', '-')}"
-
-
-def _is_endpoint(text: str) -> bool:
-    """Whether ZeroMQ would understand it; it takes a port of any size, and cuts it."""
-    scheme, _, place = text.partition("://")
-    if scheme == "ipc":
-        return bool(place)
-    host, _, port = place.rpartition(":")
-    named = bool(host) and (":" not in host or (host[0] == "[" and host[-1] == "]"))
-    return (
-        scheme == "tcp" and named and (port == "*" or (port.isdecimal() and 0 < int(port) <= 65535))
-    )

@@ -7,36 +7,48 @@ from typing import Final
 
 from stratakv.core.choices import (
     BOOTSTRAP_PORT,
+    DTYPES,
     EVICTIONS,
     PREFETCH_POLICIES,
     ROLES,
     TIERS,
     TRANSPORTS,
+    UNSALTED_ROOMS,
     WRITE_POLICIES,
 )
+from stratakv.core.logs import FORMATS, LEVELS
 
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "dtype": (*DTYPES, "auto"),
+    "cache": TIERS,
+    "eviction": EVICTIONS,
+    "write_policy": WRITE_POLICIES,
+    "prefetch_policy": PREFETCH_POLICIES,
+    "role": ROLES,
+    "log_level": LEVELS,
+    "log_format": FORMATS,
+    "transport": TRANSPORTS,
+    "unsalted_rooms": UNSALTED_ROOMS,
+}
+"""Of settings that are one word of a list; ``config`` checks them."""
 METAVAR: Final = {
-    "cache": f"{{{','.join(TIERS)}}}",
     "device_memory": "SIZE",
     "host_memory": "SIZE",
     "lora": "NAME=DIR",
     "storage": "URL",
     "storage_root": "DIR",
     "storage_key_file": "FILE",
-    "prefetch_policy": f"{{{','.join(PREFETCH_POLICIES)}}}",
     "prefetch_threshold": "TOKENS",
     "prefetch_share": "SHARE",
     **dict.fromkeys(("prefetch_timeout", "prefetch_timeout_per_1k", "tp_timeout"), "SECONDS"),
     "timeout_keep_alive": "SECONDS",
     "timeout_request": "SECONDS",
-    "admin_key": "KEY",
+    **dict.fromkeys(("api_key", "admin_key"), "KEY"),
+    "api_key_file": "FILE",
     **dict.fromkeys(("kv_events", "kv_events_replay"), "ENDPOINT"),
-    "role": f"{{{','.join(ROLES)}}}",
-    "transport": f"{{{','.join(TRANSPORTS)}}}",
     "advertise_host": "HOST",
     **dict.fromkeys(("prefill", "decode"), "URL"),
     "transfer_timeout": "SECONDS",
-    "unsalted_rooms": "{refuse,share}",
 }
 RENAMED: Final = {"storage-cut": "--storage-shards"}
 """Old names of flags, which are refused, with the new ones."""
@@ -84,12 +96,21 @@ HELP: Final = {
     "tp_timeout": "seconds after which a rank that does not answer is lost, and all end",
     "storage_shards": "shards that stored pages are split into by key heads, a multiple of --tp: "
     "servers with as many share a store, others are refused it; default: none, or 8 with --tp",
+    "sparse_offload": "let rows that an indexer selects (DeepSeek-V3.2, V4, GLM) stay on the host, "
+    "so that more and longer requests run than the device holds; they stay on the device while "
+    "there is room",
+    "device_buffer_size": "of --sparse-offload: rows of each layer that a request whose pages have "
+    "left the device has there, the model's top-k at least; default: twice that",
+    "model": "a directory with config.json and safetensors",
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one, printed",
     "served_model_name": "the name clients use; default: the directory's",
-    "api_key": "what Authorization: Bearer must carry; default: anyone may ask",
+    "api_key": "what Authorization: Bearer must carry; default: anyone may ask. On a command line "
+    "others see it (ps): rather STRATAKV_API_KEY, --config or --api-key-file",
+    "api_key_file": "keys of several clients, any of which Authorization: Bearer may carry: lines "
+    "of NAME KEY, in a file that others cannot read; the access log has the name",
     "admin_key": "what Authorization: Bearer must carry to flush the cache and to change its "
-    "storage; default: the storage cannot be changed",
+    "storage; default: the storage cannot be changed. Rather STRATAKV_ADMIN_KEY or --config",
     "max_waiting": "requests that may wait; more get a 503",
     "default_max_tokens": "most tokens of a chat answer whose request names no max_tokens",
     "limit_concurrency": "open connections; who comes when all are being answered gets a 503, but "
@@ -98,8 +119,8 @@ HELP: Final = {
     "timeout_request": "seconds in which a request must have come; a body gets one more for each "
     "16 KiB",
     "drain_s": "seconds that running requests get after SIGTERM",
-    "kv_events": "publish what is cached over ZeroMQ in vLLM's form, as tcp://*:5557; an endpoint "
-    "without a wildcard is connected to",
+    "kv_events": "publish what is cached over ZeroMQ in vLLM's form: tcp://*:5557 is bound here, "
+    "an endpoint without a wildcard is connected to, where a subscriber has to be bound",
     "kv_events_replay": "where subscribers ask for batches that they have missed, as tcp://*:5558",
     "kv_events_topic": "the topic of what is published; some routers want kv@POD@MODEL",
     "role": "unified: compute prompts and decode; prefill: compute prompts for servers that "
@@ -113,6 +134,9 @@ HELP: Final = {
     "advertise_host": "this machine's address as peers reach it; default: --host",
     "transfer_timeout": "seconds after which a hand-off has failed that waits for its peer, for "
     "pages or for its transfer",
+    "log_level": "what is logged at least; debug: also what probes and scrapers ask",
+    "log_format": "text, or json: an object a line",
+    "threads": "threads of the forward; default: torch's",
     "unsalted_rooms": "requests with bootstrap_room whose tenant's cache_salt a router may have "
     "dropped: refuse them, or let them share one cache",
 }

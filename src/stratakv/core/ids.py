@@ -12,7 +12,6 @@ LayerId = NewType("LayerId", int)
 """Index of a model layer."""
 GroupId = NewType("GroupId", int)
 """Index of a cache group in its ``CacheSpec``; group 0 is the anchor."""
-NodeId = NewType("NodeId", int)
 """Row of one tree node (one page of one prefix)."""
 RequestId = NewType("RequestId", str)
 PrefetchId = NewType("PrefetchId", int)

@@ -24,10 +24,10 @@ from typing import Final, NoReturn, Protocol, Self, TypeAlias
 
 from stratakv.core.clock import WallClock
 from stratakv.core.errors import ConfigError
-from stratakv.core.identity.checkpoint import Checkpoint, change_since, read_checkpoint
 from stratakv.core.identity.digest_cache import DigestCache, cache_directory
 from stratakv.core.identity.digests import TensorDigest, digest_of
 from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
+from stratakv.core.identity.model_files import Checkpoint, change_since, read_checkpoint
 from stratakv.core.identity.rank_shares import (
     Digests,
     HashReport,
@@ -131,7 +131,7 @@ class ModelIdentity:
         ]
         self._readers: list[tuple[Sequence[int], TensorReader]] = []
         self._digests: list[dict[int, bytes]] = [{} for _ in self._pieces]
-        # Only bytes can tell whether these change: as they are before the load, and after it.
+        # Only bytes can show whether these change: as they are before the load, and after it.
         self._doubted = [at for at in self._mine if not self._pieces[at].stat.trusted]
         whole = (self._pieces[at].whole for at in self._doubted)
         self._read(dict(zip(self._doubted, whole, strict=True)), {}).pause()

@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from stratakv.core.choices import given
 from stratakv.core.errors import ConfigError
 
 UNIT_BYTES: Final[dict[str, int]] = {
@@ -19,14 +20,20 @@ _SCALE: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1
 
 
 def parse_bytes(text: str, flag: str) -> int:
-    """``text`` in bytes, fractions of a byte dropped: "64GiB", "1.5G", "1073741824".
+    """As ``bytes_of``; ConfigError names ``flag`` and the allowed units."""
+    found = bytes_of(text)
+    if found is None:
+        raise ConfigError(f"{given(flag, text)}: allowed is {ALLOWED}")
+    return found
 
-    ConfigError names ``flag`` and the allowed units.
-    """
+
+def bytes_of(text: str) -> int | None:
+    """``text`` in bytes, fractions of a byte dropped: "64GiB", "1.5G", "1073741824". None: it is
+    none of these."""
     found = _QUANTITY.fullmatch(text.strip())
     unit_bytes = UNIT_BYTES.get(found[2].upper()) if found else None
     if found is None or unit_bytes is None:
-        raise ConfigError(f"{flag} {text!r}: allowed is {ALLOWED}")
+        return None
     whole, _, part = found[1].partition(".")
     # A float would lose bytes above 2**53.
     return int(whole + part) * unit_bytes // 10 ** len(part)

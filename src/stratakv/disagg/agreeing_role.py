@@ -23,9 +23,11 @@ from stratakv.engine.request import Phase, Request
 from stratakv.engine.roles import (
     ChunkComputed,
     Computed,
+    MayStart,
     PartSent,
     Received,
     Role,
+    RoleEvent,
     Sent,
     Start,
     TransferEvent,
@@ -54,7 +56,8 @@ class LocalSessions(Protocol):
 @dataclass(slots=True, eq=False)
 class _Entry:
     """``agreed``: its state on all ranks. ``engaged``: its pages are, or were, named to somebody.
-    ``end``: how it has ended here. ``slot``: None while it waits for one. Parts of its pages:
+    ``end``: how it has ended here. ``slot``: None while it waits for one. ``again``: of a request
+    that was retracted. Parts of its pages:
     ``given`` to be read, ``sent`` from here, ``all_sent`` from all ranks, and ``reported`` so."""
 
     request: Request
@@ -62,6 +65,7 @@ class _Entry:
     engaged: bool = False
     end: TransferEvent | None = None
     slot: int | None = None
+    again: bool = False
     given: int = 0
     sent: int = 0
     all_sent: int = 0
@@ -89,8 +93,9 @@ class AgreeingRole:
         self._free = list(range(SLOTS[SlotKind.SESSION]))
         self._votes = np.zeros(SLOTS[SlotKind.SESSION], np.int64)
         self._sent = np.zeros(SLOTS[SlotKind.PART], np.int64)
-        self._events: list[TransferEvent] = []
+        self._events: list[RoleEvent] = []
         self._over: set[RequestId] = set()  # whose ends are among them
+        self._here: set[RequestId] = set()  # which were sent back in vain
         self._parts: list[_Entry] = []
         self._ended = 0
 
@@ -103,21 +108,35 @@ class AgreeingRole:
     def arrived(self, request: Request) -> None:
         self._role.arrived(request)
         if self._sessions.concerns(request):
-            entry = self._entries[request.id] = _Entry(request)
-            self._waiting.append(entry)
-            self._give_slots()
+            self._open(_Entry(request))
 
     def may_start(self, request: Request) -> Start:
         entry = self._entries.get(request.id)
         if entry is None:
-            return Start.WAIT if request.id in self._over else self._role.may_start(request)
-        if entry.slot is None or entry.agreed is SessionState.FAILED:
+            if request.id in self._over:
+                return Start.WAIT
+            return self._start_again(request)
+        if entry.agreed <= SessionState.BOOTSTRAPPING:
             return Start.WAIT
         start = self._role.may_start(request)
-        if entry.agreed is SessionState.BOOTSTRAPPING:
-            return Start.WAIT
         assert start is not Start.WAIT, f"{request.id} may start on all ranks, and waits here"
         return start
+
+    def _start_again(self, request: Request) -> Start:
+        """Of one without a session: new, or retracted and nothing of it saved. It goes back where
+        all ranks can send it."""
+        if request.phase is not Phase.RETRACTED or not self._sessions.concerns(request):
+            return self._role.may_start(request)
+        if request.id in self._here:
+            return Start.COMPUTE
+        self._role.may_start(request)  # whatever it says: ranks may know other peers
+        self._open(_Entry(request, again=True))
+        return Start.WAIT
+
+    def _open(self, entry: _Entry) -> None:
+        self._entries[entry.request.id] = entry
+        self._waiting.append(entry)
+        self._give_slots()
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
         entry = self._entries.get(request.id)
@@ -155,7 +174,7 @@ class AgreeingRole:
             return request.id in self._over
         return entry.agreed is SessionState.FAILED
 
-    def poll(self) -> Sequence[TransferEvent]:
+    def poll(self) -> Sequence[RoleEvent]:
         events, self._events = self._events, []
         self._over.clear()
         parts, self._parts = self._parts, []
@@ -171,8 +190,11 @@ class AgreeingRole:
     def left(self, request: Request) -> None:
         self._role.left(request)
         entry = self._entries.get(request.id)
-        if entry is not None and not entry.engaged:
-            self._forget(entry)
+        if entry is not None:
+            entry.again = False
+            if not entry.engaged:
+                self._forget(entry)
+        self._here.discard(request.id)
 
     # -- ballots ---------------------------------------------------------------------------------
 
@@ -186,6 +208,8 @@ class AgreeingRole:
 
     def vote(self, ballot: Ballot) -> None:
         for event in self._role.poll():
+            if isinstance(event, MayStart):
+                continue  # its state says so
             if (entry := self._entries.get(event.request)) is None:
                 continue
             if isinstance(event, PartSent):
@@ -212,6 +236,8 @@ class AgreeingRole:
                 self._end(entry, TransferFailed(entry.request.id, reason))
 
     def _move(self, entry: _Entry, state: SessionState) -> None:
+        if entry.agreed is SessionState.BOOTSTRAPPING < state < SessionState.SUCCESS:
+            self._events.append(MayStart(entry.request.id))
         entry.agreed = state
         if state is SessionState.FAILED:
             self._sessions.abort(entry.request, ELSEWHERE)
@@ -223,6 +249,8 @@ class AgreeingRole:
         """No rank's pages are touched any more."""
         self._over.add(entry.request.id)
         self._events.append(end)
+        if entry.again and isinstance(end, TransferFailed):
+            self._here.add(entry.request.id)
         self._forget(entry)
 
     # -- slots -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from stratakv.disagg.session import SessionLimits
-from stratakv.engine.request import Request
+from stratakv.engine.request import Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,18 @@ def session_name(request: Request) -> str:
     return request.id if session is None else session.name
 
 
-def prompt_identity(request: Request) -> str:
-    """Of a prompt's tokens, model, adapter and tenant, hexadecimal: what is computed for one is
-    right for no other."""
+def prompt_identity(request: Request, sampling: SamplingParams) -> str:
+    """Of all that decides a prompt's pages, its first token and what is reported with that: tokens,
+    model, adapter, tenant and how the token is chosen, ``sampling``; hexadecimal. What is computed
+    for one is right for no other. How many tokens follow is not in it: some routers ask prefill
+    for one."""
+    chosen: tuple[float, ...] = ()  # greedy: nothing else counts
+    if sampling.temperature:
+        shares = float(sampling.temperature), float(sampling.top_p), float(sampling.min_p)
+        chosen = *shares, sampling.top_k, sampling.seed
+    barred = sampling.stop_tokens if sampling.min_tokens else ()
+    changed = float(sampling.repetition_penalty), sampling.logit_bias, barred, sampling.grammar
     found = hashlib.sha256(request.prefix.namespace.root())
-    found.update(request.prompt.tokens.tobytes())
+    found.update(repr((chosen, changed, sampling.logprobs)).encode())
+    found.update(request.known.tobytes())
     return found.hexdigest()

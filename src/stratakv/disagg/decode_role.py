@@ -17,6 +17,7 @@ from stratakv.disagg.joining import Join, JoinedByHand
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, PartWritten, Reserve
 from stratakv.disagg.page_leases import LeaseCounts, PageLeases, Writer
 from stratakv.disagg.peers import MessageReceived, Peers
+from stratakv.disagg.recompute import Recompute
 from stratakv.disagg.session import (
     Aborted,
     Agreed,
@@ -32,9 +33,10 @@ from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId
 from stratakv.engine.request import Phase, Request
 from stratakv.engine.roles import (
     Computed,
+    MayStart,
     Received,
+    RoleEvent,
     Start,
-    TransferEvent,
     TransferFailed,
     computed_here,
 )
@@ -45,12 +47,14 @@ Route: TypeAlias = Callable[[Request], PeerId | None]
 
 @dataclass(slots=True, eq=False)
 class _Receiving:
-    """``reserved``: prefill may know its pages, which are leased."""
+    """``again``: what prefill is to compute of a request that was retracted and goes back.
+    ``reserved``: prefill may know its pages, which are leased."""
 
     request: RequestId
     attempt: Attempt
     peer: PeerId
     session: Session
+    again: Recompute | None
     reserved: bool = False
 
     @property
@@ -59,8 +63,9 @@ class _Receiving:
 
 
 class DecodeRole:
-    """Of one rank. A retracted request whose pages nobody has saved is computed again here.
-    ``join``: makes a peer known that a request needs."""
+    """Of one rank. A retracted request whose pages nobody has saved goes back to prefill, in a
+    session of its own; where that fails, or nobody is there, it is computed again here. ``join``:
+    makes a peer known that a request needs."""
 
     def __init__(
         self,
@@ -75,9 +80,11 @@ class DecodeRole:
         self._clock = clock or MonotonicClock()
         self._sessions: dict[RequestId, _Receiving] = {}
         self._attempts: dict[Attempt, _Receiving] = {}
+        self._joining: dict[PeerId, dict[RequestId, _Receiving]] = {}  # who waits for a peer
+        self._here: set[RequestId] = set()  # which prefill has not computed again
         self._counts = SessionCounts()
         self._leases = PageLeases()
-        self._ends: list[TransferEvent] = []
+        self._events: list[RoleEvent] = []
         self._due = Due()
         self._generation = 0
 
@@ -98,27 +105,43 @@ class DecodeRole:
         peer = self._route(request)
         if peer is None:
             return
-        self._generation += 1
-        attempt = Attempt(session_name(request), self._generation)
-        session = Session.opened(str(attempt), self._limits.sessions, self._clock.now_s())
-        entry = _Receiving(request.id, attempt, peer, session)
-        self._sessions[request.id] = self._attempts[attempt] = entry
-        self._due.add(session.deadline_s)
-        self._join.ask(peer)
+        entry = self._opened(request, peer, session_name(request), None)
+        if self._peers.knows(peer):
+            self._move(entry, Agreed())
+        else:
+            self._joining.setdefault(peer, {})[request.id] = entry
+            self._join.ask(peer)
 
     def may_start(self, request: Request) -> Start:
-        if request.phase is Phase.RETRACTED:
-            return Start.COMPUTE
+        if request.phase is Phase.RETRACTED and request.id not in self._sessions:
+            self._send_back(request)
         entry = self._sessions.get(request.id)
         if entry is None:
             return Start.COMPUTE
-        if not entry.session.ended:
-            if self._peers.knows(entry.peer):
-                self._move(entry, Agreed())
-            elif entry.session.state is SessionState.BOOTSTRAPPING:
-                self._join.ask(entry.peer)
         ready = entry.session.state is SessionState.WAITING_FOR_INPUT
         return Start.RECEIVE if ready else Start.WAIT
+
+    def _send_back(self, request: Request) -> None:
+        """Nothing of it was saved: whoever computes prompts is to compute all that it knows; if
+        that has failed before, or nobody is there, this engine does."""
+        peer = self._route(request)
+        if peer is None or request.id in self._here or not self._peers.knows(peer):
+            return
+        again = Recompute.of(request)
+        if again is not None:
+            name = f"{session_name(request)}+{self._generation + 1}"
+            self._move(self._opened(request, peer, name, again), Agreed())
+
+    def _opened(
+        self, request: Request, peer: PeerId, name: str, again: Recompute | None
+    ) -> _Receiving:
+        self._generation += 1
+        attempt = Attempt(name, self._generation)
+        session = Session.opened(str(attempt), self._limits.sessions, self._clock.now_s())
+        entry = _Receiving(request.id, attempt, peer, session, again)
+        self._sessions[request.id] = self._attempts[attempt] = entry
+        self._due.add(session.deadline_s)
+        return entry
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
         entry = self._sessions[request.id]
@@ -127,7 +150,9 @@ class DecodeRole:
         self._leases.lease(request.id, pages, {entry.writer: entry.peer}, until_s)
         self._due.add(until_s)
         entry.reserved = True
-        self._peers.send(entry.peer, Reserve(entry.attempt, prompt_identity(request), pages))
+        sampling = request.prompt.sampling if entry.again is None else entry.again.sampling
+        prompt = prompt_identity(request, sampling)
+        self._peers.send(entry.peer, Reserve(entry.attempt, prompt, pages, entry.again))
 
     def computed(
         self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
@@ -138,8 +163,11 @@ class DecodeRole:
 
     def left(self, request: Request) -> None:
         self._abandon(request, "decode has no use for it any more", FailureCause.ABORTED)
+        if (entry := self._sessions.get(request.id)) is not None:
+            entry.again = None  # nobody computes it here
+        self._here.discard(request.id)
 
-    def poll(self) -> Sequence[TransferEvent]:
+    def poll(self) -> Sequence[RoleEvent]:
         for event in self._peers.poll():
             match event:
                 case MessageReceived(peer, message):
@@ -156,11 +184,22 @@ class DecodeRole:
                     assert_never(event)
         for peer, reason in self._join.refused():
             self._refused(peer, reason)
+        self._agree()
         now_s = self._clock.now_s()
         if self._due.passed(now_s):
             self._expire(now_s)
-        ends, self._ends = self._ends, []
-        return ends
+        events, self._events = self._events, []
+        return events
+
+    def _agree(self) -> None:
+        """Sessions of peers that are known by now may start; the others' peers are asked again."""
+        for peer in list(self._joining):
+            if not self._peers.knows(peer):
+                self._join.ask(peer)
+                continue
+            for entry in self._joining.pop(peer).values():
+                self._move(entry, Agreed())
+                self._events.append(MayStart(entry.request))
 
     # -- for several ranks (``agreeing_role``) ---------------------------------------------------
 
@@ -217,16 +256,15 @@ class DecodeRole:
             self._fail(entry)
             return
         self._forget(entry)
-        self._ends.append(Received(entry.request, message.first, message.cached))
+        self._events.append(Received(entry.request, message.first, message.cached))
 
     # -- failures --------------------------------------------------------------------------------
 
     def _refused(self, peer: PeerId, reason: str) -> None:
         """Nobody can join it; a later request may try again."""
-        for entry in [each for each in self._sessions.values() if each.peer == peer]:
-            if entry.session.state is SessionState.BOOTSTRAPPING:
-                self._move(entry, Aborted(reason, FailureCause.REFUSED))
-                self._fail(entry)
+        for entry in list(self._joining.get(peer, {}).values()):
+            self._move(entry, Aborted(reason, FailureCause.REFUSED))
+            self._fail(entry)
 
     def _lose(self, peer: PeerId, reason: str) -> None:
         """Its sessions fail: those whose pages it may write, when it is behind its fence."""
@@ -265,16 +303,22 @@ class DecodeRole:
 
     def _give_up(self, entry: _Receiving, reason: str, cause: FailureCause) -> None:
         self._move(entry, Aborted(reason, cause))
-        self._peers.send(entry.peer, Abort(entry.attempt, entry.reserved, reason))
+        if entry.reserved or entry.again is None:  # else prefill has never heard of it
+            self._peers.send(entry.peer, Abort(entry.attempt, entry.reserved, reason))
 
     def _fail(self, entry: _Receiving) -> None:
         """Nobody touches its pages."""
         self._forget(entry)
-        self._ends.append(TransferFailed(entry.request, entry.session.reason))
+        self._events.append(TransferFailed(entry.request, entry.session.reason))
 
     def _forget(self, entry: _Receiving) -> None:
+        if entry.again is not None and entry.session.state is not SessionState.SUCCESS:
+            self._here.add(entry.request)
         del self._sessions[entry.request]
         del self._attempts[entry.attempt]
+        joining = self._joining.get(entry.peer, {})
+        if joining.pop(entry.request, None) is not None and not joining:
+            del self._joining[entry.peer]
 
     def _move(self, entry: _Receiving, event: SessionEvent) -> None:
         before, entry.session = entry.session, entry.session.after(event, self._clock.now_s())

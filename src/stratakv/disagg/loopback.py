@@ -15,7 +15,7 @@ from stratakv.core.errors import TransportError
 from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
 from stratakv.disagg.transport import Memory
 from stratakv.disagg.wire import Ranges
-from stratakv.disagg.wired import WiredTransport
+from stratakv.disagg.wire_transport import WiredTransport
 
 _RANGES = 64
 """Copied under the lock at once: a fence waits for no more."""

@@ -15,11 +15,12 @@ from stratakv.cache.records import TierTokens
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import GroupId
 from stratakv.disagg.page_places import pages_of
+from stratakv.disagg.recompute import Recompute
 from stratakv.disagg.transport import NOTIFICATION_BYTES
 from stratakv.engine.request import TokenLogprob
 from stratakv.engine.roles import FirstToken
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Of these messages; two sides must have the same."""
 MESSAGE_BYTES: Final = 16 << 20
 """The longest message that is read."""
@@ -41,11 +42,12 @@ class Attempt:
 @dataclass(frozen=True, slots=True, eq=False)
 class Reserve:
     """Decode: write these ``pages``, of a prompt with this identity, hexadecimal. What it has
-    itself is not among them."""
+    itself is not among them. ``again``: what is to be computed, where no client brings it."""
 
     attempt: Attempt
     prompt: str
     pages: TransferPages
+    again: Recompute | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def encode(message: Message) -> bytes:
                 (each.group, each.first, each.pages.tolist()) for each in message.pages.groups
             ]
             fields |= {"prompt": message.prompt, "tokens": message.pages.tokens, "groups": groups}
+            fields |= {"again": None if message.again is None else message.again.fields()}
         case Arrival():
             logprob = message.first.logprob
             fields |= {
@@ -132,7 +135,8 @@ def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
             if tokens < 1:
                 raise ValueError(f"a prompt of {tokens} tokens")
             pages = TransferPages(tokens, groups)
-            return Reserve(attempt, str(fields["prompt"]), pages)
+            again = None if fields["again"] is None else Recompute.read(fields["again"])
+            return Reserve(attempt, str(fields["prompt"]), pages, again)
         case "PartWritten":
             return PartWritten(attempt)
         case "Arrival":

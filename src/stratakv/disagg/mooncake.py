@@ -22,7 +22,7 @@ from stratakv.core.errors import ConfigError, TransportError
 from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
 from stratakv.disagg.transport import Memory
 from stratakv.disagg.wire import Ranges
-from stratakv.disagg.wired import WiredTransport
+from stratakv.disagg.wire_transport import WiredTransport
 
 _RANGES: Final = 256
 """In one batch: each is a request of its own, and with thousands connections are refused."""

@@ -25,7 +25,7 @@ from stratakv.core.errors import ConfigError, TransportError
 from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
 from stratakv.disagg.transport import Memory
 from stratakv.disagg.wire import Addresses, Ranges
-from stratakv.disagg.wired import WiredTransport
+from stratakv.disagg.wire_transport import WiredTransport
 from stratakv.disagg.writer_token import TokenPlace, WriterToken, may_write
 
 _MODULES: Final = ("nixl", "nixl_cu12", "nixl_cu13")

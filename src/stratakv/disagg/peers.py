@@ -147,7 +147,7 @@ class Peers:
         entry.places = places
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether it can be spoken to."""
+        """Whether messages can be sent to it."""
         entry = self._peers.get(peer)
         return entry is not None and entry.places is not None and not entry.ending
 
@@ -196,7 +196,7 @@ class Peers:
         return found
 
     def disconnect(self, peer: PeerId, reason: str = "") -> None:
-        """End a peer's link. ``reason``: what it is ``Lost`` for, of which ``poll`` tells."""
+        """End a peer's link. ``reason``: what it is ``Lost`` for, which ``poll`` reports."""
         entry = self._peers.get(peer)
         if entry is None or entry.ending:
             return

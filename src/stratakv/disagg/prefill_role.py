@@ -7,17 +7,19 @@ travel (``peers``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from stratakv.cache.footprint import TransferPages
 from stratakv.cache.records import CachedTokens, TierTokens
 from stratakv.core.clock import Clock, MonotonicClock
-from stratakv.core.errors import TransportError
+from stratakv.core.errors import RequestError, TransportError
 from stratakv.core.ids import RequestId
-from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity, session_name
+from stratakv.disagg.deadlines import Due, HandOffLimits, session_name
+from stratakv.disagg.ended_early import EarlyEnd, EarlyEnds
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, PartWritten, Reserve
 from stratakv.disagg.peers import MessageReceived, Peers
+from stratakv.disagg.recompute import Recompute
+from stratakv.disagg.sending import PagesWanted, Sending
 from stratakv.disagg.session import (
     Aborted,
     Agreed,
@@ -26,45 +28,21 @@ from stratakv.disagg.session import (
     Session,
     SessionEvent,
     SessionState,
-    TransferBegun,
 )
 from stratakv.disagg.statistics import SessionCounts, SessionStats
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId, TransferId, Writes
-from stratakv.engine.request import Phase, Request
+from stratakv.engine.request import Phase, Prompt, Request
 from stratakv.engine.roles import (
     ChunkComputed,
     Computed,
     FirstToken,
+    MayStart,
     PartSent,
+    RoleEvent,
     Sent,
     Start,
-    TransferEvent,
     TransferFailed,
 )
-
-
-@dataclass(slots=True, eq=False)
-class _Sending:
-    """``request``: of this engine, once it has come, with the identity of its ``prompt`` and the
-    length of that, ``tokens``.
-    ``asked`` and ``peer``: for whom, once that is known. ``sent``: the page index up to which each
-    group's pages were written, and ``writes`` those under way; ``proved``: the last one is among
-    them, with the proof behind it. A session that has ended waits here for the side that does not
-    know of it, until ``until_s``."""
-
-    session: Session
-    until_s: float
-    request: RequestId | None = None
-    prompt: str = ""
-    tokens: int = 0
-    asked: Reserve | None = None
-    peer: PeerId | None = None
-    sent: list[int] = field(default_factory=list[int])
-    writes: set[TransferId] = field(default_factory=set[TransferId])
-    proved: bool = False
-
-    def is_of(self, attempt: Attempt, peer: PeerId) -> bool:
-        return self.asked is not None and (self.asked.attempt, self.peer) == (attempt, peer)
 
 
 class PrefillRole:
@@ -73,46 +51,51 @@ class PrefillRole:
     def __init__(self, peers: Peers, limits: HandOffLimits, clock: Clock | None = None) -> None:
         self._peers, self._limits = peers, limits
         self._clock = clock or MonotonicClock()
-        self._sessions: dict[str, _Sending] = {}  # those that are not all written, by name
-        self._requests: dict[RequestId, _Sending] = {}  # of which the engine knows no end
-        self._writes: dict[TransferId, _Sending] = {}
-        self._given: dict[
-            _Sending, None
-        ] = {}  # of which a part was given, and not reported as sent
+        self._sessions: dict[str, Sending] = {}  # those that are not all written, by name
+        self._requests: dict[RequestId, Sending] = {}  # of which the engine knows no end
+        self._writes: dict[TransferId, Sending] = {}
+        self._given: dict[Sending, None] = {}  # of which a part is not reported as sent
+        self._early = EarlyEnds()
         self._counts = SessionCounts()
-        self._events: list[TransferEvent] = []
+        self._submit: Callable[[Prompt], None] | None = None
+        self._events: list[RoleEvent] = []
         self._due = Due()
 
     def __len__(self) -> int:
         """Sessions that have not ended, or whose end the other side does not know."""
-        return len(self._all())
+        return len(self._all()) + len(self._early)
+
+    def submit_to(self, submit: Callable[[Prompt], None]) -> None:
+        """Where prompts go that decode sends back: to this engine, of several ranks to the first.
+        ``submit`` raises RequestError for one that could never be served."""
+        self._submit = submit
 
     def stats(self) -> SessionStats:
         return self._counts.stats([entry.session for entry in self._all()], None)
 
-    def _all(self) -> list[_Sending]:
+    def _all(self) -> list[Sending]:
         return list(dict.fromkeys([*self._sessions.values(), *self._writes.values()]))
 
     # -- the engine's calls ----------------------------------------------------------------------
 
     def arrived(self, request: Request) -> None:
         name = session_name(request)
-        entry = self._sessions.get(name)
+        entry, end = self._sessions.get(name), self._early.pop(name)
+        if end is not None and end.peer is not None:
+            self._events.append(TransferFailed(request.id, end.reason))
+            return
         if entry is not None and entry.request is not None:
-            if not entry.session.ended:
-                taken = f"the session {name} is another request's"
-                self._events.append(TransferFailed(request.id, taken))
-                return
-            entry = None  # another one of that name has left
+            taken = f"the session {name} is another request's"
+            self._events.append(TransferFailed(request.id, taken))
+            return
         entry = entry or self._opened(name)
-        entry.request = request.id
-        entry.prompt, entry.tokens = prompt_identity(request), request.prompt_tokens
+        entry.bind(request)
         self._requests[request.id] = entry
         self._agree(entry)
 
     def may_start(self, request: Request) -> Start:
         entry = self._requests.get(request.id)
-        ready = entry is not None and entry.asked is not None and not entry.session.ended
+        ready = entry is not None and entry.wanted is not None and not entry.session.ended
         return Start.COMPUTE if ready else Start.WAIT
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
@@ -139,7 +122,7 @@ class PrefillRole:
     def left(self, request: Request) -> None:
         self._abandon(request, Aborted("prefill has given the request up"))
 
-    def poll(self) -> Sequence[TransferEvent]:
+    def poll(self) -> Sequence[RoleEvent]:
         for event in self._peers.poll():
             match event:
                 case MessageReceived(peer, message):
@@ -160,7 +143,7 @@ class PrefillRole:
         events, self._events = self._events, []
         return [*events, *self._parts_sent()]
 
-    def _parts_sent(self) -> Iterator[TransferEvent]:
+    def _parts_sent(self) -> Iterator[RoleEvent]:
         """Of requests whose pages were given, and that no write reads any more."""
         for entry in [entry for entry in self._given if not entry.writes]:
             del self._given[entry]
@@ -169,53 +152,43 @@ class PrefillRole:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def _write(self, entry: _Sending, source: TransferPages) -> None:
+    def _write(self, entry: Sending, source: TransferPages) -> None:
         """What of ``source`` is wanted and was not written before."""
         self._given[entry] = None
         writes = self._next(entry, source)
         if len(writes.sizes):
-            assert entry.asked is not None
-            assert entry.peer is not None
-            more = PartWritten(entry.asked.attempt)
-            self._begin(entry, self._peers.send(entry.peer, more, writes))
+            wanted = entry.computed_for
+            more = PartWritten(wanted.attempt)
+            self._begin(entry, self._peers.send(wanted.peer, more, writes))
 
     def _write_last(
         self,
-        entry: _Sending,
+        entry: Sending,
         source: TransferPages,
         first: FirstToken,
         cached: CachedTokens | None,
     ) -> None:
         """The rest, and behind it the proof that all is there."""
         self._given.pop(entry, None)  # its end is the answer
-        writes = self._next(entry, source)
-        assert entry.asked is not None
-        assert entry.peer is not None
+        writes, wanted = self._next(entry, source), entry.computed_for
         had = TierTokens(0, 0, 0)
         if cached is not None:
             had = TierTokens(cached.device, cached.host, cached.storage)
-        proof = Arrival(entry.asked.attempt, first, had)
-        if self._begin(entry, self._peers.send(entry.peer, proof, writes)):
-            entry.proved = True
+        proof = Arrival(wanted.attempt, first, had)
+        if self._begin(entry, self._peers.send(wanted.peer, proof, writes)):
+            entry.prove()
             del self._sessions[entry.session.name]
 
-    def _next(self, entry: _Sending, source: TransferPages) -> Writes:
-        assert entry.asked is not None, f"{entry.request} was computed for nobody"
-        assert entry.peer is not None
-        entry.sent = entry.sent or [0] * len(source.groups)
-        target = entry.asked.pages.part(entry.sent, source)
-        entry.sent = source.reached(entry.sent)
-        here, there = self._peers.places(entry.peer)
-        return here.writes(source, there, target)
+    def _next(self, entry: Sending, source: TransferPages) -> Writes:
+        here, there = self._peers.places(entry.computed_for.peer)
+        return here.writes(source, there, entry.advance(source))
 
-    def _begin(self, entry: _Sending, transfer: TransferId | None) -> bool:
+    def _begin(self, entry: Sending, transfer: TransferId | None) -> bool:
         """``transfer``: None where the peer is lost, which ends the session; False then."""
-        if entry.session.state is SessionState.TRANSFERRING:
-            entry.session = entry.session.extended(self._clock.now_s())
-        else:
-            self._move(entry, TransferBegun())
+        self._count(entry, entry.transfer(self._clock.now_s()))
         if transfer is None:
-            self._fail(entry, Aborted(f"{entry.peer} is lost", FailureCause.PEER_LOST))
+            lost = f"{entry.computed_for.peer} is lost"
+            self._fail(entry, Aborted(lost, FailureCause.PEER_LOST))
             return False
         entry.writes.add(transfer)
         self._writes[transfer] = entry
@@ -243,7 +216,7 @@ class PrefillRole:
             case _:
                 pass  # a part
 
-    def _report_failure(self, entry: _Sending) -> None:
+    def _report_failure(self, entry: Sending) -> None:
         """Where the engine does not know of it."""
         if entry.request is not None and self._requests.pop(entry.request, None) is not None:
             self._given.pop(entry, None)
@@ -279,36 +252,45 @@ class PrefillRole:
 
     def _ask(self, peer: PeerId, asked: Reserve) -> None:
         name = asked.attempt.session
-        entry = self._sessions.get(name)
-        if entry is not None and entry.asked is not None:
-            self._refuse(peer, asked.attempt, f"{name} is computed for {entry.peer}")
+        end = self._early.pop(name)
+        if end is not None:
+            self._refuse(peer, asked.attempt, end.reason)
             return
-        if entry is not None and entry.session.ended:
-            del self._sessions[entry.session.name]
-            self._refuse(peer, asked.attempt, entry.session.reason)
+        entry = self._sessions.get(name)
+        if entry is not None and entry.wanted is not None:
+            reason = f"{name} is computed for {entry.wanted.peer}"
+            self._refuse(peer, asked.attempt, reason)
             return
         entry = entry or self._opened(name)
-        entry.asked, entry.peer = asked, peer
+        entry.want(PagesWanted(peer, asked))
         self._agree(entry)
+        if asked.again is not None and not entry.session.ended:
+            self._compute_again(entry, asked.again)
 
-    def _agree(self, entry: _Sending) -> None:
+    def _compute_again(self, entry: Sending, again: Recompute) -> None:
+        """Give this engine a prompt of which decode alone knows all tokens."""
+        if self._submit is None:
+            return  # of several ranks the first one submits
+        try:
+            self._submit(again.prompt(entry.session.name))
+        except RequestError as error:
+            self._fail(entry, Aborted(str(error), FailureCause.REFUSED))
+            self._early.pop(entry.session.name)  # it does not come
+
+    def _agree(self, entry: Sending) -> None:
         """Both sides have come, or one of them."""
-        if entry.session.ended:  # decode has given it up before it came
-            if entry.request is not None:
-                del self._sessions[entry.session.name]
-                self._report_failure(entry)
-            return
-        if entry.asked is None or entry.peer is None:
+        if entry.wanted is None:
             return
         try:
-            self._peers.places(entry.peer)[1].verify(entry.asked.pages, self._peers.spec)
-            there = entry.asked.prompt, entry.asked.pages.tokens
-            if entry.request is not None and (entry.prompt, entry.tokens) != there:
-                raise TransportError(f"{entry.session.name} is another prompt there")
+            there = self._peers.places(entry.wanted.peer)[1]
+            there.verify(entry.wanted.reserve.pages, self._peers.spec)
+            entry.verify()
         except TransportError as error:
             self._fail(entry, Aborted(str(error), FailureCause.REFUSED))
             return
         self._move(entry, Agreed())
+        if entry.request is not None:
+            self._events.append(MayStart(entry.request))
 
     def _abort(self, peer: PeerId, message: Abort) -> None:
         attempt = message.attempt
@@ -317,13 +299,16 @@ class PrefillRole:
         if entry is not None and entry.is_of(attempt, peer):
             self._fail(entry, aborted)
             return
-        if not message.reserved and (entry is None or entry.asked is None):
+        if not message.reserved and (entry is None or entry.wanted is None):
+            end = self._early.pop(name)
+            if end is not None and end.peer is None:
+                return  # both know
             entry = entry or self._opened(name)
-            if entry.session.ended:
-                del self._sessions[entry.session.name]  # both know
-            else:
-                self._move(entry, aborted)
-                self._agree(entry)
+            self._move(entry, aborted)
+            del self._sessions[name]
+            if entry.request is None:
+                self._ended_early(name, peer, message.reason)
+            self._report_failure(entry)
             return
         writes = any(each.is_of(attempt, peer) for each in self._writes.values())
         if message.reserved and not writes:  # otherwise the answer is behind them
@@ -332,27 +317,34 @@ class PrefillRole:
     # -- ends ------------------------------------------------------------------------------------
 
     def _lose(self, peer: PeerId, reason: str) -> None:
-        """What it has asked for and is not proved; of what is, its writes tell."""
+        """What it has asked for and is not proved; what is, its writes report."""
         for entry in list(self._sessions.values()):
-            if entry.peer == peer:
+            if entry.wanted is not None and entry.wanted.peer == peer:
                 lost = Aborted(f"{peer} is lost: {reason}", FailureCause.PEER_LOST)
                 self._fail(entry, lost)
 
-    def _fail(self, entry: _Sending, aborted: Aborted) -> None:
+    def _fail(self, entry: Sending, aborted: Aborted) -> None:
         """End what is not proved, for both sides."""
         self._give_up(entry, aborted)
         if not entry.writes:
             self._report_failure(entry)
 
-    def _give_up(self, entry: _Sending, aborted: Aborted) -> None:
-        """Decode hears of it, behind what is being written, or when it asks."""
+    def _give_up(self, entry: Sending, aborted: Aborted) -> None:
+        """Decode is notified of it, behind what is being written, or when it asks."""
         self._move(entry, aborted)
-        if entry.asked is None or entry.peer is None:
-            entry.until_s = self._clock.now_s() + self._limits.sessions.bootstrap_s
-            self._due.add(entry.until_s)
-            return
         del self._sessions[entry.session.name]
-        self._refuse(entry.peer, entry.asked.attempt, entry.session.reason)
+        if entry.wanted is None:
+            self._ended_early(entry.session.name, None, entry.session.reason)
+            return
+        self._refuse(entry.wanted.peer, entry.wanted.attempt, entry.session.reason)
+        if entry.request is None and entry.wanted.reserve.again is not None:
+            # It may be on its way to this engine, which several ranks take a step for.
+            self._ended_early(entry.session.name, entry.wanted.peer, entry.session.reason)
+
+    def _ended_early(self, name: str, peer: PeerId | None, reason: str) -> None:
+        until_s = self._clock.now_s() + self._limits.sessions.bootstrap_s
+        self._early.add(name, EarlyEnd(peer, reason, until_s))
+        self._due.add(until_s)
 
     def _refuse(self, peer: PeerId, attempt: Attempt, reason: str) -> None:
         self._peers.send(peer, Ended(attempt, reason))
@@ -363,17 +355,14 @@ class PrefillRole:
             if entry.writes:
                 if now_s < entry.session.deadline_s:
                     self._due.add(entry.session.deadline_s)
-                elif entry.peer is not None:
-                    self._peers.disconnect(entry.peer, "it does not take what is written in time")
-            elif entry.session.ended:
-                if now_s >= entry.until_s:
-                    del self._sessions[entry.session.name]
                 else:
-                    self._due.add(entry.until_s)
+                    late = "it does not take what is written in time"
+                    self._peers.disconnect(entry.computed_for.peer, late)
             elif expired.ended:
                 self._fail(entry, Aborted(expired.reason, FailureCause.TIMEOUT))
             else:
                 self._due.add(expired.deadline_s)
+        self._due.add(self._early.expire(now_s))
 
     # -- sessions --------------------------------------------------------------------------------
 
@@ -385,14 +374,16 @@ class PrefillRole:
             del self._requests[request.id]
         self._give_up(entry, aborted)
 
-    def _opened(self, name: str) -> _Sending:
+    def _opened(self, name: str) -> Sending:
         now_s = self._clock.now_s()
         session = Session.opened(name, self._limits.sessions, now_s)
-        entry = self._sessions[name] = _Sending(session, session.deadline_s)
+        entry = self._sessions[name] = Sending(session)
         self._due.add(session.deadline_s)
         return entry
 
-    def _move(self, entry: _Sending, event: SessionEvent) -> None:
-        before, entry.session = entry.session, entry.session.after(event, self._clock.now_s())
+    def _move(self, entry: Sending, event: SessionEvent) -> None:
+        self._count(entry, entry.move(event, self._clock.now_s()))
+
+    def _count(self, entry: Sending, before: Session) -> None:
         self._counts.moved(before, entry.session)
         self._due.add(entry.session.deadline_s)

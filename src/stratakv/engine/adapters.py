@@ -30,6 +30,9 @@ FORMAT: Final = b"stratakv-lora-3"
 Tensors = Mapping[str, torch.Tensor]
 
 
+MADE_FOR_IT: Final = "allowed is an adapter that was made for this model"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoraWeights:
     """What one linear layer gets beside its own product: ``scale * (x @ down.T) @ up.T``.
@@ -89,7 +92,7 @@ def _naming(name: str, directory: Path) -> Generator[None]:
 def _weights_file(directory: Path) -> Path:
     file = directory / FILE
     if not file.is_file():
-        raise ConfigError(f"no {FILE}; other weight formats are not read")
+        raise ConfigError(f"no {FILE}; allowed is a directory with one")
     return file
 
 
@@ -99,7 +102,7 @@ def _load(model: nn.Module, output: nn.Module | None, name: str, directory: Path
         # Not mapped: what runs, and what the digest is of, stays when the file does not.
         tensors = dict(sorted(load(_weights_file(directory).read_bytes()).items()))
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{FILE} cannot be read: {error}") from None
+        raise ConfigError(f"{FILE} cannot be read ({error}); allowed is PEFT's") from None
     pairs = _pairs(tensors)
     modules = dict(model.named_modules())
     _check_targets(config, modules, output, set(pairs))
@@ -131,12 +134,12 @@ def _pairs(tensors: Tensors) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
                 halves.setdefault(path, {})[end] = tensor
                 break
         else:
-            raise ConfigError(f"{FILE} holds {key}, which is no factor of a linear layer")
+            raise ConfigError(f"{FILE} holds {key}: allowed are factors of linear layers")
     lonely = [path for path, half in halves.items() if len(half) != 2]
     if lonely:
-        raise ConfigError(f"{FILE} holds one factor of two for {_some(lonely)}")
+        raise ConfigError(f"{FILE} holds one factor for {_some(lonely)}: allowed are both")
     if not halves:
-        raise ConfigError(f"{FILE} is empty")
+        raise ConfigError(f"{FILE} is empty; allowed are factors of linear layers")
     return {path: (half[DOWN], half[UP]) for path, half in halves.items()}
 
 
@@ -148,15 +151,15 @@ def _check_targets(
 ) -> None:
     """The weights must be for exactly the modules that the config names in this model."""
     if foreign := sorted(paths - modules.keys()):
-        raise ConfigError(f"the model has no {_some(foreign)}: it was made for another model")
+        raise ConfigError(f"the model has no {_some(foreign)}; {MADE_FOR_IT}")
     for path in sorted(paths):
         # A subclass may read its weight where no hook sees it.
         if type(modules[path]) is not nn.Linear:
             raise ConfigError(f"{path} is {type(modules[path]).__name__}: allowed is nn.Linear")
         if modules[path] is output:
-            raise ConfigError(f"{path} is the output layer, which is not adapted")
+            raise ConfigError(f"{path} is the output layer: allowed are the layers below it")
         if "experts" in path.split("."):
-            raise ConfigError(f"{path} is of an expert, which sees some tokens only")
+            raise ConfigError(f"{path} is of an expert: allowed are layers that see every token")
     if config.all_linear:
         wanted = {
             path
@@ -167,9 +170,9 @@ def _check_targets(
     else:
         wanted = {path for path in modules if config.is_target(path)}
     if lacking := sorted(wanted - paths):
-        raise ConfigError(f"it has no weights for {_some(lacking)}: it was made for another model")
+        raise ConfigError(f"it has no weights for {_some(lacking)}; {MADE_FOR_IT}")
     if extra := sorted(paths - wanted):
-        raise ConfigError(f"its config does not target {_some(extra)}, for which it has weights")
+        raise ConfigError(f"it has weights for {_some(extra)}: allowed is what its config targets")
 
 
 def _check_shapes(

@@ -1,7 +1,6 @@
 """Lets waiting requests in: whose turn it is, what it must wait for, and its place in the cache.
 
-Owns which pages running requests are computing for others, and whether somebody waited for the role
-at the last look (``waits_for_role``). Torch-free; the cache decides whether a
+Owns which pages running requests are computing for others. Torch-free; the cache decides whether a
 request fits.
 """
 
@@ -9,17 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from stratakv.cache.admit import AdmissionRequest
 from stratakv.cache.kv_cache import KVCache
+from stratakv.cache.prices import AdmissionRequest
 from stratakv.cache.records import Admission, CacheUse, Refusal
 from stratakv.core.ids import PageKey
 from stratakv.engine.backlog import Backlog
+from stratakv.engine.hand_off import Transfers
 from stratakv.engine.request import Phase, Request, Signal
 from stratakv.engine.roles import Role, Start
 from stratakv.engine.running import Running
 from stratakv.engine.scheduler import StepLimits, worth_waiting
 from stratakv.engine.stats import Totals
-from stratakv.engine.transfers import Transfers
 from stratakv.policy.checkpoints import last_end
 
 REQUEST_FAULTS: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -50,30 +49,26 @@ class AdmissionScheduler:
         self._look_ahead = limits.look_ahead
         self._page = cache.spec.page_tokens
         self._computing: set[PageKey] = set()
-        self.waits_for_role = False
 
     def admit(self, failed: OnFailed) -> None:
         """Admit requests whose turn it is, until one does not fit. ``failed`` is called for one
         that cannot be admitted; it is not in the backlog then, and may hold a row."""
         held: list[Request] = []
-        ahead: list[AdmissionRequest] = []  # of those held, those that were retracted
-        self.waits_for_role = False
         looks = self._look_ahead
-        while len(self.backlog) and looks and self._running.has_room():
+        while self.backlog.ready and looks and self._running.has_room():
             request = self.backlog.pop()
             try:
-                if request.retracted is None or request.retracted.hold is None:
+                if not _is_saved(request):
                     request.trust()
-                start = self._role_start(request)
-                if start is not Start.WAIT:  # who waits for another engine holds up nobody
-                    looks -= 1
-                    start = self._start_here(request, start)
-                if start is Start.WAIT:
-                    held.append(request)
-                    if request.retracted is not None:
-                        ahead.append(replace(admission_request(request), receives=True))
+                start = Start.COMPUTE if _is_saved(request) else self._role.may_start(request)
+                if start is Start.WAIT:  # who waits for another engine holds up nobody
+                    self.backlog.block(request)
                     continue
-                answer = self._ask(request, start, tuple(ahead))
+                looks -= 1
+                if self._waits_here(request, start):
+                    held.append(request)
+                    continue
+                answer = self._ask(request, start)
                 if isinstance(answer, Refusal):
                     held.append(request)
                     break
@@ -82,30 +77,28 @@ class AdmissionScheduler:
                 failed(request, error)
         self.backlog.put_back(held)
 
-    def _ask(
-        self, request: Request, start: Start, ahead: tuple[AdmissionRequest, ...]
-    ) -> Admission | Refusal:
+    def _ask(self, request: Request, start: Start) -> Admission | Refusal:
         asked = admission_request(request)
-        asked = replace(asked, receives=start is Start.RECEIVE, ahead=ahead)
+        asked = replace(asked, receives=start is Start.RECEIVE, ahead=self._ahead(request))
         if request.retracted is None:
             return self._admission.admit(asked)
         return self._admission.resume(request.retracted, asked)
 
-    def _role_start(self, request: Request) -> Start:
-        if request.retracted is not None and request.retracted.hold is not None:
-            return Start.COMPUTE  # all it needs was saved
-        start = self._role.may_start(request)
-        self.waits_for_role |= start is Start.WAIT
-        return start
+    def _ahead(self, request: Request) -> tuple[AdmissionRequest, ...]:
+        """Those that were retracted, wait for the role, and come before ``request``."""
+        return tuple(
+            replace(admission_request(one), receives=True)
+            for one in self.backlog.blocked_retracted
+            if request.phase is not Phase.RETRACTED or one.serial < request.serial
+        )
 
-    def _start_here(self, request: Request, start: Start) -> Start:
-        """What it waits for in this engine."""
+    def _waits_here(self, request: Request, start: Start) -> bool:
+        """Whether it waits for something of this engine's."""
         if request.retracted is not None:
-            return start
+            return False
         if self._prefetcher.must_wait(request.id):
-            return Start.WAIT
-        waits = start is Start.COMPUTE and self._is_being_computed(request)
-        return Start.WAIT if waits else start
+            return True
+        return start is Start.COMPUTE and self._is_being_computed(request)
 
     def _is_being_computed(self, request: Request) -> bool:
         """Whether the first page that it would compute is computed for another one."""
@@ -137,6 +130,11 @@ class AdmissionScheduler:
         """What a request was to compute, which prefilled until now."""
         if request.prompt.use is CacheUse.ALL:  # nobody waits for the pages of the others
             self._computing.difference_update(request.prefix.keys)
+
+
+def _is_saved(request: Request) -> bool:
+    """Whether the host holds all that a retracted request needs."""
+    return request.retracted is not None and request.retracted.hold is not None
 
 
 def admission_request(request: Request) -> AdmissionRequest:

@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import RowIds, TokenIds
+from stratakv.engine.grammars import TokenMasks
+from stratakv.engine.logits_processors import LogitsProcessors
 from stratakv.transfer.engine import LayerGate
 
 Int32s = npt.NDArray[np.int32]
@@ -33,7 +35,8 @@ class StepBatch:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplingBatch:
     """Sampling of S rows, column by column; ``positions`` (index of the token to be chosen in its
-    request) and ``seeds`` make a request's randomness independent of its batch."""
+    request) and ``seeds`` make a request's randomness independent of its batch. ``processors``:
+    None if no row wants its logits changed; ``masks``: None if no row is bound to a grammar."""
 
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
@@ -41,9 +44,12 @@ class SamplingBatch:
     seeds: npt.NDArray[np.uint64]
     positions: npt.NDArray[np.int64]
     logprobs: npt.NDArray[np.int32]  # alternatives wanted per row, -1: none
+    min_p: npt.NDArray[np.float32]
+    processors: LogitsProcessors | None = None
+    masks: TokenMasks | None = None
 
     def only(self, rows: npt.NDArray[np.intp]) -> "SamplingBatch":
-        """Some of the rows."""
+        """Some of the rows, in increasing order."""
         return SamplingBatch(
             temperature=self.temperature[rows],
             top_p=self.top_p[rows],
@@ -51,4 +57,7 @@ class SamplingBatch:
             seeds=self.seeds[rows],
             positions=self.positions[rows],
             logprobs=self.logprobs[rows],
+            min_p=self.min_p[rows],
+            processors=None if self.processors is None else self.processors.only(rows),
+            masks=None if self.masks is None else self.masks.only(rows),
         )

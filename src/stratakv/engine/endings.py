@@ -12,11 +12,11 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.ids import RequestId
 from stratakv.engine.admission_scheduler import AdmissionScheduler, admission_request
 from stratakv.engine.backlog import Backlog
+from stratakv.engine.hand_off import Transfers
 from stratakv.engine.request import Failure, FinishReason, Output, Phase, Request, Signal
 from stratakv.engine.roles import Role
 from stratakv.engine.running import Running
 from stratakv.engine.stats import Totals
-from stratakv.engine.transfers import Transfers
 from stratakv.tiers.prefetch.request import ignored
 
 log = logging.getLogger(__name__)

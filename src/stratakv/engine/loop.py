@@ -22,6 +22,8 @@ from stratakv.engine.attachment import BESIDE_STEPS, AttachmentReport, StorageCa
 from stratakv.engine.backlog import Backlog
 from stratakv.engine.endings import Endings
 from stratakv.engine.executor import Executor
+from stratakv.engine.grammars import NO_GRAMMARS, Grammars
+from stratakv.engine.hand_off import Transfers
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import Failure, Output, Prompt, Request
 from stratakv.engine.roles import Role
@@ -31,7 +33,6 @@ from stratakv.engine.scheduler import StepLimits
 from stratakv.engine.stats import EngineStats, RequestStatus, Totals, stats_of, status_of
 from stratakv.engine.steps import Steps
 from stratakv.engine.storage_control import NO_STORES, BackgroundStores, Openable, StorageControl
-from stratakv.engine.transfers import Transfers
 from stratakv.storage.io_worker import IoWorker
 from stratakv.tiers.statistics import StorageStats
 
@@ -51,7 +52,8 @@ class EngineLimits:
 
 
 class Engine:
-    """``namespaces``: where a request's pages belong. ``stores``: what opens one, once it runs."""
+    """``namespaces``: where a request's pages belong. ``stores``: what opens one, once it runs.
+    ``grammars``: forms that answers may have to have."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Engine:
         namespaces: Namespaces,
         limits: EngineLimits,
         stores: BackgroundStores = NO_STORES,
+        grammars: Grammars = NO_GRAMMARS,
     ) -> None:
         self._cache, self._progress = cache, cache.progress
         self.beside_steps = BESIDE_STEPS
@@ -71,7 +74,8 @@ class Engine:
         self._namespaces = namespaces
         self._limits = limits
         self._page = cache.spec.page_tokens
-        rows = Rows(limits.max_running, limits.max_model_len)
+        self._grammars = grammars
+        rows = Rows(limits.max_running, limits.max_model_len, self._grammars)
         self._running = Running(rows, limits.step, cache.cut, cache.hand_off.gives_state)
         self._backlog = Backlog()
         self._transfers = Transfers(cache, self._running, role)
@@ -111,10 +115,13 @@ class Engine:
             raise RequestError(f"the prompt has {length} tokens; at most {most - 1} are allowed")
         if reason := prompt.sampling.refusal():
             raise RequestError(reason)
+        grammar = prompt.sampling.grammar
+        if grammar is not None and (reason := self._grammars.refusal(grammar)):
+            raise RequestError(reason)
         if prompt.id in self._requests or prompt.id in self._transfers:
             raise RequestError(f"request {prompt.id} exists already")
         total = min(length + prompt.sampling.max_tokens, most)
-        if reason := self._cache.admission.refusal(total):
+        if reason := self._cache.admission.refusal(total, prompt.use):
             raise RequestError(
                 f"{length} tokens of prompt and {total - length} to generate need {reason}"
             )
@@ -254,7 +261,7 @@ class Engine:
         engine, and without requests all of them only have to end."""
         head = self._backlog.head
         name = None if head is None else head.id
-        if idle and (self._progress.busy or self._transfers or self._admissions.waits_for_role):
+        if idle and (self._progress.busy or self._transfers or self._backlog.blocked):
             self._progress.pause(name)
             return
         assert not (idle and self._requests), "requests wait, but for nothing"

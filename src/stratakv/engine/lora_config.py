@@ -91,13 +91,13 @@ def read_config(directory: Path) -> LoraConfig:
     """Read ``directory``'s config. ConfigError, not yet naming the flag, says what is refused."""
     file = directory / FILE
     if not file.is_file():
-        raise ConfigError(f"not a directory with a PEFT {FILE}")
+        raise ConfigError(f"allowed is a directory with a PEFT {FILE}")
     try:
         data: object = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{FILE} cannot be read: {error}") from None
+        raise ConfigError(f"{FILE} cannot be read ({error}); allowed is PEFT's") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{FILE} is not a JSON object")
+        raise ConfigError(f"{FILE}: allowed is a JSON object")
     return parse_config(cast("JsonObject", data))
 
 
@@ -117,7 +117,9 @@ def parse_config(data: JsonObject) -> LoraConfig:
             layer_lists=_strings("layers_pattern", data.get("layers_pattern") or []),
         )
     except re.error as error:
-        raise ConfigError(f"{FILE} holds no regular expression where it should: {error}") from None
+        raise ConfigError(
+            f"{FILE} holds no regular expression where one is allowed: {error}"
+        ) from None
 
 
 def _refuse(data: JsonObject) -> None:
@@ -130,7 +132,8 @@ def _refuse(data: JsonObject) -> None:
         raise ConfigError(f"bias {data['bias']}: allowed is none")
     if data.get("init_lora_weights") not in PLAIN_STARTS:
         raise ConfigError(
-            f"init_lora_weights {data['init_lora_weights']}: it belongs to changed base weights"
+            f"init_lora_weights {data['init_lora_weights']}: it belongs to changed base weights; "
+            "allowed is a plain LoRA"
         )
     # What PEFT grows next is refused too, as long as it is in use.
     for name in sorted(data.keys() - HONOURED - HARMLESS):

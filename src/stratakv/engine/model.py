@@ -30,6 +30,7 @@ from stratakv.engine.precision import modes, releases
 from stratakv.engine.time_steps import bound_time_steps
 
 CPU: Final = torch.device("cpu")
+_PROVEN: Final = "allowed are the model types that docs/families.md calls exact"
 _CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
 
 
@@ -143,8 +144,8 @@ def with_adapters(model: HuggingFaceModel, directories: Mapping[str, Path]) -> H
     for adapter in adapters:
         if found := [path for path in bad if path in adapter.weights]:
             raise ConfigError(
-                f"--lora {adapter.name}={directories[adapter.name]}: {found[0]} cannot be adapted: "
-                "it does not see every token of a step once"
+                f"--lora {adapter.name}={directories[adapter.name]}: {found[0]} does not see "
+                "every token of a step once; allowed are adapters of layers that do"
             )
     return replace(model, adapters=Adapters(model.module, adapters))
 
@@ -154,12 +155,16 @@ def _adopt(module: PreTrainedModel, fingerprint: bytes, ranks: int) -> HuggingFa
     takes = inspect.signature(module.forward).parameters
     keywords = [keyword for keyword in _CACHE_KEYWORDS if keyword in takes]
     if "logits_to_keep" not in takes or not keywords:
-        raise ConfigError(f"MODEL: {name} is not a causal LM that takes logits_to_keep, a cache")
+        raise ConfigError(
+            f"MODEL: {name} is not a causal LM that takes logits_to_keep, a cache; {_PROVEN}"
+        )
     _own_config(module)
     module.set_attn_implementation(ATTENTION)
     text = module.config.get_text_config(decoder=True)
     if text._attn_implementation != ATTENTION:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        raise ConfigError(f"MODEL: {name} has attention of its own that cannot be replaced")
+        raise ConfigError(
+            f"MODEL: {name} has attention of its own that cannot be replaced; {_PROVEN}"
+        )
     facts = facts_of(module.config, _dtype_name(module))
     if facts.time_steps is not None:
         bound_time_steps(module, facts.time_steps)

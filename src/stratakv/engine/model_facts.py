@@ -14,7 +14,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
-from stratakv.core.choices import check_choice
+from stratakv.core.choices import check_choice, check_model_directory
 from stratakv.core.errors import ConfigError
 from stratakv.spec.derive import check_composite
 from stratakv.spec.model_config import stable_positions
@@ -53,7 +53,7 @@ def read_facts(path: Path, dtype: str = "auto") -> ModelFacts:
     given here."""
     config, dtype = _read(path, dtype)
     if not sorted(path.glob("*.safetensors")):
-        raise ConfigError(f"MODEL {path}: no *.safetensors; other weight formats are not read")
+        raise ConfigError(f"MODEL {path}: no *.safetensors in it; allowed is a directory with some")
     if reason := _other_weights(path, config):
         raise ConfigError(f"MODEL {path}: {reason}")
     with _naming(path):
@@ -96,8 +96,7 @@ def read_planned(path: Path, dtype: str = "auto") -> tuple[ModelFacts, str | Non
 def _read(path: Path, dtype: str) -> tuple[PretrainedConfig, str]:
     """The configuration, and the dtype where it is "auto"."""
     check_choice("--dtype", dtype, (*DTYPES, "auto"))
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"MODEL {path}: not a directory with a Hugging Face config.json")
+    check_model_directory("MODEL", path)
     try:
         config = cast("PretrainedConfig", AutoConfig.from_pretrained(path, local_files_only=True))
     except _UNREADABLE as error:
@@ -122,7 +121,9 @@ def _text_facts(config: PretrainedConfig, dtype: str) -> ModelFacts:
     vocab = text.get("vocab_size")
     if not isinstance(positions, int) or not isinstance(vocab, int):
         kind = config.model_type
-        raise ConfigError(f"{kind} names no max_position_embeddings or vocab_size")
+        raise ConfigError(
+            f"{kind} names no max_position_embeddings or vocab_size; allowed are whole numbers"
+        )
     if positions < 1 or vocab < 1:
         raise ConfigError(
             f"max_position_embeddings {positions}, vocab_size {vocab}: allowed is 1 and more"

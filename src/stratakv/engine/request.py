@@ -11,6 +11,7 @@ from stratakv.cache.records import CachedTokens, CacheUse, TierTokens
 from stratakv.cache.retraction import RetractedState
 from stratakv.core.ids import NONE, RequestId, TicketId, TokenIds
 from stratakv.core.page_keys import PageHasher
+from stratakv.engine.grammars import Grammar
 
 
 class Phase(Enum):
@@ -47,6 +48,7 @@ PHASES: Final[dict[tuple[Phase, Signal], Phase]] = {
     (P.DECODING, S.STOPPED): P.FINISHED,
     (P.PREFILLING, S.RETRACT): P.RETRACTED,
     (P.DECODING, S.RETRACT): P.RETRACTED,
+    (P.TRANSFERRING, S.RETRACT): P.RETRACTED,  # sent back in vain, and to be computed here
     (P.RETRACTED, S.ADMITTED): P.PREFILLING,  # what it knows but has no KV of, at least one token
     (P.RETRACTED, S.RESERVED): P.TRANSFERRING,  # of what it knows nothing was saved
     (P.WAITING, S.ABORT): P.ABORTED,
@@ -60,6 +62,8 @@ PHASES: Final[dict[tuple[Phase, Signal], Phase]] = {
 LARGEST: Final = 2**31 - 1
 """What a column of a batch holds."""
 LARGEST_TEMPERATURE: Final = 1e6
+LARGEST_BIAS: Final = 100.0
+"""Of what is added to logits, and of what they are multiplied by."""
 
 
 class FinishReason(Enum):
@@ -86,15 +90,32 @@ class SamplingParams:
 
     ``seed`` fixes the request's own stream of random numbers, whatever else is in the batch.
     ``logprobs``: how many alternatives to report beside the chosen token, or None for no report.
+    ``min_p``: tokens less likely than this share of the likeliest one are left out; 0 is off.
+    The rest changes logits, as vLLM's parameters of these names do. ``min_tokens``: no stop token
+    before so many. ``logit_bias``: token ids, none twice, and what is added to the logits of each.
+    ``grammar``: the form that the answer has to have.
     """
 
     max_tokens: int = 16
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
     logprobs: int | None = None
+    min_tokens: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether something is added to the model's own logits."""
+        penalties = (self.frequency_penalty, self.presence_penalty, self.repetition_penalty - 1)
+        return any(penalties) or bool(self.min_tokens or self.logit_bias)
 
     def refusal(self) -> str | None:
         """None, or which field holds what the engine's columns cannot, and what they can."""
@@ -102,15 +123,31 @@ class SamplingParams:
             ("max_tokens", self.max_tokens, 1),
             ("top_k", self.top_k, 0),
             ("logprobs", 0 if self.logprobs is None else self.logprobs, 0),
+            ("min_tokens", self.min_tokens, 0),
             *(("stop_tokens", token, 0) for token in self.stop_tokens),
+            *(("logit_bias", token, 0) for token, _ in self.logit_bias),
         )
         for name, value, low in whole:
             if not low <= value <= LARGEST:
                 return f"{name} is {value}; {low} to {LARGEST} is allowed"
-        if not 0 <= self.temperature <= LARGEST_TEMPERATURE:
-            return f"temperature is {self.temperature}; 0 to {LARGEST_TEMPERATURE:g} is allowed"
-        if not 0 <= self.top_p <= 1:
-            return f"top_p is {self.top_p}; 0 to 1 is allowed"
+        numbers = (
+            ("temperature", self.temperature, 0, LARGEST_TEMPERATURE),
+            ("top_p", self.top_p, 0, 1),
+            ("min_p", self.min_p, 0, 1),
+            ("frequency_penalty", self.frequency_penalty, -LARGEST_BIAS, LARGEST_BIAS),
+            ("presence_penalty", self.presence_penalty, -LARGEST_BIAS, LARGEST_BIAS),
+            ("repetition_penalty", self.repetition_penalty, 1 / LARGEST_BIAS, LARGEST_BIAS),
+            *(("logit_bias", value, -LARGEST_BIAS, LARGEST_BIAS) for _, value in self.logit_bias),
+        )
+        for name, value, low, high in numbers:
+            if not low <= value <= high:
+                return f"{name} is {value}; {low:g} to {high:g} is allowed"
+        if self.min_tokens > self.max_tokens:
+            return (
+                f"min_tokens is {self.min_tokens}; 0 to {self.max_tokens} (max_tokens) is allowed"
+            )
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            return "logit_bias holds a token twice; once is allowed"
         return None
 
 
@@ -194,6 +231,11 @@ class Request:
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt.tokens)
+
+    @property
+    def has_generated(self) -> bool:
+        """Whether it has lost its row with tokens of its own, so that no client can bring them."""
+        return len(self.known) > self.prompt_tokens
 
     def admit(self, row: int, tickets: tuple[TicketId, ...], cached: CachedTokens) -> None:
         """It has a place at ``row``, where its ``tickets`` load. What is ``cached`` of its prompt

@@ -19,7 +19,7 @@ from stratakv.engine.request import Phase, Request, TokenLogprob
 class Start(Enum):
     """What a waiting request may do now."""
 
-    WAIT = auto()  # later; those behind it may be looked at
+    WAIT = auto()  # until ``MayStart``; those behind it get their turns
     COMPUTE = auto()  # its prompt, here
     RECEIVE = auto()  # take pages, which another engine fills
 
@@ -82,6 +82,17 @@ TransferEvent: TypeAlias = Received | Sent | TransferFailed | PartSent
 pages."""
 
 
+@dataclass(frozen=True, slots=True)
+class MayStart:
+    """What a request was to ``WAIT`` for may have come: it is asked about again. Nothing where it
+    does not wait."""
+
+    request: RequestId
+
+
+RoleEvent: TypeAlias = TransferEvent | MayStart
+
+
 class Role(Protocol):
     """Called by the engine's thread, between steps but for ``computed``. A request has at most one
     transfer at a time, and ``poll`` reports its end exactly once, also where the request has
@@ -92,10 +103,11 @@ class Role(Protocol):
         ...
 
     def may_start(self, request: Request) -> Start:
-        """Asked at each look at a waiting request, until it has been admitted; and of one that was
-        retracted and of which the host has saved nothing (its phase is RETRACTED). RECEIVE sends
-        that back to whoever computes prompts: a transfer of all that it knows (``request.known``)
-        is to begin, and the token after that comes with it."""
+        """Asked of a waiting request at its turn, until it has been admitted, and after WAIT not
+        before ``poll`` reports ``MayStart``. Also of one that was retracted and of which the host
+        has saved nothing (its phase is RETRACTED). RECEIVE sends that back to whoever computes
+        prompts: a transfer of all that it knows (``request.known``) is to begin, and the token
+        after that comes with it."""
         ...
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
@@ -115,9 +127,9 @@ class Role(Protocol):
         TRANSFERRING: it goes on elsewhere."""
         ...
 
-    def poll(self) -> Sequence[TransferEvent]:
-        """What has become of transfers since the last call, which comes once a step. With several
-        ranks the answer is the same on all of them."""
+    def poll(self) -> Sequence[RoleEvent]:
+        """What has become of transfers, and of what requests wait for, since the last call, which
+        comes once a step. With several ranks the answer is the same on all of them."""
         ...
 
     def left(self, request: Request) -> None:
@@ -156,7 +168,7 @@ class UnifiedRole:
         del request, pages
         return computed_here(computed)
 
-    def poll(self) -> Sequence[TransferEvent]:
+    def poll(self) -> Sequence[RoleEvent]:
         return ()
 
     def left(self, request: Request) -> None:

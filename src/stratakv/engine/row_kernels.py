@@ -15,7 +15,7 @@ from stratakv.engine.paged_layer import LayerPages, Scoring, Scratch
 from stratakv.engine.step_meta import DecodeBucket, GroupStep
 
 with warnings.catch_warnings():
-    # torch says once per process that CSR is in beta; say it here, where nobody must hear it.
+    # torch says once per process that CSR is in beta; have it say so here, where nobody reads it.
     warnings.simplefilter("ignore", UserWarning)
     torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long), [], (1, 1))
 

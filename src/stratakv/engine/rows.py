@@ -9,13 +9,16 @@ import numpy.typing as npt
 
 from stratakv.core.ids import NONE, RowIds, TokenIds
 from stratakv.engine.batch import Int32s, SamplingBatch
+from stratakv.engine.grammars import GrammarRows, Grammars
+from stratakv.engine.logits_processors import ProcessorColumns
 from stratakv.engine.request import Request
 
 
 class Rows:
-    """Columns of ``rows`` requests of at most ``max_model_len`` tokens each."""
+    """Columns of ``rows`` requests of at most ``max_model_len`` tokens each. ``grammars``: of the
+    requests whose answers have to have a form."""
 
-    def __init__(self, rows: int, max_model_len: int) -> None:
+    def __init__(self, rows: int, max_model_len: int, grammars: Grammars) -> None:
         self.tokens = np.zeros((rows, max_model_len), np.int32)
         self.length = np.zeros(rows, np.int32)  # tokens known: prompt and output
         self.computed = np.zeros(rows, np.int32)  # tokens whose KV is in the pages
@@ -29,9 +32,12 @@ class Rows:
         self._temperature = np.zeros(rows, np.float32)
         self._top_p = np.ones(rows, np.float32)
         self._top_k = np.zeros(rows, np.int32)
+        self._min_p = np.zeros(rows, np.float32)
         self._seed = np.zeros(rows, np.uint64)
         self._logprobs = np.full(rows, NONE, np.int32)
         self._adapter = np.full(rows, NONE, np.int32)
+        self._processors = ProcessorColumns(rows)
+        self._grammars = GrammarRows(rows, grammars)
 
     def open(self, request: Request, computed: int) -> None:
         """Begin with a request whose first ``computed`` tokens are cached."""
@@ -50,9 +56,12 @@ class Rows:
         self._temperature[row] = sampling.temperature
         self._top_p[row] = sampling.top_p
         self._top_k[row] = sampling.top_k
+        self._min_p[row] = sampling.min_p
         self._seed[row] = np.uint64(sampling.seed & 0xFFFFFFFFFFFFFFFF)
         self._logprobs[row] = NONE if sampling.logprobs is None else sampling.logprobs
         self._adapter[row] = request.adapter
+        self._processors.open(row, request.prompt_tokens, sampling)
+        self._grammars.open(row, sampling.grammar, request.known[request.prompt_tokens :])
 
     def known_tokens(self, row: int) -> TokenIds:
         return self.tokens[row, : self.length[row]]
@@ -73,7 +82,14 @@ class Rows:
             seeds=self._seed[rows],
             positions=(self.length[rows] + self.pending[rows]).astype(np.int64),
             logprobs=self._logprobs[rows],
+            min_p=self._min_p[rows],
+            processors=self._processors.of(rows, self.tokens, self.length, self._stop),
+            masks=self._grammars.of(rows),
         )
+
+    def reads_back(self, rows: RowIds) -> npt.NDArray[np.bool_]:
+        """Whose next token depends on the tokens so far: no step may run ahead of these."""
+        return self._processors.used[rows] | self._grammars.bound[rows]
 
     def launch(self, rows: RowIds, ends: Int32s, sampled: npt.NDArray[np.bool_]) -> None:
         """A step of tokens up to ``ends`` is launched, which chooses a token where ``sampled``."""
@@ -91,6 +107,7 @@ class Rows:
         at = self.length[rows]
         self.tokens[rows, at] = tokens
         self.length[rows] = at + 1
+        self._grammars.append(rows, tokens)
 
     def ended(self, rows: RowIds, tokens: TokenIds) -> tuple[npt.NDArray[np.bool_], ...]:
         """Of the ``tokens`` just appended: which are stop tokens, which were the last allowed."""

@@ -190,7 +190,8 @@ class Running:
 
     def _going_on(self) -> RowIds:
         """Of those that decode, whose next token can be computed now: not where the steps in flight
-        choose its last one, or end where it gives its state away."""
+        choose its last one, or end where it gives its state away, or choose a token that the choice
+        of the next one depends on."""
         rows, decoding = self.rows, self.decoding
         ahead = np.flatnonzero(rows.in_flight[decoding])
         if not len(ahead):
@@ -199,6 +200,7 @@ class Running:
         on = known < rows.limit[decoding]
         at = rows.launched[decoding]
         on[ahead[self._gives_state(decoding[ahead], at[ahead])]] = False
+        on[ahead[rows.reads_back(decoding[ahead])]] = False
         return decoding[on]
 
     def computed(self, step: ScheduledStep) -> list[Request]:

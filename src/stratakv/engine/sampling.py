@@ -15,6 +15,7 @@ import torch
 from stratakv.core.ids import NONE, RowIds, TokenIds
 from stratakv.engine.batch import SamplingBatch
 from stratakv.engine.forward import Forward
+from stratakv.engine.processed_logits import masked, processed
 from stratakv.engine.request import Failure, TokenLogprob
 
 CANDIDATES: Final = 1024
@@ -24,7 +25,7 @@ CANDIDATES: Final = 1024
 NOT_FINITE: Final = -1
 FAILED: Final = -2
 FAILURES: Final = {NOT_FINITE: Failure.NOT_FINITE, FAILED: Failure.INTERNAL}
-"""What stands where there is no token, and why: ranks tell each other tokens."""
+"""What stands where there is no token, and why: ranks exchange tokens."""
 
 Places: TypeAlias = npt.NDArray[np.intp]
 
@@ -95,14 +96,20 @@ def sample(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
     """logits: float32 [S, vocab] -> one token a row.
 
     ``temperature`` 0 takes the likeliest token. Otherwise logits are divided by it, cut to the
-    ``top_k`` likeliest (0: all), then to the fewest of these that hold ``top_p`` of their mass (at
-    least one). Log-probabilities are of the raw logits, as OpenAI's and vLLM's are.
+    tokens with ``min_p`` of the likeliest one's weight, then to the ``top_k`` likeliest (0: all),
+    then to the fewest of these that hold ``top_p`` of their mass (at least one). All that after
+    ``masks`` and ``processors``. Log-probabilities are of the raw logits, as OpenAI's and vLLM's.
 
     A row that holds NaN or +infinity, or nothing that is finite, gets ``NOT_FINITE``. -infinity is
     the logits of tokens that it never chooses.
     """
     if not len(logits):
         return Sampled(np.empty(0, np.int32), [])
+    raw = logits
+    if params.masks is not None:
+        logits = masked(logits, params.masks)
+    if params.processors is not None:
+        logits = processed(logits, params.processors)
     most, first = logits.max(-1)  # the first one, where several tie; NaN is more than anything
     tokens = first.cpu().numpy().astype(np.int32)
     finite = most.isfinite().cpu().numpy()
@@ -113,7 +120,7 @@ def sample(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
     if random.any():
         drawn = np.flatnonzero(random)
         tokens[drawn] = _draw(logits, params, drawn)
-    return Sampled(tokens, _logprobs(logits, tokens, wanted))
+    return Sampled(tokens, _logprobs(raw, tokens, wanted))
 
 
 def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> torch.Tensor:
@@ -144,6 +151,8 @@ def _draw(
     temperature = torch.from_numpy(params.temperature[rows]).to(device)
     # The likeliest token has weight 1 at any temperature; the rest may underflow to 0, harmlessly.
     weights = ((picked - picked.amax(-1, keepdim=True)) / temperature[:, None]).double().exp_()
+    if (least := params.min_p[rows]).any():
+        weights *= weights >= torch.from_numpy(least.astype(np.float64)).to(device)[:, None]
     top_k, top_p = params.top_k[rows], params.top_p[rows]
     cut = np.flatnonzero((top_k > 0) | (top_p < 1))
     if len(cut):

@@ -73,7 +73,7 @@ class OpenStates:
     """The states of the layer that is being computed, as Hugging Face's cache hands them out.
 
     A layer's states are read when it first asks and written when the next one does, or at the end:
-    one-token kernels change what they were given and tell nobody.
+    one-token kernels change what they were given and report nothing.
     """
 
     def __init__(

@@ -20,12 +20,19 @@ from stratakv.core.ids import PageKey, RequestId, RowIds
 from stratakv.engine.admission_scheduler import REQUEST_FAULTS, AdmissionScheduler
 from stratakv.engine.endings import Endings
 from stratakv.engine.executor import Executor
+from stratakv.engine.hand_off import Transfers
 from stratakv.engine.request import Failure, FinishReason, Output, Phase, Request, Signal
-from stratakv.engine.roles import FirstToken, PartSent, Received, Sent, TransferFailed
+from stratakv.engine.roles import (
+    FirstToken,
+    MayStart,
+    PartSent,
+    Received,
+    Sent,
+    TransferFailed,
+)
 from stratakv.engine.running import Running, ScheduledStep
 from stratakv.engine.sampling import Sampled
 from stratakv.engine.stats import Totals
-from stratakv.engine.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +121,8 @@ class Steps:
             others = len(self._retractable()) > 1
             if self._in_flight or (self._transfers and not others):
                 return None  # or those of a request that ends there
+            if not others and self._cache.storage.busy:
+                return None  # host pages that storage reads or fills may be what is missing
             assert others, "a request that runs alone must fit"
             self.retract(max(self._retractable(), key=lambda request: request.serial))
 
@@ -219,7 +228,7 @@ class Steps:
     # -- transfers -------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Go on with the requests whose transfers have."""
+        """Go on with the requests whose transfers have, or that may start by now."""
         for end in self._transfers.events():
             request = self._endings.requests.get(end.request)
             if request is None:  # it has left; its row is given back below
@@ -235,6 +244,13 @@ class Steps:
                     self._hand_off(name, request)
                 case PartSent():
                     pass  # the rest is still to be computed
+                case MayStart():
+                    self._admissions.backlog.unblock(request)
+                case TransferFailed(name, reason) if request.has_generated:
+                    log.warning(
+                        "request %s went back in vain, and is computed here: %s", name, reason
+                    )
+                    self._compute_here(request)
                 case TransferFailed(name, reason):
                     log.error("the transfer of request %s failed: %s", name, reason)
                     if request.row < 0:
@@ -243,6 +259,16 @@ class Steps:
                 case _:
                     assert_never(end)
         self._endings.settle()
+
+    def _compute_here(self, request: Request) -> None:
+        """It was retracted and sent back to be computed, in vain; the role has it computed here."""
+        if request.row < 0:
+            self._admissions.backlog.unblock(request)
+            return
+        row = request.row
+        self._endings.stop(request)
+        request.retract(request.known, self._cache.lose(row, len(request.known) - 1))
+        self._admissions.backlog.put_back([request])
 
     def _hand_off(self, name: RequestId, request: Request) -> None:
         self._endings.finish(request, Signal.SENT)

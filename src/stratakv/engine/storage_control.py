@@ -70,7 +70,9 @@ def _nothing(done: None) -> None:
 
 
 def no_store(url: str) -> Openable:
-    raise ConfigError(f"--storage {hidden(url)}: this engine has nothing that opens stores")
+    raise ConfigError(
+        f"--storage {hidden(url)}: this engine has nothing that opens stores; allowed is none"
+    )
 
 
 NO_STORES: Final = BackgroundStores(no_store)

@@ -7,12 +7,16 @@ copy and never writes to it. Must not decide what a page is worth (``tree``) or 
 (``allocator``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, PageIds
+
+NO_BUFFERS: Final[Mapping[GroupId, int]] = MappingProxyType({})
 
 
 class LiveSlots:
@@ -37,14 +41,56 @@ class LiveSlots:
             column[row] = NONE
 
 
+class SpilledPages:
+    """Of one group, the rows whose full pages are read on the host.
+
+    ``host[row, i]``: the host page of page index i, NONE where the row's table has a device page.
+    ``buffer[row]``: device pages of its own that rows of host pages are copied to, NONE where the
+    row is not spilled. ``times[row]``: how often the row has been spilled, whoever sat there: what
+    was copied before counts no more.
+    """
+
+    def __init__(self, rows: int, max_pages: int, buffer_pages: int) -> None:
+        self.host = np.full((rows, max_pages), NONE, np.int32)
+        self.buffer = np.full((rows, buffer_pages), NONE, np.int32)
+        self.times = np.zeros(rows, np.int64)
+
+    def __contains__(self, row: int) -> bool:
+        return self.buffer.item(row, 0) != NONE
+
+    @property
+    def rows(self) -> npt.NDArray[np.bool_]:
+        """Which rows are spilled."""
+        return self.buffer[:, 0] != NONE
+
+    def open(self, row: int, buffer: PageIds) -> None:
+        """The row is spilled from now on."""
+        self.buffer[row] = buffer
+        self.times[row] += 1
+
+    def close_row(self, row: int) -> None:
+        self.host[row] = NONE
+        self.buffer[row] = NONE
+
+
 class BlockTable:
     """``pages(g)[row, i]`` is the page of group g that holds page index i of the row's request;
-    ``slots`` are the live pages of the groups that keep a state instead."""
+    ``slots`` are the live pages of the groups that keep a state instead. ``spilled``: of groups
+    whose home is the host, each with so many ``buffer_pages`` for a row."""
 
-    def __init__(self, groups: int, rows: int, max_pages: int) -> None:
+    def __init__(
+        self,
+        groups: int,
+        rows: int,
+        max_pages: int,
+        buffer_pages: Mapping[GroupId, int] = NO_BUFFERS,
+    ) -> None:
         self.rows = rows
         self.max_pages = max_pages
         self.slots = LiveSlots(groups, rows)
+        self.spilled = {
+            group: SpilledPages(rows, max_pages, pages) for group, pages in buffer_pages.items()
+        }
         self._pages = [np.full((rows, max_pages), NONE, np.int32) for _ in range(groups)]
         self._free = list(range(rows - 1, -1, -1))
 
@@ -54,6 +100,9 @@ class BlockTable:
 
     def columns(self) -> Iterator[tuple[str, npt.NDArray[np.int32]]]:
         """Every array by name, for those who compare two tables."""
+        for group, spilled in self.spilled.items():
+            yield f"host pages of group {group}", spilled.host
+            yield f"buffers of group {group}", spilled.buffer
         for group, table in enumerate(self._pages):
             yield f"table of group {group}", table
             yield f"live page of group {group}", self.slots.own(GroupId(group))
@@ -73,6 +122,8 @@ class BlockTable:
         for table in self._pages:
             table[row] = NONE
         self.slots.close_row(row)
+        for spilled in self.spilled.values():
+            spilled.close_row(row)
         self._free.append(row)
 
     def remap(self, row: int, group: GroupId, first: int, pages: PageIds) -> None:

@@ -38,17 +38,34 @@ would leave others no room to receive, for clients ask for the most there is."""
 class Demand:
     """What a request may take. ``growth``: pages beyond its cached prefix that are booked for it;
     ``peak``: the most it holds at once, up to its last token. Of groups that keep all, ``fixed``:
-    what it holds and nobody can take from it; ``rest``: what it may come to hold beyond that."""
+    what it holds and nobody can take from it; ``rest``: what it may come to hold beyond that.
+    ``cached``: pages of its prefix."""
 
     growth: Pages
     peak: Pages
     fixed: Pages
     rest: Pages
+    cached: int = 0
 
     def decoding(self, peak: Pages) -> "Demand":
         """The same of a request whose prompt is computed, and that holds at most ``peak``."""
         whole = tuple(fixed + rest for fixed, rest in zip(self.fixed, self.rest, strict=True))
         return replace(self, peak=peak, fixed=(0,) * len(whole), rest=whole)
+
+    def limited(self, growth: Sequence[int], group: int, most: int) -> "Demand":
+        """The same of one that takes ``growth`` from now on, and comes to hold at most ``most``
+        pages of ``group``, which keeps all, however long it gets."""
+        return replace(
+            self,
+            growth=tuple(growth),
+            peak=_with(self.peak, group, most),
+            fixed=_with(self.fixed, group, 0),
+            rest=_with(self.rest, group, most),
+        )
+
+
+def _with(pages: Pages, group: int, count: int) -> Pages:
+    return (*pages[:group], count, *pages[group + 1 :])
 
 
 def demand(
@@ -78,20 +95,32 @@ def demand(
     fixed = kept(received_tokens)
     guarded = kept(min(total_tokens, booked_tokens + GUARDED_TOKENS))
     rest = tuple(whole - held for whole, held in zip(guarded, fixed, strict=True))
-    return Demand(growth=growth, peak=peaks(total_tokens), fixed=fixed, rest=rest)
+    return Demand(
+        growth=growth, peak=peaks(total_tokens), fixed=fixed, rest=rest, cached=cached_pages
+    )
 
 
 class PageBudget:
-    """What the running requests may still take, per group."""
+    """What the running requests may still take, per group. ``host``: of each group that has its
+    home on the host, its pages there; they are counted like one more group, behind the others."""
 
-    def __init__(self, spec: CacheSpec, totals: Sequence[int]) -> None:
-        self._names = tuple(group.name for group in spec.groups)
-        self._keeps_all = tuple(group.keeps_all for group in spec.groups)
-        self._totals = tuple(totals)
-        self._growing = [0] * len(spec.groups)
-        self._peaks = [0] * len(spec.groups)
-        self._fixed = [0] * len(spec.groups)
-        self._rests: list[list[int]] = [[] for _ in spec.groups]  # of each request, ascending
+    def __init__(self, spec: CacheSpec, totals: Sequence[int], host: Sequence[int] = ()) -> None:
+        names = [group.name for group in spec.groups if group.at_home_on_host]
+        self._names = (
+            *(group.name for group in spec.groups),
+            *(f"{name} on the host" for name, _ in zip(names, host, strict=bool(host))),
+        )
+        self._keeps_all = (*(group.keeps_all for group in spec.groups), *(True for _ in host))
+        self._totals = (*totals, *host)
+        count = len(self._totals)
+        self._growing = [0] * count
+        self._peaks = [0] * count
+        self._fixed = [0] * count
+        self._rests: list[list[int]] = [[] for _ in range(count)]  # of each request, ascending
+
+    def __len__(self) -> int:
+        """Groups, and what is counted like one."""
+        return len(self._totals)
 
     def refusal(self, wanted: Demand) -> str | None:
         """None, or the name of the bound that a request breaks even alone."""
@@ -120,11 +149,18 @@ class PageBudget:
 
     def fits(self, wanted: Demand, available: Sequence[int], ahead: Sequence[Demand] = ()) -> bool:
         """As in ``room``, with the request's own prefix leased already."""
-        for group, room in enumerate(self.room(available, ahead)):
-            claim = wanted.growth if self._keeps_all[group] else wanted.peak
-            if claim[group] > room or not self._goes_on(group, wanted):
-                return False
-        return True
+        return not self.lacks(wanted, available, ahead)
+
+    def lacks(
+        self, wanted: Demand, available: Sequence[int], ahead: Sequence[Demand] = ()
+    ) -> list[int]:
+        """The groups that have no room for it."""
+        return [
+            group
+            for group, room in enumerate(self.room(available, ahead))
+            if (wanted.growth if self._keeps_all[group] else wanted.peak)[group] > room
+            or not self._goes_on(group, wanted)
+        ]
 
     def _goes_on(self, group: int, wanted: Demand) -> bool:
         """Whether whoever may take most of a group could, beside all that nobody can take back."""
@@ -146,8 +182,8 @@ class PageBudget:
     def decodes(self, wanted: Demand, peak: Pages) -> Demand:
         """The prompt of a request that has booked ``wanted`` is computed: it holds at most ``peak``
         from now on, and may be retracted. Its new booking."""
-        now = wanted.decoding(peak)
-        for group, pages in enumerate(peak):
+        now = wanted.decoding((*peak, *wanted.peak[len(peak) :]))
+        for group, pages in enumerate(now.peak):
             assert pages <= wanted.peak[group], "a peak does not grow"
             self._peaks[group] -= wanted.peak[group] - pages
             self._fixed[group] -= wanted.fixed[group]

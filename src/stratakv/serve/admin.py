@@ -19,6 +19,7 @@ from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.engine.attachment import AttachmentReport, AttachmentState, StorageCall, Verb
 from stratakv.serve.driver import EngineDriver, Health
+from stratakv.serve.engine_protocols import StoragePort
 from stratakv.serve.errors import (
     ApiError,
     conflict,
@@ -27,7 +28,6 @@ from stratakv.serve.errors import (
     unavailable,
     unreachable,
 )
-from stratakv.serve.ports import StoragePort
 from stratakv.storage.io_jobs import Kind
 from stratakv.storage.io_worker import IoStats
 from stratakv.storage.opening import OpenStore

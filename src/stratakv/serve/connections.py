@@ -13,7 +13,7 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from stratakv.serve.crowd import Crowd
+from stratakv.serve.connection_limits import Crowd
 from stratakv.serve.errors import ApiError, bad_framing, too_slow
 
 READ_BYTES: Final = 1 << 14

@@ -22,6 +22,7 @@ from stratakv.core.errors import RankLostError, RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import FinishReason, Output, Prompt
 from stratakv.engine.stats import EngineStats
+from stratakv.serve.engine_protocols import EnginePort, PublisherPort
 from stratakv.serve.errors import (
     ApiError,
     engine_failed,
@@ -30,7 +31,6 @@ from stratakv.serve.errors import (
     shut_down,
     unavailable,
 )
-from stratakv.serve.ports import EnginePort, PublisherPort
 from stratakv.serve.subscription import (
     Accepted,
     Refused,
@@ -123,6 +123,17 @@ class EngineDriver:
     def open_requests(self) -> int:
         """Client requests that are not answered to the end."""
         return len(self._open)
+
+    @property
+    def waiting(self) -> int:
+        """Prompts without a first token."""
+        return len(self._waiting)
+
+    @property
+    def open_prompts(self) -> int:
+        """Prompts of open requests; one that has ended counts until its request has."""
+        with self._wake:
+            return sum(len(subscription.prompts) for subscription in self._open)
 
     def start(self) -> None:
         with self._wake:
@@ -304,7 +315,7 @@ class EngineDriver:
         self._mail.clear()
 
     def _end(self, health: Health, error: ApiError) -> None:
-        """Tell everyone who waits; nothing can be queued afterwards."""
+        """Notify everyone who waits; nothing can be queued afterwards."""
         with self._wake:
             self._health = health
             self._taken.extend(self._inbox)

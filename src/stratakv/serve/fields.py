@@ -138,6 +138,13 @@ def child(data: JsonObject, name: str) -> JsonObject:
     return cast("JsonObject", value)
 
 
+def plain(param: str, value: JsonObject) -> JsonObject:
+    """``value`` with its arrays of integers as lists and without lone surrogates, for who knows
+    nothing of ours."""
+    text = json.dumps(value, ensure_ascii=False, default=lambda one: one.values.tolist())
+    return json.loads(well_formed(param, text))
+
+
 def array(param: str, value: object) -> Sequence[object]:
     if isinstance(value, IntegerArray):
         return value.values.tolist()

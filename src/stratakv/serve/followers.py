@@ -1,9 +1,9 @@
 """The processes of ranks 1 and up on this machine, as rank 0 has started them.
 
-Owns their start, their end, and who tells whom of an end that nobody asked for: rank 0 sees its
+Owns their start, their end, and who notifies whom of an end that nobody asked for: rank 0 sees its
 children end, and a child sees the end of a pipe that only rank 0 holds. While ranks start, either
 ends the other at once; later the lost collective does, and this only where it does not. Ctrl-C in a
-terminal is for rank 0, which tells the others. Must not know what ranks do.
+terminal is for rank 0, which notifies the others. Must not know what ranks do.
 """
 
 import logging
@@ -94,7 +94,7 @@ def hold_leash(place: RankPlace) -> None:
 def ended_by_interrupt(place: RankPlace) -> Generator[None]:
     """Ctrl-C ends this process at once while it starts, and those that it has started. Python's own
     handler would have to wait for the collective that the main thread is in, which waits for ranks
-    that may not come. A child of rank 0 hears no Ctrl-C."""
+    that may not come. A child of rank 0 receives no Ctrl-C."""
     reader, writer = socket.socketpair()
 
     def wait() -> None:

@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from starlette.requests import Request
@@ -18,7 +18,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stratakv.core.ids import RequestId, TokenIds
-from stratakv.engine.request import FinishReason, Prompt, SamplingParams
+from stratakv.engine.request import FinishReason, Prompt, TransferSession
+from stratakv.serve.decoding import Decoding
 from stratakv.serve.errors import ApiError, ClientGoneError, internal, invalid, too_long
 from stratakv.serve.hand_off import HandOffPlan
 from stratakv.serve.lanes import EACH_BYTES, client_of
@@ -32,7 +33,6 @@ from stratakv.serve.replies import (
     size_of,
     usage,
 )
-from stratakv.serve.schemas import Decoding
 from stratakv.serve.service import Service
 from stratakv.serve.streams import Choice, Delta, Generation
 from stratakv.serve.subscription import Subscription, TimedOutput
@@ -51,8 +51,9 @@ STREAM_HEADERS: Final = [
 class GenerateCall:
     """What both endpoints come down to. ``adapter``: "" for none. ``field``: where the prompts
     stood. ``default_tokens``: most tokens of an answer to a call without ``max_tokens``. ``plan``:
-    of its hand-off between servers."""
+    of its hand-off between servers. ``id``: of its requests to the engine, like no other's."""
 
+    id: str
     prompts: Sequence[TokenIds]
     adapter: str
     decoding: Decoding
@@ -66,25 +67,26 @@ class GenerateCall:
 def engine_prompts(service: Service, call: GenerateCall) -> tuple[Prompt, ...]:
     """One prompt for the engine per prompt and choice, choices of one prompt together."""
     decoding = call.decoding
-    seed = secrets.randbits(64) if decoding.seed is None else decoding.seed
-    seeds = [derived_seed(seed, i) for i in range(decoding.n)]
-    stop_tokens = () if decoding.ignore_eos else service.stop_tokens
+    fresh = secrets.randbits(64)
+    own = () if decoding.ignore_eos else service.stop_tokens
+    if decoding.sampling.grammar is not None:
+        own = service.grammar_stops
+    stop_tokens = tuple(dict.fromkeys((*own, *decoding.sampling.stop_tokens)))
     prompts: list[Prompt] = []
     for tokens in call.prompts:
         if len(tokens) == 0 or int(tokens.max()) >= service.limits.vocab:
             raise invalid(call.field, "the prompt is empty or holds a token the model has not")
         max_tokens = _max_tokens(service, call, len(tokens))
-        for choice_seed in seeds:
-            sampling = SamplingParams(
+        for choice in range(decoding.n):
+            session = call.plan.sessions[len(prompts)]
+            sampling = replace(
+                decoding.sampling,
                 max_tokens=max_tokens,
-                temperature=decoding.temperature,
-                top_p=decoding.top_p,
-                top_k=decoding.top_k,
-                seed=choice_seed,
+                min_tokens=min(decoding.sampling.min_tokens, max_tokens),
+                seed=_seed(decoding.seed, choice, fresh, session),
                 stop_tokens=stop_tokens,
-                logprobs=decoding.logprobs,
             )
-            id_ = RequestId(f"{call.format.id}-{len(prompts)}")
+            id_ = RequestId(f"{call.id}-{len(prompts)}")
             prompts.append(
                 Prompt(
                     id=id_,
@@ -94,10 +96,19 @@ def engine_prompts(service: Service, call: GenerateCall) -> tuple[Prompt, ...]:
                     adapter=call.adapter,
                     priority=decoding.priority,
                     use=decoding.cache,
-                    session=call.plan.sessions[len(prompts)],
+                    session=session,
                 )
             )
     return tuple(prompts)
+
+
+def _seed(asked: int | None, choice: int, fresh: int, session: TransferSession | None) -> int:
+    """Of a choice of a request that has ``asked`` for a seed, or for none. Where two servers share
+    the request they have to draw alike: from the name that both know."""
+    if asked is None and session is not None:
+        digest = hashlib.blake2b(session.name.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
+    return derived_seed(fresh if asked is None else asked, choice)
 
 
 def derived_seed(seed: int, choice: int) -> int:
@@ -160,7 +171,7 @@ def _named(
 def _begun(service: Service, call: GenerateCall) -> tuple[tuple[Prompt, ...], list[Choice]]:
     prompts = engine_prompts(service, call)
     choices = [
-        Choice(i, service.tokenizer, call.decoding.stop, prompt.sampling.stop_tokens)
+        Choice(i, service.tokenizer, call.decoding.text, prompt.sampling.stop_tokens)
         for i, prompt in enumerate(prompts)
     ]
     return prompts, choices

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Final, TypeVar, assert_never
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -26,7 +25,8 @@ from stratakv.engine.stats import EngineStats
 from stratakv.serve import bodies, hand_off, json_body, schemas
 from stratakv.serve.admin_api import AdminApi
 from stratakv.serve.bodies import HoldBytes
-from stratakv.serve.crowd import Crowd, TurnAway
+from stratakv.serve.connection_limits import Crowd, TurnAway
+from stratakv.serve.decoding import Decoding
 from stratakv.serve.driver import Health
 from stratakv.serve.errors import (
     ApiError,
@@ -34,16 +34,16 @@ from stratakv.serve.errors import (
     conflict,
     internal,
     invalid,
-    too_long,
     unavailable,
 )
 from stratakv.serve.fields import JsonObject
 from stratakv.serve.generate import EventStream, GenerateCall, answer
 from stratakv.serve.join_api import JoinApi
-from stratakv.serve.lanes import EACH_BYTES, INLINE_BYTES, client_of, in_pieces
-from stratakv.serve.middleware import BearerKeys, RequestIds
+from stratakv.serve.lanes import LONG_BYTES, client_of
+from stratakv.serve.middleware import ANSWER_ID, BearerKeys, RequestIds
+from stratakv.serve.prompts import PromptEncoder
 from stratakv.serve.replies import ChatFormat, CompletionFormat
-from stratakv.serve.schemas import ChatCall, CompletionCall, Decoding
+from stratakv.serve.schemas import ChatCall, CompletionCall, PromptOptions
 from stratakv.serve.service import Service
 
 COMPLETION_TOKENS: Final = 16
@@ -63,6 +63,7 @@ class Api:
         self._sessions: SessionStats | None = None
         self._lanes = service.lanes
         self._bodies = service.bodies
+        self._prompts = PromptEncoder(service.tokenizer, service.limits, service.lanes)
 
     def routes(self) -> list[Route]:
         get, post = ["GET"], ["POST"]
@@ -75,6 +76,7 @@ class Api:
             Route("/detokenize", self.detokenize, methods=post),
             Route("/flush_cache", self.flush_cache, methods=post),
             Route("/health", self.health, methods=get),
+            Route("/ping", self.health, methods=get),
             Route("/metrics", self.metrics, methods=get),
             Route("/server_info", self.server_info, methods=get),
             Route("/version", self.version, methods=get),
@@ -85,7 +87,8 @@ class Api:
         return await self._generate(request, lambda body: schemas.completion_call(body, vocab))
 
     async def chat(self, request: Request) -> Response | EventStream:
-        return await self._generate(request, schemas.chat_call)
+        vocab = self._service.limits.vocab
+        return await self._generate(request, lambda body: schemas.chat_call(body, vocab))
 
     async def models(self, _request: Request) -> Response:
         names = (self._service.model, *self._service.adapters)
@@ -101,9 +104,11 @@ class Api:
         with self._bodies.share(client_of(request)) as hold:
             found = await self._read(request, hold, lambda body: schemas.tokenize_call(body, limit))
             if isinstance(found.prompt, str):
-                (tokens,) = await self._encode(request, (found.prompt,), special=found.special)
+                options = PromptOptions(special=found.special)
+                (tokens,) = await self._prompts.encode(request, (found.prompt,), options)
             else:
-                tokens = await self._encode_chat(request, found.prompt)
+                options = PromptOptions(special=False)
+                tokens = await self._prompts.encode_chat(request, found.prompt, options)
         most = self._service.limits.max_model_len
         return await self._lanes.run(
             client_of(request),
@@ -177,36 +182,56 @@ class Api:
             found = await self._read(request, hold, read)
             name, adapter = self._named(found.model)
             decoding = self._salted(request, found.decoding)
+            encoder = self._prompts
             match found:
                 case CompletionCall():
                     spell, prefix, field = CompletionFormat, "cmpl", "prompt"
                     default_tokens = COMPLETION_TOKENS
+                    options = encoder.cut(found.options, decoding.max_tokens or default_tokens)
                     self._check_choices(len(found.prompts), found.decoding.n)
-                    prompts = await self._encode(request, found.prompts)
+                    prompts = await encoder.encode(request, found.prompts, options)
                 case ChatCall():
                     spell, prefix, field = ChatFormat, "chatcmpl", "messages"
                     default_tokens = service.limits.default_max_tokens
+                    options = encoder.cut(found.options, decoding.max_tokens or default_tokens)
                     self._check_choices(1, found.decoding.n)
-                    prompts = [await self._encode_chat(request, found.messages)]
+                    prompts = [await encoder.encode_chat(request, found.conversation, options)]
                 case _:
                     assert_never(found)
+        unique = uuid.uuid4().hex
         call = GenerateCall(
+            id=f"{prefix}-{unique}" if decoding.id is None else f"{decoding.id}-{unique}",
             prompts=prompts,
             adapter=adapter,
             decoding=decoding,
             format=spell(
-                id=f"{prefix}-{uuid.uuid4().hex}",
+                id=f"{prefix}-{decoding.id or unique}",
                 created=int(time.time()),
                 model=name,
                 tokenizer=service.tokenizer,
-                logprobs=found.decoding.logprobs is not None,
+                logprobs=decoding.sampling.logprobs is not None,
+                prompts=_of_choices(prompts, decoding) if decoding.text.token_ids else None,
             ),
             field=field,
             default_tokens=default_tokens,
             start_s=start_s,
             plan=service.hand_offs.rules.plan(decoding.hand_off, len(prompts) * decoding.n),
         )
+        request.scope[ANSWER_ID] = call.id
+        await self._check_grammar(request, decoding)
         return await answer(service, request, call)
+
+    async def _check_grammar(self, request: Request, decoding: Decoding) -> None:
+        """Compile it beside the event loop: the engine's thread finds it done."""
+        grammar = decoding.sampling.grammar
+        if grammar is None:
+            return
+        grammars, client = self._service.grammars, client_of(request)
+        size = max(LONG_BYTES, len(grammar.text))  # however short, it may take long to compile
+        reason = await self._lanes.run(client, size, lambda: grammars.refusal(grammar))
+        if reason is not None:
+            field = decoding.form_field
+            raise invalid(field, f"no answer can have the form in '{field}': {reason[:500]}")
 
     def _salted(self, request: Request, decoding: Decoding) -> Decoding:
         """With its tenant's salt, wherever that stood."""
@@ -241,44 +266,6 @@ class Api:
             field = "n" if n > 1 else "prompt"
             raise invalid(field, f"{prompts} prompts x {n} choices are more than {most} requests")
 
-    async def _encode(
-        self, request: Request, prompts: Sequence[str | TokenIds], *, special: bool = True
-    ) -> list[TokenIds]:
-        """Between the pieces others have their turn, however many texts there are."""
-
-        def work(piece: Sequence[str | TokenIds]) -> list[TokenIds]:
-            return [
-                self._encoded("prompt", one, special=special) if isinstance(one, str) else one
-                for one in piece
-            ]
-
-        found: list[TokenIds] = []
-        size = sum(map(_work_of, prompts))
-        for piece in in_pieces(prompts, _work_of):
-            if size >= INLINE_BYTES and await request.is_disconnected():
-                raise ClientGoneError("the client closed the connection")
-            found += await self._lanes.run(client_of(request), size, partial(work, piece))
-        return found
-
-    async def _encode_chat(
-        self, request: Request, messages: tuple[schemas.Message, ...]
-    ) -> TokenIds:
-        def work() -> TokenIds:
-            return self._encoded("messages", tokenizer.chat_text(messages), special=False)
-
-        tokenizer = self._service.tokenizer
-        # A message costs a template more than its text does.
-        size = sum(len(message["content"]) + EACH_BYTES for message in messages)
-        return await self._lanes.run(client_of(request), size, work)
-
-    def _encoded(self, field: str, text: str, *, special: bool) -> TokenIds:
-        """A text that can by no means fit is refused without being tokenized."""
-        tokenizer, most = self._service.tokenizer, self._service.limits.max_model_len
-        if len(text) > most and (least := tokenizer.least_tokens(text)) > most:
-            message = f"this model's maximum context length is {most} tokens, "
-            raise too_long(field, f"{message}your prompt has at least {least}")
-        return tokenizer.encode(text, special=special)
-
     def _model(self, name: str) -> Mapping[str, object]:
         """``parent``: the model under an adapter."""
         return {
@@ -291,9 +278,8 @@ class Api:
         }
 
 
-def _work_of(prompt: str | TokenIds) -> int:
-    """Bytes to tokenize."""
-    return EACH_BYTES + len(prompt) if isinstance(prompt, str) else 0
+def _of_choices(prompts: Sequence[TokenIds], decoding: Decoding) -> Sequence[TokenIds]:
+    return [prompt for prompt in prompts for _ in range(decoding.n)]
 
 
 def build_app(service: Service, crowd: Crowd) -> ASGIApp:
@@ -313,9 +299,10 @@ def build_app(service: Service, crowd: Crowd) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    guarded = BearerKeys(app, service.api_key, service.admin_key)
+    guarded = BearerKeys(app, service.api_keys, service.admin_key)
     guarded = TurnAway(guarded, crowd)
-    return RequestIds(guarded, [route.path for route in routes], service.metrics.responded)
+    paths = [route.path for route in routes]
+    return RequestIds(guarded, paths, service.metrics.responded, service.clock)
 
 
 # Coroutines, although they wait for nothing: for other functions Starlette makes threads.

@@ -110,6 +110,15 @@ class KvEventPublisher:
         self._pub.set_hwm(HELD_BY_SUBSCRIBER)
         _attach(self._pub, "--kv-events", endpoint, binds=binds)
         self._endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
+        if binds:
+            log.info("KV events: bound to %s; subscribers connect to it", self._endpoint)
+        else:
+            port = endpoint.rpartition(":")[2]
+            log.info(
+                "KV events: connected to %s, where a subscriber has to be bound; tcp://*:%s would "
+                "be bound here",
+                endpoint, port,
+            )  # fmt: skip
         if self._replay is not None and replay is not None:
             # A whole replay must fit: what a ROUTER cannot queue, it drops without a word.
             self._replay.set_hwm(self._options.kept_batches + 1)
@@ -165,7 +174,7 @@ class KvEventPublisher:
         self._ring()
 
     def _ring(self) -> None:
-        with suppress(OSError):  # rung often enough, or nobody is left to hear
+        with suppress(OSError):  # rung often enough, or nobody is left to wake
             self._bell.send(b"\0")
 
     # -- the thread -------------------------------------------------------------------------------
@@ -232,4 +241,6 @@ def _attach(end: "zmq.Socket[Any]", flag: str, endpoint: str, *, binds: bool) ->
             end.connect(endpoint)
     except zmq.ZMQError as error:
         verb = "bound" if binds else "connected to"
-        raise ConfigError(f"{flag} {endpoint} cannot be {verb}: {error}") from error
+        raise ConfigError(
+            f"{flag} {endpoint} cannot be {verb}: {error}; allowed is an endpoint that can"
+        ) from error

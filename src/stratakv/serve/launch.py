@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from stratakv.agreement.torch_ranks import TorchRanks, join
 from stratakv.assembly.models import EngineParts
-from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.roles import RoleParts
 from stratakv.assembly.sizing import ranks_here
 from stratakv.core.choices import BOOTSTRAP_PORT
@@ -30,7 +30,7 @@ from stratakv.core.errors import ConfigError, StorageError, StrataError
 from stratakv.engine.model import CPU
 from stratakv.engine.parallel import device_refusal
 from stratakv.engine.ranked import RankedEngine
-from stratakv.serve.crowd import connection_limits
+from stratakv.serve.connection_limits import connection_limits
 from stratakv.serve.followers import Followers, RankPlace, ended_by_interrupt, hold_leash, launched
 from stratakv.serve.server import serve_forever
 from stratakv.serve.sockets import bound_socket
@@ -150,6 +150,7 @@ def _met(place: RankPlace, config: EngineConfig, refusal: str) -> TorchRanks:
     other machines perhaps, would wait long for it."""
     if refusal:
         log.error("rank %d of %d is refused: %s", place.rank, place.size, refusal)
+    log.info("rank %d of %d waits for the others at %s", place.rank, place.size, place.address)
     ranks = join(place.rank, place.size, place.address, config.tp_timeout)
     for rank, theirs in enumerate(ranks.gather(refusal)):
         if theirs:
@@ -170,6 +171,7 @@ def _lead(
         undo.callback(parts.transfer.close)
         # Loading takes long enough for somebody else to take the port; followers do not wait yet.
         bound_socket(server.host, server.port).close()
+        log.info("rank 0 waits until all ranks have loaded")
         ranks.ready()
         up()
         _show(parts.table)

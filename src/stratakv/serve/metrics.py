@@ -5,6 +5,7 @@ a client chose (request ids, salts, unknown paths).
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -21,6 +22,26 @@ from stratakv.tiers.statistics import StorageStats
 FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 BETWEEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WHOLE_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+TIERS: Final = ("device", "host", "storage")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """``prompt``: of requests whose answers have begun; ``by_tier``: those of them that were not
+    computed; ``generated``: of answers, so far."""
+
+    prompt: int = 0
+    generated: int = 0
+    by_tier: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
+
+    def __sub__(self, earlier: "TokenCounts") -> "TokenCounts":
+        return TokenCounts(
+            self.prompt - earlier.prompt,
+            self.generated - earlier.generated,
+            {tier: count - earlier.by_tier[tier] for tier, count in self.by_tier.items()},
+        )
 
 
 class ServerMetrics:
@@ -77,6 +98,18 @@ class ServerMetrics:
     def aborted(self, generated: int) -> None:
         self._aborted.inc()
         self._generated.inc(generated)
+
+    def tokens(self) -> TokenCounts:
+        """So far, those of answers that still go on too."""
+        first, between = (
+            self._sample(f"{name}_seconds_count")
+            for name in ("time_to_first_token", "inter_token_latency")
+        )
+        tiers = {tier: self._sample("cached_prompt_tokens_total", tier=tier) for tier in TIERS}
+        return TokenCounts(self._sample("prompt_tokens_total"), first + between, tiers)
+
+    def _sample(self, name: str, **labels: str) -> int:
+        return int(self.registry.get_sample_value(f"stratakv_{name}", labels) or 0)
 
     def lost_kv_events(self) -> None:
         """A batch found its queue full."""

@@ -12,10 +12,10 @@ from operator import and_
 from typing import Final, cast
 
 from stratakv.cache.records import CacheUse, TierTokens
-from stratakv.core.ids import GroupId
+from stratakv.core.ids import GroupId, TokenIds
 from stratakv.engine.request import CachedTokens, FinishReason
+from stratakv.serve.decoding import CACHE_WORDS
 from stratakv.serve.errors import ApiError
-from stratakv.serve.schemas import CACHE_WORDS
 from stratakv.serve.streams import Choice, Delta, ShownToken
 from stratakv.serve.tokenizer import Tokenizer
 
@@ -42,9 +42,14 @@ class _Format:
     model: str
     tokenizer: Tokenizer
     logprobs: bool
+    prompts: Sequence[TokenIds] | None = None
+    """Of each choice, where tokens are to be shown beside the text."""
 
     def _head(self, what: str) -> Json:
         return {"id": self.id, "object": what, "created": self.created, "model": self.model}
+
+    def _ids(self, delta: Delta) -> Json:
+        return {} if self.prompts is None else {"token_ids": delta.ids}
 
 
 class CompletionFormat(_Format):
@@ -58,10 +63,17 @@ class CompletionFormat(_Format):
             "text": delta.text,
             "logprobs": self._logprobs(delta.tokens),
             "finish_reason": _finish(delta.finish),
+            **self._ids(delta),
+            **self._prompt(delta),
         }
 
     def chunk_head(self) -> Json:
         return self.whole_head()
+
+    def _prompt(self, delta: Delta) -> Json:
+        if self.prompts is None or not delta.first:
+            return {}
+        return {"prompt_token_ids": self.prompts[delta.index].tolist()}
 
     def whole(self, deltas: Sequence[Delta]) -> Json:
         return self.chunk(merged(deltas))
@@ -99,6 +111,7 @@ class ChatFormat(_Format):
             "delta": message,
             "logprobs": self._logprobs(delta.tokens),
             "finish_reason": _finish(delta.finish),
+            **self._ids(delta),
         }
 
     def chunk_head(self) -> Json:
@@ -111,10 +124,12 @@ class ChatFormat(_Format):
             "message": {"role": "assistant", "content": delta.text, "refusal": None},
             "logprobs": self._logprobs(delta.tokens),
             "finish_reason": _finish(delta.finish),
+            **self._ids(delta),
         }
 
     def whole_head(self) -> Json:
-        return self._head("chat.completion")
+        prompt = {} if self.prompts is None else {"prompt_token_ids": self.prompts[0].tolist()}
+        return {**self._head("chat.completion"), **prompt}
 
     def _logprobs(self, tokens: Sequence[ShownToken]) -> Json | None:
         if not self.logprobs:
@@ -144,7 +159,7 @@ Format = CompletionFormat | ChatFormat
 def size_of(delta: Delta) -> int:
     """What a choice's gain costs to spell, in bytes of ``Lanes``."""
     alternatives = sum(1 + len(shown.logprob.top) for shown in delta.tokens)
-    return len(delta.text) + ALTERNATIVE_BYTES * alternatives
+    return len(delta.text) + ALTERNATIVE_BYTES * (alternatives + len(delta.ids))
 
 
 def merged(deltas: Sequence[Delta]) -> Delta:
@@ -156,6 +171,7 @@ def merged(deltas: Sequence[Delta]) -> Delta:
         tokens=tuple(shown for delta in deltas for shown in delta.tokens),
         finish=last.finish,
         first=True,
+        ids=tuple(token for delta in deltas for token in delta.ids),
     )
 
 

@@ -1,8 +1,9 @@
 """``stratakv route``: one address for servers that compute prompts and servers that decode.
 
-Owns who gets a request, the two calls of it, and what its client gets where one of them fails.
-Both sides get the same body at once, with a session's name; the client gets what decode says. Must
-not know models or tokens: what is wrong with a body the servers say.
+Owns the two calls of a request, and what its client gets where one of them fails. Both sides get
+the same body at once, with a session's name; the client gets what decode answers. Until it has
+something a prefill server that fails is replaced by the next one. Must not know models or tokens:
+what is wrong with a body the servers say.
 """
 
 import asyncio
@@ -11,8 +12,6 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
-from itertools import cycle
 from typing import Any, Final, TypeVar, cast
 
 import httpx
@@ -22,50 +21,37 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.config import RouteConfig
 from stratakv.serve.errors import ApiError
 from stratakv.serve.fields import parse_object
 from stratakv.serve.hand_off import SALT_HEADER
+from stratakv.serve.route_servers import (
+    CONNECT_S,
+    SILENCE_S,
+    DecodeAnswer,
+    RoutedError,
+    Servers,
+    shown,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BODY_BYTES: Final = 8 << 20
-CONNECT_S: Final = 5.0
-PROBE: Final = httpx.Timeout(10.0, connect=CONNECT_S)
-"""Of what a server answers at once unless it hangs; an answer with tokens may take any time."""
 KEPT: Final = ("authorization", "content-type", "x-request-id", SALT_HEADER)
 """Headers of a client that go on to the servers."""
-SHOWN: Final = (
-    "content-type", "cache-control", "x-accel-buffering", "retry-after", "www-authenticate",
-)  # fmt: skip
-"""Headers of a server that go back."""
+OTHERS_MAY: Final = ("prefill_unreachable", "no_prefill")
+"""Codes of failures after which another prefill server is asked."""
 
 
 class _GoneError(Exception):
     """The client hung up."""
 
 
-def _unreachable(kind: str, url: str, error: Exception) -> ApiError:
-    message = f"the {kind} server {url} cannot be reached: {str(error) or repr(error)}"
-    return ApiError(message, status=502, kind="server_error", code=f"{kind}_unreachable")
-
-
-@dataclass(slots=True, eq=False)
-class _Answer:
-    """Of one side, whose ``body`` has not been read."""
-
-    response: httpx.Response
-    parts: AsyncGenerator[bytes]
-    first: bytes
-
-
 class Router:
-    def __init__(self, config: RouteConfig, client: httpx.AsyncClient) -> None:
-        self._config, self._client = config, client
-        self._joins: dict[str, tuple[str, int]] = {}  # where decode joins each prefill server
-        self._prefills = cycle(config.prefill)
-        self._turn = 0
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
 
     def routes(self) -> list[Route]:
         return [
@@ -83,25 +69,15 @@ class Router:
 
     async def health(self, _request: Request) -> Response:
         """Ready while every server is."""
-        for url in (*self._config.prefill, *self._config.decode):
-            try:
-                status = (await self._client.get(f"{url}/health", timeout=PROBE)).status_code
-            except httpx.HTTPError:
-                status = 0
-            if status != 200:
-                return JSONResponse({"status": f"{url} is not ready"}, 503)
-        return JSONResponse({"status": "ready"})
+        why = await self._servers.unready()
+        return JSONResponse({"status": why or "ready"}, 503 if why else 200)
 
     async def passed_on(self, request: Request) -> Response:
-        """By a server that decodes: all have the same model."""
+        """By a server that decodes."""
         body = await _body(request)
-        for url in self._decodes():
-            with suppress(httpx.ConnectError):
-                answer = await self._client.request(
-                    request.method, f"{url}{request.url.path}", content=body, headers=_kept(request)
-                )
-                return Response(answer.content, answer.status_code, _shown(answer))
-        raise ApiError("no server that decodes can be reached", status=502, kind="server_error")
+        asked = self._servers.ask(request.method, request.url.path, body, _kept(request))
+        answer = await asked
+        return Response(answer.content, answer.status_code, shown(answer))
 
     async def generate(self, request: Request) -> "Response | _Stream":
         body = cast("dict[str, Any]", dict(parse_object(await _body(request))))
@@ -115,11 +91,24 @@ class Router:
             raise
         return _Stream(answer, watch)
 
-    async def _answered(self, request: Request, body: dict[str, Any]) -> _Answer:
-        """Decode's answer, once it has begun; or prefill's, where that has failed before."""
+    async def _answered(self, request: Request, body: dict[str, Any]) -> DecodeAnswer:
+        """Decode's answer, once it has begun; or the failure of the last prefill server."""
+        failure: Exception | None = None
+        for url in self._servers.prefills():
+            try:
+                return await self._attempt(url, request, body)
+            except (ApiError, RoutedError) as error:
+                if not _others_may(error):
+                    raise
+                log.warning("prefill server %s: %s", url, error)
+                failure = error
+        assert failure is not None, "no prefill server"
+        raise failure
+
+    async def _attempt(self, url: str, request: Request, body: dict[str, Any]) -> DecodeAnswer:
+        """With one prefill server: decode's answer, or prefill's where that has failed before."""
         path, headers = request.url.path, _kept(request)
-        url = next(self._prefills)
-        host, port = await self._join(url, headers)
+        host, port = await self._servers.join(url, headers)
         body |= {
             "bootstrap_host": host,
             "bootstrap_port": port,
@@ -128,8 +117,8 @@ class Router:
         if SALT_HEADER not in request.headers:
             body.setdefault("cache_salt", "")
         content = json.dumps(body).encode()
-        prefill = asyncio.ensure_future(self._prefilled(url + path, content, headers))
-        decode = asyncio.ensure_future(self._decoded(path, content, headers))
+        prefill = asyncio.ensure_future(self._servers.prefill(url, path, content, headers))
+        decode = asyncio.ensure_future(self._servers.decode(path, content, headers))
         try:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
             if prefill.done() and not decode.done():
@@ -145,83 +134,19 @@ class Router:
         prefill.add_done_callback(_log_failure)
         return answer
 
-    async def _join(self, url: str, headers: dict[str, str]) -> tuple[str, int]:
-        """Asked for with the client's key; only what it has brought is kept for the others."""
-        if url in self._joins:
-            return self._joins[url]
-        key = {name: headers[name] for name in headers if name == "authorization"}
-        try:
-            answer = await self._client.get(f"{url}/server_info", headers=key, timeout=PROBE)
-        except httpx.HTTPError as error:
-            raise _unreachable("prefill", url, error) from None
-        if answer.status_code == 401:
-            raise _ServerError(answer)
-        try:
-            found: Any = answer.json()["server"]
-            join = str(found["advertise_host"] or httpx.URL(url).host), int(found["bootstrap_port"])
-        except (KeyError, TypeError, ValueError):
-            message = f"{url} is not a server that computes prompts (--role prefill)"
-            raise ApiError(message, status=502, kind="server_error", code="no_prefill") from None
-        self._joins[url] = join
-        return join
-
-    async def _prefilled(self, url: str, content: bytes, headers: dict[str, str]) -> None:
-        try:
-            answer = await self._client.post(url, content=content, headers=headers)
-        except httpx.HTTPError as error:
-            for each in list(self._joins):
-                if url.startswith(each):
-                    del self._joins[each]  # it may come back at another port
-            raise _unreachable("prefill", url, error) from None
-        if answer.status_code != 200:
-            raise _ServerError(answer)
-
-    async def _decoded(self, path: str, content: bytes, headers: dict[str, str]) -> _Answer:
-        """From whoever takes it; nothing of it was given out before."""
-        last: ApiError | None = None
-        for url in self._decodes():
-            request = self._client.build_request(
-                "POST", f"{url}{path}", content=content, headers=headers
-            )
-            try:
-                response = await self._client.send(request, stream=True)
-            except httpx.ConnectError as error:
-                last = _unreachable("decode", url, error)
-                continue
-            except httpx.HTTPError as error:
-                raise _unreachable("decode", url, error) from None
-            parts = _parts(response, url)
-            return _Answer(response, parts, await anext(parts, b""))
-        assert last is not None, "no server that decodes"
-        raise last
-
-    def _decodes(self) -> tuple[str, ...]:
-        """All, the next one first."""
-        self._turn = (self._turn + 1) % len(self._config.decode)
-        return (*self._config.decode[self._turn :], *self._config.decode[: self._turn])
-
-
-class _ServerError(Exception):
-    """A server's own words, which the client gets as they are."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        super().__init__(response.text)
-        self.response = response
-
 
 class _Stream:
     """The ASGI response of what a server says, as it says it."""
 
-    def __init__(self, answer: _Answer, watch: "asyncio.Future[None]") -> None:
+    def __init__(self, answer: DecodeAnswer, watch: "asyncio.Future[None]") -> None:
         self._answer, self._watch = answer, watch
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         answer = self._answer
-        headers = [(k.encode(), v.encode()) for k, v in _shown(answer.response).items()]
-        status = answer.response.status_code
+        headers = [(k.encode(), v.encode()) for k, v in answer.headers.items()]
         try:
             async with aclosing(answer.parts) as parts:
-                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
                 part = answer.first
                 while part:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -231,20 +156,6 @@ class _Stream:
             pass
         finally:
             self._watch.cancel()
-
-
-async def _parts(response: httpx.Response, url: str) -> AsyncGenerator[bytes]:
-    """What a server says; of one that dies meanwhile, its client hears as of any other error."""
-    try:
-        async for part in response.aiter_raw():
-            yield part
-    except httpx.HTTPError as error:
-        found = _unreachable("decode", url, error)
-        if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            raise found from None
-        yield b"data: " + json.dumps(found.body).encode() + b"\n\ndata: [DONE]\n\n"
-    finally:
-        await response.aclose()
 
 
 async def _unless(watch: "asyncio.Future[None]", work: Awaitable[T]) -> T:
@@ -281,8 +192,9 @@ def _kept(request: Request) -> dict[str, str]:
     return {name: request.headers[name] for name in KEPT if name in request.headers}
 
 
-def _shown(response: httpx.Response) -> dict[str, str]:
-    return {name: response.headers[name] for name in SHOWN if name in response.headers}
+def _others_may(error: ApiError | RoutedError) -> bool:
+    """Whether another prefill server may do better; the client has got nothing yet."""
+    return error.others_may if isinstance(error, RoutedError) else error.code in OTHERS_MAY
 
 
 def _log_failure(prefill: "asyncio.Future[None]") -> None:
@@ -296,19 +208,23 @@ async def _api_error(_request: Request, error: Exception) -> Response:
     return JSONResponse(error.body, error.status, error.headers)
 
 
-async def _server_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, _ServerError)
-    found = error.response
-    return Response(found.content, found.status_code, _shown(found))
+async def _routed_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RoutedError)
+    return Response(error.content, error.status, error.headers)
 
 
 def build_router(
-    config: RouteConfig, transport: httpx.AsyncBaseTransport | None = None
+    config: RouteConfig,
+    transport: httpx.AsyncBaseTransport | None = None,
+    clock: Clock | None = None,
+    silence_s: float = SILENCE_S,
 ) -> Starlette:
-    """``transport``: how servers are reached; None: over the network."""
+    """``transport``: how servers are reached; None: over the network. ``silence_s``: after how long
+    without a word a server is asked for its health."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     timeout = httpx.Timeout(None, connect=CONNECT_S)
     client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, transport=transport)
+    servers = Servers(config, client, clock or MonotonicClock(), silence_s)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
@@ -316,7 +232,7 @@ def build_router(
             yield
 
     return Starlette(
-        routes=Router(config, client).routes(),
-        exception_handlers={ApiError: _api_error, _ServerError: _server_error},
+        routes=Router(servers).routes(),
+        exception_handlers={ApiError: _api_error, RoutedError: _routed_error},
         lifespan=lifespan,
     )

@@ -5,40 +5,18 @@ harmless, which are refused because ignoring them would change the answer. Must 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from stratakv.cache.records import CacheUse
-from stratakv.core.choices import MAX_NAME_CHARS
 from stratakv.core.ids import TokenIds
-from stratakv.serve import fields, hand_off
+from stratakv.serve import fields
+from stratakv.serve.decoding import DECODING, Decoding, decoding, name_of, whole
 from stratakv.serve.errors import ApiError, invalid, too_long
 from stratakv.serve.fields import JsonObject
-from stratakv.serve.hand_off import HandOffRequest
-
-MAX_CHOICES: Final = 128
-MAX_STOPS: Final = 4
-MAX_STOP_CHARS: Final = 1024
-MAX_LOGPROBS: Final = 20
-LARGEST: Final = (1 << 31) - 1
-"""Of whole numbers: the engine keeps them in 32 bits."""
-MAX_PRIORITY: Final = 100
-
-WHOLE: Final[Mapping[str, tuple[int, int]]] = {
-    "n": (1, MAX_CHOICES), "max_tokens": (1, LARGEST), "max_completion_tokens": (1, LARGEST),
-    "top_k": (-1, LARGEST), "seed": (-(1 << 63), (1 << 63) - 1), "priority": (0, MAX_PRIORITY),
-    "logprobs": (0, MAX_LOGPROBS), "top_logprobs": (0, MAX_LOGPROBS),
-}  # fmt: skip
-"""Fields that hold a whole number: the least and the most. Of a chat ``logprobs`` is a boolean."""
-NUMBERS: Final[Mapping[str, tuple[float, float]]] = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
-"""The same of other numbers; a ``top_p`` of 0 is refused too."""
-TEXTS: Final[Mapping[str, int]] = {"model": MAX_NAME_CHARS, "cache_salt": MAX_NAME_CHARS}
-"""Names: the most characters."""
 
 Message: TypeAlias = Mapping[str, str]
-T = TypeVar("T")
 
 HARMLESS: Final = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -47,32 +25,35 @@ HARMLESS: Final = frozenset({
 """Fields that cannot change the answer."""
 
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "best_of": (1,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
-    "presence_penalty": (0,), "repetition_penalty": (1,), "length_penalty": (1,),
-    "logit_bias": ({},), "min_p": (0,), "min_tokens": (0,), "use_beam_search": (False,),
-    "skip_special_tokens": (True,), "tools": ([],), "tool_choice": ("none", "auto"),
-    "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
+    "best_of": (1,), "echo": (False,), "suffix": ("",), "length_penalty": (1,),
+    "use_beam_search": (False,), "tools": ([],), "tool_choice": ("none", "auto"),
+    "functions": ([],), "function_call": ("none", "auto"),
     "modalities": (["text"],), "audio": (), "reasoning_effort": (), "verbosity": ("medium",),
-    "web_search_options": (), "chat_template_kwargs": ({},), "no_stop_trim": (False,),
-    "return_hidden_states": (False,), "continue_final_message": (False,),
+    "web_search_options": (), "return_hidden_states": (False,), "documents": ([],),
     "separate_reasoning": (True, False), "stream_reasoning": (True, False),
-    "include_reasoning": (True, False),
+    "include_reasoning": (True, False), "thinking_token_budget": (), "chat_template": (),
+    "structural_tag": (),
+    "guided_decoding_backend": (), "guided_whitespace_pattern": (), "stop_regex": (),
+    "bad_words": ([],), "allowed_token_ids": (), "logits_processors": ([],),
+    "custom_logit_processor": (), "custom_params": (), "vllm_xargs": ({},),
+    "prompt_logprobs": (), "return_tokens_as_token_ids": (False,), "detokenize": (True,),
+    "spaces_between_special_tokens": (True,), "truncation_side": ("left",), "lora_path": (),
+    "session_params": (), "mm_processor_kwargs": ({},), "prompt_embeds": (),
 }  # fmt: skip
 """Fields that are not supported, with the values that ask for nothing."""
 
-DECODING: Final = frozenset({
-    "model", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "logprobs",
-    "stream", "stream_options", "ignore_eos", "cache", "cache_salt", "priority",
-}) | hand_off.FIELDS  # fmt: skip
-COMPLETION: Final = DECODING | {"prompt"}
-CHAT: Final = DECODING | {"messages", "max_completion_tokens", "top_logprobs"}
-
-CACHE_WORDS: Final[Mapping[str, CacheUse]] = {
-    "default": CacheUse.ALL,
-    "no-store": CacheUse.READ,
-    "bypass": CacheUse.STORE,
-    "off": CacheUse.NOTHING,
-}
+PROMPT: Final = frozenset({"truncate_prompt_tokens", "add_special_tokens"})
+COMPLETION: Final = DECODING | PROMPT | {"prompt"}
+TEMPLATE: Final = frozenset({
+    "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+})  # fmt: skip
+CHAT: Final = DECODING | PROMPT | TEMPLATE | {"messages", "max_completion_tokens", "top_logprobs"}
+RESERVED: Final = frozenset({
+    "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
+    "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs",
+})  # fmt: skip
+"""What a chat template, or who applies it, is given otherwise."""
 
 ROLES: Final[Mapping[str, str]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
@@ -81,84 +62,110 @@ ROLES: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
-    """How to continue a prompt. ``logprobs``: alternatives wanted beside each token, None: no
-    report. ``max_tokens`` None: the endpoint's default. ``seed`` None: a fresh one. ``priority``:
-    what evicts by priority keeps the higher ones longer; it decides nothing else. ``cache``: what
-    the request may do with the cache. ``salt`` None: the body has none. ``hand_off``: between
-    servers."""
+class PromptOptions:
+    """``special``: with what the tokenizer adds to a text. ``most``: of its tokens the last ones
+    are kept, so many; ``WHAT_FITS``: as many as leave room for the answer; None: all."""
 
-    n: int
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    stop: tuple[str, ...]
-    logprobs: int | None
-    ignore_eos: bool
-    cache: CacheUse
-    salt: str | None
-    priority: int
-    stream: bool
-    include_usage: bool
-    hand_off: HandOffRequest | None = None
+    special: bool
+    most: int | None = None
+
+
+WHAT_FITS: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """``template``: what the chat template is given beside the messages. ``opens``: it ends where
+    the assistant begins; ``goes_on``: it ends inside the last message."""
+
+    messages: tuple[Message, ...]
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    opens: bool = True
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompletionCall:
     model: str | None
     prompts: tuple[str | TokenIds, ...]
+    options: PromptOptions
     decoding: Decoding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
     model: str | None
-    messages: tuple[Message, ...]
+    conversation: Conversation
+    options: PromptOptions
     decoding: Decoding
 
 
 def completion_call(data: JsonObject, vocab: int) -> CompletionCall:
     """Read a body of ``/v1/completions``; token ids must be below ``vocab``."""
     _check_fields(data, COMPLETION)
-    logprobs = _whole(data, "logprobs", None)
     return CompletionCall(
-        model=_name(data, "model", None),
+        model=name_of(data, "model", None),
         prompts=_prompts(data.get("prompt"), vocab),
-        decoding=_decoding(data, logprobs, "max_tokens"),
+        options=_prompt_options(data, special=True),
+        decoding=decoding(data, vocab, whole(data, "logprobs", None), "max_tokens"),
     )
 
 
-def chat_call(data: JsonObject) -> ChatCall:
-    """Read a body of ``/v1/chat/completions``."""
+def chat_call(data: JsonObject, vocab: int) -> ChatCall:
+    """Read a body of ``/v1/chat/completions``; token ids must be below ``vocab``."""
     _check_fields(data, CHAT)
     wanted = fields.boolean(data, "logprobs", default=False)
-    top = _whole(data, "top_logprobs", None)
+    top = whole(data, "top_logprobs", None)
     if top is not None and not wanted:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true")
-    newer = data.get("max_completion_tokens") is not None
+    most = "max_tokens" if data.get("max_completion_tokens") is None else "max_completion_tokens"
     return ChatCall(
-        model=_name(data, "model", None),
-        messages=messages(data.get("messages")),
-        decoding=_decoding(
-            data, (top or 0) if wanted else None, "max_completion_tokens" if newer else "max_tokens"
-        ),
+        model=name_of(data, "model", None),
+        conversation=conversation(data),
+        options=_prompt_options(data, special=False),
+        decoding=decoding(data, vocab, (top or 0) if wanted else None, most),
     )
+
+
+def conversation(data: JsonObject) -> Conversation:
+    """The messages of a body, and how the chat template is to be applied."""
+    opens = fields.boolean(data, "add_generation_prompt", default=True)
+    goes_on = fields.boolean(data, "continue_final_message", default=False)
+    if goes_on and opens and data.get("add_generation_prompt") is not None:
+        message = "'continue_final_message' needs 'add_generation_prompt': false"
+        raise invalid("continue_final_message", message)
+    template = fields.plain("chat_template_kwargs", fields.child(data, "chat_template_kwargs"))
+    for key in template:
+        if key in RESERVED or not key.isidentifier():
+            message = f"'chat_template_kwargs' must not hold {key[:64]!a}"
+            raise invalid("chat_template_kwargs", message)
+    found = messages(data.get("messages"))
+    return Conversation(
+        messages=found, template=template, opens=opens and not goes_on, goes_on=goes_on
+    )
+
+
+def _prompt_options(data: JsonObject, *, special: bool) -> PromptOptions:
+    most = whole(data, "truncate_prompt_tokens", None)
+    if most == 0:
+        field = "truncate_prompt_tokens"
+        raise invalid(field, f"invalid '{field}': expected -1, or 1 and more")
+    special = fields.boolean(data, "add_special_tokens", default=special)
+    return PromptOptions(special=special, most=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeCall:
-    """``prompt``: a text, or a conversation. ``special``: with what the tokenizer adds."""
+    """``special``: with what the tokenizer adds to a text."""
 
-    prompt: str | tuple[Message, ...]
+    prompt: str | Conversation
     special: bool
 
 
 def tokenize_call(data: JsonObject, max_chars: int) -> TokenizeCall:
     """Read a body of ``/tokenize``."""
     if data.get("messages") is not None:
-        return TokenizeCall(prompt=messages(data["messages"]), special=False)
+        return TokenizeCall(prompt=conversation(data), special=False)
     prompt = fields.text(data, "prompt", None, max_chars=max_chars)
     if prompt is None:
         raise invalid("prompt", "'prompt' or 'messages' is required")
@@ -217,8 +224,6 @@ def _check_fields(data: JsonObject, known: frozenset[str]) -> None:
     for name in data.keys() - known - HARMLESS:
         value = data[name]
         allowed = NEUTRAL.get(name)
-        if name == "min_tokens" and data.get("kv_transfer_params"):
-            allowed = (0, 1)  # vllm-router's way to ask for one token, where none is shown
         if allowed is None:
             message = f"unrecognized request argument: '{name}'"
             raise ApiError(message, param=name, code="unknown_parameter")
@@ -226,65 +231,6 @@ def _check_fields(data: JsonObject, known: frozenset[str]) -> None:
         if value is not None and value not in allowed and not same_as_n:
             message = f"'{name}' is not supported here"
             raise ApiError(message, param=name, code="unsupported_parameter")
-
-
-def _decoding(data: JsonObject, logprobs: int | None, max_tokens: str) -> Decoding:
-    stream = fields.boolean(data, "stream", default=False)
-    if data.get("stream_options") is not None and not stream:
-        raise invalid("stream_options", "'stream_options' needs 'stream': true")
-    options = fields.child(data, "stream_options")
-    # -1 is vLLM's word for "off"; ours is 0.
-    top_k = _whole(data, "top_k", 0)
-    top_p = _number(data, "top_p", 1.0)
-    if top_p == 0:
-        raise invalid("top_p", "invalid 'top_p': it must be above 0; for greedy, temperature is 0")
-    return Decoding(
-        n=_whole(data, "n", 1),
-        max_tokens=_whole(data, max_tokens, None),
-        temperature=_number(data, "temperature", 1.0),
-        top_p=top_p,
-        top_k=max(top_k, 0),
-        seed=_whole(data, "seed", None),
-        stop=_stops(data.get("stop")),
-        logprobs=logprobs,
-        ignore_eos=fields.boolean(data, "ignore_eos", default=False),
-        cache=fields.choice(data, "cache", CacheUse.ALL, CACHE_WORDS),
-        salt=_name(data, "cache_salt", "" if "cache_salt" in data else None),
-        priority=_whole(data, "priority", 0),
-        stream=stream,
-        include_usage=fields.boolean(options, "include_usage", default=False),
-        hand_off=hand_off.asked_for(data),
-    )
-
-
-def _whole(data: JsonObject, name: str, default: T) -> int | T:
-    low, high = WHOLE[name]
-    return fields.integer(data, name, default, low=low, high=high)
-
-
-def _number(data: JsonObject, name: str, default: T) -> float | T:
-    low, high = NUMBERS[name]
-    return fields.number(data, name, default, low=low, high=high)
-
-
-def _name(data: JsonObject, name: str, default: T) -> str | T:
-    return fields.text(data, name, default, max_chars=TEXTS[name])
-
-
-def _stops(value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    found = [value] if isinstance(value, str) else fields.array("stop", value)
-    if len(found) > MAX_STOPS:
-        raise invalid("stop", f"'stop' holds {len(found)} strings, at most {MAX_STOPS} are allowed")
-    stops: list[str] = []
-    for stop in found:
-        if not isinstance(stop, str):
-            raise fields.wrong_type("stop", "a string or an array of strings", stop)
-        if not 1 <= len(stop) <= MAX_STOP_CHARS:
-            raise invalid("stop", f"a 'stop' string has 1 to {MAX_STOP_CHARS} characters")
-        stops.append(fields.well_formed("stop", stop))
-    return tuple(stops)
 
 
 def _prompts(value: object, vocab: int) -> tuple[str | TokenIds, ...]:

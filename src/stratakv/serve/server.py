@@ -18,13 +18,14 @@ from typing import Final, cast
 import uvicorn
 
 from stratakv.core.clock import Clock
+from stratakv.serve.connection_limits import ACCEPTED_AT_ONCE, LIMITS, ConnectionLimits, Crowd
 from stratakv.serve.connections import ClientConnection
-from stratakv.serve.crowd import ACCEPTED_AT_ONCE, LIMITS, ConnectionLimits, Crowd
 from stratakv.serve.driver import EngineDriver, Health
 from stratakv.serve.http_api import build_app
-from stratakv.serve.quiet import quieten
+from stratakv.serve.log_throttle import quieten
 from stratakv.serve.service import Service
 from stratakv.serve.sockets import bound_socket
+from stratakv.serve.throughput import ThroughputLog
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._end = _End(service.driver, service.clock, drain_s)
+        self._throughput = ThroughputLog(service.driver, service.metrics, service.clock)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -115,6 +117,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn calls this ten times a second."""
+        self._throughput.tick()
         return self._end.due() or await super().on_tick(counter)
 
 

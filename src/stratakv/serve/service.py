@@ -11,6 +11,7 @@ from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId
 from stratakv.disagg.joining import JoinAnswer
 from stratakv.disagg.transport import PeerId
+from stratakv.engine.grammars import Grammars
 from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.bodies import BodyMemory
 from stratakv.serve.driver import EngineDriver
@@ -54,17 +55,20 @@ class Limits:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Service:
     """``version``: of this package. ``model``: the name clients use; ``adapters``: names that they
-    may use in its place. ``groups``: names of those that a prompt can hit.
-    ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``: what ``/server_info`` shows
-    (JSON values). ``api_key``: what ``Authorization: Bearer`` must hold, None: anyone may ask;
-    ``admin_key``: the same for what changes the server, None: nobody may. ``lanes``: where long
-    texts and bodies are worked on; ``bodies``: how many there may be at once. ``disagg``: of a
-    server that only computes prompts, or only decodes; ``joins``: of the first, how others join it,
-    on the engine's thread; ``hand_offs``: what it does with requests that name a session."""
+    may use in its place. ``grammars``: forms that answers may have to have, and
+    ``grammar_stops``: what ends such an answer. ``groups``: names of
+    those that a prompt can hit. ``stop_tokens``: end an answer unless ``ignore_eos``. ``info``:
+    what ``/server_info`` shows (JSON values). ``api_keys``: any of which ``Authorization: Bearer``
+    must hold, by the client's name, none: anyone may ask; ``admin_key``: the same for what changes
+    the server, None: nobody may. ``lanes``: where long texts and bodies are worked on; ``bodies``:
+    how many there may be at once. ``disagg``: of a server that only computes prompts, or only
+    decodes; ``joins``: of the first, how others join it, on the engine's thread; ``hand_offs``:
+    what it does with requests that name a session."""
 
     driver: EngineDriver
     storage: StorageAdmin
     tokenizer: Tokenizer
+    grammars: Grammars
     metrics: ServerMetrics
     clock: Clock
     version: str
@@ -72,8 +76,9 @@ class Service:
     limits: Limits
     groups: Mapping[GroupId, str]
     stop_tokens: tuple[int, ...]
+    grammar_stops: tuple[int, ...]
     info: Mapping[str, object]
-    api_key: str | None = None
+    api_keys: Mapping[str, str] = field(default_factory=dict[str, str])
     admin_key: str | None = None
     adapters: tuple[str, ...] = ()
     lanes: Lanes = field(default_factory=Lanes)

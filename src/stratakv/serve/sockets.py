@@ -14,5 +14,8 @@ def bound_socket(host: str, port: int, flag: str = "--port") -> socket.socket:
         found.bind((host, port))
     except (OSError, OverflowError) as error:
         found.close()
-        raise ConfigError(f"--host {host} {flag} {port} cannot be bound: {error}") from error
+        raise ConfigError(
+            f"--host {host} {flag} {port} cannot be bound: {error}; allowed are an address of "
+            "this machine and a port that is free, 0 for any"
+        ) from error
     return found

@@ -12,6 +12,7 @@ from typing import Final
 
 from stratakv.core.ids import RequestId
 from stratakv.engine.request import CachedTokens, FinishReason, Output, TokenLogprob
+from stratakv.serve.decoding import TextOptions
 from stratakv.serve.errors import request_failed, shut_down
 from stratakv.serve.subscription import Subscription, TimedOutput
 from stratakv.serve.tokenizer import StreamDecoder, Tokenizer
@@ -19,25 +20,29 @@ from stratakv.serve.tokenizer import StreamDecoder, Tokenizer
 
 class StopMatcher:
     """Text in, text out, up to the stop string that is complete first (of several that end
-    together: the longest). How the text was split into pieces makes no difference."""
+    together: the longest), or with it (``keep``). How the text was split into pieces makes no
+    difference."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
         self._stops = tuple(stops)
+        self._keep = keep
         self._held = ""
         self.matched = False
 
-    def feed(self, piece: str) -> str:
-        """What is surely before any stop string; nothing after a match."""
+    def feed(self, piece: str, *, early: bool = False) -> str:
+        """What is surely before any stop string; nothing after a match. ``early``: none that ends
+        in ``piece`` counts."""
         if not self._stops:
             return piece
         if self.matched or not piece:
             return ""
         text = self._held + piece
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        if found and not early:
             self.matched = True
             self._held = ""
-            return text[: min(found)[1]]
+            end, begin = min(found)
+            return text[: end if self._keep else begin]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -69,30 +74,34 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained; ``finish`` with its last one. ``first``: its first one."""
+    """What one choice gained; ``finish`` with its last one. ``first``: its first one. ``ids``: all
+    tokens since the last one, where they are wanted."""
 
     index: int
     text: str
     tokens: tuple[ShownToken, ...]
     finish: FinishReason | None
     first: bool
+    ids: tuple[int, ...] = ()
 
 
 class Choice:
     """One request on its way to the client."""
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, stop: Sequence[str], stop_tokens: Sequence[int]
+        self, index: int, tokenizer: Tokenizer, options: TextOptions, stop_tokens: Sequence[int]
     ) -> None:
         self.index: Final = index
+        self._options = options
         self.generated = 0
         """Tokens that the engine made for this choice, the one that ended it included."""
         self.cached: CachedTokens | None = None
         self.finish: FinishReason | None = None
-        self._decoder = StreamDecoder(tokenizer)
-        self._stops = StopMatcher(stop)
+        self._decoder = StreamDecoder(tokenizer, special=options.special)
+        self._stops = StopMatcher(options.stop, keep=options.keep_stop)
         self._stop_tokens = frozenset(stop_tokens)
         self._ready: list[str] = []
+        self._ids: list[int] = []
         self._hidden: list[ShownToken] = []
         self._decoded = 0  # characters, held ones included
         self._shown = 0  # characters that are before any stop string
@@ -108,7 +117,7 @@ class Choice:
         if output.finish is not None:
             piece += self._decoder.flush()
         self._decoded += len(piece)
-        text = self._stops.feed(piece)
+        text = self._stops.feed(piece, early=self.generated <= self._options.min_tokens)
         if self._stops.matched:
             self.finish = FinishReason.STOP
         elif output.finish is not None:
@@ -123,18 +132,23 @@ class Choice:
         # the stop string): they show only if no stop string cut them off.
         everything = self.finish is not None and not self._stops.matched
         tokens = tuple(t for t in self._hidden if everything or t.offset < self._shown)
-        if not (self._ready or tokens or self.finish is not None):
+        if not (self._ready or tokens or self._ids or self.finish is not None):
             return None
+        ids = tuple(self._ids)
+        self._ids.clear()
         del self._hidden[: len(tokens)]
         text = "".join(self._ready)
         self._ready.clear()
         self._taken += 1
-        return Delta(self.index, text, tokens, self.finish, self._taken == 1)
+        return Delta(self.index, text, tokens, self.finish, self._taken == 1, ids)
 
     def _piece(self, token: int, output: Output) -> str:
         self.generated += 1
-        if output.finish is FinishReason.STOP and token in self._stop_tokens:
-            return ""  # the end-of-sequence token is no part of the text
+        if self._options.token_ids:
+            self._ids.append(token)
+        ended = output.finish is FinishReason.STOP and token in self._stop_tokens
+        if ended and not self._options.keep_stop:
+            return ""  # the token that ends it is no part of the text
         if output.logprob is not None:
             self._hidden.append(ShownToken(token, self._decoded, output.logprob))
         return self._decoder.feed(token)

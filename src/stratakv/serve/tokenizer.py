@@ -16,9 +16,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import TokenIds
 from stratakv.serve.errors import ApiError, invalid
-from stratakv.serve.schemas import Message
+from stratakv.serve.schemas import Conversation
 from stratakv.serve.text_bound import BYTE_OF_CHAR, bound_of
 
+TEMPLATE_FAULTS: Final = (
+    TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
+)  # fmt: skip
+"""What a chat template may raise over what a client has given it."""
 REPLACEMENT: Final = "\ufffd"
 
 
@@ -43,6 +47,17 @@ class Tokenizer:
         """Tokens without text."""
         self._token_texts: dict[int, str] = {}
 
+    @property
+    def serialized(self) -> str:
+        """As tokenizer.json has it, with the tokens that are added elsewhere."""
+        return self._fast.to_str()
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The token that ends a text; of some tokenizers there is none."""
+        found = self._templates.eos_token_id
+        return (found,) if isinstance(found, int) else ()
+
     def encode(self, text: str, *, special: bool = True) -> TokenIds:
         """Token ids of ``text``, int32 [n]; ``special``: with what the tokenizer adds (as BOS).
 
@@ -57,19 +72,23 @@ class Tokenizer:
         known of this tokenizer."""
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
-    def encode_chat(self, messages: Sequence[Message]) -> TokenIds:
-        """Token ids of a conversation, ready for the assistant's turn, int32 [n]."""
-        return self.encode(self.chat_text(messages), special=False)
+    def encode_chat(self, conversation: Conversation) -> TokenIds:
+        """Token ids of a conversation, int32 [n]."""
+        return self.encode(self.chat_text(conversation), special=False)
 
-    def chat_text(self, messages: Sequence[Message]) -> str:
+    def chat_text(self, conversation: Conversation) -> str:
         """A conversation as the model reads it, with its special tokens spelled out."""
         if self._templates.chat_template is None:
             raise invalid("messages", "this model has no chat template; use /v1/completions")
         try:
             text = self._templates.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in conversation.messages],
+                tokenize=False,
+                add_generation_prompt=conversation.opens,
+                continue_final_message=conversation.goes_on,
+                **conversation.template,
             )
-        except TemplateError as error:
+        except TEMPLATE_FAULTS as error:
             message = f"the model's chat template refuses these messages: {error}"
             raise ApiError(message, param="messages", code="invalid_value") from None
         assert isinstance(text, str)
@@ -80,9 +99,9 @@ class Tokenizer:
         (text,) = self._fast.decode_batch([tokens], skip_special_tokens=True)
         return text
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens`` without special tokens; bytes that are no UTF-8 become U+FFFD."""
-        return self._fast.decode(tokens, skip_special_tokens=True)
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of ``tokens``, ``special`` ones too or not; what is no UTF-8 becomes U+FFFD."""
+        return self._fast.decode(tokens, skip_special_tokens=not special)
 
     def token_text(self, token: int) -> str:
         """Text of one token as it reads inside a sentence (a leading space is kept)."""
@@ -120,8 +139,9 @@ class StreamDecoder:
     PARTIAL: Final = 3  # bytes of a character that is not complete
     STALLED: Final = 8  # tokens after which held bytes are surely no part of a character
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._special = special
         self._window: list[int] = []
         self._text = ""  # of the window
         self._sent = 0  # characters of it that are out
@@ -129,10 +149,10 @@ class StreamDecoder:
 
     def feed(self, token: int) -> str:
         """What ``token`` completes; may be empty."""
-        if token in self._tokenizer.silent:
+        if token in self._tokenizer.silent and not self._special:
             return ""  # in the window, a long run of them would leave no text to cut at
         self._window.append(token)
-        self._text = self._tokenizer.decode(self._window)
+        self._text = self._tokenizer.decode(self._window, special=self._special)
         # All of them, since byte fallback shows a whole run of bytes so while its last character is
         # not complete, those before it included, which may be out already.
         held = len(self._text) - len(self._text.rstrip(REPLACEMENT))
@@ -158,7 +178,7 @@ class StreamDecoder:
         shows itself in front of that."""
         unsent = len(self._text) - self._sent
         for kept in self.KEPT:
-            text = self._tokenizer.decode(self._window[-kept:])
+            text = self._tokenizer.decode(self._window[-kept:], special=self._special)
             if len(text) > unsent and self._text.endswith(text[-(unsent + 1) :]):
                 self._window = self._window[-kept:]
                 self._text, self._sent = text, len(text) - unsent

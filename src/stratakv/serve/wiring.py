@@ -4,6 +4,7 @@ Owns the order of a server's start (refuse what can be refused, reach the store,
 take memory), and the checks of ``--kv-events`` that need more than its text.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ import torch
 
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.models import CPU, EngineParts, build_sized, check_model
-from stratakv.assembly.ranks import RankContext, heartbeat_s, sharing_of
+from stratakv.assembly.rank_context import RankContext, heartbeat_s, sharing_of
 from stratakv.assembly.roles import HEARTBEAT_S, RoleParts, check_role, role_parts
 from stratakv.assembly.sizing import Sizes, size, spec_for, weights_bytes
 from stratakv.assembly.stores import (
@@ -30,14 +31,18 @@ from stratakv.assembly.stores import (
 from stratakv.core.choices import BOOTSTRAP_PORT
 from stratakv.core.clock import MonotonicClock, WallClock
 from stratakv.core.config import EngineConfig, ServerConfig
-from stratakv.core.errors import ConfigError
+from stratakv.core.errors import ConfigError, RequestError
 from stratakv.core.model_identity import ModelIdentity
 from stratakv.engine.adapters import check_directories
+from stratakv.engine.grammars import RankZeroGrammars
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import read_facts
+from stratakv.engine.request import Prompt
 from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.serve.admin import OPEN_S, StorageAdmin
+from stratakv.serve.api_keys import api_keys
 from stratakv.serve.driver import EngineDriver
+from stratakv.serve.grammars import guided_grammars
 from stratakv.serve.hand_off import (
     DecodeRules,
     HandOffOptions,
@@ -47,10 +52,13 @@ from stratakv.serve.hand_off import (
 )
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Joins, Limits, Service
+from stratakv.serve.start_checks import check_names
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.spec.groups import ANCHOR
 from stratakv.storage.opening import OpenStore
 from stratakv.storage.urls import hidden
+
+log = logging.getLogger(__name__)
 
 
 def build_service(
@@ -75,9 +83,13 @@ def build_service(
         model = with_adapters(model, config.adapters())
         digests = model.adapters.digests
         observer = None if publisher is None else publisher.observe(sizes.spec, digests)
-        sockets = Sockets(role=_role(disagg), ranks=ranks, observer=observer)
+        ends = model.eos_ids or tokenizer.eos
+        grammars = guided_grammars(tokenizer.serialized, model.vocab_size, ends)
+        sockets = Sockets(role=_role(disagg), ranks=ranks, observer=observer, grammars=grammars)
         parts = build_sized(model, config, sizes, sockets)
         _open(parts, disagg, store)
+        if disagg is not None:
+            disagg.serve_again(partial(_submit_again, parts))
         undo.pop_all()
     clock = MonotonicClock()
     driver = EngineDriver(
@@ -91,19 +103,17 @@ def build_service(
         driver=driver,
         storage=_storage_admin(parts, config, driver, store),
         tokenizer=tokenizer,
+        grammars=grammars,
         metrics=metrics,
         clock=clock,
         version=version("stratakv"),
         model=name,
-        limits=Limits(
-            max_model_len=parts.max_model_len,
-            vocab=parts.model.vocab_size,
-            default_max_tokens=server.default_max_tokens,
-        ),
+        limits=_limits(parts, server),
         groups=groups,
         stop_tokens=parts.model.eos_ids,
+        grammar_stops=ends,
         info=_info(config, server, parts),
-        api_key=server.api_key,
+        api_keys=api_keys(server),
         admin_key=server.admin_key,
         adapters=tuple(parts.model.adapters.digests),
         disagg=disagg,
@@ -113,12 +123,29 @@ def build_service(
     return service, parts
 
 
+def _limits(parts: EngineParts, server: ServerConfig) -> Limits:
+    return Limits(
+        max_model_len=parts.max_model_len,
+        vocab=parts.model.vocab_size,
+        default_max_tokens=server.default_max_tokens,
+    )
+
+
 def _open(parts: EngineParts, disagg: RoleParts | None, store: OpenStore | None) -> None:
     """To peers and to the store, whatever of both there is."""
     if disagg is not None:
         disagg.open(parts.plan.sizes, parts.pools, parts.model.fingerprint)
     if store is not None:
         parts.engine.attach_storage(store.worker)
+
+
+def _submit_again(parts: EngineParts, prompt: Prompt) -> None:
+    """What another server sends back; RequestError where this one could not serve it."""
+    last = parts.model.vocab_size - 1
+    tokens = (*prompt.tokens.tolist(), *(token for token, _ in prompt.sampling.logit_bias))
+    if max(tokens, default=0) > last:
+        raise RequestError(f"the prompt, or logit_bias, holds a token beyond {last}")
+    parts.port.submit(prompt)
 
 
 def _role(disagg: RoleParts | None) -> Callable[[], Role]:
@@ -153,9 +180,12 @@ def _hand_offs(server: ServerConfig) -> HandOffOptions:
 def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Sizes:
     """ConfigError for what can be refused before weights that may take minutes to load."""
     check_role(server)
-    name = server.served_model_name or path.resolve().name
-    if name in config.adapters():
-        raise ConfigError(f"--lora {name}={config.adapters()[name]}: the model has this name")
+    if config.sparse_offload and server.role != "unified":
+        raise ConfigError(
+            f"--sparse-offload: a hand-off takes pages of the device, and --role {server.role} "
+            "hands over; allowed is --role unified"
+        )
+    check_names(path, config, server)
     facts = read_facts(path, config.dtype)
     check_model(facts, config)
     check_directories(config.adapters())
@@ -175,7 +205,8 @@ def build_follower(
         model, sizes, store = _load(path, config, sizes, ranks)
         if store is not None:
             undo.callback(store.worker.close, 0)
-        parts = build_sized(model, config, sizes, Sockets(role=_role(disagg), ranks=ranks))
+        sockets = Sockets(role=_role(disagg), ranks=ranks, grammars=RankZeroGrammars())
+        parts = build_sized(model, config, sizes, sockets)
         _open(parts, disagg, store)
         undo.pop_all()
     return parts, disagg
@@ -194,6 +225,7 @@ def _load(
         reached = reach_at_start(config, sizes.spec, sizes.host, sharing)
         if reached is not None:
             undo.callback(reached.close)
+        log.info("loading the model in %s", path)
         model = load_model(path, config.dtype, ranks=config.tp, identity=identity)
         if spec_for(model.facts, config).digest != sizes.sharding.whole.digest:
             if reached is not None or ranks is not None:

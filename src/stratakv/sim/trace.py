@@ -14,6 +14,7 @@ from stratakv.core.errors import ConfigError
 
 BLOCK_TOKENS: Final = 512
 FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids")
+ALLOWED: Final = "allowed is a Mooncake-format trace, JSON lines"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +42,9 @@ def read_trace(path: Path, flag: str, most: int | None = None) -> list[TraceRequ
     try:
         lines = path.read_text(encoding="utf-8").splitlines()[:most]
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{flag} {path}: cannot be read: {error.strerror}; {ALLOWED}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{flag} {path}: is not UTF-8 text") from error
+        raise ConfigError(f"{flag} {path}: is not UTF-8 text; {ALLOWED}") from error
     requests: list[TraceRequest] = []
     above: dict[int, int] = {}  # by hash id: the one before it
     for number, line in enumerate(lines, 1):
@@ -52,18 +53,20 @@ def read_trace(path: Path, flag: str, most: int | None = None) -> list[TraceRequ
         where = f"{flag} {path}, line {number}"
         request = _request(line, where)
         if requests and request.timestamp_ms < requests[-1].timestamp_ms:
-            raise ConfigError(f"{where}: timestamp lies before the line above; they must not fall")
+            raise ConfigError(
+                f"{where}: timestamp lies before the line above; allowed are times that do not fall"
+            )
         before = -1
         for block in request.hash_ids:
             if above.setdefault(block, before) != before:
                 raise ConfigError(
-                    f"{where}: hash id {block} follows another block than before; equal ids must "
-                    "mean equal prefixes"
+                    f"{where}: hash id {block} follows another block than before; allowed are "
+                    "ids that mean one prefix"
                 )
             before = block
         requests.append(request)
     if not requests:
-        raise ConfigError(f"{flag} {path}: holds no request")
+        raise ConfigError(f"{flag} {path}: holds no request; {ALLOWED}")
     return requests
 
 
@@ -71,9 +74,9 @@ def _request(line: str, where: str) -> TraceRequest:
     try:
         data = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: is not JSON") from error
+        raise ConfigError(f"{where}: is not JSON; {ALLOWED}") from error
     if not isinstance(data, dict) or not all(name in data for name in FIELDS):
-        raise ConfigError(f"{where}: an object with {', '.join(FIELDS)} is needed")
+        raise ConfigError(f"{where}: allowed is an object with {', '.join(FIELDS)}")
     timestamp, prompt, answer, blocks = (data[name] for name in FIELDS)
     if not isinstance(timestamp, int | float) or not isfinite(timestamp) or timestamp < 0:
         raise ConfigError(f"{where}: timestamp {timestamp!r}: allowed are milliseconds from 0 up")
@@ -82,10 +85,11 @@ def _request(line: str, where: str) -> TraceRequest:
     if not _is_count(answer):
         raise ConfigError(f"{where}: output_length {answer!r}: allowed are whole numbers from 0 up")
     if not isinstance(blocks, list) or not all(_is_count(block) for block in blocks):
-        raise ConfigError(f"{where}: hash_ids must be a list of whole numbers from 0 up")
+        raise ConfigError(f"{where}: hash_ids: allowed are whole numbers from 0 up")
     if len(blocks) != -(-prompt // BLOCK_TOKENS):
         raise ConfigError(
-            f"{where}: {len(blocks)} hash ids for {prompt} tokens; one per {BLOCK_TOKENS} is needed"
+            f"{where}: {len(blocks)} hash ids for {prompt} tokens; allowed is one for each "
+            f"{BLOCK_TOKENS}"
         )
     return TraceRequest(
         timestamp_ms=float(timestamp),

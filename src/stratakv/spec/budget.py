@@ -25,6 +25,9 @@ from stratakv.spec.retention import (
 MOST_CHECKPOINTS: Final = 4
 """Per conversation: 4 windows give gpt-oss a token hit rate of 0.85 where the best possible policy
 reaches 0.90, and more serve no more."""
+FILLING_PAGES: Final = 2
+"""Of a spilled request, beside the pages of a step's tokens: the one that is filling, and the one
+before, which is being saved."""
 PARTS: Final = 8
 """Checkpoints per conversation are counted in parts of this size: a quotient of integers."""
 AUTO_RATIO: Final = 2
@@ -35,12 +38,14 @@ MAX_PAGES: Final = 2**31 - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLoad:
     """What the device is split for. ``chunk_tokens`` is the most that one request runs in a step;
-    ``chat_tokens`` the length of a typical conversation, of which the anchor holds many."""
+    ``chat_tokens`` the length of a typical conversation, of which the anchor holds many.
+    ``buffer_rows``: of the buffer of a request whose selected rows are on the host."""
 
     max_running: int
     max_model_len: int
     chunk_tokens: int
     chat_tokens: int = 2048
+    buffer_rows: int = 0
 
     def __post_init__(self) -> None:
         for field in ("max_running", "max_model_len", "chunk_tokens", "chat_tokens"):
@@ -108,8 +113,9 @@ def device_pages(spec: CacheSpec, budget_bytes: int, load: ExpectedLoad) -> tupl
     least_bytes = device_bytes(spec, pages_beside(spec, least, load))
     if least_bytes > budget_bytes:
         raise ConfigError(
-            f"--device-memory {format_bytes(budget_bytes)}: one request of {one_request} tokens "
-            f"needs at least {least_bytes} bytes ({format_bytes(least_bytes)})"
+            f"--device-memory {format_bytes(budget_bytes)}: too little for one request of "
+            f"{one_request} tokens in pages of {spec.page_tokens} (--page-tokens); allowed is "
+            f"{least_bytes} bytes ({format_bytes(least_bytes)}) and more"
         )
     # Bytes grow with the anchor's pages, so the last count that fits can be bisected.
     fits, too_many = least, MAX_PAGES + 1
@@ -205,6 +211,10 @@ def host_pages(
     where what was asked for is not there, or is too little for one page of every group; with
     neither flag given the tier is then off.
     """
+    # A prefix takes as many pages of such a group as of the anchor, wherever they are.
+    device = [
+        device[0] if g.at_home_on_host else n for n, g in zip(device, spec.groups, strict=True)
+    ]
     scratch_bytes = _scratch_bytes(spec, device)
     cached_bytes = host_bytes(spec, device) - scratch_bytes
     assert cached_bytes > 0, "a model that caches nothing has no budget"
@@ -257,6 +267,12 @@ def _host_split(spec: CacheSpec, device: Sequence[int], size: int) -> tuple[int,
     )
 
 
+def spilled_pages(group: CacheGroup, load: ExpectedLoad, page_tokens: int, tokens: int = 1) -> int:
+    """Device pages of a group that a request holds whose full pages are on the host, and that
+    computes ``tokens`` at once."""
+    return -(-load.buffer_rows // group.page_rows) + -(-tokens // page_tokens) + FILLING_PAGES
+
+
 def _scratch_bytes(spec: CacheSpec, pages: Sequence[int]) -> int:
     """Of ``host_bytes``, those of groups that cache nothing."""
     of = zip(pages, spec.groups, strict=True)
@@ -290,6 +306,14 @@ def _other_pages(
     Never more than the anchor has: a page of another group stands at an anchor page's position.
     Scratch is never more than ``--max-running`` requests have, and there is nothing else of it.
     """
+    if group.at_home_on_host:
+        # As many requests as the anchor holds, of which one at a time computes its prompt.
+        decoding = spilled_pages(group, load, spec.page_tokens)
+        chunk = min(load.chunk_tokens, load.max_model_len)
+        prefilling = spilled_pages(group, load, spec.page_tokens, chunk)
+        chat = -(-load.chat_tokens // spec.page_tokens)
+        rest = -(-max(0, anchor_pages - chat) * decoding // chat)
+        return min(anchor_pages, prefilling + rest)
     if group.keeps_all:
         return anchor_pages
     live = _live_pages(spec, group, load)

@@ -27,6 +27,8 @@ from stratakv.spec.retention import (
 )
 
 DEFAULT_PAGE_TOKENS: Final = 64
+_SERVED: Final = sorted(FAMILIES.keys() - NOT_CACHED.keys())
+_WHOLE: Final = f"allowed with images or sound beside text are {', '.join(sorted(COMPOSITES))}"
 
 
 def default_page_tokens(config: Mapping[str, object]) -> int:
@@ -62,7 +64,10 @@ def spec_of(config: Mapping[str, object], *, page_tokens: int, dtype: str) -> Ca
         for buffer in family.keep(layer, page):
             kept.setdefault(buffer.retention, []).append((layer.id, buffer))
     if not any(kept.values()):
-        raise ConfigError(f"model type {model.model_type!r}: no layer caches anything")
+        raise ConfigError(
+            f"model type {model.model_type!r}: no layer caches anything; allowed is a model of "
+            "which at least one layer does"
+        )
     rules = sorted(kept, key=group_order)
     return CacheSpec(
         page_tokens=page_tokens,
@@ -93,7 +98,8 @@ def shared_layers(config: Mapping[str, object]) -> dict[LayerId, LayerId]:
         if name not in last:
             raise ConfigError(
                 f"model type {model.model_type!r}: layer {reader} shares the cache of a "
-                f"{name!r} layer, but none of the layers before {owners} is one"
+                f"{name!r} layer, but none of the layers before {owners} is one; allowed is a "
+                "num_kv_shared_layers that leaves one of each type"
             )
     return {reader: last[name] for reader, name in readers.items()}
 
@@ -102,16 +108,20 @@ def family_of(model: ModelConfig) -> Family:
     """Refuses a type that is not in the table, and a model that is not causal."""
     if model.model_type in NOT_CACHED:
         reason = NOT_CACHED[model.model_type]
-        raise ConfigError(f"model type {model.model_type!r} cannot be served: {reason}")
+        raise ConfigError(
+            f"model type {model.model_type!r} cannot be served: {reason}; allowed are those that "
+            "docs/families.md calls exact"
+        )
     family = FAMILIES.get(model.model_type)
     if family is None:
         raise ConfigError(
-            f"model type {model.model_type!r} is not known; known are {', '.join(sorted(FAMILIES))}"
+            f"model type {model.model_type!r} is not known; allowed are {', '.join(_SERVED)}"
         )
     if model.fields.get("use_bidirectional_attention") in (True, "all"):
         raise ConfigError(
             f"model type {model.model_type!r}: use_bidirectional_attention makes a token's cache "
-            "depend on later tokens, so no prefix of it can be reused"
+            "depend on later tokens, so no prefix of it can be reused; allowed is false, or no "
+            "such field"
         )
     if not model.fields.get("is_causal", True):
         raise ConfigError(
@@ -129,10 +139,12 @@ def check_composite(model_type: str, text_type: str) -> None:
     if model_type == text_type or COMPOSITES.get(model_type) == text_type:
         return
     if reason := NOT_PROVEN.get(model_type):
-        raise ConfigError(f"model type {model_type!r} cannot be served as a whole: {reason}")
+        raise ConfigError(
+            f"model type {model_type!r} cannot be served as a whole: {reason}; {_WHOLE}"
+        )
     raise ConfigError(
         f"model type {model_type!r} cannot be served: at most its text part, {text_type!r}, is "
-        f"proven; known with images or sound beside text are {', '.join(sorted(COMPOSITES))}"
+        f"proven; {_WHOLE}"
     )
 
 

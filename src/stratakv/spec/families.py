@@ -44,6 +44,11 @@ from stratakv.spec.retention import KeepAll
 from stratakv.spec.time_steps import ReadTimeSteps, limited, limited_below, unbounded
 
 LayerTypes: TypeAlias = Callable[[ModelConfig], tuple[str, ...]]
+_STATELESS: Final = (
+    "full_attention", "indexed_attention", "sliding_attention", "chunked_attention",
+    "dummy", "moe", "mlp",
+)  # fmt: skip
+_STATES: Final = ("linear_attention", "conv", "hybrid")
 
 
 def _any_page(_: ModelConfig) -> int:
@@ -164,7 +169,8 @@ def standard(
             case "dummy" | "moe" | "mlp":
                 return ()
             case _:
-                raise unknown_layer_type(layer)
+                states = () if state_of is None else _STATES
+                raise unknown_layer_type(layer, (*_STATELESS, *states))
 
     return Family(layer_types, keep, time_steps=time_steps)
 

@@ -7,6 +7,7 @@ bytes (``memory``).
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from enum import Enum
 from math import prod
 from typing import Final
 
@@ -60,16 +61,28 @@ class BufferSpec:
         return len(self.layers) * self.layer_bytes
 
 
+class Home(Enum):
+    """Where a running request may leave a group's full pages, and read rows of them."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroup:
-    """One retention rule, one logical page space per tier, any number of sidecars (also none)."""
+    """One retention rule, one logical page space per tier, any number of sidecars (also none).
+    ``home``: of one at home on the host attention reads but a few selected rows, so that its pages
+    need not be on the device."""
 
     id: GroupId
     name: str
     retention: Retention
     buffers: tuple[BufferSpec, ...]
+    home: Home = Home.DEVICE
 
     def __post_init__(self) -> None:
+        if self.home is Home.HOST and not (self.id and self.buffers and self.keeps_all):
+            raise ValueError(f"group {self.name} cannot have its home on the host")
         names = [buffer.name for buffer in self.buffers]
         if len(set(names)) != len(names):
             raise ValueError(f"group {self.name} names a buffer twice: {names}")
@@ -99,6 +112,16 @@ class CacheGroup:
         """Whether every page of it is a request's own and goes with it: none is ever cached."""
         return isinstance(self.retention, KeepLive)
 
+    @property
+    def at_home_on_host(self) -> bool:
+        return self.home is Home.HOST
+
+    @property
+    def page_rows(self) -> int:
+        """Rows of one page; AssertionError where buffers differ in that."""
+        (rows,) = {buffer.rows_per_page for buffer in self.buffers}
+        return rows
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
@@ -121,5 +144,6 @@ class CacheSpec:
         fields = asdict(self)
         for group, plain in zip(self.groups, fields["groups"], strict=True):
             plain["retention"] = repr(group.retention)
+            del plain["home"]  # pages have the same bytes wherever they are
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).digest()[:16]

@@ -52,7 +52,8 @@ class LayerBuffer:
     def __post_init__(self) -> None:
         if prod(self.row_shape) < 1:
             raise ConfigError(
-                f"MODEL: buffer {self.name}: a row of shape {self.row_shape} has no bytes"
+                f"MODEL: buffer {self.name}: a row of shape {self.row_shape} has no bytes; "
+                "allowed are sizes from 1 up"
             )
 
 

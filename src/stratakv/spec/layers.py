@@ -4,7 +4,7 @@ Owns which field says what. A layer type that a family does not have is refused,
 not know which family a layer is of (``families``), nor put layers together (``derive``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import lcm
 from typing import TypeAlias
@@ -42,10 +42,10 @@ Attention: TypeAlias = Callable[[Layer, Retention, PageFormat], Buffers]
 State: TypeAlias = Callable[[Layer, PageFormat], Buffers]
 
 
-def unknown_layer_type(layer: Layer) -> ConfigError:
+def unknown_layer_type(layer: Layer, known: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"model type {layer.config.model_type!r}: layer {layer.id} has the layer type "
-        f"{layer.type!r}, which this release does not know for it"
+        f"{layer.type!r}; allowed are {', '.join(known)}"
     )
 
 
@@ -208,8 +208,9 @@ def deepseek_v4(layer: Layer, page: PageFormat) -> Buffers:
     local = shared_latent_window(page, window=window, dim=dim)
     if layer.type == "sliding_attention":
         return (local,)
-    if layer.type not in ("heavily_compressed_attention", "compressed_sparse_attention"):
-        raise unknown_layer_type(layer)
+    both = ("heavily_compressed_attention", "compressed_sparse_attention")
+    if layer.type not in both:
+        raise unknown_layer_type(layer, ("sliding_attention", *both))
     if layer.type not in config.section("compress_rates").fields:
         raise config.fault("compress_rates", f"a dict with a number for {layer.type}")
     ratio = config.section("compress_rates").integer(layer.type)

@@ -163,7 +163,7 @@ def first_key(rule: Retention, positions: npt.NDArray[np.int64]) -> npt.NDArray[
 
 
 class EventKind(NamedTuple):
-    """A word of vLLM's ``KVCacheSpecKind``, by which routers tell the group that decides a match.
+    """A word of vLLM's ``KVCacheSpecKind``, by which routers know the group that decides a match.
     ``window``: tokens of a sliding window, where the rule is one."""
 
     name: str

@@ -69,7 +69,7 @@ class Strip:
 class ObjectShard:
     """One stored object of a page: slice ``index`` of ``cut``, whose payload is the strips' pieces
     one after the other. Those are the bytes of a host page of rank ``index`` of ``cut`` ranks, so
-    that nothing in an object tells how many ranks wrote it."""
+    that nothing in an object shows how many ranks wrote it."""
 
     index: int
     cut: int
@@ -174,12 +174,15 @@ def unshared(whole: CacheSpec) -> Sharding:
 def sharding_refusal(config: Mapping[str, object], ranks: int) -> str | None:
     """Why ranks cannot share a model; None where they can. ConfigError for an unknown type."""
     if ranks < 1:
-        return "at least one rank is needed"
+        return "allowed is 1 and more"
     name = ModelConfig(config).model_type
     family_of(ModelConfig(config))
     if ranks == 1 or name not in NOT_SPLIT:
         return None
-    return f"Hugging Face has no plan that splits the layers of model type {name!r}"
+    return (
+        f"Hugging Face has no plan that splits the layers of model type {name!r}; "
+        "docs/families.md has those with which more than 1 is allowed"
+    )
 
 
 def attention_splits(config: Mapping[str, object], ranks: int) -> bool:

@@ -84,7 +84,7 @@ def time_steps_of(config: Mapping[str, object]) -> TimeSteps | None:
 
 
 def kind_of(buffer: BufferSpec) -> str:
-    """The buffer's name without the number that tells layers of several shapes apart."""
+    """The buffer's name without the number that distinguishes layers of several shapes."""
     return buffer.name.partition(".")[0]
 
 

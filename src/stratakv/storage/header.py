@@ -1,6 +1,6 @@
 """What stands before (or beside) the bytes of every stored object: who it is, and what was stored.
 
-Owns the 128 bytes and their checks, one at a time and in tables. Must not do I/O or know segments.
+Owns the 128 bytes and their checks, in tables. Must not do I/O or know segments.
 
     magic u32 | version u32 | spec digest 16 | page key 32 | group u32 | shard u32 |
     payload bytes u64 | xxh3-64 of the payload u64 | stored at, ns u64 | zeros 32 |
@@ -8,16 +8,12 @@ Owns the 128 bytes and their checks, one at a time and in tables. Must not do I/
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from stratakv.core.errors import StorageError
-from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import ObjectKey
 
 HEADER_BYTES: Final = 128
@@ -51,64 +47,6 @@ _COVERED: Final = HEADER_BYTES - 8
 
 Headers: TypeAlias = npt.NDArray[np.void]
 """A table of headers, dtype ``HEADER``, shape [n]."""
-
-
-class HeaderFault(Enum):
-    SIZE = "it is not 128 bytes long"
-    MAGIC = "it is no object of StrataKV"
-    VERSION = "its version is unknown"
-    CHECKSUM = "its own checksum is wrong"
-    QUARANTINED = "the object was found corrupt before"
-
-
-class HeaderError(StorageError):
-    """Bytes that are no usable header; ``fault`` says why."""
-
-    def __init__(self, fault: HeaderFault) -> None:
-        super().__init__(f"object header: {fault.value}")
-        self.fault = fault
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectHeader:
-    """``spec_digest``: 16 bytes. ``stored_ns``: wall clock, for time to live and for order."""
-
-    key: ObjectKey
-    spec_digest: bytes
-    payload_bytes: int
-    payload_hash: int
-    stored_ns: int = 0
-
-    def pack(self) -> bytes:
-        """The 128 bytes."""
-        table = headers_of([self.key], self.spec_digest)
-        table["payload_bytes"] = self.payload_bytes
-        table["payload_hash"] = self.payload_hash
-        table["stored_ns"] = self.stored_ns
-        return seal(table).tobytes()
-
-    @classmethod
-    def unpack(cls, data: bytes | memoryview) -> "ObjectHeader":
-        """HeaderError with the exact fault."""
-        if len(data) != HEADER_BYTES:
-            raise HeaderError(HeaderFault.SIZE)
-        header = np.frombuffer(data, HEADER)[0]
-        if header["magic"] not in {MAGIC, QUARANTINED}:
-            raise HeaderError(HeaderFault.MAGIC)
-        if header["version"] != VERSION:
-            raise HeaderError(HeaderFault.VERSION)
-        if header["checksum"] != xxh3_64_intdigest(bytes(data[:_COVERED])):
-            raise HeaderError(HeaderFault.CHECKSUM)
-        if header["magic"] == QUARANTINED:
-            raise HeaderError(HeaderFault.QUARANTINED)
-        page, group = PageKey(header["page"].tobytes()), GroupId(int(header["group"]))
-        return cls(
-            key=ObjectKey(page, group, int(header["shard"])),
-            spec_digest=header["spec"].tobytes(),
-            payload_bytes=int(header["payload_bytes"]),
-            payload_hash=int(header["payload_hash"]),
-            stored_ns=int(header["stored_ns"]),
-        )
 
 
 def payload_hash(payload: memoryview | bytes) -> int:

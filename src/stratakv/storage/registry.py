@@ -113,8 +113,8 @@ def _check_quota(quota_bytes: int, least_bytes: int) -> None:
     """With less than ``least_bytes`` some group never stores anything, and no prefix is whole."""
     if quota_bytes < least_bytes:
         raise ConfigError(
-            f"{FLAG} quota of {quota_bytes} bytes: this model needs room for a page of each cache "
-            f"group; allowed is {least_bytes} bytes ({format_bytes(least_bytes)}) and more"
+            f"{FLAG} with quota={quota_bytes}: this model needs room for a page of each cache "
+            f"group; allowed for quota is {least_bytes} ({format_bytes(least_bytes)}) and more"
         )
 
 

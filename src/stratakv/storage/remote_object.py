@@ -50,16 +50,6 @@ def seal_head(head: memoryview, page: memoryview) -> None:
     _WORD.pack_into(head, _CHECKSUM_AT, payload_hash(head[:_CHECKSUM_AT]))
 
 
-def sealed_heads(
-    keys: Sequence[ObjectKey], form: StoreFormat, pages: Sequence[memoryview]
-) -> Headers:
-    """The headers of ``pages``, shape [n]."""
-    table = unsealed_heads(keys, form)
-    for head, page in zip(head_views(table), pages, strict=True):
-        seal_head(head, page)
-    return table
-
-
 def are_genuine(
     keys: Sequence[ObjectKey], form: StoreFormat, heads: Headers, hashes: Sequence[int]
 ) -> Mask:

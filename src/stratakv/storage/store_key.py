@@ -6,12 +6,11 @@ backends.
 
 import hashlib
 import hmac
-import os
-import stat
 import struct
 from typing import Final
 
 from stratakv.core.errors import ConfigError
+from stratakv.core.secret_file import ALLOWED, read_secret
 from stratakv.storage.backend import ObjectKey
 
 KEY_FLAG: Final = "--storage-key-file"
@@ -19,15 +18,14 @@ LEAST_BYTES: Final = 32
 MOST_BYTES: Final = 4096
 SEAL_BYTES: Final = 32
 _ALLOWED: Final = (
-    f"allowed is a regular file of {LEAST_BYTES} to {MOST_BYTES} bytes (openssl rand -hex 32), of "
-    "this user or root, that others cannot read and its group cannot write (chmod 600)"
+    f"allowed is a regular file of {LEAST_BYTES} to {MOST_BYTES} bytes (openssl rand -hex 32), "
+    f"{ALLOWED} (chmod 600)"
 )
-_TOO_OPEN: Final = stat.S_IRWXO | stat.S_IWGRP
 _IDENTITY: Final = struct.Struct("<16s32sIIQ")
 
 
 class StoreKey:
-    """``id``: 16 bytes that tell keys apart and say nothing of them."""
+    """``id``: 16 bytes that distinguish keys and reveal nothing of them."""
 
     def __init__(self, secret: bytes) -> None:
         self.id: Final = hmac.digest(secret, b"stratakv-key-id-1", "sha256")[:16]
@@ -56,20 +54,9 @@ def read_key(path: str) -> StoreKey:
     """The key in a file, of which line breaks at the end are no part. ConfigError where it is not
     one, or not only ours."""
     try:
-        # A link may lead there, as where secrets are mounted; a pipe must not keep us waiting.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "that is no path"
-        raise _refused(path, f"{why}") from None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise _refused(path, "it is no regular file")
-        if status.st_mode & _TOO_OPEN or status.st_uid not in {0, os.geteuid()}:
-            raise _refused(path, f"others may have it, mode {stat.S_IMODE(status.st_mode):04o}")
-        secret = os.read(fd, MOST_BYTES + 2).rstrip(b"\r\n")
-    finally:
-        os.close(fd)
+        secret = read_secret(path, MOST_BYTES).rstrip(b"\r\n")
+    except ValueError as error:
+        raise _refused(path, str(error)) from None
     if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
         size = f"more than {MOST_BYTES}" if len(secret) > MOST_BYTES else str(len(secret))
         raise _refused(path, f"it holds {size} bytes")

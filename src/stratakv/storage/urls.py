@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from stratakv.core.choices import given
 from stratakv.core.errors import ConfigError
-from stratakv.core.units import parse_bytes
+from stratakv.core.units import ALLOWED, bytes_of
 
 FLAG: Final = "--storage"
 DEFAULT_QUOTA: Final = "64GiB"
@@ -139,7 +140,7 @@ def parse_storage_url(text: str, plugins: Collection[str] = ()) -> StorageUrl:
         schemes = ", ".join(f"{scheme}://" for scheme in (*_SCHEMES, *plugins))
         raise _refused(text, f"allowed are {schemes}")
     if parts.fragment:
-        raise _refused(text, "there is no # in such a URL")
+        raise _refused(text, "allowed is a URL without a #")
     if parts.scheme == "memory":
         return _memory(text, parts)
     if parts.scheme == "file":
@@ -160,7 +161,7 @@ def _memory(text: str, parts: SplitResult) -> MemoryUrl:
     options = _options(text, parts, ("quota",))
     if parts.netloc or parts.path.strip("/"):
         raise _refused(text, "allowed is memory://?quota=SIZE")
-    return MemoryUrl(quota_bytes=_quota(options.get("quota", "1GiB")))
+    return MemoryUrl(quota_bytes=_quota(text, options, "1GiB"))
 
 
 def _file(text: str, parts: SplitResult) -> FileUrl:
@@ -174,7 +175,7 @@ def _file(text: str, parts: SplitResult) -> FileUrl:
         raise _refused(text, f"allowed for sync are {', '.join(SYNCS)}")
     return FileUrl(
         directory=Path(directory),
-        quota_bytes=_quota(options.get("quota", DEFAULT_QUOTA)),
+        quota_bytes=_quota(text, options, DEFAULT_QUOTA),
         ttl_s=_duration(text, options, "ttl"),
         power_safe=sync == "power",
     )
@@ -225,7 +226,7 @@ def _mooncake(text: str, parts: SplitResult) -> MooncakeOptions:
         master=(host.strip("[]"), parts.port),
         metadata=options.get("metadata", "P2PHANDSHAKE"),
         transport=protocol,
-        segment_bytes=parse_bytes(options.get("segment", "0"), f"{FLAG} segment"),
+        segment_bytes=_size(text, options, "segment", "0"),
         timeout_s=_duration(text, options, "timeout") or TIMEOUT_S,
     )
 
@@ -234,7 +235,7 @@ def _options(text: str, parts: SplitResult, allowed: Collection[str]) -> dict[st
     try:
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        raise _refused(text, "options are NAME=VALUE, with & between them") from None
+        raise _refused(text, "allowed are options as NAME=VALUE, with & between them") from None
     options = dict(pairs)
     unknown = sorted(options.keys() - allowed)
     if unknown or len(options) != len(pairs):
@@ -254,10 +255,16 @@ def _check_path(text: str, path: str) -> None:
         raise _refused(text, "allowed is a path that the file system can have, with no NUL in it")
 
 
-def _quota(text: str) -> int:
-    quota_bytes = parse_bytes(text, f"{FLAG} quota")
-    if quota_bytes == 0:
-        raise ConfigError(f"{FLAG} quota {text!r}: allowed is more than 0 bytes")
+def _size(text: str, options: dict[str, str], name: str, usual: str) -> int:
+    found = bytes_of(options.get(name, usual))
+    if found is None:
+        raise _refused(text, f"allowed for {name} is {ALLOWED}")
+    return found
+
+
+def _quota(text: str, options: dict[str, str], usual: str) -> int:
+    if (quota_bytes := _size(text, options, "quota", usual)) == 0:
+        raise _refused(text, "allowed for quota is more than 0 bytes")
     return quota_bytes
 
 
@@ -275,7 +282,7 @@ def _duration(text: str, options: dict[str, str], name: str) -> float | None:
 
 
 def _refused(text: str, why: str) -> ConfigError:
-    return ConfigError(f"{FLAG} {hidden(text)}: {why}")
+    return ConfigError(f"{given(FLAG, hidden(text))}: {why}")
 
 
 ROOT_FLAG = "--storage-root"
@@ -286,7 +293,7 @@ def check_roots(roots: Sequence[str]) -> None:
     for root in roots:
         if not Path(root).is_absolute() or not Path(root).is_dir():
             raise ConfigError(
-                f"{ROOT_FLAG} {root}: allowed is the absolute path of a directory that exists"
+                f"{given(ROOT_FLAG, root)}: allowed is the absolute path of a directory that exists"
             )
 
 

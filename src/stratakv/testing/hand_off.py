@@ -2,7 +2,7 @@
 between their device pools in place of a network.
 
 Owns the sessions of the two, and when a byte moves. A copy cannot be called off: what one side has
-given up is still written for a while, as with real transports, and only then do both hear of its
+given up is still written for a while, as with real transports, and only then do both learn of its
 end. Must not know what an engine does with a request.
 """
 
@@ -22,12 +22,13 @@ from stratakv.engine.roles import (
     ChunkComputed,
     Computed,
     FirstToken,
+    MayStart,
     PartSent,
     Received,
     Role,
+    RoleEvent,
     Sent,
     Start,
-    TransferEvent,
     TransferFailed,
     computed_here,
 )
@@ -94,6 +95,7 @@ class LocalHandOff:
         self._returned: list[Prompt] = []
         self._pace = _at_once
         self._sessions: dict[RequestId, _Session] = {}
+        self._may_start: dict[HandOffSide, list[RequestId]] = {side: [] for side in HandOffSide}
         self._ends: tuple[DevicePages, DevicePages] | None = None
         self._spec: CacheSpec | None = None
 
@@ -138,6 +140,10 @@ class LocalHandOff:
     def is_reserved(self, request: RequestId) -> bool:
         return self.session(request).target is not None
 
+    def reserve(self, request: RequestId, pages: TransferPages) -> None:
+        self.engage(HandOffSide.DECODE, request).target = pages
+        self._may_start[HandOffSide.PREFILL].append(request)
+
     def engage(self, side: HandOffSide, request: RequestId) -> _Session:
         """A transfer begins on one side."""
         session = self.session(request)
@@ -155,9 +161,10 @@ class LocalHandOff:
         if side not in session.begun:
             self._notify(side, request, session)
 
-    def poll(self, side: HandOffSide) -> list[TransferEvent]:
+    def poll(self, side: HandOffSide) -> list[RoleEvent]:
         self._move()
-        found: list[TransferEvent] = []
+        found: list[RoleEvent] = [MayStart(request) for request in self._may_start[side]]
+        self._may_start[side].clear()
         for request, session in list(self._sessions.items()):
             if side is HandOffSide.PREFILL and session.lent and not session.left:
                 session.lent = False
@@ -179,6 +186,7 @@ class LocalHandOff:
         session.notified.add(side)
         if len(session.notified) == len(HandOffSide):
             del self._sessions[request]
+            self._may_start[HandOffSide.DECODE].append(request)  # it may be sent back
 
     def _move(self) -> None:
         pages = self._pace()
@@ -230,7 +238,7 @@ class LocalPrefillRole:
             case _:
                 assert_never(computed)
 
-    def poll(self) -> Sequence[TransferEvent]:
+    def poll(self) -> Sequence[RoleEvent]:
         return self._link.poll(HandOffSide.PREFILL)
 
     def left(self, request: Request) -> None:
@@ -252,8 +260,7 @@ class LocalDecodeRole:
         return Start.RECEIVE
 
     def reserved(self, request: Request, pages: TransferPages) -> None:
-        session = self._link.engage(HandOffSide.DECODE, request.id)
-        session.target = pages
+        self._link.reserve(request.id, pages)
 
     def computed(
         self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
@@ -262,7 +269,7 @@ class LocalDecodeRole:
         del request, pages
         return computed_here(computed)
 
-    def poll(self) -> Sequence[TransferEvent]:
+    def poll(self) -> Sequence[RoleEvent]:
         return self._link.poll(HandOffSide.DECODE)
 
     def left(self, request: Request) -> None:

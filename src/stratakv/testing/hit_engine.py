@@ -18,7 +18,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from stratakv.assembly import models
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.ranks import ObjectSharding
+from stratakv.assembly.rank_context import ObjectSharding
 from stratakv.assembly.sizing import Sizes
 from stratakv.assembly.stores import open_store
 from stratakv.cache.kv_cache import KVCache

@@ -81,7 +81,7 @@ class FaultyTransport:
         transfer = TransferId(next(self._transfers))
         post = _Post(transfer, writes, notification, self._random.randint(0, self._faults.late))
         state = self._peers[peer]
-        if state.gone:  # as the caller is soon to hear
+        if state.gone:  # as the caller is soon to be notified
             state.events.insert(len(state.events) - 1, (0, Failed(transfer, "the peer was gone")))
         elif state.waiting or post.polls:
             state.waiting.append(post)

@@ -1,4 +1,4 @@
-"""What the cache tells the outside about its pages: stored, removed, cleared, per tier and group.
+"""What the cache reports of its pages: stored, removed, cleared, per tier and group.
 
 Owns the tokens, parents and namespaces of the pages in the tree, which the tree itself does not
 know, and the records that come out. Must not know a wire or a socket. A ``CacheObserver``, from

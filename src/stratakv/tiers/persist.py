@@ -1,4 +1,4 @@
-"""Pages on their way from the host to storage, and the chains storage hears of as used.
+"""Pages on their way from the host to storage, and the chains that storage is notified of as used.
 
 Owns the writes in flight and what they pin. Never waits: what the queue has no room for is dropped,
 counted, and written when a request uses it again. Must not choose pages (``tree.stored``).
@@ -81,7 +81,7 @@ class Persister:
             "writes begun": len(self._fresh),
             "writes": len(self._jobs),
             "newest write": next(reversed(self._jobs), NONE),
-            "uses to tell": len(self._uses),
+            "uses to send": len(self._uses),
         }
 
     def want(self, effect: Persist) -> None:
@@ -108,7 +108,7 @@ class Persister:
         self._uses.append(Touch(list(map(keys.__getitem__, deepest_first))))
 
     def forget_uses(self) -> None:
-        """The store that was to hear of them is gone."""
+        """The store that was to get them is gone."""
         self._uses = []
 
     def submit(self, worker: IoWorker) -> None:

@@ -96,6 +96,10 @@ class Pools:
         free = self.tiers[Tier.DEVICE][group].available()
         return free + self._eviction.evictable(Tier.DEVICE, group)
 
+    def evictable(self, tier: Tier, group: GroupId) -> int:
+        """Pages of a tier that nothing pins."""
+        return self._eviction.evictable(tier, group)
+
     def make_room(self, tier: Tier, group: GroupId, count: int) -> int:
         """Evict once towards ``count`` free pages; returns how many are free then."""
         on_device = tier == Tier.DEVICE

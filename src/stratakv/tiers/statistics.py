@@ -54,6 +54,7 @@ class Counters(Counts):
     duplicate_pages: int = 0
     snapshots: int = 0  # states that requests gave to the tree
     snapshots_skipped: int = 0  # states not kept, because no page was left to go on with
+    spilled: int = 0  # requests that left pages on the host to go on, as they ran
     retracted: int = 0  # in requests
     retracted_pages: int = 0  # saved for a retraction, beyond what the host had already
     retracted_unsaved: int = (

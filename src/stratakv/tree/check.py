@@ -10,7 +10,7 @@ from typing import assert_never
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.core.ids import NONE, NodeIds
+from stratakv.core.ids import NONE, GroupId, NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.spec.retention import needed
 from stratakv.tree.lease import DeviceLease, HostHold, LoadLease
@@ -94,6 +94,18 @@ def _anchor(tree: Internals, rows: NodeIds) -> None:
     _expect(closed, rows, "anchor on the device below one that is not")
 
 
+def _near(
+    lease: DeviceLease | LoadLease, group: int, held: NodeIds, want: list[npt.NDArray[np.int32]]
+) -> NodeIds:
+    """Of what a lease holds that which is not pinned on the host because it is spilled."""
+    if group not in lease.near:
+        return held
+    near = lease.near[GroupId(group)]
+    assert np.isin(near, held).all(), f"group {group}: a lease is near what it does not hold"
+    want[1][held[~np.isin(held, near)]] += 1
+    return near
+
+
 def _pins(tree: Internals, rows: NodeIds) -> None:
     """Pins are exactly those of open leases, of copies in flight and of pages being stored."""
     nodes = tree.nodes
@@ -112,9 +124,11 @@ def _pins(tree: Internals, rows: NodeIds) -> None:
             held = nodes.tail(lease.path.item(-1), end - first) if end else lease.path
             match lease:
                 case DeviceLease():
-                    want[0][held] += 1
+                    near = _near(lease, group, held, want)
+                    want[0][near] += 1
                 case LoadLease():
-                    want[0][held[~np.isin(held, lease.host[group])]] += 1
+                    near = _near(lease, group, held, want)
+                    want[0][near[~np.isin(near, lease.host[group])]] += 1
                     want[1][lease.host[group]] += 1
                 case HostHold():
                     want[1][lease.host[group]] += 1

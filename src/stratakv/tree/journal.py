@@ -36,7 +36,7 @@ class Journal:
         self._key = np.empty(rows, object)
 
     def of_group(self, group: GroupId) -> Callable[[NodeIds, ResidencyEvent], None]:
-        """Hears of every move in a group's residency."""
+        """Observes every move in a group's residency."""
         return partial(self._moved, group)
 
     def grown(self, rows: NodeIds, keys: Sequence[PageKey]) -> None:

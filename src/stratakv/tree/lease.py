@@ -6,22 +6,25 @@ prefix; a lease is for pages [starts[g], end) of every group g.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from stratakv.core.ids import NodeIds, TicketId
+from stratakv.core.ids import GroupId, NodeIds, TicketId
 
 
 @dataclass(slots=True, eq=False)
 class DeviceLease:
     """A request stands on its pages on the device, and moves on with it. ``loading`` are the loads
-    in flight that this prefix waits for, ``priority`` is the request's."""
+    in flight that this prefix waits for, ``priority`` is the request's. ``near``: of groups that it
+    has spilled, the rows that are pinned on the device nonetheless, since the host cannot be read
+    there yet; their others are pinned on the host."""
 
     end: int
     starts: list[int]
     path: NodeIds
     loading: tuple[TicketId, ...] = ()
     priority: int = 0
+    near: dict[GroupId, NodeIds] = field(default_factory=dict[GroupId, NodeIds])
 
     def move(self, end: int, starts: list[int], path: NodeIds) -> None:
         """For ``Leases``, which pins what it holds from now on."""
@@ -31,7 +34,8 @@ class DeviceLease:
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadLease:
     """A load is planned: ``host[g]`` are the rows that it will read, pinned on the host; the others
-    are pinned on the device. ``Leases.begin_load`` makes a ``DeviceLease`` of it."""
+    are pinned on the device, or, of spilled groups, as ``near`` says. ``Leases.begin_load`` makes a
+    ``DeviceLease`` of it."""
 
     end: int
     starts: list[int]
@@ -39,6 +43,7 @@ class LoadLease:
     host: Sequence[NodeIds]
     loading: tuple[TicketId, ...]
     priority: int
+    near: dict[GroupId, NodeIds] = field(default_factory=dict[GroupId, NodeIds])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

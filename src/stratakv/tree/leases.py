@@ -23,6 +23,7 @@ from stratakv.tree.residency import (
     all_on_device,
     count_on_tier,
 )
+from stratakv.tree.spilled import Spilled
 from stratakv.tree.stored import host_prefix
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
@@ -38,10 +39,17 @@ class Price(NamedTuple):
 
 
 class Leases:
-    """``matcher`` knows what a prefix needs, ``copies`` what is landing."""
+    """``matcher`` knows what a prefix needs, ``copies`` what is landing, ``spilled`` where what a
+    request leaves on the host is pinned."""
 
     def __init__(
-        self, spec: CacheSpec, nodes: NodeTable, pins: Pins, matcher: Matcher, copies: Copies
+        self,
+        spec: CacheSpec,
+        nodes: NodeTable,
+        pins: Pins,
+        matcher: Matcher,
+        copies: Copies,
+        spilled: Spilled,
     ) -> None:
         self._stateful = [group.stateful for group in spec.groups]
         self._groups = range(len(spec.groups))
@@ -49,6 +57,7 @@ class Leases:
         self._pins = pins
         self._matcher = matcher
         self._copies = copies
+        self._spilled = spilled
         self._open: dict[Lease, None] = {}  # in the order of their taking, alike on every rank
 
     def __len__(self) -> int:
@@ -79,16 +88,19 @@ class Leases:
         starts: Sequence[int] | None = None,
         priority: int = 0,
         again: bool = False,
+        spill: bool = False,
     ) -> DeviceLease:
         """Pin exactly what every group needs at ``end``, and stamp recency and hits on it.
 
         ``end`` must come from ``match``: its ``device_end``. ``starts``: the first page of each
         group where fewer are needed, as by a request that brings live pages. ``priority``: the
         request's; every page that it uses counts by its highest one. ``again``: the request has
-        counted as a use of these pages before, and only comes back to them.
+        counted as a use of these pages before, and only comes back to them. ``spill``: of groups
+        that have their home on the host, what can be read there is pinned there alone.
         """
         first = list(self._matcher.starts(end) if starts is None else starts)
         path, loading = NO_ROWS, ()
+        near: dict[GroupId, NodeIds] = {}
         if end:
             path = self._path(keys, end, priority)
             self._nodes.hits[path] += not again
@@ -98,10 +110,14 @@ class Leases:
             for group in self._groups:
                 rows = path[first[group] :]
                 use(group, rows, stamp)
+                if spill and group in self._spilled.groups:
+                    rows = near[GroupId(group)] = self._spilled.pin(GroupId(group), rows)
                 pins.pin(DEVICE, group, rows)
             if self._copies.loads:
                 loading = self._tickets(first, path)
-        lease = DeviceLease(end, first, path, loading, priority)
+        elif spill:
+            near = dict.fromkeys(self._spilled.groups, NO_ROWS)
+        lease = DeviceLease(end, first, path, loading, priority, near)
         self._open[lease] = None
         return lease
 
@@ -113,11 +129,12 @@ class Leases:
         starts: Sequence[int] | None = None,
         priority: int = 0,
         again: bool = False,
+        spill: bool = False,
     ) -> DeviceLease | LoadLease:
         """``take`` at an end that is usable after a load: what is on the host alone is pinned there
         until ``begin_load``. A ``DeviceLease`` where there is nothing to load."""
         if not end:
-            return self.take(keys, end, starts=starts, priority=priority)
+            return self.take(keys, end, starts=starts, priority=priority, spill=spill)
         first = list(self._matcher.starts(end) if starts is None else starts)
         path = self._path(keys, end, priority)
         nodes, pins = self._nodes, self._pins
@@ -125,18 +142,21 @@ class Leases:
         use = pins.stamp if again else pins.hit
         stamp = pins.tick()
         host: list[NodeIds] = []
+        near: dict[GroupId, NodeIds] = {}
         for group in self._groups:
             rows = path[first[group] :]
             use(group, rows, stamp)
+            if spill and group in self._spilled.groups:
+                rows = near[GroupId(group)] = self._spilled.pin(GroupId(group), rows)
             there = ON_DEVICE[nodes.state[group][rows]]
             host.append(rows[~there])
             pins.pin(HOST, group, host[-1])
             pins.pin(DEVICE, group, rows[there])
         loading = self._tickets(first, path) if self._copies.loads else ()
         lease = (
-            LoadLease(end, first, path, host, loading, priority)
+            LoadLease(end, first, path, host, loading, priority, near)
             if any(map(len, host))
-            else DeviceLease(end, first, path, loading, priority)
+            else DeviceLease(end, first, path, loading, priority, near)
         )
         self._open[lease] = None
         return lease
@@ -168,7 +188,8 @@ class Leases:
         loading = lease.loading
         if ticket not in loading:  # it may stand on pages of the same plan already
             loading = (*loading, ticket)
-        moved = DeviceLease(lease.end, lease.starts, lease.path, loading, lease.priority)
+        path, priority = lease.path, lease.priority
+        moved = DeviceLease(lease.end, lease.starts, path, loading, priority, lease.near)
         self._open[moved] = None
         return moved
 
@@ -252,6 +273,9 @@ class Leases:
                 entering = path[:0]
             pins.stamp(group, entering, stamp)
             pins.pin(DEVICE, group, entering)
+            if group in lease.near:
+                id_ = GroupId(group)
+                lease.near[id_] = np.concatenate((lease.near[id_], entering))
             pins.unpin(DEVICE, group, path[old : max(old, min(new, lease.end))])
         lease.move(end, starts, path)
 
@@ -308,6 +332,7 @@ class Leases:
         for group in reversed(self._groups):  # the anchor last: its node waits for the others
             rows = path[starts[group] :]
             pins.stamp(group, rows, stamp)
+            rows = self._spilled.unpin(GroupId(group), rows, lease.near)
             pins.unpin(DEVICE, group, rows)
 
     def _release_unloaded(self, lease: LoadLease) -> None:
@@ -316,20 +341,30 @@ class Leases:
         for group in reversed(self._groups):
             rows, host = lease.path[lease.starts[group] :], lease.host[group]
             pins.stamp(group, rows, stamp)
+            rows = self._spilled.unpin(GroupId(group), rows, lease.near)
             pins.unpin(HOST, group, host)
             pins.unpin(DEVICE, group, rows[~np.isin(rows, host)])
 
     # -- what a lease reports --------------------------------------------------------------------
 
     def pages(self, lease: DeviceLease, group: GroupId) -> PageIds:
-        """Device pages of ``[starts[group], end)`` under a lease."""
-        return self._nodes.page[DEVICE][group][lease.path[lease.starts[group] :]]
+        """Device pages of ``[starts[group], end)`` under a lease, NONE where it has spilled."""
+        rows = lease.path[lease.starts[group] :]
+        return self._held(lease, group, rows, self._nodes.page[DEVICE][group][rows])
+
+    def _held(self, lease: DeviceLease, group: GroupId, rows: NodeIds, pages: PageIds) -> PageIds:
+        """Of ``pages`` of ``rows``, NONE where the lease holds them on the host."""
+        if group in lease.near:
+            pages[~np.isin(rows, lease.near[group])] = NONE
+        return pages
 
     def pages_at(
         self, lease: DeviceLease, group: GroupId, indices: npt.NDArray[np.int64]
     ) -> PageIds:
-        """Device pages at page ``indices`` of a leased path, NONE where there is none."""
-        return self._nodes.page[DEVICE][group][lease.path[indices]]
+        """Device pages at page ``indices`` of a leased path, NONE where there is none, or none that
+        the lease holds."""
+        rows = lease.path[indices]
+        return self._held(lease, group, rows, self._nodes.page[DEVICE][group][rows])
 
     def sole(self, lease: DeviceLease, group: GroupId) -> int:
         """Pages of a group that could be evicted if ``lease`` let go of them."""

@@ -39,7 +39,7 @@ class Queue(Protocol):
 
     @property
     def weight(self) -> int:
-        """Rows queued, stale ones included, and one per batch: tells when to rebuild, and is 0
+        """Rows queued, stale ones included, and one per batch: shows when to rebuild, and is 0
         where there is nothing."""
         ...
 

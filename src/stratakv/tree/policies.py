@@ -20,7 +20,7 @@ from stratakv.tree.slru import SegmentedLru
 
 STAMP_BITS: Final = 44
 MOST: Final = (1 << 18) - 1
-"""Highest count or priority that a rank tells apart."""
+"""Highest count or priority that a rank distinguishes."""
 
 UseCounts = npt.NDArray[np.int64]
 

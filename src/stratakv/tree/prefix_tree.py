@@ -6,6 +6,7 @@ of ``nodes`` and ``pins``: those are for the modules of this room alone. Each pa
 one matter:
 
     leases       who stands on what
+    spilled      what running requests read on the host
     checkpoints  what is worth keeping in groups that do not keep all
     copies       what is being copied between device and host
     backups      what of a path the device alone has
@@ -35,6 +36,7 @@ from stratakv.tree.observer import CacheObserver
 from stratakv.tree.order import LeastRecentlyUsed, MakePolicy
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import ON_DEVICE
+from stratakv.tree.spilled import Spilled
 from stratakv.tree.stored import StorageMarks
 from stratakv.tree.write_back import WriteBackEviction
 
@@ -67,7 +69,8 @@ class PrefixTree:
         self.checkpoints = Checkpoints(spec, nodes, pins)
         self.stored = StorageMarks(spec, nodes, pins)
         self.copies = Copies(nodes, pins, self.stored)
-        self.leases = Leases(spec, nodes, pins, self._matcher, self.copies)
+        self.spilled = Spilled(spec, nodes, pins)
+        self.leases = Leases(spec, nodes, pins, self._matcher, self.copies, self.spilled)
         self.backups = Backups(spec, nodes)
         self.eviction = Evictor(spec, nodes, pins, self.checkpoints)
         self.write_back = WriteBackEviction(nodes, pins, self.eviction)

@@ -104,7 +104,7 @@ def all_present(states: States) -> bool:
 
 class ResidencyColumn:
     """Residency of one group in every node; ``states`` is read-only, ``move`` the only way on.
-    ``moved``, if any, hears of every move that has been made."""
+    ``moved``, if any, is called with every move that has been made."""
 
     __slots__ = ("_moved", "_states", "states")
 

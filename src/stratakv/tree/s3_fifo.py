@@ -23,7 +23,7 @@ from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import NodeTable, Tier
 from stratakv.tree.order import WARM, EvictionQueue, EvictionRanks, Queue
 from stratakv.tree.residency import ON_DEVICE
-from stratakv.tree.segments import HIGH, Bools, Pair, Segments
+from stratakv.tree.segmented_queue import HIGH, Bools, Pair, Segments
 
 SMALL_SHARE: Final = 0.1
 MOST_USES: Final = 3

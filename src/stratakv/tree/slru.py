@@ -14,7 +14,7 @@ import numpy as np
 from stratakv.core.ids import NodeIds
 from stratakv.tree.nodes import NodeTable, Tier
 from stratakv.tree.order import EvictionRanks, Queue
-from stratakv.tree.segments import HIGH, Pair, Segments
+from stratakv.tree.segmented_queue import HIGH, Pair, Segments
 
 PROTECTED_SHARE: Final = 0.8
 

@@ -1,4 +1,4 @@
-"""Which pages storage has or is being given, and which chains it should hear of as used.
+"""Which pages storage has or is being given, and which chains it should be notified of as used.
 
 Owns the marks, what came from storage, and the pins of pages that are being written or that a
 prefetch counts on. A mark is what this process knows: the store may have evicted the object since,
@@ -166,7 +166,7 @@ class StorageMarks:
     def begin(self, group: GroupId, rows: NodeIds) -> Writing:
         """Pin and mark ``rows``, one path, top first."""
         self._marks[group][rows] = True
-        self._touched[rows] = NEVER  # of an older parent storage must hear, or it would leave first
+        self._touched[rows] = NEVER  # storage must touch an older parent, or it would leave first
         for held in {ANCHOR, group}:
             self._pins.pin(Tier.HOST, held, rows)
         writing = Writing(group, rows)

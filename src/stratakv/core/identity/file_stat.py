@@ -34,7 +34,7 @@ _TICK_S: Final = 0.001
 class FileStat:
     """``link``: device, inode and ctime of the directory entry, which may be a symbolic link.
     ``trusted``: whether an equal look later means that nobody has written meanwhile; without it,
-    only bytes can tell."""
+    only bytes can show it."""
 
     device: int
     inode: int

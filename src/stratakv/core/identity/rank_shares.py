@@ -1,6 +1,6 @@
 """Who of several ranks hashes which piece of the weights, and whose digests a rank may take.
 
-Owns the rule, and what ranks tell each other for it. Must not read files.
+Owns the rule, and what ranks exchange for it. Must not read files.
 
 A rank may take another's digest of a file only if that is its own file: both run on one kernel,
 have seen the same device, inode, size, mtime and ctime, any write would have shown there, and both
@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stratakv.core.identity.checkpoint import Checkpoint
 from stratakv.core.identity.digests import framed
+from stratakv.core.identity.model_files import Checkpoint
 from stratakv.core.identity.tensor_reader import Piece
 
 Digests: TypeAlias = Mapping[int, Sequence[bytes]]

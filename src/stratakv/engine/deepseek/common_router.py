@@ -1,4 +1,4 @@
-"""What routers to experts share: logits that tell nothing of the batch.
+"""What routers to experts share: logits that do not depend on the batch.
 
 Owns the product of tokens and expert rows. An expert that is chosen by a near tie must be the same
 one in every cut of a prompt, so a token's logits are a function of it alone, to the last bit. Must

@@ -45,10 +45,9 @@ class SparseLatentAttention(nn.Module):
         selection it has used."""
         place = step.layers[self.layer]
         low = self.q_a_layernorm(self.q_a_proj(x))
-        step.kernels.write(place.latents, step.slots, self._latents(x, step.rotation))
+        step.kernels.write(place.latents, step.latent_slots, self._latents(x, step.rotation))
         if self.indexer is not None:
-            assert place.index_keys is not None, f"layer {self.layer} has no index keys"
-            selection = self.indexer(x, low, place.index_keys, step)
+            selection = self.indexer(x, low, place, step)
         else:
             assert inherited is not None, f"layer {self.layer} has no selection to share"
             selection = inherited
@@ -79,15 +78,19 @@ class SparseLatentAttention(nn.Module):
         """query: [T, H, rank + rope]. Returns [T, H, rank]."""
         out = query.new_empty(*query.shape[:2], self.rank)
 
-        def attend(tokens: torch.Tensor | slice, seen: Seen | Block) -> None:
-            rows = SelectedRows(latents, seen.rows, seen.hidden)
+        def attend(tokens: torch.Tensor | slice, pool: torch.Tensor, seen: Seen | Block) -> None:
+            rows = SelectedRows(pool, seen.rows, seen.hidden)
             out[tokens] = step.kernels.attend_selected(
                 query[tokens], (rows,), self.rank, self.scale, None
             )
 
-        for bucket, seen in zip(step.buckets, selection.buckets, strict=True):
-            attend(bucket.tokens, seen)
+        for bucket, chosen in zip(step.buckets, selection.buckets, strict=True):
+            if chosen.missing is not None:
+                assert step.host is not None, "rows of host pages, and nobody who reads them"
+                step.host.load(self.layer, chosen.missing.device, chosen.missing.host)
+            attend(bucket.tokens, latents, chosen.seen)
         for chunk, selected in zip(step.chunks, selection.chunks, strict=True):
-            for block, seen in zip(chunk.blocks, selected, strict=True):
-                attend(block.tokens, block if seen is None else seen)
+            pool = chunk.pool(self.layer, latents)
+            for block, seen in zip(chunk.latents, selected, strict=True):
+                attend(block.tokens, pool, block if seen is None else seen)
         return out

@@ -7,6 +7,7 @@ FP8 is a matter of speed, so both are left out.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.deepseek.common_topk import best_places
 from stratakv.engine.deepseek.common_votes import VOTES_COST, votes
 from stratakv.engine.deepseek.v32_config import V32Config, index_rotation
-from stratakv.engine.deepseek.v32_step import Block, Bucket, Seen, Selection, V32Step
+from stratakv.engine.deepseek.v32_step import Block, Bucket, LayerPlace, Seen, Selection, V32Step
 
 
 class V32Indexer(nn.Module):
@@ -33,12 +34,14 @@ class V32Indexer(nn.Module):
         self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
 
     def forward(
-        self, x: torch.Tensor, low: torch.Tensor, keys: torch.Tensor, step: V32Step
+        self, x: torch.Tensor, low: torch.Tensor, place: LayerPlace, step: V32Step
     ) -> Selection:
         """Writes the step's index keys and selects for its queries.
 
         x: [T, hidden]. low: the attention's compressed queries, [T, q_lora_rank].
         """
+        keys = place.index_keys
+        assert keys is not None, "a layer that selects has no index keys"
         key = self._rotated(self.k_norm(self.wk(x)), step.rotation)
         step.kernels.write(keys, step.slots, key)
         query = self.wq_b(low).view(-1, self.heads, self.dim)
@@ -47,22 +50,25 @@ class V32Indexer(nn.Module):
         # Of a dot product 1 / sqrt(dim) is taken; it does no harm behind the relu.
         asked = Asked(query, weights * (self.heads * self.dim) ** -0.5, keys)
         return Selection(
-            tuple(self._bucket(asked, bucket) for bucket in step.buckets),
             tuple(
-                tuple(self._block(asked, block) for block in chunk.blocks) for chunk in step.chunks
+                bucket.chosen(place.plan, self._places(asked, bucket)) for bucket in step.buckets
+            ),
+            tuple(
+                tuple(map(partial(self._block, asked), chunk.blocks, chunk.latents))
+                for chunk in step.chunks
             ),
         )
 
-    def _bucket(self, asked: "Asked", bucket: Bucket) -> Seen:
+    def _places(self, asked: "Asked", bucket: Bucket) -> torch.Tensor | None:
         seen = bucket.seen
         if seen.rows.shape[1] <= self.topk:
-            return seen
-        return seen.only(asked.best(bucket.tokens, seen.rows, seen.hidden, self.topk))
-
-    def _block(self, asked: "Asked", block: Block) -> Seen | None:
-        if len(block.rows) <= self.topk:
             return None
-        return block.only(asked.best(block.tokens, block.rows, block.hidden, self.topk))
+        return asked.best(bucket.tokens, seen.rows, seen.hidden, self.topk)
+
+    def _block(self, asked: "Asked", keys: Block, latents: Block) -> Seen | None:
+        if len(keys.rows) <= self.topk:
+            return None
+        return latents.only(asked.best(keys.tokens, keys.rows, keys.hidden, self.topk))
 
     def _rotated(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """[T, ..., dim]; the first ``rope_dim`` elements turn."""

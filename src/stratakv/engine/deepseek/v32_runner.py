@@ -4,15 +4,18 @@ Owns the way from ``StepBatch`` to logits, as ``engine.runner`` does for Hugging
 Must not allocate pages or choose tokens.
 """
 
+from functools import partial
+
 import torch
 
 from stratakv.core.ids import LayerId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.deepseek.v32_model import take_over
-from stratakv.engine.deepseek.v32_step import LayerPlace, V32Step
+from stratakv.engine.deepseek.v32_step import GroupSteps, LayerPlace, V32Step
 from stratakv.engine.forward import Forward
 from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.spilled_rows import SpilledRows
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
 from stratakv.engine.tensors import on_device
@@ -20,7 +23,9 @@ from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.kinds import INDEX_KEY, LATENT
+from stratakv.spec.offload import selected_group
 from stratakv.spec.support import kind_of
+from stratakv.transfer.host_rows import HostRows
 
 
 class DeepSeekV32Runner:
@@ -34,8 +39,9 @@ class DeepSeekV32Runner:
         pools: LayerTensors,
         tables: BlockTable,
         kernels: AttentionKernels,
+        host: HostRows | None = None,
     ) -> None:
-        anchor = spec.groups[ANCHOR]
+        """``host``: reads host pages, where latents have their home there."""
         self.model, self._rope = take_over(model.module, model.ranks)
         self._dtype = model.module.dtype
         self._device = model.device
@@ -43,10 +49,26 @@ class DeepSeekV32Runner:
         self._page_tokens = spec.page_tokens
         self._layers = layer_places(spec, pools)
         self._kernels = kernels
+        self._latents = selected_group(spec)
+        self._host = host
+        self._spilled = None
+        if host is not None:
+            self._spilled = SpilledRows(
+                host,
+                partial(tables.pages, self._latents),
+                tables.spilled[self._latents],
+                spec.page_tokens,
+                spec.page_tokens,
+                model.module.config.index_topk,
+                1 + max(place.plan for place in self._layers.values()),
+            )
+        # The same for both groups, which must cut a step alike.
+        both = {ANCHOR, self._latents}
+        row_bytes = sum(b.layer_bytes for g in both for b in spec.groups[g].buffers)
         self._planner = GroupPlanner(
-            rule=anchor.retention,
+            rule=spec.groups[ANCHOR].retention,
             page_tokens=spec.page_tokens,
-            slack_pages=BUCKET_BYTES // sum(buffer.layer_bytes for buffer in anchor.buffers),
+            slack_pages=BUCKET_BYTES // row_bytes,
             device=model.device,
             dtype=self._dtype,
         )
@@ -60,26 +82,45 @@ class DeepSeekV32Runner:
         assert batch.adapters is None, "this model has no adapters"
         shape = StepShape.of(batch)
         positions = on_device(shape.positions, self._device)
-        step = V32Step.of(
-            self._layers,
-            self._planner.plan(shape, self._tables.pages(ANCHOR)),
-            self._page_tokens,
-            self._rope.at(positions, self._dtype),
-            batch.gate,
-            self._kernels,
+        groups = self._plan(shape)
+        step = V32Step(
+            layers=self._layers,
+            slots=groups.keys.slots,
+            latent_slots=groups.latents.slots,
+            host=self._host,
+            rotation=self._rope.at(positions, self._dtype),
+            buckets=groups.buckets(self._page_tokens),
+            chunks=groups.chunks(self._page_tokens),
+            gate=batch.gate,
+            kernels=self._kernels,
         )
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
         hidden = self.model.model(on_device(batch.tokens, self._device).long(), step)
         logits = self.model.logits(hidden[on_device(lasts, self._device)])
         return Forward.of_hidden(logits, hidden, batch)
 
+    def _plan(self, shape: StepShape) -> GroupSteps:
+        keys = self._planner.plan(shape, self._tables.pages(ANCHOR))
+        if self._latents == ANCHOR:
+            return GroupSteps(shape, keys, keys, None)
+        spilled = None if self._spilled is None else self._spilled.step(shape)
+        table = self._tables.pages(self._latents) if spilled is None else spilled.table
+        return GroupSteps(shape, keys, self._planner.plan(shape, table), spilled)
+
 
 def layer_places(spec: CacheSpec, pools: LayerTensors) -> dict[LayerId, LayerPlace]:
-    """Where every layer keeps its latents and index keys: both beside each other in the anchor."""
+    """Where every layer keeps its latents and index keys: both in the anchor, or latents in a group
+    of their own."""
     found: dict[str, dict[LayerId, torch.Tensor]] = {LATENT: {}, INDEX_KEY: {}}
-    for buffer in spec.groups[ANCHOR].buffers:
-        for layer in buffer.layers:
-            rows = pools.layer(ANCHOR, buffer.name, layer).flatten(0, 1)
-            found[kind_of(buffer)][layer] = rows
+    for group in {ANCHOR, selected_group(spec)}:
+        for buffer in spec.groups[group].buffers:
+            for layer in buffer.layers:
+                rows = pools.layer(group, buffer.name, layer).flatten(0, 1)
+                found[kind_of(buffer)][layer] = rows
     keys = found[INDEX_KEY]
-    return {layer: LayerPlace(rows, keys.get(layer)) for layer, rows in found[LATENT].items()}
+    # A layer without keys reads what the last one before it has selected.
+    plan = {layer: sum(other <= layer for other in keys) - 1 for layer in found[LATENT]}
+    return {
+        layer: LayerPlace(rows, keys.get(layer), plan[layer])
+        for layer, rows in found[LATENT].items()
+    }

@@ -1,29 +1,40 @@
 """What one step of a model with an indexer reads and writes, worked out once for all its layers.
 
 Owns the records between runner and model: where a layer keeps its rows, what each query may see,
-and what an indexer has selected of it. Must not score anything (``v32_indexer``,
+and what an indexer has selected of it. Latents may lie on other pages than index keys, and those
+of a spilled request not all on the device. Must not score anything (``v32_indexer``,
 ``v32_attention``).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.kernels import AttentionKernels
-from stratakv.engine.step_meta import DecodeBucket, GroupStep, PrefillBlock, PrefillChunk
+from stratakv.engine.spilled_rows import Missing, SpilledBucket, SpilledContext, SpilledStep
+from stratakv.engine.step_meta import (
+    DecodeBucket,
+    GroupStep,
+    PrefillBlock,
+    PrefillChunk,
+    StepShape,
+)
 from stratakv.transfer.engine import LayerGate
+from stratakv.transfer.host_rows import HostRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerPlace:
     """Rows of one layer, [pages * P, dim] each, that share memory with the pools. ``index_keys`` is
-    None in a layer that takes another's selection."""
+    None in a layer that takes another's selection. ``plan``: which selection of a step it reads."""
 
     latents: torch.Tensor
     index_keys: torch.Tensor | None
+    plan: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +68,30 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """What queries attend to: rows of the pool of latents, once what is ``missing`` is there."""
+
+    seen: Seen
+    missing: Missing | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """b decoding queries. tokens: their places in the packed batch."""
+    """b decoding queries. tokens: their places in the packed batch. seen: index keys; latents: the
+    same tokens' latents."""
 
     tokens: torch.Tensor | slice
     seen: Seen
+    latents: Seen
+    spilled: SpilledBucket | None
+
+    def chosen(self, plan: int, places: torch.Tensor | None) -> Chosen:
+        """places: int64 [b, k] into what is seen; None: all of it."""
+        seen = self.latents if places is None else self.latents.only(places)
+        if self.spilled is None:
+            return Chosen(seen)
+        rows, missing = self.spilled.read(plan, seen.rows, places, seen.hidden)
+        return Chosen(Seen(rows, seen.hidden), missing)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,18 +120,42 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """One request's chunk, cut into blocks. rows: of all its context, int64 [n], oldest first."""
+    """One request's chunk, cut into blocks. blocks: what their queries see of index keys; latents:
+    the same of latents, which of a spilled request are places in its ``context``."""
 
-    rows: torch.Tensor
     blocks: tuple[Block, ...]
+    latents: tuple[Block, ...]
+    context: SpilledContext | None
 
     @classmethod
-    def of(cls, chunk: PrefillChunk, page_tokens: int) -> "Chunk":
-        inside = torch.arange(page_tokens, device=chunk.pages.device)
-        rows = (chunk.pages[:, None] * page_tokens + inside).view(-1)
-        # The last page may end in rows that nobody has written.
-        rows = rows[: chunk.blocks[-1].keys.stop]
-        return cls(rows, tuple(Block.of(block, rows) for block in chunk.blocks))
+    def of(
+        cls,
+        keys: PrefillChunk,
+        latents: PrefillChunk,
+        page_tokens: int,
+        spilled: tuple[SpilledStep, int] | None,
+    ) -> "Chunk":
+        rows = _context(latents, page_tokens)
+        blocks = _blocks(keys, _context(keys, page_tokens))
+        if spilled is None:
+            return cls(blocks, _blocks(latents, rows), None)
+        read = torch.arange(len(rows), device=rows.device)
+        return cls(blocks, _blocks(latents, read), SpilledContext(*spilled, rows))
+
+    def pool(self, layer: LayerId, latents: torch.Tensor) -> torch.Tensor:
+        """What the rows of its blocks are rows of."""
+        return latents if self.context is None else self.context.pool(layer, latents)
+
+
+def _context(chunk: PrefillChunk, page_tokens: int) -> torch.Tensor:
+    inside = torch.arange(page_tokens, device=chunk.pages.device)
+    rows = (chunk.pages[:, None] * page_tokens + inside).view(-1)
+    # The last page may end in rows that nobody has written.
+    return rows[: chunk.blocks[-1].keys.stop]
+
+
+def _blocks(chunk: PrefillChunk, rows: torch.Tensor) -> tuple[Block, ...]:
+    return tuple(Block.of(block, rows) for block in chunk.blocks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,44 +163,60 @@ class Selection:
     """What every query attends to, by bucket and by block of each chunk; None where a block has
     nothing to select from: all that it sees."""
 
-    buckets: tuple[Seen, ...]
+    buckets: tuple[Chosen, ...]
     chunks: tuple[tuple[Seen | None, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class V32Step:
-    """slots: int64 [T], the pool row of each packed token; it is the same in every buffer."""
+    """slots: int64 [T], the row of each packed token's index key; latent_slots: of its latent.
+    host: from where what is missing comes."""
 
     layers: Mapping[LayerId, LayerPlace]
     slots: torch.Tensor
+    latent_slots: torch.Tensor
+    host: HostRows | None
     rotation: Rotation
     buckets: tuple[Bucket, ...]
     chunks: tuple[Chunk, ...]
     gate: LayerGate | None
     kernels: AttentionKernels
 
-    @classmethod
-    def of(
-        cls,
-        layers: Mapping[LayerId, LayerPlace],
-        group: GroupStep,
-        page_tokens: int,
-        rotation: Rotation,
-        gate: LayerGate | None,
-        kernels: AttentionKernels,
-    ) -> "V32Step":
-        return cls(
-            layers=layers,
-            slots=group.slots,
-            rotation=rotation,
-            buckets=tuple(
-                Bucket(
-                    slice(bucket.count) if bucket.tokens is None else bucket.tokens,
-                    Seen.of(bucket, group.slots, page_tokens),
-                )
-                for bucket in group.buckets
-            ),
-            chunks=tuple(Chunk.of(chunk, page_tokens) for chunk in group.chunks),
-            gate=gate,
-            kernels=kernels,
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupSteps:
+    """One step of index keys and latents, which may be one group's. spilled: None where every
+    request has its latents on the device."""
+
+    shape: StepShape
+    keys: GroupStep
+    latents: GroupStep
+    spilled: SpilledStep | None
+
+    def buckets(self, page_tokens: int) -> tuple[Bucket, ...]:
+        return tuple(
+            self._bucket(keys, latents, page_tokens)
+            for keys, latents in zip(self.keys.buckets, self.latents.buckets, strict=True)
         )
+
+    def _bucket(self, keys: DecodeBucket, latents: DecodeBucket, page_tokens: int) -> Bucket:
+        count = keys.count
+        tokens = slice(count) if keys.tokens is None else keys.tokens
+        seen = latent = Seen.of(keys, self.keys.slots, page_tokens)
+        if latents is not keys:
+            latent = Seen.of(latents, self.latents.slots, page_tokens)
+        which = np.arange(count) if keys.tokens is None else keys.tokens.numpy(force=True)
+        spilled = None if self.spilled is None else self.spilled.bucket(which)
+        return Bucket(tokens, seen, latent, spilled)
+
+    def chunks(self, page_tokens: int) -> tuple[Chunk, ...]:
+        found: list[Chunk] = []
+        for at, (keys, latents) in enumerate(
+            zip(self.keys.chunks, self.latents.chunks, strict=True), self.shape.decodes
+        ):
+            spilled = self.spilled
+            away = None
+            if spilled is not None and spilled.which.item(at):
+                away = spilled, self.shape.rows.item(at)
+            found.append(Chunk.of(keys, latents, page_tokens, away))
+        return tuple(found)

@@ -11,22 +11,33 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.common_topk import best_places
 from stratakv.engine.deepseek.common_votes import VOTES_COST, votes
 from stratakv.engine.deepseek.v4_compress import BlockPages, Compressor
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_norm import WideRMSNorm, unit_rms
-from stratakv.engine.deepseek.v4_step import Entries, Keys, Queries, V4Step
+from stratakv.engine.deepseek.v4_present import PresentEntries
+from stratakv.engine.deepseek.v4_step import ClosingBlocks, Entries, Keys, Queries, V4Step
 from stratakv.engine.kernels import SelectedRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class V4Pages:
-    """One layer's memory. local: latents by row, [rows, d]."""
+    """One layer's memory. local: latents by row, [rows, d]. plan: which selection of a step it
+    makes; None where it selects nothing, or nothing that may be on the host."""
 
+    layer: LayerId
     local: torch.Tensor
     blocks: BlockPages | None
     index: BlockPages | None
+    plan: int | None
+
+    def present(self, step: V4Step) -> PresentEntries | None:
+        """Where its entries lie in a step; None where it has none."""
+        if self.blocks is None:
+            return None
+        return PresentEntries(self.layer, self.blocks.entries, self.plan, step.host)
 
 
 class Scorer(nn.Module):
@@ -54,6 +65,9 @@ class V4Indexer(Compressor):
         self.scorer = Scorer(config)
         self.top_k = config.index_topk
 
+    def rows(self, closing: ClosingBlocks) -> torch.Tensor:
+        return closing.index_rows
+
     def select(
         self, x: torch.Tensor, query: torch.Tensor, entries: Entries, index_keys: torch.Tensor
     ) -> Keys:
@@ -65,7 +79,7 @@ class V4Indexer(Compressor):
         weights = self.scorer(x)
 
         def score(some: slice, part: slice) -> torch.Tensor:
-            found = votes(query[some], weights[some], index_keys, entries.read(some, part))
+            found = votes(query[some], weights[some], index_keys, entries.index(some, part))
             hidden = entries.hidden(some, part)
             return found if hidden is None else found.masked_fill_(hidden, -torch.inf)
 
@@ -126,12 +140,13 @@ class V4Attention(nn.Module):
         step.kernels.write(pages.local, step.slots, latents)
         index_query = self._compress(x, low, pages, step)
         out = torch.empty_like(query)
+        present = pages.present(step)
         for queries in step.queries:
             at = queries.tokens
             found = self._entries(x, index_query, pages, queries)
             parts = [SelectedRows(pages.local, queries.local.rows, queries.local.hidden)]
-            if found is not None and pages.blocks is not None:
-                parts.append(SelectedRows(pages.blocks.entries, found.rows, found.hidden))
+            if found is not None and present is not None:
+                parts.append(present.rows(found, queries))
             out[at] = step.kernels.attend_selected(
                 query[at], parts, query.shape[-1], self.scale, self.sinks
             )

@@ -4,6 +4,7 @@ Owns the index arithmetic of compressed blocks, vectorised over requests. Must n
 (``v4_compress``).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +22,12 @@ Table = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """Pages of every row: of the anchor and the window group int32 [rows, pages]; the live page
-    that a row's open blocks are on before and after the step, int32 [rows]."""
+    """Pages of every row, int32 [rows, pages]: of the anchor, of the groups that have the entries
+    of each ratio, and of the window group; the live page that a row's open blocks are on before and
+    after the step, int32 [rows]."""
 
     anchor: Table
+    entries: Mapping[int, Table]
     local: Table
     source: Table
     own: Table
@@ -68,7 +71,10 @@ class BlockPlanner:
         tokens = positions + (shape.offsets - shape.starts)[request][:, None]
         carried = np.flatnonzero(early)
         first, none, last = self._neighbours(block, begins[counts > 0])
-        entry_rows = present(tables.anchor[row, at // size]) * (size // ratio) + at % size // ratio
+        table = tables.entries[ratio]
+        rows = index_rows = on_device(self._entry_rows(table, row, at), self.device)
+        if table is not tables.anchor:
+            index_rows = on_device(self._entry_rows(tables.anchor, row, at), self.device)
         return ClosingBlocks(
             tokens=on_device(np.where(early, 0, tokens), self.device),
             carried=(
@@ -81,11 +87,17 @@ class BlockPlanner:
                 present(tables.local[row[first], (at[first] - 1) // size]), self.device
             ),
             none=on_device(none, self.device),
-            rows=on_device(entry_rows, self.device),
+            rows=rows,
+            index_rows=index_rows,
             rotation=self.rope.at(on_device(at, self.device), self.dtype),
             last=on_device(last, self.device),
             last_pages=on_device(present(tables.local[row[last], at[last] // size]), self.device),
         )
+
+    def _entry_rows(self, table: Table, row: Ints, at: Ints) -> Ints:
+        """Of the blocks that begin at tokens ``at``."""
+        page, inside = np.divmod(at, self.page_tokens)
+        return present(table[row, page]) * (self.page_tokens // self.ratio) + inside // self.ratio
 
     def _neighbours(self, block: Ints, begins: Ints) -> tuple[Ints, Ints, Ints]:
         """Blocks whose predecessor lies on a page, those that have none, and those that are the

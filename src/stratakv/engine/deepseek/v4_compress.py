@@ -49,13 +49,17 @@ class Compressor(nn.Module):
         self.kv_norm = WideRMSNorm(dim, config.norm_eps)
         self.ratio, self.dim, self.width = ratio, dim, width
 
+    def rows(self, closing: ClosingBlocks) -> torch.Tensor:
+        """Where entries go."""
+        return closing.rows
+
     def compress(self, x: torch.Tensor, pages: BlockPages, step: BlockStep) -> None:
         """x [T, hidden]: write the entries of all blocks that close, and keep what stays open."""
         new = torch.stack((self.kv_proj(x), self.gate_proj(x)), 1)
         if step.closing is not None:
             whole = _whole_blocks(new, pages.open, step.closing)
             entries = self._entries(whole, pages.overlap, step.closing)
-            pages.entries[step.closing.rows] = entries.to(pages.entries.dtype)
+            pages.entries[self.rows(step.closing)] = entries.to(pages.entries.dtype)
         kept = new[step.kept_tokens].to(pages.open.dtype)
         pages.open[step.kept_pages, :, step.kept_rows] = kept
 

@@ -4,8 +4,10 @@ Owns the way from ``StepBatch`` to logits, which numbers of a configuration are 
 ranks sum (what is split is in ``common_shard``). Must not allocate pages or choose tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import numpy as np
 import torch
@@ -25,12 +27,15 @@ from stratakv.engine.deepseek.v4_step import V4Step
 from stratakv.engine.forward import Forward
 from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.spilled_rows import SpilledRows, SpilledStep
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.tensors import on_device
 from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.compressed import BlockPlace, CompressedPlaces, compressed_places
 from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.offload import selected_group
+from stratakv.transfer.host_rows import HostRows
 
 
 class DeepSeekV4Runner:
@@ -43,15 +48,27 @@ class DeepSeekV4Runner:
         pools: LayerTensors,
         tables: BlockTable,
         kernels: AttentionKernels,
+        host: HostRows | None = None,
     ) -> None:
+        """``host``: reads host pages, where indexed entries have their home there."""
         assert not model.adapters.digests, "adapters were not refused"
         config = V4Config.of(model.config)
         places = compressed_places(spec)
         assert sorted(places) == list(range(len(config.rates))), "a layer without a cache"
         self.model = rank_model(model, config)
-        self._pages = [
-            _pages_of(places[LayerId(i)], pools, LayerId(i)) for i in range(len(config.rates))
-        ]
+        self._selected = selected_group(spec)
+        self._pages = _pages_of(places, pools, self._selected)
+        self._host, self._spilled = host, None
+        if host is not None:
+            self._spilled = SpilledRows(
+                host,
+                partial(tables.pages, self._selected),
+                tables.spilled[self._selected],
+                spec.groups[self._selected].page_rows,
+                spec.page_tokens,
+                config.index_topk,
+                sum(config.indexed),
+            )
         self._ropes = {kind: Rope.of(model.module.config, kind) for kind in ROPES}
         self._dtype, self._device = model.module.dtype, model.device
         self._tables, self._page_tokens = tables, spec.page_tokens
@@ -60,9 +77,11 @@ class DeepSeekV4Runner:
         self._local = places[LayerId(0)].local.group
         self._open = _open_group(blocks)
         self._blocks = {ratio: self._block_planner(place) for ratio, place in blocks.items()}
+        self._groups = {ratio: place.entries.group for ratio, place in blocks.items()}
         self._queries = QueryPlanner(
             rule=spec.groups[self._local].retention,
             ratios=tuple(sorted(blocks)),
+            indexed=_indexed_ratio(places),
             page_tokens=spec.page_tokens,
             device=model.device,
         )
@@ -81,7 +100,8 @@ class DeepSeekV4Runner:
         )
 
     def _plan(self, batch: StepBatch, shape: StepShape) -> V4Step:
-        tables = self._tables_now()
+        spilled = None if self._spilled is None else self._spilled.step(shape)
+        tables = self._tables_now(spilled)
         positions = on_device(shape.positions, self._device)
         index, inside = np.divmod(shape.positions, self._page_tokens)
         slots = present(tables.local[shape.token_rows, index]) * self._page_tokens + inside
@@ -90,15 +110,20 @@ class DeepSeekV4Runner:
             slots=on_device(slots, self._device),
             rotations={kind: rope.at(positions, self._dtype) for kind, rope in self._ropes.items()},
             blocks={ratio: plan.plan(shape, tables) for ratio, plan in self._blocks.items()},
-            queries=tuple(self._queries.plan(shape, tables)),
+            queries=tuple(self._queries.plan(shape, tables, spilled)),
+            host=self._host,
             gate=batch.gate,
             kernels=self._kernels,
         )
 
-    def _tables_now(self) -> Tables:
+    def _tables_now(self, spilled: SpilledStep | None) -> Tables:
         slots = self._tables.slots
+        pages = {group: self._tables.pages(group) for group in {ANCHOR, *self._groups.values()}}
+        if spilled is not None:
+            pages[self._selected] = spilled.table
         return Tables(
-            anchor=self._tables.pages(ANCHOR),
+            anchor=pages[ANCHOR],
+            entries={ratio: pages[group] for ratio, group in self._groups.items()},
             local=self._tables.pages(self._local),
             source=slots.source(self._open),
             own=slots.own(self._open),
@@ -120,13 +145,25 @@ def _open_group(blocks: dict[int, BlockPlace]) -> GroupId:
     return next((place.open.group for place in blocks.values()), ANCHOR)
 
 
-def _pages_of(places: CompressedPlaces, pools: LayerTensors, layer: LayerId) -> V4Pages:
-    local = pools.layer(places.local.group, places.local.buffer.name, layer).flatten(0, 1)
-    found = [
-        None if place is None else BlockPages.of(place, pools, layer)
-        for place in (places.blocks, places.index)
-    ]
-    return V4Pages(local, *found)
+def _indexed_ratio(places: Mapping[LayerId, CompressedPlaces]) -> int | None:
+    return next((place.index.ratio for place in places.values() if place.index is not None), None)
+
+
+def _pages_of(
+    places: Mapping[LayerId, CompressedPlaces], pools: LayerTensors, selected: GroupId
+) -> list[V4Pages]:
+    """Of every layer, in order; ``selected``: the group of what may be on the host."""
+    found: list[V4Pages] = []
+    plans = count()
+    for layer, place in sorted(places.items()):
+        local = pools.layer(place.local.group, place.local.buffer.name, layer).flatten(0, 1)
+        blocks, index = (
+            None if one is None else BlockPages.of(one, pools, layer)
+            for one in (place.blocks, place.index)
+        )
+        away = place.blocks is not None and place.blocks.entries.group == selected != ANCHOR
+        found.append(V4Pages(layer, local, blocks, index, next(plans) if away else None))
+    return found
 
 
 def rank_model(model: HuggingFaceModel, config: V4Config) -> V4Model:

@@ -10,7 +10,9 @@ import torch
 
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.kernels import AttentionKernels
+from stratakv.engine.spilled_rows import SpilledBucket, SpilledContext
 from stratakv.transfer.engine import LayerGate
+from stratakv.transfer.host_rows import HostRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,8 +23,9 @@ class ClosingBlocks:
     computed them. ``carried`` of those [c]: places in the flat [B * r], the live page and the row
     in its open block. first: int64 [f], blocks whose predecessor is not the block before them here
     but on a window page, ``first_pages`` [f]. none: int64, blocks that begin at token 0. rows:
-    int64 [B], where entries go. rotation: at the blocks' first tokens. last: int64 [k], blocks
-    whose part in the next entry is kept, on window pages ``last_pages`` [k].
+    int64 [B], where entries go, and ``index_rows`` index keys. rotation: at the blocks' first
+    tokens. last: int64 [k], blocks whose part in the next entry is kept, on window pages
+    ``last_pages`` [k].
     """
 
     tokens: torch.Tensor
@@ -31,6 +34,7 @@ class ClosingBlocks:
     first_pages: torch.Tensor
     none: torch.Tensor
     rows: torch.Tensor
+    index_rows: torch.Tensor
     rotation: Rotation
     last: torch.Tensor
     last_pages: torch.Tensor
@@ -51,24 +55,29 @@ class BlockStep:
 class Keys:
     """What n queries may see: pool rows int64 [m] that they share, or [n, m] of their own.
     hidden: bool [n, m], those they may not; None where all m are seen. Rows of hidden keys are
-    written nonetheless: a weight of zero does not undo a NaN."""
+    written nonetheless: a weight of zero does not undo a NaN. places: int64 [n, m], which of the
+    entries these are; None: all of them."""
 
     rows: torch.Tensor
     hidden: torch.Tensor | None
+    places: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
     """Compressed entries that n queries may choose from, oldest first: pool rows int64 [m] that
     they share, or [n, m] of their own. counts: int64 [n], how many of them each query sees; None
-    where it is all m. The others are written nonetheless."""
+    where it is all m. The others are written nonetheless. index_rows: of their index keys, where
+    those have other rows."""
 
     rows: torch.Tensor
     counts: torch.Tensor | None
+    index_rows: torch.Tensor | None = None
 
-    def read(self, queries: slice, part: slice) -> torch.Tensor:
-        """Some rows of some queries."""
-        return self.rows[part] if self.rows.dim() == 1 else self.rows[queries, part]
+    def index(self, queries: slice, part: slice) -> torch.Tensor:
+        """Rows of some index keys, of some queries."""
+        rows = self.rows if self.index_rows is None else self.index_rows
+        return rows[part] if rows.dim() == 1 else rows[queries, part]
 
     def hidden(self, queries: slice, part: slice) -> torch.Tensor | None:
         """Which of those they may not see; bool."""
@@ -80,7 +89,8 @@ class Entries:
     def only(self, places: torch.Tensor) -> Keys:
         """places: int64 [n, k] into the m."""
         rows = self.rows[places] if self.rows.dim() == 1 else self.rows.gather(1, places)
-        return Keys(rows, None if self.counts is None else places >= self.counts[:, None])
+        hidden = None if self.counts is None else places >= self.counts[:, None]
+        return Keys(rows, hidden, places)
 
     @property
     def all(self) -> Keys:
@@ -90,22 +100,27 @@ class Entries:
 @dataclass(frozen=True, slots=True, eq=False)
 class Queries:
     """n queries that are planned together. tokens: their places in the packed batch. entries: by
-    ratio; none where no query sees an entry."""
+    ratio; none where no query sees an entry. spilled: of decoding ones, those whose indexed entries
+    are not all on the device; context: where those of a chunk are not. Its indexed entries are then
+    places in it."""
 
     tokens: slice | torch.Tensor
     local: Keys
     entries: Mapping[int, Entries]
+    spilled: SpilledBucket | None = None
+    context: SpilledContext | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class V4Step:
     """slots: int64 [T], the row of each token's latent. rotations: by kind of layer, of all
-    tokens."""
+    tokens. host: from where entries come that are not on the device."""
 
     token_ids: torch.Tensor
     slots: torch.Tensor
     rotations: Mapping[str, Rotation]
     blocks: Mapping[int, BlockStep]
     queries: tuple[Queries, ...]
+    host: HostRows | None
     gate: LayerGate | None
     kernels: AttentionKernels

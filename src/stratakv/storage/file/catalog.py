@@ -1,7 +1,7 @@
 """The segments of a directory as this process knows them, and the index over them.
 
 Owns open segments and keeps the index in step with what other processes do: the ledger's generation
-tells of segments made and deleted, a segment's own count of changed headers. Must not evict.
+reports segments made and deleted, a segment's own count of changed headers. Must not evict.
 """
 
 import logging
@@ -188,8 +188,8 @@ class Catalog:
             self.index.writable[placed.rows] = FOREIGN
 
     def _report(self, segment: Segment, slots: list[int]) -> None:
-        """Tell the writer, which has these headers in memory and takes their pages for stored. Also
-        reported of one that was being written: the writer looks for itself."""
+        """Notify the writer, which has these headers in memory and takes their pages for stored.
+        Also of one that was being written: the writer looks for itself."""
         try:
             for slot in slots:
                 segment.notes.mark(slot)

@@ -58,7 +58,7 @@ def open_writable(path: Path, fd: int) -> int | None:
 
 def has_no_data(fd: int) -> bool:
     """Whether nobody ever wrote into a file that takes blocks of the disk; False also where the
-    file system cannot tell."""
+    file system cannot report it."""
     status = os.fstat(fd)
     if not status.st_size or not status.st_blocks:
         return False

@@ -68,7 +68,10 @@ def fsck(directory: Path, *, repair: bool = False) -> FsckReport:
     that writes its segment is alive.
     """
     if not os.path.lexists(directory / LEDGER):
-        raise StorageError(f"{directory} is no StrataKV store: it has no ledger")
+        raise StorageError(
+            f"DIR {directory} is no StrataKV store: it has no ledger; allowed is a directory that "
+            "--storage file:// has made"
+        )
     ledger = Ledger(directory, quota_bytes=0)
     try:
         found = FsckReport(0, 0, 0, 0, 0, ledger.physical_bytes(), 0, 0, 0, 0, [])

@@ -1,6 +1,10 @@
 """What a file store may take of a disk, and for how long it keeps pages. Owns the record."""
 
 from dataclasses import dataclass
+from typing import Final
+
+LOOK_S: Final = 1.0
+"""How often to look for segments that lost their writer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,11 @@ Owns which of the others' segments were found alive a moment ago, so that they a
 every turn. Must not evict.
 """
 
-from typing import Final
-
 from stratakv.core.clock import Clock
 from stratakv.storage.file.catalog import Catalog
 from stratakv.storage.file.eviction_order import evicts_younger
+from stratakv.storage.file.limits import LOOK_S
 from stratakv.storage.file.slots import Slots
-
-LOOK_S: Final = 1.0
-"""How often to look for segments that lost their writer."""
 
 
 class Orphans:

@@ -5,6 +5,7 @@ took no file. Must not choose which pages leave.
 """
 
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 from stratakv.core.clock import Clock
@@ -12,7 +13,7 @@ from stratakv.storage.backend import StoreFormat
 from stratakv.storage.breaker import Breaker
 from stratakv.storage.file.catalog import Catalog
 from stratakv.storage.file.ledger import Ledger
-from stratakv.storage.file.limits import StoreLimits
+from stratakv.storage.file.limits import LOOK_S, StoreLimits
 from stratakv.storage.file.recognise import is_unmade
 from stratakv.storage.file.segment import Geometry, Segment
 from stratakv.storage.file.slots import Slots
@@ -39,16 +40,20 @@ class Quota:
     ) -> None:
         self.growth = Breaker(clock)
         self._ledger, self._catalog, self._slots = ledger, catalog, slots
-        self._form, self._limits = form, limits
-        self._full_at: dict[int, int] = {}  # by group: generation at which a segment did not fit
+        self._form, self._limits, self._clock = form, limits, clock
+        # By group: generation at which a segment did not fit, and when.
+        self._full_at: dict[int, tuple[int, float]] = {}
 
     def may_fit(self, group: int) -> bool:
         """Whether a segment of ``group`` fits an empty directory."""
         return self._geometry(group).physical_bytes <= self._limits.quota_bytes
 
     def seems_full(self, group: int) -> bool:
-        """Whether trying ``create`` now is known to be of no use."""
-        known_full = self._full_at.get(group) == self._ledger.generation()
+        """Whether trying ``create`` now is known to be of no use. What another format had may have
+        lost its writer since, of which no generation tells."""
+        generation, at_s = self._full_at.get(group, (None, 0.0))
+        lately = 0 <= self._clock.now_s() - at_s < LOOK_S
+        known_full = lately and generation == self._ledger.generation()
         return known_full or not self.growth.closed or not self.may_fit(group)
 
     def create(self, group: int) -> bool:
@@ -57,9 +62,10 @@ class Quota:
         with self._ledger.locked():
             if not self._ledger.fits(geometry.physical_bytes):
                 self.delete_unmade()
+            foreign = self._foreign()
             while not self._ledger.fits(geometry.physical_bytes):
-                if not self._delete_foreign():
-                    self._full_at[group] = self._ledger.generation()
+                if not self._delete_idle(foreign):
+                    self._full_at[group] = self._ledger.generation(), self._clock.now_s()
                     return False
             try:
                 segment = Segment.create(self._ledger.new_path(), geometry)
@@ -69,10 +75,15 @@ class Quota:
                 return False
             self._ledger.changed()
         self.growth.worked()
+        number = self._catalog.add(segment)
         if self._limits.power_safe:
-            segment.sync()
-            self._ledger.sync()
-        return self._slots.adopt(self._catalog.add(segment))
+            try:
+                segment.sync()
+                self._ledger.sync()
+            except OSError:  # nothing that is stored in it would survive
+                self.delete(number)
+                raise
+        return self._slots.adopt(number)
 
     def _geometry(self, group: int) -> Geometry:
         """Of a new segment."""
@@ -85,12 +96,16 @@ class Quota:
             page_bytes=page_bytes,
         )
 
-    def _delete_foreign(self) -> bool:
-        """Delete the segment of another format, of those that no process writes, that was used
-        longest ago; lock held. Who is not running gives way to who is, however young its pages."""
-        for name in self._ledger.oldest_first(self._catalog.foreign_segments):
-            self._catalog.foreign_segments.discard(name)
+    def _foreign(self) -> Iterator[str]:
+        """Segments of another format, the one that was used longest ago first. Who is not running
+        gives way to who is, however young its pages."""
+        yield from self._ledger.oldest_first(self._catalog.foreign_segments)
+
+    def _delete_idle(self, names: Iterator[str]) -> bool:
+        """Delete the next one of ``names`` that no process writes; lock held."""
+        for name in names:
             if self._ledger.delete_idle(name):
+                self._catalog.foreign_segments.discard(name)
                 return True
         return False
 

@@ -164,7 +164,8 @@ class FileStore:
             rows = self._index.lookup(wanted)
         limit_ns = self._expiry_ns()
         if limit_ns is not None:
-            rows[(rows != NOWHERE) & (self._index.used[rows] < limit_ns)] = NOWHERE
+            found = np.flatnonzero(rows != NOWHERE)  # a new store's index has no last row to ask
+            rows[found[self._index.used[rows[found]] < limit_ns]] = NOWHERE
         return rows
 
     def _expiry_ns(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The death of a rank: where it is drawn to come, and what the others hear of it.
+"""The death of a rank: where it is drawn to come, and what the others see of it.
 
 Owns the points at which a rank may end; each is called on the way of every rank. A rank that is
 dead says nothing and writes nothing any more, as a process that was killed. Must not know what the

@@ -8,7 +8,7 @@ requests.
 from functools import partial
 from threading import Thread
 
-from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.rank_context import RankContext
 from stratakv.disagg.agreeing_role import AgreeingRole
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
@@ -107,7 +107,7 @@ class Member:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody still has something to do or to hear of."""
+        """Whether anybody still has something to do or to receive."""
         return self.engine.has_work() or any(map(len, self.roles))
 
     def verify_end(self) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from stratakv.core.errors import TransportError
 from stratakv.disagg.peers import Peers, StillEndingError
+from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.transport import Memory, PeerId, Transport
 from stratakv.engine.request import Output
 from stratakv.testing.fleet.member import Member
@@ -127,6 +128,10 @@ class SimPair:
             side: Member(side, each, plan.limits, self.stores[side], openers[side].open)
             for side, each in plan.sides.items()
         }
+        prefill = self.members[PREFILL]
+        own = prefill.roles[0]
+        assert isinstance(own, PrefillRole)
+        own.submit_to(prefill.engine.submit)
         self._ends = openers[DECODE].ends
         self.links = [
             _Link(prefill, decode, plan.meets_at)
@@ -191,7 +196,8 @@ class SimPair:
         for output in self.members[side].step():
             self._quiet = 0
             self._note(side, output)
-            self.client.sides[side].on_output(output)
+            if output.request in self.client.sides[side].prompts:  # others were sent back
+                self.client.sides[side].on_output(output)
         self.client.sides[side].go_on()
         if self._quiet > QUIET_TURNS:
             self._quiet = 0

@@ -1,7 +1,7 @@
 """What one run of a pair is, an engine that computes prompts and one that decodes: drawn from its
 seed, completely, before anything runs.
 
-Owns the distributions of what is between the two: who hears of a request and when, links that
+Owns the distributions of what is between the two: who receives a request and when, links that
 break, deadlines, the network's pace. Of each side alone it is ``scenario``'s. Must not know how it
 is run.
 """
@@ -19,6 +19,7 @@ from stratakv.engine.step_messages import AbortRequest, Command, Flush, Submit
 from stratakv.spec.groups import CacheSpec
 from stratakv.testing.fleet.network import NetworkPace
 from stratakv.testing.fleet.scenario import (
+    ADAPTERS,
     PAGE,
     OperatorEvent,
     Plan,
@@ -47,10 +48,12 @@ LOCAL: Final = 0.08
 AGAIN: Final = 0.12
 NO_HOST: Final = 0.1
 NO_REUSE: Final = 0.2
+ADAPTED: Final = 0.3
 """How many runs have several ranks a side, retractions from outside, deadlines that pass, links
 that break, faults of a transport, and one store for both sides; how many requests are aborted,
 known to one side alone, computed where they decode, and asked for once more under the name of their
-session; how many sides have no host tier, and no reuse either."""
+session; how many sides have no host tier, and no reuse either;
+how many runs have requests under adapters."""
 PATIENT: Final = HandOffLimits(sessions=SessionLimits(1e6, 1e6, 1e6), answer_s=1e6)
 
 
@@ -99,6 +102,9 @@ def pair_plan_of(seed: int) -> PairPlan:
     draw = Random(f"{seed} pair")
     spec, ranks = drawn_spec(draw), draw.choice((2, 2, 3)) if draw.random() < RANKED else 1
     rounds = tuple(_rounds(draw, ranks))
+    under = Random(f"{seed} adapters")  # of its own: what else a seed draws stays as it was
+    if under.random() < ADAPTED:
+        rounds = _adapted(under, rounds)
     sides = {side: _side(draw, seed, ranks, spec, rounds, side) for side in HandOffSide}
     hasty = draw.random() < HASTY
     lost = draw.choice((0.0, 0.1)) if hasty else 0.0
@@ -178,6 +184,24 @@ def _rounds(draw: Random, ranks: int) -> Iterator[tuple[PairEvent, ...]]:
                 cut = BreakLink(draw.randrange(ranks), draw.choice((0, 4, 30)))
                 events.append(PairEvent(at=draw.randrange(2, 50), side=DECODE, command=cut))
         yield tuple(sorted(events, key=lambda event: event.at))
+
+
+def _adapted(
+    draw: Random, rounds: tuple[tuple[PairEvent, ...], ...]
+) -> tuple[tuple[PairEvent, ...], ...]:
+    """Requests under adapters or the model alone, each the same on both sides."""
+    chosen: dict[str, str] = {}
+
+    def under(event: PairEvent) -> PairEvent:
+        match event.command:
+            case Submit(prompt):
+                name = prompt.id if prompt.session is None else prompt.session.name
+                adapter = chosen.setdefault(name, draw.choice(("", *ADAPTERS)))
+                return replace(event, command=Submit(replace(prompt, adapter=adapter)))
+            case _:
+                return event
+
+    return tuple(tuple(map(under, some)) for some in rounds)
 
 
 def _one_request(draw: Random, prompt: Prompt, at: int) -> Iterator[PairEvent]:

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.agreement.agreement import Agreement
-from stratakv.cache.admit import AdmissionLimits
 from stratakv.cache.losses import LossBook
+from stratakv.cache.prices import AdmissionLimits
 from stratakv.core.clock import BroadcastClock
 from stratakv.disagg.agreeing_role import AgreeingRole
 from stratakv.disagg.decode_role import DecodeRole

@@ -11,9 +11,9 @@ from typing import Final, TypeAlias, assert_never
 
 from stratakv.assembly.build import Sockets, build
 from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.ranks import RankContext
+from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.sizing import Sizes
-from stratakv.cache.admit import AdmissionLimits
+from stratakv.cache.prices import AdmissionLimits
 from stratakv.core.clock import ManualClock
 from stratakv.engine.executor import Executor, Runner, SerialExecutor, TokenSource
 from stratakv.engine.loop import Engine
@@ -235,7 +235,7 @@ class SimRank:
         self._rendezvous.meet(self.rank, "state", (self.steps,), alike, _alike)
 
     def died(self) -> None:
-        """Nothing of this rank goes on: what it had queued is gone, and its store hears no more."""
+        """Nothing of this rank goes on: what it had queued is gone, and its store gets no more."""
         for hand in self._hands:
             hand.drop()
 

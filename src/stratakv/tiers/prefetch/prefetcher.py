@@ -345,6 +345,16 @@ class Prefetcher:
             self._operations.stop(request.operation.ticket, self._store.worker)
         self._leave(id_, 0, Reason.ABORTED, Reason.ABORTED, settled)
 
+    def give_up(self) -> bool:
+        """Let go of what the newest prefetch that has landed holds, where somebody needs its host
+        pages; False where none holds anything. The pages stay cached until they are evicted."""
+        for request in reversed(self._waiting.values()):
+            if isinstance(request.phase, Ready):
+                self._let_go(request)
+                request.enter(IDLE)
+                return True
+        return False
+
     def cancel(self, worker: IoWorker) -> None:
         """Begin to fetch no more of what is under way."""
         for request in self._operations:

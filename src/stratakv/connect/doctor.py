@@ -1,0 +1,183 @@
+"""Whether a store can stand below an engine that is installed here, the command line for it, and
+why a prompt missed.
+
+Owns the checks and their words. Loads neither a model nor weights; writes nothing to the store but
+one page of its own, which it removes.
+"""
+
+import json
+import secrets
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from stratakv.connect.engines import ENGINES, SupportedEngine
+from stratakv.connect.namespace_records import load_records
+from stratakv.connect.stores import open_engine_store
+from stratakv.connect.why_miss import BlockHashes, look_up
+from stratakv.connect.why_miss import lines_of as why_miss_lines
+from stratakv.core.errors import ConfigError, StorageError
+from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
+from stratakv.core.identity.model_files import read_checkpoint
+from stratakv.core.ids import GroupId, PageKey
+from stratakv.storage.backend import (
+    ObjectKey,
+    ReadStatus,
+    StorageBackend,
+    StoreFormat,
+    WriteStatus,
+)
+from stratakv.storage.ends import close_ends
+from stratakv.storage.urls import hidden
+
+PROBE_BYTES: Final = 4096
+Verdict: TypeAlias = Literal["fine", "untested", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``what`` was looked at, and what is the matter with it, or how it is."""
+
+    what: str
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """What is to run: an engine by name, a model, a store, and bytes of the engine's host tier."""
+
+    engine: str
+    model: str
+    storage: str
+    storage_key_file: str | None
+    host_bytes: int
+
+
+def examine(setup: EngineSetup) -> Sequence[Check]:
+    """Every check, also after one has failed."""
+    engine = ENGINES[setup.engine]
+    return [
+        _release(engine),
+        _interface(engine),
+        _model(setup.model),
+        _store(setup.storage, setup.storage_key_file),
+    ]
+
+
+def command_line(setup: EngineSetup) -> str:
+    """What starts the engine over that store, for a shell."""
+    engine = ENGINES[setup.engine]
+    tier = {"storage": setup.storage}
+    if setup.storage_key_file is not None:
+        tier["storage_key_file"] = setup.storage_key_file
+    return shlex.join(engine.arguments(setup.model, tier, setup.host_bytes))
+
+
+def lines_of(checks: Sequence[Check], setup: EngineSetup) -> list[str]:
+    """For people."""
+    lines = [f"{check.verdict:<9}{check.what}: {check.text}" for check in checks]
+    return [*lines, "", command_line(setup)]
+
+
+def read_prompt(name: str) -> list[int]:
+    """Token ids in a file; ConfigError where it has none."""
+    try:
+        found: object = json.loads(Path(name).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--why-miss {name}: {error}; allowed is JSON, token ids") from error
+    if not isinstance(found, list) or not all(type(token) is int for token in found):
+        raise ConfigError(f"--why-miss {name}: allowed is JSON, a list of token ids")
+    return found
+
+
+def explain(setup: EngineSetup, tokens: Sequence[int]) -> list[str]:
+    """Why a prompt of these tokens is computed, for people. ConfigError where nothing is known."""
+    where = hidden(setup.storage)
+    records = [one for one in load_records(setup.engine) if one.storage == where]
+    if not records:
+        raise ConfigError(
+            f"--why-miss: no start of {setup.engine} over {where} is recorded on this machine; "
+            "allowed after one, by the same user"
+        )
+    try:
+        hashes: BlockHashes = import_module(ENGINES[setup.engine].hashes).block_hashes
+    except ImportError as error:
+        raise ConfigError(
+            f"--why-miss: {error}; allowed where {setup.engine} is installed beside this Python"
+        ) from error
+
+    def opening(form: StoreFormat) -> StorageBackend:
+        ends = open_engine_store(setup.storage, setup.storage_key_file, form)
+        if ends.writing is not ends.reading:
+            ends.writing.close()
+        return ends.reading
+
+    return why_miss_lines([look_up(one, tokens, hashes, opening) for one in records], len(tokens))
+
+
+def _release(engine: SupportedEngine) -> Check:
+    tested = ", ".join(engine.tested)
+    for package in engine.packages:
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            continue
+        known = installed.partition("+")[0] in engine.tested
+        text = f"{package} {installed}" + ("" if known else f"; tested is {tested}")
+        return Check("release", "fine" if known else "untested", text)
+    return Check("release", "bad", f"not installed beside this Python; tested is {tested}")
+
+
+def _interface(engine: SupportedEngine) -> Check:
+    """An engine's modules may do anything when they are imported."""
+    try:
+        import_module(engine.adapter)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the operator should see it
+        return Check("interface", "bad", f"{engine.adapter}: {type(error).__name__}: {error}")
+    return Check("interface", "fine", f"{engine.adapter} fits")
+
+
+def _model(name: str) -> Check:
+    directory = Path(name)
+    if not directory.is_dir():
+        return Check("model", "bad", f"{name} is no directory of this machine")
+    try:
+        found = read_checkpoint(directory.resolve(), Kernel(boot=boot_of_this_machine()))
+    except (OSError, ValueError) as error:
+        return Check("model", "bad", f"{name}: {error}")
+    size = sum(file.stat.size for file in found.weights)
+    return Check("model", "fine", f"{len(found.weights)} files of weights, {size:,} bytes")
+
+
+def _store(url: str, key_file: str | None) -> Check:
+    form = StoreFormat(spec_digest=secrets.token_bytes(16), page_bytes=(PROBE_BYTES,))
+    try:
+        ends = open_engine_store(url, key_file, form)
+    except ConfigError as error:
+        return Check("store", "bad", str(error))
+    try:
+        problem = _probe(ends.writing, ends.reading)
+    except StorageError as error:
+        problem = str(error)
+    finally:
+        close_ends(ends)
+    if problem:
+        return Check("store", "bad", f"{hidden(url)}: {problem}")
+    return Check("store", "fine", f"{hidden(url)}: a page was written, read and removed")
+
+
+def _probe(writing: StorageBackend, reading: StorageBackend) -> str:
+    """What does not work; empty where all does."""
+    keys = [ObjectKey(PageKey(secrets.token_bytes(32)), GroupId(0))]
+    page, back = secrets.token_bytes(PROBE_BYTES), bytearray(PROBE_BYTES)
+    if writing.write(keys, [memoryview(page)]) != [WriteStatus.STORED]:
+        return "a page was not stored"
+    if reading.read(keys, [memoryview(back)]) != [ReadStatus.HIT] or bytes(back) != page:
+        return "a page did not come back"
+    writing.remove(keys)
+    return ""

@@ -1,0 +1,65 @@
+"""Under which names another engine's pages are stored.
+
+Owns what is hashed into a name: the weights, and every setting of the engine that decides what a
+page holds or how its bytes lie. An engine's own block hash knows tokens and salt and no more, so
+two engines may share a page only if all of this is the same. Must not know an engine's classes.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stratakv.core.errors import ConfigError
+from stratakv.core.identity.digests import framed
+from stratakv.core.ids import PageKey
+from stratakv.core.model_identity import ModelIdentity
+
+FORMAT: Final = b"stratakv-connect-1"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNamespace:
+    """``digest``: 32 bytes. Pages of two namespaces never have one name."""
+
+    digest: bytes
+
+    @classmethod
+    def of(cls, models: Sequence[bytes], fields: Mapping[str, str]) -> "EngineNamespace":
+        """``models``: identities of all weights that fill the pages. ``fields``: what else decides
+        them, by name."""
+        parts = [FORMAT, b"%d" % len(models), *models]
+        for name, value in sorted(fields.items()):
+            parts += [name.encode(), value.encode("utf-8", "surrogatepass")]
+        return cls(framed(parts))
+
+    def renewed(self) -> "EngineNamespace":
+        """A new one that nobody else has, nor ever will: for weights that nobody can identify."""
+        return EngineNamespace(framed([FORMAT, self.digest, secrets.token_bytes(32)]))
+
+    @property
+    def spec_digest(self) -> bytes:
+        """16 bytes, for the store's headers."""
+        return self.digest[:16]
+
+    def page_key(self, block: bytes) -> PageKey:
+        """The name of the page that the engine calls ``block``, all of whose hashes are as long."""
+        return PageKey(hashlib.sha256(self.digest + block).digest())
+
+
+def identify_weights(directory: Path) -> bytes:
+    """32 bytes over every byte in ``directory`` that decides what a model computes, also the code
+    that comes with it. Reads all weights that were not read lately.
+
+    ConfigError where it holds no model with safetensors.
+    """
+    code: list[bytes] = []
+    try:
+        for path in sorted(directory.rglob("*.py")):
+            code += [path.relative_to(directory).as_posix().encode(), path.read_bytes()]
+    except OSError as error:
+        raise ConfigError(f"MODEL {directory}: its code cannot be read: {error}") from error
+    with ModelIdentity(directory) as identity:
+        return framed([identity.finish(), *code])

@@ -1,0 +1,34 @@
+"""What an operator says of the tier, inside another engine's own settings. Owns the record, and the
+refusals of what it cannot hold."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from stratakv.core.errors import ConfigError
+from stratakv.storage.urls import TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSettings:
+    """``storage``: a URL as ``--storage`` takes it. ``storage_key_file``: holds the secret that
+    pages are sealed with. ``timeout_s``: what the store has not answered by then is a miss."""
+
+    storage: str
+    storage_key_file: str | None = None
+    timeout_s: float = TIMEOUT_S
+
+    @classmethod
+    def of(cls, flag: str, given: Mapping[str, object]) -> "TierSettings":
+        """``given``: as it stands in the JSON of ``flag``."""
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(given.keys() - known):
+            raise ConfigError(f"{flag} {', '.join(unknown)}: allowed are {', '.join(known)}")
+        storage, key_file = given.get("storage"), given.get("storage_key_file")
+        timeout_s = given.get("timeout_s", TIMEOUT_S)
+        if not isinstance(storage, str):
+            raise ConfigError(f"{flag} storage {storage}: allowed is a URL, as --storage takes it")
+        if key_file is not None and not isinstance(key_file, str):
+            raise ConfigError(f"{flag} storage_key_file {key_file}: allowed is the path of a file")
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
+            raise ConfigError(f"{flag} timeout_s {timeout_s}: allowed is a number above 0")
+        return cls(storage=storage, storage_key_file=key_file, timeout_s=float(timeout_s))

@@ -1,0 +1,332 @@
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+"""A back end of SGLang's HiCache: checksummed, bound by a quota, shared, and repairable.
+
+Owns the words between SGLang's pools and ``BlockingPages``. SGLang loads the class by
+``--hicache-storage-backend dynamic`` (docs/sglang.md) and calls it on threads of its own.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import sglang
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+from sglang.srt.runtime_context import get_server_args
+
+from stratakv.connect.blocking_pages import BlockingPages
+from stratakv.connect.namespace import EngineNamespace, identify_weights
+from stratakv.connect.namespace_records import NamespaceRecord, StoredPart, save_record
+from stratakv.connect.pool_hits import Flags, PoolPages, leading, prefix_hits
+from stratakv.connect.settings import TierSettings
+from stratakv.connect.sglang_fields import fields_of, model_paths, own_settings, shard_fields
+from stratakv.connect.stores import format_of, open_engine_store
+from stratakv.connect.vllm_fields import weights_directory
+from stratakv.core.clock import MonotonicClock, WallClock
+from stratakv.core.ids import GroupId
+from stratakv.storage.backend import ObjectKey
+from stratakv.storage.urls import hidden
+
+log = logging.getLogger(__name__)
+HostKVCache: TypeAlias = Any
+"""SGLang's host pools, which have no class in common."""
+Pages: TypeAlias = Any
+"""Tensors of pages, or None where SGLang gives none."""
+FLAG: Final = "--hicache-storage-backend-extra-config"
+KV: Final = str(PoolName.KV)
+SHARDED: Final = frozenset({str(PoolName.MAMBA)})
+"""Pools that each rank has a part of, also where latents are the same on all."""
+LAST_PAGE: Final = frozenset({str(PoolName.MAMBA), str(PoolName.SWA)})
+"""Pools of which a prefix needs its last page at least; of others, all pages."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pool:
+    """One host pool and where its pages are kept. ``rows``: indices that a page has."""
+
+    host: Any
+    rows: int
+    page_bytes: int
+    dtype: torch.dtype
+    namespace: EngineNamespace
+    shard: int
+    pages: BlockingPages
+
+    def names(self, keys: Sequence[str]) -> list[ObjectKey]:
+        return [
+            ObjectKey(self.namespace.page_key(key.encode()), GroupId(0), self.shard) for key in keys
+        ]
+
+    def contains(self, keys: Sequence[str]) -> Flags:
+        return self.pages.contains(self.names(keys))
+
+    def load(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
+        memory = np.empty((len(keys), self.page_bytes), np.uint8)
+        hit = self.pages.read(self.names(keys), [row.data for row in memory])
+        for at, (row, there) in enumerate(zip(memory, hit, strict=True)):
+            if there:
+                page = torch.from_numpy(row).view(self.dtype)
+                self.host.set_from_flat_data_page(int(indices[at * self.rows]), page)
+        return hit
+
+    def store(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
+        firsts = [int(indices[at * self.rows]) for at in range(len(keys))]
+        # Held as long as their memory is read.
+        pages = [self.host.get_data_page(first, flat=True).contiguous() for first in firsts]
+        return self.pages.write(self.names(keys), [_bytes_of(page) for page in pages])
+
+    def fits(self, keys: Sequence[str], indices: torch.Tensor | None) -> bool:
+        return indices is not None and len(indices) == len(keys) * self.rows
+
+
+class StrataStorage(HiCacheStorage):
+    """``storage_config.extra_config`` has ``storage`` and ``storage_key_file``, beside SGLang's."""
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: object) -> None:
+        del kwargs
+        self._config = storage_config
+        self._settings = TierSettings.of(FLAG, own_settings(storage_config.extra_config or {}))
+        arguments = get_server_args()
+        self._fields = {
+            "engine": f"sglang {sglang.__version__}",
+            **fields_of(arguments),
+            **shard_fields(storage_config),
+        }
+        paths = model_paths(arguments)
+        self._models = [identify_weights(weights_directory(path)) for path in paths]
+        self._pools: dict[str, _Pool] = {}
+        self._recorded: dict[str, str] = {}
+
+    def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        self._register(KV, mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: HostKVCache, host_pool_name: object) -> None:
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._register(str(host_pool_name), host_pool)
+
+    def _register(self, name: str, host: HostKVCache) -> None:
+        """A pool that gives no flat pages is not kept, and then nothing that needs it hits."""
+        if name in self._pools:
+            return
+        try:
+            sample = host.get_dummy_flat_data_page()
+            rows = int(host.page_size)
+            tag = str(host.storage_format_tag)
+        except (AttributeError, RuntimeError, ValueError) as error:  # also what it has not got
+            log.warning("pool %s of %s is not stored: %s", name, type(host).__name__, error)
+            return
+        fields = {
+            "pool": f"{name} {type(host).__name__}",
+            "layout": str(host.layout),
+            "page_dtype": str(sample.dtype),
+            "page_size": str(rows),
+            "page_bytes": str(sample.nbytes),
+            "tag": tag,
+        }
+        namespace = EngineNamespace.of(self._models, {**self._fields, **fields})
+        ends = open_engine_store(
+            self._settings.storage,
+            self._settings.storage_key_file,
+            format_of(namespace, [sample.nbytes]),
+        )
+        whole = self._config.is_mla_model and name not in SHARDED
+        self._pools[name] = _Pool(
+            host=host,
+            rows=rows,
+            page_bytes=int(sample.nbytes),
+            dtype=sample.dtype,
+            namespace=namespace,
+            shard=0 if whole else int(self._config.tp_rank),
+            pages=BlockingPages(ends, MonotonicClock()),
+        )
+        self._recorded |= {f"{name} {field}": value for field, value in fields.items()}
+        if self._config.tp_rank == 0:  # names of the others differ in the rank alone
+            fields = {"model": b"".join(self._models).hex(), **self._fields, **self._recorded}
+            _save_record(hidden(self._settings.storage), fields, self._pools)
+
+    # -- KV alone ------------------------------------------------------------------------------
+
+    def batch_exists(
+        self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> int:
+        return leading(self._present(KV, keys))
+
+    def batch_get_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        return self._load(KV, keys, host_indices)
+
+    def batch_set_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        return self._store(KV, keys, host_indices)
+
+    # -- with pools beside it ------------------------------------------------------------------
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        kv = self._present(KV, keys)
+        whole = leading(kv)
+        pools = [
+            PoolPages(
+                str(transfer.name), self._present(str(transfer.name), keys[:whole]),
+                None if transfer.hit_policy == PoolHitPolicy.ALL_PAGES
+                else max(1, len(transfer.keys or ())),
+            )
+            for transfer in pool_transfers or ()
+            # A second form of pages that KV has: it never decides, and has no verdict here.
+            if transfer.hit_policy != PoolHitPolicy.BLOCK_GROUPS
+        ]  # fmt: skip
+        hits = prefix_hits(kv, pools)
+        by_pool: dict[str, int] = dict(hits.by_pool)
+        if whole:
+            by_pool[KV] = whole
+        return PoolTransferResult(hits.pages, by_pool, list(hits.ends))
+
+    def batch_get_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        return {
+            one.name: self._load(str(one.name), one.keys or [], one.host_indices)
+            for one in transfers
+        }
+
+    def batch_set_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        return {
+            one.name: self._store(str(one.name), one.keys or [], one.host_indices)
+            for one in transfers
+        }
+
+    # -- page by page, of KV: what SGLang calls without "interface_v1" ---------------------------
+
+    def exists(self, key: str) -> bool:
+        return self.batch_exists([key]) == 1
+
+    def get(
+        self,
+        key: str,
+        target_location: Pages = None,
+        target_sizes: Pages = None,
+    ) -> torch.Tensor | None:
+        (found,) = self.batch_get([key], [target_location], target_sizes)
+        return found
+
+    def batch_get(
+        self,
+        keys: list[str],
+        target_locations: Pages = None,
+        target_sizes: Pages = None,
+    ) -> list[torch.Tensor | None]:
+        pool = self._pools.get(KV)
+        if pool is None:
+            return [None] * len(keys)
+        hit = pool.pages.read(pool.names(keys), [_bytes_of(page) for page in target_locations])
+        return [page if there else None for page, there in zip(target_locations, hit, strict=True)]
+
+    def set(
+        self,
+        key: str,
+        value: Pages = None,
+        target_location: Pages = None,
+        target_sizes: Pages = None,
+    ) -> bool:
+        return self.batch_set([key], [value])
+
+    def batch_set(
+        self, keys: list[str], values: Pages = None, target_locations: Pages = None,
+        target_sizes: Pages = None,
+    ) -> bool:  # fmt: skip
+        pool = self._pools.get(KV)
+        if pool is None:
+            return False
+        pages = [value.contiguous() for value in values]
+        return all(pool.pages.write(pool.names(keys), [_bytes_of(page) for page in pages]))
+
+    # -- all of it -----------------------------------------------------------------------------
+
+    def clear(self) -> bool:
+        """Also what other servers of the same settings have stored."""
+        cleared = [pool.pages.clear() for pool in self._pools.values()]
+        return all(cleared)
+
+    def close(self) -> None:
+        for name, pool in self._pools.items():
+            pool.pages.close()
+            log.info("pages of %s, since the start: %s", name, dict(pool.pages.counts.total))
+
+    def _present(self, name: str, keys: Sequence[str]) -> Flags:
+        pool = self._pools.get(name)
+        return np.zeros(len(keys), np.bool_) if pool is None else pool.contains(keys)
+
+    def _load(self, name: str, keys: list[str], indices: torch.Tensor | None) -> list[bool]:
+        pool = self._pools.get(name)
+        if pool is None or indices is None or not pool.fits(keys, indices):
+            return [False] * len(keys)
+        return pool.load(keys, indices)
+
+    def _store(self, name: str, keys: list[str], indices: torch.Tensor | None) -> list[bool]:
+        pool = self._pools.get(name)
+        if pool is None or indices is None or not pool.fits(keys, indices):
+            return [False] * len(keys)
+        return pool.store(keys, indices)
+
+
+def _save_record(where: str, fields: Mapping[str, str], pools: Mapping[str, _Pool]) -> None:
+    """A pool's row may stand for a whole page, as a state's does: its keys are KV's."""
+    kv = pools.get(KV)
+    if kv is None:
+        return
+    parts = [
+        StoredPart(
+            name=f"pool {name}",
+            digest=pool.namespace.digest.hex(),
+            page_bytes=(pool.page_bytes,),
+            group=0,
+            shard=pool.shard,
+            page_tokens=kv.rows,
+            trailing=1 if name in LAST_PAGE else None,
+        )
+        for name, pool in pools.items()
+    ]
+    record = NamespaceRecord(
+        engine="sglang",
+        storage=where,
+        started_s=WallClock().now_s(),
+        fields=fields,
+        hash_tokens=kv.rows,
+        hash_name="sha256",
+        parts=tuple(sorted(parts, key=lambda part: part.name != f"pool {KV}")),
+    )
+    save_record(record)
+
+
+def _bytes_of(page: torch.Tensor) -> memoryview:
+    """Of a page that lies in one piece."""
+    return page.flatten().view(torch.uint8).numpy().data

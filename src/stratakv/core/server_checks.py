@@ -1,0 +1,88 @@
+"""Checks of a server's settings that go together: its role, its KV events, addresses of servers.
+
+Owns their refusals; the record is ``config``'s.
+"""
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from stratakv.core.choices import (
+    ROLES,
+    TRANSFER_TIMEOUT_S,
+    TRANSPORTS,
+    UNSALTED_ROOMS,
+    check_choice,
+    check_port,
+    check_seconds,
+)
+from stratakv.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stratakv.core.config import ServerConfig
+
+
+def check_role(config: "ServerConfig") -> None:
+    check_choice("--role", config.role, ROLES)
+    check_choice("--transport", config.transport_name, TRANSPORTS)
+    check_choice("--unsalted-rooms", config.unsalted_rooms, UNSALTED_ROOMS)
+    check_seconds("--transfer-timeout", config.transfer_timeout, 1)
+    for flag, used, roles in (
+        ("--transport", config.transport is not None, ROLES[1:]),
+        ("--bootstrap-port", config.bootstrap_port is not None, ROLES[1:2]),
+        ("--advertise-host", config.advertise_host is not None, ROLES[1:]),
+        ("--transfer-timeout", config.transfer_timeout != TRANSFER_TIMEOUT_S, ROLES[1:]),
+        ("--unsalted-rooms", config.unsalted_rooms != "refuse", ROLES[1:]),
+    ):
+        if used and config.role not in roles:
+            raise ConfigError(f"{flag}: allowed with --role {' and '.join(roles)}")
+    if config.bootstrap_port is not None:
+        check_port("--bootstrap-port", config.bootstrap_port)
+    if config.role != "unified" and config.reached_at in {"0.0.0.0", "::", ""}:
+        flag = "--host" if config.advertise_host is None else "--advertise-host"
+        raise ConfigError(
+            f"{flag} {config.reached_at}: peers cannot reach that; allowed with --role "
+            f"{config.role} is an address of this machine, or --advertise-host with one"
+        )
+
+
+def check_kv_events(config: "ServerConfig") -> None:
+    for flag, endpoint in (
+        ("--kv-events", config.kv_events),
+        ("--kv-events-replay", config.kv_events_replay),
+    ):
+        if endpoint is not None and not _is_endpoint(endpoint):
+            raise ConfigError(
+                f"{flag} {endpoint}: allowed are tcp://*:PORT, tcp://HOST:PORT and ipc://PATH"
+            )
+    for flag, used in (
+        ("--kv-events-replay", config.kv_events_replay is not None),
+        ("--kv-events-topic", config.kv_events_topic is not None),
+    ):
+        if used and config.kv_events is None:
+            raise ConfigError(f"{flag}: allowed with --kv-events")
+
+
+def is_server(url: str) -> bool:
+    """Whether it is a server's address and nothing more."""
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and parts.port != 0
+            and url == f"{parts.scheme}://{parts.netloc}"
+        )
+    except ValueError:
+        return False
+
+
+def _is_endpoint(text: str) -> bool:
+    """Whether ZeroMQ would understand it; it takes a port of any size, and cuts it."""
+    scheme, _, place = text.partition("://")
+    if scheme == "ipc":
+        return bool(place)
+    host, _, port = place.rpartition(":")
+    named = bool(host) and (":" not in host or (host[0] == "[" and host[-1] == "]"))
+    return (
+        scheme == "tcp" and named and (port == "*" or (port.isdecimal() and 0 < int(port) <= 65535))
+    )

@@ -1,0 +1,73 @@
+"""Which buffers may have their home on the host: those of which attention reads selected rows only.
+
+Owns the cut of an anchor in two. The indexer scans its keys whole in every step, so they stay on
+the device, as does whatever every query reads: DeepSeek-V4's coarse entries, its window and its
+open blocks. Must not know sizes (``budget``).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from stratakv.core.ids import GroupId, LayerId
+from stratakv.spec.groups import ANCHOR, BufferSpec, CacheSpec, Home
+from stratakv.spec.kinds import LATENT
+from stratakv.spec.model_config import ModelConfig
+from stratakv.spec.support import kind_of
+
+
+def _latents(config: ModelConfig) -> str | None:
+    return LATENT
+
+
+def _indexed_entries(config: ModelConfig) -> str | None:
+    """None where no layer has an indexer."""
+    kind = "compressed_sparse_attention"
+    if kind not in config.items("layer_types"):
+        return None
+    return f"c{config.section('compress_rates').integer(kind)}"
+
+
+SELECTED: Final[Mapping[str, Callable[[ModelConfig], str | None]]] = {
+    "deepseek_v32": _latents,
+    "glm_moe_dsa": _latents,
+    "deepseek_v4": _indexed_entries,
+}
+"""By model type: the kind of buffer of whose rows an indexer selects."""
+SELECTED_GROUP: Final = "selected"
+
+
+def selected_kind(config: Mapping[str, object]) -> str | None:
+    """The kind of buffer that could be at home on the host; None where the model has none."""
+    model = ModelConfig(config)
+    kind_for = SELECTED.get(model.model_type)
+    return None if kind_for is None else kind_for(model)
+
+
+def top_k(config: Mapping[str, object]) -> int | None:
+    """The most rows that a query of the model attends to in a layer with an indexer; None where
+    the model has none that could be served from the host."""
+    return None if selected_kind(config) is None else ModelConfig(config).integer("index_topk")
+
+
+def offloaded(spec: CacheSpec, config: Mapping[str, object]) -> CacheSpec:
+    """The same cache with the selected buffers in a group of their own, whose home is the host.
+    ``config``: of a model that has a ``top_k``."""
+    kind = selected_kind(config)
+    anchor, *others = spec.groups
+    chosen = tuple(buffer for buffer in anchor.buffers if kind_of(buffer) == kind)
+    rest = tuple(buffer for buffer in anchor.buffers if kind_of(buffer) != kind)
+    selected = replace(anchor, id=GroupId(1), name=SELECTED_GROUP, buffers=chosen, home=Home.HOST)
+    moved = (replace(group, id=GroupId(group.id + 1)) for group in others)
+    return replace(spec, groups=(replace(anchor, buffers=rest), selected, *moved))
+
+
+def selected_group(spec: CacheSpec) -> GroupId:
+    """The group that has its home on the host; the anchor where none has."""
+    found = [group.id for group in spec.groups if group.at_home_on_host]
+    return found[0] if found else ANCHOR
+
+
+def buffer_of(spec: CacheSpec, group: GroupId) -> dict[LayerId, BufferSpec]:
+    """The buffer of each layer of a group whose layers have one each."""
+    return {layer: buffer for buffer in spec.groups[group].buffers for layer in buffer.layers}

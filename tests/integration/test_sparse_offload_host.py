@@ -1,0 +1,76 @@
+"""Host pages that a spilled request needs while others keep them: it waits for storage, and those
+that only wait let go."""
+
+import pytest
+
+from stratakv.assembly.sizing import spec_for
+from stratakv.policy import admission
+from tests.engines import drain, greedy, run, tokens_of
+from tests.integration.test_sparse_offload import (
+    ANSWER,
+    PROMPTS,
+    by_name,
+    config,
+    model,
+    offloading,
+    right,
+    rows_of,
+)
+from tests.storage_cases import PATIENT, Shelf, attach_backend, format_of
+
+HOST = 14
+"""Pages that the longest request of these fills."""
+
+
+def stored(prompt):
+    """A store that has the pages of ``prompt``."""
+    shelf = Shelf(format_of(spec_for(model("small").facts, config(24))), 1 << 30)
+    with offloading("small", 24, **PATIENT) as parts:
+        attach_backend(parts, shelf)
+        run(parts, greedy("first", prompt, ANSWER))
+        parts.cache.progress.settle()
+    return shelf
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_what_a_prefetch_keeps_on_the_host_stops_nobody(steps):
+    some = rows_of((PROMPTS[1][:80], PROMPTS[0]))
+    with offloading("small", 24, host=13, **PATIENT) as parts:
+        attach_backend(parts, stored(some[1]))
+        outputs = []
+        parts.engine.submit(greedy("0", some[0], ANSWER))
+        for _ in range(steps):
+            outputs += parts.engine.step()
+        parts.engine.submit(greedy("1", some[1], ANSWER))
+        outputs += drain(parts)
+        assert list(map(tokens_of, by_name(outputs, 2))) == right("small", *some)
+        parts.cache.progress.settle()
+
+
+def test_prefetches_of_those_behind_do_not_keep_the_next_one_out():
+    some = rows_of((PROMPTS[2][:60], PROMPTS[1][:80], PROMPTS[0]))
+    with offloading("small", 24, host=HOST, max_running=1, **PATIENT) as parts:
+        attach_backend(parts, stored(some[2]))
+        asked = [greedy(str(at), prompt, ANSWER) for at, prompt in enumerate(some)]
+        found = run(parts, *asked)
+        assert [tokens_of(found[one.id]) for one in asked] == right("small", *some)
+        parts.cache.progress.settle()
+
+
+def test_who_runs_alone_is_spilled_also_where_its_copies_were_not_made_in_time(monkeypatch):
+    """Admitted to the device, it outgrows it with an answer beyond what is guarded; until then a
+    prefetch of the next one keeps the host full."""
+    monkeypatch.setattr(admission, "GUARDED_TOKENS", 0)
+    some = rows_of((PROMPTS[1][:60], [*PROMPTS[0], *PROMPTS[2]][:120]))
+    settings = {"max_running": 1, "reserve_tokens": 8, "max_model_len": 150}
+    with offloading("small", 24, selected=12, host=18, **settings, **PATIENT) as parts:
+        attach_backend(parts, stored(some[1]))
+        parts.engine.submit(greedy("0", some[0], 80))
+        parts.engine.submit(greedy("1", some[1], ANSWER))
+        found = by_name(drain(parts), 2)
+        assert tokens_of(found[0]) == right("small", some[0], answer=80)[0]
+        assert tokens_of(found[1]) == right("small", some[1])[0]
+        counters = parts.cache.tiers.pools.counters.snapshot()
+        assert counters["spilled"]
+        assert counters["dropped_backup_pages"], "its copies were made in time"
+        parts.cache.progress.settle()

@@ -1,0 +1,43 @@
+"""The command line, frozen: what somebody's script may have in it stays.
+
+Owns the list. A flag that is to go keeps its name for a release, with a refusal that names what
+stands for it now (``RENAMED``); a new one is added here.
+"""
+
+from stratakv.cli import argument_parser
+
+PLAN = """--cache --chat-tokens --chunk-tokens --config --device-memory --dtype --help
+    --host-memory --host-ratio --json --max-model-len --max-running --page-tokens --rows
+    --snapshot-tokens --step-tokens --tp"""
+SERVE = """--admin-key --advertise-host --api-key --api-key-file --bootstrap-port --cache
+    --chat-tokens --chunk-tokens --config --default-max-tokens --device-buffer-size
+    --device-memory --drain-s --dtype --eviction --help --host --host-memory --host-ratio
+    --kv-events --kv-events-replay --kv-events-topic --limit-concurrency --load-back-budget
+    --load-back-threshold --log-format --log-level --lora --max-model-len --max-running
+    --max-waiting
+    --no-sparse-offload --page-tokens --port --prefetch-policy --prefetch-share
+    --prefetch-threshold --prefetch-timeout --prefetch-timeout-per-1k --reserve-tokens --role
+    --served-model-name --snapshot-tokens --sparse-offload --step-tokens --storage
+    --storage-key-file --storage-root --storage-shards --threads --timeout-keep-alive
+    --timeout-request --tp --tp-timeout --transfer-timeout --transport --unsalted-rooms
+    --write-back-reserve --write-hits --write-policy"""
+FROZEN = {
+    "": "--help --version",
+    "serve": SERVE,
+    "route": "--config --decode --help --host --port --prefill",
+    "plan bytes": PLAN,
+    "config show": f"{SERVE} --json",
+    "config schema": "--help",
+    "fsck": "--help --json --repair",
+    "doctor": "--help --host-memory --storage --storage-key-file --why-miss",
+    "completion": "--help",
+}
+"""By verb; what a bench takes may change."""
+
+
+def test_no_flag_is_lost_and_none_is_added_unseen():
+    for verb, flags in FROZEN.items():
+        parser = argument_parser()
+        for word in verb.split():
+            parser = parser.parts[word]
+        assert {flag for flag in parser.flags() if flag != "-h"} == set(flags.split()), verb

@@ -1,0 +1,126 @@
+"""``bench connect`` without an engine: a program in its place answers as one would, and what is
+made of its answers is right."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from stratakv.bench.connect_lives import (
+    SHARED_TOKENS,
+    disk_bytes,
+    prompt,
+    wait_until_quiet,
+    warm_up,
+    written_bytes,
+)
+from stratakv.cli import main
+
+ENGINE = f"""#!{sys.executable}
+import json, sys
+from pathlib import Path
+if sys.argv[1] == "-c":
+    print("0.32.0" if "vllm" in sys.argv else "")
+    sys.exit()
+given = json.loads(Path(sys.argv[3]).read_text())
+if "family" in given:
+    sys.exit()
+ours, full = given["tier"] == "strata", given["quota_bytes"]
+with open(Path(__file__).with_name("lives"), "a") as log:
+    print(given["tier"], full, *given["prompts"], file=log)
+root = Path(given["directory"])
+again = root.exists()
+root.mkdir(exist_ok=True)
+cached = 0 if not again else 512 if ours else 1024
+Path(sys.argv[4]).write_text(json.dumps({{
+    "first_token_s": [0.5 if ours else 1.0] * 8, "cached": [cached] * 8,
+    "written_s": 1.0 if ours else 4.0, "written_bytes": 100 if ours else 400,
+    "disk_bytes": full if ours and full else 1000,
+}}))
+"""
+
+
+@pytest.fixture
+def engine(tmp_path):
+    program = tmp_path / "python"
+    program.write_text(ENGINE)
+    program.chmod(0o755)
+    (tmp_path / "config.json").write_text("{}")
+    return program
+
+
+def measured(engine, tmp_path, *flags):
+    figures = tmp_path / "figures.json"
+    code = main(["bench", "connect", "--python", str(engine), "--json", str(figures), *flags])
+    assert code == 0
+    return json.loads(figures.read_text())
+
+
+def test_ratios_are_ours_to_theirs_and_a_lost_hit_counts(engine, tmp_path, capsys):
+    figures = measured(engine, tmp_path, "--model", str(tmp_path))
+    assert figures["engines"] == {"vllm": "0.32.0"}
+    (case,) = figures["cases"]
+    assert (case["engine"], case["model"]) == ("vllm", tmp_path.name)
+    assert (case["ttft_ratio"], case["store_ratio"], case["bytes_ratio"]) == (0.5, 4.0, 0.25)
+    assert case["hits_lost"] == 2 * 8 * 512
+    assert "restart hit" in capsys.readouterr().out
+
+
+def test_tiers_take_turns_and_then_get_half_of_what_they_would_write(engine, tmp_path):
+    (case,) = measured(engine, tmp_path, "--model", str(tmp_path))["cases"]
+    lives = [line.split() for line in (tmp_path / "lives").read_text().splitlines()]
+    tiers = [life[0] for life in lives]
+    assert len(lives) == 2 * 4 + 4
+    assert tiers[0] != tiers[4]
+    assert {life[1] for life in lives[:8]} == {"0"}
+    assert {life[1] for life in lives[8:]} == {"200"}
+    assert lives[-1][2:] == [str(seed) for seed in range(7, -1, -1)]
+    assert (case["quota_bytes"], case["ours_full"]["disk_bytes"]) == (200, 200)
+    assert case["theirs_full"]["disk_bytes"] == 1000
+
+
+def test_the_built_in_models_are_those_of_the_engine(engine, tmp_path):
+    cases = measured(engine, tmp_path, "--engine", "vllm")["cases"]
+    assert [case["model"] for case in cases] == ["llama", "gemma3"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--engine", "trt"], "--engine trt: allowed are vllm, sglang"),
+        (["--engine", "sglang"], "sglang not installed; allowed"),
+        (["--stand-ins", "/nowhere"], "--stand-ins /nowhere: allowed"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(engine, flags, words, capsys):
+    assert main(["bench", "connect", "--python", str(engine), *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_life_that_fails_is_shown_with_its_last_words(engine, tmp_path, capsys):
+    engine.write_text(ENGINE.replace("ours, full", "sys.exit('no GPU')\nours, full"))
+    line = ["bench", "connect", "--python", str(engine), "--model", str(tmp_path)]
+    assert main(line) == 2
+    assert "no GPU" in capsys.readouterr().err
+
+
+def test_prompts_begin_alike_and_a_warm_up_never_comes_back():
+    one, other = prompt(0, 600), prompt(1, 600)
+    assert one == prompt(0, 600)
+    assert one[:SHARED_TOKENS] == other[:SHARED_TOKENS]
+    assert one[SHARED_TOKENS:] != other[SHARED_TOKENS:]
+    assert warm_up() != warm_up()
+
+
+def test_what_a_directory_takes_and_when_its_last_page_was_written(tmp_path):
+    before = written_bytes()
+    page = tmp_path / "page"
+    page.write_bytes(b"x" * (1 << 20))
+    with page.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.utime(page, (1000.0, 1000.0))
+    (tmp_path / "note").write_text("later")
+    assert wait_until_quiet(tmp_path, 900.0) == 100.0
+    assert disk_bytes(tmp_path) >= 1 << 20
+    assert written_bytes() >= before

@@ -1,0 +1,152 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from stratakv import cli
+from stratakv.bench import disagg, sparse, sparse_pages, sparse_throughput
+from stratakv.bench.shapes import DEEPSEEK_V32_3X512
+from stratakv.bench.sparse_recall import recall_cases
+from stratakv.bench.sparse_selections import (
+    NEWEST,
+    SelectionTraffic,
+    clairvoyant_misses,
+    generate_selections,
+    lru_misses,
+)
+from stratakv.core.errors import ConfigError
+from stratakv.sparse.swap_in import plan_swap_in
+
+ENGINES = ("resident_tok_s", "offload_tok_s", "same_memory_tok_s")
+TINY = {
+    **DEEPSEEK_V32_3X512, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16,
+    "num_hidden_layers": 2, "q_lora_rank": 16, "index_topk": 16,
+}  # fmt: skip
+TRAFFIC = SelectionTraffic(entries=2000, top_k=200, drift=0.1)
+
+
+def fewest_misses(selections, buffer):
+    """By trying everything."""
+    states = {frozenset(): 0}
+    for selection in selections.tolist():
+        after = {}
+        for held, misses in states.items():
+            wanted = set(selection) - {-1}
+            count = misses + len(wanted - held)
+            room = buffer - len(wanted)
+            others = sorted(held - wanted)
+            for kept in itertools.combinations(others, min(room, len(others))):
+                state = frozenset(wanted | set(kept))
+                after[state] = min(count, after.get(state, count))
+        states = after
+    return min(states.values())
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_misses_less_than_the_clairvoyant_buffer(seed):
+    rng = np.random.default_rng(seed)
+    selections = np.array([rng.permutation(7)[:3] for _ in range(8)], np.int32)
+    selections[rng.random(selections.shape) < 0.1] = -1
+    buffer = int(rng.integers(3, 6))
+    assert clairvoyant_misses(selections, buffer).sum() == fewest_misses(selections, buffer)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_the_planner_misses_what_the_plainest_lru_does_and_no_less_than_the_best(uniform):
+    traffic = SelectionTraffic(entries=2000, top_k=200, drift=0.1, uniform=uniform)
+    selections = generate_selections(traffic, 60)
+    for buffer in (200, 300, 600):
+        planned = sparse.planned_misses(selections, buffer).sum()
+        assert planned == pytest.approx(lru_misses(selections, buffer).sum(), rel=0.01)
+        assert planned >= clairvoyant_misses(selections, buffer).sum()
+
+
+def test_a_buffer_of_a_selections_size_has_no_choice():
+    selections = generate_selections(TRAFFIC, 30)
+    counts = [
+        misses(selections, TRAFFIC.top_k).tolist()
+        for misses in (lru_misses, clairvoyant_misses, sparse.planned_misses)
+    ]
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_made_up_selections_drift_as_far_as_they_should():
+    selections = generate_selections(TRAFFIC, 20)
+    assert selections.shape == (20, 200)
+    for step, selection in enumerate(selections.tolist()):
+        assert len(set(selection)) == 200
+        assert min(selection) >= 0
+        assert max(selection) < TRAFFIC.entries + step + 1
+    end = TRAFFIC.entries + 19
+    newest = range(end - min(NEWEST, TRAFFIC.top_k // 4), end)
+    assert set(newest) <= set(selections[19].tolist())
+    assert 0.07 < sparse.drift_of(selections) <= 0.11
+    assert (generate_selections(TRAFFIC, 20) == selections).all()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, value in {
+        "TOP_K": 40, "ENTRIES": 400, "BUFFERS": (40, 80), "STEPS": 12, "WARM_STEPS": 4,
+        "PLAN_ENTRIES": 800, "PLAN_BUFFER": 128, "BATCHES": (1, 2), "LAYER_COUNTS": (1, 2),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(sparse, name, value)
+    for name, value in {"STORED_TOKENS": 64, "STORED_LAYERS": 2, "LAPS": 2}.items():
+        monkeypatch.setattr(sparse_pages, name, value)
+    for name, value in {"REQUESTS": 1, "TRANSFER_PROMPT": 128}.items():
+        monkeypatch.setattr(disagg, name, value)
+    for name, value in {
+        "CONCURRENCY": (1, 12), "CONTEXT_TOKENS": 344, "ANSWER_TOKENS": 4, "LAPS": 2,
+        "CHUNK_TOKENS": 64, "DEEPSEEK_V32_3X512": TINY,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(sparse_throughput, name, value)
+
+
+def test_the_report_has_what_the_table_shows(small, capsys, tmp_path):
+    recorded = generate_selections(SelectionTraffic(entries=300, top_k=20, drift=0.2), 10)
+    np.save(tmp_path / "recorded.npy", recorded)
+    figures = sparse.run(str(tmp_path / "recorded.npy"))
+    names = {"drift", "buffer", "per_step", "hit_rate", "clairvoyant_hit_rate", "bytes_per_step"}
+    assert all(names <= case.keys() for case in figures["misses"])
+    assert len(figures["misses"]) == 3 + 2 * 3 * 2
+    assert all(case["hit_rate"] <= case["clairvoyant_hit_rate"] for case in figures["misses"])
+    planners = {case["planner"] for case in figures["plan_us"]}
+    assert "numpy" in planners
+    assert ("c" in planners) == (sparse.DEFAULT_PLANNER is not plan_swap_in)
+    assert all(case["us"] > 0 for case in figures["plan_us"])
+    assert [case["path"] for case in figures["page_sizes"]] == ["storage to host", "hand-off"]
+    assert all(min(case["gb_s"], case["single_gb_s"]) > 0 for case in figures["page_sizes"])
+    alone, many = figures["throughput"]
+    assert (alone["concurrency"], many["concurrency"]) == (1, 12)
+    assert alone["resident_at_once"] == alone["offload_at_once"] == 1
+    assert many["resident_at_once"] <= sparse_throughput.HELD
+    assert many["same_memory_at_once"] > many["resident_at_once"]
+    assert many["offload_at_once"] == 12
+    assert all(case[name] > 0 for case in (alone, many) for name in ENGINES)
+    printed = capsys.readouterr().out
+    assert "recorded" in printed
+    assert "approximate" in printed
+
+
+def test_pages_by_bounds_carry_more_than_at_random_and_less_than_the_best():
+    for case in recall_cases():
+        assert case.random_recall < case.recall <= case.best_recall
+
+
+@pytest.mark.parametrize("bad", ["absent", "text", "float", "flat", "empty", "negative"])
+def test_what_are_no_selections_is_refused(bad, tmp_path, capsys):
+    path = tmp_path / "recorded.npy"
+    made = {
+        "float": np.zeros((2, 3)),
+        "flat": np.zeros(3, np.int32),
+        "empty": np.zeros((0, 3), np.int32),
+        "negative": np.full((2, 3), -2, np.int32),
+    }
+    if bad == "text":
+        path.write_text("no array")
+    elif bad in made:
+        np.save(path, made[bad])
+    with pytest.raises(ConfigError, match="--selections"):
+        sparse.run(str(path))
+    assert cli.main(["bench", "sparse", "--selections", str(path)]) == 2
+    assert "allowed is" in capsys.readouterr().err

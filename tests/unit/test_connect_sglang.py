@@ -1,0 +1,283 @@
+"""The back end as SGLang drives it, without SGLang: what comes back is what was stored, and what
+another server must never hit."""
+
+import pytest
+import torch
+
+from stratakv.core.errors import ConfigError
+from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.storage_faults import Faults, FaultyBackend
+from tests.fixtures import fake_sglang
+from tests.fixtures.fake_sglang import (
+    Pool,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    arguments,
+    storage_config,
+)
+from tests.unit.test_connect_vllm import checkpoint
+
+KEYS = [f"{number:064x}" for number in range(6)]
+TRAILING, ALL = PoolHitPolicy.TRAILING_PAGES, PoolHitPolicy.ALL_PAGES
+
+
+@pytest.fixture
+def model(tmp_path):
+    return checkpoint(tmp_path / "model")
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return f"file://{tmp_path}/store?quota=16MiB"
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    """Makes back ends with a KV pool, and closes them."""
+    made = []
+
+    def make(model, storage, pool=None, release="0.5.23", config=None, **server):
+        adapter = fake_sglang.install(monkeypatch, arguments(model, **server), release)
+        backend = adapter.StrataStorage(storage_config(storage, **(config or {})), {})
+        made.append(backend)
+        backend.register_mem_pool_host(pool or Pool())
+        return backend
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def fill(backend, pages=range(6)):
+    """Store pages of the KV pool, each of other numbers."""
+    backend.mem_pool_host.fill(*pages)
+    keys = [KEYS[page] for page in pages]
+    assert backend.batch_set_v1(keys, backend.mem_pool_host.indices(*pages)) == [True] * len(keys)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_life_loads_what_the_first_has_stored_and_nothing_beside_it(
+    servers, model, storage, dtype
+):
+    first = servers(model, storage, Pool(dtype=dtype))
+    fill(first)
+    second = servers(model, storage, Pool(dtype=dtype))
+    pool = second.mem_pool_host
+    assert second.batch_exists([*KEYS, "f" * 64]) == 6
+    assert second.batch_get_v1(KEYS[:3], pool.indices(9, 4, 12)) == [True] * 3
+    for at, page in enumerate((9, 4, 12)):
+        assert torch.equal(pool.page(page), first.mem_pool_host.page(at))
+    assert not any(pool.page(page).any() for page in range(16) if page not in {9, 4, 12})
+
+
+def test_a_prefix_ends_at_the_first_gap(servers, model, storage):
+    backend = servers(model, storage)
+    fill(backend, [0, 1, 3])
+    assert backend.batch_exists(KEYS) == 2
+    assert backend.exists(KEYS[3])
+    assert not backend.exists(KEYS[2])
+
+
+def test_damage_is_a_miss_and_leaves_the_page_as_it_was(servers, model, storage, tmp_path):
+    first = servers(model, storage)
+    fill(first)
+    first.close()
+    for path in (tmp_path / "store").rglob("*.seg"):
+        data = bytearray(path.read_bytes())
+        for at in range(len(data) // 2, len(data)):
+            data[at] ^= 1
+        path.write_bytes(data)
+    second = servers(model, storage)
+    hits = second.batch_get_v1(KEYS, second.mem_pool_host.indices(*range(6)))
+    assert not all(hits)
+    for page, hit in enumerate(hits):
+        expected = first.mem_pool_host.page(page) if hit else torch.zeros_like(Pool().page(0))
+        assert torch.equal(second.mem_pool_host.page(page), expected)
+
+
+@pytest.mark.parametrize(
+    ("server", "config", "pool"),
+    [
+        ({"dtype": "bfloat16"}, {}, {}),
+        ({"quantization": "fp8"}, {}, {}),
+        ({"kv_cache_dtype": "fp8_e4m3"}, {}, {}),
+        ({"json_model_override_args": '{"rope_theta": 1}'}, {}, {}),
+        ({"context_length": 99}, {}, {}),
+        ({"device": "cuda"}, {}, {}),
+        ({"attention_backend": "fa3"}, {}, {}),
+        ({"speculative_algorithm": "EAGLE"}, {}, {}),
+        ({}, {"tp_size": 2}, {}),
+        ({}, {"tp_size": 2, "tp_rank": 1}, {}),
+        ({}, {"pp_size": 2}, {}),
+        ({}, {"pp_size": 2, "pp_rank": 1}, {}),
+        ({}, {"attn_cp_size": 2, "attn_cp_rank": 1}, {}),
+        ({}, {"is_mla_model": True}, {}),
+        ({}, {"tp_lcm_size": 4, "should_split_heads": True}, {}),
+        ({}, {}, {"layout": "page_first"}),
+        ({}, {}, {"dtype": torch.int32}),
+        ({}, {}, {"rows": 8, "width": 3}),
+        ({}, {}, {"width": 8}),
+    ],
+    ids=str,
+)
+def test_another_setting_never_hits(servers, model, storage, server, config, pool):
+    fill(servers(model, storage))
+    assert servers(model, storage, Pool(**pool), config=config, **server).batch_exists(KEYS) == 0
+    assert servers(model, storage).batch_exists(KEYS) == 6
+
+
+def test_another_release_or_format_of_pages_never_hits(servers, model, storage):
+    fill(servers(model, storage))
+    assert servers(model, storage, release="0.5.24").batch_exists(KEYS) == 0
+    tagged = Pool()
+    tagged.storage_format_tag = "token-major"
+    assert servers(model, storage, tagged).batch_exists(KEYS) == 0
+
+
+def test_other_weights_in_the_same_place_never_hit(servers, tmp_path, model, storage):
+    first = servers(model, storage)
+    fill(first)
+    other = checkpoint(tmp_path / "other", seed=1)
+    (other / "model.safetensors").replace(model / "model.safetensors")
+    assert servers(model, storage).batch_exists(KEYS) == 0
+    assert servers(checkpoint(tmp_path / "copy"), storage).batch_exists(KEYS) == 6
+
+
+def test_ranks_have_pages_of_their_own_but_for_latents(servers, model, storage):
+    for latents, hits in ((False, 0), (True, 6)):
+        config = {"tp_size": 2, "is_mla_model": latents}
+        fill(servers(model, storage, config=config))
+        other = servers(model, storage, config={**config, "tp_rank": 1})
+        assert other.batch_exists(KEYS) == hits
+
+
+def test_states_belong_to_a_rank_beside_latents_too(servers, model, storage):
+    config = {"tp_size": 2, "is_mla_model": True}
+    backends = [servers(model, storage, config={**config, "tp_rank": rank}) for rank in range(2)]
+    for backend in backends:
+        backend.register_mem_host_pool_v2(Pool(rows=1), PoolName.MAMBA)
+    pool = Pool(rows=1)
+    assert backends[0].batch_set_v2([PoolTransfer(PoolName.MAMBA, pool.indices(1), KEYS[:1])]) == {
+        PoolName.MAMBA: [True]
+    }
+    states = [backend.batch_get_v2([PoolTransfer(PoolName.MAMBA, pool.indices(2), KEYS[:1])])
+              for backend in backends]  # fmt: skip
+    assert states == [{PoolName.MAMBA: [True]}, {PoolName.MAMBA: [False]}]
+
+
+def hybrid(servers, model, storage):
+    backend = servers(model, storage)
+    window = Pool(width=3)
+    backend.register_mem_host_pool_v2(window, PoolName.SWA)
+    fill(backend)
+    return backend, window
+
+
+def test_a_window_pool_says_where_a_prefix_can_go_on(servers, model, storage):
+    backend, window = hybrid(servers, model, storage)
+    window.fill(1, 2, 4)
+    transfer = PoolTransfer(PoolName.SWA, window.indices(1, 2, 4), [KEYS[at] for at in (1, 2, 4)])
+    assert backend.batch_set_v2([transfer]) == {PoolName.SWA: [True] * 3}
+
+    def ends(trailing, policy=TRAILING):
+        asked = PoolTransfer(PoolName.SWA, keys=KEYS[:trailing], hit_policy=policy)
+        result = backend.batch_exists_v2(KEYS, [asked])
+        return result.kv_hit_pages, result.restorable_prefix_pages, result.extra_pool_hit_pages
+
+    assert ends(1) == (5, [2, 3, 5], {"swa": 5, "kv": 6})
+    assert ends(2) == (3, [3], {"swa": 3, "kv": 6})
+    assert ends(3) == (0, [], {"kv": 6})
+    assert ends(1, ALL) == (0, [], {"kv": 6})
+    assert ends(1, PoolHitPolicy.BLOCK_GROUPS) == (6, [1, 2, 3, 4, 5, 6], {"kv": 6})
+
+
+def test_a_pool_that_nobody_registered_never_hits(servers, model, storage):
+    backend, _ = hybrid(servers, model, storage)
+    asked = PoolTransfer(PoolName.INDEXER, Pool().indices(0), KEYS[:1])
+    assert backend.batch_exists_v2(KEYS, [asked]).kv_hit_pages == 0
+    assert backend.batch_get_v2([asked]) == {PoolName.INDEXER: [False]}
+    assert backend.batch_set_v2([asked]) == {PoolName.INDEXER: [False]}
+
+
+def test_a_pool_without_flat_pages_is_not_stored(servers, model, storage):
+    class Logical:
+        page_size = 4
+
+    backend = servers(model, storage, Logical())
+    assert backend.batch_exists(KEYS) == 0
+    assert backend.batch_set_v1(KEYS[:1], torch.arange(4)) == [False]
+    assert backend.batch_get(KEYS[:1], [torch.zeros(1)]) == [None]
+    assert not backend.batch_set(KEYS[:1], [torch.zeros(1)])
+
+
+def test_indices_that_do_not_fit_are_refused(servers, model, storage):
+    backend = servers(model, storage)
+    fill(backend)
+    assert backend.batch_get_v1(KEYS[:2], torch.arange(7)) == [False, False]
+    assert backend.batch_set_v1(KEYS[:2], torch.arange(9)) == [False, False]
+
+
+def test_calls_of_single_pages_work_as_well(servers, model, storage):
+    backend = servers(model, storage)
+    pool = backend.mem_pool_host
+    pool.fill(0, 1)
+    assert backend.set(KEYS[0], pool.get_data_page(0))
+    assert backend.batch_set(KEYS[1:2], [pool.get_data_page(4)])
+    first, missing = backend.batch_get(
+        [KEYS[0], KEYS[3]], [pool.get_dummy_flat_data_page() for _ in range(2)]
+    )
+    assert torch.equal(first, pool.get_data_page(0))
+    assert missing is None
+    assert backend.get(KEYS[5], pool.get_dummy_flat_data_page()) is None
+
+
+def test_a_store_that_is_down_or_full_costs_hits_and_nothing_else(
+    servers, model, monkeypatch, quiet
+):
+    faulty = []
+
+    def opened(_, form):
+        faulty.append(FaultyBackend(MemoryBackend(form, 3 * sum(form.page_bytes)), Faults()))
+        return faulty[-1]
+
+    monkeypatch.setattr("stratakv.storage.ends.open_storage", opened)
+    backend = servers(model, "memory://")
+    pool = backend.mem_pool_host
+    pool.fill(*range(6))
+    assert backend.batch_set_v1(KEYS, pool.indices(*range(6))) == [True] * 3 + [False] * 3
+    assert backend.batch_exists(KEYS) == 3
+    faulty[0].change(Faults(call_fails=1.0))
+    assert backend.batch_exists(KEYS) == 0
+    assert backend.batch_get_v1(KEYS[:2], pool.indices(0, 1)) == [False, False]
+    assert backend.batch_set_v1(KEYS[3:4], pool.indices(3)) == [False]
+    faulty[0].change(Faults())
+
+
+def test_clearing_forgets_every_page(servers, model, storage):
+    backend = servers(model, storage)
+    fill(backend)
+    assert backend.clear()
+    assert servers(model, storage).batch_exists(KEYS) == 0
+
+
+@pytest.mark.parametrize(
+    ("server", "extra", "words"),
+    [
+        ({"enable_lora": True}, {}, "--enable-lora"),
+        ({"lora_paths": ["x"]}, {}, "--enable-lora"),
+        ({"load_format": "dummy"}, {}, "--load-format dummy"),
+        ({"model_path": "org/name"}, {}, "MODEL org/name"),
+        ({}, {"storage": "ftp://x"}, "--storage ftp://x"),
+        ({}, {"storage": None}, "--hicache-storage-backend-extra-config storage None"),
+        ({}, {"storage_keyfile": "/x"}, "storage_keyfile: allowed are"),
+        ({}, {"timeout_s": 3}, "timeout_s: allowed are SGLang's own"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_no_name_can_hold_is_refused_at_the_start(
+    servers, model, storage, server, extra, words
+):
+    path = server.pop("model_path", model)
+    with pytest.raises(ConfigError, match=words):
+        servers(path, storage, config={"extra": extra}, **server)
