@@ -54,6 +54,23 @@ def summary(record_property):
     return functools.partial(record_property, SUMMARY)
 
 
+@pytest.fixture(autouse=True)
+def _logs_as_before():
+    """A logger that stays silenced would hide lines from the tests that come after."""
+    before = _own_log_levels()
+    yield
+    after = _own_log_levels()
+    assert {name: after[name] for name in before} == before
+    assert not any(level for name, level in after.items() if name not in before)
+    assert not logging.root.manager.disable
+
+
+def _own_log_levels():
+    loggers = logging.root.manager.loggerDict.items()
+    own = (one for one in loggers if one[0].partition(".")[0] == "stratakv")
+    return {name: one.level for name, one in own if isinstance(one, logging.Logger)}
+
+
 @pytest.fixture
 def quiet():
     """Engines, stores and sessions that fail on purpose log it, thousands of times."""

@@ -1,14 +1,18 @@
-"""What the benches have in common: contenders in turn and their clocks, greedy requests, and
-what an engine is sized by.
+"""What the benches have in common: contenders in turn and their clocks, one thread, quiet logs,
+greedy requests, and what an engine is sized by.
 
 Owns how a ratio comes about. Must not know what is compared with what.
 """
 
+import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import TypeVar
+
+import torch
 
 from stratakv.assembly.stores import open_store
 from stratakv.core.config import EngineConfig
@@ -53,6 +57,29 @@ class Laps:
         that is busy for a while slows both."""
         laps = zip(self._laps_s[name][1:], self._laps_s[other][1:], strict=True)
         return median(one_s / other_s for one_s, other_s in laps)
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Torch's threads would share the cores with what is measured beside them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def errors_alone(name: str) -> Generator[None]:
+    """Of the logger of that name: what it warns of or advises would stand between the tables."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def greedy(name: str, tokens: TokenIds, new_tokens: int) -> Prompt:

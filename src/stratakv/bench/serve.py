@@ -3,20 +3,16 @@
 Owns the report. Directly on the engine, without HTTP; one torch thread. Takes 4 to 6 minutes.
 """
 
-import logging
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from stratakv.assembly.models import EngineParts, build_engine
 from stratakv.bench.baselines import TARGETS, Baseline, compare
 from stratakv.bench.first_token import PROMPT_TOKENS, TARGET, FirstTokenCase, first_token
 from stratakv.bench.play import PlayFigures, play
-from stratakv.bench.rig import config_for
+from stratakv.bench.rig import config_for, errors_alone, one_thread
 from stratakv.bench.shapes import BASELINES, FIRST_TOKENS, HYBRID, build
 from stratakv.bench.workload import Chat, TraceScale, Workload, scaled_trace
 from stratakv.core.choices import TIERS
@@ -41,7 +37,7 @@ def run(*, trace: str | None, model: str | None) -> dict[str, object]:
     ``trace``: a Mooncake-format file, in place of the generated chat. ``model``: a directory, in
     place of the built-in random hybrid. ConfigError where either cannot be read.
     """
-    with _one_thread(), _quiet("transformers"), _quiet("ContinuousBatchingLogger"):
+    with one_thread(), errors_alone("transformers"), errors_alone("ContinuousBatchingLogger"):
         own = wrap(build(HYBRID)) if model is None else load_model(Path(model))
         workload = _workload(own, trace)
         print(f"workload: {workload.name}")
@@ -54,28 +50,6 @@ def run(*, trace: str | None, model: str | None) -> dict[str, object]:
         "baselines": [asdict(baseline) for baseline in baselines],
         "first_tokens": [asdict(one) for one in first_tokens],
     }
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextmanager
-def _quiet(name: str) -> Generator[None]:
-    """Advice about GPUs and kernels that are not there would stand between the tables."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _workload(model: HuggingFaceModel, trace: str | None) -> Workload:

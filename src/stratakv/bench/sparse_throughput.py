@@ -7,18 +7,16 @@ Contexts are cached before, so that what is timed is answers, with what it takes
 request. Directly on the engine, without HTTP; one torch thread.
 """
 
-import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
 
 from stratakv.assembly.models import EngineParts, build_engine, build_sized
 from stratakv.assembly.sizing import Sizes, buffer_rows, spec_for
-from stratakv.bench.rig import Laps, greedy, in_turn
+from stratakv.bench.rig import Laps, errors_alone, greedy, in_turn, one_thread
 from stratakv.bench.shapes import DEEPSEEK_V32_3X512, VOCABULARY, build
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import TokenIds
@@ -118,22 +116,16 @@ def _answer(engine: Engine, prompts: Sequence[TokenIds], count: int) -> float:
 @contextmanager
 def _engines() -> Generator[dict[str, Engine]]:
     """A model may be run by both: its weights are read alone."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    logging.getLogger("stratakv.assembly").setLevel(logging.WARNING)
-    try:
-        with ExitStack() as stack:
-            model = wrap(build(DEEPSEEK_V32_3X512).bfloat16())
-            made = {
-                RESIDENT: build_engine(model, _config(model, offload=False)),
-                OFFLOAD: _with_index_keys_of_all(model, _config(model, offload=True)),
-                SAME_MEMORY: build_engine(model, _config(model, offload=True)),
-            }
-            for parts in made.values():
-                stack.callback(parts.close)
-            yield {name: parts.engine for name, parts in made.items()}
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), errors_alone("stratakv.assembly"), ExitStack() as stack:
+        model = wrap(build(DEEPSEEK_V32_3X512).bfloat16())
+        made = {
+            RESIDENT: build_engine(model, _config(model, offload=False)),
+            OFFLOAD: _with_index_keys_of_all(model, _config(model, offload=True)),
+            SAME_MEMORY: build_engine(model, _config(model, offload=True)),
+        }
+        for parts in made.values():
+            stack.callback(parts.close)
+        yield {name: parts.engine for name, parts in made.items()}
 
 
 def _with_index_keys_of_all(model: HuggingFaceModel, config: EngineConfig) -> EngineParts:

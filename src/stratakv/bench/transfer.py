@@ -13,9 +13,8 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-import torch
 
-from stratakv.bench.rig import Laps
+from stratakv.bench.rig import Laps, one_thread
 from stratakv.bench.transfer_case import TransferCase, TransferYardstick
 from stratakv.bench.transfer_v4 import PREFILL_TARGET, measure_v4, prefill_host_on_ratio
 from stratakv.core.ids import GroupId, LayerId
@@ -44,16 +43,12 @@ _SHAPES: Final = tuple(
 
 def run() -> dict[str, object]:
     """Measure every shape, and print a table; ~40 s."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         yardstick = TransferYardstick.of(COPY_BYTES)
         cases = [_measure(*shape, yardstick) for shape in _SHAPES]
         cases.append(measure_v4(yardstick))
         del yardstick
         prefill_ratio = prefill_host_on_ratio()
-    finally:
-        torch.set_num_threads(threads)
     copier = type(DEFAULT_COPIER).__name__
     _print_table(cases, copier)
     _print_prefix(cases[-1], prefill_ratio)
