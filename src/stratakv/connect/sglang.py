@@ -27,6 +27,7 @@ from sglang.srt.runtime_context import get_server_args
 from stratakv.connect.blocking_pages import BlockingPages
 from stratakv.connect.namespace import EngineNamespace, identify_weights
 from stratakv.connect.namespace_records import NamespaceRecord, StoredPart, save_record
+from stratakv.connect.page_counts import PageEvent
 from stratakv.connect.pool_hits import Flags, PoolPages, leading, prefix_hits
 from stratakv.connect.settings import TierSettings
 from stratakv.connect.sglang_fields import fields_of, model_paths, own_settings, shard_fields
@@ -277,9 +278,15 @@ class StrataStorage(HiCacheStorage):
         return all(cleared)
 
     def close(self) -> None:
-        for name, pool in self._pools.items():
+        for pool in self._pools.values():
             pool.pages.close()
-            log.info("pages of %s, since the start: %s", name, dict(pool.pages.counts.total))
+        for name, counts in self.totals.items():
+            log.info("pages of %s, since the start: %s", name, dict(counts))
+
+    @property
+    def totals(self) -> Mapping[str, Mapping[PageEvent, int]]:
+        """By pool, what became of its pages since the start (``EVENTS``)."""
+        return {name: pool.pages.counts.total for name, pool in self._pools.items()}
 
     def _present(self, name: str, keys: Sequence[str]) -> Flags:
         pool = self._pools.get(name)
