@@ -381,7 +381,7 @@ def test_a_model_that_cannot_be_served(directory, tmp_path, no_weights, config, 
     [
         ("deepseek_v32", {}, ["--lora", "a=LORA"], "'deepseek_v32' takes no adapters"),
         ("deepseek_v4", {"quantization_config": {"quant_method": "fp8"}}, [], "are quantized"),
-        ("deepseek_v4", {}, ["--dtype", "float16"], "not in float16"),
+        ("deepseek_v4", {}, ["--dtype", "float16"], "not float16"),
     ],
 )
 def test_what_our_own_modules_do_not_do(

@@ -177,16 +177,22 @@ def test_one_rank_alone_is_never_refused():
 
 def test_what_ranks_cannot_share_is_refused_with_the_reason():
     assert "no plan" in refused("gpt2", 2)
-    assert "moe_intermediate_size 128" in refused("deepseek_v4", 3)
-    assert "intermediate_size 128" in refused("deepseek_v32", 3)
+    divisors = "does not divide by that; allowed are the divisors of 128"
+    assert refused("deepseek_v4", 3) == f"moe_intermediate_size 128 {divisors}"
+    assert refused("deepseek_v32", 3) == f"intermediate_size 128 {divisors}"
     assert refused("qwen3_moe", 4) is None
-    assert "moe_intermediate_size 24, the width of an expert" in refused(
-        "qwen3_moe", 4, moe_intermediate_size=24
+    assert refused("qwen3_moe", 4, moe_intermediate_size=24) == (
+        "each rank's part of moe_intermediate_size 24, the width of an expert, must be a multiple "
+        "of 8; allowed are the divisors of 3"
     )
-    assert "intermediate_size 48, the width of an expert" in refused(
-        "mixtral", 4, intermediate_size=48, moe_intermediate_size=None
-    )
+    narrow = refused("mixtral", 4, intermediate_size=48, moe_intermediate_size=None)
+    assert narrow.endswith("must be a multiple of 8; allowed are the divisors of 6")
+    odd = refused("qwen3_moe", 2, moe_intermediate_size=28)
+    assert odd.endswith("must be a multiple of 8; allowed is 1")
+    assert refused("qwen3_moe", 3, moe_intermediate_size=24) is None
     assert refused("llama", 4, intermediate_size=50) is None
+    quantized = {"quantization_config": {"quant_method": "fp8"}}
+    assert "allowed with more than 1 are plain ones" in refused("llama", 2, **quantized)
 
 
 def test_a_refusal_comes_before_weights(tmp_path):

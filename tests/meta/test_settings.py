@@ -86,6 +86,32 @@ def test_a_refusal_of_a_flag_names_what_is_allowed():
     assert not silent
 
 
+PUT_IN: Final = {
+    "spec/sharding.py": ("sharding_refusal",),
+    "engine/parallel.py": ("tp_refusal", "_expert_refusal", "device_refusal"),
+    "engine/deepseek/common_shard.py": ("own_shard_refusal",),
+    "engine/deepseek/refused.py": ("own_refusal",),
+}
+"""Functions whose words stand behind a flag in the refusal of another module."""
+
+
+def silent_reasons(function: ast.AST) -> list[str]:
+    """What a function returns in words that do not say what is allowed."""
+    found = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    words = [value for value in found if isinstance(value, ast.Constant | ast.JoinedStr)]
+    return [text for one in words if (text := literal(one)) and not names_what_is_allowed(one)]
+
+
+def test_a_reason_that_others_put_behind_a_flag_names_what_is_allowed():
+    bad = "def f(x):\n    if x:\n        return f'{x} is odd'\n    return None"
+    assert silent_reasons(ast.parse(bad)) == [" is odd"]
+    for fine in ("f'{x} is odd; allowed is 2'", "f'{x} is odd; {allowed_ranks(x)}'", "reason"):
+        assert not silent_reasons(ast.parse(bad.replace("f'{x} is odd'", fine)))
+    functions = {(m.name, one.name): one for m in modules() for one in m.functions()}
+    wanted = [functions[file, name] for file, names in PUT_IN.items() for name in names]
+    assert [text for one in wanted for text in silent_reasons(one)] == []
+
+
 def test_a_refusal_names_no_flag_that_does_not_exist():
     sample = Module("sample.py", "raise ConfigError(f'--host-memry {x}: allowed is {y}')")
     assert [unknown_flags(literal(text)) for text in refusals(sample)] == [{"--host-memry"}]

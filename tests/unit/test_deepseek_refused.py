@@ -46,7 +46,7 @@ REFUSED = [
     (GLM, {"indexer_types": ["shared", "full", "full", "full"]}, "'full' in the first layer"),
     (GLM, {"indexer_types": ["full", "half", "full", "full"]}, "'full' or 'shared' for each of 4"),
     (V4, {"quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
-    (V4, {"dtype": "float16"}, "not in float16"),
+    (V4, {"dtype": "float16"}, "not float16"),
     (V4, {"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
     (V4, {"mlp_bias": True}, "mlp_bias must be false, got True"),
     (V4, {"scoring_func": "softmax"}, "scoring_func must be 'sqrtsoftplus' or 'sigmoid'"),

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.distributed import DistributedConfig
 
-from stratakv.engine.deepseek.common_shard import own_rules, own_shard_refusal
+from stratakv.engine.deepseek.common_shard import allowed_ranks, own_rules, own_shard_refusal
 from stratakv.engine.deepseek.refused import OWN_TYPES
 from stratakv.engine.model_facts import DTYPES, ModelFacts
 from stratakv.spec.sharding import attention_splits, sharding_refusal
@@ -37,7 +37,7 @@ def tp_refusal(facts: ModelFacts, ranks: int) -> str | None:
     if ranks == 1:
         return None
     if facts.config.get("quantization_config") is not None:
-        return "its weights are quantized; ranks share plain ones"
+        return "its weights are quantized; allowed with more than 1 are plain ones"
     if reason := sharding_refusal(facts.config, ranks):
         return reason
     if facts.config["model_type"] in OWN_TYPES:
@@ -48,14 +48,17 @@ def tp_refusal(facts: ModelFacts, ranks: int) -> str | None:
 def _expert_refusal(facts: ModelFacts, ranks: int) -> str | None:
     """torch's grouped products want rows of 16 bytes, here of one rank's part of an expert."""
     config = facts.config
-    unit = EXPERT_ROW_BYTES // DTYPES[facts.dtype].itemsize * ranks
+    unit = EXPERT_ROW_BYTES // DTYPES[facts.dtype].itemsize
     names = [name for name in _EXPERT_WIDTHS if config.get(name)]
     if not names and any(config.get(name) for name in _EXPERT_COUNTS):
         names = ["intermediate_size"]
     for name in names:
         width = config.get(name)
-        if isinstance(width, int) and width % unit:
-            return f"{name} {width}, the width of an expert, must be a multiple of {unit}"
+        if isinstance(width, int) and width % (unit * ranks):
+            return (
+                f"each rank's part of {name} {width}, the width of an expert, must be a multiple "
+                f"of {unit}; {allowed_ranks(width, unit)}"
+            )
     return None
 
 

@@ -47,8 +47,13 @@ def own_shard_refusal(facts: ModelFacts, ranks: int) -> str | None:
     for name in _WIDTHS[config.model_type]:
         width = config.integer(name, 0)
         if width % ranks:
-            return f"{name} {width} does not divide by the number of ranks"
+            return f"{name} {width} does not divide by that; {allowed_ranks(width)}"
     return None
+
+
+def allowed_ranks(width: int, unit: int = 1) -> str:
+    """How many can share ``width``, where each has a multiple of ``unit``."""
+    return "allowed is 1" if width % unit else f"allowed are the divisors of {width // unit}"
 
 
 def own_rules(facts: ModelFacts, ranks: int) -> dict[str, str]:

@@ -30,7 +30,7 @@ def own_refusal(facts: ModelFacts) -> str | None:
     if facts.config.get("quantization_config") is not None:
         return f"its weights are quantized; of type {name!r} allowed are plain ones"
     if name == _MIXED and facts.dtype == "float16":  # Hugging Face keeps some of it in float32
-        return f"type {name!r} runs in float32 or bfloat16, not in float16"
+        return f"of type {name!r} allowed are float32 and bfloat16, not float16"
     try:
         _CHECKS[name](facts.config)
     except ConfigError as error:
