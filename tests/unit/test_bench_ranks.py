@@ -16,6 +16,7 @@ from tests.forks import fork_server
 KEYS = {
     "ballots_per_step", "broadcasts_per_step", "tick_us_p50", "ballot_us_p50",
     "bare_allreduce_us_p50", "ratio", "broadcast_us_p50", "bare_broadcast_us_p50", "ranks", "steps",
+    "cached_device_tokens", "cached_host_tokens",
 }  # fmt: skip
 
 

@@ -31,8 +31,8 @@ class RanksReport:
     and ``ratio`` that to the bare one; ``digests_us_p50`` what ``agree`` does beside it.
     ``tick_own_us_p50``: of a tick, all but the all-reduce and what is done while it is under way;
     ``tick_ratio``: the whole of it to the bare one. ``tick_plain_us_p50``: of ticks that nothing is
-    added to, with the wait for who is late. ``cached_host_tokens``: what prompts found on the
-    host."""
+    added to, with the wait for who is late. ``cached_device_tokens`` and
+    ``cached_host_tokens``: what prompts found on either tier, the same in every run."""
 
     ranks: int
     steps: int
@@ -50,6 +50,7 @@ class RanksReport:
     ratio: float
     broadcast_us_p50: float
     bare_broadcast_us_p50: float
+    cached_device_tokens: int
     cached_host_tokens: int
 
 
@@ -95,6 +96,7 @@ def report_of(records: Sequence[MeterRecord], steps: int) -> RanksReport:
         ratio=p50[TimedPart.BALLOT] / p50[TimedPart.BARE_ALLREDUCE],
         broadcast_us_p50=p50[TimedPart.BROADCAST],
         bare_broadcast_us_p50=p50[TimedPart.BARE_BROADCAST],
+        cached_device_tokens=records[0].cached_device_tokens,
         cached_host_tokens=records[0].cached_host_tokens,
     )
 

@@ -109,7 +109,11 @@ def take_part(ranks: TorchRanks, steps: int) -> MeterRecord:
         transfer.close()
     stats = engine.stats()
     ranks.close()
-    return replace(meter.record, cached_host_tokens=stats.cached_host_tokens)
+    return replace(
+        meter.record,
+        cached_device_tokens=stats.cached_device_tokens,
+        cached_host_tokens=stats.cached_host_tokens,
+    )
 
 
 def _serve(port: RankedEngine, chat: Chat, steps: int) -> None:

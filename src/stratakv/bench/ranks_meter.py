@@ -62,6 +62,7 @@ class MeterRecord:
     met_s: list[float] = field(default_factory=list[float])
     agreed_s: list[float] = field(default_factory=list[float])
     steps: int = 0
+    cached_device_tokens: int = 0
     cached_host_tokens: int = 0
 
 
