@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from stratakv.assembly.build import DEFAULT_SOCKETS, Sockets
+from stratakv.assembly.device import CPU, Device
 from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.models import CPU, Device, EngineParts, assemble
+from stratakv.assembly.models import EngineParts, assemble
 from stratakv.assembly.sizing import Sizes, buffer_rows, spec_for
 from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.config import EngineConfig

@@ -14,7 +14,8 @@ from transformers.utils import logging
 
 from stratakv.agreement.torch_ranks import TorchRanks
 from stratakv.assembly.build import Sockets
-from stratakv.assembly.models import CPU, EngineParts, build_sized
+from stratakv.assembly.device import CPU
+from stratakv.assembly.models import EngineParts, build_sized
 from stratakv.assembly.rank_context import RankContext, sharing_of
 from stratakv.assembly.sizing import size
 from stratakv.assembly.stores import reach_store

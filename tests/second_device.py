@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 import torch
 
-from stratakv.assembly.models import Device, runner_of
+from stratakv.assembly.device import Device, runner_of
 from stratakv.core.ids import NONE
 from stratakv.engine.batch import SamplingBatch, StepBatch
 from stratakv.engine.dense_kernels import DenseKernels

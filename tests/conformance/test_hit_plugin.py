@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.assembly import models
+from stratakv.assembly import device as devices
 from stratakv.cache.admit import Admitter
 from stratakv.engine.executor import Runner
 from stratakv.engine.verify import Settings, Verifier, cut_sizes
@@ -229,8 +229,10 @@ class Drifting:
 
 
 def test_a_model_whose_cached_path_differs_is_caught(monkeypatch):
-    drifting = replace(models.CPU, runner=lambda *what: Drifting(models.runner_of(*what), chunk=40))
-    monkeypatch.setattr(models, "CPU", drifting)
+    drifting = replace(
+        devices.CPU, runner=lambda *what: Drifting(devices.runner_of(*what), chunk=40)
+    )
+    monkeypatch.setattr(devices, "CPU", drifting)
     report = verified(Ours(), (Way.COMPUTED, Way.DEVICE, Way.HOST))
     assert differing(report) == {Way.DEVICE, Way.HOST}
     verdict = report[Way.DEVICE].verdict
@@ -241,8 +243,10 @@ def test_a_model_whose_cached_path_differs_is_caught(monkeypatch):
 
 
 def test_a_model_that_shows_where_it_was_cut_is_caught(monkeypatch):
-    drifting = replace(models.CPU, runner=lambda *what: Drifting(models.runner_of(*what), chunk=40))
-    monkeypatch.setattr(models, "CPU", drifting)
+    drifting = replace(
+        devices.CPU, runner=lambda *what: Drifting(devices.runner_of(*what), chunk=40)
+    )
+    monkeypatch.setattr(devices, "CPU", drifting)
     report = verified(Ours(), (Way.COMPUTED, Way.CUT), (81,))
     assert differing(report) == {Way.CUT}
     verdict = report[Way.CUT].verdict

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from stratakv.assembly.models import CPU
+from stratakv.assembly.device import CPU
 from stratakv.assembly.sizing import spec_for
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import RequestError

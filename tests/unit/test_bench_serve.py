@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.assembly.models import CPU
+from stratakv.assembly.device import CPU
 from stratakv.bench import baselines, first_token, races, serve
 from stratakv.bench.per_request import PER_REQUEST
 from stratakv.bench.play import play

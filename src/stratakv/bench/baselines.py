@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 from transformers import PreTrainedModel
 
-from stratakv.assembly.models import CPU, Device, EngineParts, build_engine
+from stratakv.assembly.device import CPU, Device
+from stratakv.assembly.models import EngineParts, build_engine
 from stratakv.bench.per_request import PER_REQUEST
 from stratakv.bench.races import Prompts, generate_batch, race, race_decode, race_generate
 from stratakv.bench.rig import attach_files, config_for

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 
-from stratakv.assembly.models import CPU
+from stratakv.assembly.device import CPU
 from stratakv.engine.dense_kernels import DenseAttention, DenseKernels
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.paged_layer import LayerPages, Scoring, Scratch

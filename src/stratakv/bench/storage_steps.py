@@ -16,8 +16,8 @@ import torch
 
 from stratakv.assembly.build import MappedMemory
 from stratakv.assembly.build import build as build_engine
+from stratakv.assembly.device import cpu_kernels, runner_of
 from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.models import cpu_kernels, runner_of
 from stratakv.assembly.sizing import Sizes
 from stratakv.bench.rig import Laps, attach_files, greedy, in_turn
 from stratakv.bench.shapes import LLAMA_4X128, build

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from stratakv.assembly.build import Sockets
-from stratakv.assembly.models import CPU, EngineParts, build_sized, check_model
+from stratakv.assembly.device import CPU
+from stratakv.assembly.models import EngineParts, build_sized, check_model
 from stratakv.assembly.rank_context import RankContext, heartbeat_s, sharing_of
 from stratakv.assembly.roles import HEARTBEAT_S, RoleParts, check_role, role_parts
 from stratakv.assembly.sizing import Sizes, size, spec_for, weights_bytes

@@ -42,7 +42,7 @@ from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import TransferEngine
 
 if TYPE_CHECKING:
-    from stratakv.assembly.models import Device
+    from stratakv.assembly.device import Device
     from stratakv.engine.model import HuggingFaceModel
     from stratakv.engine.verify import StartSubject
 
@@ -85,9 +85,9 @@ class HitEqualsRecompute:
 
     def device(self) -> "Device[Any]":
         """What the engine is made of: the CPU's, with ``transfer``."""
-        from stratakv.assembly import models  # noqa: PLC0415 - as above
+        from stratakv.assembly import device as devices  # noqa: PLC0415 - as above
 
-        return replace(models.CPU, transfer=self.transfer)
+        return replace(devices.CPU, transfer=self.transfer)
 
     def start(self, model: "HuggingFaceModel") -> "StartSubject":
         """What starts an engine over ``model``."""

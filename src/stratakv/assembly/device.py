@@ -1,0 +1,115 @@
+"""What an engine runs on: everything of one kind of device, and what runs each model type.
+
+Owns both choices; another device is another ``Device``, and nothing else. Must not take memory, nor
+know settings.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeAlias, TypeVar
+
+import torch
+
+from stratakv.assembly.build import MakeAllocator, MakeArena, MakeExecutor
+from stratakv.core.ids import GroupId
+from stratakv.engine.deepseek.refused import OWN_TYPES
+from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
+from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
+from stratakv.engine.dense_kernels import DenseKernels
+from stratakv.engine.executor import Runner, SerialExecutor
+from stratakv.engine.kernels import AttentionKernels
+from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.row_kernels import RowKernels
+from stratakv.engine.runner import ModelRunner
+from stratakv.engine.torch_pools import LayerTensors, TorchPools
+from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.block_table import BlockTable
+from stratakv.memory.host_arena import HostArena
+from stratakv.spec.groups import CacheSpec
+from stratakv.spec.offload import SELECTED
+from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.transfer.engine import TransferEngine
+from stratakv.transfer.host_rows import CpuHostRows, HostRows
+
+P = TypeVar("P", bound=LayerTensors)
+RunnerOf: TypeAlias = Callable[
+    [HuggingFaceModel, CacheSpec, LayerTensors, BlockTable, AttentionKernels], Runner
+]
+OWN_RUNNERS: Final[Mapping[str, RunnerOf]] = {
+    "deepseek_v32": DeepSeekV32Runner,
+    "glm_moe_dsa": DeepSeekV32Runner,
+    "deepseek_v4": DeepSeekV4Runner,
+}
+"""Model types whose Hugging Face module takes no ragged batch: our own runs in its place."""
+SPILLING_RUNNERS: Final = {
+    "deepseek_v32": DeepSeekV32Runner,
+    "glm_moe_dsa": DeepSeekV32Runner,
+    "deepseek_v4": DeepSeekV4Runner,
+}
+assert SPILLING_RUNNERS.keys() == SELECTED.keys()
+assert OWN_RUNNERS.keys() == OWN_TYPES
+
+
+def runner_of(
+    model: HuggingFaceModel,
+    spec: CacheSpec,
+    pools: LayerTensors,
+    tables: BlockTable,
+    kernels: AttentionKernels,
+) -> Runner:
+    """What runs the model: Hugging Face's module unmodified, or our own in its place."""
+    own = OWN_RUNNERS.get(str(model.config["model_type"]), ModelRunner)
+    return own(model, spec, pools, tables, kernels)
+
+
+def spilling_runner(
+    model: HuggingFaceModel,
+    spec: CacheSpec,
+    pools: LayerTensors,
+    tables: BlockTable,
+    kernels: AttentionKernels,
+    host: HostRows,
+) -> Runner:
+    """The same where a group has its home on the host, which ``host`` reads."""
+    own = SPILLING_RUNNERS[str(model.config["model_type"])]
+    return own(model, spec, pools, tables, kernels, host)
+
+
+def cpu_kernels(model: HuggingFaceModel) -> AttentionKernels:
+    """torch's sparse kernels know float32 alone."""
+    dtype = model.module.dtype
+    return RowKernels() if dtype == torch.float32 else DenseKernels(model.device, dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device(Generic[P]):
+    """Everything that an engine is made of on one kind of device, and on no other.
+
+    pools: bytes of the device tier, of any type that gives the runner a tensor for each layer;
+    ``transfer``, which copies between them and the host ``arenas``, knows that type. allocator: who
+    gives out page ids. kernels: what attends over pages, in the model's dtype. runner: what turns a
+    batch into logits. host_rows: what reads rows of host pages in a step; None: no group can have
+    its home on the host. executor: how its steps are launched and collected, and, by its
+    ``launched``, what copies come after; steps_at_once: its depth. on_host: whether the device tier
+    takes host memory.
+    """
+
+    pools: Callable[[CacheSpec, Sequence[int]], P]
+    transfer: Callable[[CacheSpec, P, Sequence[HostArena]], TransferEngine]
+    kernels: Callable[[HuggingFaceModel], AttentionKernels]
+    allocator: MakeAllocator = PageAllocator
+    arenas: MakeArena = HostArena
+    runner: RunnerOf = runner_of
+    host_rows: Callable[[GroupId, P, Sequence[HostArena]], HostRows] | None = None
+    executor: MakeExecutor = SerialExecutor
+    steps_at_once: int = 1
+    on_host: bool = False
+
+
+CPU: Final = Device(
+    pools=TorchPools,
+    transfer=CpuTransferEngine,
+    kernels=cpu_kernels,
+    host_rows=CpuHostRows,
+    on_host=True,
+)
