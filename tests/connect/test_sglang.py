@@ -28,6 +28,11 @@ FAMILIES = {
     ),
 }  # fmt: skip
 """What differs, and how many pages a prompt leaves in the store: those of KV, and of a window."""
+TIERS = {
+    "enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_io_backend": "direct",
+    "hicache_mem_layout": "page_first_direct", "hicache_write_policy": "write_through",
+    "hicache_storage_prefetch_policy": "wait_complete",
+}  # fmt: skip
 
 
 def case(model, store, prompts, pages=None):
@@ -36,12 +41,10 @@ def case(model, store, prompts, pages=None):
         "class_name": "StrataStorage", "interface_v1": 1, "prefetch_threshold": 16,
         "storage": f"file://{store}?quota=512MiB",
     }  # fmt: skip
-    tiers = {
-        "enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_io_backend": "direct",
-        "hicache_mem_layout": "page_first_direct", "hicache_write_policy": "write_through",
-        "hicache_storage_prefetch_policy": "wait_complete", "hicache_storage_backend": "dynamic",
+    tiers = TIERS | {
+        "hicache_storage_backend": "dynamic",
         "hicache_storage_backend_extra_config": json.dumps(extra),
-    }  # fmt: skip
+    }
     return {
         "engine": {
             "model_path": str(model), "skip_tokenizer_init": True, "device": "cpu",

@@ -9,7 +9,10 @@ import pytest
 
 from stratakv.bench.connect_lives import (
     SHARED_TOKENS,
+    Life,
+    cpu_s,
     disk_bytes,
+    measure,
     prompt,
     wait_until_quiet,
     warm_up,
@@ -36,6 +39,7 @@ cached = 0 if not again else 512 if ours else 1024
 Path(sys.argv[4]).write_text(json.dumps({{
     "first_token_s": [0.5 if ours else 1.0] * 8, "cached": [cached] * 8,
     "written_s": 1.0 if ours else 4.0, "written_bytes": 100 if ours else 400,
+    "cpu_s": 3.0 if ours else 4.0,
     "disk_bytes": full if ours and full else 1000,
 }}))
 """
@@ -63,6 +67,7 @@ def test_ratios_are_ours_to_theirs_and_a_lost_hit_counts(engine, tmp_path, capsy
     (case,) = figures["cases"]
     assert (case["engine"], case["model"]) == ("vllm", tmp_path.name)
     assert (case["ttft_ratio"], case["store_ratio"], case["bytes_ratio"]) == (0.5, 4.0, 0.25)
+    assert case["store_cpu_ratio"] == 0.75
     assert case["hits_lost"] == 2 * 8 * 512
     assert "restart hit" in capsys.readouterr().out
 
@@ -111,6 +116,38 @@ def test_prompts_begin_alike_and_a_warm_up_never_comes_back():
     assert one[:SHARED_TOKENS] == other[:SHARED_TOKENS]
     assert one[SHARED_TOKENS:] != other[SHARED_TOKENS:]
     assert warm_up() != warm_up()
+
+
+def test_a_life_is_measured_from_its_first_prompt_to_its_last_page(tmp_path):
+    (tmp_path / "page").write_bytes(b"x" * 5000)
+    life = Life(
+        engine="vllm", model="m", tier="own", directory=str(tmp_path), quota_bytes=0,
+        prompts=(3, 1), prompt_tokens=600, stand_ins=True,
+    )  # fmt: skip
+    events = []
+
+    def answer(tokens):
+        events.append(tokens)
+        return len(events)
+
+    def settle(since_s):
+        events.append(since_s)
+        return 7.0
+
+    lived = measure(life, answer, settle)
+    assert [prompt(3, 600), prompt(1, 600)] == events[2:4]
+    assert len(events) == 5
+    assert events[1] <= events[4]
+    assert (lived.cached, lived.written_s) == ((3, 4), 7.0)
+    assert len(lived.first_token_s) == 2
+    assert lived.cpu_s >= 0
+    assert lived.disk_bytes >= 5000
+
+
+def test_processors_are_counted():
+    before = cpu_s()
+    while cpu_s() == before:
+        sum(range(100_000))
 
 
 def test_what_a_directory_takes_and_when_its_last_page_was_written(tmp_path):

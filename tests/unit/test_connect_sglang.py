@@ -211,6 +211,52 @@ def test_a_pool_without_flat_pages_is_not_stored(servers, model, storage):
     assert not backend.batch_set(KEYS[:1], [torch.zeros(1)])
 
 
+class InOnePiece(Pool):
+    """A page is a run of the pool's own memory, as latents' is."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = torch.zeros((16, 2, self.page_size, 6))
+
+    def _page(self, index):
+        return self.buffer[index // self.page_size]
+
+    def set_from_flat_data_page(self, index, data_page):
+        raise AssertionError("a page is read where it lies")
+
+
+def test_pages_that_lie_in_one_piece_are_read_and_written_in_place(servers, model, storage):
+    first = servers(model, storage, InOnePiece())
+    pool = first.mem_pool_host
+    fill(first)
+    sent = pool.buffer.clone()
+    assert first.batch_get_v1(KEYS[:3], pool.indices(9, 4, 12)) == [True] * 3
+    sent[[9, 4, 12]] = sent[:3].clone()
+    assert torch.equal(pool.buffer, sent)
+
+
+class Anchor(Pool):
+    """DeepSeek-V4's: its pages have no bytes, and what counts lies in the pools beside it."""
+
+    def _page(self, index):
+        return torch.zeros(0)
+
+
+def test_an_anchor_without_bytes_marks_what_was_stored(servers, model, storage):
+    backend = servers(model, storage, Anchor())
+    window = Pool(width=3)
+    backend.register_mem_host_pool_v2(window, PoolName.SWA)
+    assert backend.batch_exists(KEYS) == 0
+    assert backend.batch_set_v1(KEYS[:3], torch.arange(12)) == [True] * 3
+    again = servers(model, storage, Anchor())
+    assert again.batch_exists(KEYS) == 3
+    assert again.batch_get_v1(KEYS[:4], torch.arange(16)) == [True] * 3 + [False]
+    asked = PoolTransfer(PoolName.SWA, keys=KEYS[:1], hit_policy=TRAILING)
+    assert backend.batch_exists_v2(KEYS, [asked]).kv_hit_pages == 0
+    backend.batch_set_v2([PoolTransfer(PoolName.SWA, window.indices(0), KEYS[1:2])])
+    assert backend.batch_exists_v2(KEYS, [asked]).restorable_prefix_pages == [2]
+
+
 def test_indices_that_do_not_fit_are_refused(servers, model, storage):
     backend = servers(model, storage)
     fill(backend)

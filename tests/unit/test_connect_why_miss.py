@@ -11,6 +11,7 @@ import pytest
 
 from stratakv.cli import main
 from stratakv.connect.namespace_records import load_records, records_directory
+from stratakv.connect.why_miss import AskedPrompt
 from tests.fixtures import fake_sglang, fake_vllm
 from tests.fixtures.fake_vllm import make_offload_key
 from tests.unit.test_connect_vllm import Manager, checkpoint
@@ -19,10 +20,11 @@ PROMPT = list(range(100))
 WINDOW = "SlidingWindowSpec(sliding_window=64)"
 
 
-def hashes(tokens, hash_tokens, hash_name):
+def hashes(prompt, hash_tokens, hash_name):
     """Chained, as an engine's are."""
+    tokens, apart = prompt.tokens, f"{prompt.cache_salt} {prompt.extra_key}"
     ends = range(hash_tokens, len(tokens) + 1, hash_tokens)
-    return [hashlib.sha256(f"{hash_name} {tokens[:end]}".encode()).digest() for end in ends]
+    return [hashlib.sha256(f"{hash_name} {apart} {tokens[:end]}".encode()).digest() for end in ends]
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +51,9 @@ def start(monkeypatch, model, storage):
     """Starts vLLM's side, stores blocks of the prompt by group, and ends it."""
     adapter = fake_vllm.install(monkeypatch)
 
-    def start(full=(), window=(), **changes):
+    def start(full=(), window=(), salt=None, **changes):
         manager = Manager(adapter, model, storage, **changes)
-        blocks = hashes(PROMPT, 32, "sha256")
+        blocks = hashes(AskedPrompt(tokens=PROMPT, cache_salt=salt), 32, "sha256")
         keys = [make_offload_key(blocks[at], 0) for at in full]
         keys += [make_offload_key(blocks[at], 1) for at in window]
         if keys:
@@ -129,6 +131,38 @@ def test_starts_over_another_store_do_not_count(start, why, tmp_path):
     assert "no start of vllm" in text
 
 
+def test_a_prompt_is_looked_for_under_its_salt(start, why):
+    start(full=range(3), window=range(3), salt="Ada")
+    salted = {"prompt": PROMPT, "cache_salt": "Ada"}
+    assert "96 tokens could be reused" in why(prompt=salted)[1]
+    for other in (PROMPT, {**salted, "cache_salt": "Ben"}, {**salted, "extra_key": "x"}):
+        text = why(prompt=other)[1]
+        assert "): 0 tokens could be reused" in text
+        assert "without its salt" not in text
+        assert "stopped by page 0" in text
+
+
+def test_what_others_have_stored_without_a_salt_is_named(start, why):
+    start(full=range(3), window=range(3))
+    text = why(prompt={"prompt": PROMPT, "cache_salt": "Ada"})[1]
+    assert "): 0 tokens could be reused" in text
+    assert "without its salt and key 96 tokens could be reused" in text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ({"prompt": PROMPT, "salt": "Ada"}, "salt: allowed are prompt, cache_salt, extra_key"),
+        ({"prompt": PROMPT, "cache_salt": 7}, "cache_salt 7: allowed is text"),
+    ],
+)
+def test_a_field_that_no_request_has_is_refused(start, why, prompt, words):
+    start()
+    code, text = why(prompt=prompt)
+    assert code == 2
+    assert words in text
+
+
 @pytest.mark.parametrize("prompt", [{}, ["a"], [1.5], [True]])
 def test_what_is_no_prompt_is_refused(start, why, prompt):
     start()
@@ -170,7 +204,7 @@ def test_a_pool_of_sglang_that_lacks_its_last_page_is_named(monkeypatch, why, mo
         sys.modules["stratakv.connect.sglang_hashes"], "block_hashes",
         lambda *given: [block.hex().encode() for block in hashes(*given)],
     )  # fmt: skip
-    keys = [block.hex() for block in hashes(PROMPT[:16], 4, "sha256")]
+    keys = [block.hex() for block in hashes(AskedPrompt(tokens=PROMPT[:16]), 4, "sha256")]
     assert backend.batch_set_v1(keys, pool.indices(0, 1, 2, 3)) == [True] * 4
     asked = fake_sglang.PoolTransfer(fake_sglang.PoolName.SWA, window.indices(1), keys[1:2])
     assert backend.batch_set_v2([asked]) == {"swa": [True]}

@@ -38,10 +38,12 @@ _ENGINE_PATHS: Final = {"vllm": (".",), "sglang": (".", "sglang_cpu")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierFigures:
-    """Medians over rounds. ``cached``: tokens of each prompt after a restart."""
+    """Medians over rounds. ``store_cpu_s``: of processors, from the first prompt to the last page.
+    ``cached``: tokens of each prompt after a restart."""
 
     ttft_s: float
     store_tokens_s: float
+    store_cpu_s: float
     bytes_per_token: float
     cached: tuple[int, ...]
 
@@ -58,13 +60,15 @@ class QuotaFigures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectCase:
     """A ratio is ours to theirs: of the seconds to the first token of a restart hit, of the tokens
-    that are computed and stored in a second, of the bytes that are written. ``hits_lost``: tokens
-    that theirs has served after a restart, and ours has not."""
+    that are computed and stored in a second, of the seconds of processors that this takes, of the
+    bytes that are written. ``hits_lost``: tokens that theirs has served after a restart, and ours
+    has not."""
 
     engine: str
     model: str
     ttft_ratio: float
     store_ratio: float
+    store_cpu_ratio: float
     bytes_ratio: float
     hits_lost: int
     ours: TierFigures
@@ -187,6 +191,7 @@ def _measure(
         model=built_in or Path(name).name,
         ttft_ratio=median(_ratios(map(_ttft_s, ours), map(_ttft_s, theirs))),
         store_ratio=median(_ratios(_written(stored["own"]), _written(stored["strata"]))),
+        store_cpu_ratio=median(_ratios(map(_cpu_s, stored["strata"]), map(_cpu_s, stored["own"]))),
         bytes_ratio=stored["strata"][0].written_bytes / stored["own"][0].written_bytes,
         hits_lost=sum(
             max(0, other - one)
@@ -240,6 +245,10 @@ def _ttft_s(life: Lived) -> float:
     return median(life.first_token_s)
 
 
+def _cpu_s(life: Lived) -> float:
+    return life.cpu_s
+
+
 def _written(lives: Sequence[Lived]) -> Iterator[float]:
     return (life.written_s for life in lives)
 
@@ -253,6 +262,7 @@ def _figures(stored: Sequence[Lived], restarted: Sequence[Lived]) -> TierFigures
     return TierFigures(
         ttft_s=median(map(_ttft_s, restarted)),
         store_tokens_s=tokens / median(_written(stored)),
+        store_cpu_s=median(map(_cpu_s, stored)),
         bytes_per_token=stored[0].written_bytes / tokens,
         cached=tuple(restarted[0].cached),
     )
@@ -266,6 +276,8 @@ def _print(case: ConnectCase) -> None:
          case.ttft_ratio),
         ("tokens a second while storing", ours.store_tokens_s, theirs.store_tokens_s,
          case.store_ratio),
+        ("seconds of processors for that", ours.store_cpu_s, theirs.store_cpu_s,
+         case.store_cpu_ratio),
         ("bytes written per prompt token", ours.bytes_per_token, theirs.bytes_per_token,
          case.bytes_ratio),
         ("cached tokens after a restart", sum(ours.cached), sum(theirs.cached), None),

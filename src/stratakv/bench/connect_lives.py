@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -19,6 +19,8 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 BenchTier: TypeAlias = Literal["strata", "own"]
+Answer: TypeAlias = Callable[[list[int]], int]
+Settle: TypeAlias = Callable[[float], float]
 PAGE_TOKENS: Final = 32
 """Of a page, in both engines; vLLM's CPU kernels take multiples of it."""
 SHARED_TOKENS: Final = 8 * PAGE_TOKENS
@@ -65,15 +67,41 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lived:
-    """By prompt: seconds to the first token, and tokens that were not computed. ``written_s`` and
-    ``written_bytes``: from the first prompt until the last page was written. ``disk_bytes``: what
-    the directory takes then."""
+    """By prompt: seconds to the first token, and tokens that were not computed. ``written_s``,
+    ``cpu_s`` (of the engine's processors) and ``written_bytes``: from the first prompt until the
+    last page was written. ``disk_bytes``: what the directory takes then."""
 
     first_token_s: tuple[float, ...]
     cached: tuple[int, ...]
     written_s: float
+    cpu_s: float
     written_bytes: int
     disk_bytes: int
+
+
+def measure(life: Life, answer: Answer, settle: Settle) -> Lived:
+    """Ask all prompts of ``life``, one after another, after one that is none of them. ``answer``:
+    tokens of a prompt that were not computed. ``settle``: wait until nothing is left to write; the
+    seconds from a moment (``time.time``) to the last write."""
+    answer(warm_up())
+    settle(time.time())
+    taken_s: list[float] = []
+    cached: list[int] = []
+    before, used_s, begun_s = written_bytes(), cpu_s(), time.time()
+    for seed in life.prompts:
+        tokens = prompt(seed, life.prompt_tokens)
+        asked_s = time.perf_counter()
+        cached.append(answer(tokens))
+        taken_s.append(time.perf_counter() - asked_s)
+    written_s = settle(begun_s)
+    return Lived(
+        first_token_s=tuple(taken_s),
+        cached=tuple(cached),
+        written_s=written_s,
+        cpu_s=cpu_s() - used_s,
+        written_bytes=written_bytes() - before,
+        disk_bytes=disk_bytes(Path(life.directory)),
+    )
 
 
 def prompt(seed: int, tokens: int) -> list[int]:
@@ -105,6 +133,25 @@ def disk_bytes(directory: Path) -> int:
 
 def written_bytes() -> int:
     """What this process and those that it has started have written to disks so far."""
+    total = 0
+    for pid in _own_processes():
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+            total += int(dict(line.split(": ") for line in lines)["write_bytes"])
+    return total
+
+
+def cpu_s() -> float:
+    """What these processes have used of processors so far, in the kernel too."""
+    ticks = 0
+    for pid in _own_processes():
+        with suppress(OSError):
+            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(after_name[11]) + int(after_name[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _own_processes() -> set[int]:
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
@@ -112,12 +159,7 @@ def written_bytes() -> int:
     ours = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more
-    total = 0
-    for pid in ours:
-        with suppress(OSError):
-            lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-            total += int(dict(line.split(": ") for line in lines)["write_bytes"])
-    return total
+    return ours
 
 
 def wait_until_quiet(directory: Path, begun_s: float) -> float:

@@ -5,7 +5,6 @@
 Owns SGLang's settings in it. Runs in SGLang's environment."""
 
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,14 @@ from stratakv.bench.connect_lives import (
     PAGE_TOKENS,
     Life,
     Lived,
-    disk_bytes,
-    prompt,
+    measure,
     wait_until_quiet,
-    warm_up,
-    written_bytes,
 )
 
 
 def live(life: Life) -> Lived:
     import sglang  # noqa: PLC0415 - takes seconds
 
-    directory = Path(life.directory)
     engine = sglang.Engine(**_arguments(life))
     sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
 
@@ -34,27 +29,10 @@ def live(life: Life) -> Lived:
         one = engine.generate(input_ids=tokens, sampling_params=sampling)
         return int(one["meta_info"]["cached_tokens"])
 
-    answer(warm_up())
-    wait_until_quiet(directory, time.time())
-    taken_s: list[float] = []
-    cached: list[int] = []
-    before = written_bytes()
-    begun_s = time.time()
-    for seed in life.prompts:
-        tokens = prompt(seed, life.prompt_tokens)
-        asked_s = time.perf_counter()
-        cached.append(answer(tokens))
-        taken_s.append(time.perf_counter() - asked_s)
-    written_s = wait_until_quiet(directory, begun_s)
-    written = written_bytes() - before
+    # SGLang writes beside, in processes of its own: the directory alone says when it has ended.
+    lived = measure(life, answer, lambda since_s: wait_until_quiet(Path(life.directory), since_s))
     engine.shutdown()
-    return Lived(
-        first_token_s=tuple(taken_s),
-        cached=tuple(cached),
-        written_s=written_s,
-        written_bytes=written,
-        disk_bytes=disk_bytes(directory),
-    )
+    return lived
 
 
 def _arguments(life: Life) -> Mapping[str, Any]:

@@ -7,19 +7,9 @@ Owns vLLM's settings in it. Runs in vLLM's environment."""
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from stratakv.bench.connect_lives import (
-    HOST_BYTES,
-    PAGE_TOKENS,
-    Life,
-    Lived,
-    disk_bytes,
-    prompt,
-    warm_up,
-    written_bytes,
-)
+from stratakv.bench.connect_lives import HOST_BYTES, PAGE_TOKENS, Life, Lived, measure
 
 
 def live(life: Life) -> Lived:
@@ -39,28 +29,9 @@ def live(life: Life) -> Lived:
         (one,) = llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
         return int(one.num_cached_tokens)
 
-    answer(warm_up())
-    _settle(core)
-    taken_s: list[float] = []
-    cached: list[int] = []
-    before = written_bytes()
-    begun_s = time.perf_counter()
-    for seed in life.prompts:
-        tokens = prompt(seed, life.prompt_tokens)
-        asked_s = time.perf_counter()
-        cached.append(answer(tokens))
-        taken_s.append(time.perf_counter() - asked_s)
-    _settle(core)
-    written_s = time.perf_counter() - begun_s
-    written = written_bytes() - before
+    lived = measure(life, answer, lambda since_s: _settle(core, since_s))
     llm.llm_engine.engine_core.shutdown()
-    return Lived(
-        first_token_s=tuple(taken_s),
-        cached=tuple(cached),
-        written_s=written_s,
-        written_bytes=written,
-        disk_bytes=disk_bytes(Path(life.directory)),
-    )
+    return lived
 
 
 def _arguments(life: Life) -> Mapping[str, Any]:
@@ -94,9 +65,10 @@ def _transfer(life: Life) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _settle(core: Any) -> None:  # noqa: ANN401 - vLLM's EngineCore
+def _settle(core: Any, since_s: float) -> float:  # noqa: ANN401 - vLLM's EngineCore
     """Step until the tiers have nothing under way."""
     manager = core.scheduler.connector.connector_scheduler.manager
     while manager.has_pending_work():
         core.step()
         time.sleep(0.0005)
+    return time.time() - since_s

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from stratakv.connect.engines import ENGINES, SupportedEngine
 from stratakv.connect.namespace_records import load_records
 from stratakv.connect.stores import open_engine_store
-from stratakv.connect.why_miss import BlockHashes, look_up
+from stratakv.connect.why_miss import AskedPrompt, BlockHashes, look_up
 from stratakv.connect.why_miss import lines_of as why_miss_lines
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
@@ -35,6 +35,8 @@ from stratakv.storage.ends import close_ends
 from stratakv.storage.urls import hidden
 
 PROBE_BYTES: Final = 4096
+APART: Final = ("cache_salt", "extra_key")
+"""Fields of a request that keep its pages apart; the second is SGLang's."""
 Verdict: TypeAlias = Literal["fine", "untested", "bad"]
 
 
@@ -84,19 +86,28 @@ def lines_of(checks: Sequence[Check], setup: EngineSetup) -> list[str]:
     return [*lines, "", command_line(setup)]
 
 
-def read_prompt(name: str) -> list[int]:
-    """Token ids in a file; ConfigError where it has none."""
+def read_prompt(name: str) -> AskedPrompt:
+    """Of a file; ConfigError where it has none."""
     try:
         found: object = json.loads(Path(name).read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"--why-miss {name}: {error}; allowed is JSON, token ids") from error
-    if not isinstance(found, list) or not all(type(token) is int for token in found):
+    given: dict[str, Any] = dict(found) if isinstance(found, dict) else {"prompt": found}
+    tokens: object = given.pop("prompt", None)
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise ConfigError(f"--why-miss {name}: allowed is JSON, a list of token ids")
-    return found
+    if unknown := sorted(given.keys() - set(APART)):
+        raise ConfigError(
+            f"--why-miss {name} {', '.join(unknown)}: allowed are prompt, {', '.join(APART)}"
+        )
+    for field, value in given.items():
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"--why-miss {name} {field} {value}: allowed is text")
+    return AskedPrompt(tokens=tokens, **given)
 
 
-def explain(setup: EngineSetup, tokens: Sequence[int]) -> list[str]:
-    """Why a prompt of these tokens is computed, for people. ConfigError where nothing is known."""
+def explain(setup: EngineSetup, prompt: AskedPrompt) -> list[str]:
+    """Why a prompt is computed, for people. ConfigError where nothing is known."""
     where = hidden(setup.storage)
     records = [one for one in load_records(setup.engine) if one.storage == where]
     if not records:
@@ -117,7 +128,9 @@ def explain(setup: EngineSetup, tokens: Sequence[int]) -> list[str]:
             ends.writing.close()
         return ends.reading
 
-    return why_miss_lines([look_up(one, tokens, hashes, opening) for one in records], len(tokens))
+    found = [look_up(one, prompt, hashes, opening) for one in records]
+    shared = look_up(records[0], prompt.shared, hashes, opening)
+    return why_miss_lines(found, len(prompt.tokens), shared)
 
 
 def _release(engine: SupportedEngine) -> Check:

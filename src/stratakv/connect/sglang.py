@@ -47,13 +47,17 @@ FLAG: Final = "--hicache-storage-backend-extra-config"
 KV: Final = str(PoolName.KV)
 SHARDED: Final = frozenset({str(PoolName.MAMBA)})
 """Pools that each rank has a part of, also where latents are the same on all."""
+MARK: Final = b"\1"
+"""Of a page without bytes: what is stored in its place."""
 LAST_PAGE: Final = frozenset({str(PoolName.MAMBA), str(PoolName.SWA)})
 """Pools of which a prefix needs its last page at least; of others, all pages."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pool:
-    """One host pool and where its pages are kept. ``rows``: indices that a page has."""
+    """One host pool and where its pages are kept. ``rows``: indices that a page has.
+    ``page_bytes``: 0 of an anchor without bytes, whose pages are marked as stored (DeepSeek-V4's:
+    what counts lies in the pools beside it). ``in_place``: a page lies in one piece."""
 
     host: Any
     rows: int
@@ -62,6 +66,7 @@ class _Pool:
     namespace: EngineNamespace
     shard: int
     pages: BlockingPages
+    in_place: bool
 
     def names(self, keys: Sequence[str]) -> list[ObjectKey]:
         return [
@@ -72,19 +77,27 @@ class _Pool:
         return self.pages.contains(self.names(keys))
 
     def load(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
-        memory = np.empty((len(keys), self.page_bytes), np.uint8)
-        hit = self.pages.read(self.names(keys), [row.data for row in memory])
+        """What pages hold that were not loaded is undefined."""
+        names = self.names(keys)
+        if self.in_place:
+            return self.pages.read(names, self._memory(keys, indices))
+        memory = np.empty((len(keys), max(self.page_bytes, len(MARK))), np.uint8)
+        hit = self.pages.read(names, [row.data for row in memory])
         for at, (row, there) in enumerate(zip(memory, hit, strict=True)):
-            if there:
+            if there and self.page_bytes:
                 page = torch.from_numpy(row).view(self.dtype)
                 self.host.set_from_flat_data_page(int(indices[at * self.rows]), page)
         return hit
 
     def store(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
+        if not self.page_bytes:
+            return self.pages.write(self.names(keys), [memoryview(MARK)] * len(keys))
+        return self.pages.write(self.names(keys), self._memory(keys, indices))
+
+    def _memory(self, keys: Sequence[str], indices: torch.Tensor) -> list[memoryview]:
+        """Of each page; a copy where it does not lie in one piece."""
         firsts = [int(indices[at * self.rows]) for at in range(len(keys))]
-        # Held as long as their memory is read.
-        pages = [self.host.get_data_page(first, flat=True).contiguous() for first in firsts]
-        return self.pages.write(self.names(keys), [_bytes_of(page) for page in pages])
+        return [_bytes_of(self.host.get_data_page(first, flat=True)) for first in firsts]
 
     def fits(self, keys: Sequence[str], indices: torch.Tensor | None) -> bool:
         return indices is not None and len(indices) == len(keys) * self.rows
@@ -139,7 +152,7 @@ class StrataStorage(HiCacheStorage):
         ends = open_engine_store(
             self._settings.storage,
             self._settings.storage_key_file,
-            format_of(namespace, [sample.nbytes]),
+            format_of(namespace, [max(sample.nbytes, len(MARK))]),
         )
         whole = self._config.is_mla_model and name not in SHARDED
         self._pools[name] = _Pool(
@@ -150,6 +163,7 @@ class StrataStorage(HiCacheStorage):
             namespace=namespace,
             shard=0 if whole else int(self._config.tp_rank),
             pages=BlockingPages(ends, MonotonicClock()),
+            in_place=_lies_in_one_piece(host, sample.nbytes),
         )
         self._recorded |= {f"{name} {field}": value for field, value in fields.items()}
         if self._config.tp_rank == 0:  # names of the others differ in the rank alone
@@ -267,8 +281,7 @@ class StrataStorage(HiCacheStorage):
         pool = self._pools.get(KV)
         if pool is None:
             return False
-        pages = [value.contiguous() for value in values]
-        return all(pool.pages.write(pool.names(keys), [_bytes_of(page) for page in pages]))
+        return all(pool.pages.write(pool.names(keys), [_bytes_of(page) for page in values]))
 
     # -- all of it -----------------------------------------------------------------------------
 
@@ -314,7 +327,7 @@ def _save_record(where: str, fields: Mapping[str, str], pools: Mapping[str, _Poo
         StoredPart(
             name=f"pool {name}",
             digest=pool.namespace.digest.hex(),
-            page_bytes=(pool.page_bytes,),
+            page_bytes=(max(pool.page_bytes, len(MARK)),),
             group=0,
             shard=pool.shard,
             page_tokens=kv.rows,
@@ -335,5 +348,13 @@ def _save_record(where: str, fields: Mapping[str, str], pools: Mapping[str, _Poo
 
 
 def _bytes_of(page: torch.Tensor) -> memoryview:
-    """Of a page that lies in one piece."""
+    """Its own where it lies in one piece; the view keeps what it is of."""
     return page.flatten().view(torch.uint8).numpy().data
+
+
+def _lies_in_one_piece(host: HostKVCache, page_bytes: int) -> bool:
+    """Whether a flat page is the pool's own memory: two copies would lie in two places."""
+    if not page_bytes:
+        return False
+    one, other = (host.get_data_page(0, flat=True) for _ in range(2))
+    return bool(one.is_contiguous() and one.data_ptr() == other.data_ptr())

@@ -19,8 +19,23 @@ from stratakv.connect.namespace_records import NamespaceRecord, StoredPart
 from stratakv.core.ids import GroupId
 from stratakv.storage.backend import ObjectKey, StorageBackend, StoreFormat
 
-BlockHashes: TypeAlias = Callable[[Sequence[int], int, str], Sequence[bytes]]
-"""An engine's own, of tokens, by how many tokens a hash is of and what hashes them."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompt:
+    """``cache_salt`` and ``extra_key``: as its request had them, which keep prompts apart."""
+
+    tokens: Sequence[int]
+    cache_salt: str | None = None
+    extra_key: str | None = None
+
+    @property
+    def shared(self) -> "AskedPrompt":
+        """The same tokens, of a request that anybody could have sent."""
+        return AskedPrompt(tokens=self.tokens)
+
+
+BlockHashes: TypeAlias = Callable[[AskedPrompt, int, str], Sequence[bytes]]
+"""An engine's own, of a prompt, by how many tokens a hash is of and what hashes them."""
 OpenPart: TypeAlias = Callable[[StoreFormat], StorageBackend]
 SHOWN: Final = 60
 """Characters of a setting."""
@@ -56,10 +71,10 @@ class PromptPages:
 
 
 def look_up(
-    record: NamespaceRecord, tokens: Sequence[int], hashes: BlockHashes, opening: OpenPart
+    record: NamespaceRecord, prompt: AskedPrompt, hashes: BlockHashes, opening: OpenPart
 ) -> PromptPages:
     """StorageError where the store cannot be asked."""
-    blocks = hashes(tokens, record.hash_tokens, record.hash_name)
+    blocks = hashes(prompt, record.hash_tokens, record.hash_name)
     parts: list[PartPages] = []
     for part in record.parts:
         digest = bytes.fromhex(part.digest)
@@ -75,13 +90,19 @@ def look_up(
             store.close()
     step = lcm(*(part.page_tokens for part in record.parts))
     # The last token is computed always: its logits are what is asked for.
-    return PromptPages(record, parts, range(step, len(tokens), step))
+    return PromptPages(record, parts, range(step, len(prompt.tokens), step))
 
 
-def lines_of(found: Sequence[PromptPages], tokens: int) -> list[str]:
-    """For people. ``found``: the namespace of the last start first."""
+def lines_of(found: Sequence[PromptPages], tokens: int, shared: PromptPages) -> list[str]:
+    """For people. ``found``: the namespace of the last start first. ``shared``: what that has of
+    the same tokens without salt or key."""
     now = found[0]
     lines = [_line(now, "the last start")]
+    if shared.end > now.end:
+        lines.append(
+            f"  without its salt and key {shared.end} tokens could be reused, stored by requests "
+            "that have none"
+        )
     following = next((end for end in now.ends if end > now.end), None)
     if following is None:
         return [*lines, f"  that is all of {tokens} tokens that could be reused"]

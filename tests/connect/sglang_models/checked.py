@@ -1,0 +1,134 @@
+"""Models that compute nothing: one writes for each token what only its whole prefix decides, and
+before each step looks at every byte that attention would read.
+
+Owns those bytes. SGLang makes the pools, and says where a token's rows lie; ``PROMPTS`` says which
+tokens a request has. Runs in SGLang's environment.
+"""
+
+from collections import Counter
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
+from torch import nn
+
+PROMPTS = {}
+"""Tokens by request, of all that are under way."""
+COUNTS = Counter()
+BEGIN = 0x1E3779B97F4A7C15
+MULTIPLIERS = torch.randint(
+    1, 1 << 62, (64, 2, 512), generator=torch.Generator().manual_seed(7), dtype=torch.int64
+)
+
+
+def chained(tokens, digests):
+    """Of each token, what all tokens up to it decide, int64; ``digests``: of the first of them."""
+    found = list(digests)
+    at = found[-1] if found else BEGIN
+    for token in tokens[len(found) :]:
+        at = ((at ^ (token + 1)) * 0x3F58476D1CE4E5B9 + 0x14D049BB133111EB) & (2**63 - 1)
+        found.append(at)
+    return found
+
+
+class Row:
+    """What a model runner keeps of a request."""
+
+    def __init__(self, tokens):
+        self.tokens = list(tokens)
+        self.digests = chained(self.tokens, ())
+        self.computed = 0
+
+    def answer(self, vocabulary):
+        """The next token, which the tokens so far decide."""
+        self.tokens.append(self.digests[-1] % vocabulary)
+        self.digests = chained(self.tokens, self.digests)
+        return self.tokens[-1]
+
+
+class Checked(nn.Module):
+    def __init__(self, config, quant_config=None, prefix=""):
+        super().__init__()
+        del quant_config, prefix
+        self.config = config
+        self.rows = {}
+        self.scale = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def load_weights(self, weights):
+        for _ in weights:
+            pass
+
+    def windows(self):
+        """By layer: how many tokens before a query it sees; None: all."""
+        layers = range(self.config.num_hidden_layers)
+        kinds = getattr(self.config, "layer_types", None) or ["full_attention"] * len(layers)
+        window = getattr(self.config, "sliding_window", None)
+        return [window - 1 if kind == "sliding_attention" else None for kind in kinds]
+
+    def get_attention_sliding_window_size(self):
+        sizes = [window for window in self.windows() if window is not None]
+        return sizes[0] if sizes else None
+
+    def forward(self, input_ids, positions, forward_batch, **named):
+        del positions, named
+        batch = forward_batch
+        logits = torch.zeros(batch.batch_size, self.config.vocab_size)
+        ends = batch.seq_lens.tolist()
+        decoding = batch.forward_mode.is_decode()
+        begins = [end - 1 for end in ends] if decoding else batch.extend_prefix_lens.tolist()
+        places = get_req_to_token_pool().req_to_token
+        at = 0
+        for row, name in enumerate(batch.rids or ()):
+            begin, end = begins[row], ends[row]
+            given = input_ids[at : at + end - begin].tolist()
+            at += end - begin
+            place = places[int(batch.req_pool_indices[row]), :end].long()
+            token = self.step(name, given, begin, end, place)
+            if token is not None:
+                logits[row, token] = 1.0
+        return LogitsProcessorOutput(next_token_logits=logits)
+
+    def step(self, name, given, begin, end, place):
+        if name not in PROMPTS:  # one that SGLang warms up with
+            return 0
+        if name not in self.rows:
+            self.rows[name] = Row(PROMPTS[name])
+            COUNTS["cached_tokens"] += begin
+        known = self.rows[name]
+        COUNTS["retracted"] += begin < known.computed
+        known.computed = end
+        assert given == known.tokens[begin:end], f"{name}: other tokens than its own"
+        digests = torch.tensor(known.digests[:end])
+        for layer, window in enumerate(self.windows()):
+            first = 0 if window is None else max(0, begin - window)
+            self.layer(name, layer, window is not None, digests, place, (first, begin, end))
+        return known.answer(self.config.vocab_size) if end == len(known.tokens) else None
+
+    def layer(self, name, layer, sliding, digests, place, span):
+        pool = get_token_to_kv_pool()
+        first, begin, end = span
+        if sliding:
+            place = pool.translate_loc_from_full_to_swa(place).long()
+        for part, buffer in enumerate((pool.get_key_buffer(layer), pool.get_value_buffer(layer))):
+            words = buffer.view(torch.int64).flatten(1)
+            factors = MULTIPLIERS[layer, part, : words.shape[1]]
+            expected = digests[first:end, None] * factors
+            found = words[place[first:begin]]
+            wrong = (found != expected[: begin - first]).any(1).nonzero().flatten().tolist()
+            assert not wrong, (
+                f"{name}: attention of layer {layer} would read {len(wrong)} wrong tokens of "
+                f"{first} to {begin}, the first {first + wrong[0]}"
+            )
+            COUNTS["checked_bytes"] += found.numel() * 8
+            words[place[begin:end]] = expected[begin - first :]
+
+
+class LlamaForCausalLM(Checked):
+    """Full attention."""
+
+
+class LagunaForCausalLM(Checked):
+    """Full and sliding attention."""
+
+
+EntryClass = [LlamaForCausalLM, LagunaForCausalLM]
