@@ -2,7 +2,6 @@
 all logs are kept, and none is left behind."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.fixtures.servers import free_port
 from tests.real_server import SMALL_FLAGS
 
 FLAGS = (*SMALL_FLAGS, "--served-model-name", "tiny")
@@ -102,16 +102,8 @@ class Fleet:
         self._started.append(started)
         return started
 
-    def port(self) -> int:
-        """One that is nobody else's until the end, also while the server that listens there is
-        down: else another process may get it meanwhile, a client's end of a connection even."""
-        held = self._undo.enter_context(socket.socket())
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # and the server has it too
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
-
     def server(self, model: Path, *flags: str) -> Started:
-        port = self.port()
+        port = free_port()
         command = (str(BIN / "stratakv"), "serve", str(model), *FLAGS, "--port", str(port))
         return self.start(port, *command, *flags)
 

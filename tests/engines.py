@@ -24,6 +24,7 @@ from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.executor import OwnTokens, Runner, TokenSource
 from stratakv.engine.forward import Forward
+from stratakv.engine.grammars import NO_GRAMMARS, Grammars
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.request import FinishReason, Output, Phase, Prompt, SamplingParams
 from stratakv.engine.roles import Role, UnifiedRole
@@ -71,11 +72,13 @@ def small_engine(
     token_source: TokenSource | None = None,
     role: Role | None = None,
     device_kind: Device = CPU,
+    grammars: Grammars = NO_GRAMMARS,
 ) -> Iterator[EngineParts]:
     """An engine with exactly these pages per group, everything unowned poisoned. ``token_source``:
     where its tokens are chosen. ``role``: None: it prefills and decodes."""
     tokens = token_source or OwnTokens()
-    sockets = Sockets(token_source=tokens, role=UnifiedRole if role is None else lambda: role)
+    made = UnifiedRole if role is None else lambda: role
+    sockets = Sockets(token_source=tokens, role=made, grammars=grammars)
     spec, rows = spec_for(model.facts, config), buffer_rows(model.facts, config)
     sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions, rows)
     plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)

@@ -7,10 +7,11 @@ another's, or believe what was not said.
 from unittest import mock
 
 from stratakv.cache.footprint import TransferPages
+from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.messages import Attempt
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.engine.hand_off import Transfers
-from stratakv.engine.roles import PartSent
+from stratakv.engine.roles import PartSent, TransferFailed
 from stratakv.engine.steps import Steps
 from tests.fleet_faults import Patch, both
 
@@ -22,6 +23,17 @@ def rows_that_are_read_and_retracted() -> Patch:
 def rows_that_are_read_and_given_back() -> Patch:
     """When their requests end."""
     return mock.patch.object(Transfers, "touch", lambda self, row: row in self._receiving.values())
+
+
+def pages_that_are_free_once_they_are_given_up() -> Patch:
+    """Decode reports the end of a transfer when it has no use for it any more."""
+    real = DecodeRole.left
+
+    def left(self, request):
+        real(self, request)
+        self._events.append(TransferFailed(request, "seeded"))
+
+    return mock.patch.object(DecodeRole, "left", left)
 
 
 def rows_that_are_written_and_given_back() -> Patch:

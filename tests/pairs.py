@@ -9,6 +9,7 @@ import torch
 from stratakv.assembly.build import Sockets
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
+from stratakv.engine.grammars import NO_GRAMMARS
 from stratakv.engine.model import with_adapters
 from stratakv.spec.derive import spec_of
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow
@@ -80,8 +81,11 @@ class Pair:
 
 
 @contextmanager
-def model_pair(family, decode_pages=None, link=None, adapters=None, host=True, **settings):
-    """``adapters``: directories of those that are loaded, by name."""
+def model_pair(
+    family, decode_pages=None, link=None, adapters=None, host=True, grammars=None, **settings
+):
+    """``adapters``: directories of those that are loaded, by name. ``grammars``: makes a side's."""
+    grammars = grammars or (lambda: NO_GRAMMARS)
     settings |= {} if host else {"cache": "device"}
     torch.set_num_threads(1)
     model = with_adapters(engine_model(family), adapters or {})
@@ -94,7 +98,11 @@ def model_pair(family, decode_pages=None, link=None, adapters=None, host=True, *
     )
     with ExitStack() as undo:
         sides = [
-            undo.enter_context(small_engine(model, config, pages, hosts, role=link.roles[side]))
+            undo.enter_context(
+                small_engine(
+                    model, config, pages, hosts, role=link.roles[side], grammars=grammars()
+                )
+            )
             for side, pages in (
                 (HandOffSide.PREFILL, plenty),
                 (HandOffSide.DECODE, decode_pages or plenty),

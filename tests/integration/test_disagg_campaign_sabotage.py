@@ -33,7 +33,7 @@ class FreesAtAbort(DecodeRole):
 
     def left(self, request):
         super().left(request)
-        self.given_up = (*self.given_up, TransferFailed(request.id, "given up"))
+        self.given_up = (*self.given_up, TransferFailed(request, "given up"))
 
     def poll(self):
         found, self.given_up = [*super().poll(), *self.given_up], ()

@@ -16,6 +16,7 @@ import pytest
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.disagg_servers import Fleet, metric, ready
 from tests.fixtures.models import tiny_model
+from tests.fixtures.servers import free_port
 from tests.fixtures.transports import nixl_is_here
 from tests.real_server import COMPLETIONS, completion, tokens
 from tests.serving import train_tokenizer
@@ -38,7 +39,7 @@ class Crowd:
 
     def __init__(self, fleet: Fleet, directory: Path) -> None:
         nixl_is_here()
-        self.fleet, self.join_port = fleet, fleet.port()
+        self.fleet, self.join_port = fleet, free_port()
         join = ("--bootstrap-port", str(self.join_port))
         self.servers = [
             fleet.server(directory, "--role", "prefill", *join, *TIMEOUT),

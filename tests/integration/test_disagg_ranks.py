@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from stratakv.core.ids import RequestId
-from stratakv.engine.request import Failure, FinishReason, Phase
+from stratakv.engine import loop
+from stratakv.engine.request import Failure, FinishReason, Phase, Request
 from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import wait_until
@@ -156,6 +157,31 @@ def test_what_one_rank_cannot_send_back_is_computed_where_it_decodes_on_all(rank
     stuck = untidy(2, stuck=()) if not waits else untidy(2, faults=TransportFaults(late=40))
     acts = {"retract": retract, "lose": lose}
     on_threads(play_of(*HARD, host=False, opens=stuck, acts=acts), act)
+
+
+def test_what_prefill_fails_over_on_its_way_back_is_computed_where_it_decodes(monkeypatch):
+    """At once: no deadline passes."""
+
+    def fails(*, prompt, **more):
+        if prompt.id.startswith("again-"):
+            raise ValueError("seeded")
+        return Request(prompt=prompt, **more)
+
+    def retract(pair):
+        pair.sides[DECODE].engine.retract(RequestId("r"))
+
+    def act(pair):
+        pair.submit(greedy("r", PROMPT[:30], 12))
+        pair.until(lambda: len(pair.out[DECODE]["r"]) >= 4, "its tokens")
+        pair.do("retract")
+        pair.until(lambda: len(pair.out[DECODE]["r"]) == 12, "its answer")
+        assert tokens_of(pair.out[DECODE]["r"]) == expected_tokens(PROMPT[:30], 12)
+        assert sent_back(pair) == 1
+        pair.clock.advance(11)  # prefill remembers on the other ranks that it does not come
+        pair.settle()
+
+    monkeypatch.setattr(loop, "Request", fails)
+    on_threads(play_of(*HARD, host=False, acts={"retract": retract}), act)
 
 
 @pytest.mark.parametrize("side", HandOffSide)

@@ -5,11 +5,14 @@ say what one engine says."""
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
-from stratakv.engine.request import FinishReason, Phase
+from stratakv.engine import loop
+from stratakv.engine.grammars import Grammar
+from stratakv.engine.request import Failure, FinishReason, Phase, Request
 from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.tiers import progress
@@ -86,6 +89,29 @@ def test_who_is_retracted_while_it_decodes_goes_on_exactly(family, opened, host)
         settle(pair)
 
 
+class InTurns:
+    """Grammars of one form: the answer's token n is n modulo three."""
+
+    def __init__(self):
+        self._lengths = {}
+
+    def refusal(self, grammar):
+        return None
+
+    def begin(self, row, grammar, output):
+        self._lengths[row] = len(output)
+
+    def append(self, rows, tokens):
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+            assert token % 3 == self._lengths[row] % 3, "a token that may not come"
+            self._lengths[row] += 1
+
+    def masks(self, rows):
+        turns = np.array([self._lengths[row] % 3 for row in rows.tolist()])
+        may = np.arange(96) % 3 == turns[:, None]
+        return np.packbits(may, axis=1, bitorder="little").view(np.int32)
+
+
 DRAWN = {"temperature": 0.8, "top_k": 20, "min_p": 0.01}
 
 
@@ -99,8 +125,12 @@ DRAWN = {"temperature": 0.8, "top_k": 20, "min_p": 0.01}
         (DRAWN | {"frequency_penalty": 0.8}, False),
         ({"presence_penalty": 1.5}, False),
         ({"min_tokens": 9, "stop_tokens": tuple(range(0, 128, 2))}, False),
+        (DRAWN | {"grammar": Grammar("in turns")}, False),
     ],
-    ids=["drawn", "changed logits", "enough tokens", "counts", "presence", "too few tokens"],
+    ids=[
+        "drawn", "changed logits", "enough tokens", "counts", "presence", "too few tokens",
+        "a grammar",
+    ],  # fmt: skip
 )
 def test_however_tokens_are_chosen_the_answer_goes_on_as_it_would_have(chosen, goes_back):
     """Logprobs and all: prefill draws by seed and position, as one engine does."""
@@ -109,14 +139,15 @@ def test_however_tokens_are_chosen_the_answer_goes_on_as_it_would_have(chosen, g
         replace(greedy(f"{n}", prompt(PAGE, n, 40 + n), 1), sampling=replace(sampling, seed=n))
         for n in range(3)
     ]
-    with small_engine(engine_model("llama"), config_for(PAGE), (64,), (64,)) as parts:
+    settings, pages = config_for(PAGE), ((64,), (64,))
+    with small_engine(engine_model("llama"), settings, *pages, grammars=InTurns()) as parts:
         alone = {one.id: [] for one in asked}
         for one in asked:
             parts.engine.submit(one)
         while parts.engine.has_work():
             for output in parts.engine.step():
                 alone[output.request].append(output)
-    with models_over(Link(), "llama", host=False) as pair:
+    with models_over(Link(), "llama", host=False, grammars=InTurns) as pair:
         for one in asked:
             pair.submit(one)
         retract_all(pair, alone, 5)
@@ -186,6 +217,23 @@ def test_what_prefill_refuses_is_computed_where_it_decodes_and_not_asked_for_aga
         pair.drain()
         assert len(calls) == 2, "another request may try"
         assert tokens_of(pair.outputs("s")) == expected_tokens(PROMPT[5:25], 12)
+        settle(pair)
+
+
+def test_where_prefill_fails_over_it_decode_does_not_wait_for_a_limit(monkeypatch):
+    """By an error of its own, before what went back has come as far as its role."""
+
+    def fails(*, prompt, **more):
+        if prompt.id.startswith("again-"):
+            raise ValueError("seeded")
+        return Request(prompt=prompt, **more)
+
+    monkeypatch.setattr(loop, "Request", fails)
+    with tokens_over(Link(), *HARD, host=0) as pair:
+        retracted(pair)
+        until(pair, lambda: pair.phase(DECODE, "r") is Phase.PREFILLING, "its turn where it decodes")
+        assert_computed_here(pair)
+        assert [out[-1].failure for out in pair.out[PREFILL].values()] == [None, Failure.INTERNAL]
         settle(pair)
 
 

@@ -135,6 +135,23 @@ def test_a_prefill_server_that_was_killed_joins_again(case, tmp_path):
         wait_until(lambda: answers_right(servers, family, asked), "an answer by the new one")
 
 
+def test_servers_with_keys_of_several_clients_join_each_other(tmp_path):
+    """Whose key a client brings is another matter."""
+    keys = tmp_path / "keys"
+    keys.write_text("alice k1\nbob k2\n")
+    keys.chmod(0o600)
+    model, asked = model_directory("llama", tmp_path / "model"), prompt(PAGE, 91, 40)
+    with split_servers(model, "nixl", tmp_path / "logs", "--api-key-file", keys) as servers:
+        body = {"prompt": asked, "max_tokens": 4, "temperature": 0, "return_token_ids": True}
+        for key, status in (("k1", 200), ("k2", 200), ("k3", 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            url = servers.router.url + COMPLETIONS
+            answer = httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S)
+            assert answer.status_code == status, answer.text
+            if status == 200:
+                assert ids(answer.json()) == right("llama", asked, 4)
+
+
 def answers_right(servers, family: str, asked: list[int]) -> bool:
     """Or it failed: a side may not know yet that the old link is dead."""
     body = {"prompt": asked, "max_tokens": 6, "temperature": 0, "return_token_ids": True}

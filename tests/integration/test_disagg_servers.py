@@ -53,11 +53,11 @@ def servers(directory, tmp_path_factory):
     with ExitStack() as undo:
         fleet = Fleet(tmp_path_factory.mktemp("logs"), undo)
         undo.enter_context(fleet.tails())
-        port = fleet.port()
+        port = free_port()
         prefill = fleet.server(directory, "--role", "prefill", "--bootstrap-port", str(port))
         decodes = [fleet.server(directory, "--role", "decode") for _ in range(2)]
         unified = fleet.server(directory)
-        at = fleet.port()
+        at = free_port()
         router = fleet.start(at, *route_line(prefill, decodes), "--port", str(at))
         ready(prefill, *decodes, unified, router)
         yield Servers(fleet, unified, prefill, decodes, port, router)
@@ -75,13 +75,12 @@ def both(servers: Servers, at: int, body: dict[str, object], **more) -> list[htt
         return list(threads.map(lambda url: post(url, body, **more), urls))
 
 
-def test_a_port_of_a_fleet_is_its_servers_alone(tmp_path):
-    """Also while none of them listens: they are killed and started again there."""
-    with ExitStack() as undo:
-        port = Fleet(tmp_path, undo).port()
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", port))
-        bound_socket("127.0.0.1", port).close()
+def test_a_port_of_a_server_is_its_alone():
+    """Also while it does not listen: servers are killed and started again there."""
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    bound_socket("127.0.0.1", port).close()
 
 
 def test_a_room_brings_two_servers_together_and_the_answer_is_that_of_one(servers):

@@ -15,6 +15,7 @@ import pytest
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.disagg_servers import Fleet, Started, metric, ready
 from tests.fixtures.models import tiny_model
+from tests.fixtures.servers import free_port
 from tests.fixtures.transports import nixl_is_here
 from tests.real_server import COMPLETIONS, completion, tokens
 from tests.serving import train_tokenizer
@@ -31,7 +32,7 @@ class Servers:
     """``asked``: what clients want, and ``right`` what one server alone answers."""
 
     def __init__(self, fleet: Fleet, directory) -> None:
-        self.fleet, self.join_port, self.rooms = fleet, fleet.port(), count(1)
+        self.fleet, self.join_port, self.rooms = fleet, free_port(), count(1)
         join = ("--bootstrap-port", str(self.join_port))
         self.prefill = fleet.server(directory, "--role", "prefill", *join)
         self.decode = fleet.server(directory, "--role", "decode", *SHORT)

@@ -10,6 +10,7 @@ CASES = {
     pair_faults.rows_that_are_read_and_retracted: 42,
     pair_faults.rows_that_are_read_and_given_back: 42,
     pair_faults.rows_that_are_written_and_given_back: 21,
+    pair_faults.pages_that_are_free_once_they_are_given_up: 21,
     pair_faults.an_arrival_of_another_generation: 4,
     pair_faults.a_page_that_counts_as_sent: 0,
     pair_faults.an_end_before_all_writes_have_ended: 0,

@@ -5,6 +5,7 @@ what is answered is right, whoever may not fail does not, and nothing is left.
 import sys
 from collections import Counter
 from dataclasses import replace
+from random import Random
 from unittest import mock
 
 import pytest
@@ -12,10 +13,19 @@ import pytest
 from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.recompute import Recompute
 from stratakv.disagg.session import Session
-from stratakv.engine.request import FinishReason
+from stratakv.engine.request import FinishReason, TransferSession
 from stratakv.engine.step_messages import Submit
+from stratakv.testing.fleet.network import NetworkPace
 from stratakv.testing.fleet.pair import SimPair, run_pair
-from stratakv.testing.fleet.pair_plan import DECODE, PREFILL, BreakLink, pair_plan_of
+from stratakv.testing.fleet.pair_plan import (
+    ADDRESS,
+    DECODE,
+    PREFILL,
+    BreakLink,
+    PairEvent,
+    pair_plan_of,
+)
+from stratakv.testing.fleet.scenario import prompt_of, tokens_of
 
 RUNS, CHUNK = 500, 50
 LONG_RUNS, LONG_CHUNK = 10_000, 250
@@ -35,6 +45,29 @@ def test_what_two_engines_answer_together_is_right(first):
 def test_what_two_engines_answer_together_is_right_in_many_runs(first):
     for seed in range(first, first + LONG_CHUNK):
         run_pair(seed)
+
+
+@pytest.mark.parametrize("again", [9, 10, 11])
+def test_a_link_that_breaks_while_it_is_met_again_is_lost_once_more(again):
+    """At the turn ``again``. Who asks between the meeting and that loss may fail."""
+    plan, draw = pair_plan_of(0), Random(1)
+    cuts = [PairEvent(at=at, side=DECODE, command=BreakLink(0, 0)) for at in (2, again)]
+    asked = [prompt_of(draw, f"r{n}", tokens_of(draw, 20), 3) for n in range(4)]
+    events = [
+        PairEvent(at=again + 2 * n, side=side, command=Submit(replace(one, session=session)))
+        for n, one in enumerate(asked)
+        for session in [TransferSession(one.id, ADDRESS)]
+        for side in (PREFILL, DECODE)
+    ]
+    slow, calm = NetworkPace(fence_looks=20), {"retractions": frozenset()}
+    sides = {side: replace(each, **calm) for side, each in plan.sides.items()}
+    pair = SimPair(replace(plan, sides=sides, network=slow, rounds=((*cuts, *events),)))
+    met = []
+    go_on = pair.links[0].go_on
+    with mock.patch.object(type(pair.links[0]), "go_on", lambda _: met.append(go_on()) or met[-1]):
+        pair.run()
+    assert sum(met) == 3, "as they begin, behind the first break, and behind the second"
+    assert met.index(True, met.index(True) + 1) >= again, "it broke before they had met again"
 
 
 @pytest.mark.parametrize("seed", [0, 3, 14])

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import ConfigError
-from stratakv.serve.api_keys import api_keys
+from stratakv.serve.api_keys import api_keys, join_key
 from stratakv.serve.middleware import CLIENT, BearerKeys
 
 
@@ -31,6 +31,13 @@ def test_keys_come_with_their_names_and_the_flags_beside_them(file):
     assert api_keys(both) == {"default": "k0", "alice": "k1", "bob@site": "k2="}
     assert api_keys(ServerConfig(api_key="k0")) == {"default": "k0"}
     assert api_keys(ServerConfig()) == {}
+
+
+def test_a_server_names_one_of_its_keys_to_the_others(file):
+    path = file("alice k1\nbob k2")
+    assert join_key(api_keys(ServerConfig(api_key_file=path))) == "k1"
+    assert join_key(api_keys(ServerConfig(api_key="k0", api_key_file=path))) == "k0"
+    assert join_key(api_keys(ServerConfig())) is None
 
 
 @pytest.mark.parametrize(

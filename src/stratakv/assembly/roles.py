@@ -107,9 +107,12 @@ def check_role(server: ServerConfig) -> None:
         )
 
 
-def role_parts(server: ServerConfig, ranks: RankContext | None = None) -> RoleParts | None:
+def role_parts(
+    server: ServerConfig, ranks: RankContext | None = None, join_key: str | None = None
+) -> RoleParts | None:
     """None: a server that does both. ConfigError where the transport's library is missing, or
-    where ranks were started with other roles."""
+    where ranks were started with other roles. ``join_key``: what opens the other servers' API, None
+    where anyone may ask."""
     if ranks is not None:
         ranks.same([
             ("--role", server.role),
@@ -123,7 +126,7 @@ def role_parts(server: ServerConfig, ranks: RankContext | None = None) -> RolePa
     limits = HandOffLimits(sessions=SessionLimits(seconds, seconds, seconds))
     carry = None
     if server.role == "decode" and (ranks is None or ranks.leads):
-        carry = HttpCarry(PeerId(f"decode-{uuid.uuid4()}"), server.api_key)
+        carry = HttpCarry(PeerId(f"decode-{uuid.uuid4()}"), join_key)
     make = _prefill if server.role == "prefill" else partial(_decode, carry)
     role, own = make(peers, limits, ranks)
     return RoleParts(

@@ -64,6 +64,11 @@ class Admitter:
         """None, or why a request of ``total_tokens`` could not run even alone."""
         return self._prices.refusal(total_tokens, use)
 
+    def receiving_refusal(self, total_tokens: int) -> str | None:
+        """The same of one that receives its pages. None without a look where nobody spills: then
+        ``refusal`` has the same answer."""
+        return self._prices.receiving_refusal(total_tokens) if self._spilling else None
+
     def match(self, prefix: PageHasher, tokens: int) -> Match:
         """How much of a prompt is usable; at least one token is always left to compute."""
         if not self._limits.reuse:

@@ -53,6 +53,11 @@ class SequenceState:
     def apart(self) -> bool:
         return self.use is not CacheUse.ALL
 
+    @property
+    def receives(self) -> bool:
+        """Whether another engine writes to its pages."""
+        return any(self.demand.fixed)
+
 
 class SequenceStates:
     """SequenceStates by row of the block table. ``totals``: device pages of every group; ``host``:

@@ -139,7 +139,9 @@ class Spilling:
             return False
         best, most = NONE, 0
         for row, sequence in self._sequences.items():
-            if row in self._staging or sequence.apart or not self._host_holds(sequence):
+            if row in self._staging or sequence.apart or sequence.receives:
+                continue
+            if not self._host_holds(sequence):
                 continue
             if (gain := self._gain(sequence)) > most:
                 best, most = row, gain

@@ -187,14 +187,14 @@ class AgreeingRole:
                 events.append(PartSent(entry.request.id))
         return events
 
-    def left(self, request: Request) -> None:
+    def left(self, request: RequestId) -> None:
         self._role.left(request)
-        entry = self._entries.get(request.id)
+        entry = self._entries.get(request)
         if entry is not None:
             entry.again = False
             if not entry.engaged:
                 self._forget(entry)
-        self._here.discard(request.id)
+        self._here.discard(request)
 
     # -- ballots ---------------------------------------------------------------------------------
 

@@ -161,11 +161,11 @@ class DecodeRole:
         del request, pages
         return computed_here(computed)
 
-    def left(self, request: Request) -> None:
+    def left(self, request: RequestId) -> None:
         self._abandon(request, "decode has no use for it any more", FailureCause.ABORTED)
-        if (entry := self._sessions.get(request.id)) is not None:
+        if (entry := self._sessions.get(request)) is not None:
             entry.again = None  # nobody computes it here
-        self._here.discard(request.id)
+        self._here.discard(request)
 
     def poll(self) -> Sequence[RoleEvent]:
         for event in self._peers.poll():
@@ -211,7 +211,7 @@ class DecodeRole:
         return None if entry is None else entry.session.state
 
     def abort(self, request: Request, reason: str) -> None:
-        self._abandon(request, reason, FailureCause.RANK)
+        self._abandon(request.id, reason, FailureCause.RANK)
 
     # -- words of prefill ------------------------------------------------------------------------
 
@@ -293,8 +293,8 @@ class DecodeRole:
             if entry.reserved and now_s < until_s:
                 self._due.add(until_s)
 
-    def _abandon(self, request: Request, reason: str, cause: FailureCause) -> None:
-        entry = self._sessions.get(request.id)
+    def _abandon(self, request: RequestId, reason: str, cause: FailureCause) -> None:
+        entry = self._sessions.get(request)
         if entry is None or entry.session.ended:
             return
         self._give_up(entry, reason, cause)

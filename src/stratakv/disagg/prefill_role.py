@@ -18,7 +18,6 @@ from stratakv.disagg.deadlines import Due, HandOffLimits, session_name
 from stratakv.disagg.ended_early import EarlyEnd, EarlyEnds
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, PartWritten, Reserve
 from stratakv.disagg.peers import MessageReceived, Peers
-from stratakv.disagg.recompute import Recompute
 from stratakv.disagg.sending import PagesWanted, Sending
 from stratakv.disagg.session import (
     Aborted,
@@ -53,6 +52,7 @@ class PrefillRole:
         self._clock = clock or MonotonicClock()
         self._sessions: dict[str, Sending] = {}  # those that are not all written, by name
         self._requests: dict[RequestId, Sending] = {}  # of which the engine knows no end
+        self._returned: dict[RequestId, Sending] = {}  # given to it, and not yet arrived
         self._writes: dict[TransferId, Sending] = {}
         self._given: dict[Sending, None] = {}  # of which a part is not reported as sent
         self._early = EarlyEnds()
@@ -79,6 +79,7 @@ class PrefillRole:
     # -- the engine's calls ----------------------------------------------------------------------
 
     def arrived(self, request: Request) -> None:
+        self._returned.pop(request.id, None)
         name = session_name(request)
         entry, end = self._sessions.get(name), self._early.pop(name)
         if end is not None and end.peer is not None:
@@ -119,8 +120,11 @@ class PrefillRole:
             case _:
                 assert_never(computed)
 
-    def left(self, request: Request) -> None:
-        self._abandon(request, Aborted("prefill has given the request up"))
+    def left(self, request: RequestId) -> None:
+        if request in self._returned:
+            self._never_comes(request, "prefill has failed over it")
+        else:
+            self._abandon(request, Aborted("prefill has given the request up"))
 
     def poll(self) -> Sequence[RoleEvent]:
         for event in self._peers.poll():
@@ -235,7 +239,7 @@ class PrefillRole:
         return SessionState.TRANSFERRING if entry.session.ended else entry.session.state
 
     def abort(self, request: Request, reason: str) -> None:
-        self._abandon(request, Aborted(reason, FailureCause.RANK))
+        self._abandon(request.id, Aborted(reason, FailureCause.RANK))
 
     # -- words of decode -------------------------------------------------------------------------
 
@@ -265,17 +269,24 @@ class PrefillRole:
         entry.want(PagesWanted(peer, asked))
         self._agree(entry)
         if asked.again is not None and not entry.session.ended:
-            self._compute_again(entry, asked.again)
+            self._compute_again(entry, asked.again.prompt(name))
 
-    def _compute_again(self, entry: Sending, again: Recompute) -> None:
+    def _compute_again(self, entry: Sending, prompt: Prompt) -> None:
         """Give this engine a prompt of which decode alone knows all tokens."""
         if self._submit is None:
             return  # of several ranks the first one submits
+        self._returned[prompt.id] = entry
         try:
-            self._submit(again.prompt(entry.session.name))
+            self._submit(prompt)
         except RequestError as error:
-            self._fail(entry, Aborted(str(error), FailureCause.REFUSED))
-            self._early.pop(entry.session.name)  # it does not come
+            self._never_comes(prompt.id, str(error))
+
+    def _never_comes(self, request: RequestId, reason: str) -> None:
+        """What decode has sent back is refused, or has failed on its way into this engine."""
+        entry = self._returned.pop(request)
+        if not entry.session.ended:
+            self._fail(entry, Aborted(reason, FailureCause.REFUSED))
+        self._early.pop(entry.session.name)
 
     def _agree(self, entry: Sending) -> None:
         """Both sides have come, or one of them."""
@@ -366,12 +377,12 @@ class PrefillRole:
 
     # -- sessions --------------------------------------------------------------------------------
 
-    def _abandon(self, request: Request, aborted: Aborted) -> None:
-        entry = self._requests.get(request.id)
+    def _abandon(self, request: RequestId, aborted: Aborted) -> None:
+        entry = self._requests.get(request)
         if entry is None or entry.proved or entry.session.ended:
             return  # what is written with its proof is not called off
         if not entry.writes:
-            del self._requests[request.id]
+            del self._requests[request]
         self._give_up(entry, aborted)
 
     def _opened(self, name: str) -> Sending:

@@ -105,7 +105,7 @@ class Endings:
 
     def _leave(self, request: Request, *, keep: bool) -> None:
         del self.requests[request.id]
-        self._role.left(request)
+        self._role.left(request.id)
         if request.row < 0:
             return
         self.stop(request)

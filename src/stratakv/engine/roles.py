@@ -132,9 +132,10 @@ class Role(Protocol):
         comes once a step. With several ranks the answer is the same on all of them."""
         ...
 
-    def left(self, request: Request) -> None:
-        """A request has ended, whatever its phase. If it has a transfer, that is to end soon: its
-        pages stay what they are until ``poll`` reports it."""
+    def left(self, request: RequestId) -> None:
+        """A request has ended, whatever its phase; also one over which this engine has failed before
+        it arrived. If it has a transfer, that is to end soon: its pages stay what they are until
+        ``poll`` reports it."""
         ...
 
 
@@ -171,5 +172,5 @@ class UnifiedRole:
     def poll(self) -> Sequence[RoleEvent]:
         return ()
 
-    def left(self, request: Request) -> None:
+    def left(self, request: RequestId) -> None:
         pass

@@ -95,7 +95,8 @@ class Steps:
 
     def admit(self) -> None:
         self._admissions.admit(
-            lambda request, error: self._endings.alone(request, "admitted", error)
+            lambda request, error: self._endings.alone(request, "admitted", error),
+            lambda request, reason: self._endings.fail(request, Failure.TRANSFER, reason),
         )
 
     def _planned(self) -> ScheduledStep | None:

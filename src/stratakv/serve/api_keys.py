@@ -37,6 +37,12 @@ def api_keys(server: ServerConfig) -> Mapping[str, str]:
     return found
 
 
+def join_key(keys: Mapping[str, str]) -> str | None:
+    """Which of them a server names to others that have the same: the first one, which is that of
+    --api-key where there is one. None: they ask for none."""
+    return next(iter(keys.values()), None)
+
+
 def _text(path: str) -> str:
     try:
         data = read_secret(path, MOST_BYTES)

@@ -41,7 +41,7 @@ from stratakv.engine.model_facts import read_facts
 from stratakv.engine.request import Prompt
 from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.serve.admin import OPEN_S, StorageAdmin
-from stratakv.serve.api_keys import api_keys
+from stratakv.serve.api_keys import api_keys, join_key
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.grammars import guided_grammars
 from stratakv.serve.hand_off import (
@@ -68,7 +68,8 @@ def build_service(
     """A server over the model directory ``path``; nothing runs yet. ``ranks``: rank 0's."""
     name = server.served_model_name or path.resolve().name
     sizes = check_service(path, config, server)
-    disagg = role_parts(server, ranks)
+    keys = api_keys(server)
+    disagg = role_parts(server, ranks, join_key(keys))
     if ranks is not None:
         sizes = ranks.all_reduce_min(sizes)  # before anything is made as long as they are
     tokenizer = Tokenizer(path)
@@ -114,7 +115,7 @@ def build_service(
         stop_tokens=parts.model.eos_ids,
         grammar_stops=ends,
         info=_info(config, server, parts),
-        api_keys=api_keys(server),
+        api_keys=keys,
         admin_key=server.admin_key,
         adapters=tuple(parts.model.adapters.digests),
         disagg=disagg,

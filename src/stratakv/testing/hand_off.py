@@ -241,8 +241,8 @@ class LocalPrefillRole:
     def poll(self) -> Sequence[RoleEvent]:
         return self._link.poll(HandOffSide.PREFILL)
 
-    def left(self, request: Request) -> None:
-        self._link.leave(HandOffSide.PREFILL, request.id)
+    def left(self, request: RequestId) -> None:
+        self._link.leave(HandOffSide.PREFILL, request)
 
 
 class LocalDecodeRole:
@@ -272,5 +272,5 @@ class LocalDecodeRole:
     def poll(self) -> Sequence[RoleEvent]:
         return self._link.poll(HandOffSide.DECODE)
 
-    def left(self, request: Request) -> None:
-        self._link.leave(HandOffSide.DECODE, request.id)
+    def left(self, request: RequestId) -> None:
+        self._link.leave(HandOffSide.DECODE, request)

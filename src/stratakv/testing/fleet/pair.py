@@ -53,7 +53,8 @@ class PairTotals:
 class _Link:
     """Between one rank of both sides. ``waits``: turns until they introduce themselves; ``asked``
     and ``answer``: introductions that are on their way. ``down``: they have to meet; ``broken``:
-    since a break, until they have met again."""
+    since a break, until they have met behind it. ``doomed``: what they meet with is broken
+    already."""
 
     prefill: Peers
     decode: Peers
@@ -62,6 +63,7 @@ class _Link:
     answer: bytes | None = None
     down: bool = True
     broken: bool = False
+    doomed: bool = False
 
     def go_on(self) -> bool:
         """Introduce both to each other, if they are not; whether they have met now."""
@@ -83,12 +85,14 @@ class _Link:
             self.prefill.meet(D, asked)
             self.decode.meet(P, answer)
         except TransportError:  # one has ended meanwhile
+            self.doomed = False
             return False
-        self.down = self.broken = False
+        self.down, self.broken, self.doomed = False, self.doomed, False
         return True
 
     def break_for(self, turns: int) -> None:
         self.down = self.broken = True
+        self.doomed = self.asked is not None
         self.waits = turns
 
 
