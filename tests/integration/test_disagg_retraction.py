@@ -128,9 +128,14 @@ DRAWN = {"temperature": 0.8, "top_k": 20, "min_p": 0.01}
         (DRAWN | {"grammar": Grammar("in turns")}, False),
     ],
     ids=[
-        "drawn", "changed logits", "enough tokens", "counts", "presence", "too few tokens",
+        "drawn",
+        "changed logits",
+        "enough tokens",
+        "counts",
+        "presence",
+        "too few tokens",
         "a grammar",
-    ],  # fmt: skip
+    ],
 )
 def test_however_tokens_are_chosen_the_answer_goes_on_as_it_would_have(chosen, goes_back):
     """Logprobs and all: prefill draws by seed and position, as one engine does."""
@@ -231,7 +236,7 @@ def test_where_prefill_fails_over_it_decode_does_not_wait_for_a_limit(monkeypatc
     monkeypatch.setattr(loop, "Request", fails)
     with tokens_over(Link(), *HARD, host=0) as pair:
         retracted(pair)
-        until(pair, lambda: pair.phase(DECODE, "r") is Phase.PREFILLING, "its turn where it decodes")
+        until(pair, lambda: pair.phase(DECODE, "r") is Phase.PREFILLING, "its turn")
         assert_computed_here(pair)
         assert [out[-1].failure for out in pair.out[PREFILL].values()] == [None, Failure.INTERNAL]
         settle(pair)

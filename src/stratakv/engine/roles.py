@@ -133,7 +133,7 @@ class Role(Protocol):
         ...
 
     def left(self, request: RequestId) -> None:
-        """A request has ended, whatever its phase; also one over which this engine has failed before
+        """A request has ended, whatever its phase; also one over which the engine has failed before
         it arrived. If it has a transfer, that is to end soon: its pages stay what they are until
         ``poll`` reports it."""
         ...
