@@ -66,7 +66,6 @@ def build_service(
     path: Path, config: EngineConfig, server: ServerConfig, ranks: RankContext | None = None
 ) -> tuple[Service, EngineParts]:
     """A server over the model directory ``path``; nothing runs yet. ``ranks``: rank 0's."""
-    name = server.served_model_name or path.resolve().name
     sizes = check_service(path, config, server)
     keys = api_keys(server)
     disagg = role_parts(server, ranks, join_key(keys))
@@ -109,7 +108,7 @@ def build_service(
         metrics=metrics,
         clock=clock,
         version=version("stratakv"),
-        model=name,
+        model=server.served_model_name or path.resolve().name,
         limits=_limits(parts, server),
         groups=groups,
         stop_tokens=parts.model.eos_ids,
