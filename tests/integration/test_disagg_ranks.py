@@ -111,8 +111,9 @@ def sent_back(pair):
     return pair.inner[PREFILL].stats().succeeded
 
 
-@pytest.mark.parametrize("rules", [RULES["full"], RULES["all"]], ids=["full", "all"])
-@pytest.mark.parametrize("seed", [0, 6])
+@pytest.mark.parametrize(
+    ("rules", "seed"), [(RULES["full"], 6), (RULES["all"], 0)], ids=["full", "all"]
+)
 def test_what_no_rank_has_saved_goes_back_to_prefill(rules, seed):
     """Pages run short where it is decoded, and there is no host."""
 
@@ -129,8 +130,7 @@ def test_what_no_rank_has_saved_goes_back_to_prefill(rules, seed):
     on_threads(play_of(*rules, device=28, host=False, opens=untidy(seed)), act, seed=seed)
 
 
-@pytest.mark.parametrize("rank", range(2))
-@pytest.mark.parametrize("waits", [0, 12])
+@pytest.mark.parametrize(("rank", "waits"), [(0, 0), (1, 12)])
 def test_what_one_rank_cannot_send_back_is_computed_where_it_decodes_on_all(rank, waits):
     """That rank has lost its peer, before the request is sent back or after it."""
 

@@ -42,10 +42,11 @@ CASES = {
     "two groups of heads": ("deepseek_v4", {"o_groups": 2}),
 }  # fmt: skip
 WITH_HEADS = ["llama", "gemma3", "qwen3_next"]
-RANKS = [2, 4]
-every_case = pytest.mark.parametrize(
-    ("name", "ranks"), [(name, ranks) for ranks in RANKS for name in CASES]
-)
+RANKS = [2, pytest.param(4, marks=pytest.mark.long)]
+
+
+def every_case(test):
+    return pytest.mark.parametrize("ranks", RANKS)(pytest.mark.parametrize("name", CASES)(test))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def _last_logits(path, tokens):
 def _composites():
     for whole, text in COMPOSITES.items():
         if text not in NOT_SPLIT:
-            for ranks in RANKS:
+            for ranks in (2, 4):
                 often = (whole, ranks) == ("gemma4", 2)
                 marks = [] if often else [pytest.mark.long]
                 yield pytest.param(whole, text, ranks, marks=marks)
