@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 SERVE_MODULES: Final = (
     "torch", "transformers", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "h11",
-    "prometheus_client", "tqdm", "llguidance",
+    "prometheus_client", "llguidance",
 )  # fmt: skip
 """What the extra ``serve`` brings, by the names that are imported."""
 ROUTE_MODULES: Final = ("httpx", "starlette", "uvicorn", "h11")
@@ -91,7 +91,7 @@ _BENCH_FLAGS: Final[Mapping[str, dict[str, Any]]] = {
     },
     "engine": {"metavar": "NAME", "help": "vllm or sglang; default: those that are installed"},
 }
-LIBRARY_BENCHES: Final = ("tree", "imports", "connect")
+LIBRARY_BENCHES: Final = ("tree", "imports", "connect", "policy")
 """Parts of ``bench`` that need no more than the library."""
 SIZING: Final = (
     "page_tokens", "dtype", "cache", "device_memory", "host_memory", "host_ratio", "max_running",

@@ -284,7 +284,7 @@ def test_suites_are_imported_and_run_without_torch(bare, tmp_path):
     assert "failed" not in printed
 
 
-@pytest.mark.parametrize("line", ["serve MODEL", "plan bytes MODEL", "bench serve", "bench policy"])
+@pytest.mark.parametrize("line", ["serve MODEL", "plan bytes MODEL", "bench serve", "bench ranks"])
 def test_what_needs_the_extra_says_so(bare, line):
     ended = run(bare.bin / "stratakv", *line.split())
     assert ended.returncode == 2
@@ -298,6 +298,8 @@ def test_benches_of_the_library_need_no_extra(bare):
     assert "all of it" in done(bare.bin / "python", "-c", code)
     for name in LIBRARY_BENCHES:
         done(bare.bin / "python", "-c", f"import stratakv.bench.{name}")
+    chats = ("--chats", "2", "--policies", "lru", "--specs", "full")
+    assert "lru" in done(bare.bin / "stratakv", "bench", "policy", *chats)
 
 
 def test_the_extras_are_what_is_tested(wheel, tmp_path):

@@ -191,7 +191,8 @@ def test_only_its_owners_do_it(rule):
 TORCH_FREE: Final = ("core", "spec", "tree", "policy", "storage", "engine.request", "engine.batch",
                      "engine.scheduler", "engine.rows", "engine.running", "engine.backlog",
                      "engine.namespaces", "engine.step_calls", "cache", "memory", "transfer",
-                     "agreement", "testing", "tiers", "disagg", "sparse")  # fmt: skip
+                     "agreement", "testing", "tiers", "disagg", "sparse", "assembly.cache",
+                     "assembly.engine_plan", "assembly.sizing", "bench.policy")  # fmt: skip
 ADAPTERS: Final = (
     "agreement/torch_ranks.py", "testing/hit_engine.py", "testing/kernel_", "testing/fleet/",
 )  # fmt: skip

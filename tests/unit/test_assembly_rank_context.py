@@ -9,7 +9,8 @@ import pytest
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.agreement.ranks import SingleRank
-from stratakv.assembly.build import Sockets, allocators, build
+from stratakv.assembly.build import Sockets, build
+from stratakv.assembly.cache import allocators
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.rank_context import RankContext, check_alike, heartbeat_s
 from stratakv.assembly.sizing import Sizes, ranks_here

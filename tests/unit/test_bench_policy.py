@@ -1,10 +1,12 @@
 import json
+import sys
 from itertools import pairwise
 
 import pytest
 
 from stratakv import cli
 from stratakv.bench import policy, policy_branches
+from stratakv.bench.countdown import Countdown
 from stratakv.bench.policy import PolicyOptions, run
 from stratakv.bench.policy_branches import BranchTraffic
 from stratakv.bench.policy_cache import (
@@ -266,9 +268,28 @@ def test_the_report_has_every_policy_and_none_beats_its_ideal(capsys):
     assert all(0 < case["ratio"] <= 1.02 for case in cases)  # LRU's bound, and nearly the others'
     assert all(case["ratio"] <= 1 for case in cases if case["policy"] == "lru")
     assert all(case["hit_rate"] <= report["unlimited_hit_rate"] for case in cases)
-    shown = capsys.readouterr()
-    assert shown.out.count("\n") == len(cases) + len(report) - 1 + 2
-    assert f"/{25 * len(cases)} [" in shown.err  # how far it is, of all rows together
+    assert capsys.readouterr().out.count("\n") == len(cases) + len(report) - 1 + 2
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_how_far_it_is_is_shown_now_and_then(terminal, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    now_s = [0.0]
+    progress = Countdown(4096, "requests", lambda: now_s[0])
+    progress.at("lru, full, device")
+    for _ in range(1024):
+        now_s[0] += 1 / 64
+        progress.one_more()
+    progress.clear()
+    shown = capsys.readouterr().err
+    if terminal:
+        lines = [line.strip() for line in shown.split("\r") if line.strip()]
+        assert len(lines) == 32
+        assert lines[-1] == "lru, full, device: 1,024 of 4,096 requests, about 48 s left"
+        assert shown.endswith("\r")
+        assert "\n" not in shown
+    else:
+        assert shown == "lru, full, device: 640 of 4,096 requests, about 54 s left\n"
 
 
 def test_the_command_replays_what_it_has_saved(tmp_path, capsys):

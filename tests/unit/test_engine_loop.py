@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.assembly.build import Sockets, allocators, build
+from stratakv.assembly.build import Sockets, build
+from stratakv.assembly.cache import allocators
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.sizing import Sizes
 from stratakv.bench.policy_cache import NoMemory

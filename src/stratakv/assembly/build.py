@@ -8,12 +8,19 @@ what makes its runner. Must not know settings, models or servers.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
+from stratakv.assembly.cache import (
+    MakeAllocator,
+    TierMemory,
+    allocators,
+    block_table,
+    build_cache,
+)
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.sizing import Pages
-from stratakv.cache.kv_cache import CacheOptions, KVCache
+from stratakv.cache.kv_cache import KVCache
 from stratakv.engine.executor import Executor, OwnTokens, Runner, SerialExecutor, TokenSource
 from stratakv.engine.grammars import NO_GRAMMARS, Grammars
 from stratakv.engine.loop import Engine, EngineLimits
@@ -23,34 +30,18 @@ from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheGroup, CacheSpec
-from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.pools import Allocators
 from stratakv.tiers.progress import Progress, Sleep
 from stratakv.tiers.tiered_cache import TierOptions
-from stratakv.transfer.copy_plan import Launched, nothing_launched
+from stratakv.transfer.copy_plan import Launched
 from stratakv.transfer.engine import TransferEngine
 from stratakv.tree.observer import CacheObserver
-from stratakv.tree.policies import EVICTION_POLICIES
 
 P = TypeVar("P")
 T = TypeVar("T", bound=TransferEngine)
-MakeAllocator: TypeAlias = Callable[[int], PageAllocator]
 MakeArena: TypeAlias = Callable[[CacheGroup, int], HostArena]
 MakeRunner: TypeAlias = Callable[[BlockTable], Runner]
 MakeExecutor: TypeAlias = Callable[[Runner, TokenSource], Executor]
-
-
-class TierMemory(Protocol):
-    """Where a plan's pages lie. ``pages``: who gives out their ids, by group, on the device and on
-    the host. ``arenas``: bytes of host pages, by group; none where no storage will look there.
-    ``transfer``: what copies between the two."""
-
-    @property
-    def pages(self) -> tuple[Allocators, Allocators]: ...
-    @property
-    def arenas(self) -> Sequence[HostBytes]: ...
-    @property
-    def transfer(self) -> TransferEngine: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,13 +69,6 @@ class MappedMemory(Generic[P, T]):
         return cls(allocators(plan, make_allocator), pools, arenas, transfer)
 
 
-def allocators(
-    plan: EnginePlan, make_allocator: MakeAllocator = PageAllocator
-) -> tuple[Allocators, Allocators]:
-    """Of every page of the plan, on the device and on the host."""
-    return [make_allocator(n) for n in plan.device], [make_allocator(n) for n in plan.host]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sockets:
     """What plugs into an engine; what is not given is that of one that serves alone. ``role``: what
@@ -106,33 +90,17 @@ class Sockets:
 DEFAULT_SOCKETS: Final = Sockets()
 
 
-def build_cache(
-    plan: EnginePlan,
-    memory: TierMemory,
-    tables: BlockTable,
-    sockets: Sockets,
-    launched: Launched = nothing_launched,
-) -> KVCache:
+def _beside_the_plan(sockets: Sockets, launched: Launched) -> TierOptions:
     """``launched``: what copies come after, where a device computes while this goes on."""
-    tiers = TierOptions(
-        eviction=EVICTION_POLICIES[plan.eviction],
-        write=plan.write,
-        prefetch=plan.prefetch,
+    options = TierOptions(
         observer=sockets.observer,
         sleep=sockets.sleep,
         launched=launched,
         progress=sockets.progress,
     )
     if (ranks := sockets.ranks) is not None:
-        tiers = replace(tiers, clock=ranks.clock, agreement=ranks.agreement)
-    options = CacheOptions(limits=plan.admission, snapshot_pages=plan.snapshot_pages, tiers=tiers)
-    return KVCache(plan.spec, memory.pages, tables, memory.transfer, options, memory.arenas)
-
-
-def block_table(plan: EnginePlan) -> BlockTable:
-    """A row for each request that may run, with a place for each page that it may have."""
-    pages = -(-plan.max_model_len // plan.spec.page_tokens)
-    return BlockTable(len(plan.spec.groups), plan.max_running, pages, plan.sizes.buffers)
+        options = replace(options, clock=ranks.clock, agreement=ranks.agreement)
+    return options
 
 
 def build(
@@ -148,7 +116,7 @@ def build(
     )
     tokens = sockets.token_source if sockets.ranks is None else sockets.ranks.sync
     executor = make_executor(make_runner(tables), tokens)
-    cache = build_cache(plan, memory, tables, sockets, executor.launched)
+    cache = build_cache(plan, memory, tables, _beside_the_plan(sockets, executor.launched))
     assert executor.depth == plan.admission.steps_at_once, "admission counts on another depth"
     role, stores = sockets.role(), sockets.stores
     engine = Engine(cache, executor, role, plan.namespaces, limits, stores, sockets.grammars)

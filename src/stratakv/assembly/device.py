@@ -10,7 +10,8 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import torch
 
-from stratakv.assembly.build import MakeAllocator, MakeArena, MakeExecutor
+from stratakv.assembly.build import MakeArena, MakeExecutor
+from stratakv.assembly.cache import MakeAllocator
 from stratakv.core.ids import GroupId
 from stratakv.engine.deepseek.refused import OWN_TYPES
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner

@@ -22,7 +22,6 @@ from stratakv.engine.deepseek.refused import own_refusal
 from stratakv.engine.executor import Runner
 from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel, with_adapters
-from stratakv.engine.model_facts import ModelFacts
 from stratakv.engine.parallel import tp_refusal
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.storage_control import BackgroundStores
@@ -31,6 +30,7 @@ from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.model_facts import ModelFacts
 from stratakv.spec.offload import selected_group
 from stratakv.transfer.engine import TransferEngine
 

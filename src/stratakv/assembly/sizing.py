@@ -17,7 +17,6 @@ from stratakv.core.errors import ConfigError
 from stratakv.core.identity.safetensors_layout import read_layout
 from stratakv.core.ids import GroupId
 from stratakv.core.units import format_bytes, parse_bytes
-from stratakv.engine.model_facts import ModelFacts
 from stratakv.sparse.hot_buffer import MOST_ENTRIES
 from stratakv.sparse.sizing import OffloadPages, advice
 from stratakv.spec.budget import (
@@ -31,6 +30,7 @@ from stratakv.spec.budget import (
 )
 from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheSpec
+from stratakv.spec.model_facts import ModelFacts
 from stratakv.spec.offload import SELECTED, offloaded, top_k
 from stratakv.spec.sharding import Sharding, sharding_of, unshared
 from stratakv.spec.support import refusal

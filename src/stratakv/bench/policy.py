@@ -5,15 +5,13 @@ so an hour of traffic takes seconds to minutes. *Ideal* is the same policy where
 pages are scarce: whatever the anchor holds could be continued.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
-
-from tqdm import tqdm
+from typing import Final, NamedTuple
 
 from stratakv.bench import policy_branches
+from stratakv.bench.countdown import Countdown
 from stratakv.bench.policy_branches import BranchTraffic
 from stratakv.bench.policy_cache import (
     PAGE_TOKENS,
@@ -153,10 +151,10 @@ class _Bench:
         digit = 10 ** max(0, len(str(size)) - 2)
         return -(-size // digit) * digit
 
-    def case(self, row: _Row, progress: "tqdm[NoReturn]") -> PolicyCase:
+    def case(self, row: _Row, progress: Countdown) -> PolicyCase:
         """The anchor's own replay of the same policy and tiers must have come first."""
         spec, policy, host, checkpoints = row
-        progress.set_description_str(f"{row.named}, {spec}, {TIER_NAMES[host]}")
+        progress.at(f"{row.named}, {spec}, {TIER_NAMES[host]}")
         figures, pages = self._replay(row, progress)
         ideal = self._ideals.setdefault((policy, host), figures.hit_rate)
         return PolicyCase(
@@ -172,15 +170,13 @@ class _Bench:
             requests_s=len(self.requests) / figures.replay_s,
         )
 
-    def _replay(
-        self, row: _Row, progress: "tqdm[NoReturn]"
-    ) -> tuple[ReplayFigures, tuple[int, ...]]:
+    def _replay(self, row: _Row, progress: Countdown) -> tuple[ReplayFigures, tuple[int, ...]]:
         spec = spec_named(row.spec)
         sizes = PoolSizes(device_tokens=self.device_tokens, load=self.load, host=row.host)
         cache = build_cache(spec, sizes, row.policy)
         if not row.checkpoints:
             forgo_checkpoints(cache)
-        replay = Replay(cache, self._options.chunk_tokens, progress.update)
+        replay = Replay(cache, self._options.chunk_tokens, progress.one_more)
         figures = replay.run(self.requests, self.tokens)
         return figures, device_pages(spec, sizes)
 
@@ -251,13 +247,11 @@ def _rows(options: PolicyOptions) -> Iterator[_Row]:
 def cases_of(bench: _Bench, options: PolicyOptions) -> list[PolicyCase]:
     rows = list(_rows(options))
     cases: list[PolicyCase] = []
-    total = len(rows) * len(bench.requests)
-    seconds = 0.5 if sys.stderr.isatty() else 10.0
-    with tqdm(total=total, unit=" requests", mininterval=seconds, leave=False) as progress:
-        for row in rows:
-            cases.append(bench.case(row, progress))
-            with tqdm.external_write_mode():
-                _print_row(row, cases[-1])
+    progress = Countdown(len(rows) * len(bench.requests), "requests")
+    for row in rows:
+        cases.append(bench.case(row, progress))
+        progress.clear()
+        _print_row(row, cases[-1])
     return cases
 
 

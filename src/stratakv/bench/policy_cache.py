@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from stratakv.assembly.build import DEFAULT_SOCKETS, allocators, block_table
-from stratakv.assembly.build import build_cache as build_cache_of
+from stratakv.assembly.cache import allocators, block_table
+from stratakv.assembly.cache import build_cache as build_cache_of
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.sizing import Sizes
 from stratakv.cache.kv_cache import KVCache
@@ -94,7 +94,7 @@ def build_cache(spec: CacheSpec, sizes: PoolSizes, policy: str) -> KVCache:
         eviction=policy,
     )
     plan = EnginePlan.of(config, Sizes.of(spec, device, host, load.max_model_len), b"bench")
-    return build_cache_of(plan, NoMemory(allocators(plan)), block_table(plan), DEFAULT_SOCKETS)
+    return build_cache_of(plan, NoMemory(allocators(plan)), block_table(plan))
 
 
 def forgo_checkpoints(cache: KVCache) -> None:

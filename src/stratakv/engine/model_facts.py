@@ -4,9 +4,8 @@ Owns the reading of a model directory's configuration. Must not load weights: a 
 served, or not with these settings, must be refused in a second, not after hundreds of gigabytes.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
@@ -18,8 +17,8 @@ from stratakv.core.choices import check_choice, check_model_directory
 from stratakv.core.errors import ConfigError
 from stratakv.spec.derive import check_composite
 from stratakv.spec.model_config import stable_positions
+from stratakv.spec.model_facts import ModelFacts
 from stratakv.spec.support import time_steps_of
-from stratakv.spec.time_steps import TimeSteps
 
 _UNREADABLE: Final = (
     ValueError, OSError, KeyError, RuntimeError, AttributeError, TypeError, StrictDataclassError,
@@ -32,19 +31,6 @@ DTYPES: Final[dict[str, torch.dtype]] = {
 }
 ENDLESS_POSITIONS: Final = 2**20
 """Length that we serve of a model which has no positions; a state alone knows no end."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """``config``: the text decoder's, as plain data. ``max_positions``: longest sequence, in
-    tokens, that its positions cover. ``dtype``: a key of ``DTYPES``. ``time_steps``: bounds that
-    every layer of Mamba-2 must keep to, None where there are none."""
-
-    config: Mapping[str, object]
-    max_positions: int
-    vocab_size: int
-    dtype: str
-    time_steps: TimeSteps | None
 
 
 def read_facts(path: Path, dtype: str = "auto") -> ModelFacts:

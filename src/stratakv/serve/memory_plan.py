@@ -12,10 +12,11 @@ from stratakv.assembly.sizing import Sizes, planned, spec_for
 from stratakv.core.config import EngineConfig
 from stratakv.core.units import parse_bytes
 from stratakv.engine.deepseek.refused import own_refusal
-from stratakv.engine.model_facts import ModelFacts, read_planned
+from stratakv.engine.model_facts import read_planned
 from stratakv.engine.parallel import tp_refusal
 from stratakv.spec.budget import AUTO_RATIO
 from stratakv.spec.budget_table import BudgetTable
+from stratakv.spec.model_facts import ModelFacts
 from stratakv.spec.row_format import RowFormat, fp8_rows, in_rows
 from stratakv.spec.support import refusal
 
