@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from stratakv.assembly.models import EngineParts
+from stratakv.assembly.verify_engine import Tried
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId, TokenIds
@@ -24,7 +25,6 @@ from stratakv.engine.verify_session import Scribe, VerifyOutput, VerifySession
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES
 from stratakv.spec.groups import CacheSpec
-from stratakv.testing.hit_engine import Tried
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from tests.engines import RecordingRunner, small_engine

@@ -1,7 +1,8 @@
-"""``stratakv VERB``: serve, route, plan, config, bench, fsck, doctor, completion. Owns exit codes.
+"""``stratakv VERB``: serve, route, plan, config, verify, bench, fsck, doctor, completion.
 
-Exit codes: 0 done, 1 an engine or a rank died or a store has damage that was not mended, 2 a flag,
-a model or a store that cannot be honoured, 130 interrupted before there was a server to drain.
+Owns exit codes: 0 done, 1 an engine or a rank died, a store has damage that was not mended, or a
+check has failed, 2 a flag, a model or a store that cannot be honoured, 130 interrupted before there
+was a server to drain.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from stratakv.core.flag_help import RENAMED
 from stratakv.core.flag_parser import FlagParser, Renamed, WholeNumber
 from stratakv.core.options import MODEL, options_of
 from stratakv.core.settings import resolve
-from stratakv.serve import config_command
+from stratakv.serve import config_command, verify_command
 from stratakv.serve.config_command import (
     SERVER_OPTIONS,
     model_of,
@@ -142,6 +143,7 @@ def argument_parser() -> FlagParser:
     add_plan = add_verb("plan", help="what a server would do, without one").divide("PART")
     _plan_flags(add_plan("bytes", help="what a model's cache takes", allow_abbrev=False))
     config_command.add_verb(add_verb)
+    verify_command.add_verb(add_verb, _verify)
     add_bench = add_verb("bench", help="measure one part on this machine").divide("PART")
     for name, (text, flags) in BENCHES.items():
         part = add_bench(name, help=text, allow_abbrev=False)
@@ -274,6 +276,11 @@ def _plan(arguments: argparse.Namespace) -> int:
     _write_json(arguments.json, plan.figures())
     print(plan.render())
     return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    _check_extra("verify")
+    return verify_command.verify(arguments)
 
 
 def _completion(arguments: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ from tests.fixtures.bounds import bound_of_model
 from tests.fixtures.models import reference_greedy
 from tests.fixtures.models import tiny_model as model_of
 
-STORED = (Way.STORAGE, Way.RESTART)
+STORED = (Way.STORAGE, Way.STORAGE_TURN, Way.STORAGE_BATCHED, Way.RESTART)
 ELSEWHERE = (Way.COMPUTED, Way.CUT)
 """What neither a store nor a copy has a part in."""
 

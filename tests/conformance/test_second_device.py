@@ -20,7 +20,9 @@ from tests.fixtures.models import (
 )
 from tests.second_device import Arena, CountingTransfer, LayerPools, second_device
 
-LEFT_OUT = {Way.STORAGE, Way.RESTART, Way.BATCHED}
+LEFT_OUT = {
+    Way.STORAGE, Way.STORAGE_TURN, Way.STORAGE_BATCHED, Way.RESTART, Way.BATCHED, Way.HOST_BATCHED,
+}  # fmt: skip
 """Stores know no device. Where a batch has an abort, a step that was launched before chooses a
 token that nobody gets, and the suite tells tokens by their order; batches are below."""
 

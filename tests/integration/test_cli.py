@@ -143,8 +143,8 @@ def test_the_installed_command(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "VERB is missing; allowed are serve, route, plan, config, bench, fsck, doctor, "),
-        (["nothing"], "stratakv: VERB nothing: allowed are serve, route, plan, config, bench, "),
+        ([], "VERB is missing; allowed are serve, route, plan, config, verify, bench, "),
+        (["nothing"], "stratakv: VERB nothing: allowed are serve, route, plan, config, verify, "),
         (["config"], "stratakv: PART is missing; allowed are show, schema\n"),
         (["completion", "csh"], "stratakv: SHELL csh: allowed are bash\n"),
         (["serve"], "stratakv: MODEL is missing; allowed is a directory with config.json"),

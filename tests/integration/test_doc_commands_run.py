@@ -39,6 +39,7 @@ NOT_RUN = {
     r"stratakv serve .* --role ": ROLES,
     r"stratakv route ": ROLES,
     r"(torchrun .* )?stratakv serve .* --tp ": "tests/integration/test_serve_ranks.py starts ranks",
+    r"stratakv verify ": "tests/integration/test_verify.py runs it, on shorter prompts",
     r"vllm serve ": ENGINE,
     r"stratakv bench connect ": ENGINE,
     r"stratakv bench sparse ": "takes minutes; tests/unit/test_bench_sparse.py runs its parts",

@@ -28,6 +28,7 @@ FROZEN = {
     "plan bytes": PLAN,
     "config show": f"{SERVE} --json",
     "config schema": "--help",
+    "verify": "--dtype --help --json --page-tokens --prompt-tokens --storage --threads",
     "fsck": "--help --json --repair",
     "doctor": "--help --host-memory --storage --storage-key-file --why-miss",
     "completion": "--help",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stratakv.assembly.build import Sockets
+from stratakv.assembly.verify_engine import Tried
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.engine.forward import Forward
@@ -16,7 +17,6 @@ from stratakv.engine.sampling import Sampled
 from stratakv.engine.verify import compare
 from stratakv.engine.verify_session import HANG_S, Scribe, VerifyOutput, VerifySession
 from stratakv.spec.retention import KeepWindow
-from stratakv.testing.hit_engine import Tried
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import HookedCopier
 from stratakv.transfer.cpu import DEFAULT_COPIER

@@ -30,6 +30,7 @@ from stratakv.spec.budget import (
 )
 from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheSpec
+from stratakv.spec.longest import bytes_for_length, load_for_length, longest_fitting
 from stratakv.spec.model_facts import ModelFacts
 from stratakv.spec.offload import SELECTED, offloaded, top_k
 from stratakv.spec.sharding import Sharding, sharding_of, unshared
@@ -168,7 +169,12 @@ def _sizes(
         chat_tokens=config.chat_tokens,
         buffer_rows=buffer_rows(facts, config),
     )
-    device = device_pages(spec, parse_bytes(config.device_memory, "--device-memory"), load)
+    budget_bytes = parse_bytes(config.device_memory, "--device-memory")
+    asked = load
+    if config.max_model_len is not None and not _at_home_on_host(spec):
+        load = load_for_length(spec, budget_bytes, load) or load
+    device = device_pages(spec, budget_bytes, load)
+    all_bytes = free_bytes
     if on_host:
         # The kernel would promise more than it has, and kill the server once pages are written.
         taken = device_bytes(spec, device)
@@ -183,18 +189,49 @@ def _sizes(
     if config.max_model_len is None:
         max_model_len = min(max_model_len, held)  # longer ones could only ever be refused
     elif max_model_len > held:
+        there = all_bytes if on_host else ANY_AMOUNT
+        held_and_allowed = _allowed_length(spec, load, held, budget_bytes, there)
         raise ConfigError(
             f"--max-model-len {max_model_len}: --device-memory {config.device_memory} holds "
-            f"{held} tokens; allowed is that or less"
+            f"{held_and_allowed}"
         )
+    notices = (_adapted(asked, load), _notice(spec, device, load))
     return Sizes(
         spec=spec,
         sharding=sharding,
         device=device,
         host=host,
         max_model_len=max_model_len,
-        notice=_notice(spec, device, load),
+        notice="; ".join(filter(None, notices)) or None,
         buffer_rows=load.buffer_rows,
+    )
+
+
+def _at_home_on_host(spec: CacheSpec) -> bool:
+    return any(group.at_home_on_host for group in spec.groups)
+
+
+def _allowed_length(
+    spec: CacheSpec, load: ExpectedLoad, held: int, budget_bytes: int, free_bytes: int
+) -> str:
+    """What a refused length could be in its place, and what would make it fit."""
+    if _at_home_on_host(spec):  # where there is more than one way to hold it
+        return f"{held} tokens; allowed is that or less"
+    longest = longest_fitting(spec, budget_bytes, load)
+    more_bytes = bytes_for_length(spec, load)
+    more = f"--device-memory {more_bytes} ({format_bytes(more_bytes)}) and more"
+    if more_bytes > free_bytes:
+        more = f"{format_bytes(more_bytes)} for --device-memory, which are not free here"
+    return f"{longest} tokens; allowed is that or less, or {more}"
+
+
+def _adapted(asked: ExpectedLoad, load: ExpectedLoad) -> str | None:
+    if load == asked:
+        return None
+    return (
+        f"--max-model-len {load.max_model_len}: the device is split for conversations of "
+        f"{load.chat_tokens} tokens, not of --chat-tokens {asked.chat_tokens}, or a request of "
+        "that length would not fit"
     )
 
 

@@ -39,6 +39,9 @@ tokens of a prompt in one step, None: as it is set up."""
 Oracle: TypeAlias = Callable[[TokenIds, int], VerifyOutput]
 """What follows a prompt (int32 [n]), greedily, in that many tokens, without any cache."""
 
+Compare: TypeAlias = Callable[[VerifyOutput, VerifyOutput, float], tuple[int | None, float]]
+"""``compare``, or what judges as it does."""
+
 
 def compare(expected: VerifyOutput, got: VerifyOutput, bound: float) -> tuple[int | None, float]:
     """The first token at which an answer differs, if one does, and the largest error; logits are
@@ -58,13 +61,17 @@ def compare(expected: VerifyOutput, got: VerifyOutput, bound: float) -> tuple[in
 
 # -- what should have been reused ----------------------------------------------------------------
 
+HOST_WAYS: Final = frozenset((Way.HOST, Way.HOST_TURN, Way.HOST_BATCHED))
+STORAGE_WAYS: Final = frozenset((Way.STORAGE, Way.STORAGE_TURN, Way.STORAGE_BATCHED, Way.RESTART))
+"""Ways of which something has to come from there."""
+
 
 def cached_on(spec: CacheSpec, end_tokens: int, tier: Way) -> CachedTokens:
     """A prefix of ``end_tokens`` that came one way, with what every group needs of it."""
     page = spec.page_tokens
     spans = tuple(len(needed(g.retention, end_tokens, page)) * page for g in spec.groups)
     none = (0,) * len(spans)
-    host, storage = tier is Way.HOST, tier in (Way.STORAGE, Way.RESTART)
+    host, storage = tier in HOST_WAYS, tier in STORAGE_WAYS
     device = not host and not storage
     return CachedTokens(
         device=end_tokens * device,
@@ -76,11 +83,20 @@ def cached_on(spec: CacheSpec, end_tokens: int, tier: Way) -> CachedTokens:
     )
 
 
-SinglePromptWay: TypeAlias = Literal[Way.DEVICE, Way.HOST, Way.STORAGE, Way.TURN, Way.RETRACTED]
+SinglePromptWay: TypeAlias = Literal[
+    Way.DEVICE, Way.HOST, Way.STORAGE, Way.TURN, Way.HOST_TURN, Way.STORAGE_TURN, Way.RETRACTED
+]
 """Ways of one prompt that was computed once and is asked again."""
+BatchedWay: TypeAlias = Literal[Way.BATCHED, Way.HOST_BATCHED, Way.STORAGE_BATCHED]
+"""Ways of all prompts at once."""
 
-REUSES: Final = frozenset(Way) - {Way.TURN, Way.BATCHED, Way.RETRACTED}
+REUSES: Final = frozenset((Way.COMPUTED, Way.CUT, Way.DEVICE, Way.HOST, Way.STORAGE, Way.RESTART))
 """Ways of which it is known to the token what must have been reused."""
+_OFF: Final[Mapping[Way, tuple[Tier, ...]]] = {
+    **dict.fromkeys(HOST_WAYS, (Tier.DEVICE,)),
+    **dict.fromkeys(STORAGE_WAYS, (Tier.DEVICE, Tier.HOST)),
+}
+"""Which tiers are emptied before a prompt is asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +111,14 @@ class Settings:
     cuts: tuple[int, ...] = ()
 
 
+def _unwatched(way: Way) -> None:
+    pass
+
+
 class Verifier:
     """``prompts``: int32 [n] each, of several pages. ``oracle``: None: the engine itself, with a
-    request that neither reads nor leaves a page."""
+    request that neither reads nor leaves a page. ``judge``: what says whether two outputs are
+    equal."""
 
     def __init__(
         self,
@@ -106,8 +127,10 @@ class Verifier:
         settings: Settings,
         oracle: Oracle | None = None,
         clock: Clock | None = None,
+        judge: Compare = compare,
     ) -> None:
         self._start = start
+        self._judge = judge
         self._prompts = prompts
         self._settings = settings
         self._clock = clock or MonotonicClock()
@@ -130,11 +153,17 @@ class Verifier:
         self._session = self._begin(chunk_tokens)
         self._session.subject.scrub()
 
-    def run(self, ways: Sequence[Way] = tuple(Way)) -> VerifyReport:
-        """Try ``ways`` one after the other and close the engine. AssertionError where the engine's
-        own books are wrong, TimeoutError where it hangs."""
+    def run(
+        self, ways: Sequence[Way] = tuple(Way), began: Callable[[Way], None] = _unwatched
+    ) -> VerifyReport:
+        """Try ``ways`` one after the other and close the engine. ``began``: is called before each.
+        AssertionError where the engine's own books are wrong, TimeoutError where it hangs."""
+        results: list[WayResult] = []
         try:
-            return VerifyReport(tuple(self._try(way) for way in ways))
+            for way in ways:
+                began(way)
+                results.append(self._try(way))
+            return VerifyReport(tuple(results))
         finally:
             self._session.subject.close()
 
@@ -143,10 +172,12 @@ class Verifier:
             return WayResult(way=way, verdict=NotRun(why))
         computed_s = hit_s = error = 0.0
         verdict: Verdict | None = None
+        came = 0
         for at, (tokens, got) in enumerate(self._replies(way)):
             expected = self._expected(tokens)
             computed_s, hit_s = computed_s + expected.first_s, hit_s + got.first_s
-            wrong, off = compare(expected, got, self._settings.bound)
+            came += _came(way, got.cached)
+            wrong, off = self._judge(expected, got, self._settings.bound)
             error = max(error, off)
             if verdict is None and (wrong is not None or not off <= self._settings.bound):
                 what = f"{got.tokens} instead of {expected.tokens}; logits by {off:.1e}"
@@ -154,6 +185,8 @@ class Verifier:
                 verdict = Differs(at, wrong, off, what)
             elif verdict is None and (right := self._reuse(way, tokens)) not in (None, got.cached):
                 verdict = Differs(at, None, off, f"reused {got.cached} instead of {right}")
+        if verdict is None and way in _OFF and not came:
+            verdict = Differs(0, None, error, "nothing came from there")
         self._session.subject.engine.check()
         return WayResult(
             way=way, verdict=verdict or Exact(error), computed_s=computed_s, hit_s=hit_s
@@ -162,9 +195,9 @@ class Verifier:
     def _lacks(self, way: Way) -> str | None:
         if way is Way.CUT and not self._cuts():
             return "no chunk is smaller than a prompt"
-        if way is Way.HOST and not self._session.has_host():
+        if way in HOST_WAYS and not self._session.has_host():
             return "there is no host tier"
-        if way in (Way.STORAGE, Way.RESTART) and not self._session.has_storage():
+        if way in STORAGE_WAYS and not self._session.has_storage():
             return "there is no storage"
         return None
 
@@ -194,8 +227,8 @@ class Verifier:
         match way:
             case Way.CUT:
                 yield from self._cut()
-            case Way.BATCHED:
-                yield from self._batched()
+            case Way.BATCHED | Way.HOST_BATCHED | Way.STORAGE_BATCHED:
+                yield from self._batched(way)
             case Way.RESTART:
                 for tokens in self._prompts:
                     self._cached(tokens)
@@ -204,7 +237,15 @@ class Verifier:
             case Way.COMPUTED:
                 for tokens in self._prompts:
                     yield tokens, self._computed(tokens)
-            case Way.DEVICE | Way.HOST | Way.STORAGE | Way.TURN | Way.RETRACTED:
+            case (
+                Way.DEVICE
+                | Way.HOST
+                | Way.STORAGE
+                | Way.TURN
+                | Way.HOST_TURN
+                | Way.STORAGE_TURN
+                | Way.RETRACTED
+            ):
                 for tokens in self._prompts:
                     yield self._single_prompt(way, tokens)
             case _:
@@ -217,16 +258,16 @@ class Verifier:
         self, way: SinglePromptWay, tokens: TokenIds
     ) -> tuple[TokenIds, VerifyOutput]:
         before = self._cached(tokens)
+        if off := _OFF.get(way, ()):
+            self._forget(tokens, *off)
         match way:
-            case Way.DEVICE:
+            case Way.DEVICE | Way.HOST | Way.STORAGE:
                 pass
-            case Way.HOST:
-                self._forget(tokens, Tier.DEVICE)
-            case Way.STORAGE:
-                self._forget(tokens, Tier.DEVICE, Tier.HOST)
-            case Way.TURN:
+            case Way.TURN | Way.HOST_TURN | Way.STORAGE_TURN:
                 answer = np.array(before.tokens, np.int32)
-                tokens = np.concatenate((tokens, answer, tokens[: len(tokens) // 3 + 1]))
+                # Of each tier its own, or the second would find all that the first has left.
+                more = np.roll(tokens, len(off))[: len(tokens) // 3 + 1]
+                tokens = np.concatenate((tokens, answer, more))
             case Way.RETRACTED:
                 return tokens, self._retracted(tokens)
             case _:
@@ -279,11 +320,16 @@ class Verifier:
             yield tokens, self._ask(tokens, f" in chunks of {size}")
         self._begin_again()
 
-    def _batched(self) -> Iterator[tuple[TokenIds, VerifyOutput]]:
+    def _batched(self, way: BatchedWay) -> Iterator[tuple[TokenIds, VerifyOutput]]:
         session, count = self._session, self._settings.output_tokens
-        session.subject.cache.progress.flush()
-        self._there.clear()
-        self._ask(self._prompts[0])
+        if off := _OFF.get(way, ()):
+            for tokens in self._prompts:
+                self._cached(tokens)
+            session.forget(*off)
+        else:
+            session.subject.cache.progress.flush()
+            self._there.clear()
+            self._ask(self._prompts[0])
         gone = session.submit(self._prompts[-1][::-1].copy(), count, self._settings.salt)
         names = [
             (session.submit(tokens, count, self._settings.salt), tokens)
@@ -296,8 +342,19 @@ class Verifier:
             yield tokens, session.reply(name)
 
 
+def _came(way: Way, cached: CachedTokens | None) -> int:
+    """Tokens of a prompt that came from where this way takes them."""
+    if cached is None:
+        return 0
+    if way in HOST_WAYS:
+        return cached.host
+    return cached.storage if way in STORAGE_WAYS else cached.device
+
+
 SCAN_TOKENS: Final = 64
 """Of a chunk of Hugging Face's scans of a state, where the config does not say."""
+FARTHEST_TOKENS: Final = 1 << 17
+"""Where windows that are wider are taken for none."""
 SCAN_KEYS: Final = ("chunk_size", "mamba_chunk_size")
 """The config's names for it."""
 
@@ -309,6 +366,11 @@ def cut_sizes(spec: CacheSpec, config: Mapping[str, object], tokens: int) -> tup
     whole = {spec.page_tokens, *_reaches(spec, tokens), *_scans(spec, config)}
     sizes = {1, 2, *(size + by for size in whole for by in (-1, 0, 1))}
     return tuple(sorted(size for size in sizes if 0 < size < tokens))
+
+
+def widest_reach(spec: CacheSpec) -> int:
+    """Tokens that a window or a chunk reads at most, of those that end; 0 where none does."""
+    return max(_reaches(spec, FARTHEST_TOKENS), default=0)
 
 
 def _reaches(spec: CacheSpec, tokens: int) -> Iterator[int]:

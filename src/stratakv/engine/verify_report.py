@@ -4,7 +4,7 @@ no judgement; torch-free.
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 
 class Way(Enum):
@@ -17,8 +17,31 @@ class Way(Enum):
     BATCHED = "beside others, of which one is aborted"
     RETRACTED = "after a retraction"
     HOST = "from the host"
+    HOST_TURN = "a turn that goes on from the host"
+    HOST_BATCHED = "beside others, from the host"
     STORAGE = "from storage"
+    STORAGE_TURN = "a turn that goes on from storage"
+    STORAGE_BATCHED = "beside others, from storage"
     RESTART = "from storage after a restart"
+
+
+_PLACES: Final = {
+    Way.COMPUTED: ("none", "prefill"),
+    Way.CUT: ("none", "other chunks"),
+    Way.DEVICE: ("device", "decode"),
+    Way.TURN: ("device", "chunked prefill"),
+    Way.BATCHED: ("device", "batch"),
+    Way.RETRACTED: ("host", "retraction"),
+    Way.HOST: ("host", "decode"),
+    Way.HOST_TURN: ("host", "chunked prefill"),
+    Way.HOST_BATCHED: ("host", "batch"),
+    Way.STORAGE: ("storage", "decode"),
+    Way.STORAGE_TURN: ("storage", "chunked prefill"),
+    Way.STORAGE_BATCHED: ("storage", "batch"),
+    Way.RESTART: ("storage", "restart"),
+}
+"""Of each way the tier that pages come from, and what follows them."""
+_TIMED: Final = ("decode", "chunked prefill", "restart")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +80,22 @@ class WayResult:
     verdict: Verdict
     computed_s: float = 0.0
     hit_s: float = 0.0
+
+    @property
+    def tier(self) -> str:
+        """Where pages came from; "none": nowhere."""
+        return _PLACES[self.way][0]
+
+    @property
+    def path(self) -> str:
+        """What computed the rest."""
+        return _PLACES[self.way][1]
+
+    @property
+    def saved_s(self) -> float | None:
+        """Until first tokens; None where nothing ran, or a prompt shares steps with others."""
+        ran = self.tier != "none" and self.path in _TIMED and not isinstance(self.verdict, NotRun)
+        return self.computed_s - self.hit_s if ran else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,7 @@ def device_pages(spec: CacheSpec, budget_bytes: int, load: ExpectedLoad) -> tupl
     ConfigError names ``--device-memory`` and the least that would do, where not even one request
     of a whole chunk, and one page to go on, fits.
     """
-    one_request = min(load.chunk_tokens, load.max_model_len)
-    least = -(-one_request // spec.page_tokens) + 1
+    one_request, least = min(load.chunk_tokens, load.max_model_len), least_pages(spec, load)
     least_bytes = device_bytes(spec, pages_beside(spec, least, load))
     if least_bytes > budget_bytes:
         raise ConfigError(
@@ -131,6 +130,11 @@ def device_pages(spec: CacheSpec, budget_bytes: int, load: ExpectedLoad) -> tupl
         ids = load.max_running * -(-load.max_model_len // spec.page_tokens)
         anchor_pages = max(anchor_pages, min(ids, MAX_PAGES))
     return (anchor_pages, *others)
+
+
+def least_pages(spec: CacheSpec, load: ExpectedLoad) -> int:
+    """Of the anchor: one request of a whole chunk, and one page to go on."""
+    return -(-min(load.chunk_tokens, load.max_model_len) // spec.page_tokens) + 1
 
 
 def checkpoint_parts(spec: CacheSpec, chat_tokens: int) -> int:
