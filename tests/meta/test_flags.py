@@ -30,7 +30,7 @@ FROZEN = {
     "config schema": "--help",
     "verify": "--dtype --help --json --page-tokens --prompt-tokens --storage --threads",
     "fsck": "--help --json --repair",
-    "doctor": "--help --host-memory --storage --storage-key-file --why-miss",
+    "doctor": "--help --host-memory --json --storage --storage-key-file --why-miss",
     "completion": "--help",
 }
 """By verb; what a bench takes may change."""

@@ -14,6 +14,7 @@ from typing import Final
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
+from stratakv.core.free_memory import free_host_bytes
 from stratakv.core.identity.safetensors_layout import read_layout
 from stratakv.core.ids import GroupId
 from stratakv.core.units import format_bytes, parse_bytes
@@ -301,17 +302,3 @@ def _tensor_bytes(path: Path, dtype: str) -> int:
         prod(tensor.shape) * DTYPE_BYTES[dtype] if tensor.dtype in FLOATS else tensor.size
         for tensor in tensors
     )
-
-
-def free_host_bytes() -> int:
-    """Memory that could be taken now: what the kernel calls available, within the cgroup."""
-    free = 0
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file():
-        text = limit.read_text(encoding="ascii").strip()
-        if text != "max":
-            free = min(free, int(text) - int(used.read_text(encoding="ascii")))
-    return max(0, free)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
+from stratakv.connect.checks import Check, check_lines
 from stratakv.connect.engines import ENGINES, SupportedEngine
 from stratakv.connect.namespace_records import load_records
 from stratakv.connect.stores import open_engine_store
@@ -37,16 +38,6 @@ from stratakv.storage.urls import hidden
 PROBE_BYTES: Final = 4096
 APART: Final = ("cache_salt", "extra_key")
 """Fields of a request that keep its pages apart; the second is SGLang's."""
-Verdict: TypeAlias = Literal["fine", "untested", "bad"]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """``what`` was looked at, and what is the matter with it, or how it is."""
-
-    what: str
-    verdict: Verdict
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +58,7 @@ def examine(setup: EngineSetup) -> Sequence[Check]:
         _release(engine),
         _interface(engine),
         _model(setup.model),
-        _store(setup.storage, setup.storage_key_file),
+        store_check(setup.storage, setup.storage_key_file),
     ]
 
 
@@ -82,8 +73,7 @@ def command_line(setup: EngineSetup) -> str:
 
 def lines_of(checks: Sequence[Check], setup: EngineSetup) -> list[str]:
     """For people."""
-    lines = [f"{check.verdict:<9}{check.what}: {check.text}" for check in checks]
-    return [*lines, "", command_line(setup)]
+    return [*check_lines(checks), "", command_line(setup)]
 
 
 def read_prompt(name: str) -> AskedPrompt:
@@ -167,7 +157,8 @@ def _model(name: str) -> Check:
     return Check("model", "fine", f"{len(found.weights)} files of weights, {size:,} bytes")
 
 
-def _store(url: str, key_file: str | None) -> Check:
+def store_check(url: str, key_file: str | None) -> Check:
+    """Whether a page can be written there, read and removed."""
     form = StoreFormat(spec_digest=secrets.token_bytes(16), page_bytes=(PROBE_BYTES,))
     try:
         ends = open_engine_store(url, key_file, form)

@@ -1,44 +1,67 @@
 """``stratakv doctor``: flags, what it prints, and its exit codes. Owns these; checks nothing."""
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stratakv.connect.engines import ENGINES
+from stratakv.core.choices import check_written
+from stratakv.core.errors import ConfigError
 from stratakv.core.units import parse_bytes
+
+if TYPE_CHECKING:
+    from stratakv.connect.checks import Check
 
 
 def add_verb(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """``add_parser``: of the verbs of ``stratakv``."""
     parser = add_parser(
         "doctor",
-        help="check a store below vLLM or SGLang",
-        description="Check the engine's release, what it loads of StrataKV, the model and the "
-        "store, and print the command that starts it. Exit code 0: nothing speaks against it; 1: "
-        "something does; 2: a flag that cannot be honoured.",
+        help="check this machine, or a store below vLLM or SGLang",
+        description="Without ENGINE: check versions, memory, limits and threads of this machine, "
+        "and with --storage that store and the speed of its disk. With ENGINE: check its release, "
+        "what it loads of StrataKV, the model and the store, and print the command that starts it. "
+        "Exit code 0: nothing speaks against it; 1: something does; 2: a flag that cannot be "
+        "honoured.",
         allow_abbrev=False,
     )
-    parser.add_argument("engine", choices=tuple(ENGINES), metavar="ENGINE", help="vllm or sglang")
-    parser.add_argument("model", metavar="MODEL", help="directory with config.json and safetensors")
-    parser.add_argument("--storage", required=True, metavar="URL", help="as of serve")
+    parser.add_argument(
+        "engine", nargs="?", choices=tuple(ENGINES), metavar="ENGINE", help="vllm or sglang"
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="of ENGINE: directory with its safetensors"
+    )
+    parser.add_argument("--storage", metavar="URL", help="as of serve; ENGINE needs it")
     parser.add_argument("--storage-key-file", metavar="FILE", help="as of serve")
     parser.add_argument(
         "--host-memory",
         default="8GiB",
         metavar="SIZE",
-        help="bytes of the engine's own host tier, above the store (default: 8GiB)",
+        help="of ENGINE: bytes of its own host tier, above the store (default: 8GiB)",
     )
     parser.add_argument(
         "--why-miss",
         metavar="FILE",
-        help="a prompt, as JSON token ids: instead, which page or which setting stops its reuse",
+        help="of ENGINE: a prompt, as JSON token ids: instead, which page or which setting stops "
+        "its reuse",
     )
+    parser.add_argument("--json", metavar="FILE", help="also write the findings there")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    check_written("--json", arguments.json)
+    if arguments.engine is None:
+        return _machine(arguments)
+    for name, given in (("MODEL", arguments.model), ("--storage", arguments.storage)):
+        if given is None:
+            raise ConfigError(f"{name} is missing; allowed with {arguments.engine} is one")
     from stratakv.connect.doctor import (  # noqa: PLC0415
         EngineSetup,
+        command_line,
         examine,
         explain,
         lines_of,
@@ -55,7 +78,43 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.why_miss is not None:
         lines = explain(setup, read_prompt(arguments.why_miss))
         sys.stdout.write("\n".join(lines) + "\n")
+        _write(arguments.json, {"lines": lines})
         return 0
     checks = examine(setup)
-    sys.stdout.write("\n".join(lines_of(checks, setup)) + "\n")
-    return int(any(check.verdict == "bad" for check in checks))
+    return _ended(checks, lines_of(checks, setup), arguments.json, command_line(setup))
+
+
+def _machine(arguments: argparse.Namespace) -> int:
+    from stratakv.connect.checks import check_lines  # noqa: PLC0415
+    from stratakv.connect.doctor import store_check  # noqa: PLC0415
+    from stratakv.connect.machine import disk_check, look, machine_checks  # noqa: PLC0415
+
+    for flag, given in (
+        ("--why-miss", arguments.why_miss),
+        ("--storage-key-file", None if arguments.storage else arguments.storage_key_file),
+    ):
+        if given is not None:
+            allowed = "--storage" if flag == "--storage-key-file" else "vllm or sglang"
+            raise ConfigError(f"{flag}: allowed with {allowed}")
+    checks = [*machine_checks(look())]
+    if (url := arguments.storage) is not None:
+        checks.append(store_check(url, arguments.storage_key_file))
+        if url.startswith("file://"):
+            checks.append(disk_check(Path(url.removeprefix("file://").partition("?")[0])))
+    return _ended(checks, check_lines(checks), arguments.json)
+
+
+def _ended(
+    checks: "Sequence[Check]", lines: Sequence[str], path: str | None, command: str | None = None
+) -> int:
+    from stratakv.connect.checks import check_figures, exit_code  # noqa: PLC0415
+
+    sys.stdout.write("\n".join(lines) + "\n")
+    figures = dict(check_figures(checks))
+    _write(path, figures if command is None else figures | {"command": command})
+    return exit_code(checks)
+
+
+def _write(path: str | None, figures: object) -> None:
+    if path is not None:
+        Path(path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -16,11 +16,12 @@ from uuid import uuid4
 import numpy as np
 
 from stratakv.assembly import models
-from stratakv.assembly.sizing import free_host_bytes, spec_for, weights_bytes
+from stratakv.assembly.sizing import spec_for, weights_bytes
 from stratakv.assembly.verify_engine import TrialShape, store_worker, trials
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
+from stratakv.core.free_memory import free_host_bytes
 from stratakv.core.units import format_bytes
 from stratakv.engine.model import load_model
 from stratakv.engine.model_facts import read_facts

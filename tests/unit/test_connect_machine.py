@@ -1,0 +1,106 @@
+"""``stratakv doctor`` of a machine: each thing that is too little is named, with what helps."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from stratakv.cli import main
+from stratakv.connect import machine
+from stratakv.connect.checks import check_lines, exit_code
+from stratakv.connect.machine import DISK_BYTES, MachineFacts, disk_check, look, machine_checks
+
+GOOD = MachineFacts(
+    python="3.11.9",
+    packages={"stratakv": "0.1.0", **dict.fromkeys(machine.PACKAGES, "1.0")},
+    compiled=True,
+    total_bytes=64 << 30,
+    free_bytes=32 << 30,
+    huge_pages="madvise",
+    locked_bytes=-1,
+    files=(1024, 1 << 20),
+    cores=8,
+    quota=None,
+    threads=None,
+)
+
+
+def test_a_good_machine_has_nothing_to_be_done():
+    checks = machine_checks(GOOD)
+    assert {check.verdict for check in checks} == {"fine"}
+    assert not any(check.advice for check in checks)
+    assert exit_code(checks) == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "verdict", "advice"),
+    [
+        ({"packages": {**GOOD.packages, "torch": None}}, "versions", "poor", "stratakv[serve]"),
+        ({"packages": {**GOOD.packages, "xxhash": None}}, "versions", "bad", "install stratakv"),
+        ({"compiled": False}, "copies", "poor", "a C compiler"),
+        ({"free_bytes": 1 << 30}, "memory", "poor", "--device-memory"),
+        ({"huge_pages": "never"}, "huge pages", "poor", "echo madvise"),
+        ({"huge_pages": None}, "huge pages", "poor", ""),
+        ({"locked_bytes": 8 << 20}, "pinned memory", "poor", "ulimit -l"),
+        ({"files": (1024, 1024)}, "open files", "poor", "ulimit -Hn"),
+        ({"quota": 2.0}, "threads", "poor", "--threads 2"),
+        ({"threads": 16}, "threads", "poor", "--threads 8"),
+    ],
+)
+def test_what_is_too_little_is_named_with_what_helps(facts, what, verdict, advice):
+    checks = machine_checks(replace(GOOD, **facts))
+    (found,) = [check for check in checks if check.verdict != "fine"]
+    assert (found.what, found.verdict) == (what, verdict)
+    assert advice in found.advice
+    assert exit_code(checks) == (verdict == "bad")
+    assert check_lines(checks)[[check.what for check in checks].index(what)].startswith(verdict)
+
+
+def test_a_quota_beside_as_many_threads_is_fine():
+    assert machine_checks(replace(GOOD, quota=2.0, threads=2))[-1].verdict == "fine"
+
+
+def test_this_machine_is_looked_at_and_a_disk_is_left_as_it_was(tmp_path, capsys):
+    found, store = tmp_path / "found.json", tmp_path / "store"
+    line = ["doctor", "--storage", f"file://{store}?quota=16MiB", "--json", str(found)]
+    assert main(line) == 0
+    shown, written = capsys.readouterr().out, json.loads(found.read_text())
+    names = [check["what"] for check in written["checks"]]
+    assert names == [check.what for check in machine_checks(look())] + ["store", "disk"]
+    assert "MB/s written and synced" in shown
+    assert written["ok"] is True
+    assert main(["fsck", str(store)]) == 0
+    assert "0 sound pages" in capsys.readouterr().out
+
+
+def test_a_disk_of_seconds_is_bounded_and_called_slow(tmp_path):
+    clock = iter(range(1000))
+    found = disk_check(tmp_path / "not/there/yet", lambda: float(next(clock)))
+    assert found.verdict == "poor"
+    assert str(tmp_path) in found.text
+    assert next(clock) < 2 * DISK_BYTES >> 20, "not all of it was written"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_written_to_is_bad(monkeypatch, tmp_path):
+    def refused(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", refused)
+    found = disk_check(tmp_path)
+    assert (found.verdict, found.advice) == ("bad", "a directory that this user may write to")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["vllm"], "MODEL is missing; allowed with vllm is one"),
+        (["vllm", "model"], "--storage is missing; allowed with vllm is one"),
+        (["--why-miss", "x"], "--why-miss: allowed with vllm or sglang"),
+        (["--storage-key-file", "x"], "--storage-key-file: allowed with --storage"),
+        (["--json", "/nowhere/x"], "--json /nowhere/x: allowed is"),
+    ],
+)
+def test_lines_that_go_together_with_nothing_are_refused(line, message, capsys):
+    assert main(["doctor", *line]) == 2
+    assert message in capsys.readouterr().err
