@@ -5,7 +5,7 @@ the report. Must not print.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -195,7 +195,7 @@ def _check_memory(spec: CacheSpec, shape: TrialShape, weights: int) -> None:
 
 
 @contextmanager
-def _store(url: str | None) -> Iterator[str]:
+def _store(url: str | None) -> Generator[str]:
     if url is not None:
         yield url
         return
