@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stratakv import cli
-from stratakv.assembly import models
+from stratakv.assembly import device
 from stratakv.core.errors import ConfigError
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.request import Failure
@@ -81,7 +81,7 @@ def test_a_wrong_cache_is_caught(saved, tmp_path, monkeypatch, capsys):
     def transfer(spec, pools, arenas):
         return CpuTransferEngine(spec, pools, arenas, Stale())
 
-    monkeypatch.setattr(models, "CPU", replace(models.CPU, transfer=transfer))
+    monkeypatch.setattr(device, "CPU", replace(device.CPU, transfer=transfer))
     code, found = verified(saved["gemma3"], tmp_path, *SMALL)
     assert (code, found["exact"]) == (1, False)
     wrong = {(one["tier"], one["path"]) for one in found["ways"] if one["verdict"] == "differs"}

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import torch
 
 from stratakv.assembly.build import Sockets
+from stratakv.assembly.device import Device
 from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.models import Device, EngineParts, assemble
+from stratakv.assembly.models import EngineParts, assemble
 from stratakv.assembly.rank_context import ObjectSharding
 from stratakv.assembly.sizing import Pages, Sizes
 from stratakv.assembly.stores import open_store

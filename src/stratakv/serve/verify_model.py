@@ -15,7 +15,8 @@ from uuid import uuid4
 
 import numpy as np
 
-from stratakv.assembly import models
+from stratakv.assembly import device
+from stratakv.assembly.models import check_model
 from stratakv.assembly.sizing import spec_for, weights_bytes
 from stratakv.assembly.verify_engine import TrialShape, store_worker, trials
 from stratakv.core.clock import MonotonicClock
@@ -113,7 +114,7 @@ def verify_model(options: VerifyOptions, show: Callable[[str], None]) -> ModelVe
     wrong, TimeoutError where it hangs."""
     facts = read_facts(options.model, options.dtype)
     config = EngineConfig(page_tokens=options.page_tokens)
-    models.check_model(facts, config)
+    check_model(facts, config)
     spec = spec_for(facts, config)
     if reason := refusal(spec):
         raise ConfigError(f"MODEL: it cannot be served: {reason}")
@@ -127,7 +128,7 @@ def verify_model(options: VerifyOptions, show: Callable[[str], None]) -> ModelVe
     salt, cuts = f"verify {uuid4()}", cut_sizes(spec, model.config, max(shape.lengths))
     with _store(options.storage) as url:
         start = trials(
-            model, spec, shape, lambda: models.CPU, partial(store_worker, url, model, spec)
+            model, spec, shape, lambda: device.CPU, partial(store_worker, url, model, spec)
         )
         show("without a cache, in two batch shapes")
         loose = Settings(bound=1.0, salt=salt, cuts=cuts)
