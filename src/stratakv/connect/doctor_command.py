@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_written("--json", arguments.json)
     if arguments.engine is None:
         return _machine(arguments)
-    for name, given in (("MODEL", arguments.model), ("--storage", arguments.storage)):
+    for flag, given in (("MODEL", arguments.model), ("--storage", arguments.storage)):
         if given is None:
-            raise ConfigError(f"{name} is missing; allowed with {arguments.engine} is one")
+            raise ConfigError(f"{flag} is missing; allowed with {arguments.engine} is one")
     from stratakv.connect.doctor import (  # noqa: PLC0415
         EngineSetup,
         command_line,
