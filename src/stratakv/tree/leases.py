@@ -332,7 +332,8 @@ class Leases:
         for group in reversed(self._groups):  # the anchor last: its node waits for the others
             rows = path[starts[group] :]
             pins.stamp(group, rows, stamp)
-            rows = self._spilled.unpin(GroupId(group), rows, lease.near)
+            if lease.near:
+                rows = self._spilled.unpin(GroupId(group), rows, lease.near)
             pins.unpin(DEVICE, group, rows)
 
     def _release_unloaded(self, lease: LoadLease) -> None:
