@@ -28,6 +28,7 @@ def fields_of(arguments: Any) -> dict[str, str]:  # noqa: ANN401 - a ServerArgs
         "dtype": str(arguments.dtype),
         "quantization": str(arguments.quantization),
         "kv_cache_dtype": str(arguments.kv_cache_dtype),
+        "state_dtype": str(arguments.mamba_ssm_dtype),
         "overrides": _canonical(str(arguments.json_model_override_args)),
         "context_length": str(arguments.context_length),
         "device": str(arguments.device),
