@@ -10,9 +10,10 @@ that is free.
 
 import numpy as np
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.ids import NONE
 from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape, device_rows
-from tests.cache_machine import DEVICE, HOST, CacheMachine, value_of
+from tests.cache_machine import CHUNK, DEVICE, HOST, MOST, CacheMachine, value_of
 
 TOP_K = 3
 
@@ -22,6 +23,7 @@ class SpillingMachine(CacheMachine):
 
     def __init__(self, spec, seed, device, host, buffers, steps_at_once=1):
         super().__init__(spec, seed, device, host, steps_at_once, buffers)
+        self.at_once = steps_at_once
         most = self.tables.max_pages * self.page
         self.hot = {
             group: HotBuffers(
@@ -33,10 +35,53 @@ class SpillingMachine(CacheMachine):
         self.times = {group: self.tables.spilled[group].times.copy() for group in buffers}
 
     def submit(self):
-        """Nobody receives: what another engine writes has to fit the device."""
+        """Nobody receives: what another engine writes has to fit the device. Some are so long that
+        two of them fill a small host."""
+        before = self.asked
         super().submit()
-        for one in self.waiting:
-            one.receives = False
+        if self.asked == before:
+            return
+        one = self.waiting[-1]
+        one.receives = False
+        if self.draw.random() < 0.5:
+            longer = self.draw.randrange(8, MOST - 4)
+            one.known += [self.draw.randrange(2) for _ in range(longer - len(one.known))]
+            one.prompt = len(one.known)
+            one.total = min(MOST, one.prompt + self.draw.randrange(2, 7))
+        if self.cache.admission.refusal(one.total, one.use) is not None:
+            one.use = CacheUse.ALL  # a longer one that is apart fits no device
+
+    def admit(self):
+        """Who comes in spilled has booked its buffer, the pages of what it computes at once, the
+        one that is filling and the one that is being saved."""
+        before, self.evicted = len(self.running), self._evicted()
+        super().admit()
+        if len(self.running) == before or not self.spilled(one := self.running[-1]):
+            return
+        left = max(len(one.known) - one.computed, self.at_once)
+        tokens = min(left, CHUNK * self.at_once) if left > 1 else self.at_once
+        booked = dict(column for part in self.cache.beside for column in part.columns())
+        for group in self.tables.spilled:
+            pages = booked[f"booked of group {group}"].item(one.row)
+            assert pages == -(-tokens // self.page) + 2, f"{one.name} has booked {pages} pages"
+        self.seen["admitted spilled"] += 1
+
+    def _cached(self, one, found, match, *, quiet):
+        """Or on nothing, where nobody runs and its prefix, which is on the device alone, leaves no
+        room there."""
+        if not found.computed and match.end > 0 and len(self.running) == 1:
+            self.seen["computed again"] += 1
+            return
+        # An attempt that has failed may have evicted what the match saw.
+        super()._cached(one, found, match, quiet=quiet and self._evicted() == self.evicted)
+
+    def _evicted(self):
+        return self.cache.tiers.pools.counters.evicted_device_pages
+
+    def retract_all(self):
+        """Nobody runs, and what they keep fills the host."""
+        for one in [one for one in self.running if not one.receives]:
+            self.retract_one(one)
 
     def spilled(self, one):
         return any(one.row in places for places in self.tables.spilled.values())

@@ -15,6 +15,7 @@ from stratakv.assembly.sizing import spec_for
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
+from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.transfer.host_rows import CpuHostRows
 from tests.engines import (
     all_free,
@@ -77,12 +78,14 @@ COUNTED = replace(CPU, host_rows=CountedRows)
 
 
 @contextmanager
-def offloading(name, buffer, selected=None, host=200, device=200, **settings):
+def offloading(
+    name, buffer, selected=None, host=200, device=200, copier=DEFAULT_COPIER, **settings
+):
     """``selected``: device pages of the group whose home is the host; None: for one request."""
     pages = (device, least(buffer) if selected is None else selected)
     CountedRows.rows = CountedRows.pages_read = 0
     with small_engine(
-        model(name), config(buffer, **settings), pages, (400, host), device_kind=COUNTED
+        model(name), config(buffer, **settings), pages, (400, host), copier, device_kind=COUNTED
     ) as parts:
         yield parts
 

@@ -1,11 +1,15 @@
 """Host pages that a spilled request needs while others keep them: it waits for storage, and those
 that only wait let go."""
 
+from threading import Event
+
 import pytest
 
 from stratakv.assembly.sizing import spec_for
+from stratakv.core.ids import RequestId
 from stratakv.policy import admission
-from tests.engines import drain, greedy, run, tokens_of
+from stratakv.testing.patience import PATIENCE_S
+from tests.engines import all_free, drain, greedy, run, tokens_of
 from tests.integration.test_sparse_offload import (
     ANSWER,
     PROMPTS,
@@ -15,6 +19,7 @@ from tests.integration.test_sparse_offload import (
     offloading,
     right,
     rows_of,
+    submit,
 )
 from tests.storage_cases import PATIENT, Shelf, attach_backend, format_of
 
@@ -22,9 +27,23 @@ HOST = 14
 """Pages that the longest request of these fills."""
 
 
-def stored(prompt):
+class HeldShelf(Shelf):
+    """Reads wait while it is not ``open``."""
+
+    def __init__(self, form, quota_bytes):
+        super().__init__(form, quota_bytes)
+        self.open, self.asked = Event(), Event()
+        self.open.set()
+
+    def read(self, keys, into):
+        self.asked.set()
+        assert self.open.wait(PATIENCE_S), "it was never opened again"
+        return super().read(keys, into)
+
+
+def stored(prompt, kind=Shelf):
     """A store that has the pages of ``prompt``."""
-    shelf = Shelf(format_of(spec_for(model("small").facts, config(24))), 1 << 30)
+    shelf = kind(format_of(spec_for(model("small").facts, config(24))), 1 << 30)
     with offloading("small", 24, **PATIENT) as parts:
         attach_backend(parts, shelf)
         run(parts, greedy("first", prompt, ANSWER))
@@ -45,6 +64,36 @@ def test_what_a_prefetch_keeps_on_the_host_stops_nobody(steps):
         outputs += drain(parts)
         assert list(map(tokens_of, by_name(outputs, 2))) == right("small", *some)
         parts.cache.progress.settle()
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_who_runs_alone_waits_for_the_host_pages_that_a_busy_store_fills(aborted):
+    """Also for ever; then it can be aborted, and the next one goes on when the store returns."""
+    some = rows_of((PROMPTS[1][:80], PROMPTS[0]))
+    with offloading("small", 24, host=13, **PATIENT) as parts:
+        shelf = stored(some[1], HeldShelf)
+        shelf.asked.clear()
+        shelf.open.clear()
+        attach_backend(parts, shelf)
+        submit(parts, some)
+        outputs = []
+        for _ in range(60):
+            outputs += parts.engine.step()
+            parts.engine.check()
+        assert shelf.asked.is_set()
+        assert all(one.finish is None for one in outputs), "nobody had to wait"
+        if aborted:
+            parts.engine.abort(RequestId("0"))
+            parts.engine.step()
+        shelf.open.set()
+        outputs += drain(parts)
+        found = by_name(outputs, 2)
+        assert tokens_of(found[1]) == right("small", some[1])[0]
+        if not aborted:
+            assert tokens_of(found[0]) == right("small", some[0])[0]
+        parts.cache.progress.settle()
+        assert parts.cache.progress.flush()
+        assert all_free(parts)
 
 
 def test_prefetches_of_those_behind_do_not_keep_the_next_one_out():

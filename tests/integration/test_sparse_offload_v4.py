@@ -244,5 +244,5 @@ def test_a_model_without_an_indexer_is_refused():
     fields = config_of(TWICE).to_dict()
     kinds = ["sliding_attention", "heavily_compressed_attention", "sliding_attention"]
     facts = type("Facts", (), {"config": {**fields, "layer_types": kinds}})
-    with pytest.raises(ConfigError, match="selects no rows"):
+    with pytest.raises(ConfigError, match="no layer of this deepseek_v4 has an indexer"):
         buffer_rows(facts, config(8))

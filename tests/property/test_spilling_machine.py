@@ -18,7 +18,7 @@ SPECS = {
     "with a window": wide_spec(2, KeepAll(), KeepWindow(5), away=(1,)),
     "with a state": wide_spec(2, KeepAll(), KeepBoundary(), away=(1,)),
 }
-MOVES = [move for move in BUSY if move != "receive"]
+MOVES = [*(move for move in BUSY if move != "receive"), "retract_all"]
 SPARE = (0, 7, 1, 2, 30, 4, 13)
 """Host pages beyond those of the longest request."""
 WALKS = 60
@@ -41,17 +41,20 @@ def walk(spec, seed, steps, machine=SpillingMachine):
     return made.seen
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_row_that_a_spilled_request_reads_is_its_own(spec):
-    seen = sum((walk(spec, seed, 70) for seed in range(WALKS)), Counter())
+@pytest.mark.parametrize("name", SPECS)
+def test_every_row_that_a_spilled_request_reads_is_its_own(name):
+    walks = WALKS if name == "selected" else WALKS // 3
+    seen = sum((walk(SPECS[name], seed, 70) for seed in range(walks)), Counter())
     for what in ("read on the host", "hits", "misses", "spilled", "saved", "restored", "loaded"):
         assert seen[what] > 0, what
-
-
-def test_spilled_requests_leave_in_every_way():
-    seen = sum((walk(SPECS["selected"], seed, 70) for seed in range(WALKS)), Counter())
-    for what in ("spilled, retracted", "spilled, aborted"):
-        assert seen[what] > 0, what
+    if name == "selected":
+        for what in (
+            "spilled, retracted",
+            "spilled, aborted",
+            "admitted spilled",
+            "computed again",
+        ):
+            assert seen[what] > 0, what
 
 
 @pytest.mark.long

@@ -89,6 +89,40 @@ def test_a_request_has_no_more_pages_than_the_table_is_wide():
         step(cache, row, 8, 9)
 
 
+@pytest.mark.parametrize("start", [9, 12, 13])
+def test_a_start_beyond_what_a_request_has_is_refused_and_takes_nothing(start):
+    cache = cache_of()
+    row = cache.enter(A[:6], 10).row
+    step(cache, row, 0, 6)
+    before = cache.free_pages()
+    with pytest.raises(AssertionError, match="beyond the pages of its request"):
+        step(cache, row, start, start + 1)
+    assert cache.free_pages() == before
+    step(cache, row, 8, 9)
+    assert cache.free_pages() == [before[0] - 1]
+
+
+def test_a_start_beyond_what_lies_on_the_host_is_refused_too():
+    table = BlockTable(2, 2, 4, {GroupId(1): 2})
+    row = np.array([table.open_row()])
+    table.remap(row.item(), GroupId(1), 2, np.array([5], np.int32))
+    table.spilled[GroupId(1)].host[row, :2] = 3, 9
+    there = [table.holds(GroupId(1), row, np.array([at])).item() for at in range(4)]
+    assert there == [True, True, True, False]
+    assert not table.holds(GroupId(0), row, np.array([0])).item()
+
+
+@pytest.mark.parametrize("end", [0, 3, 6])
+def test_no_tokens_or_fewer_take_no_page(end):
+    cache = cache_of()
+    row = cache.enter(A[:6], 10).row
+    step(cache, row, 0, 6)
+    before, pages = cache.free_pages(), table_of(cache, row).copy()
+    step(cache, row, 6, end)
+    assert cache.free_pages() == before
+    assert (table_of(cache, row) == pages).all()
+
+
 def test_what_is_taken_and_what_is_used_are_kept_apart():
     """The page that is filling is the request's; the tree, and so the host, has what is full."""
     cache = cache_of()

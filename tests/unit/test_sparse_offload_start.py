@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratakv.assembly import sizing
 from stratakv.assembly.models import build_engine
-from stratakv.assembly.sizing import planned, spec_for
+from stratakv.assembly.sizing import planned, size, spec_for
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
+from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape
 from stratakv.spec.budget import (
     FILLING_PAGES,
     ExpectedLoad,
@@ -18,7 +20,7 @@ from stratakv.spec.budget import (
     device_pages,
     spilled_pages,
 )
-from stratakv.spec.offload import selected_group
+from stratakv.spec.offload import indexers, selected_group
 from tests.fixtures.deepseek_v32 import wrapped
 
 PAGE, BUFFER, CHUNK = 8, 48, 32
@@ -95,6 +97,37 @@ def test_without_it_nothing_is_logged(caplog):
     plain = {"sparse_offload": False, "device_buffer_size": None}
     build_engine(wrapped("small"), EngineConfig(**SETTINGS | plain)).close()
     assert not [one for one in caplog.messages if one.startswith("--sparse-offload")]
+
+
+def test_tables_of_buffers_are_counted_before_the_host_tier(monkeypatch):
+    made, facts = spec(), wrapped("small").facts
+    monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 20)
+    (few, many) = (
+        size(facts, EngineConfig(**SETTINGS | {"max_running": n, "step_tokens": 99}), on_host=False)
+        for n in (1, 64)
+    )
+    taken = sum(
+        (a - b) * group.host_stride_bytes
+        for a, b, group in zip(few.host, many.host, made.groups, strict=True)
+    )
+    tables = 63 * (256 + 1) * 2 + 63 * indexers(made) * BUFFER * 6
+    assert taken == pytest.approx(tables * 4 / 5, abs=2 * made.groups[1].host_stride_bytes)
+
+
+@given(
+    entries=st.integers(8, 64), plans=st.integers(1, 5), rows=st.integers(1, 5),
+    most=st.integers(64, 500),
+)  # fmt: skip
+def test_tables_take_what_is_counted_for_them(entries, plans, rows, most):
+    shape = HotBufferShape(entries=entries, page_rows=1, top_k=8)
+    made = HotBuffers(shape, plans, rows, most)
+    assert made.table_bytes == HotBuffers.bytes_of(entries, plans, rows, most)
+
+
+@pytest.mark.parametrize("host", [{"host_memory": "64B"}, {"host_ratio": 0.001}])
+def test_too_little_host_memory_is_refused_and_none_is_not_offered(host):
+    with pytest.raises(ConfigError, match=r"too little for one page of group .*; allowed is more$"):
+        build_engine(wrapped("small"), EngineConfig(**SETTINGS, **host))
 
 
 @pytest.mark.parametrize("host", [{"host_memory": "0"}, {"host_ratio": 0.0}])

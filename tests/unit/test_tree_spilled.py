@@ -37,6 +37,16 @@ def test_one_look_finds_what_is_saved_and_what_is_not_to_be() -> None:
     assert spilled.due(SELECTED, near, alone=True).tolist() == [True, False, False]
 
 
+def test_what_would_leave_is_counted_for_all_leases_at_once() -> None:
+    it, lease = spilled_lease()
+    spilled = it.tree.spilled
+    other = it.arrive((0, 1, 5), 3, load=False)
+    assert spilled.leavable([], SELECTED).tolist() == []
+    assert spilled.leavable([lease], SELECTED).tolist() == [0], "both stand on what is saved"
+    it.release(other)
+    assert spilled.leavable([lease, lease], SELECTED).tolist() == [1, 1]
+
+
 def test_a_page_that_is_held_on_the_host_is_none_on_the_device() -> None:
     """It may be there still, but nobody holds it: a load that ends beside it brings it not back."""
     it, lease = spilled_lease()

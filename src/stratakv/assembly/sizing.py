@@ -6,7 +6,7 @@ the same, but for what only the machine at hand could answer.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,7 +18,7 @@ from stratakv.core.free_memory import free_host_bytes
 from stratakv.core.identity.safetensors_layout import read_layout
 from stratakv.core.ids import GroupId
 from stratakv.core.units import format_bytes, parse_bytes
-from stratakv.sparse.hot_buffer import MOST_ENTRIES
+from stratakv.sparse.hot_buffer import MOST_ENTRIES, HotBuffers
 from stratakv.sparse.sizing import OffloadPages, advice
 from stratakv.spec.budget import (
     FILLING_PAGES,
@@ -33,7 +33,7 @@ from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheSpec
 from stratakv.spec.longest import bytes_for_length, load_for_length, longest_fitting
 from stratakv.spec.model_facts import ModelFacts
-from stratakv.spec.offload import SELECTED, offloaded, top_k
+from stratakv.spec.offload import SELECTED, indexers, offloaded, top_k
 from stratakv.spec.sharding import Sharding, sharding_of, unshared
 from stratakv.spec.support import refusal
 
@@ -140,10 +140,7 @@ def buffer_rows(facts: ModelFacts, config: EngineConfig) -> int:
         return 0
     least = top_k(facts.config)
     if least is None:
-        raise ConfigError(
-            f"--sparse-offload: model type {facts.config['model_type']!r} selects no rows that can "
-            f"be on the host; allowed with {', '.join(sorted(SELECTED))}"
-        )
+        raise ConfigError(f"--sparse-offload: {_selects_nothing(facts.config)}")
     wanted = config.device_buffer_size
     if wanted is not None and wanted < least:
         raise ConfigError(
@@ -156,6 +153,19 @@ def buffer_rows(facts: ModelFacts, config: EngineConfig) -> int:
             f"--device-buffer-size {rows}: with --page-tokens {page} allowed is {most} or less"
         )
     return rows
+
+
+def _selects_nothing(config: Mapping[str, object]) -> str:
+    name = str(config["model_type"])
+    if name in SELECTED:
+        return (
+            f"no layer of this {name} has an indexer (layer_types), so that none selects rows; "
+            "allowed with a model that has some"
+        )
+    return (
+        f"model type {name!r} selects no rows that can be on the host; allowed with "
+        f"{', '.join(sorted(SELECTED))}"
+    )
 
 
 def _sizes(
@@ -185,6 +195,7 @@ def _sizes(
                 "allowed is that or less"
             )
         free_bytes -= taken
+    free_bytes = max(0, free_bytes - _tables_bytes(spec, load))
     host = _host_pages(spec, device, config, free_bytes)
     held = _longest_pages(spec, device, host) * spec.page_tokens
     if config.max_model_len is None:
@@ -233,6 +244,21 @@ def _adapted(asked: ExpectedLoad, load: ExpectedLoad) -> str | None:
         f"--max-model-len {load.max_model_len}: the device is split for conversations of "
         f"{load.chat_tokens} tokens, not of --chat-tokens {asked.chat_tokens}, or a request of "
         "that length would not fit"
+    )
+
+
+def _tables_bytes(spec: CacheSpec, load: ExpectedLoad) -> int:
+    """What the tables of buffers take on the host, whoever is spilled."""
+    pages = -(-load.max_model_len // spec.page_tokens)
+    return sum(
+        HotBuffers.bytes_of(
+            -(-load.buffer_rows // group.page_rows) * group.page_rows,
+            indexers(spec),
+            load.max_running,
+            pages * group.page_rows,
+        )
+        for group in spec.groups
+        if group.at_home_on_host
     )
 
 

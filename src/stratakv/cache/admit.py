@@ -88,7 +88,10 @@ class Admitter:
         self._copies.backups.begin()  # an aborted request has left some; admitting may evict
         if not self._limits.reuse:
             asked = replace(asked, use=CacheUse.NOTHING)
-        answer = self._with_room(lambda row: self._enter(row, asked, self._matched(asked)))
+        matched = partial(self._matched, asked)
+        answer = self._with_room(lambda row: self._enter(row, asked, matched))
+        if answer is Refusal.NO_PAGES and self._stuck():
+            answer = self._anew(asked)
         return answer if isinstance(answer, Refusal) else self._admitted(asked, *answer)
 
     def _with_room(
@@ -111,6 +114,21 @@ class Admitter:
                 if mine is not None and not self._progress.busy:
                     self._retraction.give_up()
                 return answer
+
+    def _anew(self, asked: AdmissionRequest) -> tuple[Admission, Missed] | Refusal:
+        """Admit a request that stands on nothing. Its prefix may be what fills the device, where it
+        has no copies that could be read on the host."""
+        found = self._matched(asked)
+        known = self._known(asked.prefix, found, asked.tokens)
+        answer = self._with_room(lambda row: self._enter(row, asked, lambda: NO_MATCH))
+        if isinstance(answer, Refusal) or CacheUse.READ not in asked.use:
+            return answer
+        return answer[0], Missed(known, Declined.DEVICE_CAPACITY)
+
+    def _stuck(self) -> bool:
+        """Whether nothing is under way that could make room: nobody runs, and no copy."""
+        idle = not len(self._sequences) and not self._progress.busy
+        return bool(self._spilling) and idle
 
     def give_up(self, mine: RetractedState | None = None) -> bool:
         """Let go of host pages that one of those that wait keeps, but for ``mine``; False where
@@ -165,8 +183,10 @@ class Admitter:
             self._prefetcher.forget(asked.request, settled)
 
     def _enter(
-        self, row: int, asked: AdmissionRequest, found: Match
+        self, row: int, asked: AdmissionRequest, matched: Callable[[], Match]
     ) -> tuple[Admission, Missed] | Refusal:
+        """``matched``: what it may stand on, asked again where that may have changed."""
+        found = matched()
         load = self._weigh_load(found)
         if load is LoadBack.WAIT:
             return Refusal.LOAD_BUDGET
@@ -189,7 +209,7 @@ class Admitter:
             admission = self._try(row, asked, found, end, spill=spill)
             if admission is not None:
                 return admission, missed
-            found = self._matched(asked)  # the attempt may have evicted what the match saw
+            found = matched()  # the attempt may have evicted what the match saw
         return Refusal.NO_PAGES
 
     def _spills(self, asked: AdmissionRequest) -> bool:
@@ -213,6 +233,7 @@ class Admitter:
         """Admit at ``end``, or not at all."""
         starts = self._starts(asked, end)
         left = 0 if asked.receives else asked.tokens - end * self._page
+        staged = self._limits.staged(left)
         priced = self._prices.ask(asked, end, starts, left, spill=spill)
         if priced is None:
             return None
@@ -226,12 +247,12 @@ class Admitter:
         if lease is None:
             return None
         sequence = SequenceState(
-            asked.prefix, lease, wanted, end, checkpoints, milestones, asked.use
+            asked.prefix, lease, wanted, end, checkpoints, milestones, staged, asked.use
         )
         self._open_sequence(row, sequence)
         self._live.open(row, lease)
         if spill:
-            self._spilling.open(row, lease, self._limits.staged(left))
+            self._spilling.open(row, sequence)
         device_end = min(found.device_end, end)
         cached = replace(self._cached(lease, device_end, host), use=asked.use)
         return Admission(row=row, computed=cached.total, cached=cached, tickets=lease.loading)
@@ -347,9 +368,11 @@ class Admitter:
             self._retraction.give_back(taken)
             return Refusal.NO_PAGES
         tickets = self._retraction.land(row, retracted, lease, taken)
-        self._open_sequence(row, replace(retracted.sequence, lease=lease, demand=wanted))
+        staged = self._limits.staged(left)
+        sequence = replace(retracted.sequence, lease=lease, demand=wanted, at_once=staged)
+        self._open_sequence(row, sequence)
         if spill:
-            self._spilling.open(row, lease, self._limits.staged(left))
+            self._spilling.open(row, sequence)
         self._retraction.assert_restored(row, retracted, taken)
         cached = self._cached(lease, end - host[ANCHOR], host)
         return Admission(

@@ -60,6 +60,7 @@ class KVCache:
         self.spec = spec
         self._tables = tables
         self._page = spec.page_tokens
+        self._kept = [group.id for group in spec.groups if group.keeps_all]
         self.tiers = TieredCache(spec, tiers, transfer, options.tiers, arenas)
         self._pools, self._copies = self.tiers.pools, self.tiers.copies
         self.storage, self.progress = self.tiers.storage, self.tiers.progress
@@ -110,8 +111,7 @@ class KVCache:
     def fits(self, starts: RowIds, ends: RowIds) -> bool:
         """Whether ``extend`` would find its pages; groups that do not keep all have booked them."""
         total = int((-(-ends // self._page) + starts // -self._page).sum())
-        kept = [group.id for group in self.spec.groups if group.keeps_all]
-        while short := [group for group in kept if self._pools.available(group) < total]:
+        while short := [group for group in self._kept if self._pools.available(group) < total]:
             if not self._spilling.make_room(short):
                 break
         if short and self._spilling:
@@ -121,12 +121,23 @@ class KVCache:
             self._spilling.save()
         return not short
 
+    @property
+    def stuck(self) -> bool:
+        """Whether what must leave the device cannot: its copies to the host fail, again and
+        again."""
+        return bool(self._spilling) and self._spilling.copies_fail
+
     def extend(self, rows: RowIds, starts: RowIds, ends: RowIds) -> None:
-        """Give every row pages for tokens [start, end), and a live page where it needs one."""
+        """Give every row pages for tokens [start, end), and a live page where it needs one.
+        AssertionError for a start beyond what a row has: there is no hole in a request."""
+        before = np.maximum(starts - 1, 0) // self._page
+        for group in self._kept:
+            there = self._tables.holds(group, rows, before)
+            assert (there | (starts == 0)).all(), "a start beyond the pages of its request"
         self._copies.backups.begin()
         self._live.extend(rows)
         first = -(-starts // self._page)
-        counts = -(-ends // self._page) - first
+        counts = np.maximum(-(-ends // self._page) - first, 0)
         total = int(counts.sum())
         if not total:
             return

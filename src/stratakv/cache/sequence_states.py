@@ -27,10 +27,11 @@ class SequenceState:
     """What an admitted request holds; ends are in pages.
 
     ``continued``: end of what it matched. ``checkpoints``, ``milestones``: ends of its prompt still
-    to be kept. ``use``: a sequence that does not use all of the cache is *apart*: what it computes
-    stays its own, and its lease where it was admitted. ``rolling``: end of its latest checkpoint
-    beyond the prompt, 0 if none. ``duplicates``: group, page indices and pages of its own whose
-    place in the tree another request's load is filling.
+    to be kept. ``at_once``: the most tokens that it computes before they are committed. ``use``: a
+    sequence that does not use all of the cache is *apart*: what it computes stays its own, and its
+    lease where it was admitted. ``rolling``: end of its latest checkpoint beyond the prompt, 0 if
+    none. ``duplicates``: group, page indices and pages of its own whose place in the tree another
+    request's load is filling.
     """
 
     prefix: PageHasher
@@ -39,11 +40,16 @@ class SequenceState:
     continued: int
     checkpoints: list[int]
     milestones: list[int]
+    at_once: int
     use: CacheUse = CacheUse.ALL
     rolling: int = 0
     duplicates: list[tuple[GroupId, Int64s, PageIds]] = field(
         default_factory=list[tuple[GroupId, Int64s, PageIds]], init=False
     )
+
+    def computes(self, tokens: int) -> None:
+        """So many at once from now on."""
+        self.at_once = tokens
 
     def roll(self, end: int) -> None:
         """Its latest checkpoint beyond the prompt is at ``end``."""

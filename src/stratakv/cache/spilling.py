@@ -10,11 +10,11 @@ Owns the buffers, and which page of such a row is read where. Must not copy a by
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from stratakv.cache.sequence_states import SequenceState, SequenceStates
+from stratakv.cache.sequence_states import Int64s, SequenceState, SequenceStates
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, RowIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import Pages
@@ -22,11 +22,14 @@ from stratakv.policy.spilling import SpillRules
 from stratakv.spec.groups import ANCHOR
 from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.effects import Backup
-from stratakv.tree.lease import DeviceLease
 from stratakv.tree.leases import NO_ROWS
 from stratakv.tree.nodes import Tier
 
 NearNodes: TypeAlias = dict[GroupId, tuple[RowIds, NodeIds]]
+MOST_FAILURES: Final = 8
+"""Plans of copies to the host in a row. What makes one fail is seldom over by the next step, and a
+step that waits for what cannot come never ends."""
+NO_BATCH: Final[RowIds] = np.empty(0, np.int32)
 
 
 class Spilling:
@@ -36,6 +39,7 @@ class Spilling:
         self._tree = tiers.tree.spilled
         self._unsaved = tiers.tree.backups.unsaved
         self._pools = tiers.pools
+        self._copies = tiers.copies
         self._to_save = tiers.copies.backups
         self._wait = tiers.progress.wait
         self._tables = tables
@@ -45,8 +49,8 @@ class Spilling:
         buffers = {group: spilled.buffer.shape[1] for group, spilled in tables.spilled.items()}
         assert list(buffers) == self._tree.groups, "a group at home on the host has no buffers"
         self.rules = SpillRules(tiers.spec.page_tokens, buffers)
-        self._near: set[int] = set()  # rows that hold something near, or have just committed
-        self._all_near: NearNodes | None = None  # of these rows; None: it has changed
+        self._near: NearNodes = dict.fromkeys(self._places, (NO_BATCH, NO_ROWS))
+        self._changed: set[int] = set()  # rows of which that is not true any more
         self._staging: dict[int, int] = {}  # of spilled rows
 
     def __bool__(self) -> bool:
@@ -65,10 +69,11 @@ class Spilling:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def open(self, row: int, lease: DeviceLease, tokens: int) -> None:
-        """Seat a request that was admitted spilled, and computes ``tokens`` at once."""
-        self._staging[row] = self.rules.staging(tokens)
-        self._comes_near(row)
+    def open(self, row: int, sequence: SequenceState) -> None:
+        """Seat a request that was admitted spilled."""
+        self._staging[row] = self.rules.staging(sequence.at_once)
+        self._changed.add(row)
+        lease = sequence.lease
         for group, spilled in self._places.items():
             self._take_buffer(row, group)
             spilled.host[row, : lease.end] = self._tree.host_pages(lease, group)
@@ -90,6 +95,7 @@ class Spilling:
 
     def decodes(self, row: int, tokens: int) -> None:
         """The row computes ``tokens`` at once from now on."""
+        self._sequences[row].computes(tokens)
         if row not in self._staging:
             return
         self._staging[row] = staging = self.rules.staging(tokens)
@@ -99,18 +105,13 @@ class Spilling:
     def committed(self, row: int) -> None:
         """Pages of the row have entered the tree."""
         if row in self._staging:
-            self._comes_near(row)
-
-    def _comes_near(self, row: int) -> None:
-        self._near.add(row)
-        self._all_near = None
+            self._changed.add(row)
 
     def close(self, row: int) -> None:
         """The request at ``row`` ends, and with it its buffer."""
         if self._staging.pop(row, None) is None:
             return
-        self._near.discard(row)
-        self._all_near = None
+        self._changed.add(row)
         for group, spilled in self._places.items():
             self._pools.tiers[Tier.DEVICE][group].free(spilled.buffer[row].copy())
 
@@ -137,33 +138,44 @@ class Spilling:
         those that the host can hold to their end that which has most pages to give."""
         if not self._places or not set(lacking) <= self._places.keys():
             return False
-        best, most = NONE, 0
-        for row, sequence in self._sequences.items():
-            if row in self._staging or sequence.apart or sequence.receives:
-                continue
-            if not self._host_holds(sequence):
-                continue
-            if (gain := self._gain(sequence)) > most:
-                best, most = row, gain
-        if best == NONE:
+        if len(self._staging) == len(self._sequences):
             return False
-        self._spill(best, self._sequences[best])
+        some = [
+            (row, sequence)
+            for row, sequence in self._sequences.items()
+            if row not in self._staging
+            and not (sequence.apart or sequence.receives)
+            and self._can_spill(sequence)
+        ]
+        gains = self._gains([sequence for _, sequence in some])
+        if not len(gains) or gains.max() <= 0:
+            return False
+        self._spill(*some[int(gains.argmax())])
         return True
 
-    def _host_holds(self, sequence: SequenceState) -> bool:
-        pools = self._pools.tiers[Tier.HOST]
-        return all(sequence.demand.peak[ANCHOR] <= pools[group].capacity for group in self._places)
-
-    def _gain(self, sequence: SequenceState) -> int:
-        """Device pages that become free if a request is spilled, of the group that gives least."""
-        return min(
-            self._tree.leavable(sequence.lease, group) - buffer
+    def _can_spill(self, sequence: SequenceState) -> bool:
+        """Whether the host can hold it to its end, and the device what it needs beside that."""
+        device, host = self._pools.tiers
+        staging = self.rules.staging(sequence.at_once)
+        return all(
+            sequence.demand.peak[ANCHOR] <= host[group].capacity
+            and buffer + staging <= device[group].capacity
             for group, buffer in self.rules.buffers.items()
         )
 
+    def _gains(self, some: Sequence[SequenceState]) -> Int64s:
+        """Device pages that become free if one of these is spilled, of the group that gives
+        least; int64 [n]."""
+        leases = [sequence.lease for sequence in some]
+        of = [
+            self._tree.leavable(leases, group) - buffer
+            for group, buffer in self.rules.buffers.items()
+        ]
+        return np.min(of, axis=0)
+
     def _spill(self, row: int, sequence: SequenceState) -> None:
         self._tree.spill(sequence.lease)
-        self._staging[row] = staging = self.rules.staging(1)
+        self._staging[row] = staging = self.rules.staging(sequence.at_once)
         self._pools.counters.add(spilled=1)
         self._settle(row, sequence)
         for group, buffer in self.rules.buffers.items():
@@ -173,33 +185,35 @@ class Spilling:
             left = self._sequences.left(row, ANCHOR) + near + 1
             most = sequence.demand.peak[ANCHOR]  # it has a page for every page of its anchor
             self._sequences.rebook(row, self._behind[group], left, most)
-        self._comes_near(row)
+        self._changed.add(row)
 
     def settle(self) -> None:
-        """What has got its copy on the host is read there from now on; what could not be saved for
-        want of host pages is asked for again. One look finds the few that this concerns."""
+        """What has got its copy on the host is read there from now on; what could not be saved is
+        asked for again, where that is not in vain. One look finds the few that this concerns."""
         due: set[int] = set()
         for group, (rows, nodes) in self._near_nodes().items():
-            alone = self.available(group) > 0  # or asking once more is in vain
+            alone = self.available(group) > 0 and not self.copies_fail
             due.update(rows[self._tree.due(group, nodes, alone=alone)].tolist())
         for row in sorted(due):
             self._settle(row, self._sequences[row])
 
     def _near_nodes(self) -> "NearNodes":
-        """Rows and nodes, side by side, of all that is near; rows that have nothing near go."""
-        if self._all_near is None:
-            near = {row: self._sequences[row].lease.near for row in sorted(self._near)}
-            near = {row: held for row, held in near.items() if any(map(len, held.values()))}
-            self._near = set(near)
-            rows = np.array(list(near), np.int32)
-            self._all_near = {
-                group: (
-                    np.repeat(rows, [len(held[group]) for held in near.values()]),
-                    np.concatenate([NO_ROWS, *(held[group] for held in near.values())]),
+        """Rows and nodes, side by side, of all that is near. Only those that have changed are
+        looked at one by one."""
+        if self._changed:
+            changed = sorted(self._changed)
+            gone = np.array(changed, np.int32)
+            here = [row for row in changed if row in self._staging]
+            for group, (rows, nodes) in self._near.items():
+                kept = ~np.isin(rows, gone)
+                held = [self._sequences[row].lease.near[group] for row in here]
+                more = np.repeat(np.array(here, np.int32), [len(one) for one in held])
+                self._near[group] = (
+                    np.concatenate((rows[kept], more)),
+                    np.concatenate((nodes[kept], *held)),
                 )
-                for group in self._places
-            }
-        return self._all_near
+            self._changed.clear()
+        return self._near
 
     def _settle(self, row: int, sequence: SequenceState) -> None:
         lease = sequence.lease
@@ -209,7 +223,7 @@ class Spilling:
             self._places[group].host[row, at] = host
             self._sequences.give_back(row, group, len(at), self._staging[row])
             self._sequences.grow(_one(row), GroupId(self._behind[group]), np.array([len(at)]))
-            self._all_near = None
+            self._changed.add(row)
         for group, nodes in lease.near.items():
             if len(rows := self._unsaved(group, nodes)):
                 self._to_save.want([Backup(group, rows)])
@@ -219,18 +233,25 @@ class Spilling:
         """Whether something stays on the device for want of host pages."""
         return any(not self.available(backup.group) for backup in self._staying())
 
+    @property
+    def copies_fail(self) -> bool:
+        """Whether copies to the host have failed so often that nothing is asked for twice, until
+        one succeeds: those of pages that become full are tried in any case."""
+        return self._copies.failed_in_a_row >= MOST_FAILURES
+
     def save(self) -> None:
         """Ask once more for host copies of what must leave the device: what was asked for while the
         host was full is forgotten."""
-        self._to_save.want(list(self._staying()))
+        if not self.copies_fail:
+            self._to_save.want(list(self._staying()))
 
     def _staying(self) -> Iterator[Backup]:
         """What the device alone has of those that are spilled; of a request that runs alone in any
         case, for nobody else can make room for it."""
-        for row in sorted(self._near):
-            for group, near in self._sequences[row].lease.near.items():
-                if len(nodes := self._unsaved(group, near)):
-                    yield Backup(group, nodes)
+        for group, (_, near) in self._near_nodes().items():
+            if len(nodes := self._unsaved(group, near)):
+                _, first = np.unique(nodes, return_index=True)  # some may share a prefix
+                yield Backup(group, nodes[np.sort(first)])
         if len(self._sequences) > 1:
             return
         for row, sequence in self._sequences.items():

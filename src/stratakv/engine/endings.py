@@ -49,6 +49,11 @@ class Endings:
         """Whether anything is left to report or to give back."""
         return bool(self._outputs or self._leaving)
 
+    @property
+    def answered(self) -> bool:
+        """Whether anything is left to report."""
+        return bool(self._outputs)
+
     def emit(self, outputs: list[Output]) -> None:
         self._outputs += outputs
 

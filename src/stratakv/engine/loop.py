@@ -253,7 +253,8 @@ class Engine:
             self._steps.collect()
         else:
             self._executor.idle()
-        self._tick(idle=not launched and not collects)
+        # Whoever has failed as it was planned has made room for those that wait.
+        self._tick(idle=not launched and not collects and not self._endings.answered)
         self._steps.poll()
         return self._endings.take()
 

@@ -124,8 +124,17 @@ class Steps:
                 return None  # or those of a request that ends there
             if not others and self._cache.storage.busy:
                 return None  # host pages that storage reads or fills may be what is missing
-            assert others, "a request that runs alone must fit"
+            if not others:
+                self._cannot_go_on()
+                continue
             self.retract(max(self._retractable(), key=lambda request: request.serial))
+
+    def _cannot_go_on(self) -> None:
+        """A request that runs alone has no room for its next token."""
+        assert self._cache.stuck, "a request that runs alone must fit"
+        for request in self._retractable():
+            log.error("request %s failed: its pages cannot be copied to the host", request.id)
+            self._endings.fail(request, Failure.COPY)
 
     def _retractable(self) -> list[Request]:
         """The requests whose pages nobody else touches."""

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.core.ids import NONE, GroupId, PageIds
+from stratakv.core.ids import NONE, GroupId, PageIds, RowIds
 
 NO_BUFFERS: Final[Mapping[GroupId, int]] = MappingProxyType({})
 
@@ -97,6 +97,16 @@ class BlockTable:
     def pages(self, group: GroupId) -> npt.NDArray[np.int32]:
         """int32 [rows, max_pages]; NONE where the request holds no page."""
         return self._pages[group]
+
+    def holds(
+        self, group: GroupId, rows: RowIds, indices: npt.NDArray[np.integer]
+    ) -> npt.NDArray[np.bool_]:
+        """Whether each of ``rows`` has the page at its index: on the device, or, where it is read
+        there, on the host."""
+        there = self._pages[group][rows, indices] != NONE
+        if (spilled := self.spilled.get(group)) is not None:
+            there |= spilled.host[rows, indices] != NONE
+        return there
 
     def columns(self) -> Iterator[tuple[str, npt.NDArray[np.int32]]]:
         """Every array by name, for those who compare two tables."""

@@ -144,6 +144,11 @@ def request_failed(failure: Failure, reason: str = "") -> ApiError:
                 "the model computed NaN or infinity where it continues this prompt, so that no "
             )
             message += "token could be chosen: its weights or its dtype, or a damaged cached page"
+        case Failure.COPY:
+            message = (
+                "this request is longer than the device holds, and its pages could not be copied "
+            )
+            message += "to the host; the server's log has the details"
         case Failure.TRANSFER:
             message = (
                 "the engine that computed this prompt and the one that was to continue it lost "

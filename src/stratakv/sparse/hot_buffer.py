@@ -28,6 +28,9 @@ except ImportError:  # said where there are buffers
     pass
 
 DEFAULT_PLANNER: Final[Planner] = _fastest
+POSITION_BYTES: Final = 6
+"""Of the tables: an int32 and an int16."""
+MARK_BYTES: Final = 2
 MOST_ENTRIES: Final = 32767
 """Positions are int16: half of what a buffer costs beside its bytes."""
 
@@ -87,6 +90,11 @@ class HotBuffers:
     def lru(self) -> npt.NDArray[np.int16]:
         """int16 [plans, rows, positions]: a permutation of positions, least recently used first."""
         return self._lru
+
+    @staticmethod
+    def bytes_of(entries: int, plans: int, rows: int, most_entries: int) -> int:
+        """``table_bytes`` of such buffers, before they are made."""
+        return plans * rows * entries * POSITION_BYTES + rows * (most_entries + 1) * MARK_BYTES
 
     @property
     def table_bytes(self) -> int:

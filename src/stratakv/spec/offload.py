@@ -11,7 +11,7 @@ from typing import Final
 
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.spec.groups import ANCHOR, BufferSpec, CacheSpec, Home
-from stratakv.spec.kinds import LATENT
+from stratakv.spec.kinds import INDEX_KEY, LATENT
 from stratakv.spec.model_config import ModelConfig
 from stratakv.spec.support import kind_of
 
@@ -48,6 +48,14 @@ def top_k(config: Mapping[str, object]) -> int | None:
     """The most rows that a query of the model attends to in a layer with an indexer; None where
     the model has none that could be served from the host."""
     return None if selected_kind(config) is None else ModelConfig(config).integer("index_topk")
+
+
+def indexers(spec: CacheSpec) -> int:
+    """Layers that select rows themselves; the others read what one of these has selected."""
+    names = (buffer for group in spec.groups for buffer in group.buffers)
+    return len({
+        layer for buffer in names if kind_of(buffer).endswith(INDEX_KEY) for layer in buffer.layers
+    })  # fmt: skip
 
 
 def offloaded(spec: CacheSpec, config: Mapping[str, object]) -> CacheSpec:

@@ -38,12 +38,18 @@ class TransferManager:
         self.flights = flights
         self._saves: dict[TicketId, int] = {}  # pages by which a plan's loads carry matches on
         self._failed: set[TicketId] = set()  # of live pages; asked about once
+        self._failed_in_a_row = 0
 
     def failed(self, tickets: Sequence[TicketId]) -> bool:
         """Whether a copy of live pages has failed; reported once."""
         lost = self._failed.intersection(tickets)
         self._failed -= lost
         return bool(lost)
+
+    @property
+    def failed_in_a_row(self) -> int:
+        """Plans of copies to the host that have failed since the last one that did not."""
+        return self._failed_in_a_row
 
     @property
     def loading_pages(self) -> int:
@@ -125,6 +131,7 @@ class TransferManager:
     def _backed_up(self, ended: tuple[Completion, Flight], *, ok: bool) -> None:
         done, flight = ended
         counters, pages = self._pools.counters, flight.pages
+        self._failed_in_a_row = 0 if ok else self._failed_in_a_row + 1
         if ok:
             counters.add(backup_pages=pages, backup_bytes=done.bytes_moved)
         else:

@@ -6,7 +6,7 @@ that nobody stands on. Must not open or end a lease (``leases``).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from stratakv.tree.pins import Pins
 from stratakv.tree.residency import READABLE_ON_HOST, Residency
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
+NO_NODES: Final[NodeIds] = np.empty(0, np.intp)
 
 
 class SpilledPrice(NamedTuple):
@@ -94,11 +95,15 @@ class Spilled:
                 moved.append((group, rows[both]))
         return moved
 
-    def leavable(self, lease: DeviceLease, group: GroupId) -> int:
-        """Device pages that nobody would hold any more if the request were spilled."""
-        rows = lease.path[lease.starts[group] :]
-        both = self.saved(group, rows)
-        return int(np.count_nonzero(both & (self._nodes.pins[DEVICE][group][rows] == 1)))
+    def leavable(self, leases: Sequence[DeviceLease], group: GroupId) -> npt.NDArray[np.int64]:
+        """Device pages, of each lease, that nobody would hold any more if its request were
+        spilled."""
+        paths = [lease.path[lease.starts[group] :] for lease in leases]
+        rows = np.concatenate([NO_NODES, *paths])
+        leave = self.saved(group, rows) & (self._nodes.pins[DEVICE][group][rows] == 1)
+        upto = np.concatenate(([0], np.cumsum(leave)))
+        ends = np.cumsum([0, *map(len, paths)])
+        return upto[ends[1:]] - upto[ends[:-1]]
 
     def host_pages(self, lease: DeviceLease, group: GroupId) -> PageIds:
         """Host pages of [0, ``end``) of a group that a lease has spilled; NONE for what is near."""
