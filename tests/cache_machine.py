@@ -207,12 +207,12 @@ class CacheMachine:
             self.seen["restored"] += 1
             assert one.computed == one.retracted.tokens
         else:
-            self._cached(one, found, match, quiet=quiet)
+            self.check_cached(one, found, match, quiet=quiet)
         one.retracted = None
         if one.receives:
             self._reserve(one)
 
-    def _cached(self, one, found: Admission, match, *, quiet):
+    def check_cached(self, one, found: Admission, match, *, quiet):
         """It stands on what a match found, or on as much as needs no load, and says so."""
         cached, page = found.cached, self.page
         assert cached.total == found.computed

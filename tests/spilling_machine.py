@@ -66,14 +66,14 @@ class SpillingMachine(CacheMachine):
             assert pages == -(-tokens // self.page) + 2, f"{one.name} has booked {pages} pages"
         self.seen["admitted spilled"] += 1
 
-    def _cached(self, one, found, match, *, quiet):
+    def check_cached(self, one, found, match, *, quiet):
         """Or on nothing, where nobody runs and its prefix, which is on the device alone, leaves no
         room there."""
         if not found.computed and match.end > 0 and len(self.running) == 1:
             self.seen["computed again"] += 1
             return
         # An attempt that has failed may have evicted what the match saw.
-        super()._cached(one, found, match, quiet=quiet and self._evicted() == self.evicted)
+        super().check_cached(one, found, match, quiet=quiet and self._evicted() == self.evicted)
 
     def _evicted(self):
         return self.cache.tiers.pools.counters.evicted_device_pages

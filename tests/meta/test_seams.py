@@ -24,6 +24,7 @@ SEEDED: Final[dict[str, str]] = {
     "tests/pair_faults.py": "rows that are read and retracted; ends before all writes",
     "tests/property/test_bytes_under_the_engine.py": "what moves bytes, moving others",
     "tests/property/test_prefetch_seeded_bugs.py": "a few characters of one function, by its name",
+    "tests/property/test_spilling_seeded_bugs.py": "the same",
     "tests/property/test_tree_seeded_bugs.py": "the same",
 }
 """Seeded bugs: a test of the tests, which names what it breaks."""
