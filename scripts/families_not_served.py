@@ -12,7 +12,7 @@ _GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "mpt", "openai-gpt", "xglm", "xlm",
     ),
     "its attention masks keys by rules of its own": ("doge",),
-    "its attention does not hand on what the engine tells it": ("nemotron", "stablelm"),
+    "its attention does not hand on what the engine gives it": ("nemotron", "stablelm"),
     "its attention changes keys or values after they are cached": ("diffllama", "jetmoe"),
     "one module of attention runs for several layers of cache": ("hrm_text",),
     "its cache slides where its mask does not: Hugging Face disagrees with itself": ("moshi",),

@@ -28,6 +28,7 @@ from stratakv.core.errors import ConfigError, RankLostError, StorageError
 from stratakv.core.flag_help import RENAMED
 from stratakv.core.flag_parser import FlagParser, Renamed, WholeNumber
 from stratakv.core.options import MODEL, options_of
+from stratakv.core.server_checks import check_together
 from stratakv.core.settings import resolve
 from stratakv.serve import config_command, verify_command
 from stratakv.serve.config_command import (
@@ -228,6 +229,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = resolve(arguments, SERVER_OPTIONS, os.environ)
     with settings.naming_sources():
         engine, server = settings.record(EngineConfig), settings.record(ServerConfig)
+        check_together(engine, server)
         logs.set_up(server.log_level, server.log_format)
         for doubt in settings.doubts:
             log.warning("%s", doubt)

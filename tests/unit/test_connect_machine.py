@@ -2,13 +2,19 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from stratakv.cli import main
 from stratakv.connect import machine
 from stratakv.connect.checks import check_lines, exit_code
+from stratakv.connect.doctor import file_directory
 from stratakv.connect.machine import DISK_BYTES, MachineFacts, disk_check, look, machine_checks
+from stratakv.connect.stores import open_engine_store
+from stratakv.core.ids import GroupId, PageKey
+from stratakv.storage.backend import ObjectKey, StoreFormat, WriteStatus
+from stratakv.storage.ends import close_ends
 
 GOOD = MachineFacts(
     python="3.11.9",
@@ -71,6 +77,39 @@ def test_this_machine_is_looked_at_and_a_disk_is_left_as_it_was(tmp_path, capsys
     assert written["ok"] is True
     assert main(["fsck", str(store)]) == 0
     assert "0 sound pages" in capsys.readouterr().out
+
+
+def test_a_store_that_is_there_keeps_every_page(tmp_path, capsys):
+    """A store makes room by the quota of the URL that it is opened with."""
+    store = tmp_path / "store"
+    form = StoreFormat(spec_digest=b"x" * 16, page_bytes=(1 << 16,))
+    ends = open_engine_store(f"file://{store}?quota=64MiB", None, form)
+    keys = [ObjectKey(PageKey(bytes([n]) * 32), GroupId(0)) for n in range(250)]
+    page = memoryview(bytes(1 << 16))
+    assert set(ends.writing.write(keys, [page] * len(keys))) == {WriteStatus.STORED}
+    close_ends(ends)
+    before = {file: file.read_bytes() for file in store.rglob("*") if file.is_file()}
+    assert main(["doctor", "--storage", f"file://{store}?quota=16MiB"]) == 0
+    assert "is there; nothing was written to it" in capsys.readouterr().out
+    assert {file: file.read_bytes() for file in store.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("url", "directory"),
+    [
+        ("file://localhost/somewhere/x?quota=1GiB", Path("/somewhere/x")),
+        ("file:///a%20b/c", Path("/a b/c")),
+        ("file://relative/dir", None),
+        ("redis://localhost:6379", None),
+    ],
+)
+def test_the_disk_is_that_of_the_store(url, directory):
+    assert file_directory(url) == directory
+
+
+def test_a_path_that_no_disk_has_is_a_finding(tmp_path):
+    assert main(["doctor", "--storage", f"file:///{'n' * 300}"]) == 1
+    assert disk_check(tmp_path / ("n" * 300) / "x").verdict in {"fine", "poor"}
 
 
 def test_a_disk_of_seconds_is_bounded_and_called_slow(tmp_path):

@@ -117,6 +117,18 @@ def test_a_refusal_of_a_flag_names_no_other_source(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("(any free one) to 65535\n")
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--kv-events tcp://*:5557 --cache off", "--kv-events: with --cache off nothing is cached"),
+        ("--sparse-offload --role decode --host 127.0.0.1", "allowed is --role unified"),
+    ],
+)
+def test_an_engine_and_a_server_that_do_not_go_together_are_refused(flags, message, capsys):
+    assert main(["config", "show", *flags.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_variable_that_looks_like_a_setting_is_doubted_and_others_are_left_alone():
     environment = {
         "STRATAKV_API_KEYS": "k", "STRATAKV_SERVICE_HOST": "10.0.0.1", "STRATAKV_LEASH": "stdin",

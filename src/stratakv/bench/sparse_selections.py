@@ -111,7 +111,7 @@ def clairvoyant_misses(selections: Selections, buffer: int) -> npt.NDArray[np.in
         wanted = selection >= 0
         misses[step] = np.count_nonzero(~cached[selection[wanted]])
         cached[selection[wanted]] = True
-        # What this step reads stays until it has; then nothing speaks for it but its next use.
+        # What this step reads stays until it has; then only its next use counts.
         soon[selection[wanted]] = 1
         _evict(cached, soon, buffer)
         soon[selection[wanted]] = -next_use[step][wanted]

@@ -1,11 +1,13 @@
 """Whether a store can stand below an engine that is installed here, the command line for it, and
 why a prompt missed.
 
-Owns the checks and their words. Loads neither a model nor weights; writes nothing to the store but
-one page of its own, which it removes.
+Owns the checks and their words. Loads neither a model nor weights; writes nothing to a store but
+one page of its own, which it removes, and nothing at all to a file store that is there: it would
+make room for that page.
 """
 
 import json
+import os
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -33,7 +35,9 @@ from stratakv.storage.backend import (
     WriteStatus,
 )
 from stratakv.storage.ends import close_ends
-from stratakv.storage.urls import hidden
+from stratakv.storage.registry import plugin_schemes
+from stratakv.storage.store_key import read_key
+from stratakv.storage.urls import FileUrl, hidden, parse_storage_url
 
 PROBE_BYTES: Final = 4096
 APART: Final = ("cache_salt", "extra_key")
@@ -158,7 +162,18 @@ def _model(name: str) -> Check:
 
 
 def store_check(url: str, key_file: str | None) -> Check:
-    """Whether a page can be written there, read and removed."""
+    """Whether a page can be written there, read and removed; of a file store that is there, whether
+    this user may write to it."""
+    try:
+        parsed = parse_storage_url(url, plugin_schemes())
+        if isinstance(parsed, FileUrl) and _is_used(parsed.directory):
+            if key_file is not None:
+                read_key(key_file)
+            return _used_store(parsed.directory)
+    except ConfigError as error:
+        return Check("store", "bad", str(error))
+    except OSError as error:
+        return Check("store", "bad", f"{hidden(url)}: {error.strerror}")
     form = StoreFormat(spec_digest=secrets.token_bytes(16), page_bytes=(PROBE_BYTES,))
     try:
         ends = open_engine_store(url, key_file, form)
@@ -173,6 +188,31 @@ def store_check(url: str, key_file: str | None) -> Check:
     if problem:
         return Check("store", "bad", f"{hidden(url)}: {problem}")
     return Check("store", "fine", f"{hidden(url)}: a page was written, read and removed")
+
+
+def file_directory(url: str) -> Path | None:
+    """Of a file store; None for another, and for what is no store's URL."""
+    try:
+        parsed = parse_storage_url(url, plugin_schemes())
+    except ConfigError:
+        return None
+    return parsed.directory if isinstance(parsed, FileUrl) else None
+
+
+def _is_used(directory: Path) -> bool:
+    """OSError where this user may not look."""
+    try:
+        return any(directory.iterdir())
+    except FileNotFoundError:
+        return False
+
+
+def _used_store(directory: Path) -> Check:
+    if os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        return Check("store", "fine", f"{directory}: is there; nothing was written to it")
+    return Check(
+        "store", "bad", f"{directory}: is there", "a directory that this user may write to"
+    )
 
 
 def _probe(writing: StorageBackend, reading: StorageBackend) -> str:

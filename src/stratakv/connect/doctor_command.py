@@ -24,7 +24,7 @@ def add_verb(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         description="Without ENGINE: check versions, memory, limits and threads of this machine, "
         "and with --storage that store and the speed of its disk. With ENGINE: check its release, "
         "what it loads of StrataKV, the model and the store, and print the command that starts it. "
-        "Exit code 0: nothing speaks against it; 1: something does; 2: a flag that cannot be "
+        "Exit code 0: nothing that does not work; 1: something; 2: a flag that cannot be "
         "honoured.",
         allow_abbrev=False,
     )
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _machine(arguments: argparse.Namespace) -> int:
     from stratakv.connect.checks import check_lines  # noqa: PLC0415
-    from stratakv.connect.doctor import store_check  # noqa: PLC0415
+    from stratakv.connect.doctor import file_directory, store_check  # noqa: PLC0415
     from stratakv.connect.machine import disk_check, look, machine_checks  # noqa: PLC0415
 
     for flag, given in (
@@ -99,8 +99,8 @@ def _machine(arguments: argparse.Namespace) -> int:
     checks = [*machine_checks(look())]
     if (url := arguments.storage) is not None:
         checks.append(store_check(url, arguments.storage_key_file))
-        if url.startswith("file://"):
-            checks.append(disk_check(Path(url.removeprefix("file://").partition("?")[0])))
+        if (directory := file_directory(url)) is not None:
+            checks.append(disk_check(directory))
     return _ended(checks, check_lines(checks), arguments.json)
 
 

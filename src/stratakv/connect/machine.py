@@ -168,8 +168,9 @@ def _threads(facts: MachineFacts) -> Check:
 
 def disk_check(directory: Path, now_s: Callable[[], float] = perf_counter) -> Check:
     """How fast pages would be written to ``directory``, which need not be there, and read."""
-    there = next(one for one in (directory, *directory.parents) if one.is_dir())
+    there = directory
     try:
+        there = next(one for one in (directory, *directory.parents) if os.path.isdir(one))
         with tempfile.TemporaryFile(dir=there) as file:
             number = file.fileno()
             block = secrets.token_bytes(1 << 20)

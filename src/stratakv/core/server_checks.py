@@ -1,4 +1,4 @@
-"""Checks of a server's settings that go together: its role, its KV events, addresses of servers.
+"""Checks of settings that go together: a server's role, its KV events, its engine's, addresses.
 
 Owns their refusals; the record is ``config``'s.
 """
@@ -18,7 +18,7 @@ from stratakv.core.choices import (
 from stratakv.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stratakv.core.config import ServerConfig
+    from stratakv.core.config import EngineConfig, ServerConfig
 
 
 def check_role(config: "ServerConfig") -> None:
@@ -60,6 +60,17 @@ def check_kv_events(config: "ServerConfig") -> None:
     ):
         if used and config.kv_events is None:
             raise ConfigError(f"{flag}: allowed with --kv-events")
+
+
+def check_together(engine: "EngineConfig", server: "ServerConfig") -> None:
+    """ConfigError where an engine's settings do not go with its server's."""
+    if engine.sparse_offload and server.role != "unified":
+        raise ConfigError(
+            f"--sparse-offload: a hand-off takes pages of the device, and --role {server.role} "
+            "hands over; allowed is --role unified"
+        )
+    if server.kv_events is not None and engine.cache == "off":
+        raise ConfigError("--kv-events: with --cache off nothing is cached; allowed are the others")
 
 
 def is_server(url: str) -> bool:

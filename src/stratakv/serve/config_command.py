@@ -17,6 +17,7 @@ from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.flag_parser import FlagParser
 from stratakv.core.options import MODEL, SECRETS, Option, OptionKind, Value, options_of
+from stratakv.core.server_checks import check_together
 from stratakv.core.settings import ResolvedSettings, Setting, resolve
 from stratakv.storage.urls import hidden
 
@@ -64,8 +65,7 @@ def _show(arguments: argparse.Namespace) -> int:
     check_written("--json", arguments.json)
     settings = resolve(arguments, SERVER_OPTIONS, os.environ)
     with settings.naming_sources():
-        settings.record(EngineConfig)
-        settings.record(ServerConfig)
+        check_together(settings.record(EngineConfig), settings.record(ServerConfig))
     lines = [f"# {doubt}" for doubt in settings.doubts]
     lines += [_line(one) for one in settings.all]
     sys.stdout.write("\n".join(lines) + "\n")

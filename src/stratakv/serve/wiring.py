@@ -34,6 +34,7 @@ from stratakv.core.clock import MonotonicClock, WallClock
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, RequestError
 from stratakv.core.model_identity import ModelIdentity
+from stratakv.core.server_checks import check_together
 from stratakv.engine.adapters import check_directories
 from stratakv.engine.grammars import RankZeroGrammars
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
@@ -75,7 +76,7 @@ def build_service(
     groups = {group.id: group.name for group in sizes.spec.groups if not group.scratch}
     metrics = ServerMetrics(groups)
     with ExitStack() as undo:
-        publisher = open_publisher(config, server, metrics.lost_kv_events)
+        publisher = open_publisher(server, metrics.lost_kv_events)
         if publisher is not None:
             undo.callback(publisher.close)
         model, sizes, store = _load(path, config, sizes, ranks)
@@ -181,11 +182,7 @@ def _hand_offs(server: ServerConfig) -> HandOffOptions:
 def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Sizes:
     """ConfigError for what can be refused before weights that may take minutes to load."""
     check_role(server)
-    if config.sparse_offload and server.role != "unified":
-        raise ConfigError(
-            f"--sparse-offload: a hand-off takes pages of the device, and --role {server.role} "
-            "hands over; allowed is --role unified"
-        )
+    check_together(config, server)
     check_names(path, config, server)
     facts = read_facts(path, config.dtype)
     check_model(facts, config)
@@ -297,14 +294,12 @@ if TYPE_CHECKING:
 
 
 def open_publisher(
-    config: EngineConfig, server: ServerConfig, on_dropped: Callable[[], None]
+    server: ServerConfig, on_dropped: Callable[[], None]
 ) -> "KvEventPublisher | None":
-    """None where no events are wanted. ConfigError where an endpoint cannot be had, its library is
-    missing, or nothing would ever be published."""
+    """None where no events are wanted. ConfigError where an endpoint cannot be had, or its
+    library is missing."""
     if server.kv_events is None:
         return None
-    if config.cache == "off":
-        raise ConfigError("--kv-events: with --cache off nothing is cached; allowed are the others")
     try:
         from stratakv.serve.kv_events import (  # noqa: PLC0415 - only who publishes needs ZeroMQ
             KvEventPublisher,

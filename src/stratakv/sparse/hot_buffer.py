@@ -24,7 +24,7 @@ try:
     from stratakv.sparse.compiled_swap_in import compiled_swap_in
 
     _fastest = compiled_swap_in
-except ImportError:  # said where there are buffers
+except ImportError:  # the log has a line where there are buffers
     pass
 
 DEFAULT_PLANNER: Final[Planner] = _fastest

@@ -89,7 +89,7 @@ static void run(const Copy *copy, int to_host)
         }
     }
 #if defined(__SSE2__)
-    _mm_sfence(); /* streamed stores are weakly ordered: fence before anyone is told */
+    _mm_sfence(); /* streamed stores are weakly ordered: fence before anyone is notified */
 #endif
 }
 

@@ -50,7 +50,7 @@ class Quota:
 
     def seems_full(self, group: int) -> bool:
         """Whether trying ``create`` now is known to be of no use. What another format had may have
-        lost its writer since, of which no generation tells."""
+        lost its writer since, which no generation shows."""
         generation, at_s = self._full_at.get(group, (None, 0.0))
         lately = 0 <= self._clock.now_s() - at_s < LOOK_S
         known_full = lately and generation == self._ledger.generation()

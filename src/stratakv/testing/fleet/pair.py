@@ -186,7 +186,7 @@ class SimPair:
                 self.links[rank].break_for(joins_in)
                 self._ends[rank].lose(P)
             case _:
-                self.client.down = any(link.broken for link in self.links)
+                self.client.see_links(down=any(link.broken for link in self.links))
                 self.client.do(event)
 
     def _turn(self) -> None:

@@ -65,7 +65,7 @@ class PairClient:
     def __init__(self, members: dict[HandOffSide, Member], *, patient: bool) -> None:
         reuse = any(member.plan.reuse for member in members.values())
         self.sides = {side: SideClient(each, reuse=reuse) for side, each in members.items()}
-        self.down = False
+        self._down = False
         self._patient = patient
         self._sessions: dict[str, PairSession] = {}
 
@@ -92,8 +92,12 @@ class PairClient:
             client.sessions[prompt.id] = session
             session.asked[client.side].append(prompt.id)
             again = len(session.asked[client.side]) > 1
-            session.excused |= again or self.down or not self._patient
+            session.excused |= again or self._down or not self._patient
         client.do(Submit(prompt))
+
+    def see_links(self, *, down: bool) -> None:
+        """Whether one is down from now on: whoever is submitted then may fail."""
+        self._down = down
 
     def excuse_open(self) -> None:
         """Whoever has not ended on both sides may fail: their link is about to break."""
