@@ -1,6 +1,7 @@
 """``stratakv verify``: on a model of somebody's own it says exact, or what differs, or why not."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from stratakv.engine.verify_report import Way
 from stratakv.engine.verify_rounding import compare_rounded
 from stratakv.engine.verify_session import VerifyOutput
 from stratakv.serve.verify_model import trial_shape
+from stratakv.serve.verify_storage import check_store
 from stratakv.spec.derive import spec_of
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from tests.fixtures.models import tiny_model
@@ -41,7 +43,11 @@ def verified(directory, tmp_path, *flags):
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_next"])
 def test_a_model_of_ones_own_is_exact_on_every_tier_and_path(family, saved, tmp_path, capsys):
-    code, found = verified(saved[family], tmp_path, *SMALL)
+    """In files of the least quota that is allowed."""
+    store = f"file://{tmp_path / 'store'}?quota="
+    assert cli.main(["verify", str(saved[family]), *SMALL, "--storage", f"{store}1"]) == 2
+    least = re.search(r"allowed for quota is (\d+) bytes", capsys.readouterr().err)[1]
+    code, found = verified(saved[family], tmp_path, *SMALL, "--storage", f"{store}{least}")
     out, err = capsys.readouterr()
     assert (code, found["exact"]) == (0, True), out
     ways = {(one["tier"], one["path"]): one for one in found["ways"]}
@@ -102,11 +108,35 @@ def test_a_wrong_cache_is_caught(saved, tmp_path, monkeypatch, capsys):
         ("--page-tokens 4096", "allowed is"),
         ("--json /nowhere/x.json", "--json /nowhere/x.json: allowed is"),
         ("--storage nowhere://x", "--storage nowhere://x"),
+        ("--storage memory://", "allowed is a store that outlives an engine"),
     ],
 )
 def test_what_cannot_be_verified_is_refused(flags, message, saved, capsys):
     assert cli.main(["verify", str(saved["gemma3"]), *flags.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_store_that_has_pages_is_refused_and_left_alone(saved, tmp_path, capsys):
+    page = tmp_path / "0000000000000001.seg"
+    page.write_bytes(b"somebody's")
+    assert cli.main(["verify", str(saved["gemma3"]), "--storage", f"file://{tmp_path}"]) == 2
+    assert "allowed is a directory that is not there yet, or an empty" in capsys.readouterr().err
+    assert [(one, one.read_bytes()) for one in tmp_path.iterdir()] == [(page, b"somebody's")]
+    with pytest.raises(ConfigError, match="allowed is a directory"):
+        check_store(f"file://{page}")
+    (tmp_path / "empty").mkdir()
+    for other in ("empty", "none/yet"):
+        check_store(f"file://{tmp_path / other}")
+    check_store("redis://localhost:6379/0")
+
+
+def test_a_quota_below_the_pages_is_refused_before_the_model_is_loaded(saved, tmp_path, capsys):
+    store = f"file://{tmp_path / 'store'}?quota="
+    assert cli.main(["verify", str(saved["gemma3"]), *SMALL, "--storage", f"{store}4096"]) == 2
+    err = capsys.readouterr().err
+    assert "a quota of 4 KiB is too little" in err
+    assert "loading" not in err
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path, capsys):

@@ -14,6 +14,7 @@ from stratakv.core.choices import (
     check_written,
 )
 from stratakv.core.flag_parser import FlagParser, WholeNumber
+from stratakv.serve.verify_storage import check_store
 
 
 def add_verb(add_parser: Callable[..., FlagParser], run: Callable[..., int]) -> None:
@@ -44,7 +45,8 @@ def add_verb(add_parser: Callable[..., FlagParser], run: Callable[..., int]) -> 
     parser.add_argument(
         "--storage",
         metavar="URL",
-        help="as of serve; default: files in a directory for temporary ones, which go afterwards",
+        help="as of serve, but not memory://, and of file:// only a directory that is empty or "
+        "not there yet; default: files in a directory for temporary ones, which go afterwards",
     )
     parser.add_argument(
         "--threads", action=WholeNumber, metavar="INT", help="of the forward; default: torch's"
@@ -65,6 +67,8 @@ def verify(arguments: argparse.Namespace) -> int:
     ):
         check_count(flag, count)
     check_model_directory("MODEL", arguments.model)
+    if arguments.storage is not None:
+        check_store(arguments.storage)
     import torch  # noqa: PLC0415 - bad flags answer without loading torch
 
     from stratakv.serve.verify_model import VerifyOptions, verify_model  # noqa: PLC0415

@@ -29,6 +29,7 @@ from stratakv.engine.model_facts import read_facts
 from stratakv.engine.verify import Settings, Verifier, cut_sizes, widest_reach
 from stratakv.engine.verify_report import Differs, Exact, NotRun, VerifyReport, Way, WayResult
 from stratakv.engine.verify_rounding import bound_beside, compare_rounded, measure_rounding
+from stratakv.serve.verify_storage import check_quota
 from stratakv.spec.budget import device_bytes, host_bytes
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.support import refusal
@@ -48,7 +49,7 @@ not stand out."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
     """``page_tokens`` None: the model's own. ``prompt_tokens``: of the longest prompt. ``storage``:
-    a store's URL; None: files in a directory for temporary ones, which go afterwards."""
+    a URL that ``check_store`` allows; None: files in a temporary directory, which go afterwards."""
 
     model: Path
     dtype: str
@@ -120,6 +121,9 @@ def verify_model(options: VerifyOptions, show: Callable[[str], None]) -> ModelVe
         raise ConfigError(f"MODEL: it cannot be served: {reason}")
     shape = trial_shape(spec, options.prompt_tokens, facts.max_positions)
     _check_memory(spec, shape, weights_bytes(options.model, facts.dtype))
+    if options.storage is not None:
+        each = (shape.pages,) * len(spec.groups)
+        check_quota(options.storage, sum(each), host_bytes(spec, each))
     show(f"loading {options.model}")
     model = load_model(options.model, options.dtype)
     spec = spec_for(model.facts, config)
