@@ -82,11 +82,12 @@ def indexer(layout):
     return DSAIndexerPoolHost(decl, latents(pool, layout), **ON_CPU)
 
 
-def mamba(layout):
+def mamba(layout, temporal=torch.float32, conv=torch.float32):
     if layout == "layer_first":
         return None
     states = MambaStateBufferInfo(
-        temporal=torch.zeros(LAYERS, PAGES, 4, 8, 8), conv=(torch.zeros(LAYERS, PAGES, 24, 3),)
+        temporal=torch.zeros(LAYERS, PAGES, 4, 8, 8, dtype=temporal),
+        conv=(torch.zeros(LAYERS, PAGES, 24, 3, dtype=conv),),
     )
     return MambaPoolHost(states, 2.0, 0, device_capacity=PAGES, layout=layout, **ON_CPU)
 
@@ -209,7 +210,24 @@ def deepseek_v4(case, generator):
     assert found.kv_hit_pages == 3, found
     assert found.restorable_prefix_pages == [1, 2, 3], found
     assert found.extra_pool_hit_pages == {"kv": 6} | {str(name): 3 for name in beside}, found
+    assert backend.batch_set(KEYS[6:7], [anchor.get_data_page(0)])
+    page = anchor.get_dummy_flat_data_page()
+    assert backend.batch_get(KEYS[6:8], [page, page]) == [page, None]
     backend.close()
+    return moved
+
+
+def hybrid(case, generator):
+    """States of another dtype that are as wide never hit."""
+    one, other = torch.bfloat16, torch.float16
+    moved = {}
+    for temporal, conv in ((one, one), (other, one), (one, other)):
+        pool = mamba("page_first_direct", temporal, conv)
+        backend = Storage(case, latent=False).attach(mha("page_first_direct"), mamba=pool)
+        asked = PoolTransfer(PoolName.MAMBA, indices(pool, 0), keys=KEYS[:1])
+        assert backend.batch_get_v2([asked]) == {PoolName.MAMBA: [False]}, (temporal, conv)
+        moved[f"hybrid {temporal} {conv}"] = round_trip(backend, PoolName.MAMBA, pool, generator)
+        backend.close()
     return moved
 
 
@@ -219,7 +237,10 @@ def main(case):
     arguments.resolve_once()
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     generator = torch.Generator().manual_seed(3)
-    return {**every_pool(case, generator), "v4": deepseek_v4(case, generator)}
+    return {
+        **every_pool(case, generator), **hybrid(case, generator),
+        "v4": deepseek_v4(case, generator),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -27,6 +27,6 @@ def test_every_pool_gets_back_what_it_has_stored(tmp_path):
     ended(engine_process("sglang_pools.py", given, answers, **environment))
     moved = json.loads(answers.read_text())
     assert {name.split()[0] for name in moved} == {
-        "mha", "mla", "indexer", "mamba", "paged", "state", "v4",
+        "mha", "mla", "indexer", "mamba", "paged", "state", "hybrid", "v4",
     }  # fmt: skip
     assert all(moved.values())

@@ -13,6 +13,7 @@ from tests.fixtures.fake_sglang import (
     PoolHitPolicy,
     PoolName,
     PoolTransfer,
+    States,
     arguments,
     storage_config,
 )
@@ -157,14 +158,72 @@ def test_states_belong_to_a_rank_beside_latents_too(servers, model, storage):
     config = {"tp_size": 2, "is_mla_model": True}
     backends = [servers(model, storage, config={**config, "tp_rank": rank}) for rank in range(2)]
     for backend in backends:
-        backend.register_mem_host_pool_v2(Pool(rows=1), PoolName.MAMBA)
-    pool = Pool(rows=1)
+        backend.register_mem_host_pool_v2(States(), PoolName.MAMBA)
+    pool = States()
     assert backends[0].batch_set_v2([PoolTransfer(PoolName.MAMBA, pool.indices(1), KEYS[:1])]) == {
         PoolName.MAMBA: [True]
     }
     states = [backend.batch_get_v2([PoolTransfer(PoolName.MAMBA, pool.indices(2), KEYS[:1])])
               for backend in backends]  # fmt: skip
     assert states == [{PoolName.MAMBA: [True]}, {PoolName.MAMBA: [False]}]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"temporal": torch.float16},
+        {"conv": torch.float16},
+        {"beside": [torch.float16]},
+    ],
+    ids=str,
+)
+def test_states_as_wide_of_another_dtype_never_hit(servers, model, storage, other):
+    given = {"temporal": torch.bfloat16, "conv": torch.bfloat16, "beside": [torch.bfloat16]}
+
+    def states(**changes):
+        backend, pool = servers(model, storage), States(**(given | changes))
+        backend.register_mem_host_pool_v2(pool, PoolName.MAMBA)
+        return backend, PoolTransfer(PoolName.MAMBA, pool.indices(1), KEYS[:1])
+
+    first, sent = states()
+    assert first.batch_set_v2([sent]) == {PoolName.MAMBA: [True]}
+    for changes, hit in ((other, False), ({}, True)):
+        backend, asked = states(**changes)
+        assert backend.batch_get_v2([asked]) == {PoolName.MAMBA: [hit]}
+
+
+def test_states_without_a_dtype_are_not_stored(servers, model, storage):
+    backend, pool = servers(model, storage), Pool(rows=1)
+    backend.register_mem_host_pool_v2(pool, PoolName.MAMBA)
+    sent = PoolTransfer(PoolName.MAMBA, pool.indices(1), KEYS[:1])
+    assert backend.batch_set_v2([sent]) == {PoolName.MAMBA: [False]}
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["SGLANG_MAMBA_SSM_DTYPE", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_DSV4_COMPRESS_STATE_DTYPE"],
+)
+def test_keys_and_values_beside_states_of_another_dtype_never_hit(
+    servers, model, storage, monkeypatch, variable
+):
+    """They are computed from the states: SGLang reads their dtype from the environment first."""
+    monkeypatch.setenv(variable, "bfloat16")
+    server = {"mamba_ssm_dtype": "bfloat16"}
+    fill(servers(model, storage, **server))
+    monkeypatch.setenv(variable, "float16")
+    assert servers(model, storage, **server).batch_exists(KEYS) == 0
+    monkeypatch.setenv(variable, "bfloat16")
+    assert servers(model, storage, **server).batch_exists(KEYS) == 6
+
+
+def test_a_dtype_is_the_same_from_a_flag_the_environment_or_by_default(
+    servers, model, storage, monkeypatch
+):
+    fill(servers(model, storage, mamba_ssm_dtype="float16"))
+    monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "float16")
+    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "bfloat16")
+    monkeypatch.setenv("SGLANG_DSV4_COMPRESS_STATE_DTYPE", "float32")
+    assert servers(model, storage).batch_exists(KEYS) == 6
 
 
 def hybrid(servers, model, storage):
@@ -256,6 +315,17 @@ def test_an_anchor_without_bytes_marks_what_was_stored(servers, model, storage):
     assert backend.batch_exists_v2(KEYS, [asked]).kv_hit_pages == 0
     backend.batch_set_v2([PoolTransfer(PoolName.SWA, window.indices(0), KEYS[1:2])])
     assert backend.batch_exists_v2(KEYS, [asked]).restorable_prefix_pages == [2]
+
+
+def test_an_anchor_without_bytes_is_marked_page_by_page_too(servers, model, storage):
+    backend = servers(model, storage, Anchor())
+    assert backend.batch_set(KEYS[:2], [torch.zeros(0)] * 2)
+    assert backend.set(KEYS[2], torch.zeros(0))
+    again = servers(model, storage, Anchor())
+    targets = [torch.zeros(0) for _ in range(4)]
+    assert again.batch_get(KEYS[:4], targets) == [*targets[:3], None]
+    assert again.batch_get_v1(KEYS[:4], torch.arange(16)) == [True] * 3 + [False]
+    assert backend.totals[PoolName.KV]["stored"] == 3
 
 
 def test_indices_that_do_not_fit_are_refused(servers, model, storage):

@@ -212,3 +212,22 @@ def test_a_pool_of_sglang_that_lacks_its_last_page_is_named(monkeypatch, why, mo
     _, text = why("sglang", PROMPT[:16])
     assert "8 tokens could be reused" in text
     assert "stopped by page 2 of pool swa (tokens 8 to 11)" in text
+
+
+def test_a_dtype_of_states_from_the_environment_is_named(monkeypatch, why, model, storage):
+    monkeypatch.setattr(
+        sys.modules["stratakv.connect.sglang_hashes"], "block_hashes",
+        lambda *given: [block.hex().encode() for block in hashes(*given)],
+    )  # fmt: skip
+    keys = [block.hex() for block in hashes(AskedPrompt(tokens=PROMPT[:16]), 4, "sha256")]
+    for dtype in ("bfloat16", "float16"):
+        monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", dtype)
+        adapter = fake_sglang.install(monkeypatch, fake_sglang.arguments(model))
+        backend = adapter.StrataStorage(fake_sglang.storage_config(storage), {})
+        pool = fake_sglang.Pool()
+        backend.register_mem_pool_host(pool)
+        if dtype == "bfloat16":
+            assert backend.batch_set_v1(keys, pool.indices(0, 1, 2, 3)) == [True] * 4
+        backend.close()
+    _, text = why("sglang", PROMPT[:16])
+    assert "differs in SGLANG_MAMBA_CONV_DTYPE: 'bfloat16' there, 'float16' now" in text

@@ -6,11 +6,13 @@ Owns the words between SGLang's pools and ``BlockingPages``. SGLang loads the cl
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import sglang
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
@@ -30,7 +32,13 @@ from stratakv.connect.namespace_records import NamespaceRecord, StoredPart, save
 from stratakv.connect.page_counts import PageEvent
 from stratakv.connect.pool_hits import Flags, PoolPages, leading, prefix_hits
 from stratakv.connect.settings import TierSettings
-from stratakv.connect.sglang_fields import fields_of, model_paths, own_settings, shard_fields
+from stratakv.connect.sglang_fields import (
+    fields_of,
+    model_paths,
+    own_settings,
+    shard_fields,
+    state_fields,
+)
 from stratakv.connect.stores import format_of, open_engine_store
 from stratakv.connect.vllm_fields import weights_directory
 from stratakv.core.clock import MonotonicClock, WallClock
@@ -45,8 +53,9 @@ Pages: TypeAlias = Any
 """Tensors of pages, or None where SGLang gives none."""
 FLAG: Final = "--hicache-storage-backend-extra-config"
 KV: Final = str(PoolName.KV)
-SHARDED: Final = frozenset({str(PoolName.MAMBA)})
-"""Pools that each rank has a part of, also where latents are the same on all."""
+STATES: Final = frozenset({str(PoolName.MAMBA)})
+"""Pools of states: each rank has a part, also where latents are the same on all, and a page is
+bytes of several dtypes."""
 MARK: Final = b"\1"
 """Of a page without bytes: what is stored in its place."""
 LAST_PAGE: Final = frozenset({str(PoolName.MAMBA), str(PoolName.SWA)})
@@ -81,7 +90,7 @@ class _Pool:
         names = self.names(keys)
         if self.in_place:
             return self.pages.read(names, self._memory(keys, indices))
-        memory = np.empty((len(keys), max(self.page_bytes, len(MARK))), np.uint8)
+        memory = self._scratch(len(keys))
         hit = self.pages.read(names, [row.data for row in memory])
         for at, (row, there) in enumerate(zip(memory, hit, strict=True)):
             if there and self.page_bytes:
@@ -90,9 +99,24 @@ class _Pool:
         return hit
 
     def store(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
-        if not self.page_bytes:
-            return self.pages.write(self.names(keys), [memoryview(MARK)] * len(keys))
-        return self.pages.write(self.names(keys), self._memory(keys, indices))
+        return self._write(keys, self._memory(keys, indices) if self.page_bytes else ())
+
+    def load_into(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
+        """Pages that lie outside the pool; what those hold that were not loaded is undefined."""
+        if self.page_bytes:
+            return self.pages.read(self.names(keys), [_bytes_of(page) for page in pages])
+        return self.pages.read(self.names(keys), [row.data for row in self._scratch(len(keys))])
+
+    def store_from(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
+        return self._write(keys, [_bytes_of(page) for page in pages])
+
+    def _write(self, keys: Sequence[str], pages: Sequence[memoryview]) -> list[bool]:
+        stored = pages if self.page_bytes else [memoryview(MARK)] * len(keys)
+        return self.pages.write(self.names(keys), stored)
+
+    def _scratch(self, count: int) -> npt.NDArray[np.uint8]:
+        """For what is stored of pages, [count, bytes]."""
+        return np.empty((count, max(self.page_bytes, len(MARK))), np.uint8)
 
     def _memory(self, keys: Sequence[str], indices: torch.Tensor) -> list[memoryview]:
         """Of each page; a copy where it does not lie in one piece."""
@@ -113,7 +137,7 @@ class StrataStorage(HiCacheStorage):
         arguments = get_server_args()
         self._fields = {
             "engine": f"sglang {sglang.__version__}",
-            **fields_of(arguments),
+            **fields_of(arguments, os.environ),
             **shard_fields(storage_config),
         }
         paths = model_paths(arguments)
@@ -130,13 +154,15 @@ class StrataStorage(HiCacheStorage):
         self._register(str(host_pool_name), host_pool)
 
     def _register(self, name: str, host: HostKVCache) -> None:
-        """A pool that gives no flat pages is not kept, and then nothing that needs it hits."""
+        """A pool that gives no flat pages, or states without their dtypes, is not kept, and then
+        nothing that needs it hits."""
         if name in self._pools:
             return
         try:
             sample = host.get_dummy_flat_data_page()
             rows = int(host.page_size)
             tag = str(host.storage_format_tag)
+            states = state_fields(host) if name in STATES else {}
         except (AttributeError, RuntimeError, ValueError) as error:  # also what it has not got
             log.warning("pool %s of %s is not stored: %s", name, type(host).__name__, error)
             return
@@ -147,6 +173,7 @@ class StrataStorage(HiCacheStorage):
             "page_size": str(rows),
             "page_bytes": str(sample.nbytes),
             "tag": tag,
+            **states,
         }
         namespace = EngineNamespace.of(self._models, {**self._fields, **fields})
         ends = open_engine_store(
@@ -154,7 +181,7 @@ class StrataStorage(HiCacheStorage):
             self._settings.storage_key_file,
             format_of(namespace, [max(sample.nbytes, len(MARK))]),
         )
-        whole = self._config.is_mla_model and name not in SHARDED
+        whole = self._config.is_mla_model and name not in STATES
         self._pools[name] = _Pool(
             host=host,
             rows=rows,
@@ -262,7 +289,7 @@ class StrataStorage(HiCacheStorage):
         pool = self._pools.get(KV)
         if pool is None:
             return [None] * len(keys)
-        hit = pool.pages.read(pool.names(keys), [_bytes_of(page) for page in target_locations])
+        hit = pool.load_into(keys, target_locations)
         return [page if there else None for page, there in zip(target_locations, hit, strict=True)]
 
     def set(
@@ -281,7 +308,7 @@ class StrataStorage(HiCacheStorage):
         pool = self._pools.get(KV)
         if pool is None:
             return False
-        return all(pool.pages.write(pool.names(keys), [_bytes_of(page) for page in values]))
+        return all(pool.store_from(keys, values))
 
     # -- all of it -----------------------------------------------------------------------------
 

@@ -19,22 +19,43 @@ OWN: Final = frozenset({
     "tp_lcm_size",
 })  # fmt: skip
 """What of the back end's configuration is SGLang's own."""
+STATE_DTYPES: Final = {
+    "SGLANG_MAMBA_CONV_DTYPE": "bfloat16",
+    "SGLANG_DSV4_COMPRESS_STATE_DTYPE": "float32",
+}
+"""Variables without a flag, and what SGLang takes where they are not set."""
 
 
-def fields_of(arguments: Any) -> dict[str, str]:  # noqa: ANN401 - a ServerArgs
-    """By name. ConfigError for what SGLang can be set to and no name can hold."""
+def fields_of(
+    arguments: Any,  # noqa: ANN401 - a ServerArgs
+    environment: Mapping[str, str],
+) -> dict[str, str]:
+    """By name. ConfigError for what SGLang can be set to and no name can hold. The states' dtypes
+    are of every pool: keys and values above a state are computed from it."""
     _check(arguments)
     return {
         "dtype": str(arguments.dtype),
         "quantization": str(arguments.quantization),
         "kv_cache_dtype": str(arguments.kv_cache_dtype),
-        "state_dtype": str(arguments.mamba_ssm_dtype),
+        # SGLang's own order; where neither says, the checkpoint does.
+        "state_dtype": environment.get("SGLANG_MAMBA_SSM_DTYPE", str(arguments.mamba_ssm_dtype)),
+        **{name: environment.get(name, default) for name, default in STATE_DTYPES.items()},
         "overrides": _canonical(str(arguments.json_model_override_args)),
         "context_length": str(arguments.context_length),
         "device": str(arguments.device),
         "attention_backend": str(arguments.attention_backend),
         "model_impl": str(arguments.model_impl),
         "speculative": str(arguments.speculative_algorithm),
+    }
+
+
+def state_fields(host: Any) -> dict[str, str]:  # noqa: ANN401 - a MambaPoolHost
+    """How the bytes of its pages are meant, which the pages do not say. AttributeError of another
+    pool."""
+    return {
+        "temporal_dtype": str(host.temporal_dtype),
+        "conv_dtype": str(host.conv_dtype),
+        "slot_dtypes": " ".join(str(buffer.dtype) for buffer in host.slot_state_buffers),
     }
 
 
