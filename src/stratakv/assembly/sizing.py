@@ -182,7 +182,7 @@ def _sizes(
     )
     budget_bytes = parse_bytes(config.device_memory, "--device-memory")
     asked = load
-    if config.max_model_len is not None and not _at_home_on_host(spec):
+    if config.max_model_len is not None and not spec.has_home_on_host:
         load = load_for_length(spec, budget_bytes, load) or load
     device = device_pages(spec, budget_bytes, load)
     all_bytes = free_bytes
@@ -219,15 +219,11 @@ def _sizes(
     )
 
 
-def _at_home_on_host(spec: CacheSpec) -> bool:
-    return any(group.at_home_on_host for group in spec.groups)
-
-
 def _allowed_length(
     spec: CacheSpec, load: ExpectedLoad, held: int, budget_bytes: int, free_bytes: int
 ) -> str:
     """What a refused length could be in its place, and what would make it fit."""
-    if _at_home_on_host(spec):  # where there is more than one way to hold it
+    if spec.has_home_on_host:  # where there is more than one way to hold it
         return f"{held} tokens; allowed is that or less"
     longest = longest_fitting(spec, budget_bytes, load)
     more_bytes = bytes_for_length(spec, load)

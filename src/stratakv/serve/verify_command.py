@@ -33,7 +33,7 @@ def add_verb(add_parser: Callable[..., FlagParser], run: Callable[..., int]) -> 
         "--dtype",
         default="float32",
         metavar=f"{{{','.join((*DTYPES, 'auto'))}}}",
-        help="what it is computed in; float32 tells rounding from faults best (default: float32)",
+        help="what it is computed in; float32 separates rounding from faults (default: float32)",
     )
     parser.add_argument("--page-tokens", action=WholeNumber, metavar="INT", help="as of serve")
     parser.add_argument(

@@ -247,8 +247,7 @@ def host_pages(
     off = budget in (HostRatio(0), HostMemory(0))
     if not off and not all(pages):
         short = spec.groups[pages.index(0)].name
-        needed = any(group.at_home_on_host for group in spec.groups)
-        allowed = "is more" if needed else "are more, and 0"
+        allowed = "is more" if spec.has_home_on_host else "are more, and 0"
         raise ConfigError(f"{flag}: too little for one page of group {short!r}; allowed {allowed}")
     return pages
 

@@ -139,6 +139,11 @@ class CacheSpec:
             raise ValueError("group ids must be 0, 1, 2, ... in order")
 
     @property
+    def has_home_on_host(self) -> bool:
+        """Whether some group's pages are read on the host."""
+        return any(group.at_home_on_host for group in self.groups)
+
+    @property
     def digest(self) -> bytes:
         """16 bytes that differ whenever two caches could not read each other's pages."""
         fields = asdict(self)
