@@ -5,7 +5,7 @@ ENGINES := .venv-connect
 BIN := $(VENV)/bin
 # --no-compile: Python compiles what it imports; compiling all of torch first takes half a minute.
 PIP := $(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt
-BUILD := pyproject.toml constraints.txt setup.py src/stratakv/transfer/_gather.c src/stratakv/sparse/_swap_in.c
+BUILD := pyproject.toml constraints.txt setup.py src/stratakv/core/_page_keys.c src/stratakv/transfer/_gather.c src/stratakv/sparse/_swap_in.c
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 # What is imported is compiled once and kept in .venv; otherwise every start takes seconds more.
@@ -82,7 +82,7 @@ format: $(VENV)/check.stamp ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(ENGINES) build out src/stratakv.egg-info src/stratakv/transfer/_gather.*.so
+	rm -rf $(VENV) $(ENGINES) build out src/stratakv.egg-info src/stratakv/*/_*.so
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'

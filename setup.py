@@ -12,6 +12,10 @@ setup(
             extra_compile_args=["-O3"],
             optional=True,
         )
-        for package, name in (("transfer", "_gather"), ("sparse", "_swap_in"))
+        for package, name in (
+            ("core", "_page_keys"),
+            ("transfer", "_gather"),
+            ("sparse", "_swap_in"),
+        )
     ]
 )

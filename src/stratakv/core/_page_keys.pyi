@@ -1,0 +1,3 @@
+from stratakv.core.ids import PageKey
+
+def chain(previous: bytes, data: bytes, page_bytes: int, /) -> list[PageKey]: ...
