@@ -81,7 +81,7 @@ def http(live):
         (b'{"prompt": "\\ud800"}', "prompt", "invalid_value"),
         (b'{"prompt": "a", "n": 100000}', "n", "invalid_value"),
         (b'{"prompt": "a", "n": 100}', "n", "invalid_value"),
-        (b'{"prompt": "a", "echo": true}', "echo", "unsupported_parameter"),
+        (b'{"prompt": "a", "suffix": "b"}', "suffix", "unsupported_parameter"),
         (b'{"prompt": "a", "max_tokens": 600}', "max_tokens", "context_length_exceeded"),
     ],
 )

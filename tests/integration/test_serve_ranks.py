@@ -55,6 +55,7 @@ class Story:
     code: int
     log: str
     report: FsckReport
+    scores: list[list[float]]
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,7 @@ def story(model, tmp_path_factory) -> Story:
         one.listen()
         alone = [one.ask(prompt)[0] for prompt in PROMPTS]
         ranked = [two.ask(prompt)[0] for prompt in PROMPTS]
+        scores = [_scores(server) for server in (two, one)]
         wait_until(two.stored)
         with streaming(two, LONG, 900) as lines:
             two.process.kill()
@@ -76,11 +78,26 @@ def story(model, tmp_path_factory) -> Story:
                 list(lines)
         code = two.ends()
         log = two.logged()
-    return Story(store, alone, ranked, "".join(two.before), code, log, fsck(store))
+    return Story(store, alone, ranked, "".join(two.before), code, log, fsck(store), scores)
+
+
+def _scores(server: Ranked) -> list[float]:
+    """Log-probabilities of the tokens of a prompt that is cached."""
+    asked = {"prompt": PROMPTS[0], "echo": True, "logprobs": 1, "max_tokens": 0}
+    answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=PATIENCE_S).json()
+    (first, *rest) = answer["choices"][0]["logprobs"]["token_logprobs"]
+    assert first is None
+    assert len(rest) == len(PROMPTS[0]) - 1
+    return rest
 
 
 def test_two_ranks_say_what_one_says(story):
     assert story.ranked == story.alone
+
+
+def test_two_ranks_score_a_prompt_as_one_does(story):
+    ranked, alone = story.scores
+    assert ranked == pytest.approx(alone, abs=1e-4)
 
 
 def test_a_plan_shows_the_table_of_a_rank(story, model, capsys):

@@ -30,6 +30,7 @@ WAIVERS: dict[str, str] = {
     "45dde96424d5fa23": "the same, and answers may be bound to a grammar, after the model",
     "0e56f6bff93ab003": "the same, and refusals of adapters have other words, no more",
     "f290382f48f36700": "the same, and V4 may read the same entries, in the same order, elsewhere",
+    "d5a372ee2c889be4": "the same, and logits of prompt tokens are kept too, where they are wanted",
     "3cc207b3fdbb62ec": "refusals of ranks and dtypes in other words",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""

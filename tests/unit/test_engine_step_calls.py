@@ -1,5 +1,7 @@
 """How a batch is split into calls: every token once, logits' places kept, states never mixed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -89,3 +91,16 @@ def test_only_the_last_step_of_a_chunk_is_sampled():
     assert [call.batch.sampled.tolist() for call in calls] == wanted
     sampled = token_by_token(batch([(7, 3)]))
     assert [call.batch.sampled.tolist() for call in sampled] == [[False], [False], [True]]
+
+
+@pytest.mark.parametrize("split", [packed, side_by_side, token_by_token])
+@pytest.mark.parametrize("spans", [MIXED, [(4, 1), (9, 1)], [(0, 5)]], ids=str)
+def test_every_scored_token_is_found_in_its_call(split, spans):
+    whole = batch(spans)
+    assert {call.scored for call in split(whole)} == {None}
+    marks = np.arange(len(whole.tokens)) % 3 != 1
+    calls = split(dataclasses.replace(whole, scored=marks))
+    found = np.concatenate([call.scored for call in calls])
+    assert sorted(found) == np.flatnonzero(marks).tolist()
+    for call in calls:  # tokens are their own places
+        assert call.scored.tolist() == call.batch.tokens[call.batch.scored].tolist()

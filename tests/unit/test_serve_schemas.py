@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from stratakv.cache.records import CacheUse
 from stratakv.serve.decoding import TextOptions
 from stratakv.serve.errors import ApiError
 from stratakv.serve.fields import parse_object
@@ -108,7 +109,9 @@ def test_every_form_of_a_prompt(prompt, wanted):
         ({"regex": "a+", "ignore_eos": True}, "ignore_eos", "invalid_value"),
         ({"bad_words": ["a"]}, "bad_words", "unsupported_parameter"),
         ({"best_of": 3}, "best_of", "unsupported_parameter"),
-        ({"echo": True}, "echo", "unsupported_parameter"),
+        ({"echo": 1}, "echo", "invalid_type"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "echo", "invalid_value"),
+        ({"max_tokens": 0, "echo": False}, "max_tokens", "invalid_value"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
         ({"temprature": 0}, "temprature", "unknown_parameter"),
         ({"logprobs": 21}, "logprobs", "invalid_value"),
@@ -308,3 +311,14 @@ def test_bodies_that_are_no_json_object(body):
     with pytest.raises(ApiError) as caught:
         parse_object(body)
     assert caught.value.status == 400
+
+
+def test_log_probabilities_of_a_prompt_come_from_no_cached_page():
+    found = completion(echo=True, logprobs=2, max_tokens=0).decoding
+    assert (found.sampling.prompt_logprobs, found.sampling.logprobs) == (2, 2)
+    assert (found.text.echo, found.text.prompt_only) == (True, True)
+    assert found.cache is CacheUse.STORE
+    assert completion(echo=True, logprobs=0, cache="no-store").decoding.cache is CacheUse.NOTHING
+    plain = completion(echo=True, max_tokens=3).decoding
+    assert (plain.sampling.prompt_logprobs, plain.cache) == (None, CacheUse.ALL)
+    assert not plain.text.prompt_only

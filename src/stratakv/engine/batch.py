@@ -21,6 +21,7 @@ class StepBatch:
     tokens to compute now, int32 [R], sum T. tokens: packed input ids, int32 [T]. sampled: whether
     the last token of the chunk is the request's last, so that its logits are wanted, bool [R].
     adapters: number of each request's adapter, or NONE, int32 [R]; None if no request has one.
+    scored: which tokens' logits are wanted beside those, bool [T]; None: of none.
     """
 
     rows: RowIds
@@ -30,13 +31,24 @@ class StepBatch:
     sampled: npt.NDArray[np.bool_]
     gate: LayerGate | None
     adapters: Int32s | None = None
+    scored: npt.NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PromptTargets:
+    """Prompt tokens whose log-probabilities are wanted: the token after each that is scored, int32
+    [K], and how many alternatives beside it."""
+
+    tokens: TokenIds
+    top: Int32s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplingBatch:
     """Sampling of S rows, column by column; ``positions`` (index of the token to be chosen in its
     request) and ``seeds`` make a request's randomness independent of its batch. ``processors``:
-    None if no row wants its logits changed; ``masks``: None if no row is bound to a grammar."""
+    None if no row wants its logits changed; ``masks``: None if no row is bound to a grammar;
+    ``targets``: of what is scored beside the S rows, None: nothing."""
 
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
@@ -47,9 +59,10 @@ class SamplingBatch:
     min_p: npt.NDArray[np.float32]
     processors: LogitsProcessors | None = None
     masks: TokenMasks | None = None
+    targets: PromptTargets | None = None
 
     def only(self, rows: npt.NDArray[np.intp]) -> "SamplingBatch":
-        """Some of the rows, in increasing order."""
+        """Some of the rows, in increasing order, without what is scored beside them."""
         return SamplingBatch(
             temperature=self.temperature[rows],
             top_p=self.top_p[rows],

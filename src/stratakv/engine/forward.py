@@ -19,11 +19,13 @@ Bools = npt.NDArray[np.bool_]
 class Forward:
     """logits: float32 [S, vocab] after the last token of each sampled request, in order. finite:
     bool [R], whether everything that was computed of each request's chunk is. sampled: bool [R],
-    the batch's own."""
+    the batch's own. scored: [K, vocab] of the batch's scored tokens, in order, in the model's own
+    dtype; None: there are none."""
 
     logits: torch.Tensor
     finite: Bools
     sampled: Bools
+    scored: torch.Tensor | None = None
 
     @classmethod
     def of_numbers(cls, logits: torch.Tensor, batch: StepBatch) -> "Forward":
@@ -31,9 +33,15 @@ class Forward:
         return cls(logits, np.ones(len(batch.rows), np.bool_), batch.sampled)
 
     @classmethod
-    def of_hidden(cls, logits: torch.Tensor, hidden: torch.Tensor, batch: StepBatch) -> "Forward":
+    def of_hidden(
+        cls,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        batch: StepBatch,
+        scored: torch.Tensor | None = None,
+    ) -> "Forward":
         """hidden: [T, ...], of every token of ``batch``, after its last layer."""
-        return cls(logits, by_request(finite_tokens(hidden), batch.counts), batch.sampled)
+        return cls(logits, by_request(finite_tokens(hidden), batch.counts), batch.sampled, scored)
 
 
 def finite_tokens(hidden: torch.Tensor) -> Bools:

@@ -115,6 +115,8 @@ class Engine:
             raise RequestError(f"the prompt has {length} tokens; at most {most - 1} are allowed")
         if reason := prompt.sampling.refusal():
             raise RequestError(reason)
+        if prompt.sampling.prompt_logprobs is not None and CacheUse.READ in prompt.use:
+            raise RequestError("prompt_logprobs need a request that reads no cache")
         grammar = prompt.sampling.grammar
         if grammar is not None and (reason := self._grammars.refusal(grammar)):
             raise RequestError(reason)

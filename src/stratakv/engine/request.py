@@ -3,6 +3,7 @@
 Torch-free: the planner and the tests drive production requests without a model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final
@@ -91,6 +92,7 @@ class SamplingParams:
 
     ``seed`` fixes the request's own stream of random numbers, whatever else is in the batch.
     ``logprobs``: how many alternatives to report beside the chosen token, or None for no report.
+    ``prompt_logprobs``: the same of the prompt's own tokens, for a request that reads no cache.
     ``min_p``: tokens less likely than this share of the likeliest one are left out; 0 is off.
     The rest changes logits, as vLLM's parameters of these names do. ``min_tokens``: no stop token
     before so many. ``logit_bias``: token ids, none twice, and what is added to the logits of each.
@@ -105,6 +107,7 @@ class SamplingParams:
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     min_tokens: int = 0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -124,6 +127,7 @@ class SamplingParams:
             ("max_tokens", self.max_tokens, 1),
             ("top_k", self.top_k, 0),
             ("logprobs", 0 if self.logprobs is None else self.logprobs, 0),
+            ("prompt_logprobs", 0 if self.prompt_logprobs is None else self.prompt_logprobs, 0),
             ("min_tokens", self.min_tokens, 0),
             *(("stop_tokens", token, 0) for token in self.stop_tokens),
             *(("logit_bias", token, 0) for token, _ in self.logit_bias),
@@ -191,7 +195,9 @@ class TokenLogprob:
 class Output:
     """What a step brought one request. ``cached`` is set with the first token, ``finish`` with the
     last one; an aborted request gets ``token`` None and ``finish`` ABORT, and one that failed the
-    same with ERROR and why. ``reason``: of a failed transfer, in words for the client."""
+    same with ERROR and why. ``reason``: of a failed transfer, in words for the client.
+    ``prompt_logprobs``: with the first token, of each prompt token but the first; None: not asked
+    for."""
 
     request: RequestId
     token: int | None
@@ -200,6 +206,7 @@ class Output:
     finish: FinishReason | None = None
     failure: Failure | None = None
     reason: str = ""
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -208,7 +215,8 @@ class Request:
     it runs, -1 otherwise; ``serial`` counts submissions. ``prefix`` hashes its pages;
     ``total_tokens`` is where it must end.
     ``adapter``: its number in a ``StepBatch``. ``known``: prompt and output so far, while it does
-    not run; ``retracted``: what the cache keeps for it while it is retracted."""
+    not run; ``retracted``: what the cache keeps for it while it is retracted. ``scores``: how many
+    of its prompt tokens have been scored, from the second one on."""
 
     prompt: Prompt
     prefix: PageHasher
@@ -221,9 +229,12 @@ class Request:
     tickets: tuple[TicketId, ...] = field(default=(), init=False)
     known: TokenIds = field(init=False)
     retracted: RetractedState | None = field(default=None, init=False)
+    scores: int = field(default=0, init=False)
+    _scored: list[TokenLogprob] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.known = self.prompt.tokens
+        self._scored = [] if self.wants_scores else None
 
     @property
     def id(self) -> RequestId:
@@ -237,6 +248,10 @@ class Request:
     def has_generated(self) -> bool:
         """Whether it has lost its row with tokens of its own, so that no client can bring them."""
         return len(self.known) > self.prompt_tokens
+
+    @property
+    def wants_scores(self) -> bool:
+        return self.prompt.sampling.prompt_logprobs is not None
 
     def admit(self, row: int, tickets: tuple[TicketId, ...], cached: CachedTokens) -> None:
         """It has a place at ``row``, where its ``tickets`` load. What is ``cached`` of its prompt
@@ -269,6 +284,18 @@ class Request:
         """What was cached of its prompt, reported with the first token, once."""
         cached, self.cached = self.cached, None
         return cached
+
+    def scored(self, scores: Sequence[TokenLogprob | None]) -> None:
+        """The next of its prompt tokens are; of another rank than the one that chooses nobody knows
+        how."""
+        assert self._scored is not None, "it has reported them"
+        self.scores += len(scores)
+        self._scored += [one for one in scores if one is not None]
+
+    def take_scored(self) -> tuple[TokenLogprob, ...] | None:
+        """Reported with the first token, once."""
+        found, self._scored = self._scored, None
+        return None if found is None else tuple(found)
 
     def signal(self, signal: Signal) -> None:
         try:

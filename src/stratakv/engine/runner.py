@@ -3,10 +3,11 @@
 Owns the way from ``StepBatch`` to logits. Must not allocate pages or choose tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from stratakv.core.errors import ConfigError
@@ -20,7 +21,14 @@ from stratakv.engine.last_hidden import LastHidden
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.paged_layer import LatentPages, LayerPages, Scratch
 from stratakv.engine.state_layer import OpenStates, StateBuffer, StatePages, StateRows
-from stratakv.engine.step_calls import ForwardCall, Split, packed, side_by_side, token_by_token
+from stratakv.engine.step_calls import (
+    ForwardCall,
+    Places,
+    Split,
+    packed,
+    side_by_side,
+    token_by_token,
+)
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.tensors import on_device
 from stratakv.engine.torch_pools import LayerTensors
@@ -87,7 +95,18 @@ class ModelRunner:
         for call, one in zip(calls, outputs, strict=True):
             finite[call.places] &= one.finite
         logits = torch.cat([one.logits for one in outputs])
-        return Forward(logits[on_device(np.argsort(places), self._device)], finite, batch.sampled)
+        order = on_device(np.argsort(places), self._device)
+        return Forward(logits[order], finite, batch.sampled, self._scored(calls, outputs))
+
+    def _scored(
+        self, calls: Sequence[ForwardCall], outputs: Sequence[Forward]
+    ) -> torch.Tensor | None:
+        """Those of all calls, in the order of the step's tokens."""
+        some = [one.scored for one in outputs if one.scored is not None]
+        at = [call.scored for call in calls if call.scored is not None]
+        if not some:
+            return None
+        return torch.cat(some)[on_device(np.argsort(np.concatenate(at)), self._device)]
 
     def _run(self, call: ForwardCall, adapters: Int32s | None) -> Forward:
         """Of the call's requests, in order."""
@@ -109,6 +128,8 @@ class ModelRunner:
         # Chunks that lie side by side end in one column; the rows that nobody wants go later.
         width = len(shape.positions) // call.height
         kept = lasts if call.height == 1 else np.full(min(len(lasts), 1), width - 1)
+        if batch.scored is not None:
+            kept = np.arange(width) if call.height > 1 else _with(lasts, batch.scored)
         with self._adapters.applied(adapters), self._hidden.kept():
             logits = self._module(
                 input_ids=on_device(batch.tokens, self._device).view(call.height, -1).long(),
@@ -118,10 +139,17 @@ class ModelRunner:
                 **{self._cache_keyword: PagedCache(step, states), STEP: step},
             ).logits
         states.close()
-        found = cast("torch.Tensor", logits).flatten(0, 1).float()
+        found, scored = cast("torch.Tensor", logits).flatten(0, 1), None
+        hidden = self._hidden.take(len(batch.tokens))
+        if batch.scored is not None:
+            at = np.arange(len(batch.tokens)) if call.height > 1 else kept
+            scored = found[torch.from_numpy(batch.scored[at]).to(self._device)]
+            found = found[on_device(np.searchsorted(at, lasts), self._device)].float()
+            return Forward.of_hidden(found, hidden, batch, scored)
+        found = found.float()
         if call.height > 1 and 0 < len(lasts) < call.height:
             found = found[torch.from_numpy(batch.sampled).to(self._device)]
-        return Forward.of_hidden(found, self._hidden.take(len(batch.tokens)), batch)
+        return Forward.of_hidden(found, hidden, batch)
 
     def _state_rows(self, group: GroupId, call: ForwardCall) -> StateRows:
         rows, slots = call.batch.rows, self._tables.slots
@@ -135,6 +163,13 @@ class ModelRunner:
     def _pages(self, pages: PageIds) -> torch.Tensor:
         assert pages.min() > NONE, "a request's state has no page"
         return on_device(pages.astype(np.int64), self._device)
+
+
+def _with(lasts: Places, scored: npt.NDArray[np.bool_]) -> Places:
+    """Both, in order: [n] of the tokens of a call."""
+    marks = scored.copy()
+    marks[lasts] = True
+    return np.flatnonzero(marks)
 
 
 def adapters_of(batch: StepBatch, call: ForwardCall) -> Int32s | None:

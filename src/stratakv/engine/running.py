@@ -19,6 +19,7 @@ import numpy.typing as npt
 from stratakv.agreement.agreement import DigestInputs
 from stratakv.core.ids import NONE, RowIds, TicketId
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.prompt_logprobs import ScoredTokens, room_for_scores, scored_tokens
 from stratakv.engine.request import Phase, Request
 from stratakv.engine.rows import Rows
 from stratakv.engine.scheduler import StepLimits, chunk_sizes, prefill_room
@@ -158,6 +159,7 @@ class Running:
         decoding = self._going_on()
         decodes = len(decoding)
         chunks = [self._chunk(request) for request in self.prefilling]
+        chunks = room_for_scores(self.prefilling, chunks)
         sizes = chunk_sizes(self._limits, decodes, chunks)
         some = [pair for pair in zip(self.prefilling, sizes, strict=True) if pair[1]]
         if not some and not decodes:
@@ -169,7 +171,15 @@ class Running:
         counts[decodes:] = [size for _, size in some]
         return ScheduledStep(rows, starts, starts + counts, tuple(request for request, _ in some))
 
-    def batch(self, step: ScheduledStep, gate: LayerGate | None) -> StepBatch:
+    def scored(self, step: ScheduledStep) -> ScoredTokens | None:
+        """Of its prompt tokens those whose log-probabilities somebody wants."""
+        decodes = len(step.rows) - len(step.prefilling)
+        starts, ends = step.starts[decodes:], step.ends[decodes:]
+        return scored_tokens(step.prefilling, starts, ends, decodes)
+
+    def batch(
+        self, step: ScheduledStep, gate: LayerGate | None, scored: ScoredTokens | None
+    ) -> StepBatch:
         """``step`` with its tokens, as a runner takes it."""
         columns, rows = self.rows, step.rows
         decodes = len(rows) - len(step.prefilling)
@@ -186,6 +196,7 @@ class Running:
             sampled=step.ends == columns.length[rows] + columns.pending[rows],
             gate=gate,
             adapters=columns.adapters(rows),
+            scored=None if scored is None else _marked(scored, step),
         )
 
     def _going_on(self) -> RowIds:
@@ -212,3 +223,9 @@ class Running:
             for request in step.prefilling
             if columns.computed.item(request.row) == columns.length.item(request.row)
         ]
+
+
+def _marked(scored: ScoredTokens, step: ScheduledStep) -> npt.NDArray[np.bool_]:
+    marks = np.zeros(int((step.ends - step.starts).sum()), np.bool_)
+    marks[scored.at] = True
+    return marks

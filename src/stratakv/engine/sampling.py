@@ -5,6 +5,7 @@ request generates does not depend on who shares its batch. Ties always go to the
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from stratakv.core.ids import NONE, RowIds, TokenIds
-from stratakv.engine.batch import SamplingBatch
+from stratakv.engine.batch import PromptTargets, SamplingBatch
 from stratakv.engine.forward import Forward
 from stratakv.engine.processed_logits import masked, processed
 from stratakv.engine.request import Failure, TokenLogprob
@@ -21,6 +22,8 @@ from stratakv.engine.request import Failure, TokenLogprob
 CANDIDATES: Final = 1024
 """Tokens sorted to find the nucleus; the whole vocabulary only where these weigh too little."""
 
+SCORED_AT_ONCE: Final = 64
+"""Prompt tokens, each with the logits of a vocabulary in float32."""
 
 NOT_FINITE: Final = -1
 FAILED: Final = -2
@@ -40,11 +43,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
     """tokens: int32 [S], or one of ``FAILURES``. logprobs: [S], None where the row wants none.
-    broken: places in the step's batch of the requests of which not all is finite, int64 [B]."""
+    broken: places in the step's batch of the requests of which not all is finite, int64 [B].
+    scores: of the prompt tokens that were to be scored, [K]; None where another rank knows."""
 
     tokens: TokenIds
     logprobs: list[TokenLogprob | None]
     broken: Places = field(default_factory=nowhere)
+    scores: Sequence[TokenLogprob | None] = ()
 
     def failures(self, batch: RowIds, rows: RowIds) -> dict[int, Failure]:
         """Which rows go on no further; ``batch``: all rows of the step, ``rows``: [S] of them."""
@@ -57,7 +62,7 @@ class Sampled:
         return found
 
     def only(self, kept: npt.NDArray[np.bool_]) -> "Sampled":
-        """Some of the sampled rows, none of them broken."""
+        """Some of the sampled rows, none of them broken, and no scores."""
         logprobs = [self.logprobs[at] for at in np.flatnonzero(kept).tolist()]
         return Sampled(self.tokens[kept], logprobs)
 
@@ -65,9 +70,25 @@ class Sampled:
 def choose(forward: Forward, params: SamplingBatch) -> Sampled:
     """A token for every row that can have one."""
     sampled = sample_each(forward.logits, params)
+    if params.targets is not None:
+        assert forward.scored is not None, "the runner has scored nothing"
+        sampled = replace(sampled, scores=score(forward.scored, params.targets))
     if forward.finite.all():
         return sampled
     return replace(sampled, broken=np.flatnonzero(~forward.finite))
+
+
+def score(logits: torch.Tensor, targets: PromptTargets) -> list[TokenLogprob | None]:
+    """logits: [K, vocab] -> how likely each target was, a piece at a time; None where the logits
+    are not finite, and the request fails for it."""
+    found: list[TokenLogprob | None] = []
+    for at in range(0, len(logits), SCORED_AT_ONCE):
+        piece = logits[at : at + SCORED_AT_ONCE].float()
+        finite = piece.amax(-1).isfinite().cpu().numpy()
+        top = targets.top[at : at + SCORED_AT_ONCE]
+        tokens = targets.tokens[at : at + SCORED_AT_ONCE]
+        found += _logprobs(piece, tokens, np.where(finite, top, np.int32(NONE)))
+    return found
 
 
 def sample_each(logits: torch.Tensor, params: SamplingBatch) -> Sampled:

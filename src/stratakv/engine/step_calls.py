@@ -22,13 +22,15 @@ class ForwardCall:
 
     places: of its requests in the step's batch, [n]. height: rows of its token ids; 1 if they are
     packed, n if the chunks are equal and lie side by side. again: an earlier call of this step has
-    written these requests' states.
+    written these requests' states. scored: of the step's packed tokens, those of this call whose
+    logits are wanted beside the sampled ones, in its order; None where the step has none.
     """
 
     batch: StepBatch
     places: Places
     height: int
     again: bool
+    scored: Places | None = None
 
 
 Split: TypeAlias = Callable[[StepBatch], list[ForwardCall]]
@@ -36,7 +38,8 @@ Split: TypeAlias = Callable[[StepBatch], list[ForwardCall]]
 
 def packed(batch: StepBatch) -> list[ForwardCall]:
     """One call: no layer has a state."""
-    return [ForwardCall(batch, np.arange(len(batch.rows)), height=1, again=False)]
+    places = np.arange(len(batch.rows))
+    return [ForwardCall(batch, places, height=1, again=False, scored=_scored(batch))]
 
 
 def side_by_side(batch: StepBatch) -> list[ForwardCall]:
@@ -44,7 +47,8 @@ def side_by_side(batch: StepBatch) -> list[ForwardCall]:
     token 0 apart."""
     if batch.counts.max() == 1 and batch.starts.min() > 0:
         places = np.arange(len(batch.rows))
-        return [ForwardCall(batch, places, height=len(places), again=False)]
+        height, scored = len(places), _scored(batch)
+        return [ForwardCall(batch, places, height=height, again=False, scored=scored)]
     return [
         _part(batch, places, 0, int(batch.counts[places[0]]))
         for places in _alike(batch, np.arange(len(batch.rows)))
@@ -77,12 +81,20 @@ def _part(batch: StepBatch, places: Places, at: int, count: int) -> ForwardCall:
     offsets = np.cumsum(batch.counts) - batch.counts
     wanted = offsets[places, None] + at + np.arange(count)
     counts: Int32s = batch.counts[places]
+    wanted = wanted.ravel()
+    marked = None if batch.scored is None else batch.scored[wanted]
     part = StepBatch(
         rows=batch.rows[places],
         starts=batch.starts[places] + np.int32(at),
         counts=np.full_like(counts, count),
-        tokens=batch.tokens[wanted.ravel()],
+        tokens=batch.tokens[wanted],
         sampled=batch.sampled[places] & (counts == at + count),
         gate=batch.gate,
+        scored=marked,
     )
-    return ForwardCall(part, places, height=len(places), again=at > 0)
+    scored = None if marked is None else wanted[marked]
+    return ForwardCall(part, places, height=len(places), again=at > 0, scored=scored)
+
+
+def _scored(batch: StepBatch) -> Places | None:
+    return None if batch.scored is None else np.flatnonzero(batch.scored)

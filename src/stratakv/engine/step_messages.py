@@ -82,7 +82,8 @@ class StepSync:
             return sampled
         message = self._meet(_NOTHING)
         assert len(message.tokens) == len(params.seeds), "rank 0 has another batch"
-        return Sampled(message.tokens, [None] * len(message.tokens), message.broken)
+        scores = [] if params.targets is None else [None] * len(params.targets.tokens)
+        return Sampled(message.tokens, [None] * len(message.tokens), message.broken, scores)
 
     def idle(self) -> None:
         self._meet(_NOTHING)

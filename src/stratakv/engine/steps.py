@@ -21,6 +21,7 @@ from stratakv.engine.admission_scheduler import REQUEST_FAULTS, AdmissionSchedul
 from stratakv.engine.endings import Endings
 from stratakv.engine.executor import Executor
 from stratakv.engine.hand_off import Transfers
+from stratakv.engine.prompt_logprobs import ScoredTokens
 from stratakv.engine.request import Failure, FinishReason, Output, Phase, Request, Signal
 from stratakv.engine.roles import (
     FirstToken,
@@ -43,6 +44,7 @@ class _Launched:
 
     step: ScheduledStep
     sampled: npt.NDArray[np.bool_]
+    scored: ScoredTokens | None
 
 
 class Steps:
@@ -86,10 +88,14 @@ class Steps:
         self._totals.add(steps=1)
         self._cache.extend(step.rows, step.starts, step.ends)
         rows = self._running.rows
-        batch = self._running.batch(step, self._copies.gate(self._running.take_tickets(step)))
+        scored = self._running.scored(step)
+        gate = self._copies.gate(self._running.take_tickets(step))
+        batch = self._running.batch(step, gate, scored)
         sampling = rows.sampling(batch.rows[batch.sampled])
+        if scored is not None:
+            sampling = replace(sampling, targets=scored.targets)
         rows.launch(step.rows, step.ends, batch.sampled)
-        self._in_flight.append(_Launched(step, batch.sampled))
+        self._in_flight.append(_Launched(step, batch.sampled, scored))
         self._executor.launch(batch, sampling)
         return True
 
@@ -166,6 +172,8 @@ class Steps:
         launched = self._in_flight[0]
         step, sampled = launched.step, self._executor.collect()
         rows = step.rows[launched.sampled]
+        if launched.scored is not None:
+            launched.scored.give(sampled.scores)
         failed = self._failed(step.rows, rows, sampled)
         if spoiled := [*failed, *self._endings.spoiled()]:
             kept = ~np.isin(step.rows, spoiled)
@@ -224,7 +232,13 @@ class Steps:
             self._admissions.computes_no_more(request)
             self._transfers.prefilled(request, FirstToken(listed[at], sampled.logprobs[at]))
         outputs = [
-            Output(request=request.id, token=token, logprob=logprob, cached=request.take_cached())
+            Output(
+                request=request.id,
+                token=token,
+                logprob=logprob,
+                cached=request.take_cached(),
+                prompt_logprobs=request.take_scored(),
+            )
             for request, token, logprob in zip(requests, listed, sampled.logprobs, strict=True)
         ]
         for at in np.flatnonzero(stopped | full).tolist():

@@ -29,12 +29,13 @@ MAX_PRIORITY: Final = 100
 LARGEST_BIAS: Final = 100.0
 
 WHOLE: Final[Mapping[str, tuple[int, int]]] = {
-    "n": (1, MAX_CHOICES), "max_tokens": (1, LARGEST), "max_completion_tokens": (1, LARGEST),
+    "n": (1, MAX_CHOICES), "max_tokens": (0, LARGEST), "max_completion_tokens": (1, LARGEST),
     "top_k": (-1, LARGEST), "seed": (-(1 << 63), (1 << 63) - 1), "priority": (0, MAX_PRIORITY),
     "logprobs": (0, MAX_LOGPROBS), "top_logprobs": (0, MAX_LOGPROBS), "min_tokens": (0, LARGEST),
     "truncate_prompt_tokens": (-1, LARGEST),
 }  # fmt: skip
-"""Fields that hold a whole number: the least and the most. Of a chat ``logprobs`` is a boolean."""
+"""Fields that hold a whole number: the least and the most. Of a chat ``logprobs`` is a boolean; no
+token at all is only asked for with ``echo``."""
 NUMBERS: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0.0, 2.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
     "frequency_penalty": (-2.0, 2.0), "presence_penalty": (-2.0, 2.0),
@@ -68,13 +69,16 @@ T = TypeVar("T")
 class TextOptions:
     """What of the tokens becomes text. ``stop``: strings that end it. ``min_tokens``: before so
     many no string does. ``keep_stop``: the string or token that ended it is shown. ``special``:
-    special tokens are shown. ``token_ids``: the answer has tokens beside its text."""
+    special tokens are shown. ``token_ids``: the answer has tokens beside its text. ``echo``: it
+    begins with its prompt; ``prompt_only``: and ends there."""
 
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
     keep_stop: bool = False
     special: bool = False
     token_ids: bool = False
+    echo: bool = False
+    prompt_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,19 +121,28 @@ def decoding(data: JsonObject, vocab: int, logprobs: int | None, max_tokens: str
     for field, given in (("min_tokens", sampling.min_tokens), ("ignore_eos", ignore_eos)):
         if given and sampling.grammar is not None:
             raise invalid(field, f"'{field}' has no meaning where an answer ends with its form")
-    most = whole(data, max_tokens, None)
+    echo = fields.boolean(data, "echo", default=False)
+    most = _most_tokens(data, max_tokens, echo=echo)
+    cache = fields.choice(data, "cache", CacheUse.ALL, CACHE_WORDS)
+    if echo and logprobs is not None:
+        if stream or transfer is not None:
+            message = "'echo' with 'logprobs' is not supported "
+            message += "where the answer is streamed" if stream else "between servers"
+            raise invalid("echo", message)
+        # A token whose keys and values are cached has no logits: all are computed.
+        sampling, cache = replace(sampling, prompt_logprobs=logprobs), cache & ~CacheUse.READ
     if most is not None and sampling.min_tokens > most:
         message = f"'min_tokens' is {sampling.min_tokens}, at most '{max_tokens}' ({most})"
         raise invalid("min_tokens", f"{message} is allowed")
     return Decoding(
         n=whole(data, "n", 1),
         sampling=sampling,
-        text=_text_options(data, sampling.min_tokens),
+        text=_text_options(data, sampling.min_tokens, echo=echo, prompt_only=most == 0),
         max_tokens=most,
         seed=whole(data, "seed", None),
         ignore_eos=ignore_eos,
         form_field="" if form is None else form[0],
-        cache=fields.choice(data, "cache", CacheUse.ALL, CACHE_WORDS),
+        cache=cache,
         salt=name_of(data, "cache_salt", "" if "cache_salt" in data else None),
         priority=whole(data, "priority", 0),
         stream=stream,
@@ -142,6 +155,14 @@ def decoding(data: JsonObject, vocab: int, logprobs: int | None, max_tokens: str
 def whole(data: JsonObject, name: str, default: T) -> int | T:
     low, high = WHOLE[name]
     return fields.integer(data, name, default, low=low, high=high)
+
+
+def _most_tokens(data: JsonObject, name: str, *, echo: bool) -> int | None:
+    found = whole(data, name, None)
+    if found == 0 and not echo:
+        message = f"expected 1 to {LARGEST}, got 0, which 'echo' allows in a completion"
+        raise invalid(name, f"invalid '{name}': {message}")
+    return found
 
 
 def name_of(data: JsonObject, name: str, default: T) -> str | T:
@@ -181,7 +202,9 @@ def _sampling(
     )
 
 
-def _text_options(data: JsonObject, min_tokens: int) -> TextOptions:
+def _text_options(
+    data: JsonObject, min_tokens: int, *, echo: bool, prompt_only: bool
+) -> TextOptions:
     keep = fields.boolean(data, "include_stop_str_in_output", default=False)
     return TextOptions(
         stop=_stops(data.get("stop")),
@@ -189,6 +212,8 @@ def _text_options(data: JsonObject, min_tokens: int) -> TextOptions:
         keep_stop=keep or fields.boolean(data, "no_stop_trim", default=False),  # SGLang's name
         special=not fields.boolean(data, "skip_special_tokens", default=True),
         token_ids=fields.boolean(data, "return_token_ids", default=False),
+        echo=echo,
+        prompt_only=prompt_only,
     )
 
 

@@ -34,7 +34,7 @@ from stratakv.serve.replies import (
     usage,
 )
 from stratakv.serve.service import Service
-from stratakv.serve.streams import Choice, Delta, Generation
+from stratakv.serve.streams import Choice, Delta, EchoedPrompt, Generation
 from stratakv.serve.subscription import Subscription, TimedOutput
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,9 @@ def engine_prompts(service: Service, call: GenerateCall) -> tuple[Prompt, ...]:
         max_tokens = _max_tokens(service, call, len(tokens))
         for choice in range(decoding.n):
             session = call.plan.sessions[len(prompts)]
+            if session is not None and decoding.sampling.prompt_logprobs is not None:
+                message = "'echo' with 'logprobs' is not supported between servers"
+                raise invalid("echo", message)
             sampling = replace(
                 decoding.sampling,
                 max_tokens=max_tokens,
@@ -126,6 +129,8 @@ async def answer(
     """Run ``call`` in the engine. Raises ApiError as long as no status line has gone out."""
     client = client_of(request)
     size = EACH_BYTES * len(call.prompts) * call.decoding.n
+    if call.decoding.text.echo:
+        size += sum(tokens.nbytes for tokens in call.prompts)
     prompts, choices = await service.lanes.run(client, size, lambda: _begun(service, call))
     with ExitStack() as stack:
         subscription = stack.enter_context(service.driver.subscribe(prompts))
@@ -169,9 +174,12 @@ def _named(
 
 
 def _begun(service: Service, call: GenerateCall) -> tuple[tuple[Prompt, ...], list[Choice]]:
-    prompts = engine_prompts(service, call)
+    prompts, options, n = engine_prompts(service, call), call.decoding.text, call.decoding.n
+    echoed: list[EchoedPrompt | None] = [None] * len(call.prompts)
+    if options.echo:
+        echoed = [EchoedPrompt.of(one, service.tokenizer, options) for one in call.prompts]
     choices = [
-        Choice(i, service.tokenizer, call.decoding.text, prompt.sampling.stop_tokens)
+        Choice(i, service.tokenizer, options, prompt.sampling.stop_tokens, echoed[i // n])
         for i, prompt in enumerate(prompts)
     ]
     return prompts, choices
@@ -260,6 +268,7 @@ def _max_tokens(service: Service, call: GenerateCall, prompt_tokens: int) -> int
     wanted = call.decoding.max_tokens
     if wanted is None:
         return min(call.default_tokens, room)
+    wanted = max(1, wanted)  # the engine makes at least one
     if wanted > room:
         message = (
             f"this model's maximum context length is {most} tokens, you asked for "

@@ -87,13 +87,20 @@ class CompletionFormat(_Format):
         text = self.tokenizer.token_text
         return {
             "tokens": [text(shown.token) for shown in tokens],
-            "token_logprobs": [finite(shown.logprob.chosen) for shown in tokens],
-            "top_logprobs": [
-                {text(token): finite(value) for token, value in shown.logprob.top}
-                | {text(shown.token): finite(shown.logprob.chosen)}
-                for shown in tokens
+            "token_logprobs": [
+                None if shown.logprob is None else finite(shown.logprob.chosen) for shown in tokens
             ],
+            "top_logprobs": [self._top(shown) for shown in tokens],
             "text_offset": [shown.offset for shown in tokens],
+        }
+
+    def _top(self, shown: ShownToken) -> Json | None:
+        if shown.logprob is None:
+            return None
+        text = self.tokenizer.token_text
+        return {
+            **{text(token): finite(value) for token, value in shown.logprob.top},
+            text(shown.token): finite(shown.logprob.chosen),
         }
 
 
@@ -141,6 +148,7 @@ class ChatFormat(_Format):
                     "top_logprobs": [self._token(*pair) for pair in shown.logprob.top],
                 }
                 for shown in tokens
+                if shown.logprob is not None  # a chat shows nothing of its prompt
             ],
             "refusal": None,
         }
@@ -158,7 +166,8 @@ Format = CompletionFormat | ChatFormat
 
 def size_of(delta: Delta) -> int:
     """What a choice's gain costs to spell, in bytes of ``Lanes``."""
-    alternatives = sum(1 + len(shown.logprob.top) for shown in delta.tokens)
+    reports = [shown.logprob for shown in delta.tokens]
+    alternatives = sum(1 + len(one.top) for one in reports if one is not None)
     return len(delta.text) + ALTERNATIVE_BYTES * (alternatives + len(delta.ids))
 
 

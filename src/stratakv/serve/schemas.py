@@ -43,7 +43,7 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 """Fields that are not supported, with the values that ask for nothing."""
 
 PROMPT: Final = frozenset({"truncate_prompt_tokens", "add_special_tokens"})
-COMPLETION: Final = DECODING | PROMPT | {"prompt"}
+COMPLETION: Final = DECODING | PROMPT | {"prompt", "echo"}
 TEMPLATE: Final = frozenset({
     "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
 })  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stratakv.core.ids import RequestId
+from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.request import CachedTokens, FinishReason, Output, TokenLogprob
 from stratakv.serve.decoding import TextOptions
 from stratakv.serve.errors import request_failed, shut_down
@@ -65,11 +65,12 @@ def _overlap(text: str, stop: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """A token of the answer; ``offset``: where its text begins, in characters of the answer."""
+    """A token of the answer; ``offset``: where its text begins, in characters of the answer.
+    ``logprob`` None: the first of a prompt, which follows nothing."""
 
     token: int
     offset: int
-    logprob: TokenLogprob
+    logprob: TokenLogprob | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,43 @@ class Delta:
     ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EchoedPrompt:
+    """A prompt as an answer shows it that begins with it. ``offsets``: where the text of each token
+    begins, in characters."""
+
+    tokens: tuple[int, ...]
+    text: str
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokens: TokenIds, tokenizer: Tokenizer, options: TextOptions) -> "EchoedPrompt":
+        decoder, pieces, offsets, end = StreamDecoder(tokenizer, special=options.special), [], [], 0
+        listed = tokens.tolist()
+        for token in listed:
+            offsets.append(end)
+            pieces.append(decoder.feed(token))
+            end += len(pieces[-1])
+        pieces.append(decoder.flush())
+        return cls(tuple(listed), "".join(pieces), tuple(offsets))
+
+    def shown(self, logprobs: Sequence[TokenLogprob]) -> list[ShownToken]:
+        """``logprobs``: of each token but the first."""
+        every = zip(self.tokens, self.offsets, (None, *logprobs), strict=True)
+        return [ShownToken(*one) for one in every]
+
+
 class Choice:
-    """One request on its way to the client."""
+    """One request on its way to the client. ``prompt``: what its answer begins with; None: with
+    what is generated."""
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, options: TextOptions, stop_tokens: Sequence[int]
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        options: TextOptions,
+        stop_tokens: Sequence[int],
+        prompt: EchoedPrompt | None = None,
     ) -> None:
         self.index: Final = index
         self._options = options
@@ -106,6 +139,10 @@ class Choice:
         self._decoded = 0  # characters, held ones included
         self._shown = 0  # characters that are before any stop string
         self._taken = 0  # deltas
+        self._prompt = prompt
+        if prompt is not None:
+            self._ready.append(prompt.text)
+            self._decoded = self._shown = len(prompt.text)
 
     def feed(self, output: Output) -> None:
         """Take one output of the engine; ignored once the choice is finished."""
@@ -113,6 +150,12 @@ class Choice:
             return
         self.finish = output.finish
         self.cached = self.cached or output.cached
+        if output.prompt_logprobs is not None:
+            assert self._prompt is not None, "only an answer that echoes its prompt scores it"
+            self._hidden += self._prompt.shown(output.prompt_logprobs)
+        if self._options.prompt_only and output.token is not None:
+            self.finish = FinishReason.LENGTH  # the engine has made one, which nobody asked for
+            return
         piece = "" if output.token is None else self._piece(output.token, output)
         if output.finish is not None:
             piece += self._decoder.flush()

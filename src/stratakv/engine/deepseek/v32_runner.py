@@ -97,7 +97,10 @@ class DeepSeekV32Runner:
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
         hidden = self.model.model(on_device(batch.tokens, self._device).long(), step)
         logits = self.model.logits(hidden[on_device(lasts, self._device)])
-        return Forward.of_hidden(logits, hidden, batch)
+        scored = None
+        if batch.scored is not None:
+            scored = self.model.logits(hidden[torch.from_numpy(batch.scored).to(hidden.device)])
+        return Forward.of_hidden(logits, hidden, batch, scored)
 
     def _plan(self, shape: StepShape) -> GroupSteps:
         keys = self._planner.plan(shape, self._tables.pages(ANCHOR))

@@ -95,9 +95,10 @@ class DeepSeekV4Runner:
         shape = StepShape.of(batch)
         streams = self.model(self._pages, self._plan(batch, shape))
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
-        return Forward.of_hidden(
-            self.model.logits(streams[on_device(lasts, self._device)]), streams, batch
-        )
+        logits, scored = self.model.logits(streams[on_device(lasts, self._device)]), None
+        if batch.scored is not None:
+            scored = self.model.logits(streams[torch.from_numpy(batch.scored).to(self._device)])
+        return Forward.of_hidden(logits, streams, batch, scored)
 
     def _plan(self, batch: StepBatch, shape: StepShape) -> V4Step:
         spilled = None if self._spilled is None else self._spilled.step(shape)
