@@ -15,7 +15,9 @@ from openai.types import CompletionUsage
 from demo.script import Message
 from demo.servers import PATIENCE_S
 
-COUNTER: Final = re.compile(r"^stratakv_cache_(\w+)_total (\S+)$", re.MULTILINE)
+MOVED: Final = re.compile(
+    r'^stratakv_cache_(\w+)_pages_total\{(?:direction|tier)="(\w+)",.*\} (\S+)$', re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +96,11 @@ class Client:
         request = urllib.request.Request(f"{self._address}/flush_cache", method="POST")
         urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
-    def counters(self) -> dict[str, int]:
-        """What the server's cache has counted since it started."""
+    def moved_pages(self) -> dict[tuple[str, str], int]:
+        """Since the server started: pages "copied" by direction, and "evicted" by tier."""
         with urllib.request.urlopen(f"{self._address}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
-        return {name: int(float(value)) for name, value in COUNTER.findall(text)}
+        return {(what, where): int(float(value)) for what, where, value in MOVED.findall(text)}
 
     def close(self) -> None:
         self._api.close()

@@ -94,7 +94,7 @@ def _play(servers: Servers, model: Path, store: Path) -> list[str]:
                 _warm_up(client)
             print(f"{SCENE}\n\n{table.header()}")
             turns = _shown(chats, PLAY, cached, plain)
-            moved = cached.counters()
+            moved = cached.moved_pages()
         servers.end(with_cache)
         print(table.divider(RESTART), flush=True)
         again = servers.start("restarted", model, *kept)

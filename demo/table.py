@@ -81,7 +81,7 @@ def excerpt(turn: Turn) -> str:
     return "\n".join([asked, *(f"  {line}" for line in lines)])
 
 
-def summary(turns: Sequence[Turn], moved: Mapping[str, int]) -> str:
+def summary(turns: Sequence[Turn], moved: Mapping[tuple[str, str], int]) -> str:
     """``moved``: the server's counters of pages, the warm-up's included."""
     prompt = sum(turn.cached.prompt_tokens for turn in turns)
     device = sum(turn.cached.device for turn in turns)
@@ -99,9 +99,9 @@ def summary(turns: Sequence[Turn], moved: Mapping[str, int]) -> str:
         ("hit rate", f"{1 - computed / prompt:.1%} of prompt tokens"),
         ("first token after", f"{_ms(cached_s)} with the cache, {_ms(plain_s)} without: {ratio}"),
         ("", "(medians over all turns, users' first ones included)"),
-        ("pages moved", f"{moved['backup_pages']:,} copied to the host"),
-        ("", f"{moved['evicted_device_pages']:,} evicted from the device"),
-        ("", f"{moved['load_pages']:,} loaded back from the host"),
+        ("pages moved", f"{moved['copied', 'backup']:,} copied to the host"),
+        ("", f"{moved['evicted', 'device']:,} evicted from the device"),
+        ("", f"{moved['copied', 'load']:,} loaded back from the host"),
         ("identical output", f"{same} of {len(turns)} answers"),
     )
     return _figures(lines)

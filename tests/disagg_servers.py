@@ -2,6 +2,7 @@
 all logs are kept, and none is left behind."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import httpx
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.servers import free_port
 from tests.real_server import SMALL_FLAGS
+from tests.scraped import scraped
 
 FLAGS = (*SMALL_FLAGS, "--served-model-name", "tiny")
 TAIL_CHARS = 4000
@@ -118,7 +120,7 @@ def ready(*started: Started) -> None:
 
 
 def metric(started: Started, name: str) -> float:
+    """``name`` may have labels: ``x{state="free"}``."""
     text = httpx.get(f"{started.url}/metrics", timeout=PATIENCE_S).text
-    found = [line for line in text.splitlines() if line.startswith(f"{name} ")]
-    assert len(found) == 1, (name, text)
-    return float(found[0].rpartition(" ")[2])
+    plain, _, labels = name.partition("{")
+    return scraped(text)[plain, *re.findall(r'"([^"]*)"', labels)]

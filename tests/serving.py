@@ -47,7 +47,8 @@ from stratakv.storage.backend import Everything, ObjectKey, StoreFormat
 from stratakv.storage.io_jobs import Job, Kind, Remove, Store, kind_of
 from stratakv.storage.io_worker import IoWorker
 from stratakv.testing.patience import PATIENCE_S
-from stratakv.tiers.statistics import StorageStats
+from stratakv.tiers.statistics import PageAgeStats, StorageStats
+from stratakv.transfer.copy_plan import Direction
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. ",
@@ -113,6 +114,10 @@ class FakeStats:
     counters: dict[str, int]
     failures: dict[str, int]
     storage: StorageStats | None
+    phases: dict[str, int] = field(default_factory=lambda: {"waiting": 0, "decoding": 2})
+    step_s: dict[str, float] = field(default_factory=lambda: {"forward": 1.5})
+    copies: dict[Direction, int] = field(default_factory=lambda: {Direction.LOAD: 1})
+    ages: PageAgeStats = field(default_factory=PageAgeStats)
 
 
 STORAGE_STATS = StorageStats(
@@ -366,7 +371,7 @@ def make_service(
         storage=StorageAdmin(driver, engine, clock, check),
         tokenizer=tokenizer,
         grammars=NO_GRAMMARS,
-        metrics=ServerMetrics(GROUPS),
+        metrics=ServerMetrics(GROUPS, "echo"),
         clock=clock,
         version="0.0.test",
         model="echo",

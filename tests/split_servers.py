@@ -15,6 +15,7 @@ from tests.fixtures.models import tiny_model
 from tests.fixtures.servers import free_port
 from tests.fixtures.transports import mooncake_is_here, nixl_is_here
 from tests.rank_processes import COMPLETIONS, Launched, launched
+from tests.scraped import scraped
 from tests.serving import train_tokenizer
 
 HERE = {"nixl": nixl_is_here, "mooncake": mooncake_is_here}
@@ -59,12 +60,13 @@ class SplitServers:
 
 def _under_way(url: str) -> float:
     text = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
-    names = [f'stratakv_transfer_sessions{{state="{state}"}} ' for state in UNDER_WAY]
-    names += ["stratakv_requests_waiting ", "stratakv_requests_running "]
-    names += [f'stratakv_transfer_pages{{state="{state}"}} ' for state in ("leased", "quarantined")]
-    lines = [line for line in text.splitlines() if line.startswith(tuple(names))]
-    assert len(lines) >= len(UNDER_WAY) + 2, text
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+    names = [("stratakv_transfer_sessions", state) for state in UNDER_WAY]
+    names += [("stratakv_requests_waiting",), ("stratakv_requests_running",)]
+    names += [("stratakv_transfer_pages", state) for state in ("leased", "quarantined")]
+    samples = scraped(text)
+    found = [samples[name] for name in names if name in samples]
+    assert len(found) >= len(UNDER_WAY) + 2, text
+    return sum(found)
 
 
 def _flushed(url: str) -> bool:

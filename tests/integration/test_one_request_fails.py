@@ -4,7 +4,6 @@ Faults are put into a running server, while other clients are in the middle of t
 """
 
 import logging
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from tests.real_server import (
     real_server,
     tokens,
 )
+from tests.scraped import scraped
 from tests.serving import error_of, train_tokenizer
 
 PAGE = 16
@@ -91,12 +91,8 @@ def bystanders(shared):
 
 
 def failures(http: httpx.Client, cause: str) -> int:
-    text = http.get("/metrics").text
-    found = re.search(
-        rf'^stratakv_requests_failed_total{{cause="{cause}"}} (\S+)$', text, re.MULTILINE
-    )
-    assert found, text
-    return int(float(found[1]))
+    found = scraped(http.get("/metrics").text)
+    return int(found["stratakv_requests_failed_total", cause])
 
 
 BEYOND = [

@@ -14,7 +14,7 @@ CACHED = Reply(
 )  # fmt: skip
 PLAIN = replace(CACHED, first_s=0.2, device=0, host=0, storage=0)
 TURN = table.Turn(line=Line("Ada", "What?"), number=2, cached=CACHED, plain=PLAIN)
-MOVED = {"backup_pages": 1234, "evicted_device_pages": 567, "load_pages": 89}
+MOVED = {("copied", "backup"): 1234, ("evicted", "device"): 567, ("copied", "load"): 89}
 
 
 def test_a_perfect_run_has_no_failure():

@@ -371,3 +371,20 @@ def test_where_a_request_is_is_reported_until_it_ends(depth):
     assert lab.engine.status(name) is None
     assert lab.engine.statuses() == []
     lab.nothing_is_left()
+
+
+# -- what it reports -----------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_steps_time_is_split_by_part_and_phases_add_up(depth):
+    lab = Lab(depth)
+    for name in "ab":
+        lab.submit(name, 6, 3)
+    assert lab.engine.stats().phases["waiting"] == 2
+    lab.step()
+    stats = lab.engine.stats()
+    assert sum(stats.phases.values()) == stats.waiting + stats.running == 2
+    lab.drain()
+    assert all(lab.engine.stats().step_s.values()), "a part never came"
+    lab.nothing_is_left()

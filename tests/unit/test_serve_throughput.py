@@ -31,7 +31,7 @@ def lines_of(caplog):
 
 def test_a_line_has_the_figures_of_its_ten_seconds_and_none_is_of_idle_ones(caplog):
     caplog.set_level(logging.INFO, "stratakv.serve.throughput")
-    metrics, work = ServerMetrics({GroupId(0): "full"}), Work()
+    metrics, work = ServerMetrics({GroupId(0): "full"}, "m"), Work()
     throughput = ThroughputLog(work, metrics, work)
     cached = CachedTokens(
         device=300, host=100, storage=0, groups_device=(300,), groups_host=(100,),

@@ -121,7 +121,7 @@ def test_keys_are_noted_before_their_rows_are_used_again(followed):
 def test_a_tree_that_nobody_follows_keeps_no_journal():
     tree = PrefixTree(small_spec([], page_tokens=2), 4)
     assert tree.internals.nodes._journal is None
-    assert all(column._moved is None for column in tree.internals.nodes.residency)
+    assert not any(column._moved for column in tree.internals.nodes.residency)
 
 
 def test_a_key_that_ends_in_zeros_is_reported_whole():

@@ -54,7 +54,7 @@ EVERY = [(now, event) for now in Residency for event in ResidencyEvent]
 
 
 def column(*states: Residency, moved: Moved | None = None) -> ResidencyColumn:
-    made = ResidencyColumn(len(states), moved)
+    made = ResidencyColumn(len(states), [] if moved is None else [moved])
     for node, state in enumerate(states):
         for event in WAYS[state]:
             made.move(np.array([node]), event)

@@ -31,6 +31,7 @@ from stratakv.engine.rows import Rows
 from stratakv.engine.running import Running
 from stratakv.engine.scheduler import StepLimits
 from stratakv.engine.stats import EngineStats, RequestStatus, Totals, stats_of, status_of
+from stratakv.engine.step_times import StepPart
 from stratakv.engine.steps import Steps
 from stratakv.engine.storage_control import NO_STORES, BackgroundStores, Openable, StorageControl
 from stratakv.storage.io_worker import IoWorker
@@ -174,6 +175,7 @@ class Engine:
         found = self._requests.get(request)
         if found is not None and found.row >= 0:
             self._steps.retract(found)
+            self._totals.times.pause()
 
     def status(self, request: RequestId) -> RequestStatus | None:
         """Where a request is; None: it has ended, or there never was one."""
@@ -248,6 +250,8 @@ class Engine:
     def step(self) -> list[Output]:
         """Admit, launch what can be computed next, and collect what was launched; returns what is
         new."""
+        times = self._totals.times
+        times.enter(StepPart.TREE)
         self.admit()
         launched = self._steps.launch()
         collects = self._steps.due(launched=launched)
@@ -255,9 +259,12 @@ class Engine:
             self._steps.collect()
         else:
             self._executor.idle()
+        times.enter(StepPart.COPIES)
         # Whoever has failed as it was planned has made room for those that wait.
         self._tick(idle=not launched and not collects and not self._endings.answered)
+        times.enter(StepPart.SCHEDULE)
         self._steps.poll()
+        times.pause()
         return self._endings.take()
 
     def _tick(self, *, idle: bool) -> None:
@@ -265,6 +272,8 @@ class Engine:
         engine, and without requests all of them only have to end."""
         head = self._backlog.head
         name = None if head is None else head.id
+        if idle:
+            self._totals.times.pause()  # until there is something to do
         if idle and (self._progress.busy or self._transfers or self._backlog.blocked):
             self._progress.pause(name)
             return

@@ -5,6 +5,7 @@ Owns the records; must not count.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.retraction import RetractedState
@@ -14,7 +15,12 @@ from stratakv.engine.backlog import Backlog
 from stratakv.engine.request import Failure, Phase, Prompt, Request
 from stratakv.engine.rows import Rows
 from stratakv.engine.running import Running
-from stratakv.tiers.statistics import PoolStats, StorageStats
+from stratakv.engine.step_times import StepTimes
+from stratakv.tiers.statistics import PageAgeStats, PoolStats, StorageStats
+from stratakv.transfer.copy_plan import Direction
+
+LIVE: Final = tuple(phase for phase in Phase if phase not in {Phase.FINISHED, Phase.ABORTED})
+"""Phases of a request that has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +29,9 @@ class EngineStats:
     prompts did not have to compute; ``known_tokens`` what the cache knew of them, on any tier, and
     ``lost_tokens`` what of that they had to compute all the same, by tier and reason. A request
     counts among these when what storage does for it has ended. ``failures``: requests that ended
-    with an error of their own, by cause."""
+    with an error of their own, by cause. ``phases``: requests that have not ended, by phase.
+    ``step_s``: seconds of steps, by part. ``copies``: plans between device and host that have not
+    ended, by direction."""
 
     waiting: int
     retracted: int
@@ -39,6 +47,10 @@ class EngineStats:
     pages: tuple[PoolStats, ...]
     counters: Mapping[str, int]
     failures: Mapping[str, int]
+    phases: Mapping[str, int]
+    step_s: Mapping[str, float]
+    copies: Mapping[Direction, int]
+    ages: PageAgeStats
     storage: StorageStats | None
 
 
@@ -69,6 +81,8 @@ class RequestStatus:
 
 @dataclass(slots=True)
 class Totals(Counts):
+    """``times``: of what is counted, where steps spend theirs."""
+
     steps: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -76,6 +90,7 @@ class Totals(Counts):
     cached_host_tokens: int = 0
     cached_storage_tokens: int = 0
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
+    times: StepTimes = field(default_factory=StepTimes)
 
 
 def stats_of(
@@ -101,8 +116,21 @@ def stats_of(
         pages=cache.tiers.pools.stats(),
         counters=cache.tiers.pools.counters.snapshot(),
         failures={failure.value: count for failure, count in totals.failures.items()},
+        phases=_phases(backlog, running),
+        step_s=totals.times.sums_s(),
+        copies=cache.tiers.copies.flights.under_way_by_direction(),
+        ages=cache.tiers.ages.stats(),
         storage=storage,
     )
+
+
+def _phases(backlog: Backlog, running: Running) -> dict[str, int]:
+    found = dict.fromkeys((phase.name.lower() for phase in LIVE), 0)
+    found["waiting"] = len(backlog) - backlog.retracted
+    found["retracted"] = backlog.retracted
+    for request in running.by_row.values():
+        found[request.phase.name.lower()] += 1
+    return found
 
 
 def status_of(request: Request, rows: Rows) -> RequestStatus:

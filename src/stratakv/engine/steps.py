@@ -34,6 +34,7 @@ from stratakv.engine.roles import (
 from stratakv.engine.running import Running, ScheduledStep
 from stratakv.engine.sampling import Sampled
 from stratakv.engine.stats import Totals
+from stratakv.engine.step_times import StepPart
 
 log = logging.getLogger(__name__)
 
@@ -82,20 +83,26 @@ class Steps:
 
     def launch(self) -> bool:
         """Plan and launch the next step; False where there is nothing to compute now."""
+        times = self._totals.times
+        times.enter(StepPart.SCHEDULE)
         step = self._planned()
         if step is None:
             return False
         self._totals.add(steps=1)
+        times.enter(StepPart.TREE)
         self._cache.extend(step.rows, step.starts, step.ends)
         rows = self._running.rows
-        scored = self._running.scored(step)
+        times.enter(StepPart.COPIES)
         gate = self._copies.gate(self._running.take_tickets(step))
+        times.enter(StepPart.SCHEDULE)
+        scored = self._running.scored(step)
         batch = self._running.batch(step, gate, scored)
         sampling = rows.sampling(batch.rows[batch.sampled])
         if scored is not None:
             sampling = replace(sampling, targets=scored.targets)
         rows.launch(step.rows, step.ends, batch.sampled)
         self._in_flight.append(_Launched(step, batch.sampled, scored))
+        times.enter(StepPart.FORWARD)
         self._executor.launch(batch, sampling)
         return True
 
@@ -154,6 +161,7 @@ class Steps:
             self.collect()
         if request not in self._retractable():
             return
+        self._totals.times.enter(StepPart.SCHEDULE)
         row = request.row
         known = columns.known_tokens(row).copy()
         self._endings.stop(request)
@@ -170,6 +178,8 @@ class Steps:
     def collect(self) -> None:
         """Take the tokens of the oldest step, keep what it has computed, and answer."""
         launched = self._in_flight[0]
+        times = self._totals.times
+        times.enter(StepPart.SAMPLE)
         step, sampled = launched.step, self._executor.collect()
         rows = step.rows[launched.sampled]
         if launched.scored is not None:
@@ -179,7 +189,9 @@ class Steps:
             kept = ~np.isin(step.rows, spoiled)
             left = [request for request in step.prefilling if request.row not in spoiled]
             step = step.only(kept, left)
+        times.enter(StepPart.TREE)
         done = self._commit(step)
+        times.enter(StepPart.SAMPLE)
         self._send_chunks(step, done)
         self._running.rows.collect(launched.step.rows, launched.sampled)
         self._in_flight.popleft()

@@ -74,7 +74,7 @@ def build_service(
         sizes = ranks.all_reduce_min(sizes)  # before anything is made as long as they are
     tokenizer = Tokenizer(path)
     groups = {group.id: group.name for group in sizes.spec.groups if not group.scratch}
-    metrics = ServerMetrics(groups)
+    metrics = ServerMetrics(groups, server.served_model_name or path.resolve().name)
     with ExitStack() as undo:
         publisher = open_publisher(server, metrics.lost_kv_events)
         if publisher is not None:
@@ -109,7 +109,7 @@ def build_service(
         metrics=metrics,
         clock=clock,
         version=version("stratakv"),
-        model=server.served_model_name or path.resolve().name,
+        model=metrics.model,
         limits=_limits(parts, server),
         groups=groups,
         stop_tokens=parts.model.eos_ids,

@@ -87,6 +87,11 @@ class Flights:
         live = {flight.ticket for queue in self._in_flight.values() for flight in queue}
         return self._next_load in tickets or not live.isdisjoint(tickets)
 
+    def under_way_by_direction(self) -> dict[Direction, int]:
+        """Plans that have not ended; loads that were begun leave as one."""
+        begun = {Direction.LOAD: self._next_load is not None}
+        return {way: len(left) + begun.get(way, 0) for way, left in self._in_flight.items()}
+
     def figures(self) -> DigestInputs:
         """What is under way, for ranks to compare."""
         backups, loads = self._in_flight[Direction.BACKUP], self._in_flight[Direction.LOAD]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from stratakv.core.counts import Counts
 
@@ -33,6 +34,33 @@ class StorageStats:
     reading_off: bool
     writing_off: bool
     busy: bool
+
+
+AGE_BOUNDS_S: Final = (
+    0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0, 86400.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AgeCounts:
+    """Pages of one group by age: ``counts`` of those up to each of ``AGE_BOUNDS_S``, but above the
+    one before, and last of those beyond all. ``tier`` is empty where there are no tiers."""
+
+    tier: str
+    group: str
+    counts: tuple[int, ...]
+    sum_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageAgeStats:
+    """``lifetime``: of pages that have left a tier, from their coming. ``idle_before_evict``: of
+    the same, from their last use. ``reuse_gap``: of pages that a request was given, from the use
+    before."""
+
+    lifetime: tuple[AgeCounts, ...] = ()
+    idle_before_evict: tuple[AgeCounts, ...] = ()
+    reuse_gap: tuple[AgeCounts, ...] = ()
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from stratakv.tiers.consistency import HasColumns, add_consistency_checks
 from stratakv.tiers.flights import Flights
 from stratakv.tiers.foreign import ForeignTransfers
 from stratakv.tiers.object_keys import HostBytes
+from stratakv.tiers.page_ages import PageAges
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.pools import Allocators, Pools, check_pages
 from stratakv.tiers.prefetch.fetches import Fetches
@@ -98,7 +99,8 @@ class TieredCache:
         self.spec = spec
         self._agreement = options.agreement
         capacity = device[ANCHOR].capacity + host[ANCHOR].capacity
-        self.tree = tree = PrefixTree(spec, capacity, options.eviction, options.observer)
+        self.ages = PageAges(spec, capacity + 1, options.clock)  # and the root's row
+        self.tree = tree = PrefixTree(spec, capacity, options.eviction, options.observer, self.ages)
         store = AttachedStore()
         persister = Persister(tree.stored, arenas, store, options.observer)
         write = options.write if host[ANCHOR].capacity else NoBackup()

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +22,8 @@ from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import CacheSpec
 from stratakv.tree.gone import Gone
 from stratakv.tree.journal import Journal
-from stratakv.tree.observer import CacheObserver
-from stratakv.tree.residency import ResidencyColumn
+from stratakv.tree.observer import CacheObserver, PageWatcher
+from stratakv.tree.residency import Moved, ResidencyColumn
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -60,7 +61,11 @@ class NodeTable:
     by tier. Capacity is exact: a node exists only while its anchor owns a page."""
 
     def __init__(
-        self, spec: CacheSpec, capacity: int, observer: CacheObserver | None = None
+        self,
+        spec: CacheSpec,
+        capacity: int,
+        observer: CacheObserver | None = None,
+        watcher: PageWatcher | None = None,
     ) -> None:
         groups = range(len(spec.groups))
         size = capacity + 1  # the root's row
@@ -74,9 +79,8 @@ class NodeTable:
         self.hits: Int32s = np.zeros(size, np.int32)
         self.priority: Int32s = np.zeros(size, np.int32)  # of any request that used it, the highest
         self._journal = None if observer is None else Journal(size, observer)
-        journals = None if self._journal is None else self._journal.of_group
         self.residency = [
-            ResidencyColumn(size, journals and journals(GroupId(group))) for group in groups
+            ResidencyColumn(size, self._moved(GroupId(group), watcher)) for group in groups
         ]
         self.state = [column.states for column in self.residency]
         self.page = [[np.full(size, NONE, np.int32) for _ in groups] for _ in TIERS]
@@ -94,6 +98,13 @@ class NodeTable:
         self._next_run = 0
         self._free: NodeIds = np.arange(capacity - 1, -1, -1, dtype=np.intp)
         self._free_rows = capacity
+
+    def _moved(self, group: GroupId, watcher: PageWatcher | None) -> tuple[Moved, ...]:
+        """Who is notified of a group's moves."""
+        found = [] if self._journal is None else [self._journal.of_group(group)]
+        if watcher is not None:
+            found.append(partial(watcher.moved, group))
+        return tuple(found)
 
     def __len__(self) -> int:
         return self.capacity - self._free_rows

@@ -1,6 +1,6 @@
-"""Who observes a cache: the one protocol by which it is notified of what happens to the pages.
+"""Who observes a cache: the protocols by which it is notified of what happens to the pages.
 
-Owns the protocol. Given to constructors, None where nobody observes; all calls come on the thread
+Owns the protocols. Given to constructors, None where nobody observes; all calls come on the thread
 that changes the tree, at once and in order. An observer must not touch the cache.
 """
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from stratakv.core.ids import GroupId, PageKey, TokenIds
+from stratakv.core.ids import GroupId, NodeIds, PageKey, TokenIds
 from stratakv.core.page_keys import Namespace
+from stratakv.tree.residency import ResidencyEvent
 
 
 class Medium(Enum):
@@ -45,4 +46,16 @@ class CacheObserver(Protocol):
     def dropped(self) -> None:
         """Device and host were emptied on purpose; ``removed`` and ``gone`` have been called for
         every page, and may be forgotten."""
+        ...
+
+
+class PageWatcher(Protocol):
+    """Notified in rows of the tree, whose meaning ends with the page: for figures alone."""
+
+    def moved(self, group: GroupId, rows: NodeIds, event: ResidencyEvent) -> None:
+        """``event`` has happened to the group's pages of ``rows``."""
+        ...
+
+    def used(self, group: int, rows: NodeIds, *, hit: bool) -> None:
+        """A request uses these pages; ``hit``: it has just been given them."""
         ...

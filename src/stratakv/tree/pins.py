@@ -10,13 +10,23 @@ import numpy as np
 from stratakv.core.ids import GroupId, NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import CHECKPOINT, TIERS, NodeTable, Tier
+from stratakv.tree.observer import PageWatcher
 from stratakv.tree.order import COLD, LAST_USE, WARM, MakePolicy
 from stratakv.tree.residency import ON_DEVICE, ON_TIER, count_on_tier
 
 
 class Pins:
-    def __init__(self, nodes: NodeTable, groups: int, policy: MakePolicy) -> None:
+    """``watcher``: who is notified of uses."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        groups: int,
+        policy: MakePolicy,
+        watcher: PageWatcher | None = None,
+    ) -> None:
         self._nodes = nodes
+        self._watcher = watcher
         self.policy = policy(nodes)
         self.evictable = [[0] * groups for _ in TIERS]
         """``evictable[tier][group]``: resident pages of the group that nothing pins on the tier."""
@@ -45,10 +55,14 @@ class Pins:
     def hit(self, group: int, rows: NodeIds, stamp: int) -> None:
         """A request uses ``rows`` (one path)."""
         self._nodes.rank[group][rows] = self.policy.hit(group, rows, stamp)
+        if self._watcher is not None:
+            self._watcher.used(group, rows, hit=True)
 
     def stamp(self, group: int, rows: NodeIds, stamp: int) -> None:
         """A request still uses ``rows`` (one path), or has just let them go."""
         self._nodes.rank[group][rows] = self.policy.touch(group, rows, stamp)
+        if self._watcher is not None:
+            self._watcher.used(group, rows, hit=False)
 
     # -- pins ----------------------------------------------------------------------------------
 

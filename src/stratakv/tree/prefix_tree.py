@@ -32,7 +32,7 @@ from stratakv.tree.insertion import Insertion
 from stratakv.tree.leases import Leases
 from stratakv.tree.matching import Beyond, Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
-from stratakv.tree.observer import CacheObserver
+from stratakv.tree.observer import CacheObserver, PageWatcher
 from stratakv.tree.order import LeastRecentlyUsed, MakePolicy
 from stratakv.tree.pins import Pins
 from stratakv.tree.residency import ON_DEVICE
@@ -61,10 +61,11 @@ class PrefixTree:
         capacity: int,
         policy: MakePolicy = LeastRecentlyUsed,
         observer: CacheObserver | None = None,
+        watcher: PageWatcher | None = None,
     ) -> None:
         self.spec = spec
-        self._nodes = nodes = NodeTable(spec, capacity, observer)
-        self._pins = pins = Pins(nodes, len(spec.groups), policy)
+        self._nodes = nodes = NodeTable(spec, capacity, observer, watcher)
+        self._pins = pins = Pins(nodes, len(spec.groups), policy, watcher)
         self._matcher = Matcher(spec, nodes)
         self.checkpoints = Checkpoints(spec, nodes, pins)
         self.stored = StorageMarks(spec, nodes, pins)

@@ -5,9 +5,9 @@ already have matched the landing page, so everything that can fail softly is set
 ``LOAD_BEGUN`` and a failed device copy stops the process.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from stratakv.core.ids import NodeIds
 
 States = npt.NDArray[np.uint8]
+Moved: TypeAlias = Callable[[NodeIds, "ResidencyEvent"], None]
 
 
 class Residency(IntEnum):
@@ -104,13 +105,11 @@ def all_present(states: States) -> bool:
 
 class ResidencyColumn:
     """Residency of one group in every node; ``states`` is read-only, ``move`` the only way on.
-    ``moved``, if any, is called with every move that has been made."""
+    Each of ``moved`` is called with every move that has been made."""
 
     __slots__ = ("_moved", "_states", "states")
 
-    def __init__(
-        self, nodes: int, moved: Callable[[NodeIds, ResidencyEvent], None] | None = None
-    ) -> None:
+    def __init__(self, nodes: int, moved: Sequence[Moved] = ()) -> None:
         self._moved = moved
         self._states = np.zeros(nodes, np.uint8)
         self.states: States = self._states.view()
@@ -124,8 +123,8 @@ class ResidencyColumn:
             alike = _NEXT.item(event, states[0])
             if alike != _ILLEGAL:
                 self._states[nodes] = alike
-                if self._moved is not None:
-                    self._moved(nodes, event)
+                for moved in self._moved:
+                    moved(nodes, event)
                 return
         then = _NEXT[event][now]
         if _ILLEGAL in then.tobytes():
@@ -134,8 +133,8 @@ class ResidencyColumn:
                 f"{event.name} is illegal in {Residency(now[bad]).name} (node {nodes[bad]})"
             )
         self._states[nodes] = then
-        if self._moved is not None:
-            self._moved(nodes, event)
+        for moved in self._moved:
+            moved(nodes, event)
 
     def move_one(self, node: int, event: ResidencyEvent) -> None:
         """``move`` of a single node."""
@@ -144,5 +143,5 @@ class ResidencyColumn:
             now = Residency(self._states.item(node))
             raise AssertionError(f"{event.name} is illegal in {now.name} (node {node})")
         self._states[node] = then
-        if self._moved is not None:
-            self._moved(np.array((node,), np.intp), event)
+        for moved in self._moved:
+            moved(np.array((node,), np.intp), event)
