@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # What is imported is compiled once and kept in .venv; otherwise every start takes seconds more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-connect test-long mutants check format clean
+.PHONY: help demo serve test test-connect test-long mutants check docs format clean
 .DEFAULT_GOAL := help
 
 $(VENV)/demo.stamp: $(BUILD)
@@ -76,6 +76,9 @@ check: $(VENV)/check.stamp ## lint, format, types, floors, meta tests
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest tests/meta -p no:xdist
+
+docs: $(VENV)/check.stamp ## the documents as a site, in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/check.stamp ## rewrite the code in the house style
 	$(BIN)/ruff format .
