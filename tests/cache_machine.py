@@ -144,12 +144,12 @@ class CacheMachine:
         want = self.expected(tokens, index)
         assert self.rows_of(DEVICE, group.id, page)[: len(want)].tolist() == want, group.name
 
-    def write(self, group, page, tokens, index):
+    def write(self, group, page, tokens, index, tier=DEVICE):
         if group.stateful:
             self.rows_of(DEVICE, group.id, page)[0] = value_of(tuple(tokens))
             return
         want = self.expected(tokens, index)
-        self.rows_of(DEVICE, group.id, page)[: len(want)] = want
+        self.rows_of(tier, group.id, page)[: len(want)] = want
 
     # -- requests come ---------------------------------------------------------------------------
 
@@ -248,15 +248,18 @@ class CacheMachine:
         tokens, held = len(one.known), one.computed // self.page
         pages = self.cache.hand_off.reserve(one.row, tokens)
         assert pages.tokens == tokens
-        for group, mine in zip(self.spec.groups, pages.groups, strict=True):
+        for group in self.spec.groups:
             span = needed(group.retention, tokens, self.page)
+            parts = [mine for mine in pages.groups if mine.group == group.id]
+            first, count = parts[0].first, sum(len(mine.pages) for mine in parts)
             if group.stateful:
-                assert (mine.first, len(mine.pages)) == (NONE, min(1, len(span)))
+                assert (first, count) == (NONE, min(1, len(span)))
             else:
-                first = max(span.start, min(held, span.stop))
-                assert (mine.first, len(mine.pages)) == (first, span.stop - first)
-            for at, page in enumerate(mine.pages.tolist()):
-                self.write(group, page, one.known, mine.first + at)
+                held_here = max(span.start, min(held, span.stop))
+                assert (first, count) == (held_here, span.stop - held_here)
+            for mine in parts:
+                for at, page in enumerate(mine.pages.tolist()):
+                    self.write(group, page, one.known, mine.first + at, mine.tier)
 
     def receive(self):
         """What was sent has come."""

@@ -34,7 +34,7 @@ from stratakv.engine.verify import cached_on
 from stratakv.engine.verify_report import Way
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
-from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
+from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec, Home
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepLive, Retention, needed
 from stratakv.testing.fleet import runner
 from stratakv.transfer.copier import Copier
@@ -73,13 +73,15 @@ def small_engine(
     role: Role | None = None,
     device_kind: Device = CPU,
     grammars: Grammars = NO_GRAMMARS,
+    home: Home = Home.HOST,
 ) -> Iterator[EngineParts]:
     """An engine with exactly these pages per group, everything unowned poisoned. ``token_source``:
-    where its tokens are chosen. ``role``: None: it prefills and decodes."""
+    where its tokens are chosen. ``role``: None: it prefills and decodes. ``home``: of selected
+    rows, with sparse offload."""
     tokens = token_source or OwnTokens()
     made = UnifiedRole if role is None else lambda: role
     sockets = Sockets(token_source=tokens, role=made, grammars=grammars)
-    spec, rows = spec_for(model.facts, config), buffer_rows(model.facts, config)
+    spec, rows = spec_for(model.facts, config, home), buffer_rows(model.facts, config)
     sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions, rows)
     plan = EnginePlan.of(config, sizes, model.fingerprint, model.adapters.digests)
     with _assembled(model, plan, copier, sockets, device_kind) as parts:

@@ -30,7 +30,7 @@ class Pair:
         self.check_every, self.steps = 1, 0
         self.sides = {HandOffSide.PREFILL: prefill, HandOffSide.DECODE: decode}
         self.out = {side: {} for side in HandOffSide}
-        link.connect(prefill.spec, prefill.pools, decode.pools)
+        link.connect(decode.spec, prefill.pools, decode.pools, decode.arenas)
 
     @property
     def decode(self):

@@ -35,14 +35,12 @@ class SpillingMachine(CacheMachine):
         self.times = {group: self.tables.spilled[group].times.copy() for group in buffers}
 
     def submit(self):
-        """Nobody receives: what another engine writes has to fit the device. Some are so long that
-        two of them fill a small host."""
+        """Some are so long that two of them fill a small host."""
         before = self.asked
         super().submit()
         if self.asked == before:
             return
         one = self.waiting[-1]
-        one.receives = False
         if self.draw.random() < 0.5:
             longer = self.draw.randrange(8, MOST - 4)
             one.known += [self.draw.randrange(2) for _ in range(longer - len(one.known))]
@@ -58,13 +56,16 @@ class SpillingMachine(CacheMachine):
         super().admit()
         if len(self.running) == before or not self.spilled(one := self.running[-1]):
             return
-        left = max(len(one.known) - one.computed, self.at_once)
+        left = 0 if one.receives else max(len(one.known) - one.computed, self.at_once)
         tokens = min(left, CHUNK * self.at_once) if left > 1 else self.at_once
         booked = dict(column for part in self.cache.beside for column in part.columns())
         for group in self.tables.spilled:
             pages = booked[f"booked of group {group}"].item(one.row)
-            assert pages == -(-tokens // self.page) + 2, f"{one.name} has booked {pages} pages"
+            taken = bool(len(one.known) % self.page) if one.receives else 0
+            want = -(-tokens // self.page) + 2 - taken
+            assert pages == want, f"{one.name} has booked {pages} pages"
         self.seen["admitted spilled"] += 1
+        self.seen["received on the host"] += one.receives
 
     def check_cached(self, one, found, match, *, quiet):
         """Or on nothing, where nobody runs and its prefix, which is on the device alone, leaves no
@@ -166,9 +167,10 @@ class SpillingMachine(CacheMachine):
         assert len(set(host[away].tolist())) == len(away), "a host page twice"
         assert (table[away] == NONE).all(), "a page in two places"
         rows = self.flat(HOST, group)
+        there = len(one.known) if one.receives else one.computed
         for index in away.tolist():
-            assert (index + 1) * self.page <= one.computed, "a page that is not whole"
-            want = self.expected(one.known[: one.computed], index)
+            assert (index + 1) * self.page <= there, "a page that is not whole"
+            want = self.expected(one.known[:there], index)
             assert rows[host[index] * self.page :][: self.page].tolist() == want
         if self.times[group][one.row] != places.times[one.row]:
             return  # what is in its buffer was somebody else's

@@ -1,6 +1,7 @@
 """Both roles over real transports, for tests: two sides that meet, part and meet again."""
 
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from random import Random
 
 from stratakv.core.clock import ManualClock
@@ -10,6 +11,7 @@ from stratakv.disagg.peers import Peers, StillEndingError
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.transport import PeerId
+from stratakv.spec.groups import Home
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import wait_until
 from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
@@ -42,6 +44,11 @@ def mooncake(memories):
     return open_mooncake(memories)
 
 
+def on_device(spec):
+    """The same cache where nothing is at home on the host."""
+    return replace(spec, groups=tuple(replace(group, home=Home.DEVICE) for group in spec.groups))
+
+
 class Link:
     """Both roles, and the transports between them."""
 
@@ -60,9 +67,12 @@ class Link:
         self.roles[HandOffSide.PREFILL].submit_to(self._returned.append)
         self.models = {HandOffSide.PREFILL: b"model", HandOffSide.DECODE: b"model"}
 
-    def connect(self, spec, prefill, decode):
+    def connect(self, spec, prefill, decode, arenas=()):
+        """``spec``: of the side that decodes, whose host pages ``arenas`` has."""
         for side, pools in ((HandOffSide.PREFILL, prefill), (HandOffSide.DECODE, decode)):
-            self.peers[side].open(spec, pools, self.models[side], self.opens[side])
+            there = spec if side is HandOffSide.DECODE else on_device(spec)
+            opens = self.opens[side]
+            self.peers[side].open(there, pools, self.models[side], opens, arenas=arenas)
         if self.joins:
             self.join()
 

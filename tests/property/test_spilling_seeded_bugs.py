@@ -5,6 +5,7 @@ function's source."""
 import pytest
 
 from stratakv.cache.admit import Admitter
+from stratakv.cache.commits import Committer
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.prices import AdmissionLimits
 from stratakv.cache.spilling import Spilling
@@ -24,6 +25,12 @@ BUGS = {
     ),
     "a buffer is not freed": (
         Spilling, "close", ".free(spilled.buffer[row].copy())", ".available()",
+    ),
+    "host pages that were being received are not freed": (
+        Spilling, "close", ".free(self._receiving(row, group))", ".available()",
+    ),
+    "what came to the host does not enter the tree": (
+        Committer, "_hand_over", "received and self._tables.spilled", "False",
     ),
     "what a row read on the host stays in its table": (
         SpilledPages, "close_row", "self.host[row] = NONE", "pass",

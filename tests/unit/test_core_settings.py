@@ -121,7 +121,10 @@ def test_a_refusal_of_a_flag_names_no_other_source(monkeypatch, capsys):
     ("flags", "message"),
     [
         ("--kv-events tcp://*:5557 --cache off", "--kv-events: with --cache off nothing is cached"),
-        ("--sparse-offload --role decode --host 127.0.0.1", "allowed is --role unified"),
+        (
+            "--sparse-offload --device-buffer-size 64 --role prefill --host 127.0.0.1",
+            "--device-buffer-size: with --role prefill no request has a buffer",
+        ),
     ],
 )
 def test_an_engine_and_a_server_that_do_not_go_together_are_refused(flags, message, capsys):

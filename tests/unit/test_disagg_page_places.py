@@ -16,6 +16,7 @@ from stratakv.memory.host_arena import HostArena
 from stratakv.memory.mapped import POISON
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow
+from stratakv.tree.nodes import Tier
 
 PAGE = 4
 
@@ -87,7 +88,7 @@ class ArenaPages:
 def opened(kind, pages=COUNTS):
     if kind == "host":
         ends = ArenaPages(SPEC, pages)
-        return ends, *host_places(SPEC, ends.arenas)
+        return ends, *host_places(ends.arenas)
     ends = (DevicePools if kind == "device" else StridedPools)(SPEC, pages)
     for layer in layers_of(ends).values():
         layer[:] = POISON
@@ -101,6 +102,13 @@ def layers_of(ends):
         for one in each.buffers
         for layer in range(len(one.layers))
     }
+
+
+def on(kind, pages):
+    """The same pages, where an end of that kind has them."""
+    tier = Tier.HOST if kind == "host" else Tier.DEVICE
+    groups = tuple(replace(each, tier=tier) for each in pages.groups)
+    return replace(pages, groups=groups)
 
 
 def asked(tokens, *groups):
@@ -132,7 +140,8 @@ def test_every_wanted_page_arrives_and_no_other_byte_changes(here, there):
     target, peer_memories, theirs = opened(there, (12, 7, 4, 12))
     for layer in layers_of(source).values():
         layer[:] = rng.integers(0, 255, layer.shape)
-    move(memories, ours.writes(SOURCE, theirs, TARGET), peer_memories)
+    writes = ours.writes(on(here, SOURCE), theirs, on(there, TARGET))
+    move(memories, writes, peer_memories)
     wanted = {0: {0: 8, 6: 2, 3: 5}, 1: {1: 4, 5: 0}, 2: {0: 2}}
     filled = layers_of(source)
     for (at, name, layer), found in layers_of(target).items():

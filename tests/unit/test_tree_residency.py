@@ -27,6 +27,7 @@ MOVES = """
     absent  fetched        host
     absent  saved          host
     device  fetched        both
+    device  saved          both
     device  backup_begun   saving
     device  device_evicted absent
     saving  backup_done    both
@@ -66,7 +67,7 @@ def test_there_are_six_states_and_ten_events() -> None:
     assert [state.name for state in Residency] == [
         "ABSENT", "DEVICE", "SAVING", "BOTH", "HOST", "LOADING",
     ]  # fmt: skip
-    assert len(THEN) == 14
+    assert len(THEN) == 15
     assert {event for _, event in THEN} == set(ResidencyEvent)
 
 

@@ -29,7 +29,7 @@ from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.budget_table import BudgetTable
-from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.groups import CacheSpec
 from stratakv.spec.model_facts import ModelFacts
 from stratakv.spec.offload import selected_group
 from stratakv.transfer.engine import TransferEngine
@@ -129,7 +129,7 @@ def assemble(
 
     def runner(tables: BlockTable) -> Runner:
         kernels, away = device.kernels(model), selected_group(plan.spec)
-        if away == ANCHOR:
+        if not plan.spec.has_home_on_host:
             made.append(device.runner(model, plan.spec, memory.pools, tables, kernels))
         else:
             assert device.host_rows is not None, "this device reads no rows of host pages"

@@ -35,6 +35,7 @@ from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Prompt, Request
 from stratakv.engine.roles import Role
 from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.host_arena import HostArena
 
 HEARTBEAT_S: Final = 0.05
 """How often an engine without work looks for words of its peers."""
@@ -65,12 +66,12 @@ class RoleParts:
         """As a socket takes it."""
         return self.role
 
-    def open(self, sizes: Sizes, pools: object, model: bytes) -> None:
+    def open(self, sizes: Sizes, pools: object, arenas: Sequence[HostArena], model: bytes) -> None:
         """``model``: identity of the weights."""
         assert isinstance(pools, DevicePools), f"no peer can write to {type(pools).__name__}"
         rank, ranks = self.place
         share = ALL if ranks == 1 else SideRank(rank, ranks, sizes.sharding.whole.digest)
-        self.peers.open(sizes.spec, pools, model, self.open_transport, share)
+        self.peers.open(sizes.spec, pools, model, self.open_transport, share, arenas)
 
     def join(
         self, port: Engine | RankedEngine, peer: PeerId, introductions: Sequence[bytes]

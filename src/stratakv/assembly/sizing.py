@@ -30,7 +30,7 @@ from stratakv.spec.budget import (
     shortage,
 )
 from stratakv.spec.derive import default_page_tokens, spec_of
-from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheSpec
+from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheSpec, Home
 from stratakv.spec.longest import bytes_for_length, load_for_length, longest_fitting
 from stratakv.spec.model_facts import ModelFacts
 from stratakv.spec.offload import SELECTED, indexers, offloaded, top_k
@@ -105,10 +105,18 @@ class Sizes:
         )
 
 
-def size(facts: ModelFacts, config: EngineConfig, *, on_host: bool, weights: int = 0) -> Sizes:
+def size(
+    facts: ModelFacts,
+    config: EngineConfig,
+    *,
+    on_host: bool,
+    weights: int = 0,
+    home: Home = Home.HOST,
+) -> Sizes:
     """ConfigError for what cannot be served, or does not fit. ``on_host``: the device tier takes
-    host memory. ``weights``: bytes of memory that the model will take, if it is not there yet."""
-    spec = spec_for(facts, config)
+    host memory. ``weights``: bytes of memory that the model will take, if it is not there yet.
+    ``home``: as in ``spec_for``."""
+    spec = spec_for(facts, config, home)
     if reason := refusal(spec):
         raise ConfigError(f"MODEL: it cannot be served: {reason}")
     sharding = sharding_of(facts.config, spec, config.tp)
@@ -123,14 +131,15 @@ def planned(spec: CacheSpec, facts: ModelFacts, config: EngineConfig) -> Sizes:
     return _sizes(sharding, facts, config, free_bytes=ANY_AMOUNT, on_host=False)
 
 
-def spec_for(facts: ModelFacts, config: EngineConfig) -> CacheSpec:
-    """With the model's own page size where no flag says. ConfigError as in ``spec_of``."""
+def spec_for(facts: ModelFacts, config: EngineConfig, home: Home = Home.HOST) -> CacheSpec:
+    """With the model's own page size where no flag says. ConfigError as in ``spec_of``. ``home``:
+    with --sparse-offload, of the selected rows."""
     page_tokens = config.page_tokens
     if page_tokens is None:
         page_tokens = default_page_tokens(facts.config)
     config.snapshot_pages(page_tokens)  # refuses before memory is taken
     spec = spec_of(facts.config, page_tokens=page_tokens, dtype=facts.dtype)
-    return offloaded(spec, facts.config) if buffer_rows(facts, config) else spec
+    return offloaded(spec, facts.config, home) if buffer_rows(facts, config) else spec
 
 
 def buffer_rows(facts: ModelFacts, config: EngineConfig) -> int:
@@ -178,7 +187,7 @@ def _sizes(
         max_model_len=max_model_len,
         chunk_tokens=config.chunk_tokens,
         chat_tokens=config.chat_tokens,
-        buffer_rows=buffer_rows(facts, config),
+        buffer_rows=buffer_rows(facts, config) if spec.has_home_on_host else 0,
     )
     budget_bytes = parse_bytes(config.device_memory, "--device-memory")
     asked = load

@@ -64,11 +64,6 @@ class Admitter:
         """None, or why a request of ``total_tokens`` could not run even alone."""
         return self._prices.refusal(total_tokens, use)
 
-    def receiving_refusal(self, total_tokens: int) -> str | None:
-        """The same of one that receives its pages. None without a look where nobody spills: then
-        ``refusal`` has the same answer."""
-        return self._prices.receiving_refusal(total_tokens) if self._spilling else None
-
     def match(self, prefix: PageHasher, tokens: int) -> Match:
         """How much of a prompt is usable; at least one token is always left to compute."""
         if not self._limits.reuse:
@@ -214,8 +209,8 @@ class Admitter:
 
     def _spills(self, asked: AdmissionRequest) -> bool:
         """Whether a request may leave pages on the host while it runs: one that is apart has none
-        there, and another engine writes to the device."""
-        return bool(self._spilling) and asked.use is CacheUse.ALL and not asked.receives
+        there."""
+        return bool(self._spilling) and asked.use is CacheUse.ALL
 
     def _matched(self, asked: AdmissionRequest) -> Match:
         return self.match(asked.prefix, asked.tokens) if CacheUse.READ in asked.use else NO_MATCH

@@ -140,10 +140,12 @@ class Committer:
             pages = list(self._pages(row, start, end, given))
             for remap in self._tiers.insert(keys, start, pages):
                 self._tables.pages(remap.group)[row, remap.indices] = remap.canonical
+            if received and self._tables.spilled:
+                self._tiers.receive(keys, start, self._on_host(row, start, end))
             self._live.gave(row, given)
             if grown:
                 starts = self._received_starts(end, len(tokens)) if received else None
-                self._move_on(row, sequence, first, end, starts)
+                self._move_on(row, sequence, first, end, starts, received=received)
                 if first == sequence.continued:  # while what it continued is sure to be there
                     effects = self._marks.branch(sequence.lease, first)
                     self._to_save.want(self._pools.execute(effects))
@@ -165,6 +167,15 @@ class Committer:
                 pages[-1] = given[group.id]
             yield pages
 
+    def _on_host(self, row: int, start: int, end: int) -> list[PageIds]:
+        """What another engine has filled of host pages for page indices [start, end), by group;
+        NONE where it has filled none."""
+        none, spilled = np.full(end - start, NONE, np.int32), self._tables.spilled
+        return [
+            spilled[group.id].host[row, start:end].copy() if group.id in spilled else none
+            for group in self._spec.groups
+        ]
+
     def _received_starts(self, end: int, tokens: int) -> list[int]:
         """First pages of a lease at ``end`` whose request has what it needs at ``tokens``."""
         return [
@@ -181,10 +192,13 @@ class Committer:
         first: int,
         end: int,
         needs: list[int] | None,
+        *,
+        received: bool,
     ) -> None:
         """``needs``: first page of each group that the lease is to hold, if not the usual ones."""
         starts = sequence.lease.starts
-        self._leases.advance(sequence.lease, sequence.prefix.keys[:end], end, needs)
+        keys = sequence.prefix.keys[:end]
+        self._leases.advance(sequence.lease, keys, end, needs, received=received)
         self._note_duplicates(row, sequence, first)
         for group in self._spec.groups:
             table = self._tables.pages(group.id)

@@ -15,6 +15,7 @@ from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
+from stratakv.tree.nodes import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +43,37 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupPages:
-    """Device ``pages`` (int32 [n]) of a group for page indices [first, first + n), live pages among
-    them; a state is one page, and ``first`` is NONE."""
+    """``pages`` (int32 [n]) of a group on a ``tier`` for page indices [first, first + n), live
+    pages among them; a state is one page, and ``first`` is NONE."""
 
     group: GroupId
     first: int
     pages: PageIds
+    tier: Tier = Tier.DEVICE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferPages:
-    """Where what a request needs to go on after ``tokens`` lies on the device, or is to lie; one
-    entry of every group, in order."""
+    """Where what a request needs to go on after ``tokens`` lies, or is to lie: one entry of every
+    group, in order. Of a group that the request reads on the host there is one more before it, of
+    the full pages that lie there; it goes on where that one ends."""
 
     tokens: int
     groups: tuple[GroupPages, ...]
 
     def part(self, starts: Sequence[int], source: "TransferPages") -> "TransferPages":
         """Of these pages those that ``source`` has, but for the ones before page index
-        ``starts[g]`` of each group."""
+        ``starts[g]`` of each group. ``source`` has one entry of each."""
         groups: list[GroupPages] = []
-        for mine, theirs, start in zip(self.groups, source.groups, starts, strict=True):
+        for mine in self.groups:
+            theirs, start = source.groups[mine.group], starts[mine.group]
             if mine.first == NONE:
                 groups.append(replace(mine, pages=mine.pages[: len(theirs.pages)]))
                 continue
             first = max(mine.first, theirs.first, start)
             stop = max(first, theirs.first + len(theirs.pages))
             pages = mine.pages[first - mine.first : stop - mine.first]
-            groups.append(GroupPages(mine.group, first, pages))
+            groups.append(replace(mine, first=first, pages=pages))
         return TransferPages(self.tokens, tuple(groups))
 
     def reached(self, starts: Sequence[int]) -> list[int]:
@@ -78,12 +82,15 @@ class TransferPages:
         ends = (group.first + len(group.pages) for group in self.groups)
         return list(map(max, starts, ends))
 
-    def paired(self, target: "TransferPages") -> Iterator[tuple[GroupId, PageIds, PageIds]]:
-        """Group, pages here and pages of ``target`` that they are to be copied to: by page index,
-        whatever else lies here. AssertionError where ``target`` wants what is not here."""
+    def paired(self, target: "TransferPages") -> Iterator[tuple[GroupPages, GroupPages]]:
+        """Pages here, of which there is one entry of each group, and those of ``target`` that they
+        are to be copied to: by page index, whatever else lies here. AssertionError where ``target``
+        wants what is not here."""
         assert self.tokens == target.tokens, f"{self.tokens} tokens for {target.tokens}"
-        for here, there in zip(self.groups, target.groups, strict=True):
-            assert here.group == there.group, "groups in another order"
+        wanted = dict.fromkeys(there.group for there in target.groups)
+        assert list(wanted) == [here.group for here in self.groups], "groups in another order"
+        for there in target.groups:
+            here = self.groups[there.group]
             if not len(there.pages):
                 continue
             assert (here.first == NONE) == (there.first == NONE), "a state for pages of tokens"
@@ -91,7 +98,7 @@ class TransferPages:
             found = here.pages[at : at + len(there.pages)]
             assert at >= 0, f"group {here.group}: pages from {there.first} on, not {here.first}"
             assert len(found) == len(there.pages), f"group {here.group}: too few pages"
-            yield here.group, found, there.pages
+            yield replace(here, first=there.first, pages=found), there
 
 
 class Footprints:
@@ -149,41 +156,46 @@ class Footprints:
     def transfer_pages(self, row: int, tokens: int, held: int = 0) -> TransferPages:
         """What the request at ``row`` needs after ``tokens``, but for the first ``held`` pages of
         every prefix; AssertionError where it has no page for some of it."""
-        return TransferPages(
-            tokens,
-            tuple(
-                self._state(row, group, tokens)
-                if group.stateful
-                else self._tokens(row, group, tokens, held, tokens)
-                for group in self._spec.groups
-            ),
-        )
+        found: list[GroupPages] = []
+        for group in self._spec.groups:
+            if group.stateful:
+                found.append(self._state(row, group, tokens))
+            else:
+                found += self._tokens(row, group, tokens, held, tokens)
+        return TransferPages(tokens, tuple(found))
 
     def full_pages(self, row: int, tokens: int, total: int) -> TransferPages:
         """What the request at ``row`` needs after ``total``, but for pages that are not full after
         ``tokens``, and states. AssertionError where it has no page for some of it."""
         end = tokens // self._spec.page_tokens
-        return TransferPages(
-            total,
-            tuple(
-                GroupPages(group.id, NONE, np.empty(0, np.int32))
-                if group.stateful
-                else self._tokens(row, group, total, 0, end)
-                for group in self._spec.groups
-            ),
-        )
+        found: list[GroupPages] = []
+        for group in self._spec.groups:
+            if group.stateful:
+                found.append(GroupPages(group.id, NONE, np.empty(0, np.int32)))
+            else:
+                found += self._tokens(row, group, total, 0, end)
+        return TransferPages(total, tuple(found))
 
     def _state(self, row: int, group: CacheGroup, tokens: int) -> GroupPages:
         span = needed(group.retention, tokens, self._spec.page_tokens)
         found = [self._live.current(row, group.id)] if span else []
         return self._there(GroupPages(group.id, NONE, np.array(found, np.int32)), group, tokens)
 
-    def _tokens(self, row: int, group: CacheGroup, tokens: int, first: int, end: int) -> GroupPages:
+    def _tokens(
+        self, row: int, group: CacheGroup, tokens: int, first: int, end: int
+    ) -> Iterator[GroupPages]:
         """Of the pages that are needed after ``tokens`` those with indices in [first, end)."""
         span = needed(group.retention, tokens, self._spec.page_tokens)
         first = max(span.start, min(first, span.stop))
-        pages = self._tables.pages(group.id)[row, first : max(first, min(span.stop, end))].copy()
-        return self._there(GroupPages(group.id, first, pages), group, tokens)
+        stop = max(first, min(span.stop, end))
+        spilled = self._tables.spilled.get(group.id)
+        if spilled is not None and row in spilled:
+            host = spilled.host[row, first:stop]
+            away = host[: np.count_nonzero(host != NONE)].copy()
+            yield self._there(GroupPages(group.id, first, away, Tier.HOST), group, tokens)
+            first += len(away)
+        pages = self._tables.pages(group.id)[row, first:stop].copy()
+        yield self._there(GroupPages(group.id, first, pages), group, tokens)
 
     def _there(self, found: GroupPages, group: CacheGroup, tokens: int) -> GroupPages:
         there = (found.pages != NONE).all()

@@ -11,6 +11,7 @@ from stratakv.cache.commits import Committer
 from stratakv.cache.footprint import Footprints, TransferPages
 from stratakv.cache.live import LivePages
 from stratakv.cache.sequence_states import SequenceStates
+from stratakv.cache.spilling import Spilling
 from stratakv.core.ids import RowIds, TokenIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.retention import needed
@@ -25,6 +26,7 @@ class HandOff:
         sequences: SequenceStates,
         live: LivePages,
         commits: Committer,
+        spilling: Spilling,
     ) -> None:
         self._spec = tiers.spec
         self._pools = tiers.pools
@@ -32,19 +34,25 @@ class HandOff:
         self._sequences = sequences
         self._live = live
         self._commits = commits
+        self._spilling = spilling
         self._wait = tiers.progress.wait
         self._flights = tiers.copies.flights
         self._footprints = Footprints(tiers.spec, tables, live)
 
     def reserve(self, row: int, tokens: int) -> TransferPages:
         """Take pages for what the request at ``row``, just admitted to ``receive``, needs after
-        ``tokens`` and does not stand on; cannot fail, admission has booked them. They are the
-        row's own until ``received``, or until it is dropped."""
+        ``tokens`` and does not stand on; cannot fail, admission has booked them. Of what it reads
+        on the host the full ones are there. They are the row's own until ``received``, or until it
+        is dropped."""
         held = self._sequences[row].lease.end
         rows = np.array([row], np.int32)
+        whole = tokens // self._spec.page_tokens
+        spilled = self._tables.spilled if row in self._spilling else ()
         for group in self._spec.groups:
             span = needed(group.retention, tokens, self._spec.page_tokens)
             first = max(span.start, min(held, span.stop))
+            if group.id in spilled:
+                first = self._spilling.reserve(row, group.id, first, whole)
             count = min(len(span), 1) if group.stateful else span.stop - first
             if not count:
                 continue
@@ -60,6 +68,7 @@ class HandOff:
     def received(self, row: int, tokens: TokenIds) -> None:
         """What was reserved holds the KV of ``tokens``: full pages enter the tree."""
         self._commits.receive(row, self._sequences[row], tokens)
+        self._spilling.received(row)
 
     def is_loading(self, row: int) -> bool:
         """Whether the request has pages of its own for places that are just being loaded: they go

@@ -92,7 +92,9 @@ class KVCache:
             Prices(self.tiers, self._sequences, options.limits, self._spilling),
         )
         self._steps_at_once = options.limits.steps_at_once
-        self.hand_off = HandOff(self.tiers, tables, self._sequences, self._live, self._commits)
+        self.hand_off = HandOff(
+            self.tiers, tables, self._sequences, self._live, self._commits, self._spilling
+        )
         free_duplicates = partial(self._commits.free_duplicates, self._sequences)
         self.progress.after(free_duplicates, loads=True)
         if self._spilling:
@@ -225,7 +227,7 @@ class KVCache:
         """Pages that no node of the tree stands for."""
         owned = [self.retraction.owned(tier, group)]
         if tier == Tier.HOST:
-            return owned
+            return [*owned, *self._spilling.received_pages(group)]
         if self.spec.groups[group].stateful:
             return [*owned, self._live.all_owned(group)]
         owned += self._spilling.owned(group)

@@ -91,12 +91,6 @@ class Prices:
             return found
         return self._sequences.budget.refusal(self.spilling.rules.spilled(wanted, chunk, {}))
 
-    def receiving_refusal(self, total_tokens: int) -> str | None:
-        """The same of one that is to receive its pages: another engine writes to the device, and so
-        all of them have to have a place there."""
-        wanted = demand(self._spec, total_tokens, total_tokens, self.limits.ahead_tokens, 0)
-        return self._sequences.budget.refusal(self.spilling.rules.resident(wanted))
-
     def ask(
         self, asked: AdmissionRequest, end: int, starts: Sequence[int], left: int, *, spill: bool
     ) -> tuple[Demand, list[int]] | None:

@@ -37,6 +37,7 @@ class Spilling:
 
     def __init__(self, tiers: TieredCache, tables: BlockTable, sequences: SequenceStates) -> None:
         self._tree = tiers.tree.spilled
+        self._leases = tiers.tree.leases
         self._unsaved = tiers.tree.backups.unsaved
         self._pools = tiers.pools
         self._copies = tiers.copies
@@ -79,6 +80,40 @@ class Spilling:
             spilled.host[row, : lease.end] = self._tree.host_pages(lease, group)
             self._sequences.grow(_one(row), group, np.array([spilled.buffer.shape[1]]))
 
+    def reserve(self, row: int, group: GroupId, first: int, end: int) -> int:
+        """Host pages for [first, end) of a request at ``row`` that receives them. Behind what it
+        has now: the page that is not full is on the device."""
+        if first >= end:
+            return first
+        pages = self._pools.take(group, end - first, self._wait, Tier.HOST)
+        self._places[group].host[row, first:end] = pages
+        behind = GroupId(self._behind[group])
+        self._sequences.grow(_one(row), behind, np.array([end - first]))
+        return end
+
+    def received(self, row: int) -> None:
+        """What the request at ``row`` has received is the tree's: it reads what its lease holds."""
+        if row not in self._staging:
+            return
+        lease = self._sequences[row].lease
+        for group, spilled in self._places.items():
+            spilled.host[row, : lease.end] = self._tree.host_pages(lease, group)
+            there = self._leases.pages(lease, group)
+            self._tables.pages(group)[row, : lease.end] = there
+            near, behind = len(lease.near[group]), self._behind[group]
+            self._sequences.give_back(row, behind, near, self._sequences[row].demand.peak[behind])
+        self._changed.add(row)
+
+    def received_pages(self, group: GroupId) -> list[PageIds]:
+        """Host pages that requests are receiving, for ``check``."""
+        if group not in self._places:
+            return []
+        return [self._receiving(row, group) for row in self._staging]
+
+    def _receiving(self, row: int, group: GroupId) -> PageIds:
+        pages = self._places[group].host[row, self._sequences[row].lease.end :]
+        return pages[pages != NONE]
+
     def _take_buffer(self, row: int, group: GroupId) -> None:
         spilled = self._places[group]
         spilled.open(row, self._pools.take(group, spilled.buffer.shape[1], self._wait))
@@ -114,6 +149,7 @@ class Spilling:
         self._changed.add(row)
         for group, spilled in self._places.items():
             self._pools.tiers[Tier.DEVICE][group].free(spilled.buffer[row].copy())
+            self._pools.tiers[Tier.HOST][group].free(self._receiving(row, group))
 
     def owned(self, group: GroupId) -> list[PageIds]:
         """Device pages of buffers, for ``check``."""

@@ -64,10 +64,10 @@ def check_kv_events(config: "ServerConfig") -> None:
 
 def check_together(engine: "EngineConfig", server: "ServerConfig") -> None:
     """ConfigError where an engine's settings do not go with its server's."""
-    if engine.sparse_offload and server.role != "unified":
+    if engine.device_buffer_size is not None and server.role == "prefill":
         raise ConfigError(
-            f"--sparse-offload: a hand-off takes pages of the device, and --role {server.role} "
-            "hands over; allowed is --role unified"
+            "--device-buffer-size: with --role prefill no request has a buffer; allowed with the "
+            "others"
         )
     if server.kv_events is not None and engine.cache == "off":
         raise ConfigError("--kv-events: with --cache off nothing is cached; allowed are the others")

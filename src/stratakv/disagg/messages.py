@@ -20,7 +20,7 @@ from stratakv.disagg.transport import NOTIFICATION_BYTES
 from stratakv.engine.request import TokenLogprob
 from stratakv.engine.roles import FirstToken
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 """Of these messages; two sides must have the same."""
 MESSAGE_BYTES: Final = 16 << 20
 """The longest message that is read."""
@@ -93,7 +93,8 @@ def encode(message: Message) -> bytes:
     match message:
         case Reserve():
             groups = [
-                (each.group, each.first, each.pages.tolist()) for each in message.pages.groups
+                (each.group, each.first, each.pages.tolist(), each.tier)
+                for each in message.pages.groups
             ]
             fields |= {"prompt": message.prompt, "tokens": message.pages.tokens, "groups": groups}
             fields |= {"again": None if message.again is None else message.again.fields()}
@@ -128,8 +129,8 @@ def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
     match fields["word"]:
         case "Reserve":
             groups = tuple(
-                pages_of(GroupId(int(group)), int(first), list(map(int, pages)))
-                for group, first, pages in fields["groups"]
+                pages_of(GroupId(int(group)), int(first), list(map(int, pages)), int(tier))
+                for group, first, pages, tier in fields["groups"]
             )
             tokens = int(fields["tokens"])
             if tokens < 1:

@@ -103,10 +103,10 @@ class PageLeases:
     def counts(self) -> LeaseCounts:
         leased, quarantined = Counter[GroupId](), Counter[GroupId]()
         for lease in self._leases.values():
-            sizes = {group.group: len(group.pages) for group in lease.pages.groups}
-            leased.update(sizes)
-            if lease.quarantined:
-                quarantined.update(sizes)
+            for group in lease.pages.groups:  # one may be on two tiers
+                leased[group.group] += len(group.pages)
+                if lease.quarantined:
+                    quarantined[group.group] += len(group.pages)
         return LeaseCounts(leased, quarantined, self._overdue, self._ignored)
 
     def _free(self, session: RequestId, lease: _Lease) -> TransferPages | None:

@@ -17,8 +17,9 @@ from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.disagg.transport import Indices, Memory, Writes
 from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
-from stratakv.spec.groups import CacheSpec
+from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
+from stratakv.tree.nodes import TIERS, Tier
 
 _LARGEST: Final = 2**62
 """What no offset of any memory comes to."""
@@ -26,10 +27,11 @@ _LARGEST: Final = 2**62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagePlaces:
-    """One row for each layer of each buffer of each group, in the spec's order: ``size`` bytes of
-    page p are at ``base + p * stride`` of region ``region``, for p below ``pages``. A group without
-    buffers has no row. int64 [n] each."""
+    """One row for each layer of each buffer of each group on a ``tier``, in the spec's order:
+    ``size`` bytes of page p are at ``base + p * stride`` of region ``region``, for p below
+    ``pages``. A group without buffers has no row. int64 [n] each."""
 
+    tier: Indices
     group: Indices
     region: Indices
     base: Indices
@@ -57,57 +59,94 @@ class PagePlaces:
     def refusal(self, peer: "PagePlaces") -> str:
         """Why pages of one side are not pages of the other, with both values; "": they are."""
         ours, theirs = self.parts(), peer.parts()
-        if ours == theirs:
-            return ""
-        return f"bytes of a page's parts, by group, are {ours} here and {theirs} there"
+        for tier in TIERS:  # one format of a page, wherever it lies
+            found = theirs | peer.parts(tier)
+            if ours != found:
+                return f"bytes of a page's parts, by group, are {ours} here and {found} there"
+        return ""
 
-    def parts(self) -> dict[int, list[int]]:
-        """Bytes of each part of a page, by group."""
+    def parts(self, *tiers: Tier) -> dict[int, list[int]]:
+        """Bytes of each part of a page, by group, on the first of ``tiers`` where it has any."""
         parts: dict[int, list[int]] = {}
-        for group, size in zip(self.group.tolist(), self.size.tolist(), strict=True):
-            parts.setdefault(group, []).append(size)
+        for tier in tiers or TIERS:
+            on_tier: dict[int, list[int]] = {}
+            here = self.tier == tier
+            sizes = zip(self.group[here].tolist(), self.size[here].tolist(), strict=True)
+            for group, size in sizes:
+                on_tier.setdefault(group, []).append(size)
+            parts = on_tier | parts
         return parts
+
+    def beside(self, other: "PagePlaces") -> "PagePlaces":
+        """These and those of ``other``."""
+        return PagePlaces(
+            *(
+                np.concatenate((getattr(self, each.name), getattr(other, each.name)))
+                for each in fields(PagePlaces)
+            )
+        )
 
     def verify(self, pages: TransferPages, spec: CacheSpec) -> None:
         """TransportError where a peer with these places asks for other ``pages`` than somebody with
         ``spec`` may want, or for some that it does not have."""
-        if [each.group for each in pages.groups] != [group.id for group in spec.groups]:
+        asked = {group.id: list[GroupPages]() for group in spec.groups}
+        for one in pages.groups:
+            asked.setdefault(one.group, []).append(one)
+        allowed = ([Tier.DEVICE], [Tier.HOST, Tier.DEVICE])
+        in_order = [one.group for one in pages.groups] == sorted(one.group for one in pages.groups)
+        there = all([one.tier for one in some] in allowed for some in asked.values())
+        if len(asked) != len(spec.groups) or not in_order or not there:
             raise TransportError("the peer names pages of other groups")
-        for group, asked in zip(spec.groups, pages.groups, strict=True):
+        for group in spec.groups:
             span = needed(group.retention, pages.tokens, spec.page_tokens)
-            last = len(span) if group.stateful else span.stop - asked.first
-            wanted = (asked.first == NONE) if group.stateful else asked.first >= span.start
-            if not wanted or len(asked.pages) != last:
-                raise TransportError(
-                    f"the peer asks for {len(asked.pages)} pages from {asked.first} on of group "
-                    f"{group.name}; {pages.tokens} tokens need {span}"
-                )
-            room = self.pages[self.group == group.id]
-            if len(room) and len(asked.pages) and int(asked.pages.max()) >= int(room.min()):
-                raise TransportError(f"the peer names pages of group {group.name} it has not")
-            if (asked.pages < 0).any() or len(np.unique(asked.pages)) != len(asked.pages):
-                raise TransportError(f"the peer names a page of group {group.name} twice, or none")
+            self._verify_span(asked[group.id], group, span, pages.tokens)
+            for one in asked[group.id]:
+                self._verify_pages(one, group)
+
+    def _verify_span(
+        self, asked: Sequence[GroupPages], group: CacheGroup, span: range, tokens: int
+    ) -> None:
+        """Whether ``asked`` is the end of what is needed, without a hole."""
+        first, count = asked[0].first, sum(len(one.pages) for one in asked)
+        last = len(span) if group.stateful else span.stop - first
+        wanted = (first == NONE) if group.stateful else first >= span.start
+        if len(asked) > 1:
+            wanted &= not group.stateful and asked[1].first == first + len(asked[0].pages)
+        if not wanted or count != last:
+            raise TransportError(
+                f"the peer asks for {count} pages from {first} on of group {group.name}; "
+                f"{tokens} tokens need {span}"
+            )
+
+    def _verify_pages(self, asked: GroupPages, group: CacheGroup) -> None:
+        """Whether the peer has the pages that it names."""
+        room = self.pages[(self.group == group.id) & (self.tier == asked.tier)]
+        none = asked.tier == Tier.HOST and not len(room)
+        beyond = len(room) and len(asked.pages) and int(asked.pages.max()) >= int(room.min())
+        if none or beyond:
+            raise TransportError(f"the peer names pages of group {group.name} it has not")
+        if (asked.pages < 0).any() or len(np.unique(asked.pages)) != len(asked.pages):
+            raise TransportError(f"the peer names a page of group {group.name} twice, or none")
 
     def writes(self, source: TransferPages, peer: "PagePlaces", target: TransferPages) -> Writes:
         """What takes the pages of ``source`` that ``target`` wants to ``target``, which are of the
         same tokens. AssertionError where ``source`` lacks one."""
         assert not self.refusal(peer), "pages of another layout"
-        parts = [
-            self._rows(group, here, peer, there) for group, here, there in source.paired(target)
-        ]
+        parts = [self._rows(here, peer, there) for here, there in source.paired(target)]
         table = np.concatenate([np.empty((5, 0), np.int64), *parts], axis=1)
         return Writes(*table)
 
-    def _rows(self, group: GroupId, here: PageIds, peer: "PagePlaces", there: PageIds) -> Indices:
+    def _rows(self, here: GroupPages, peer: "PagePlaces", there: GroupPages) -> Indices:
         """int64 [5, parts x pages], a part after the other, so that neighbours may be joined."""
-        ours, theirs = np.flatnonzero(self.group == group), np.flatnonzero(peer.group == group)
-        count = len(here)
+        ours = np.flatnonzero((self.group == here.group) & (self.tier == here.tier))
+        theirs = np.flatnonzero((peer.group == there.group) & (peer.tier == there.tier))
+        count = len(here.pages)
         return np.stack(
             [
                 np.repeat(self.region[ours], count),
-                _offsets(self, ours, here),
+                _offsets(self, ours, here.pages),
                 np.repeat(peer.region[theirs], count),
-                _offsets(peer, theirs, there),
+                _offsets(peer, theirs, there.pages),
                 np.repeat(self.size[ours], count),
             ]
         )
@@ -118,12 +157,12 @@ def _offsets(places: PagePlaces, rows: Indices, pages: PageIds) -> Indices:
     return found.ravel()
 
 
-Row = tuple[int, int, int, int, int, int]
+Row = tuple[int, int, int, int, int, int, int]
 
 
 def _places(rows: Iterator[Row]) -> PagePlaces:
-    table = np.array(list(rows), np.int64).reshape(-1, 6)
-    return PagePlaces(*(table[:, at].copy() for at in range(6)))
+    table = np.array(list(rows), np.int64).reshape(-1, 7)
+    return PagePlaces(*(table[:, at].copy() for at in range(7)))
 
 
 def device_places(spec: CacheSpec, pools: DevicePages) -> tuple[list[Memory], PagePlaces]:
@@ -139,26 +178,38 @@ def device_places(spec: CacheSpec, pools: DevicePages) -> tuple[list[Memory], Pa
                     stride = pages.strides[0]
                     length = (count - 1) * stride + size if count else 0
                     regions.append(np.lib.stride_tricks.as_strided(pages, (length,), (1,)))
-                    yield group.id, len(regions) - 1, 0, stride, size, count
+                    yield Tier.DEVICE, group.id, len(regions) - 1, 0, stride, size, count
 
     places = _places(rows())
     return regions, places
 
 
-def host_places(
-    spec: CacheSpec, arenas: Sequence[HostArena], first: int = 0
-) -> tuple[list[Memory], PagePlaces]:
-    """Regions of the host tier, each group's arena one; they are counted from ``first`` on."""
+def host_places(arenas: Sequence[HostArena], first: int = 0) -> tuple[list[Memory], PagePlaces]:
+    """Regions of ``arenas``, each one; they are counted from ``first`` on."""
 
     def rows() -> Iterator[Row]:
-        for at, (group, arena) in enumerate(zip(spec.groups, arenas, strict=True), first):
+        for at, arena in enumerate(arenas, first):
             stride = arena.layout.stride_bytes
             for part in arena.layout.segments:
-                yield group.id, at, part.offset_bytes, stride, part.bytes, arena.pages
+                size = part.bytes
+                yield Tier.HOST, arena.group.id, at, part.offset_bytes, stride, size, arena.pages
 
     return [arena.bytes.reshape(-1) for arena in arenas], _places(rows())
 
 
-def pages_of(group: GroupId, first: int, pages: Sequence[int]) -> GroupPages:
-    """As a message has them."""
-    return GroupPages(group, first, np.array(pages, np.int32))
+def places_of(
+    spec: CacheSpec, pools: DevicePages, arenas: Sequence[HostArena]
+) -> tuple[list[Memory], PagePlaces]:
+    """All that peers write to or read: the device tier, and of groups that have their home on the
+    host, whose pages need not be on the device, their host tier."""
+    regions, places = device_places(spec, pools)
+    home = [arenas[group.id] for group in spec.groups if group.at_home_on_host]
+    more, beside = host_places(home, len(regions))
+    return [*regions, *more], places.beside(beside)
+
+
+def pages_of(
+    group: GroupId, first: int, pages: Sequence[int], tier: int = Tier.DEVICE
+) -> GroupPages:
+    """As a message has them. ValueError for a ``tier`` that is none."""
+    return GroupPages(group, first, np.array(pages, np.int32), Tier(tier))

@@ -15,7 +15,7 @@ import numpy as np
 from stratakv.core.errors import TransportError
 from stratakv.disagg.handshake import ALL, Handshake, SideRank
 from stratakv.disagg.messages import PROTOCOL, Joiner, Message, encode, parts
-from stratakv.disagg.page_places import PagePlaces, device_places
+from stratakv.disagg.page_places import PagePlaces, places_of
 from stratakv.disagg.transport import (
     Disconnected,
     Done,
@@ -29,6 +29,7 @@ from stratakv.disagg.transport import (
     Writes,
 )
 from stratakv.memory.device_pools import DevicePages
+from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheSpec
 
 
@@ -98,11 +99,13 @@ class Peers:
         model: bytes,
         open_transport: OpenTransport,
         share: SideRank = ALL,
+        arenas: Sequence[HostArena] = (),
     ) -> None:
         """``model``: identity of the weights. Pages of ``pools`` are what peers read and write, and
-        ``share`` what of the model's they are."""
+        ``share`` what of the model's they are. ``arenas``: of each group, where one has its home on
+        the host; its pages there are written to as well."""
         assert self._opened is None, "open already"
-        memories, places = device_places(spec, pools)
+        memories, places = places_of(spec, pools, arenas)
         self._opened = _Opened(
             spec, handshake_of(spec, model, share), places, open_transport(memories)
         )

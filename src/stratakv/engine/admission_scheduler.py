@@ -26,7 +26,6 @@ REQUEST_FAULTS: Final = (ArithmeticError, AttributeError, LookupError, TypeError
 not so a failed ``assert``, the loss of a rank, or what torch raises."""
 
 OnFailed: TypeAlias = Callable[[Request, Exception], None]
-OnRefused: TypeAlias = Callable[[Request, str], None]
 
 
 class AdmissionScheduler:
@@ -51,10 +50,9 @@ class AdmissionScheduler:
         self._page = cache.spec.page_tokens
         self._computing: set[PageKey] = set()
 
-    def admit(self, failed: OnFailed, refused: OnRefused) -> None:
+    def admit(self, failed: OnFailed) -> None:
         """Admit requests whose turn it is, until one does not fit. ``failed`` is called for one
-        that cannot be admitted; it is not in the backlog then, and may hold a row. ``refused``: for
-        one that could never be, with the reason; it holds none."""
+        that cannot be admitted; it is not in the backlog then, and may hold a row."""
         held: list[Request] = []
         looks = self._look_ahead
         while self.backlog.ready and looks and self._running.has_room():
@@ -65,9 +63,6 @@ class AdmissionScheduler:
                 start = Start.COMPUTE if _is_saved(request) else self._role.may_start(request)
                 if start is Start.WAIT:  # who waits for another engine holds up nobody
                     self.backlog.block(request)
-                    continue
-                if start is Start.RECEIVE and (reason := self._receiving_refusal(request)):
-                    refused(request, reason)
                     continue
                 looks -= 1
                 if self._waits_here(request, start):
@@ -81,13 +76,6 @@ class AdmissionScheduler:
             except REQUEST_FAULTS as error:
                 failed(request, error)
         self.backlog.put_back(held)
-
-    def _receiving_refusal(self, request: Request) -> str:
-        """Why it could never take pages for another engine to fill, "" where it can: who computes
-        here may leave pages on the host."""
-        found = self._admission.receiving_refusal(request.total_tokens)
-        tokens = f"{request.total_tokens} tokens that come from another engine"
-        return "" if found is None else f"{tokens} need {found}"
 
     def _ask(self, request: Request, start: Start) -> Admission | Refusal:
         asked = admission_request(request)

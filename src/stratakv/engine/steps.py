@@ -108,8 +108,7 @@ class Steps:
 
     def admit(self) -> None:
         self._admissions.admit(
-            lambda request, error: self._endings.alone(request, "admitted", error),
-            lambda request, reason: self._endings.fail(request, Failure.TRANSFER, reason),
+            lambda request, error: self._endings.alone(request, "admitted", error)
         )
 
     def _planned(self) -> ScheduledStep | None:

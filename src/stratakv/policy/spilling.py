@@ -31,32 +31,35 @@ class SpillRules:
     def resident(self, wanted: Demand) -> Demand:
         """``wanted`` by a request that keeps all on the device, which needs no host page to run."""
         none = (0,) * len(self.buffers)
-        return self._behind(wanted, none, none, none)
+        return self._behind(wanted, none, none, none, none)
 
     def spilled(self, wanted: Demand, tokens: int, away: Mapping[GroupId, int]) -> Demand:
         """The same of one that is spilled and computes ``tokens`` at once; of its prefix it reads
-        ``away`` pages on the host already."""
+        ``away`` pages on the host already. What it receives nobody can take from it, on neither
+        tier."""
         staging = self.staging(tokens)
-        growth, peak, rest = list(wanted.growth), list(wanted.peak), list(wanted.rest)
+        growth, peak = list(wanted.growth), list(wanted.peak)
+        fixed, rest = list(wanted.fixed), list(wanted.rest)
         host: list[Pages] = []
         for group, buffer in self.buffers.items():
-            whole = wanted.fixed[group] + wanted.rest[group]
             near = max(0, wanted.cached - away.get(group, 0))
-            host.append((wanted.growth[group] + near, wanted.peak[group], whole))
-            growth[group] = buffer + staging
-            peak[group] = rest[group] = buffer + staging
-        fixed = tuple(0 if at in self.buffers else pages for at, pages in enumerate(wanted.fixed))
+            more, most = wanted.growth[group] + near, wanted.peak[group]
+            host.append((more, most, wanted.fixed[group], wanted.rest[group]))
+            growth[group] = peak[group] = held = buffer + staging
+            receives = wanted.fixed[group] > 0
+            fixed[group], rest[group] = (held, 0) if receives else (0, held)
         found = replace(
-            wanted, growth=tuple(growth), peak=tuple(peak), fixed=fixed, rest=tuple(rest)
+            wanted, growth=tuple(growth), peak=tuple(peak), fixed=tuple(fixed), rest=tuple(rest)
         )
-        more, most, guarded = zip(*host, strict=True)
-        return self._behind(found, more, most, guarded)
+        return self._behind(found, *zip(*host, strict=True))
 
-    def _behind(self, wanted: Demand, growth: Pages, peak: Pages, rest: Pages) -> Demand:
+    def _behind(
+        self, wanted: Demand, growth: Pages, peak: Pages, fixed: Pages, rest: Pages
+    ) -> Demand:
         return replace(
             wanted,
             growth=(*wanted.growth, *growth),
             peak=(*wanted.peak, *peak),
-            fixed=(*wanted.fixed, *(0,) * len(growth)),
+            fixed=(*wanted.fixed, *fixed),
             rest=(*wanted.rest, *rest),
         )

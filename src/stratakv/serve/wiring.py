@@ -56,7 +56,7 @@ from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.service import Joins, Limits, Service
 from stratakv.serve.start_checks import check_names
 from stratakv.serve.tokenizer import Tokenizer
-from stratakv.spec.groups import ANCHOR
+from stratakv.spec.groups import ANCHOR, Home
 from stratakv.storage.opening import OpenStore
 from stratakv.storage.urls import hidden
 
@@ -136,7 +136,7 @@ def _limits(parts: EngineParts, server: ServerConfig) -> Limits:
 def _open(parts: EngineParts, disagg: RoleParts | None, store: OpenStore | None) -> None:
     """To peers and to the store, whatever of both there is."""
     if disagg is not None:
-        disagg.open(parts.plan.sizes, parts.pools, parts.model.fingerprint)
+        disagg.open(parts.plan.sizes, parts.pools, parts.arenas, parts.model.fingerprint)
     if store is not None:
         parts.engine.attach_storage(store.worker)
 
@@ -187,9 +187,16 @@ def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Siz
     facts = read_facts(path, config.dtype)
     check_model(facts, config)
     check_directories(config.adapters())
-    sizes = size(facts, config, on_host=CPU.on_host, weights=weights_bytes(path, facts.dtype))
+    weights, home = weights_bytes(path, facts.dtype), selected_home(server)
+    sizes = size(facts, config, on_host=CPU.on_host, weights=weights, home=home)
     check_storage(config, sizes.host)
     return sizes
+
+
+def selected_home(server: ServerConfig) -> Home:
+    """Of rows that are selected, with --sparse-offload. Who computes prompts for others leaves none
+    on the host while they are written from its device, but has pages cut as theirs are."""
+    return Home.DEVICE if server.role == "prefill" else Home.HOST
 
 
 def build_follower(
@@ -231,7 +238,8 @@ def _load(
                     f"--dtype {config.dtype}: config.json names none, and the weights are "
                     f"{model.dtype}; allowed with --storage and --tp is --dtype {model.dtype}"
                 )
-            sizes = size(model.facts, config, on_host=CPU.on_host)
+            home = Home.HOST if sizes.spec.has_home_on_host else Home.DEVICE
+            sizes = size(model.facts, config, on_host=CPU.on_host, home=home)
         undo.pop_all()
     if reached is None:
         return model, sizes, None

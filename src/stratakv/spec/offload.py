@@ -58,21 +58,22 @@ def indexers(spec: CacheSpec) -> int:
     })  # fmt: skip
 
 
-def offloaded(spec: CacheSpec, config: Mapping[str, object]) -> CacheSpec:
-    """The same cache with the selected buffers in a group of their own, whose home is the host.
-    ``config``: of a model that has a ``top_k``."""
+def offloaded(spec: CacheSpec, config: Mapping[str, object], home: Home = Home.HOST) -> CacheSpec:
+    """The same cache with the selected buffers in a group of their own, whose ``home`` is the host,
+    or the device where no request may leave any there. ``config``: of a model that has a
+    ``top_k``."""
     kind = selected_kind(config)
     anchor, *others = spec.groups
     chosen = tuple(buffer for buffer in anchor.buffers if kind_of(buffer) == kind)
     rest = tuple(buffer for buffer in anchor.buffers if kind_of(buffer) != kind)
-    selected = replace(anchor, id=GroupId(1), name=SELECTED_GROUP, buffers=chosen, home=Home.HOST)
+    selected = replace(anchor, id=GroupId(1), name=SELECTED_GROUP, buffers=chosen, home=home)
     moved = (replace(group, id=GroupId(group.id + 1)) for group in others)
     return replace(spec, groups=(replace(anchor, buffers=rest), selected, *moved))
 
 
 def selected_group(spec: CacheSpec) -> GroupId:
-    """The group that has its home on the host; the anchor where none has."""
-    found = [group.id for group in spec.groups if group.at_home_on_host]
+    """The group of selected rows, wherever its home is; the anchor where they are not apart."""
+    found = [group.id for group in spec.groups if group.name == SELECTED_GROUP]
     return found[0] if found else ANCHOR
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from random import Random
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 import numpy as np
+import numpy.typing as npt
 
 from stratakv.cache.footprint import TransferPages
 from stratakv.core.ids import GroupId, RequestId
@@ -33,8 +34,13 @@ from stratakv.engine.roles import (
     computed_here,
 )
 from stratakv.memory.device_pools import DevicePages
+from stratakv.memory.host_arena import HostArena
 from stratakv.memory.mapped import rows_of
 from stratakv.spec.groups import CacheSpec
+from stratakv.tree.nodes import Tier
+
+PageMove: TypeAlias = tuple[GroupId, Tier, int, int]
+"""Group, tier there, page here, page there."""
 
 
 class HandOffSide(Enum):
@@ -45,7 +51,8 @@ class HandOffSide(Enum):
 @dataclass(slots=True, eq=False)
 class _Session:
     """One request's hand-off. ``begun``: sides whose pages are engaged; ``notified``: those
-    that know its end; ``left``: copies still to be made, group and pages at both ends; ``given``:
+    that know its end; ``left``: copies still to be made, group, tier there and pages at both ends;
+    ``given``:
     the page index up to which those of each group are among them; ``lent``: prefill does not know
     that none is left."""
 
@@ -57,7 +64,7 @@ class _Session:
     arrived: set[HandOffSide] = field(default_factory=set[HandOffSide])
     begun: set[HandOffSide] = field(default_factory=set[HandOffSide])
     notified: set[HandOffSide] = field(default_factory=set[HandOffSide])
-    left: list[tuple[GroupId, int, int]] = field(default_factory=list[tuple[GroupId, int, int]])
+    left: list[PageMove] = field(default_factory=list[PageMove])
 
     @property
     def over(self) -> bool:
@@ -69,8 +76,9 @@ class _Session:
         assert self.target is not None, "computed for nobody"
         self.lent = True
         self.given = self.given or [0] * len(source.groups)
-        for group, here, there in source.paired(self.target.part(self.given, source)):
-            self.left += zip([group] * len(here), here.tolist(), there.tolist(), strict=True)
+        for here, there in source.paired(self.target.part(self.given, source)):
+            pairs = zip(here.pages.tolist(), there.pages.tolist(), strict=True)
+            self.left += [(there.group, there.tier, *pair) for pair in pairs]
         self.given = source.reached(self.given)
 
 
@@ -97,10 +105,18 @@ class LocalHandOff:
         self._sessions: dict[RequestId, _Session] = {}
         self._may_start: dict[HandOffSide, list[RequestId]] = {side: [] for side in HandOffSide}
         self._ends: tuple[DevicePages, DevicePages] | None = None
+        self._arenas: Sequence[HostArena] = ()
         self._spec: CacheSpec | None = None
 
-    def connect(self, spec: CacheSpec, prefill: DevicePages, decode: DevicePages) -> None:
-        self._spec, self._ends = spec, (prefill, decode)
+    def connect(
+        self,
+        spec: CacheSpec,
+        prefill: DevicePages,
+        decode: DevicePages,
+        arenas: Sequence[HostArena] = (),
+    ) -> None:
+        """``arenas``: host pages of the side that decodes, where it may take some."""
+        self._spec, self._ends, self._arenas = spec, (prefill, decode), arenas
 
     def slow(self, random: Random, most: int) -> None:
         """At most so many pages move at a look, of one session after the other."""
@@ -193,19 +209,31 @@ class LocalHandOff:
         for session in self._sessions.values():
             some, session.left = session.left[:pages], session.left[pages:]
             pages -= len(some)
-            for group, here, there in some:
-                self._copy(group, here, there)
+            for copy in some:
+                self._copy(*copy)
 
-    def _copy(self, group: GroupId, here: int, there: int) -> None:
+    def _copy(self, group: GroupId, tier: Tier, here: int, there: int) -> None:
         assert self._spec is not None, "nobody has connected the two"
         assert self._ends is not None
         source, target = self._ends
         at, to = rows_of(np.array([here], np.int32)), rows_of(np.array([there], np.int32))
         self.moved[group] = self.moved.get(group, 0) + 1
+        if tier == Tier.HOST:
+            self._copy_to_host(group, at, there)
+            return
         for buffer in self._spec.groups[group].buffers:
             for layer in range(len(buffer.layers)):
                 pages = source.layer_pages(group, buffer.name, layer)[at]
                 target.layer_pages(group, buffer.name, layer)[to] = pages
+
+    def _copy_to_host(self, group: GroupId, at: npt.NDArray[np.int64], there: int) -> None:
+        """One page in one piece, as the host tier has it."""
+        assert self._ends is not None
+        arena = self._arenas[group]
+        for part in arena.layout.segments:
+            name = arena.group.buffers[part.buffer].name
+            page = self._ends[0].layer_pages(group, name, part.layer)[at]
+            arena.bytes[there, part.offset_bytes : part.offset_bytes + part.bytes] = page
 
 
 class LocalPrefillRole:

@@ -142,12 +142,14 @@ class Pools:
             self.execute(effects)
         return space.available()
 
-    def take(self, group: GroupId, count: int, wait: Callable[[], bool]) -> PageIds:
-        """Device pages that admission has promised. Where a copy in flight still holds one back,
-        ``wait`` for it; it returns False when nothing is in flight any more."""
+    def take(
+        self, group: GroupId, count: int, wait: Callable[[], bool], tier: Tier = Tier.DEVICE
+    ) -> PageIds:
+        """Pages that admission has promised. Where a copy in flight still holds one back, ``wait``
+        for it; it returns False when nothing is in flight any more."""
         while True:
-            self.make_room(Tier.DEVICE, group, count)
-            pages = self.tiers[Tier.DEVICE][group].alloc(count)
+            self.make_room(tier, group, count)
+            pages = self.tiers[tier][group].alloc(count)
             if pages is not None:
                 return pages
             self.counters.add(copy_waits=1)

@@ -189,6 +189,12 @@ class TieredCache:
             self.pools.counters.add(duplicate_pages=len(remap.canonical))
         return remaps
 
+    def receive(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> None:
+        """Adopt host pages that another engine has filled, of nodes that ``insert`` has made;
+        arguments as for it. What the host has already is freed."""
+        self._named("receive", Tier.HOST, keys, first, pages)
+        self.pools.execute(self.tree.adopt_saved(keys, first, pages))
+
     def land(self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]) -> None:
         """Adopt host pages; arguments as for ``insert``, the pages above ``first`` are pinned."""
         self._named("land", Tier.HOST, keys, first, pages)

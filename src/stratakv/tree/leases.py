@@ -248,9 +248,12 @@ class Leases:
         keys: Sequence[PageKey],
         end: int,
         starts: Sequence[int] | None = None,
+        *,
+        received: bool = False,
     ) -> None:
         """Move a lease on along its own path: ``keys`` up to ``end`` are on the device by now.
-        ``starts``: as in ``take``.
+        ``starts``: as in ``take``. ``received``: of groups that it has spilled they are on the
+        host, or on both tiers.
 
         Of a group whose requests carry a state, it holds the page at ``end`` where there is one;
         elsewhere the request's live page stands for it.
@@ -267,6 +270,9 @@ class Leases:
         for group in self._groups:
             old, new = lease.starts[group], starts[group]
             entering = path[max(lease.end, new) :]
+            if received and group in lease.near:
+                pins.stamp(group, entering, stamp)
+                entering = self._spilled.pin(GroupId(group), entering)
             if not all_on_device(nodes.state[group][entering]):
                 assert self._stateful[group], "a needed page is not there"
                 new = starts[group] = end

@@ -116,8 +116,8 @@ class PrefixTree:
     def adopt_saved(
         self, keys: Sequence[PageKey], first: int, pages: Sequence[PageIds]
     ) -> list[Effect]:
-        """Adopt host pages that a foreign engine's were copied to; as ``land``, and what of them is
-        worth a stored object is asked for."""
+        """Adopt host pages that another engine's were copied to; as ``land``, and what of them is
+        worth a stored object is asked for. NONE where a group has none."""
         return self._insertion.adopt_saved(keys, first, pages)
 
     def clear(self) -> list[Effect]:

@@ -37,7 +37,7 @@ class ResidencyEvent(IntEnum):
     LOAD_DONE = 6
     DEVICE_EVICTED = 7
     HOST_EVICTED = 8
-    SAVED = 9  # a foreign engine's page has been copied to the host
+    SAVED = 9  # another engine's page has come to the host
 
 
 R, E = Residency, ResidencyEvent
@@ -46,6 +46,7 @@ TRANSITIONS: Final[dict[tuple[Residency, ResidencyEvent], Residency]] = {
     (R.ABSENT, E.FETCHED): R.HOST,
     (R.ABSENT, E.SAVED): R.HOST,
     (R.DEVICE, E.FETCHED): R.BOTH,
+    (R.DEVICE, E.SAVED): R.BOTH,
     (R.DEVICE, E.BACKUP_BEGUN): R.SAVING,
     (R.DEVICE, E.DEVICE_EVICTED): R.ABSENT,
     (R.SAVING, E.BACKUP_DONE): R.BOTH,
