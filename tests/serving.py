@@ -41,7 +41,7 @@ from stratakv.serve.connection_limits import LIMITS, ConnectionLimits, connectio
 from stratakv.serve.driver import EngineDriver
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.server import Server, bound_socket, serve_forever
-from stratakv.serve.service import Limits, Service
+from stratakv.serve.service import Limits, Service, WebOptions
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.storage.backend import Everything, ObjectKey, StoreFormat
 from stratakv.storage.io_jobs import Job, Kind, Remove, Store, kind_of
@@ -362,6 +362,7 @@ def make_service(
     check: Callable[[str], None] | str = "there is no host tier",
     body_bytes: int = 1 << 16,
     bodies_bytes: int = TOGETHER_BYTES,
+    web: WebOptions | None = None,
 ) -> Service:
     vocab = 400
     clock = MonotonicClock()
@@ -383,6 +384,7 @@ def make_service(
         api_keys={} if api_key is None else {"default": api_key},
         admin_key=admin_key,
         bodies=BodyMemory(bodies_bytes),
+        web=web or WebOptions(),
     )
 
 

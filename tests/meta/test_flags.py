@@ -9,15 +9,15 @@ from stratakv.cli import argument_parser
 PLAN = """--cache --chat-tokens --chunk-tokens --config --device-memory --dtype --help
     --host-memory --host-ratio --json --max-model-len --max-running --page-tokens --rows
     --snapshot-tokens --step-tokens --tp"""
-SERVE = """--admin-key --advertise-host --api-key --api-key-file --bootstrap-port --cache
-    --chat-tokens --chunk-tokens --config --default-max-tokens --device-buffer-size
-    --device-memory --drain-s --dtype --eviction --help --host --host-memory --host-ratio
-    --kv-events --kv-events-replay --kv-events-topic --limit-concurrency --load-back-budget
-    --load-back-threshold --log-format --log-level --lora --max-model-len --max-running
-    --max-waiting
-    --no-sparse-offload --page-tokens --port --prefetch-policy --prefetch-share
-    --prefetch-threshold --prefetch-timeout --prefetch-timeout-per-1k --reserve-tokens --role
-    --served-model-name --snapshot-tokens --sparse-offload --step-tokens --storage
+SERVE = """--admin-key --advertise-host --allowed-origins --api-key --api-key-file
+    --bootstrap-port --cache --chat-tokens --chunk-tokens --config --default-max-tokens
+    --device-buffer-size --device-memory --drain-s --dtype --eviction --help --host
+    --host-memory --host-ratio --kv-events --kv-events-replay --kv-events-topic
+    --limit-concurrency --load-back-budget --load-back-threshold --log-format --log-level
+    --lora --max-model-len --max-running --max-waiting --no-sparse-offload --page-tokens
+    --port --prefetch-policy --prefetch-share --prefetch-threshold --prefetch-timeout
+    --prefetch-timeout-per-1k --reserve-tokens --role --served-model-name --snapshot-tokens
+    --sparse-offload --ssl-ca-certs --ssl-certfile --ssl-keyfile --step-tokens --storage
     --storage-key-file --storage-root --storage-shards --threads --timeout-keep-alive
     --timeout-request --tp --tp-timeout --transfer-timeout --transport --unsalted-rooms
     --write-back-reserve --write-hits --write-policy"""

@@ -34,7 +34,13 @@ from stratakv.core.choices import (
 )
 from stratakv.core.errors import ConfigError
 from stratakv.core.logs import FORMATS, LEVELS
-from stratakv.core.server_checks import check_kv_events, check_role, is_server
+from stratakv.core.server_checks import (
+    check_kv_events,
+    check_origins,
+    check_role,
+    check_tls,
+    is_server,
+)
 from stratakv.core.units import parse_bytes
 
 ADDRESS: Final = "an address of this machine, as 127.0.0.1, or 0.0.0.0 for all of them"
@@ -249,7 +255,8 @@ class ServerConfig:
     """Where and how to listen. ``drain_s``: what running requests get after SIGTERM.
     ``api_key_file``: has keys of several clients with their names, beside ``api_key``.
     ``admin_key``: opens what changes the server; None: nobody may change its storage.
-    ``limit_concurrency``: connections; None: as many as open files leave room for.
+    ``ssl_certfile``: speak TLS, with this certificate; ``allowed_origins``: whose web pages may
+    ask. ``limit_concurrency``: connections; None: as many as open files leave room for.
     ``kv_events``: ZeroMQ endpoint of what is cached, for routers. ``role``: whether it
     computes prompts, decodes what others have computed, or does both; the fields behind it are of
     the first two alone."""
@@ -266,6 +273,10 @@ class ServerConfig:
     timeout_keep_alive: float = 75.0
     timeout_request: float = 10.0
     drain_s: float = 30.0
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    allowed_origins: tuple[str, ...] = ()
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_topic: str | None = None
@@ -281,6 +292,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_kv_events(self)
+        check_tls(self)
+        check_origins(self)
         check_text("--host", self.host, ADDRESS)
         check_text("--advertise-host", self.advertise_host, "an address at which peers reach it")
         check_text("--api-key-file", self.api_key_file, "a file with lines of NAME KEY")

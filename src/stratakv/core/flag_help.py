@@ -45,6 +45,8 @@ METAVAR: Final = {
     "timeout_request": "SECONDS",
     **dict.fromkeys(("api_key", "admin_key"), "KEY"),
     "api_key_file": "FILE",
+    **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"), "FILE"),
+    "allowed_origins": "ORIGIN",
     **dict.fromkeys(("kv_events", "kv_events_replay"), "ENDPOINT"),
     "advertise_host": "HOST",
     **dict.fromkeys(("prefill", "decode"), "URL"),
@@ -118,6 +120,14 @@ HELP: Final = {
     "timeout_keep_alive": "seconds that a connection may stay open without a request",
     "timeout_request": "seconds in which a request must have come; a body gets one more for each "
     "16 KiB",
+    "ssl_certfile": "a PEM file with the server's certificate and those up to its authority: the "
+    "server speaks HTTPS alone; read once, at start",
+    "ssl_keyfile": "a PEM file with the certificate's key, without a password; default: in "
+    "--ssl-certfile",
+    "ssl_ca_certs": "a PEM file with authorities: clients need a certificate of one of them, "
+    "probes and scrapers too",
+    "allowed_origins": "an origin whose pages may ask from a browser (CORS), as "
+    "https://app.example, or *; may be repeated; default: none but the server's own",
     "drain_s": "seconds that running requests get after SIGTERM",
     "kv_events": "publish what is cached over ZeroMQ in vLLM's form: tcp://*:5557 is bound here, "
     "an endpoint without a wildcard is connected to, where a subscriber has to be bound",

@@ -14,6 +14,8 @@ from stratakv.core.choices import (
     check_choice,
     check_port,
     check_seconds,
+    check_text,
+    given,
 )
 from stratakv.core.errors import ConfigError
 
@@ -60,6 +62,31 @@ def check_kv_events(config: "ServerConfig") -> None:
     ):
         if used and config.kv_events is None:
             raise ConfigError(f"{flag}: allowed with --kv-events")
+
+
+def check_tls(config: "ServerConfig") -> None:
+    for flag, path, allowed in (
+        ("--ssl-certfile", config.ssl_certfile, "a PEM file with the server's certificate"),
+        ("--ssl-keyfile", config.ssl_keyfile, "a PEM file with its key"),
+        ("--ssl-ca-certs", config.ssl_ca_certs, "a PEM file with certificates of authorities"),
+    ):
+        check_text(flag, path, allowed)
+        if path is not None and config.ssl_certfile is None:
+            raise ConfigError(f"{flag}: allowed with --ssl-certfile")
+    if config.ssl_certfile is not None and config.role != "unified":
+        raise ConfigError(
+            f"--ssl-certfile: peers and routers reach --role {config.role} over plain HTTP; "
+            "allowed is --role unified"
+        )
+
+
+def check_origins(config: "ServerConfig") -> None:
+    for origin in config.allowed_origins:
+        if origin != "*" and not is_server(origin):
+            raise ConfigError(
+                f"{given('--allowed-origins', origin)}: allowed are *, and origins as "
+                "https://app.example or http://localhost:3000"
+            )
 
 
 def check_together(engine: "EngineConfig", server: "ServerConfig") -> None:

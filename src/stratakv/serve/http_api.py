@@ -14,6 +14,7 @@ from typing import Final, TypeVar, assert_never
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -26,6 +27,7 @@ from stratakv.serve import bodies, hand_off, json_body, schemas
 from stratakv.serve.admin_api import AdminApi
 from stratakv.serve.bodies import HoldBytes
 from stratakv.serve.connection_limits import Crowd, TurnAway
+from stratakv.serve.dashboard import dashboard
 from stratakv.serve.decoding import Decoding
 from stratakv.serve.driver import Health
 from stratakv.serve.errors import (
@@ -40,7 +42,7 @@ from stratakv.serve.fields import JsonObject
 from stratakv.serve.generate import EventStream, GenerateCall, answer
 from stratakv.serve.join_api import JoinApi
 from stratakv.serve.lanes import LONG_BYTES, client_of
-from stratakv.serve.middleware import ANSWER_ID, BearerKeys, RequestIds
+from stratakv.serve.middleware import ANSWER_ID, REQUEST_ID, BearerKeys, RequestIds
 from stratakv.serve.prompts import PromptEncoder
 from stratakv.serve.replies import ChatFormat, CompletionFormat
 from stratakv.serve.schemas import ChatCall, CompletionCall, PromptOptions
@@ -75,6 +77,7 @@ class Api:
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
             Route("/flush_cache", self.flush_cache, methods=post),
+            Route("/", dashboard, methods=get),
             Route("/health", self.health, methods=get),
             Route("/ping", self.health, methods=get),
             Route("/metrics", self.metrics, methods=get),
@@ -301,6 +304,14 @@ def build_app(service: Service, crowd: Crowd) -> ASGIApp:
     app.router.redirect_slashes = False
     guarded = BearerKeys(app, service.api_keys, service.admin_key)
     guarded = TurnAway(guarded, crowd)
+    if service.web.origins:  # outside of the keys: a browser's first question carries none
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=service.web.origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID],
+        )
     paths = [route.path for route in routes]
     return RequestIds(guarded, paths, service.metrics.responded, service.clock)
 

@@ -9,11 +9,12 @@ import logging
 import math
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Final, cast
+from typing import Final, TypedDict, cast
 
 import uvicorn
 
@@ -26,6 +27,7 @@ from stratakv.serve.log_throttle import quieten
 from stratakv.serve.service import Service
 from stratakv.serve.sockets import bound_socket
 from stratakv.serve.throughput import ThroughputLog
+from stratakv.serve.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +53,9 @@ def serve_forever(
     """Start the engine and answer until SIGTERM or SIGINT; returns the process's exit code: 0 after
     a drain, 1 after the engine's death.
 
-    ``port`` 0 takes a free one. Prints ``stratakv: listening on http://HOST:PORT`` once requests
-    are taken. ``stopped``: called when the engine's thread has ended. ``joins``: where other
-    servers join this one, bound. Raises ConfigError when the address cannot be had.
+    ``port`` 0 takes a free one. Prints ``stratakv: listening on http://HOST:PORT``, or https, once
+    requests are taken. ``stopped``: called when the engine's thread has ended. ``joins``: where
+    other servers join this one, bound. Raises ConfigError when the address cannot be had.
     """
     listener = bound_socket(host, port)
     quieten()
@@ -96,6 +98,7 @@ class Server(uvicorn.Server):
             timeout_keep_alive=math.ceil(limits.keep_alive_s),
             backlog=ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=round(FLUSH_S),
+            **_encryption(service.web.tls),
         )
         super().__init__(config)
         self._end = _End(service.driver, service.clock, drain_s)
@@ -108,7 +111,8 @@ class Server(uvicorn.Server):
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             what = "servers that decode join" if i else "listening on"
-            sys.stdout.write(f"stratakv: {what} http://{shown}:{port}\n")
+            scheme = "https" if self.config.is_ssl else "http"
+            sys.stdout.write(f"stratakv: {what} {scheme}://{shown}:{port}\n")
             sys.stdout.flush()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -119,6 +123,26 @@ class Server(uvicorn.Server):
         """uvicorn calls this ten times a second."""
         self._throughput.tick()
         return self._end.due() or await super().on_tick(counter)
+
+
+class _Encryption(TypedDict, total=False):
+    """uvicorn's words."""
+
+    ssl_certfile: str
+    ssl_keyfile: str | None
+    ssl_ca_certs: str | None
+    ssl_cert_reqs: int
+
+
+def _encryption(tls: TlsFiles | None) -> _Encryption:
+    if tls is None:
+        return {}
+    return {
+        "ssl_certfile": tls.certificate,
+        "ssl_keyfile": tls.key,
+        "ssl_ca_certs": tls.clients,
+        "ssl_cert_reqs": ssl.CERT_NONE if tls.clients is None else ssl.CERT_REQUIRED,
+    }
 
 
 class _End:

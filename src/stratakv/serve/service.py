@@ -18,6 +18,7 @@ from stratakv.serve.driver import EngineDriver
 from stratakv.serve.hand_off import HandOffOptions
 from stratakv.serve.lanes import Lanes
 from stratakv.serve.metrics import ServerMetrics
+from stratakv.serve.tls import TlsFiles
 from stratakv.serve.tokenizer import Tokenizer
 
 Joins: TypeAlias = Callable[[PeerId, Sequence[bytes]], JoinAnswer]
@@ -52,6 +53,14 @@ class Limits:
             raise ConfigError(f"--max-model-len {self.max_model_len}: allowed is 2 and more")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebOptions:
+    """``origins``: whose web pages may ask; ``tls`` None: plain HTTP."""
+
+    origins: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Service:
     """``version``: of this package. ``model``: the name clients use; ``adapters``: names that they
@@ -63,7 +72,8 @@ class Service:
     the server, None: nobody may. ``lanes``: where long texts and bodies are worked on; ``bodies``:
     how many there may be at once. ``disagg``: of a server that only computes prompts, or only
     decodes; ``joins``: of the first, how others join it, on the engine's thread; ``hand_offs``:
-    what it does with requests that name a session."""
+    what it does with requests that name a session. ``web``: how browsers and
+    others reach it."""
 
     driver: EngineDriver
     storage: StorageAdmin
@@ -83,6 +93,7 @@ class Service:
     adapters: tuple[str, ...] = ()
     lanes: Lanes = field(default_factory=Lanes)
     bodies: BodyMemory = field(default_factory=BodyMemory)
+    web: WebOptions = field(default_factory=WebOptions)
     disagg: RoleParts | None = None
     joins: Joins | None = None
     hand_offs: HandOffOptions = field(default_factory=HandOffOptions)

@@ -11,6 +11,7 @@ from stratakv.core.errors import ConfigError
 from stratakv.engine.lora_config import FILE
 from stratakv.serve.api_keys import api_keys
 from stratakv.serve.sockets import bound_socket
+from stratakv.serve.tls import tls_files
 from stratakv.storage.registry import plugin_schemes
 from stratakv.storage.store_key import read_key
 from stratakv.storage.urls import check_roots, parse_storage_url
@@ -20,6 +21,7 @@ def check_start(model: Path, engine: EngineConfig, server: ServerConfig) -> None
     """ConfigError for what a server could not be started with."""
     check_model_directory("MODEL", model)
     api_keys(server)
+    tls_files(server)
     bound_socket(server.host, server.port).close()
     check_roots(engine.storage_root)
     if engine.storage_key_file is not None:

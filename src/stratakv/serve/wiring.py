@@ -53,8 +53,9 @@ from stratakv.serve.hand_off import (
     UnifiedRules,
 )
 from stratakv.serve.metrics import ServerMetrics
-from stratakv.serve.service import Joins, Limits, Service
+from stratakv.serve.service import Joins, Limits, Service, WebOptions
 from stratakv.serve.start_checks import check_names
+from stratakv.serve.tls import tls_files
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.spec.groups import ANCHOR, Home
 from stratakv.storage.opening import OpenStore
@@ -93,11 +94,10 @@ def build_service(
         if disagg is not None:
             disagg.serve_again(partial(_submit_again, parts))
         undo.pop_all()
-    clock = MonotonicClock()
     driver = EngineDriver(
         parts.port,
         max_waiting=server.max_waiting,
-        clock=clock,
+        clock=MonotonicClock(),
         publisher=publisher,
         heartbeat_s=_heartbeat_s(config, ranks, disagg),
     )
@@ -107,7 +107,7 @@ def build_service(
         tokenizer=tokenizer,
         grammars=grammars,
         metrics=metrics,
-        clock=clock,
+        clock=MonotonicClock(),
         version=version("stratakv"),
         model=metrics.model,
         limits=_limits(parts, server),
@@ -116,6 +116,7 @@ def build_service(
         grammar_stops=ends,
         info=_info(config, server, parts),
         api_keys=keys,
+        web=WebOptions(origins=server.allowed_origins, tls=tls_files(server)),
         admin_key=server.admin_key,
         adapters=tuple(parts.model.adapters.digests),
         disagg=disagg,
