@@ -35,7 +35,7 @@ TIERS = {
 }  # fmt: skip
 
 
-def case(model, store, prompts, pages=None):
+def case(model, store, prompts, pages=None, **engine):
     extra = {
         "backend_name": "strata", "module_path": "stratakv.connect.sglang",
         "class_name": "StrataStorage", "interface_v1": 1, "prefetch_threshold": 16,
@@ -53,7 +53,7 @@ def case(model, store, prompts, pages=None):
             "max_running_requests": 2, "disable_overlap_schedule": True,
             "grammar_backend": "none", "log_level": "warning", "random_seed": 1,
             "mem_fraction_static": 0.3, "enable_cache_report": True,
-            **({} if store is None else tiers),
+            **({} if store is None else tiers), **engine,
         },
         "prompts": prompts,
         "tokens": 8,
@@ -73,9 +73,13 @@ def test_what_the_store_gives_back_is_what_would_be_computed(family, tmp_path):
     (first,) = lives.live(case(model, store, asked, 3 * pages))
     assert cached_of(first) == [0] * 3
     assert tokens_of(first) == tokens_of(plain)
-    (restarted,) = lives.live(case(model, store, asked))
+    nothing = {"random_seed": 2, "log_level": "error", "max_running_requests": 1, "port": 31000}
+    (restarted,) = lives.live(case(model, store, asked, **nothing))
     assert cached_of(restarted) == [WHOLE] * 3
     assert tokens_of(restarted) == tokens_of(plain)
     (spoilt,) = lives.live(case(model, damaged(store, tmp_path / "damaged"), asked))
     assert cached_of(spoilt) == [0] * 3
     assert tokens_of(spoilt) == tokens_of(plain)
+    if family == "llama":
+        (other,) = lives.live(case(model, store, asked, moe_runner_backend="triton"))
+        assert cached_of(other) == [0] * 3

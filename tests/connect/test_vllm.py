@@ -154,7 +154,7 @@ def test_two_engines_on_one_store_at_once(tmp_path):
     assert tokens_of(third) == tokens_of(plain)
 
 
-def test_another_model_or_length_never_hits(tmp_path):
+def test_another_model_or_setting_never_hits_and_one_that_decides_nothing_does(tmp_path):
     engine = Engine("llama", tmp_path)
     store, asked = tmp_path / "store", engine.prompts(0)
     (first,) = engine.lives.live(engine.case(store, asked))
@@ -163,9 +163,12 @@ def test_another_model_or_length_never_hits(tmp_path):
     other["engine"]["model"] = str(other_model)
     longer = engine.case(store, asked, max_model_len=500)
     half = engine.case(store, asked, dtype="bfloat16")
-    same = engine.case(store, asked)
-    lives = engine.lives.live(other, longer, half, same)
-    assert [cached_of(life) for life in lives] == [[0], [0], [0], [engine.whole(first)]]
+    unknown = engine.case(store, asked, additional_config={"of_somebody_else": 1})
+    same = engine.case(
+        store, asked, max_num_seqs=1, max_num_batched_tokens=600, num_gpu_blocks_override=64
+    )
+    lives = engine.lives.live(other, longer, half, unknown, same)
+    assert [cached_of(life) for life in lives] == [[0]] * 4 + [[engine.whole(first)]]
     assert tokens_of(lives[-1]) == tokens_of(first)
 
 

@@ -41,6 +41,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 BLOCK, WINDOW, BLOCKS, VOCABULARY = 16, 64, 48, 500
 TOKEN_BYTES = 128
+MOST_IDLE = 300_000
+"""Steps in which nothing is scheduled, one after another: some minutes of them."""
 LONGEST = 400
 LAYERS = {"full.0": None, "full.1": None, "window.0": WINDOW, "window.1": WINDOW}
 MULTIPLIERS = np.random.default_rng(7).integers(1, 2**63, (len(LAYERS), 16), np.uint64) | 1
@@ -275,6 +277,7 @@ class Engine:
         self.hasher = core.get_request_block_hasher(hashed, hashing)
         self.runner = Runner(config, kv_cache, self.rng)
         self.counts = self.runner.counts
+        self.idle = 0
 
     def ask(self):
         """A prompt that shares a beginning with others, of this life and of others."""
@@ -303,6 +306,30 @@ class Engine:
         output = self.runner.step(scheduled)
         self.scheduler.update_from_output(scheduled, output)
         self.counts["steps"] += 1
+        self.idle = 0 if scheduled.num_scheduled_tokens else self.idle + 1
+        assert self.idle < MOST_IDLE, f"nothing is scheduled any more: {self.state()}"
+
+    def state(self):
+        """For whoever looks why nothing goes on."""
+        one = self.scheduler
+        connector = one.connector.connector_scheduler
+        (tier,) = connector.manager.secondary_tiers
+        blocks = [
+            {name: len(held) for name, held in group.req_to_blocks.items()}
+            for group in one.kv_cache_manager.coordinator.single_type_managers
+        ]
+        return {
+            "requests": {
+                name: (str(request.status), request.num_computed_tokens, request.num_tokens)
+                for name, request in one.requests.items()
+            },
+            "free": one.kv_cache_manager.block_pool.get_num_free_blocks(),
+            "blocks": blocks,
+            "tier_busy": tier.has_pending_work(),
+            "totals": dict(tier.totals),
+            "connector": {name: repr(value)[:300] for name, value in vars(connector).items()},
+            "manager": {name: repr(value)[:300] for name, value in vars(connector.manager).items()},
+        }
 
     def live(self, steps):
         for _ in range(steps):

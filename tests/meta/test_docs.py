@@ -30,7 +30,7 @@ OTHERS_FLAGS: Final = {
     "--enable-prompt-tokens-details", "--enable-cache-report", "--enable-hierarchical-cache",
     "--hicache-size", "--hicache-storage-backend", "--hicache-storage-backend-extra-config",
     "--hicache-storage-prefetch-policy", "--hicache-write-policy", "--model-path",
-    "--l2-adapter", "--no-skip-verify",
+    "--l2-adapter", "--no-skip-verify", "--speculative-draft-load-format",
 }  # fmt: skip
 """Flags of other programs that a document may name."""
 

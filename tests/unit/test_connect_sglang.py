@@ -104,6 +104,11 @@ def test_damage_is_a_miss_and_leaves_the_page_as_it_was(servers, model, storage,
         ({"quantization": "fp8"}, {}, {}),
         ({"kv_cache_dtype": "fp8_e4m3"}, {}, {}),
         ({"mamba_ssm_dtype": "float16"}, {}, {}),
+        ({"fp8_gemm_runner_backend": "triton"}, {}, {}),
+        ({"moe_runner_backend": "triton"}, {}, {}),
+        ({"rl_on_policy_target": "fsdp"}, {}, {}),
+        ({"cuda_graph_config": {"decode": {"backend": "breakable"}}}, {}, {}),
+        ({"that_nobody_knows_yet": False}, {}, {}),
         ({"json_model_override_args": '{"rope_theta": 1}'}, {}, {}),
         ({"context_length": 99}, {}, {}),
         ({"device": "cuda"}, {}, {}),
@@ -199,31 +204,82 @@ def test_states_without_a_dtype_are_not_stored(servers, model, storage):
     assert backend.batch_set_v2([sent]) == {PoolName.MAMBA: [False]}
 
 
+VARIABLES = (
+    "SGLANG_MAMBA_SSM_DTYPE", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_DSV4_COMPRESS_STATE_DTYPE",
+    "SGLANG_FP8_IGNORED_LAYERS", "SGLANG_DSV4_UNIFIED_KV_FP8", "SGLANG_ROPE_CACHE_FP32",
+    "SGLANG_CPU_QUANTIZATION", "SGLANG_THAT_NOBODY_KNOWS_YET", "USE_TRITON_W8A8_FP8_KERNEL",
+    "FLASHINFER_NVFP4_4OVER6", "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_another_variable_never_hits(servers, model, storage, monkeypatch, variable):
+    """Whatever it is: SGLang has hundreds, and reads dtypes and kernels from them."""
+    fill(servers(model, storage))
+    for value, hits in (("bfloat16", 0), ("float16", 0)):
+        monkeypatch.setenv(variable, value)
+        assert servers(model, storage).batch_exists(KEYS) == hits
+    monkeypatch.delenv(variable)
+    assert servers(model, storage).batch_exists(KEYS) == 6
+
+
 @pytest.mark.parametrize(
     "variable",
-    ["SGLANG_MAMBA_SSM_DTYPE", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_DSV4_COMPRESS_STATE_DTYPE"],
+    ["SGLANG_RUN_ID", "SGLANG_LOG_MS", "SGLANG_PORT", "FLASHINFER_WORKSPACE_BASE", "HOSTNAME"],
 )
-def test_keys_and_values_beside_states_of_another_dtype_never_hit(
-    servers, model, storage, monkeypatch, variable
-):
-    """They are computed from the states: SGLang reads their dtype from the environment first."""
-    monkeypatch.setenv(variable, "bfloat16")
-    server = {"mamba_ssm_dtype": "bfloat16"}
-    fill(servers(model, storage, **server))
-    monkeypatch.setenv(variable, "float16")
-    assert servers(model, storage, **server).batch_exists(KEYS) == 0
-    monkeypatch.setenv(variable, "bfloat16")
+def test_a_variable_that_decides_nothing_hits(servers, model, storage, monkeypatch, variable):
+    fill(servers(model, storage))
+    monkeypatch.setenv(variable, "another")
+    assert servers(model, storage).batch_exists(KEYS) == 6
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"host": "0.0.0.0", "port": 30001},
+        {"log_level": "debug"},
+        {"random_seed": 8},
+        {"mem_fraction_static": 0.8, "max_running_requests": 16},
+        {"api_key": "another"},
+        {"cuda_graph_config": {"decode": {"backend": "full", "bs": [1, 2, 4], "max_bs": 4}}},
+        {"json_model_override_args": " {}"},
+    ],
+    ids=str,
+)
+def test_a_setting_that_decides_nothing_hits(servers, model, storage, server):
+    fill(servers(model, storage))
     assert servers(model, storage, **server).batch_exists(KEYS) == 6
 
 
-def test_a_dtype_is_the_same_from_a_flag_the_environment_or_by_default(
-    servers, model, storage, monkeypatch
+def test_a_file_that_a_setting_names_is_a_part_of_it(servers, model, storage, tmp_path):
+    scales, table = tmp_path / "scales.json", tmp_path / "table"
+    scales.write_text("{}")
+    table.mkdir()
+    server = {"quantization_param_path": str(scales), "of_a_newer_release": str(table)}
+    fill(servers(model, storage, **server))
+    assert servers(model, storage, **server).batch_exists(KEYS) == 6
+    scales.write_text('{"kv": 2}')
+    assert servers(model, storage, **server).batch_exists(KEYS) == 0
+    scales.write_text("{}")
+    (table / "x").write_text("x")
+    assert servers(model, storage, **server).batch_exists(KEYS) == 0
+
+
+def test_code_of_models_outside_of_the_checkpoint_is_a_part_of_the_model(
+    servers, model, storage, tmp_path, monkeypatch
 ):
-    fill(servers(model, storage, mamba_ssm_dtype="float16"))
-    monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "float16")
-    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "bfloat16")
-    monkeypatch.setenv("SGLANG_DSV4_COMPRESS_STATE_DTYPE", "float32")
+    package = tmp_path / "my_models"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "my_models")
+    fill(servers(model, storage))
     assert servers(model, storage).batch_exists(KEYS) == 6
+    (package / "llama.py").write_text("gain = 2")
+    assert servers(model, storage).batch_exists(KEYS) == 0
+    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "stratakv_has_no_such_package")
+    with pytest.raises(ConfigError, match="allowed is a package"):
+        servers(model, storage)
 
 
 def hybrid(servers, model, storage):
@@ -384,6 +440,7 @@ def test_clearing_forgets_every_page(servers, model, storage):
         ({"enable_lora": True}, {}, "--enable-lora"),
         ({"lora_paths": ["x"]}, {}, "--enable-lora"),
         ({"load_format": "dummy"}, {}, "--load-format dummy"),
+        ({"speculative_draft_load_format": "dummy"}, {}, "--speculative-draft-load-format dummy"),
         ({"model_path": "org/name"}, {}, "MODEL org/name"),
         ({}, {"storage": "ftp://x"}, "--storage ftp://x"),
         ({}, {"storage": None}, "--hicache-storage-backend-extra-config storage None"),

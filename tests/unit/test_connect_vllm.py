@@ -3,12 +3,15 @@ when the store does not. The released vLLM runs in tests/connect."""
 
 import json
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from stratakv.connect.whole_settings import setting_fields
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.testing.patience import wait_until
 from tests.fixtures import fake_vllm
@@ -19,6 +22,8 @@ from tests.fixtures.fake_vllm import (
     TransferJob,
     configuration,
     make_offload_key,
+    record,
+    speculative,
 )
 
 KEYS = [make_offload_key(bytes([at]) * 32, group) for at in range(3) for group in (0, 1)]
@@ -143,11 +148,11 @@ def test_two_engines_on_one_store_share_pages_and_write_each_once(managers, mode
         {"device": "cuda"},
         {"mamba_cache_mode": "align"},
         {"hash": "sha256_cbor"},
-        {
-            "speculative": SimpleNamespace(
-                method="mtp", num_speculative_tokens=1, draft_model_config=None
-            )
-        },
+        {"speculative": speculative()},
+        {"more": {"AttentionConfig": {"indexer_kv_dtype": "fp8"}}},
+        {"more": {"AttentionConfig": {"backend": "FLASHINFER"}}},
+        {"more": {"ModelConfig": {"that_nobody_knows_yet": False}}},
+        {"more": {"VllmConfig": {"another_config": record("AnotherConfig", way="fast")}}},
     ],
     ids="-".join,
 )
@@ -156,6 +161,44 @@ def test_another_setting_never_hits(managers, model, storage, changes):
     other = managers(model, storage, **changes)
     assert other.lookup(KEYS) == [False] * 6
     assert managers(model, storage).lookup(KEYS) == [True] * 6
+
+
+VARIABLES = (
+    "VLLM_USE_DEEP_GEMM", "VLLM_THAT_NOBODY_KNOWS_YET", "VLLM_MARLIN_INPUT_DTYPE",
+    "NVIDIA_TF32_OVERRIDE", "DNNL_DEFAULT_FPMATH_MODE",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_another_variable_never_hits(managers, model, storage, monkeypatch, variable):
+    fill(managers(model, storage))
+    monkeypatch.setenv(variable, "1")
+    assert managers(model, storage).lookup(KEYS) == [False] * 6
+
+
+def test_what_decides_nothing_hits(managers, model, storage, monkeypatch):
+    fill(managers(model, storage))
+    for variable in ("VLLM_PORT", "VLLM_LOGGING_LEVEL", "LD_LIBRARY_PATH", "HOSTNAME"):
+        monkeypatch.setenv(variable, "another")
+    more = {
+        "ParallelConfig": {"master_port": 30000},
+        "CacheConfig": {"num_gpu_blocks": 99},
+        "SchedulerConfig": {"max_num_seqs": 4},
+        "VllmConfig": {"instance_id": "another"},
+    }
+    assert managers(model, storage, more=more).lookup(KEYS) == [True] * 6
+
+
+def test_an_object_is_what_it_says_and_never_where_it_lies():
+    """Else a restart would never hit; what says nothing but that costs hits."""
+    plain = record("Other", path=Path("/x"), names={"b", "a"}, kind=KVConnectorRole.WORKER)
+    fields = {"made_by": checkpoint, "given": [plain, (1, None)]}
+    (first, second) = (setting_fields(fields, ()) for _ in range(2))
+    assert first == second
+    assert "0x" not in "".join(first.values())
+    other = {"made_by": checkpoint, "given": [replace(plain, names={"b"}), (1, None)]}
+    assert setting_fields(other, ())["given"] != first["given"]
+    assert setting_fields({"api_key": "secret"}, ())["api_key"].find("secret") == -1
 
 
 def test_another_release_of_vllm_never_hits(managers, model, storage, monkeypatch):
@@ -192,11 +235,7 @@ def test_the_same_model_elsewhere_hits(managers, tmp_path, model, storage):
 def test_a_draft_model_is_a_part_of_the_model(managers, tmp_path, model, storage):
     def drafting(seed):
         draft = checkpoint(tmp_path / f"draft{seed}", seed)
-        return SimpleNamespace(
-            method="eagle",
-            num_speculative_tokens=1,
-            draft_model_config=SimpleNamespace(model=str(draft)),
-        )
+        return speculative(record("ModelConfig", model=str(draft)))
 
     fill(managers(model, storage, speculative=drafting(1)))
     assert managers(model, storage, speculative=drafting(2)).lookup(KEYS) == [False] * 6
@@ -233,6 +272,10 @@ def test_a_job_that_comes_back_in_part_names_what_did(managers, model, storage, 
     [
         ({"lora": SimpleNamespace()}, "--enable-lora"),
         ({"load_format": "dummy"}, "--load-format dummy"),
+        (
+            {"speculative": speculative(draft_load_config=record("L", load_format="dummy"))},
+            "--load-format dummy",
+        ),
         ({"hash": "xxhash"}, "--prefix-caching-hash-algo xxhash"),
         ({"extra": {"storage": "ftp://x"}}, "--storage ftp://x"),
         ({"extra": {"storage": None}}, "--kv-transfer-config storage None"),

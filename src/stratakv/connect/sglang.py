@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import sglang
 import torch
+from sglang.srt.environ import EnvField, Envs
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -24,7 +25,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_context
 
 from stratakv.connect.blocking_pages import BlockingPages
 from stratakv.connect.namespace import EngineNamespace, identify_weights
@@ -134,10 +135,10 @@ class StrataStorage(HiCacheStorage):
         del kwargs
         self._config = storage_config
         self._settings = TierSettings.of(FLAG, own_settings(storage_config.extra_config or {}))
-        arguments = get_server_args()
+        arguments = get_context().resolved_server_args_dict()
         self._fields = {
             "engine": f"sglang {sglang.__version__}",
-            **fields_of(arguments, os.environ),
+            **fields_of(arguments, os.environ, _variables()),
             **shard_fields(storage_config),
         }
         paths = model_paths(arguments)
@@ -343,6 +344,11 @@ class StrataStorage(HiCacheStorage):
         if pool is None or indices is None or not pool.fits(keys, indices):
             return [False] * len(keys)
         return pool.store(keys, indices)
+
+
+def _variables() -> list[str]:
+    """That SGLang knows, also without its prefix."""
+    return [name for name, field in vars(Envs).items() if isinstance(field, EnvField)]
 
 
 def _save_record(where: str, fields: Mapping[str, str], pools: Mapping[str, _Pool]) -> None:

@@ -1,14 +1,28 @@
 """What of SGLang's configuration decides the bytes of a page.
 
-Owns the list of fields, and the refusals of what cannot be identified. Reads SGLang's configuration
-objects by their public names; must not import SGLang.
+Owns the refusals of what cannot be identified, and what is read in a form of its own; all else goes
+into names as it is (``whole_settings``). Must not import SGLang.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from stratakv.connect.sglang_harmless import (
+    EXTERNAL_CODE,
+    GRAPH_SIZES,
+    PLUGINS,
+    SETTINGS,
+    VARIABLES,
+)
+from stratakv.connect.whole_settings import (
+    code_field,
+    plugin_fields,
+    setting_fields,
+    variable_fields,
+)
 from stratakv.core.errors import ConfigError
 
 FORMATS: Final = ("auto", "safetensors")
@@ -19,33 +33,29 @@ OWN: Final = frozenset({
     "tp_lcm_size",
 })  # fmt: skip
 """What of the back end's configuration is SGLang's own."""
-STATE_DTYPES: Final = {
-    "SGLANG_MAMBA_CONV_DTYPE": "bfloat16",
-    "SGLANG_DSV4_COMPRESS_STATE_DTYPE": "float32",
-}
-"""Variables without a flag, and what SGLang takes where they are not set."""
+OVERRIDES: Final = "json_model_override_args"
+GRAPHS: Final = "cuda_graph_config"
 
 
 def fields_of(
-    arguments: Any,  # noqa: ANN401 - a ServerArgs
+    settings: Mapping[str, Any],
     environment: Mapping[str, str],
+    registered: Collection[str],
 ) -> dict[str, str]:
-    """By name. ConfigError for what SGLang can be set to and no name can hold. The states' dtypes
-    are of every pool: keys and values above a state are computed from it."""
-    _check(arguments)
+    """By name: every setting and variable but those known to decide nothing. ``settings``: that
+    are in effect, not only what was given. ``registered``: variables that SGLang knows. ConfigError
+    for what SGLang can be set to and no name can hold."""
+    _check(settings)
+    known: dict[str, object] = {**settings}
+    if isinstance(overrides := settings.get(OVERRIDES), str):
+        known[OVERRIDES] = _canonical(overrides)
+    if isinstance(graphs := settings.get(GRAPHS), Mapping):
+        known[GRAPHS] = {name: _without_sizes(phase) for name, phase in graphs.items()}
     return {
-        "dtype": str(arguments.dtype),
-        "quantization": str(arguments.quantization),
-        "kv_cache_dtype": str(arguments.kv_cache_dtype),
-        # SGLang's own order; where neither says, the checkpoint does.
-        "state_dtype": environment.get("SGLANG_MAMBA_SSM_DTYPE", str(arguments.mamba_ssm_dtype)),
-        **{name: environment.get(name, default) for name, default in STATE_DTYPES.items()},
-        "overrides": _canonical(str(arguments.json_model_override_args)),
-        "context_length": str(arguments.context_length),
-        "device": str(arguments.device),
-        "attention_backend": str(arguments.attention_backend),
-        "model_impl": str(arguments.model_impl),
-        "speculative": str(arguments.speculative_algorithm),
+        **setting_fields(known, SETTINGS),
+        **variable_fields(environment, registered, "SGLANG_", VARIABLES),
+        **plugin_fields(*PLUGINS),
+        **code_field(_external_code(environment)),
     }
 
 
@@ -72,9 +82,9 @@ def shard_fields(config: Any) -> dict[str, str]:  # noqa: ANN401 - a HiCacheStor
     }
 
 
-def model_paths(arguments: Any) -> list[str]:  # noqa: ANN401 - a ServerArgs
+def model_paths(settings: Mapping[str, Any]) -> list[str]:
     """What fills the pages: the model, and a draft model that has weights of its own."""
-    names = [arguments.model_path, arguments.speculative_draft_model_path]
+    names = [settings["model_path"], settings["speculative_draft_model_path"]]
     return list(dict.fromkeys(str(name) for name in names if name is not None))
 
 
@@ -89,26 +99,50 @@ def own_settings(extra: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def _canonical(text: str) -> str:
+def _external_code(environment: Mapping[str, str]) -> list[str]:
+    """Directories of packages whose models are used in place of SGLang's."""
+    found: list[str] = []
+    for where in EXTERNAL_CODE:
+        if not (name := environment.get(where)):
+            continue
+        spec = find_spec(name)
+        if spec is None or spec.submodule_search_locations is None:
+            raise ConfigError(f"{where} {name}: allowed is a package")
+        found += spec.submodule_search_locations
+    return found
+
+
+def _canonical(text: str) -> object:
     try:
-        return json.dumps(json.loads(text), sort_keys=True)
+        return json.loads(text)
     except ValueError:
         return text
 
 
-def _check(arguments: Any) -> None:  # noqa: ANN401 - a ServerArgs
-    if arguments.enable_lora or arguments.lora_paths:
+def _without_sizes(phase: object) -> object:
+    if not isinstance(phase, Mapping):
+        return phase
+    return {name: value for name, value in phase.items() if name not in GRAPH_SIZES}
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    if settings["enable_lora"] or settings["lora_paths"]:
         raise ConfigError(
             "--enable-lora: SGLang names an adapter's pages by its name, not by its weights; "
             "allowed is a server without adapters"
         )
-    if arguments.load_format not in FORMATS:
+    if settings["load_format"] not in FORMATS:
         raise ConfigError(
-            f"--load-format {arguments.load_format}: allowed are {', '.join(FORMATS)}, which read "
-            "the checkpoint's safetensors"
+            f"--load-format {settings['load_format']}: allowed are {', '.join(FORMATS)}, which "
+            "read the checkpoint's safetensors"
         )
-    if not Path(arguments.model_path).is_dir():
+    draft = settings["speculative_draft_load_format"]
+    if draft is not None and draft not in FORMATS:
         raise ConfigError(
-            f"MODEL {arguments.model_path}: allowed is the directory of a checkpoint; one from a "
+            f"--speculative-draft-load-format {draft}: allowed are {', '.join(FORMATS)}"
+        )
+    if not Path(settings["model_path"]).is_dir():
+        raise ConfigError(
+            f"MODEL {settings['model_path']}: allowed is the directory of a checkpoint; one from a "
             "hub is named by where it was downloaded to"
         )

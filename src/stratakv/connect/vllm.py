@@ -7,6 +7,7 @@ only a connector is given, the engine's configuration.
 """
 
 import logging
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -17,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.envs import environment_variables
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import (
     Locality,
@@ -77,7 +79,9 @@ class StrataConnector(OffloadingConnector):
             extra = vllm_config.kv_transfer_config.kv_connector_extra_config
             extra[SETTINGS] = {
                 "models": model_directories(vllm_config),
-                "fields": fields_of(vllm_config, kv_cache_config),
+                "fields": fields_of(
+                    vllm_config, kv_cache_config, os.environ, tuple(environment_variables)
+                ),
                 "trailing": [
                     trailing_tokens(group.kv_cache_spec)
                     for group in kv_cache_config.kv_cache_groups

@@ -1,14 +1,21 @@
 """What of vLLM's configuration decides the bytes of a page.
 
-Owns the list of fields, and the refusals of what cannot be identified. Reads vLLM's configuration
-objects by their public names; must not import vLLM.
+Owns the refusals of what cannot be identified, and what is read in a form of its own; all else goes
+into names as it is (``whole_settings``). Must not import vLLM.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from stratakv.connect.vllm_harmless import CHECKPOINTS, PLUGINS, SETTINGS, VARIABLES
+from stratakv.connect.whole_settings import (
+    flat_settings,
+    plugin_fields,
+    setting_fields,
+    variable_fields,
+)
 from stratakv.core.errors import ConfigError
 
 HASHES: Final = ("sha256", "sha256_cbor")
@@ -19,31 +26,28 @@ PLACES: Final = frozenset({"_name_or_path", "name_or_path", "transformers_versio
 """What a Hugging Face configuration has of where it lies, and not of what it computes."""
 
 
-def fields_of(config: Any, kv_cache: Any) -> dict[str, str]:  # noqa: ANN401 - vLLM's classes
-    """By name; of a ``VllmConfig`` and a ``KVCacheConfig``. ConfigError for what vLLM can be set to
-    and no name can hold."""
+def fields_of(
+    config: Any,  # noqa: ANN401 - a VllmConfig
+    kv_cache: Any,  # noqa: ANN401 - a KVCacheConfig
+    environment: Mapping[str, str],
+    registered: Collection[str],
+) -> dict[str, str]:
+    """By name: every setting and variable but those known to decide nothing. ``registered``:
+    variables that vLLM knows. ConfigError for what vLLM can be set to and no name can hold."""
     _check(config)
-    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     groups = [
         [sorted(group.layer_names), repr(group.kv_cache_spec)] for group in kv_cache.kv_cache_groups
     ]
+    settings = flat_settings(config, SETTINGS, CHECKPOINTS)
+    for name, value in settings.items():
+        if name.rpartition(".")[2] in CHECKPOINTS and value is not None:
+            settings[name] = settings_text(cast("Any", value).to_dict())
     return {
-        "dtype": str(model.dtype),
-        "quantization": str(model.quantization),
-        "max_model_len": str(model.max_model_len),
-        "model_config": settings_text(model.hf_config.to_dict()),
-        "device": str(config.device_config.device_type),
-        "cache_dtype": str(cache.cache_dtype),
-        "mamba_cache": f"{cache.mamba_cache_dtype} {cache.mamba_ssm_cache_dtype} "
-        f"{cache.mamba_cache_mode}",
-        "hash": str(cache.prefix_caching_hash_algo),
+        **setting_fields(settings, ()),
+        **variable_fields(environment, registered, "VLLM_", VARIABLES),
+        **plugin_fields(*PLUGINS),
+        "hash": str(config.cache_config.prefix_caching_hash_algo),
         "groups": json.dumps(groups),
-        "tensor_parallel": str(parallel.tensor_parallel_size),
-        "pipeline_parallel": str(parallel.pipeline_parallel_size),
-        "prefill_context_parallel": str(parallel.prefill_context_parallel_size),
-        "decode_context_parallel": str(parallel.decode_context_parallel_size),
-        "world": str(parallel.world_size),
-        "speculative": _speculative(config),
     }
 
 
@@ -115,13 +119,6 @@ def _without_places(value: object) -> object:
             return value
 
 
-def _speculative(config: Any) -> str:  # noqa: ANN401 - a VllmConfig
-    speculative = config.speculative_config
-    if speculative is None:
-        return ""
-    return f"{speculative.method} {speculative.num_speculative_tokens}"
-
-
 def _check(config: Any) -> None:  # noqa: ANN401 - a VllmConfig
     """Refuse what no name could tell apart."""
     if config.lora_config is not None:
@@ -129,12 +126,13 @@ def _check(config: Any) -> None:  # noqa: ANN401 - a VllmConfig
             "--enable-lora: vLLM names an adapter's pages by its name and path, not by its "
             "weights; allowed is a server without adapters"
         )
-    load_format = str(config.load_config.load_format)
-    if load_format not in FORMATS:
-        raise ConfigError(
-            f"--load-format {load_format}: allowed are {', '.join(FORMATS)}, which read the "
-            "checkpoint's safetensors"
-        )
+    drafting = config.speculative_config
+    for loading in (config.load_config, drafting and drafting.draft_load_config):
+        if loading is not None and str(loading.load_format) not in FORMATS:
+            raise ConfigError(
+                f"--load-format {loading.load_format}: allowed are {', '.join(FORMATS)}, which "
+                "read the checkpoint's safetensors"
+            )
     algorithm = str(config.cache_config.prefix_caching_hash_algo)
     if algorithm not in HASHES:
         raise ConfigError(

@@ -59,14 +59,17 @@ class Checked(nn.Module):
             pass
 
     def windows(self):
-        """By layer: how many tokens before a query it sees; None: all."""
+        """By layer with keys and values: how many tokens before a query it sees; None: all."""
         layers = range(self.config.num_hidden_layers)
         kinds = getattr(self.config, "layer_types", None) or ["full_attention"] * len(layers)
         window = getattr(self.config, "sliding_window", None)
-        return [window - 1 if kind == "sliding_attention" else None for kind in kinds]
+        return {
+            layer: window - 1 if kind == "sliding_attention" else None
+            for layer, kind in zip(layers, kinds, strict=True)
+        }
 
     def get_attention_sliding_window_size(self):
-        sizes = [window for window in self.windows() if window is not None]
+        sizes = [window for window in self.windows().values() if window is not None]
         return sizes[0] if sizes else None
 
     def forward(self, input_ids, positions, forward_batch, **named):
@@ -83,12 +86,14 @@ class Checked(nn.Module):
             given = input_ids[at : at + end - begin].tolist()
             at += end - begin
             place = places[int(batch.req_pool_indices[row]), :end].long()
-            token = self.step(name, given, begin, end, place)
+            request = batch.req_pool_indices[row : row + 1]
+            token = self.step(name, given, (begin, end), place, request)
             if token is not None:
                 logits[row, token] = 1.0
         return LogitsProcessorOutput(next_token_logits=logits)
 
-    def step(self, name, given, begin, end, place):
+    def step(self, name, given, span, place, request):
+        begin, end = span
         if name not in PROMPTS:  # one that SGLang warms up with
             return 0
         if name not in self.rows:
@@ -99,10 +104,14 @@ class Checked(nn.Module):
         known.computed = end
         assert given == known.tokens[begin:end], f"{name}: other tokens than its own"
         digests = torch.tensor(known.digests[:end])
-        for layer, window in enumerate(self.windows()):
+        for layer, window in self.windows().items():
             first = 0 if window is None else max(0, begin - window)
             self.layer(name, layer, window is not None, digests, place, (first, begin, end))
+        self.states(name, known.digests, span, request)
         return known.answer(self.config.vocab_size) if end == len(known.tokens) else None
+
+    def states(self, name, digests, span, request):
+        """What else the layers keep of a request: nothing."""
 
     def layer(self, name, layer, sliding, digests, place, span):
         pool = get_token_to_kv_pool()
@@ -123,6 +132,29 @@ class Checked(nn.Module):
             words[place[begin:end]] = expected[begin - first :]
 
 
+class Linear(Checked):
+    """Full attention, and layers whose states all tokens so far decide."""
+
+    def windows(self):
+        return dict.fromkeys(self.config.full_attention_layer_ids)
+
+    def states(self, name, digests, span, request):
+        begin, end = span
+        pool = get_req_to_token_pool()
+        slot = int(pool.get_mamba_indices(request)[0])
+        for layer in self.config.linear_layer_ids:
+            cache = pool.mamba2_layer_cache(layer)
+            for part, kept in enumerate((*cache.conv, cache.temporal)):
+                words = kept[slot].contiguous().flatten().view(torch.int64)
+                factors = torch.arange(len(words)) * 0x1E3779B97F4A7C15 + 64 * layer + part + 1
+                if begin:
+                    wrong = (words != digests[begin - 1] * factors).any()
+                    assert not wrong, f"{name}: layer {layer} would go on from a wrong state"
+                    COUNTS["checked_states"] += 1
+                written = (digests[end - 1] * factors).view(kept.dtype)
+                kept[slot] = written.view(kept[slot].shape)
+
+
 class LlamaForCausalLM(Checked):
     """Full attention."""
 
@@ -131,4 +163,8 @@ class LagunaForCausalLM(Checked):
     """Full and sliding attention."""
 
 
-EntryClass = [LlamaForCausalLM, LagunaForCausalLM]
+class Qwen3NextForCausalLM(Linear):
+    """Of a gated delta rule."""
+
+
+EntryClass = [LlamaForCausalLM, LagunaForCausalLM, Qwen3NextForCausalLM]
