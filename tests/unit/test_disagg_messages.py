@@ -47,6 +47,35 @@ def test_a_message_comes_back_as_it_was_sent(message):
     assert decode(encode(message)) == message
 
 
+ARRIVED = json.loads(encode(Arrival(OF, FirstToken(7), TierTokens(1, 2, 3))))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token": -1},
+        {"token": 2**31},
+        {"token": 10**30},
+        {"cached": [-5, 0, 0]},
+        {"cached": [0, 0, 10**30]},
+        {"cached": [0, 0]},
+        {"logprob": [-1.0, [[10**30, -1.0]]]},
+        {"logprob": [-1.0, [[-5, -1.0]]]},
+        {"logprob": [float("nan"), []]},
+        {"logprob": [float("inf"), []]},
+    ],
+)
+def test_an_arrival_with_impossible_numbers_is_none(wrong):
+    with pytest.raises(TransportError, match="cannot be read"):
+        decode(json.dumps(ARRIVED | wrong).encode())
+
+
+def test_what_cannot_be_drawn_has_a_logarithm_too():
+    logprob = TokenLogprob(chosen=-0.0, top=((7, -0.0), (8, float("-inf"))))
+    message = Arrival(OF, FirstToken(7, logprob), TierTokens(0, 0, 0))
+    assert decode(encode(message)) == message
+
+
 def test_pages_come_back_as_they_were_named():
     pages = TransferPages(9, (pages_of(0, 1, [4, 2]), pages_of(1, -1, [])))
     back = decode(encode(Reserve(OF, "ab", pages)))

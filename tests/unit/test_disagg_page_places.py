@@ -205,7 +205,15 @@ def test_what_travels_is_read_again():
 
 @pytest.mark.parametrize(
     "change",
-    [{"base": None}, {"base": [1]}, {"size": "x"}, {"region": [-1] * 6}, {"stride": [2**63] * 6}],
+    [
+        {"base": None},
+        {"base": [1]},
+        {"size": "x"},
+        {"region": [-1] * 6},
+        {"stride": [2**63] * 6},
+        {"stride": [2**61] * 6, "pages": [2**61] * 6},
+        {"stride": [2**60] * 6},
+    ],
 )
 def test_a_layout_that_is_none_is_refused(change):
     _, _, places = opened("device")

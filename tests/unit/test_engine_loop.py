@@ -6,7 +6,7 @@ launched ahead.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -23,13 +23,14 @@ from stratakv.core.ids import RequestId
 from stratakv.engine.executor import SerialExecutor
 from stratakv.engine.forward import Forward
 from stratakv.engine.request import Failure, FinishReason, Phase, Prompt, SamplingParams
-from stratakv.engine.roles import MayStart, Start, UnifiedRole
+from stratakv.engine.roles import FirstToken, MayStart, Received, Start, UnifiedRole
 from stratakv.transfer.copy_plan import NOTHING_LAUNCHED
 from tests.engines import token_spec
 
 PAGE = 4
 LONGEST = 32
 TOKEN = 7
+VOCAB = 16
 BOTH = pytest.mark.parametrize("depth", [1, 2])
 
 
@@ -40,7 +41,7 @@ class Model:
     broken: set[int] = field(default_factory=set)
 
     def forward(self, batch):
-        logits = torch.zeros((int(batch.sampled.sum()), 16))
+        logits = torch.zeros((int(batch.sampled.sum()), VOCAB))
         logits[:, TOKEN] = 1.0
         return Forward(logits, ~np.isin(batch.rows, list(self.broken)), batch.sampled)
 
@@ -92,6 +93,7 @@ class Lab:
         count = len(spec.groups)
         sizes = Sizes.of(spec, [device] * count, [40] * count, LONGEST)
         plan = EnginePlan.of(config, sizes, b"model", steps_at_once=depth)
+        plan = replace(plan, vocab_size=VOCAB)
         self.model, self.slept, made = Model(), [], []
 
         def executor(runner, token_source):
@@ -157,6 +159,48 @@ def test_what_could_never_be_served_is_refused_and_leaves_nothing(length, device
         lab.submit("a", length)
     assert not lab.engine.has_work()
     lab.submit("a", 4)  # its name is free
+    lab.nothing_is_left()
+
+
+@pytest.mark.parametrize("tokens", [[3, VOCAB], [-1, 3], [2**31 - 1], [-(2**31)]])
+def test_a_token_that_the_model_has_not_is_refused(tokens):
+    """An embedding has no row for it: the forward of all others would fail."""
+    lab, ids, sampling = Lab(), np.array(tokens, np.int32), SamplingParams(max_tokens=1)
+    with pytest.raises(RequestError, match=rf"token ids outside \[0, {VOCAB}\)"):
+        lab.engine.submit(Prompt(id=RequestId("a"), tokens=ids, sampling=sampling))
+    lab.submit("a")
+    lab.nothing_is_left()
+
+
+class ComputedElsewhere(UnifiedRole):
+    """All prompts are computed by a peer, which says that ``first`` comes after them."""
+
+    def __init__(self, first):
+        self.first, self.due = first, []
+
+    def may_start(self, request):
+        return Start.RECEIVE
+
+    def reserved(self, request, pages):
+        self.due.append(Received(request.id, FirstToken(self.first)))
+
+    def poll(self):
+        ends, self.due = self.due, []
+        return ends
+
+
+@pytest.mark.parametrize("first", [VOCAB, -1, 2**31, -(10**12), 10**30])
+def test_a_first_token_that_the_model_has_not_fails_its_request_alone(first):
+    role = ComputedElsewhere(TOKEN)
+    lab = Lab(role=lambda: role)
+    lab.submit("a", count=9)
+    lab.step()
+    role.first = first
+    lab.submit("b")
+    lab.drain()
+    assert (lab.tokens("a"), lab.finish("a")) == ([TOKEN] * 9, FinishReason.LENGTH)
+    assert (lab.tokens("b"), lab.finish("b")) == ([], FinishReason.ERROR)
+    assert lab.out["b"][-1].failure is Failure.TRANSFER
     lab.nothing_is_left()
 
 

@@ -112,7 +112,10 @@ def build(
 ) -> tuple[Engine, KVCache]:
     tables = block_table(plan)
     limits = EngineLimits(
-        max_model_len=plan.max_model_len, max_running=plan.max_running, step=plan.step
+        max_model_len=plan.max_model_len,
+        vocab_size=plan.vocab_size,
+        max_running=plan.max_running,
+        step=plan.step,
     )
     tokens = sockets.token_source if sockets.ranks is None else sockets.ranks.sync
     executor = make_executor(make_runner(tables), tokens)

@@ -13,6 +13,7 @@ from stratakv.cache.prices import AdmissionLimits
 from stratakv.core.config import EngineConfig
 from stratakv.core.page_keys import Namespace
 from stratakv.engine.namespaces import Namespaces
+from stratakv.engine.request import LARGEST
 from stratakv.engine.scheduler import StepLimits
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.policy.prefetch_pace import (
@@ -33,7 +34,7 @@ LONGEST_WAIT_S: Final = 30.0
 class EnginePlan:
     """The same on every rank. ``model``: its fingerprint, and ``adapters``: digests by name, which
     with the digest of the whole cache name pages. ``eviction``: a key of ``EVICTION_POLICIES``.
-    ``prefetch`` None: the usual thresholds."""
+    ``prefetch`` None: the usual thresholds. ``vocab_size``: of the model, where there is one."""
 
     sizes: Sizes
     model: bytes
@@ -45,6 +46,7 @@ class EnginePlan:
     eviction: str = "lru"
     write: WritePolicy = field(default_factory=WriteThrough)
     prefetch: PrefetchPolicy | None = None
+    vocab_size: int = LARGEST
 
     @classmethod
     def of(

@@ -114,6 +114,7 @@ def build_sized(
     stores = BackgroundStores(opener_while_it_runs(config, sizes.spec, sizes.host, sharing))
     digests, ahead = model.adapters.digests, device.steps_at_once
     plan = EnginePlan.of(config, sizes, model.fingerprint, digests, steps_at_once=ahead)
+    plan = replace(plan, vocab_size=model.vocab_size)
     return assemble(model, plan, replace(sockets, stores=stores), device)
 
 

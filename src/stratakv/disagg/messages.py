@@ -17,7 +17,7 @@ from stratakv.core.ids import GroupId
 from stratakv.disagg.page_places import pages_of
 from stratakv.disagg.recompute import Recompute
 from stratakv.disagg.transport import NOTIFICATION_BYTES
-from stratakv.engine.request import TokenLogprob
+from stratakv.engine.request import LARGEST, TokenLogprob
 from stratakv.engine.roles import FirstToken
 
 PROTOCOL: Final = 5
@@ -141,8 +141,8 @@ def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
         case "PartWritten":
             return PartWritten(attempt)
         case "Arrival":
-            device, host, storage = map(int, fields["cached"])
-            first = FirstToken(int(fields["token"]), _logprob(fields["logprob"]))
+            device, host, storage = map(_column, fields["cached"])
+            first = FirstToken(_column(fields["token"]), _logprob(fields["logprob"]))
             return Arrival(attempt, first, TierTokens(device, host, storage))
         case "Abort":
             return Abort(attempt, bool(fields["reserved"]), str(fields["reason"]))
@@ -152,13 +152,26 @@ def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
             raise ValueError(f"the word {word!r} is none")
 
 
+def _column(found: Any) -> int:  # noqa: ANN401 - from a peer
+    """A number that a column of a batch holds. Whether the model has such a token, it knows."""
+    if not 0 <= (number := int(found)) <= LARGEST:
+        raise ValueError(f"{number} is no token, and no number of tokens")
+    return number
+
+
 def _logprob(found: Any) -> TokenLogprob | None:  # noqa: ANN401 - from a peer
     if found is None:
         return None
     chosen, top = found
     return TokenLogprob(
-        chosen=float(chosen), top=tuple((int(token), float(value)) for token, value in top)
+        chosen=_share(chosen), top=tuple((_column(token), _share(value)) for token, value in top)
     )
+
+
+def _share(found: Any) -> float:  # noqa: ANN401 - from a peer
+    if not (value := float(found)) < 1:  # a rounded 0 may be above it
+        raise ValueError(f"the logarithm of a probability is {value}")
+    return value
 
 
 def parts(message: bytes) -> Iterator[bytes]:

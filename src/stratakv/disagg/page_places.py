@@ -21,8 +21,8 @@ from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
 from stratakv.tree.nodes import TIERS, Tier
 
-_LARGEST: Final = 2**62
-"""What no offset of any memory comes to."""
+_LARGEST: Final = 2**61
+"""What no offset of any memory comes to. Three of them are an int64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +54,9 @@ class PagePlaces:
             raise TransportError("the peer's page layout has columns of several lengths")
         if any(((each < 0) | (each > _LARGEST)).any() for each in columns):
             raise TransportError("the peer's page layout has a number that is none of a page")
+        ends = places.base + places.size
+        if (places.stride > (_LARGEST * 2 - ends) // np.maximum(places.pages, 1)).any():
+            raise TransportError("the peer's page layout has a page that no memory holds")
         return places
 
     def refusal(self, peer: "PagePlaces") -> str:

@@ -27,10 +27,13 @@ from stratakv.engine.running import Running
 
 
 class Transfers:
-    def __init__(self, cache: KVCache, running: Running, role: Role) -> None:
+    """``vocab_size``: token ids are below it."""
+
+    def __init__(self, cache: KVCache, running: Running, role: Role, vocab_size: int) -> None:
         self._cache = cache
         self._running = running
         self._role = role
+        self._vocab_size = vocab_size
         self._receiving: dict[RequestId, int] = {}
         self._sending: dict[RequestId, int] = {}
 
@@ -56,6 +59,10 @@ class Transfers:
         self._receiving[request.id] = request.row
         pages = self._cache.hand_off.reserve(request.row, len(request.known))
         self._role.reserved(request, pages)
+
+    def knows(self, first: FirstToken) -> bool:
+        """Whether the model has such a token: it comes from another machine."""
+        return 0 <= first.token < self._vocab_size
 
     def received(self, request: Request) -> None:
         """All it knows has its KV, and it decodes from now on."""

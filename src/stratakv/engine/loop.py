@@ -45,9 +45,11 @@ CLOSE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """``max_model_len``: tokens of prompt and output; ``max_running``: requests at once."""
+    """``max_model_len``: tokens of prompt and output; ``max_running``: requests at once;
+    ``vocab_size``: token ids are below it."""
 
     max_model_len: int
+    vocab_size: int
     max_running: int
     step: StepLimits
 
@@ -79,7 +81,7 @@ class Engine:
         rows = Rows(limits.max_running, limits.max_model_len, self._grammars)
         self._running = Running(rows, limits.step, cache.cut, cache.hand_off.gives_state)
         self._backlog = Backlog()
-        self._transfers = Transfers(cache, self._running, role)
+        self._transfers = Transfers(cache, self._running, role, limits.vocab_size)
         self._admissions = AdmissionScheduler(
             cache, self._backlog, self._running, role, self._transfers, self._totals, limits.step
         )
@@ -114,6 +116,9 @@ class Engine:
             raise RequestError("the prompt is empty")
         if length >= most:
             raise RequestError(f"the prompt has {length} tokens; at most {most - 1} are allowed")
+        vocab = self._limits.vocab_size
+        if prompt.tokens.min() < 0 or prompt.tokens.max() >= vocab:
+            raise RequestError(f"the prompt has token ids outside [0, {vocab})")
         if reason := prompt.sampling.refusal():
             raise RequestError(reason)
         if prompt.sampling.prompt_logprobs is not None and CacheUse.READ in prompt.use:

@@ -61,7 +61,7 @@ PHASES: Final[dict[tuple[Phase, Signal], Phase]] = {
 
 
 LARGEST: Final = 2**31 - 1
-"""What a column of a batch holds."""
+"""What a column of a batch holds, and token ids are below."""
 LARGEST_TEMPERATURE: Final = 1e6
 LARGEST_BIAS: Final = 100.0
 """Of what is added to logits, and of what they are multiplied by."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.cache.kv_cache import KVCache
+from stratakv.cache.records import TierTokens
 from stratakv.core.ids import PageKey, RequestId, RowIds
 from stratakv.engine.admission_scheduler import REQUEST_FAULTS, AdmissionScheduler
 from stratakv.engine.endings import Endings
@@ -270,11 +271,7 @@ class Steps:
                 continue
             match end:
                 case Received(_, first, cached):
-                    request.prefilled_elsewhere(cached)
-                    self._transfers.received(request)
-                    row = np.array([request.row], np.int32)
-                    tokens = np.array([first.token], np.int32)
-                    self._answer(row, Sampled(tokens, [first.logprob]), ())
+                    self._received(request, first, cached)
                 case Sent(name):
                     self._hand_off(name, request)
                 case PartSent():
@@ -294,6 +291,18 @@ class Steps:
                 case _:
                     assert_never(end)
         self._endings.settle()
+
+    def _received(self, request: Request, first: FirstToken, cached: TierTokens | None) -> None:
+        if not self._transfers.knows(first):  # an embedding has no row for it
+            reason = f"its first token is {first.token}, which the model has not"
+            log.error("the transfer of request %s failed: %s", request.id, reason)
+            self._endings.fail(request, Failure.TRANSFER, reason)
+            return
+        request.prefilled_elsewhere(cached)
+        self._transfers.received(request)
+        row = np.array([request.row], np.int32)
+        tokens = np.array([first.token], np.int32)
+        self._answer(row, Sampled(tokens, [first.logprob]), ())
 
     def _compute_here(self, request: Request) -> None:
         """It was retracted and sent back to be computed, in vain; the role has it computed here."""
