@@ -17,7 +17,7 @@ from stratakv.transfer.cpu import DEFAULT_COPIER
 from stratakv.transfer.host_rows import CpuHostRows
 from tests.engines import greedy, run, small_engine, tokens_of
 from tests.fixtures import deepseek_v4
-from tests.fixtures.deepseek_v32 import wrapped
+from tests.fixtures.deepseek_v32 import random_tokens, wrapped
 
 ANSWER = 20
 COMMON = {"max_running": 6, "reserve_tokens": ANSWER, "load_back_threshold": 1}
@@ -76,16 +76,17 @@ class OffloadCase:
         )
 
     @contextmanager
-    def engine(self, buffer, selected=None, host=None, kept=None, settings=None, **sockets):
+    def engine(
+        self, buffer, selected=None, host=None, copier=DEFAULT_COPIER, role=None, **settings
+    ):
         """``selected``: device pages of the group whose home is the host; None: for one request.
-        ``host``: its host pages, ``kept``: device pages of the anchor, None: plenty."""
+        ``host``: its host pages; None: plenty."""
         selected = self.least(buffer) if selected is None else selected
         device, hosts = self.pages(selected, self.host[1] if host is None else host)
-        device = device if kept is None else (kept, *device[1:])
         CountedRows.rows = CountedRows.pages_read = 0
         with small_engine(
-            self.model, self.config(buffer, **settings or {}), device, hosts,
-            **{"copier": DEFAULT_COPIER, "device_kind": COUNTED, **sockets},
+            self.model, self.config(buffer, **settings), device, hosts, copier,
+            role=role, device_kind=COUNTED,
         ) as parts:  # fmt: skip
             yield parts
 
@@ -110,6 +111,11 @@ def _v4(seed):
 CASES = {name: OffloadCase(partial(wrapped, name), V32, (200, 200), (400, 200))
          for name in ("small", "glm", "groups")}  # fmt: skip
 CASES |= {"v4": _v4(deepseek_v4.TWICE), "narrow v4": _v4(deepseek_v4.NARROW)}
+
+
+SMALL = CASES["small"]
+PROMPTS = [random_tokens(seed, 60 + 13 * seed % 37) for seed in range(20)]
+"""For the models of V3.2."""
 
 
 def answers(prompts, parts, first=0, answer=ANSWER):

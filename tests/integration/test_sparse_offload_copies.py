@@ -11,16 +11,7 @@ from stratakv.testing.transfer_ends import HookedCopier
 from stratakv.transfer.copy_plan import Direction
 from stratakv.transfer.cpu import DEFAULT_COPIER
 from tests.engines import all_free, drain, greedy, tokens_of
-from tests.integration.test_sparse_offload import (
-    ANSWER,
-    PROMPTS,
-    by_name,
-    least,
-    offloading,
-    right,
-    rows_of,
-    submit,
-)
+from tests.offloading import ANSWER, PROMPTS, SMALL, by_name, rows_of, submit
 
 
 def failing(tries):
@@ -41,7 +32,7 @@ def failing(tries):
 @pytest.mark.parametrize("count", [1, 5])
 def test_copies_that_never_succeed_fail_the_requests_that_need_them(count):
     copier, seen = failing(lambda _: True)
-    with offloading("small", 24, copier=copier) as parts:
+    with SMALL.engine(24, copier=copier) as parts:
         submit(parts, PROMPTS[:count])
         found = by_name(drain(parts), count)
         for at, prompt in enumerate(PROMPTS[:count]):
@@ -49,13 +40,13 @@ def test_copies_that_never_succeed_fail_the_requests_that_need_them(count):
             if last.finish is FinishReason.ERROR:
                 assert last.failure is Failure.COPY
             else:
-                assert tokens_of(found[at]) == right("small", tuple(prompt))[0]
+                assert tokens_of(found[at]) == SMALL.right(tuple(prompt))[0]
         failed = parts.engine.stats().failures[Failure.COPY.value]
         assert failed == sum(out[-1].finish is FinishReason.ERROR for out in found) > 0
         assert seen["failed"] < 60 * count, "asked again and again"
         parts.engine.check()
         parts.engine.submit(greedy("short", PROMPTS[0][:9], 4))
-        assert tokens_of(drain(parts)) == right("small", tuple(PROMPTS[0][:9]), answer=4)[0]
+        assert tokens_of(drain(parts)) == SMALL.right(tuple(PROMPTS[0][:9]), answer=4)[0]
         assert parts.cache.progress.flush()
         assert all_free(parts)
 
@@ -64,10 +55,10 @@ def test_copies_that_never_succeed_fail_the_requests_that_need_them(count):
 def test_copies_that_fail_now_and_then_cost_nobody_his_answer(every):
     some = rows_of(PROMPTS[:5])
     copier, seen = failing(lambda at: at % every)
-    with offloading("small", 24, selected=2 * least(24), copier=copier) as parts:
+    with SMALL.engine(24, selected=2 * SMALL.least(24), copier=copier) as parts:
         submit(parts, some)
         found = by_name(drain(parts), 5)
-        assert list(map(tokens_of, found)) == right("small", *some)
+        assert list(map(tokens_of, found)) == SMALL.right(*some)
         assert seen["failed"]
         assert parts.cache.progress.flush()
         assert all_free(parts)
@@ -76,7 +67,7 @@ def test_copies_that_fail_now_and_then_cost_nobody_his_answer(every):
 def test_copies_that_succeed_again_are_asked_for_again():
     """After so many failures in a row that nobody asks any more."""
     copier, seen = failing(lambda at: at <= 14)
-    with offloading("small", 24, selected=40, copier=copier) as parts:
+    with SMALL.engine(24, selected=40, copier=copier) as parts:
         parts.engine.submit(greedy("0", PROMPTS[0], ANSWER))
         for _ in range(8):
             parts.engine.step()
@@ -85,5 +76,5 @@ def test_copies_that_succeed_again_are_asked_for_again():
         for prompt in submit_again:
             parts.engine.submit(prompt)
         found = by_name(drain(parts), 4)
-        assert list(map(tokens_of, found)) == right("small", *rows_of(PROMPTS[1:5]))
+        assert list(map(tokens_of, found)) == SMALL.right(*rows_of(PROMPTS[1:5]))
         assert seen["failed"] == 14

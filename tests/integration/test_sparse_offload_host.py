@@ -5,22 +5,11 @@ from threading import Event
 
 import pytest
 
-from stratakv.assembly.sizing import spec_for
 from stratakv.core.ids import RequestId
 from stratakv.policy import admission
 from stratakv.testing.patience import PATIENCE_S
 from tests.engines import all_free, drain, greedy, run, tokens_of
-from tests.integration.test_sparse_offload import (
-    ANSWER,
-    PROMPTS,
-    by_name,
-    config,
-    model,
-    offloading,
-    right,
-    rows_of,
-    submit,
-)
+from tests.offloading import ANSWER, PROMPTS, SMALL, by_name, rows_of, submit
 from tests.storage_cases import PATIENT, Shelf, attach_backend, format_of
 
 HOST = 14
@@ -43,8 +32,8 @@ class HeldShelf(Shelf):
 
 def stored(prompt, kind=Shelf):
     """A store that has the pages of ``prompt``."""
-    shelf = kind(format_of(spec_for(model("small").facts, config(24))), 1 << 30)
-    with offloading("small", 24, **PATIENT) as parts:
+    shelf = kind(format_of(SMALL.spec(24)), 1 << 30)
+    with SMALL.engine(24, **PATIENT) as parts:
         attach_backend(parts, shelf)
         run(parts, greedy("first", prompt, ANSWER))
         parts.cache.progress.settle()
@@ -54,7 +43,7 @@ def stored(prompt, kind=Shelf):
 @pytest.mark.parametrize("steps", range(4))
 def test_what_a_prefetch_keeps_on_the_host_stops_nobody(steps):
     some = rows_of((PROMPTS[1][:80], PROMPTS[0]))
-    with offloading("small", 24, host=13, **PATIENT) as parts:
+    with SMALL.engine(24, host=13, **PATIENT) as parts:
         attach_backend(parts, stored(some[1]))
         outputs = []
         parts.engine.submit(greedy("0", some[0], ANSWER))
@@ -62,7 +51,7 @@ def test_what_a_prefetch_keeps_on_the_host_stops_nobody(steps):
             outputs += parts.engine.step()
         parts.engine.submit(greedy("1", some[1], ANSWER))
         outputs += drain(parts)
-        assert list(map(tokens_of, by_name(outputs, 2))) == right("small", *some)
+        assert list(map(tokens_of, by_name(outputs, 2))) == SMALL.right(*some)
         parts.cache.progress.settle()
 
 
@@ -70,7 +59,7 @@ def test_what_a_prefetch_keeps_on_the_host_stops_nobody(steps):
 def test_who_runs_alone_waits_for_the_host_pages_that_a_busy_store_fills(aborted):
     """Also for ever; then it can be aborted, and the next one goes on when the store returns."""
     some = rows_of((PROMPTS[1][:80], PROMPTS[0]))
-    with offloading("small", 24, host=13, **PATIENT) as parts:
+    with SMALL.engine(24, host=13, **PATIENT) as parts:
         shelf = stored(some[1], HeldShelf)
         shelf.asked.clear()
         shelf.open.clear()
@@ -88,9 +77,9 @@ def test_who_runs_alone_waits_for_the_host_pages_that_a_busy_store_fills(aborted
         shelf.open.set()
         outputs += drain(parts)
         found = by_name(outputs, 2)
-        assert tokens_of(found[1]) == right("small", some[1])[0]
+        assert tokens_of(found[1]) == SMALL.right(some[1])[0]
         if not aborted:
-            assert tokens_of(found[0]) == right("small", some[0])[0]
+            assert tokens_of(found[0]) == SMALL.right(some[0])[0]
         parts.cache.progress.settle()
         assert parts.cache.progress.flush()
         assert all_free(parts)
@@ -98,11 +87,11 @@ def test_who_runs_alone_waits_for_the_host_pages_that_a_busy_store_fills(aborted
 
 def test_prefetches_of_those_behind_do_not_keep_the_next_one_out():
     some = rows_of((PROMPTS[2][:60], PROMPTS[1][:80], PROMPTS[0]))
-    with offloading("small", 24, host=HOST, max_running=1, **PATIENT) as parts:
+    with SMALL.engine(24, host=HOST, max_running=1, **PATIENT) as parts:
         attach_backend(parts, stored(some[2]))
         asked = [greedy(str(at), prompt, ANSWER) for at, prompt in enumerate(some)]
         found = run(parts, *asked)
-        assert [tokens_of(found[one.id]) for one in asked] == right("small", *some)
+        assert [tokens_of(found[one.id]) for one in asked] == SMALL.right(*some)
         parts.cache.progress.settle()
 
 
@@ -112,13 +101,13 @@ def test_who_runs_alone_is_spilled_also_where_its_copies_were_not_made_in_time(m
     monkeypatch.setattr(admission, "GUARDED_TOKENS", 0)
     some = rows_of((PROMPTS[1][:60], [*PROMPTS[0], *PROMPTS[2]][:120]))
     settings = {"max_running": 1, "reserve_tokens": 8, "max_model_len": 150}
-    with offloading("small", 24, selected=12, host=18, **settings, **PATIENT) as parts:
+    with SMALL.engine(24, selected=12, host=18, **settings, **PATIENT) as parts:
         attach_backend(parts, stored(some[1]))
         parts.engine.submit(greedy("0", some[0], 80))
         parts.engine.submit(greedy("1", some[1], ANSWER))
         found = by_name(drain(parts), 2)
-        assert tokens_of(found[0]) == right("small", some[0], answer=80)[0]
-        assert tokens_of(found[1]) == right("small", some[1])[0]
+        assert tokens_of(found[0]) == SMALL.right(some[0], answer=80)[0]
+        assert tokens_of(found[1]) == SMALL.right(some[1])[0]
         counters = parts.cache.tiers.pools.counters.snapshot()
         assert counters["spilled"]
         assert counters["dropped_backup_pages"], "its copies were made in time"

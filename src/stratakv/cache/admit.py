@@ -64,6 +64,12 @@ class Admitter:
         """None, or why a request of ``total_tokens`` could not run even alone."""
         return self._prices.refusal(total_tokens, use)
 
+    def would_be_resident(self, row: int, asked: AdmissionRequest) -> bool:
+        """Whether the request at ``row`` would be admitted with all of its pages on the device,
+        beside what it has booked now."""
+        lease = self._sequences[row].lease
+        return self._prices.ask(asked, lease.end, lease.starts, 1, spill=False) is not None
+
     def match(self, prefix: PageHasher, tokens: int) -> Match:
         """How much of a prompt is usable; at least one token is always left to compute."""
         if not self._limits.reuse:

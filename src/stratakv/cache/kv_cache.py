@@ -17,7 +17,7 @@ from stratakv.cache.admit import Admitter
 from stratakv.cache.commits import Committer
 from stratakv.cache.hand_off import HandOff
 from stratakv.cache.live import LivePages
-from stratakv.cache.prices import AdmissionLimits, Prices
+from stratakv.cache.prices import AdmissionLimits, AdmissionRequest, Prices
 from stratakv.cache.retraction import RetractedState, Retraction
 from stratakv.cache.sequence_states import SequenceStates
 from stratakv.cache.spilling import Spilling
@@ -122,6 +122,16 @@ class KVCache:
                 pass
             self._spilling.save()
         return not short
+
+    def roomy(self) -> list[int]:
+        """Rows of spilled requests for any one of which the device may have room."""
+        return self._spilling.roomy()
+
+    def would_be_resident(self, row: int, asked: AdmissionRequest) -> bool:
+        """Whether the request at ``row``, retracted now, would lose nothing, cost nobody a page of
+        the host, and come in with all of its pages on the device. ``asked``: what it would ask."""
+        saved = self.retraction.costs_nobody(row, self._sequences[row], asked.tokens - 1)
+        return saved and self.admission.would_be_resident(row, asked)
 
     @property
     def stuck(self) -> bool:

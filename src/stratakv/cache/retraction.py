@@ -79,18 +79,29 @@ class Retraction:
         """Make the host pages free that a save needs. Making them may cost some of its own pages
         their host copy, so it looks again."""
         for _ in range(3):
-            wanted = [
-                len(self._backups.behind(lease, group.id, need.starts[group.id]))
-                + sum(live.group == group.id for live in need.live)
-                for group in self._spec.groups
-            ]
-            host = self._pools.tiers[Tier.HOST]
-            if all(space.available() >= n for space, n in zip(host, wanted, strict=True)):
+            if self._has_room(wanted := self._to_save(lease, need)):
                 return True
             for group, count in zip(self._spec.groups, wanted, strict=True):
                 if self._pools.make_room(Tier.HOST, group.id, count) < count:
                     return False
         return False
+
+    def costs_nobody(self, row: int, sequence: SequenceState, tokens: int) -> bool:
+        """Whether the host has free pages for all that a retraction would save."""
+        need = self._footprints.of(row, sequence, tokens)
+        return self._has_room(self._to_save(sequence.lease, need))
+
+    def _to_save(self, lease: DeviceLease, need: Footprint) -> list[int]:
+        """Host pages that a save needs, by group."""
+        return [
+            len(self._backups.behind(lease, group.id, need.starts[group.id]))
+            + sum(live.group == group.id for live in need.live)
+            for group in self._spec.groups
+        ]
+
+    def _has_room(self, wanted: Sequence[int]) -> bool:
+        host = self._pools.tiers[Tier.HOST]
+        return all(space.available() >= n for space, n in zip(host, wanted, strict=True))
 
     def _save(self, row: int, retracted: RetractedState, own: Sequence[LivePage]) -> None:
         counters, lease = self._pools.counters, retracted.sequence.lease

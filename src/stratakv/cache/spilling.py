@@ -45,6 +45,7 @@ class Spilling:
         self._wait = tiers.progress.wait
         self._tables = tables
         self._sequences = sequences
+        self._groups = [group.id for group in tiers.spec.groups]
         self._places = tables.spilled
         self._behind = {g: len(tiers.spec.groups) + at for at, g in enumerate(tables.spilled)}
         buffers = {group: spilled.buffer.shape[1] for group, spilled in tables.spilled.items()}
@@ -166,6 +167,28 @@ class Spilling:
                 assert np.array_equal(host[: lease.end], wanted), f"row {row} reads other pages"
                 here = self._tables.pages(group)[row] != NONE
                 assert not (here & (host != NONE)).any(), f"row {row} has a page in two places"
+
+    # -- back to the device ----------------------------------------------------------------------
+
+    def roomy(self) -> list[int]:
+        """Rows, oldest first, of requests whose pages are all on the host, and for any one of which
+        the device has room for all of them now, as far as it has booked, beside its buffer."""
+        if not self._staging or self.copies_fail:
+            return []
+        budget, device = self._sequences.budget, self._pools.available
+        rooms = budget.room([device(group) for group in self._groups] + self._free_on_host())
+        room = min(rooms[group] for group in self._places)
+        return [
+            row
+            for row in sorted(self._staging)
+            if (sequence := self._sequences[row]).lease.end + self._sequences.left(row, ANCHOR)
+            < room
+            and not sequence.receives
+            and not any(map(len, sequence.lease.near.values()))
+        ]
+
+    def _free_on_host(self) -> list[int]:
+        return [self.available(group) for group in self._places]
 
     # -- from the device to the host -------------------------------------------------------------
 

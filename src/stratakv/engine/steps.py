@@ -18,7 +18,11 @@ import numpy.typing as npt
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import TierTokens
 from stratakv.core.ids import PageKey, RequestId, RowIds
-from stratakv.engine.admission_scheduler import REQUEST_FAULTS, AdmissionScheduler
+from stratakv.engine.admission_scheduler import (
+    REQUEST_FAULTS,
+    AdmissionScheduler,
+    admission_request,
+)
 from stratakv.engine.endings import Endings
 from stratakv.engine.executor import Executor
 from stratakv.engine.hand_off import Transfers
@@ -38,6 +42,11 @@ from stratakv.engine.stats import Totals
 from stratakv.engine.step_times import StepPart
 
 log = logging.getLogger(__name__)
+
+
+RETURN_STEPS: Final = 16
+"""Between two requests that become resident again: where pressure comes and goes, each costs its
+request a step or two, and a load."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +84,7 @@ class Steps:
         self.suspects = set()
         self._totals = totals
         self._in_flight: deque[_Launched] = deque()
+        self._until_return = 0
 
     def __len__(self) -> int:
         """Steps that are launched and not collected."""
@@ -108,9 +118,28 @@ class Steps:
         return True
 
     def admit(self) -> None:
+        self._until_return = max(0, self._until_return - 1)
+        if not self._until_return and not len(self._admissions.backlog):
+            self._bring_back()
         self._admissions.admit(
             lambda request, error: self._endings.alone(request, "admitted", error)
         )
+
+    def _bring_back(self) -> None:
+        """Nobody waits: a request that reads pages on the host, and for which there is room again,
+        is retracted, and comes in anew with all of them on the device."""
+        rows, columns = self._cache.roomy(), self._running.rows
+        for request in self._retractable() if rows else ():
+            row = request.row
+            tokens = columns.length.item(row)
+            decodes = tokens - columns.computed.item(row) == 1 and not columns.in_flight.item(row)
+            if row not in rows or not decodes:
+                continue
+            asked = replace(admission_request(request), tokens=tokens, again=True)
+            if self._cache.would_be_resident(row, asked):
+                self._until_return = RETURN_STEPS
+                self.retract(request)
+                return
 
     def _planned(self) -> ScheduledStep | None:
         """What runs next, without those who cannot be planned."""
