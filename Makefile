@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 ENGINES := .venv-connect
+CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 # --no-compile: Python compiles what it imports; compiling all of torch first takes half a minute.
 PIP := $(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt
@@ -11,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 # What is imported is compiled once and kept in .venv; otherwise every start takes seconds more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-connect test-long mutants check docs format clean
+.PHONY: help demo serve test test-connect test-clients test-long mutants check docs format clean
 .DEFAULT_GOAL := help
 
 $(VENV)/demo.stamp: $(BUILD)
@@ -46,6 +47,13 @@ $(ENGINES)/newest.stamp: $(ENGINES)/stamp tests/connect/newest.txt
 	  --target $(ENGINES)/newest -r tests/connect/newest.txt
 	touch $@
 
+# Clients bring servers, web frameworks and tokenizers of their own. An older pip takes minutes to choose releases.
+$(CLIENTS)/stamp: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install -q --disable-pip-version-check -U 'pip>=25'
+	$(CLIENTS)/bin/pip install -q --no-compile --disable-pip-version-check -r $<
+	touch $@
+
 demo: $(VENV)/demo.stamp ## set up and run the main job: a chat served over device, host and storage
 	$(BIN)/python -m demo.run
 
@@ -58,13 +66,16 @@ serve: $(VENV)/demo.stamp ## keep a server running on the demo model
 # hangs is given up after minutes: ten of them say enough. Meta tests are a part of `make check`.
 test: $(VENV)/test.stamp ## set up and pass the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --maxfail=10 \
-	  -rs --durations=20 -m 'not long and not connect' --ignore tests/meta
+	  -rs --durations=20 -m "not long and not connect and not clients" --ignore tests/meta
 
 # One engine at a time takes both cores; each starts several times.
 test-connect: $(VENV)/test.stamp $(ENGINES)/newest.stamp ## the tiers in the released engines; needs 5 GB of disk
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist -rs --durations=20 -m connect tests/connect
 
-test-long: $(VENV)/test.stamp ## the long campaigns
+test-clients: $(VENV)/test.stamp $(CLIENTS)/stamp ## released clients against a server; needs 4 GB of disk
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist -rs --durations=20 -m "clients and not long" tests/clients
+
+test-long: $(VENV)/test.stamp $(CLIENTS)/stamp ## the long campaigns
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs --durations=20 -m long
 
 mutants: $(VENV)/mutants.stamp ## small bugs that some test must see: make mutants PACKAGES="tree policy"
@@ -85,7 +96,7 @@ format: $(VENV)/check.stamp ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(ENGINES) build out src/stratakv.egg-info src/stratakv/*/_*.so
+	rm -rf $(VENV) $(ENGINES) $(CLIENTS) build out src/stratakv.egg-info src/stratakv/*/_*.so
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'

@@ -43,6 +43,7 @@ from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.server import Server, bound_socket, serve_forever
 from stratakv.serve.service import Limits, Service, WebOptions
 from stratakv.serve.tokenizer import Tokenizer
+from stratakv.serve.tool_parsers import FORMATS
 from stratakv.storage.backend import Everything, ObjectKey, StoreFormat
 from stratakv.storage.io_jobs import Job, Kind, Remove, Store, kind_of
 from stratakv.storage.io_worker import IoWorker
@@ -57,9 +58,12 @@ TEXTS = [
 ]
 TEMPLATE = (
     "{% if mood %}<{{ mood }}>{% endif %}"
-    "{% for message in messages %}{% if message.role == 'assistant' and not message.content %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'assistant' and not (message.content or message.tool_calls) %}"
     "{{ raise_exception('an empty turn') }}{% endif %}"
-    "<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "<{{ message.role }}>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<call>{{ call.function | tojson }}{% endfor %}"
+    "{% endfor %}{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 EOS = "<|eos|>"
@@ -385,6 +389,7 @@ def make_service(
         admin_key=admin_key,
         bodies=BodyMemory(bodies_bytes),
         web=web or WebOptions(),
+        tool_format=FORMATS["hermes"],
     )
 
 

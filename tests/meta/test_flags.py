@@ -19,8 +19,8 @@ SERVE = """--admin-key --advertise-host --allowed-origins --api-key --api-key-fi
     --prefetch-timeout-per-1k --reserve-tokens --role --served-model-name --snapshot-tokens
     --sparse-offload --ssl-ca-certs --ssl-certfile --ssl-keyfile --step-tokens --storage
     --storage-key-file --storage-root --storage-shards --threads --timeout-keep-alive
-    --timeout-request --tp --tp-timeout --transfer-timeout --transport --unsalted-rooms
-    --write-back-reserve --write-hits --write-policy"""
+    --timeout-request --tool-call-parser --tp --tp-timeout --transfer-timeout --transport
+    --unsalted-rooms --write-back-reserve --write-hits --write-policy"""
 FROZEN = {
     "": "--help --version",
     "serve": SERVE,

@@ -155,7 +155,7 @@ def test_fields_that_change_nothing_are_taken(extra):
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
         ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities"),
@@ -282,7 +282,11 @@ def test_text_parts_are_lines_and_an_echoed_answer_is_taken():
         ([], "messages"),
         ("hi", "messages"),
         ([3], "messages[0]"),
-        ([USER, {"role": "tool", "content": "x"}], "messages[1].role"),
+        ([USER, {"role": "function", "content": "x"}], "messages[1].role"),
+        (
+            [{**USER, "provider_specific_fields": {"a": [1]}}],
+            "messages[0].provider_specific_fields",
+        ),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": 4}], "messages[0].content"),

@@ -1,7 +1,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stratakv.serve.streams import StopMatcher
+from stratakv.serve.stops import StopMatcher
 
 
 def streamed(pieces, stops):

@@ -31,6 +31,9 @@ TP_TIMEOUT_S: Final = 120.0
 ROLES: Final = ("unified", "prefill", "decode")
 TRANSPORTS: Final = ("nixl", "mooncake")
 UNSALTED_ROOMS: Final = ("refuse", "share")
+TOOL_CALL_PARSERS: Final = (
+    "auto", "hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31",
+)  # fmt: skip
 BOOTSTRAP_PORT: Final = 8998
 TRANSFER_TIMEOUT_S: Final = 300.0
 MAX_NAME_CHARS: Final = 512

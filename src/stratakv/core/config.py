@@ -18,6 +18,7 @@ from stratakv.core.choices import (
     PREFETCH_TIMEOUT_S,
     SNAPSHOT_TOKENS,
     TIERS,
+    TOOL_CALL_PARSERS,
     TP_TIMEOUT_S,
     TRANSFER_TIMEOUT_S,
     TRANSPORTS,
@@ -269,6 +270,7 @@ class ServerConfig:
     admin_key: str | None = None
     max_waiting: int = 4096
     default_max_tokens: int = 1024
+    tool_call_parser: str = "auto"
     limit_concurrency: int | None = None
     timeout_keep_alive: float = 75.0
     timeout_request: float = 10.0
@@ -306,6 +308,7 @@ class ServerConfig:
         check_count("--threads", self.threads)
         check_choice("--log-level", self.log_level, LEVELS)
         check_choice("--log-format", self.log_format, FORMATS)
+        check_choice("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         for flag, seconds in (
             ("--timeout-keep-alive", self.timeout_keep_alive),
             ("--timeout-request", self.timeout_request),

@@ -12,6 +12,7 @@ from stratakv.core.choices import (
     PREFETCH_POLICIES,
     ROLES,
     TIERS,
+    TOOL_CALL_PARSERS,
     TRANSPORTS,
     UNSALTED_ROOMS,
     WRITE_POLICIES,
@@ -27,6 +28,7 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "role": ROLES,
     "log_level": LEVELS,
     "log_format": FORMATS,
+    "tool_call_parser": TOOL_CALL_PARSERS,
     "transport": TRANSPORTS,
     "unsalted_rooms": UNSALTED_ROOMS,
 }
@@ -145,6 +147,8 @@ HELP: Final = {
     "transfer_timeout": "seconds after which a hand-off has failed that waits for its peer, for "
     "pages or for its transfer",
     "log_level": "what is logged at least; debug: also what probes and scrapers ask",
+    "tool_call_parser": "the form in which the model writes calls of tools, by vLLM's names; auto: "
+    "the one that its chat template shows",
     "log_format": "text, or json: an object a line",
     "threads": "threads of the forward; default: torch's",
     "unsalted_rooms": "requests with bootstrap_room whose tenant's cache_salt a router may have "

@@ -10,12 +10,12 @@ from typing import Final, TypeVar, cast
 
 from stratakv.cache.records import CacheUse
 from stratakv.core.choices import MAX_NAME_CHARS
+from stratakv.engine.grammars import Grammar
 from stratakv.engine.request import SamplingParams
 from stratakv.serve import fields, hand_off, structured_outputs
 from stratakv.serve.errors import invalid
 from stratakv.serve.fields import JsonObject
 from stratakv.serve.hand_off import HandOffRequest, RemoteDecode, RemotePrefill
-from stratakv.serve.structured_outputs import grammar_of
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 4
@@ -106,14 +106,20 @@ class Decoding:
     hand_off: HandOffRequest | None
 
 
-def decoding(data: JsonObject, vocab: int, logprobs: int | None, max_tokens: str) -> Decoding:
-    """Token ids must be below ``vocab``; ``max_tokens``: the field that holds the most tokens."""
+def decoding(
+    data: JsonObject,
+    vocab: int,
+    logprobs: int | None,
+    max_tokens: str,
+    form: tuple[str, Grammar] | None,
+) -> Decoding:
+    """Token ids must be below ``vocab``; ``max_tokens``: the field that holds the most tokens;
+    ``form``: what the answer has to be, and the field that says so."""
     stream = fields.boolean(data, "stream", default=False)
     if data.get("stream_options") is not None and not stream:
         raise invalid("stream_options", "'stream_options' needs 'stream': true")
     options = fields.child(data, "stream_options")
     transfer = hand_off.asked_for(data)
-    form = grammar_of(data)
     sampling = _sampling(data, vocab, logprobs, transfer)
     if form is not None:
         sampling = replace(sampling, grammar=form[1])

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -36,6 +36,7 @@ from stratakv.serve.replies import (
 from stratakv.serve.service import Service
 from stratakv.serve.streams import Choice, Delta, EchoedPrompt, Generation
 from stratakv.serve.subscription import Subscription, TimedOutput
+from stratakv.serve.tool_parsers import ToolParser
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ STREAM_HEADERS: Final = [
 class GenerateCall:
     """What both endpoints come down to. ``adapter``: "" for none. ``field``: where the prompts
     stood. ``default_tokens``: most tokens of an answer to a call without ``max_tokens``. ``plan``:
-    of its hand-off between servers. ``id``: of its requests to the engine, like no other's."""
+    of its hand-off between servers. ``id``: of its requests to the engine, like no other's.
+    ``parser``: makes one of an answer's calls of tools; None: there are none."""
 
     id: str
     prompts: Sequence[TokenIds]
@@ -62,6 +64,7 @@ class GenerateCall:
     default_tokens: int
     start_s: float
     plan: HandOffPlan
+    parser: Callable[[], ToolParser | None]
 
 
 def engine_prompts(service: Service, call: GenerateCall) -> tuple[Prompt, ...]:
@@ -179,7 +182,14 @@ def _begun(service: Service, call: GenerateCall) -> tuple[tuple[Prompt, ...], li
     if options.echo:
         echoed = [EchoedPrompt.of(one, service.tokenizer, options) for one in call.prompts]
     choices = [
-        Choice(i, service.tokenizer, options, prompt.sampling.stop_tokens, echoed[i // n])
+        Choice(
+            i,
+            service.tokenizer,
+            options,
+            prompt.sampling.stop_tokens,
+            echoed[i // n],
+            call.parser(),
+        )
         for i, prompt in enumerate(prompts)
     ]
     return prompts, choices

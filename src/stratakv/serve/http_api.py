@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar, assert_never
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -47,6 +48,8 @@ from stratakv.serve.prompts import PromptEncoder
 from stratakv.serve.replies import ChatFormat, CompletionFormat
 from stratakv.serve.schemas import ChatCall, CompletionCall, PromptOptions
 from stratakv.serve.service import Service
+from stratakv.serve.tool_parsers import no_parser, parser_of
+from stratakv.serve.tools import ToolUse
 
 COMPLETION_TOKENS: Final = 16
 """OpenAI's default of ``max_tokens`` for completions."""
@@ -185,7 +188,7 @@ class Api:
             found = await self._read(request, hold, read)
             name, adapter = self._named(found.model)
             decoding = self._salted(request, found.decoding)
-            encoder = self._prompts
+            encoder, parser = self._prompts, no_parser
             match found:
                 case CompletionCall():
                     spell, prefix, field = CompletionFormat, "cmpl", "prompt"
@@ -198,6 +201,8 @@ class Api:
                     default_tokens = service.limits.default_max_tokens
                     options = encoder.cut(found.options, decoding.max_tokens or default_tokens)
                     self._check_choices(1, found.decoding.n)
+                    parser = partial(parser_of, found.use, service.tool_format)
+                    decoding = self._marked(found.use, decoding)
                     prompts = [await encoder.encode_chat(request, found.conversation, options)]
                 case _:
                     assert_never(found)
@@ -219,10 +224,18 @@ class Api:
             default_tokens=default_tokens,
             start_s=start_s,
             plan=service.hand_offs.rules.plan(decoding.hand_off, len(prompts) * decoding.n),
+            parser=parser,
         )
         request.scope[ANSWER_ID] = call.id
         await self._check_grammar(request, decoding)
         return await answer(service, request, call)
+
+    def _marked(self, use: ToolUse | None, decoding: Decoding) -> Decoding:
+        """With the special tokens that mark calls."""
+        form = self._service.tool_format
+        if use is None or use.grammar is not None or form is None or not form.special:
+            return decoding
+        return replace(decoding, text=replace(decoding.text, special=True))
 
     async def _check_grammar(self, request: Request, decoding: Decoding) -> None:
         """Compile it beside the event loop: the engine's thread finds it done."""

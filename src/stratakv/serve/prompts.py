@@ -66,7 +66,7 @@ class PromptEncoder:
             return self._encoded("messages", self.tokenizer.chat_text(conversation), options)
 
         # A message costs a template more than its text does.
-        size = sum(len(message["content"]) + EACH_BYTES for message in conversation.messages)
+        size = conversation.chars + EACH_BYTES * len(conversation.messages)
         return await self.lanes.run(client_of(request), size, work)
 
     def _encoded(self, field: str, text: str, options: PromptOptions) -> TokenIds:

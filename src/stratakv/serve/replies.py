@@ -18,6 +18,7 @@ from stratakv.serve.decoding import CACHE_WORDS
 from stratakv.serve.errors import ApiError
 from stratakv.serve.streams import Choice, Delta, ShownToken
 from stratakv.serve.tokenizer import Tokenizer
+from stratakv.serve.tool_parsers import CallDelta
 
 Json = dict[str, object]
 
@@ -112,12 +113,14 @@ class ChatFormat(_Format):
     def chunk(self, delta: Delta) -> Json:
         message: Json = {"role": "assistant"} if delta.first else {}
         if delta.text or delta.first:
-            message["content"] = delta.text
+            message["content"] = delta.text if delta.text or not delta.called else None
+        if delta.calls:
+            message["tool_calls"] = [_call_chunk(call) for call in delta.calls]
         return {
             "index": delta.index,
             "delta": message,
             "logprobs": self._logprobs(delta.tokens),
-            "finish_reason": _finish(delta.finish),
+            "finish_reason": _chat_finish(delta),
             **self._ids(delta),
         }
 
@@ -126,11 +129,13 @@ class ChatFormat(_Format):
 
     def whole(self, deltas: Sequence[Delta]) -> Json:
         delta = merged(deltas)
+        content = delta.text if delta.text or not delta.called else None
+        calls = {"tool_calls": _whole_calls(delta.calls)} if delta.called else {}
         return {
             "index": delta.index,
-            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "message": {"role": "assistant", "content": content, "refusal": None, **calls},
             "logprobs": self._logprobs(delta.tokens),
-            "finish_reason": _finish(delta.finish),
+            "finish_reason": _chat_finish(delta),
             **self._ids(delta),
         }
 
@@ -168,7 +173,8 @@ def size_of(delta: Delta) -> int:
     """What a choice's gain costs to spell, in bytes of ``Lanes``."""
     reports = [shown.logprob for shown in delta.tokens]
     alternatives = sum(1 + len(one.top) for one in reports if one is not None)
-    return len(delta.text) + ALTERNATIVE_BYTES * (alternatives + len(delta.ids))
+    text = len(delta.text) + sum(len(call.arguments) for call in delta.calls)
+    return text + ALTERNATIVE_BYTES * (alternatives + len(delta.ids))
 
 
 def merged(deltas: Sequence[Delta]) -> Delta:
@@ -181,6 +187,8 @@ def merged(deltas: Sequence[Delta]) -> Delta:
         finish=last.finish,
         first=True,
         ids=tuple(token for delta in deltas for token in delta.ids),
+        calls=tuple(call for delta in deltas for call in delta.calls),
+        called=last.called,
     )
 
 
@@ -289,3 +297,31 @@ def finite(logprob: float) -> float:
 
 def _finish(reason: FinishReason | None) -> str | None:
     return None if reason is None else reason.value
+
+
+def _chat_finish(delta: Delta) -> str | None:
+    called = delta.called and delta.finish is FinishReason.STOP
+    return "tool_calls" if called else _finish(delta.finish)
+
+
+def _call_chunk(call: CallDelta) -> Json:
+    """The first of a call has its name and id."""
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _whole_calls(calls: Sequence[CallDelta]) -> list[Json]:
+    texts: dict[int, list[str]] = {}
+    for call in calls:
+        texts.setdefault(call.index, []).append(call.arguments)
+    return [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": "".join(texts[call.index])},
+        }
+        for call in calls
+        if call.name is not None
+    ]

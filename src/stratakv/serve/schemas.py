@@ -6,28 +6,30 @@ harmless, which are refused because ignoring them would change the answer. Must 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
 from stratakv.core.ids import TokenIds
-from stratakv.serve import fields
+from stratakv.engine.grammars import Grammar
+from stratakv.serve import fields, tools
 from stratakv.serve.decoding import DECODING, Decoding, decoding, name_of, whole
 from stratakv.serve.errors import ApiError, invalid, too_long
 from stratakv.serve.fields import JsonObject
-
-Message: TypeAlias = Mapping[str, str]
+from stratakv.serve.messages import Message, messages
+from stratakv.serve.structured_outputs import grammar_of
+from stratakv.serve.tools import ToolUse
 
 HARMLESS: Final = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "parallel_tool_calls", "prediction",
+    "prompt_cache_retention", "prediction",
 })  # fmt: skip
 """Fields that cannot change the answer."""
 
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "best_of": (1,), "echo": (False,), "suffix": ("",), "length_penalty": (1,),
     "use_beam_search": (False,), "tools": ([],), "tool_choice": ("none", "auto"),
-    "functions": ([],), "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False), "functions": ([],), "function_call": ("none", "auto"),
     "modalities": (["text"],), "audio": (), "reasoning_effort": (), "verbosity": ("medium",),
     "web_search_options": (), "return_hidden_states": (False,), "documents": ([],),
     "separate_reasoning": (True, False), "stream_reasoning": (True, False),
@@ -47,18 +49,16 @@ COMPLETION: Final = DECODING | PROMPT | {"prompt", "echo"}
 TEMPLATE: Final = frozenset({
     "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
 })  # fmt: skip
-CHAT: Final = DECODING | PROMPT | TEMPLATE | {"messages", "max_completion_tokens", "top_logprobs"}
+CHAT: Final = (
+    DECODING | PROMPT | TEMPLATE | tools.FIELDS
+    | {"messages", "max_completion_tokens", "top_logprobs"}
+)  # fmt: skip
 RESERVED: Final = frozenset({
     "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
     "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs",
 })  # fmt: skip
 """What a chat template, or who applies it, is given otherwise."""
-
-ROLES: Final[Mapping[str, str]] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-}  # fmt: skip
-"""Role -> the role a chat template knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,19 @@ WHAT_FITS: Final = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """``template``: what the chat template is given beside the messages. ``opens``: it ends where
-    the assistant begins; ``goes_on``: it ends inside the last message."""
+    the assistant begins; ``goes_on``: it ends inside the last message. ``tools``: what the model is
+    told that it may call."""
 
     messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     opens: bool = True
     goes_on: bool = False
+
+    @property
+    def chars(self) -> int:
+        """About what a template writes out."""
+        return sum(len(str(one)) for one in (*self.messages, *self.tools))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,7 +101,10 @@ class CompletionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
+    """``use``: what the answer may call; None: nothing."""
+
     model: str | None
+    use: ToolUse | None
     conversation: Conversation
     options: PromptOptions
     decoding: Decoding
@@ -107,7 +117,9 @@ def completion_call(data: JsonObject, vocab: int) -> CompletionCall:
         model=name_of(data, "model", None),
         prompts=_prompts(data.get("prompt"), vocab),
         options=_prompt_options(data, special=True),
-        decoding=decoding(data, vocab, whole(data, "logprobs", None), "max_tokens"),
+        decoding=decoding(
+            data, vocab, whole(data, "logprobs", None), "max_tokens", grammar_of(data)
+        ),
     )
 
 
@@ -119,15 +131,30 @@ def chat_call(data: JsonObject, vocab: int) -> ChatCall:
     if top is not None and not wanted:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true")
     most = "max_tokens" if data.get("max_completion_tokens") is None else "max_completion_tokens"
+    use = tools.tool_use(data)
     return ChatCall(
         model=name_of(data, "model", None),
-        conversation=conversation(data),
+        use=use,
+        conversation=conversation(data, use),
         options=_prompt_options(data, special=False),
-        decoding=decoding(data, vocab, (top or 0) if wanted else None, most),
+        decoding=decoding(data, vocab, (top or 0) if wanted else None, most, _form(data, use)),
     )
 
 
-def conversation(data: JsonObject) -> Conversation:
+def _form(data: JsonObject, use: ToolUse | None) -> tuple[str, Grammar] | None:
+    """What the answer has to be, and the field that says so."""
+    form = grammar_of(data)
+    if use is None:
+        return form
+    if form is not None:
+        raise invalid(
+            form[0], f"'{form[0]}' and 'tools' exclude each other: a call has its own form"
+        )
+    forced = use.grammar
+    return None if forced is None else ("tools", forced)
+
+
+def conversation(data: JsonObject, use: ToolUse | None) -> Conversation:
     """The messages of a body, and how the chat template is to be applied."""
     opens = fields.boolean(data, "add_generation_prompt", default=True)
     goes_on = fields.boolean(data, "continue_final_message", default=False)
@@ -141,7 +168,11 @@ def conversation(data: JsonObject) -> Conversation:
             raise invalid("chat_template_kwargs", message)
     found = messages(data.get("messages"))
     return Conversation(
-        messages=found, template=template, opens=opens and not goes_on, goes_on=goes_on
+        messages=found,
+        tools=() if use is None else use.tools,
+        template=template,
+        opens=opens and not goes_on,
+        goes_on=goes_on,
     )
 
 
@@ -165,7 +196,7 @@ class TokenizeCall:
 def tokenize_call(data: JsonObject, max_chars: int) -> TokenizeCall:
     """Read a body of ``/tokenize``."""
     if data.get("messages") is not None:
-        return TokenizeCall(prompt=conversation(data), special=False)
+        return TokenizeCall(prompt=conversation(data, tools.tool_use(data)), special=False)
     prompt = fields.text(data, "prompt", None, max_chars=max_chars)
     if prompt is None:
         raise invalid("prompt", "'prompt' or 'messages' is required")
@@ -181,18 +212,6 @@ def detokenize_call(data: JsonObject, vocab: int, most: int) -> TokenIds:
         message = f"this model's maximum context length is {most} tokens, 'tokens' holds"
         raise too_long("tokens", f"{message} {len(found)}")
     return found
-
-
-def messages(value: object) -> tuple[Message, ...]:
-    """A conversation as a chat template takes it: role and plain text."""
-    if value is None:
-        raise ApiError(
-            "'messages' is required", param="messages", code="missing_required_parameter"
-        )
-    found = fields.array("messages", value)
-    if not found:
-        raise invalid("messages", "'messages' must hold at least one message")
-    return tuple(_message(f"messages[{i}]", message) for i, message in enumerate(found))
 
 
 def token_ids(param: str, value: object, vocab: int) -> TokenIds:
@@ -257,47 +276,3 @@ def _text_prompt(param: str, value: str) -> str:
     if not value:
         raise invalid(param, f"'{param}' must not be empty")
     return fields.well_formed(param, value)
-
-
-def _message(param: str, value: object) -> Message:
-    if not isinstance(value, dict):
-        raise fields.wrong_type(param, "an object", value)
-    data = cast("JsonObject", value)
-    role = data.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise invalid(f"{param}.role", f"'{param}.role' must be one of {', '.join(ROLES)}")
-    # Clients echo what they were sent: empty or null extras of an answer say nothing.
-    for name in data.keys() - {"role", "content", "name"}:
-        if data[name]:
-            message = f"'{param}.{name}' is not supported here"
-            raise ApiError(message, param=f"{param}.{name}", code="unsupported_parameter")
-    content = _content(f"{param}.content", data.get("content"))
-    name = data.get("name")
-    if name is None:
-        return {"role": ROLES[role], "content": content}
-    if not isinstance(name, str):
-        raise fields.wrong_type(f"{param}.name", "a string", name)
-    return {"role": ROLES[role], "content": content, "name": fields.well_formed("name", name)}
-
-
-def _content(param: str, value: object) -> str:
-    """A string, or the lines of a list of text parts."""
-    if isinstance(value, str):
-        return fields.well_formed(param, value)
-    if value is None:
-        raise ApiError(f"'{param}' is required", param=param, code="missing_required_parameter")
-    return "\n".join(
-        _part(f"{param}[{i}]", part) for i, part in enumerate(fields.array(param, value))
-    )
-
-
-def _part(param: str, value: object) -> str:
-    if not isinstance(value, dict):
-        raise fields.wrong_type(param, "an object", value)
-    data = cast("JsonObject", value)
-    if data.get("type") != "text":
-        raise invalid(f"{param}.type", f"'{param}.type' must be 'text': this model reads text only")
-    found = data.get("text")
-    if not isinstance(found, str):
-        raise fields.wrong_type(f"{param}.text", "a string", found)
-    return fields.well_formed(f"{param}.text", found)

@@ -20,6 +20,7 @@ from stratakv.serve.lanes import Lanes
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.tls import TlsFiles
 from stratakv.serve.tokenizer import Tokenizer
+from stratakv.serve.tool_parsers import ToolFormat
 
 Joins: TypeAlias = Callable[[PeerId, Sequence[bytes]], JoinAnswer]
 
@@ -72,8 +73,8 @@ class Service:
     the server, None: nobody may. ``lanes``: where long texts and bodies are worked on; ``bodies``:
     how many there may be at once. ``disagg``: of a server that only computes prompts, or only
     decodes; ``joins``: of the first, how others join it, on the engine's thread; ``hand_offs``:
-    what it does with requests that name a session. ``web``: how browsers and
-    others reach it."""
+    what it does with requests that name a session. ``web``: how browsers and others reach it;
+    ``tool_format``: in which form the model writes calls of tools, None: in none that is known."""
 
     driver: EngineDriver
     storage: StorageAdmin
@@ -98,3 +99,4 @@ class Service:
     joins: Joins | None = None
     hand_offs: HandOffOptions = field(default_factory=HandOffOptions)
     detached: DetachedTasks = field(default_factory=DetachedTasks)
+    tool_format: ToolFormat | None = None

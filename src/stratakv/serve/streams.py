@@ -14,53 +14,10 @@ from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.request import CachedTokens, FinishReason, Output, TokenLogprob
 from stratakv.serve.decoding import TextOptions
 from stratakv.serve.errors import request_failed, shut_down
+from stratakv.serve.stops import StopMatcher
 from stratakv.serve.subscription import Subscription, TimedOutput
 from stratakv.serve.tokenizer import StreamDecoder, Tokenizer
-
-
-class StopMatcher:
-    """Text in, text out, up to the stop string that is complete first (of several that end
-    together: the longest), or with it (``keep``). How the text was split into pieces makes no
-    difference."""
-
-    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
-        self._stops = tuple(stops)
-        self._keep = keep
-        self._held = ""
-        self.matched = False
-
-    def feed(self, piece: str, *, early: bool = False) -> str:
-        """What is surely before any stop string; nothing after a match. ``early``: none that ends
-        in ``piece`` counts."""
-        if not self._stops:
-            return piece
-        if self.matched or not piece:
-            return ""
-        text = self._held + piece
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found and not early:
-            self.matched = True
-            self._held = ""
-            end, begin = min(found)
-            return text[: end if self._keep else begin]
-        keep = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def flush(self) -> str:
-        """What was held back: there will be no more text."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of ``text`` with which ``stop`` might begin."""
-    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-    while at >= 0:
-        if stop.startswith(text[at:]):
-            return len(text) - at
-        at = text.find(stop[0], at + 1)
-    return 0
+from stratakv.serve.tool_parsers import CallDelta, ToolParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +33,8 @@ class ShownToken:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one choice gained; ``finish`` with its last one. ``first``: its first one. ``ids``: all
-    tokens since the last one, where they are wanted."""
+    tokens since the last one, where they are wanted. ``calls``: what calls of tools gained;
+    ``called``: there was one, here or before."""
 
     index: int
     text: str
@@ -84,6 +42,8 @@ class Delta:
     finish: FinishReason | None
     first: bool
     ids: tuple[int, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
+    called: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +74,7 @@ class EchoedPrompt:
 
 class Choice:
     """One request on its way to the client. ``prompt``: what its answer begins with; None: with
-    what is generated."""
+    what is generated. ``parser``: of its calls of tools; None: it may have none."""
 
     def __init__(
         self,
@@ -123,6 +83,7 @@ class Choice:
         options: TextOptions,
         stop_tokens: Sequence[int],
         prompt: EchoedPrompt | None = None,
+        parser: ToolParser | None = None,
     ) -> None:
         self.index: Final = index
         self._options = options
@@ -139,6 +100,9 @@ class Choice:
         self._decoded = 0  # characters, held ones included
         self._shown = 0  # characters that are before any stop string
         self._taken = 0  # deltas
+        self._parser = parser
+        self._calls: list[CallDelta] = []
+        self._called = False
         self._prompt = prompt
         if prompt is not None:
             self._ready.append(prompt.text)
@@ -166,6 +130,8 @@ class Choice:
         elif output.finish is not None:
             text += self._stops.flush()
         self._shown += len(text)
+        if self._parser is not None:
+            text = self._read_calls(self._parser, text)
         if text:
             self._ready.append(text)
 
@@ -175,7 +141,8 @@ class Choice:
         # the stop string): they show only if no stop string cut them off.
         everything = self.finish is not None and not self._stops.matched
         tokens = tuple(t for t in self._hidden if everything or t.offset < self._shown)
-        if not (self._ready or tokens or self._ids or self.finish is not None):
+        gained = self._ready or tokens or self._ids or self._calls
+        if not gained and self.finish is None:
             return None
         ids = tuple(self._ids)
         self._ids.clear()
@@ -183,7 +150,19 @@ class Choice:
         text = "".join(self._ready)
         self._ready.clear()
         self._taken += 1
-        return Delta(self.index, text, tokens, self.finish, self._taken == 1, ids)
+        calls = tuple(self._calls)
+        self._calls.clear()
+        first = self._taken == 1
+        return Delta(self.index, text, tokens, self.finish, first, ids, calls, self._called)
+
+    def _read_calls(self, parser: ToolParser, text: str) -> str:
+        """What of ``text`` is of no call."""
+        parts = [*parser.feed(text)]
+        if self.finish is not None:
+            parts += parser.flush()
+        self._calls += [part for part in parts if isinstance(part, CallDelta)]
+        self._called = self._called or bool(self._calls)
+        return "".join(part for part in parts if isinstance(part, str))
 
     def _piece(self, token: int, output: Output) -> str:
         self.generated += 1

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import TokenIds
 from stratakv.serve.errors import ApiError, invalid
+from stratakv.serve.messages import Message, with_text_arguments
 from stratakv.serve.schemas import Conversation
 from stratakv.serve.text_bound import BYTE_OF_CHAR, bound_of
 
@@ -80,17 +81,39 @@ class Tokenizer:
         """A conversation as the model reads it, with its special tokens spelled out."""
         if self._templates.chat_template is None:
             raise invalid("messages", "this model has no chat template; use /v1/completions")
+        if conversation.tools and not self.shows_tools:
+            message = "this model's chat template shows no tools to the model"
+            raise ApiError(message, param="tools", code="unsupported_parameter")
         try:
-            text = self._templates.apply_chat_template(
-                [dict(message) for message in conversation.messages],
-                tokenize=False,
-                add_generation_prompt=conversation.opens,
-                continue_final_message=conversation.goes_on,
-                **conversation.template,
-            )
+            try:
+                return self._rendered(conversation, conversation.messages)
+            except TypeError:  # some templates write the arguments of calls as text: DeepSeek's
+                return self._rendered(conversation, with_text_arguments(conversation.messages))
         except TEMPLATE_FAULTS as error:
             message = f"the model's chat template refuses these messages: {error}"
             raise ApiError(message, param="messages", code="invalid_value") from None
+
+    @property
+    def template(self) -> str:
+        """The chat template of conversations with tools; "" where there is none."""
+        found = self._templates.chat_template
+        if isinstance(found, dict):
+            found = found.get("tool_use", found.get("default"))
+        return found if isinstance(found, str) else ""
+
+    @property
+    def shows_tools(self) -> bool:
+        return "tools" in self.template
+
+    def _rendered(self, conversation: Conversation, messages: Sequence[Message]) -> str:
+        text = self._templates.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in conversation.tools] or None,
+            tokenize=False,
+            add_generation_prompt=conversation.opens,
+            continue_final_message=conversation.goes_on,
+            **conversation.template,
+        )
         assert isinstance(text, str)
         return text
 

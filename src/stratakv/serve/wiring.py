@@ -44,6 +44,7 @@ from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.serve.admin import OPEN_S, StorageAdmin
 from stratakv.serve.api_keys import api_keys, join_key
 from stratakv.serve.driver import EngineDriver
+from stratakv.serve.engine_protocols import PublisherPort
 from stratakv.serve.grammars import guided_grammars
 from stratakv.serve.hand_off import (
     DecodeRules,
@@ -57,6 +58,7 @@ from stratakv.serve.service import Joins, Limits, Service, WebOptions
 from stratakv.serve.start_checks import check_names
 from stratakv.serve.tls import tls_files
 from stratakv.serve.tokenizer import Tokenizer
+from stratakv.serve.tool_parsers import format_of
 from stratakv.spec.groups import ANCHOR, Home
 from stratakv.storage.opening import OpenStore
 from stratakv.storage.urls import hidden
@@ -94,13 +96,7 @@ def build_service(
         if disagg is not None:
             disagg.serve_again(partial(_submit_again, parts))
         undo.pop_all()
-    driver = EngineDriver(
-        parts.port,
-        max_waiting=server.max_waiting,
-        clock=MonotonicClock(),
-        publisher=publisher,
-        heartbeat_s=_heartbeat_s(config, ranks, disagg),
-    )
+    driver = _driver(parts, server, publisher, _heartbeat_s(config, ranks, disagg))
     service = Service(
         driver=driver,
         storage=_storage_admin(parts, config, driver, store),
@@ -122,8 +118,24 @@ def build_service(
         disagg=disagg,
         joins=_joins(server, disagg, parts),
         hand_offs=_hand_offs(server),
+        tool_format=format_of(server.tool_call_parser, tokenizer.template),
     )
     return service, parts
+
+
+def _driver(
+    parts: EngineParts,
+    server: ServerConfig,
+    publisher: PublisherPort | None,
+    heartbeat_s: float | None,
+) -> EngineDriver:
+    return EngineDriver(
+        parts.port,
+        max_waiting=server.max_waiting,
+        clock=MonotonicClock(),
+        publisher=publisher,
+        heartbeat_s=heartbeat_s,
+    )
 
 
 def _limits(parts: EngineParts, server: ServerConfig) -> Limits:
