@@ -1,0 +1,22 @@
+"""A back end that is wrong on purpose, which the traffic must see.
+
+Owns the bug: of pages that are asked for together, each but the first comes back as the one before
+it. Their checksums are right.
+"""
+
+from dataclasses import replace
+
+from stratakv.connect.sglang import StrataStorage
+
+
+def shifted(keys):
+    return [*keys[:1], *keys[:-1]]
+
+
+class PageBefore(StrataStorage):
+    def batch_get_v1(self, keys, host_indices, extra_info=None):
+        return super().batch_get_v1(shifted(keys), host_indices, extra_info)
+
+    def batch_get_v2(self, transfers, extra_info=None):
+        wrong = [replace(one, keys=shifted(one.keys or [])) for one in transfers]
+        return super().batch_get_v2(wrong, extra_info)
