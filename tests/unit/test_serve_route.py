@@ -287,6 +287,65 @@ def test_one_that_has_failed_is_asked_last_for_a_while(opened):
     assert fleet.asked["p1", "/server_info"] == 2, "it may be there again"
 
 
+async def loses_p1(_fleet, request, path):
+    """Decode, which has lost one prefill server."""
+    return responds(LOST, 500) if path == COMPLETIONS and names(request) != 2 else None
+
+
+@pytest.mark.parametrize(
+    "does", [{"p1": busy}, {"p1": waits, "d1": loses_p1, "d2": loses_p1}], ids=["5xx", "lost"]
+)
+def test_so_is_one_that_answers_with_a_5xx_or_that_decode_has_lost(opened, does):
+    clock, fleet = ManualClock(), Fleet(**does)
+    router = opened(fleet, clock=clock)
+    for _ in range(4):
+        assert post(router).status_code == 200
+    assert fleet.prefilled == ["p1", "p2", "p2", "p2", "p2"]
+    clock.advance(REST_S)
+    for _ in range(2):
+        assert post(router).status_code == 200
+    assert fleet.prefilled.count("p1") == 2
+
+
+def test_a_prefill_server_that_is_back_at_another_port_is_asked_where_it_is_joined(opened):
+    """Nothing was under way when it restarted, so only decode finds out."""
+    port = 2
+
+    async def moves(_fleet, _request, path):
+        if path == "/server_info":
+            return responds({"server": {"advertise_host": "p", "bootstrap_port": port}})
+        return None
+
+    async def joins(_fleet, request, path):
+        if path != COMPLETIONS:
+            return None
+        return responds({"by": "d"}) if names(request) == port else responds(LOST, 500)
+
+    router = opened(Fleet(p1=moves, p2=moves, d1=joins, d2=joins))
+    found = [post(router).status_code for _ in range(2)]
+    port = 9
+    assert [*found, *(post(router).status_code for _ in range(3))] == [200, 200, 500, 200, 200]
+
+
+def test_what_a_prefill_server_answers_to_who_asks_where_it_is_joined_is_said(opened):
+    async def away(_fleet, _request, path):
+        return responds({"why": "maintenance"}, 503) if path == "/server_info" else None
+
+    answer = post(opened(Fleet(p1=away, p2=away)))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "no_prefill")
+    expected = 'http://p2/server_info answers 503: {"why": "maintenance"}'
+    assert answer.json()["error"]["message"] == expected
+
+
+def test_a_client_s_own_hand_off_is_refused_by_its_name(opened):
+    fleet = Fleet()
+    body = {"prompt": "x", "kv_transfer_params": {"do_remote_decode": True}}
+    answer = opened(fleet).post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "kv_transfer_params")
+    assert "stratakv route" in answer.json()["error"]["message"]
+    assert not fleet.asked
+
+
 def test_the_next_server_is_asked_for_its_models_where_one_cannot_be_reached(opened):
     for fails in (gone, dies, hangs):
         router = opened(Fleet(d1=fails))

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.config import RouteConfig
-from stratakv.serve.errors import ApiError
+from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.fields import parse_object
 from stratakv.serve.hand_off import SALT_HEADER
 from stratakv.serve.route_servers import (
@@ -81,6 +81,10 @@ class Router:
 
     async def generate(self, request: Request) -> "Response | _Stream":
         body = cast("dict[str, Any]", dict(parse_object(await _body(request))))
+        if body.get("kv_transfer_params"):
+            message = "'kv_transfer_params' name a hand-off between servers, and so does stratakv "
+            message += "route for each request; leave it out, or ask a server itself"
+            raise invalid("kv_transfer_params", message)
         watch = asyncio.ensure_future(_left(request.receive))
         try:
             answer = await _unless(watch, self._answered(request, body))
@@ -101,6 +105,7 @@ class Router:
                 if not _others_may(error):
                     raise
                 log.warning("prefill server %s: %s", url, error)
+                self._servers.failed(url)
                 failure = error
         assert failure is not None, "no prefill server"
         raise failure

@@ -26,6 +26,8 @@ SILENCE_S: Final = 5.0
 """After so long without a word a server is asked for its health."""
 REST_S: Final = 30.0
 """For so long a prefill server that has failed is asked after all others."""
+_SHOWN_BYTES: Final = 500
+"""Of an answer that nobody expects, in an error."""
 PROBE: Final = httpx.Timeout(10.0, connect=CONNECT_S)
 """Of what a server answers at once unless it hangs."""
 SHOWN: Final = (
@@ -124,31 +126,32 @@ class Servers:
         try:
             answer = await self._client.get(f"{url}/server_info", headers=key, timeout=PROBE)
         except httpx.HTTPError as error:
-            raise self._failed(url, UnreachableError("prefill", url, error)) from None
+            raise UnreachableError("prefill", url, error) from None
         if answer.status_code == 401:
             raise _of_prefill(answer)
+        if answer.status_code != 200:
+            text = answer.content[:_SHOWN_BYTES].decode(errors="replace")
+            raise _no_prefill(f"{url}/server_info answers {answer.status_code}: {text}")
         try:
             found: Any = answer.json()["server"]
             join = str(found["advertise_host"] or httpx.URL(url).host), int(found["bootstrap_port"])
         except (KeyError, TypeError, ValueError):
             message = f"{url} is not a server that computes prompts (--role prefill)"
-            raise ApiError(message, status=502, kind="server_error", code="no_prefill") from None
+            raise _no_prefill(message) from None
         self._joins[url] = join
         return join
 
     async def prefill(self, url: str, path: str, content: bytes, headers: Headers) -> None:
         asked = self._client.post(f"{url}{path}", content=content, headers=headers)
-        try:
-            answer = await self._while_alive("prefill", url, asked)
-        except UnreachableError as error:
-            raise self._failed(url, error) from None
+        answer = await self._while_alive("prefill", url, asked)
         if answer.status_code != 200:
             raise _of_prefill(answer)
 
-    def _failed(self, url: str, error: UnreachableError) -> UnreachableError:
-        self._joins.pop(url, None)  # it may come back at another port
+    def failed(self, url: str) -> None:
+        """A prefill server has, or decode has lost it: for a while others are asked first, and it
+        is asked where it is joined, since it may be back at another place."""
+        self._joins.pop(url, None)
         self._rests[url] = self._clock.now_s() + REST_S
-        return error
 
     async def decode(self, path: str, content: bytes, headers: Headers) -> DecodeAnswer:
         """From whoever takes it. RoutedError where it fails before there is a token."""
@@ -228,6 +231,10 @@ def _in_turn(urls: tuple[str, ...], turn: int) -> tuple[int, tuple[str, ...]]:
 async def _next(parts: AsyncIterator[bytes]) -> bytes:
     """b"": there is no more."""
     return await anext(parts, b"")
+
+
+def _no_prefill(message: str) -> ApiError:
+    return ApiError(message, status=502, kind="server_error", code="no_prefill")
 
 
 def _of_prefill(answer: httpx.Response) -> RoutedError:
