@@ -327,7 +327,7 @@ def test_a_prefill_server_that_is_back_at_another_port_is_asked_where_it_is_join
     assert [*found, *(post(router).status_code for _ in range(3))] == [200, 200, 500, 200, 200]
 
 
-def test_what_a_prefill_server_answers_to_who_asks_where_it_is_joined_is_said(opened):
+def test_an_error_has_what_a_prefill_server_answers_to_who_asks_where_it_is_joined(opened):
     async def away(_fleet, _request, path):
         return responds({"why": "maintenance"}, 503) if path == "/server_info" else None
 
