@@ -12,9 +12,10 @@ PLAN = """--cache --chat-tokens --chunk-tokens --config --device-memory --dtype 
 SERVE = """--admin-key --advertise-host --allowed-origins --api-key --api-key-file
     --bootstrap-port --cache --chat-tokens --chunk-tokens --config --default-max-tokens
     --device-buffer-size --device-memory --drain-s --dtype --eviction --help --host
-    --host-memory --host-ratio --kv-events --kv-events-replay --kv-events-topic
+    --host-memory --host-ratio --kv-cache-metrics --kv-events --kv-events-replay --kv-events-topic
     --limit-concurrency --load-back-budget --load-back-threshold --log-format --log-level
-    --lora --max-model-len --max-running --max-waiting --no-sparse-offload --page-tokens
+    --lora --max-model-len --max-running --max-waiting --no-kv-cache-metrics
+    --no-sparse-offload --page-tokens
     --port --prefetch-policy --prefetch-share --prefetch-threshold --prefetch-timeout
     --prefetch-timeout-per-1k --reserve-tokens --role --served-model-name --snapshot-tokens
     --sparse-offload --ssl-ca-certs --ssl-certfile --ssl-keyfile --step-tokens --storage

@@ -420,6 +420,18 @@ def test_where_a_request_is_is_reported_until_it_ends(depth):
 # -- what it reports -----------------------------------------------------------------------------
 
 
+def test_how_old_pages_grow_is_measured_where_it_is_asked_for():
+    plain, asked = Lab(), Lab(kv_cache_metrics=True)
+    for lab in (plain, asked):
+        for name in "ab":
+            lab.submit(f"a{name}")
+            lab.drain()
+    assert plain.engine.stats().ages is None
+    ages = asked.engine.stats().ages
+    assert ages is not None
+    assert sum(sum(one.counts) for one in ages.reuse_gap), "the second prompt is the first's"
+
+
 @BOTH
 def test_a_steps_time_is_split_by_part_and_phases_add_up(depth):
     lab = Lab(depth)

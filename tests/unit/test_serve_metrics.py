@@ -157,6 +157,10 @@ def test_the_page_on_metrics_is_made_of_the_list():
     assert all(f"`{event}`" in page for event in asdict(PersistCounters()))
 
 
+def test_ages_that_are_not_measured_are_not_there():
+    assert "stratakv_page_" not in rendered(replace(with_storage(), ages=None))
+
+
 def test_ages_are_counted_up_to_each_bound():
     found = [family for family in every_family() if family.name == "stratakv_page_lifetime_seconds"]
     buckets = {

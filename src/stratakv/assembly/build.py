@@ -90,13 +90,14 @@ class Sockets:
 DEFAULT_SOCKETS: Final = Sockets()
 
 
-def _beside_the_plan(sockets: Sockets, launched: Launched) -> TierOptions:
+def _beside_the_plan(plan: EnginePlan, sockets: Sockets, launched: Launched) -> TierOptions:
     """``launched``: what copies come after, where a device computes while this goes on."""
     options = TierOptions(
         observer=sockets.observer,
         sleep=sockets.sleep,
         launched=launched,
         progress=sockets.progress,
+        page_ages=plan.page_ages,
     )
     if (ranks := sockets.ranks) is not None:
         options = replace(options, clock=ranks.clock, agreement=ranks.agreement)
@@ -119,7 +120,7 @@ def build(
     )
     tokens = sockets.token_source if sockets.ranks is None else sockets.ranks.sync
     executor = make_executor(make_runner(tables), tokens)
-    cache = build_cache(plan, memory, tables, _beside_the_plan(sockets, executor.launched))
+    cache = build_cache(plan, memory, tables, _beside_the_plan(plan, sockets, executor.launched))
     assert executor.depth == plan.admission.steps_at_once, "admission counts on another depth"
     role, stores = sockets.role(), sockets.stores
     engine = Engine(cache, executor, role, plan.namespaces, limits, stores, sockets.grammars)

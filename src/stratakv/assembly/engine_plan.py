@@ -34,7 +34,8 @@ LONGEST_WAIT_S: Final = 30.0
 class EnginePlan:
     """The same on every rank. ``model``: its fingerprint, and ``adapters``: digests by name, which
     with the digest of the whole cache name pages. ``eviction``: a key of ``EVICTION_POLICIES``.
-    ``prefetch`` None: the usual thresholds. ``vocab_size``: of the model, where there is one."""
+    ``prefetch`` None: the usual thresholds. ``vocab_size``: of the model, where there is one.
+    ``page_ages``: measure how old pages grow."""
 
     sizes: Sizes
     model: bytes
@@ -47,6 +48,7 @@ class EnginePlan:
     write: WritePolicy = field(default_factory=WriteThrough)
     prefetch: PrefetchPolicy | None = None
     vocab_size: int = LARGEST
+    page_ages: bool = False
 
     @classmethod
     def of(
@@ -78,6 +80,7 @@ class EnginePlan:
             eviction=config.eviction,
             write=_write_policy(config),
             prefetch=prefetch_policy_of(config, sizes.spec, sizes.host),
+            page_ages=config.kv_cache_metrics,
         )
 
     @property

@@ -55,7 +55,8 @@ class EngineConfig:
     later, and ``storage_root`` only for one: directories below which it may be.
     ``storage_key_file``: holds the secret that stored pages are sealed with. ``tp``:
     tensor-parallel ranks; sizes are of each. ``sparse_offload``: rows that an indexer selects may
-    stay on the host; ``device_buffer_size``: so many of a request and layer are on the device."""
+    stay on the host; ``device_buffer_size``: so many of a request and layer are on the device.
+    ``kv_cache_metrics``: measure how old cached pages grow, for a few microseconds a request."""
 
     page_tokens: int | None = None
     dtype: str = "auto"
@@ -90,6 +91,7 @@ class EngineConfig:
     storage_shards: int | None = None
     sparse_offload: bool = False
     device_buffer_size: int | None = None
+    kv_cache_metrics: bool = False
 
     def __post_init__(self) -> None:
         least_one = (

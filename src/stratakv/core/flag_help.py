@@ -105,6 +105,8 @@ HELP: Final = {
     "there is room",
     "device_buffer_size": "of --sparse-offload: rows of each layer that a request whose pages have "
     "left the device has there, the model's top-k at least; default: twice that",
+    "kv_cache_metrics": "measure how long cached pages stay, how long they are idle before they "
+    "leave, and the gap between two uses; a few microseconds a request",
     "model": "a directory with config.json and safetensors",
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one, printed",

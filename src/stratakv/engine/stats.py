@@ -31,7 +31,7 @@ class EngineStats:
     counts among these when what storage does for it has ended. ``failures``: requests that ended
     with an error of their own, by cause. ``phases``: requests that have not ended, by phase.
     ``step_s``: seconds of steps, by part. ``copies``: plans between device and host that have not
-    ended, by direction."""
+    ended, by direction. ``ages``: None where they are not measured."""
 
     waiting: int
     retracted: int
@@ -50,7 +50,7 @@ class EngineStats:
     phases: Mapping[str, int]
     step_s: Mapping[str, float]
     copies: Mapping[Direction, int]
-    ages: PageAgeStats
+    ages: PageAgeStats | None
     storage: StorageStats | None
 
 
@@ -119,7 +119,7 @@ def stats_of(
         phases=_phases(backlog, running),
         step_s=totals.times.sums_s(),
         copies=cache.tiers.copies.flights.under_way_by_direction(),
-        ages=cache.tiers.ages.stats(),
+        ages=cache.tiers.ages(),
         storage=storage,
     )
 

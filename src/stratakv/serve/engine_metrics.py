@@ -51,7 +51,8 @@ class EngineCollector(Collector):
         if self._stats is not None:
             yield from _of_engine(self._stats)
             yield from _of_pages(self._stats.pages)
-            yield from _of_ages(self._stats.ages)
+            if self._stats.ages is not None:
+                yield from _of_ages(self._stats.ages)
             yield from _of_cache(self._stats.counters)
             if self._stats.storage is not None:
                 yield from _of_storage(self._stats.storage)

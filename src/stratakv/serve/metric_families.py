@@ -83,13 +83,13 @@ OF_PAGES: Final = (
       "the pool", ("group", "tier", "state")),
     F("page_lifetime_seconds", "histogram",
       "seconds from a page's coming to a tier to its leaving it, of pages that have left: how long "
-      "the cache remembers", ("group", "tier")),
+      "the cache remembers", ("group", "tier"), see="with `--kv-cache-metrics`"),
     F("page_idle_before_evict_seconds", "histogram",
       "seconds from a page's last use to its leaving a tier: near zero, what is cached leaves "
-      "before anybody comes back", ("group", "tier")),
+      "before anybody comes back", ("group", "tier"), see="with `--kv-cache-metrics`"),
     F("page_reuse_gap_seconds", "histogram",
       "seconds between two uses of a page, of pages that a request was given: above the idle time "
-      "before they leave, more memory would be used", ("group",)),
+      "before they leave, more memory would be used", ("group",), see="with `--kv-cache-metrics`"),
     F("cache_copied_pages", "counter",
       "pages that were copied: `backup` to the host, `load` back to the device", ("direction",)),
     F("cache_copied_bytes", "counter", "the same in bytes", ("direction",)),

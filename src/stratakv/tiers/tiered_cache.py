@@ -34,6 +34,7 @@ from stratakv.tiers.pools import Allocators, Pools, check_pages
 from stratakv.tiers.prefetch.fetches import Fetches
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tiers.progress import Progress, Sleep
+from stratakv.tiers.statistics import PageAgeStats
 from stratakv.tiers.storage import StorageTier
 from stratakv.tiers.transfer_manager import TransferManager
 from stratakv.transfer.copy_plan import Launched, nothing_launched
@@ -55,7 +56,8 @@ class TierOptions:
     of pages. ``agreement``: where ranks meet. ``sleep``: how a moment is waited for, in seconds.
     ``progress``: what drives it. ``launched``: what copies come after, where the device computes
     while this goes on.
-    ``foreign_pages``: device pages of each group that another engine has, for ``foreign``."""
+    ``foreign_pages``: device pages of each group that another engine has, for ``foreign``.
+    ``page_ages``: measure how old pages grow, at some microseconds a lease."""
 
     eviction: MakePolicy = LeastRecentlyUsed
     write: WritePolicy = field(default_factory=WriteThrough)
@@ -67,6 +69,7 @@ class TierOptions:
     progress: type[Progress] = Progress
     launched: Launched = nothing_launched
     foreign_pages: Sequence[int] = ()
+    page_ages: bool = False
 
 
 class TieredCache:
@@ -99,8 +102,11 @@ class TieredCache:
         self.spec = spec
         self._agreement = options.agreement
         capacity = device[ANCHOR].capacity + host[ANCHOR].capacity
-        self.ages = PageAges(spec, capacity + 1, options.clock)  # and the root's row
-        self.tree = tree = PrefixTree(spec, capacity, options.eviction, options.observer, self.ages)
+        rows = capacity + 1  # and the root's
+        self._ages = PageAges(spec, rows, options.clock) if options.page_ages else None
+        self.tree = tree = PrefixTree(
+            spec, capacity, options.eviction, options.observer, self._ages
+        )
         store = AttachedStore()
         persister = Persister(tree.stored, arenas, store, options.observer)
         write = options.write if host[ANCHOR].capacity else NoBackup()
@@ -138,6 +144,10 @@ class TieredCache:
         )
 
     # -- pages -----------------------------------------------------------------------------------
+
+    def ages(self) -> PageAgeStats | None:
+        """How old pages grow; None where it is not measured."""
+        return None if self._ages is None else self._ages.stats()
 
     def match(self, keys: Sequence[PageKey], limit: int) -> Match:
         """How far ``keys`` is usable, looking at no more than ``limit`` pages. Read-only."""
