@@ -37,6 +37,7 @@ from stratakv.serve.config_command import (
     offer_config_file,
     offer_server,
 )
+from stratakv.serve.hub import locate
 
 log = logging.getLogger(__name__)
 
@@ -233,8 +234,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         logs.set_up(server.log_level, server.log_format)
         for doubt in settings.doubts:
             log.warning("%s", doubt)
-        model = model_of(settings)
+        named = model_of(settings)
         _check_extra("serve")
+        found = locate(named)
+        model, server = found.path, found.named(server)
         if engine.tp == 1:  # a rank that is refused has to notify the others
             from stratakv.serve.start_checks import check_start  # noqa: PLC0415
 

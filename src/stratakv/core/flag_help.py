@@ -107,7 +107,8 @@ HELP: Final = {
     "left the device has there, the model's top-k at least; default: twice that",
     "kv_cache_metrics": "measure how long cached pages stay, how long they are idle before they "
     "leave, and the gap between two uses; a few microseconds a request",
-    "model": "a directory with config.json and safetensors",
+    "model": "a directory with config.json and safetensors; of serve also a name on the Hugging "
+    "Face hub, from its local cache or downloaded",
     "host": "address to listen on",
     "port": "port to listen on; 0: any free one, printed",
     "served_model_name": "the name clients use; default: the directory's",
