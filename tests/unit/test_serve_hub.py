@@ -179,7 +179,7 @@ def test_what_can_not_be_had_is_refused_with_what_was_tried(hub, tmp_path, statu
         assert part in found.stderr
 
 
-def test_who_has_no_network_is_told_so(tmp_path):
+def test_without_a_network_the_refusal_names_it(tmp_path):
     found = ask(tmp_path, "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 could not be asked: ConnectError" in found.stderr
 
