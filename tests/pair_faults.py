@@ -29,9 +29,9 @@ def pages_that_are_free_once_they_are_given_up() -> Patch:
     """Decode reports the end of a transfer when it has no use for it any more."""
     real = DecodeRole.left
 
-    def left(self, request):
-        real(self, request)
-        self._events.append(TransferFailed(request, "seeded"))
+    def left(self, prompt):
+        real(self, prompt)
+        self._events.append(TransferFailed(prompt.id, "seeded"))
 
     return mock.patch.object(DecodeRole, "left", left)
 

@@ -1,5 +1,6 @@
 """Pairs of engines on several ranks, one that computes prompts and one that decodes: each rank has
-its part of both, and they step together, so that threads of one process do, or processes.
+its part of both, and they step together, so that threads of one process do, or processes. One of
+the two may have one rank alone, in the process of the other's first.
 
 Owns the order of steps: rank 0 says whose is next, the others do the same. ``Play`` is what a test
 brings: how each rank's ends are opened, and what rank 0 does.
@@ -9,9 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from stratakv.agreement.ranks import Ranks
+from stratakv.agreement.ranks import Ranks, SingleRank
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.roles import agreeing
@@ -19,8 +20,8 @@ from stratakv.core.clock import ManualClock
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
-from stratakv.disagg.handshake import SideRank
 from stratakv.disagg.joining import JoinAnswer
+from stratakv.disagg.lanes import shares
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.ranked_joining import RankedJoiner, RankedPeers, join_ranks
@@ -28,6 +29,7 @@ from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.transport import PeerId
 from stratakv.engine.peer_calls import PeerCall
 from stratakv.engine.request import Output, Prompt
+from stratakv.spec.sharding import Sharding
 from stratakv.testing.fleet.thread_ranks import Rendezvous, ThreadRanks
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import PATIENCE_S, wait_until
@@ -44,13 +46,16 @@ class Play:
     """``engine``: a rank's engine of one side, with these sockets: a context manager. ``opens``:
     how a rank opens its end of a side. ``acts``: what rank 0 may have every rank do by name.
     ``asks``: the side that decodes joins the other when a request needs it; otherwise they are
-    introduced by hand. ``models``: of those ranks that have another one."""
+    introduced by hand. ``models``: of those ranks that have another one. ``alone``: the side of one
+    rank, which asks. ``sharding``: a side's, of so many ranks."""
 
     engine: Callable[[HandOffSide, Sockets], object]
     opens: Callable[[HandOffSide, int], Callable] = lambda side, rank: open_loopback
     acts: dict[str, Callable[["RankedPair"], None]] = field(default_factory=dict)
     asks: bool = False
     models: dict[tuple[HandOffSide, int], bytes] = field(default_factory=dict)
+    alone: HandOffSide | None = None
+    sharding: Callable[[Sharding, int], Sharding] = lambda own, ranks: replace(own, ranks=ranks)
 
 
 class RankedPair:
@@ -60,39 +65,51 @@ class RankedPair:
         self.play, self.ranks, self.rank = play, ranks, ranks.rank
         self.clock = ManualClock()
         self.calls: list[tuple[tuple[bytes, ...], Future[JoinAnswer]]] = []
-        self.peers = {side: Peers() for side in HandOffSide}
+        self.peers: dict[HandOffSide, list[Peers]] = {}
         self.inner, self.sides, self.roles = {}, {}, {}
         self.out: dict[HandOffSide, dict[str, list[Output]]] = {side: {} for side in HandOffSide}
         for side in HandOffSide:
-            context = RankContext.of(ranks, self.clock)
-            peers, clock = self.peers[side], context.clock
-            joiner = None
-            if side is DECODE and play.asks:
-                carry = None if self.rank else self._carry
-                send = context.sync.outbox.append
-                joiner = RankedJoiner(peers, self.rank, send, carry)
-            own = (
-                PrefillRole(peers, LIMITS, clock)
-                if side is PREFILL
-                else DecodeRole(peers, lambda _: P, LIMITS, clock, joiner)
-            )
-            links = RankedPeers(peers, self.rank) if joiner is None else joiner.links
-            self.inner[side], self.roles[side] = own, agreeing(own, links, context)
-            sockets = Sockets(role=lambda side=side: self.roles[side], ranks=context)
-            parts = undo.enter_context(play.engine(side, sockets))
-            share = SideRank(self.rank, ranks.size, parts.plan.sizes.sharding.whole.digest)
-            model = play.models.get((side, self.rank), b"model")
-            peers.open(parts.spec, parts.pools, model, play.opens(side, self.rank), share)
-            self.sides[side] = parts
-            if side is PREFILL and not self.rank:
-                own.submit_to(parts.port.submit)
-        for peers in self.peers.values():  # before the engines
-            undo.callback(peers.close)
+            if side is not play.alone or not self.rank:
+                self._open(side, undo)
+        for lanes in self.peers.values():  # before the engines
+            for peers in lanes:
+                undo.callback(peers.close)
         if not play.asks:
             self.join()
 
+    def _open(self, side: HandOffSide, undo: ExitStack) -> None:
+        play, alone = self.play, side is self.play.alone
+        context = RankContext.of(SingleRank() if alone else self.ranks, self.clock)
+        count = self.ranks.size if alone else 1
+        lanes, clock = [Peers() for _ in range(count)], context.clock
+        joiner = None
+        if side is DECODE and play.asks:
+            carry = None if self.rank else self._carry
+            send = context.sync.outbox.append
+            joiner = RankedJoiner(lanes, self.rank, send, carry)
+        own = [
+            PrefillRole(peers, LIMITS, clock)
+            if side is PREFILL
+            else DecodeRole(peers, lambda _: P, LIMITS, clock, joiner if not at else None)
+            for at, peers in enumerate(lanes)
+        ]
+        links = RankedPeers(lanes, self.rank) if joiner is None else joiner.links
+        self.peers[side], self.inner[side] = lanes, own
+        self.roles[side] = agreeing(own, links, context)
+        sockets = Sockets(role=lambda: self.roles[side], ranks=context)
+        parts = self.sides[side] = undo.enter_context(play.engine(side, sockets))
+        sharding = parts.plan.sizes.sharding
+        mine = replace(sharding, ranks=1 if alone else self.ranks.size)
+        every = play.sharding(sharding, self.ranks.size)
+        found = shares(mine, every, self.rank, receives=side is DECODE)
+        model = play.models.get((side, self.rank), b"model")
+        for peers, share in zip(lanes, found, strict=True):
+            peers.open(parts.spec, parts.pools, model, play.opens(side, self.rank), share)
+        if side is PREFILL and not self.rank:
+            own[0].submit_to(parts.port.submit)
+
     def join(self) -> None:
-        prefill, decode = self.peers[PREFILL], self.peers[DECODE]
+        (prefill,), (decode,) = self.peers[PREFILL], self.peers[DECODE]
         ours, theirs = prefill.introduce(D), decode.introduce(P)
         decode.meet(P, ours)
         prefill.meet(D, theirs)
@@ -116,13 +133,14 @@ class RankedPair:
             case "nothing is left":
                 self._assert_nothing_left()
             case _:
-                return self.sides[HandOffSide[word]].port.step()
+                parts = self.sides.get(HandOffSide[word])
+                return [] if parts is None else parts.port.step()
         return []
 
     def _assert_nothing_left(self) -> None:
-        assert not self.inner[DECODE].lease_counts().leased
+        assert not any(own.lease_counts().leased for own in self.inner.get(DECODE, ()))
         for side, parts in self.sides.items():
-            assert not len(self.inner[side])
+            assert not any(map(len, self.inner[side]))
             assert not len(self.roles[side])
             stats = parts.engine.stats()
             assert (stats.waiting, stats.running) == (0, 0)
@@ -186,7 +204,8 @@ class RankedPair:
     def settle(self) -> None:
         """Until both sides know of every end; nothing is left on any rank."""
         self.drain()
-        self.until(lambda: not any(map(len, self.inner.values())), "the end of every session")
+        every = [own for side in self.inner.values() for own in side]
+        self.until(lambda: not any(map(len, every)), "the end of every session")
         for _ in range(3):  # the other ranks may be a step behind
             self.step()
         self.do("nothing is left")

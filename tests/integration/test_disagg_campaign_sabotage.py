@@ -31,9 +31,9 @@ class FreesAtAbort(DecodeRole):
 
     given_up = ()
 
-    def left(self, request):
-        super().left(request)
-        self.given_up = (*self.given_up, TransferFailed(request, "given up"))
+    def left(self, prompt):
+        super().left(prompt)
+        self.given_up = (*self.given_up, TransferFailed(prompt.id, "given up"))
 
     def poll(self):
         found, self.given_up = [*super().poll(), *self.given_up], ()

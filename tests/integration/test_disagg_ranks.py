@@ -108,7 +108,7 @@ def test_requests_that_any_rank_reads_are_retracted_on_none(rules):
 
 
 def sent_back(pair):
-    return pair.inner[PREFILL].stats().succeeded
+    return pair.inner[PREFILL][0].stats().succeeded
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_one_rank_cannot_send_back_is_computed_where_it_decodes_on_all(rank
 
     def lose(pair):
         if pair.rank == rank:
-            pair.peers[DECODE].disconnect(P)
+            pair.peers[DECODE][0].disconnect(P)
 
     def act(pair):
         pair.submit(greedy("r", PROMPT[:30], 12))
@@ -157,6 +157,31 @@ def test_what_one_rank_cannot_send_back_is_computed_where_it_decodes_on_all(rank
     stuck = untidy(2, stuck=()) if not waits else untidy(2, faults=TransportFaults(late=40))
     acts = {"retract": retract, "lose": lose}
     on_threads(play_of(*HARD, host=False, opens=stuck, acts=acts), act)
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_what_one_rank_could_not_send_back_gives_later_ones_no_other_name(rank):
+    """Ranks of prefill know by its name what comes back, so it is one on all ranks."""
+
+    def retract(pair):
+        if pair.rank == rank and not pair.sides[DECODE].engine.status(RequestId("r1")):
+            pair.peers[DECODE][0].disconnect(P)
+        for at in range(2):
+            pair.sides[DECODE].engine.retract(RequestId(f"r{at}"))
+
+    def act(pair):
+        for at in range(2):
+            asked = greedy(f"r{at}", [at, *PROMPT[:30]], 12)
+            pair.submit(asked)
+            pair.until(lambda: len(pair.out[DECODE][f"r{at}"]) >= 4, "its tokens")  # noqa: B023
+            pair.do("retract")
+            pair.drain()
+            assert tokens_of(pair.out[DECODE][f"r{at}"]) == expected_tokens(asked.tokens, 12)
+        assert sent_back(pair) == 3, "both of them, and the second once more"
+        pair.clock.advance(200)
+        pair.settle()
+
+    on_threads(play_of(*HARD, host=False, asks=True, acts={"retract": retract}), act)
 
 
 def test_what_prefill_fails_over_on_its_way_back_is_computed_where_it_decodes(monkeypatch):
@@ -235,7 +260,7 @@ def test_pages_of_one_rank_that_may_still_be_written_are_free_on_none(rank):
     def compare(pair):
         assert free[pair.rank] == free_pages(pair)
         assert not any(parts.engine.flush() for parts in pair.sides.values())
-        leases[pair.rank] = len(pair.inner[DECODE])
+        leases[pair.rank] = len(pair.inner[DECODE][0])
 
     play.acts.update(remember=remember, compare=compare)
 
@@ -257,13 +282,13 @@ def test_pages_of_one_rank_that_may_still_be_written_are_free_on_none(rank):
 
 def again(pair):
     """Whoever is still linked is not, and then all are."""
-    for peers, name in ((pair.peers[PREFILL], D), (pair.peers[DECODE], P)):
+    for peers, name in ((pair.peers[PREFILL][0], D), (pair.peers[DECODE][0], P)):
         peers.disconnect(name)
 
     def gone():
-        for role in pair.inner.values():
+        for (role,) in pair.inner.values():
             role.poll()
-        return not any(peers._peers for peers in pair.peers.values())
+        return not any(peers._peers for (peers,) in pair.peers.values())
 
     wait_until(gone, "the fences")
     pair.join()
@@ -276,7 +301,7 @@ def test_one_rank_that_loses_its_peer_fails_the_requests_of_all(side, rank):
 
     def lose(pair):
         if pair.rank == rank:
-            pair.peers[side].disconnect(D if side is PREFILL else P)
+            pair.peers[side][0].disconnect(D if side is PREFILL else P)
 
     play.acts.update(lose=lose, again=again)
 
@@ -323,7 +348,7 @@ def test_a_session_that_one_rank_refuses_ends_on_all():
 
 def knows(pair):
     """Of rank 0."""
-    return pair.peers[PREFILL].knows(D), pair.peers[DECODE].knows(P)
+    return pair.peers[PREFILL][0].knows(D), pair.peers[DECODE][0].knows(P)
 
 
 def test_ranks_join_when_a_request_needs_it():
@@ -348,7 +373,7 @@ def test_a_link_that_one_rank_has_lost_is_made_again_on_all(side, rank):
 
     def lose(pair):
         if pair.rank == rank:
-            pair.peers[side].disconnect(D if side is PREFILL else P)
+            pair.peers[side][0].disconnect(D if side is PREFILL else P)
 
     def act(pair):
         for at in range(3):

@@ -242,6 +242,34 @@ def test_where_prefill_fails_over_it_decode_does_not_wait_for_a_limit(monkeypatc
         settle(pair)
 
 
+@pytest.mark.parametrize("first", [PREFILL, DECODE])
+def test_where_prefill_fails_over_a_client_s_request_decode_ends_at_once(monkeypatch, first):
+    """Whichever side it reaches first; no deadline passes, and the name may be used again."""
+    bad = True
+
+    def fails(*, prompt, **more):
+        if bad and made.pop(0) is PREFILL:
+            raise ValueError("seeded")
+        return Request(prompt=prompt, **more)
+
+    monkeypatch.setattr(loop, "Request", fails)
+    with tokens_over(Link(), *HARD) as pair:
+        order = [first, DECODE if first is PREFILL else PREFILL]
+        made = list(order)
+        for side in order:
+            pair.out[side]["r"] = []
+            pair.sides[side].engine.submit(greedy("r", PROMPT[:30], 4))
+            for _ in range(6):
+                pair.step()
+        until(pair, lambda: bool(pair.outputs("r")), "its end")
+        assert pair.outputs("r")[-1].failure is Failure.TRANSFER
+        assert "prefill has failed over it" in pair.outputs("r")[-1].reason
+        assert pair.out[PREFILL]["r"][-1].failure is Failure.INTERNAL
+        bad = False
+        assert pair.run(greedy("r", PROMPT[:30], 4)) == [expected_tokens(PROMPT[:30], 4)]
+        settle(pair)
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_where_prefill_is_lost_it_is_computed_where_it_decodes(asked):
     """Before it is asked, and while its pages may be written."""

@@ -1,5 +1,5 @@
-"""Two ranks that compute prompts and two that decode, as processes over NIXL's TCP, against one
-server that does both: what clients are told, also when one rank dies."""
+"""Two ranks that compute prompts and two that decode, and one of either, as processes over NIXL's
+TCP, against one server that does both: what clients are told, also when one rank dies."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -30,8 +30,9 @@ def model(tmp_path_factory) -> Path:
     return path
 
 
-def serve(model: Path, role: str, *more: object) -> list[object]:
-    return ["serve", model, *FLAGS, "--tp", 2, "--role", role, "--tp-timeout", 60, *more]
+def serve(model: Path, role: str, *more: object, ranks: int = 2) -> list[object]:
+    of_ranks = ["--tp", ranks, "--tp-timeout", 60] if ranks > 1 else []
+    return ["serve", model, *FLAGS, *of_ranks, "--role", role, *more]
 
 
 @dataclass
@@ -40,16 +41,21 @@ class Pair:
     decode: Launched
     join_port: int
 
-    def both(self, prompt: list[int], count: int, room: int) -> list[httpx.Response]:
-        """What both sides answer, as a router asks them."""
-        asked = body(
+    def asked(self, prompt: list[int], count: int, room: int) -> dict:
+        return body(
             prompt, count, cache_salt="", bootstrap_host="127.0.0.1",
             bootstrap_port=self.join_port, bootstrap_room=room,
         )  # fmt: skip
-        urls = [server.url + COMPLETIONS for server in (self.prefill, self.decode)]
+
+    def at(self, server: Launched, asked: dict) -> httpx.Response:
+        return httpx.post(server.url + COMPLETIONS, json=asked, timeout=PATIENCE_S)
+
+    def both(self, prompt: list[int], count: int, room: int) -> list[httpx.Response]:
+        """What both sides answer, as a router asks them."""
+        asked = self.asked(prompt, count, room)
         with ThreadPoolExecutor(2) as threads:
             return list(
-                threads.map(lambda url: httpx.post(url, json=asked, timeout=PATIENCE_S), urls)
+                threads.map(lambda server: self.at(server, asked), (self.prefill, self.decode))
             )
 
 
@@ -103,6 +109,42 @@ def test_two_ranks_hand_over_to_two_and_a_rank_that_dies_fails_its_requests(mode
         for server in (decode, again):
             server.processes[0].terminate()
             assert [server.ends(rank) for rank in range(2)] == [0, 0], server.all_logged()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks_here", "ranks_there"), [(1, 2), (2, 1)])
+def test_one_rank_works_with_two_once_its_flag_says_so(model, tmp_path, ranks_here, ranks_there):
+    """Else it is refused with both values, and the flag that mends it."""
+    nixl_is_here()
+    sides = {"prefill": ranks_here, "decode": ranks_there}
+    prompts = [random_prompt(seed, 100 + 30 * seed) for seed in range(3)]
+    with ExitStack() as undo:
+        line = ["serve", model, *FLAGS]
+        alone = ranks_of(line, tmp_path / "alone", undo, count=1).listen()
+        wanted = [alone.ask(prompt, 12)[0] for prompt in prompts]
+        for flagged in (False, True):
+            started, port = {}, free_port()
+            for role, ranks in sides.items():
+                more = ["--bootstrap-port", port] if role == "prefill" else []
+                more += ["--peer-tp", 2] if flagged and ranks == 1 else []
+                line = serve(model, role, *more, ranks=ranks)
+                started[role] = ranks_of(line, tmp_path / f"{role}{flagged}", undo, count=ranks)
+            pair = Pair(started["prefill"].listen(), started["decode"].listen(), port)
+            if not flagged:
+                answer = pair.at(pair.decode, pair.asked(prompts[0], 12, 0))
+                reason = error_of(answer, 500)["message"]
+                assert f"ranks is {ranks_here} here and {ranks_there} there" in reason
+                assert "--peer-tp" in reason
+            else:
+                for at, prompt in enumerate([*prompts, prompts[0]]):
+                    _, answer = pair.both(prompt, 12, at)
+                    assert text(answer) == wanted[at % 3]
+                    details = answer.json()["usage"]["prompt_tokens_details"]
+                    assert details["prefill"]["cached_tokens"] == (0, 0, 0, 96)[at]
+            for role, server in started.items():
+                server.processes[0].terminate()
+                ended = [server.ends(rank) for rank in range(sides[role])]
+                assert ended == [0] * sides[role], server.all_logged()
 
 
 @pytest.mark.long

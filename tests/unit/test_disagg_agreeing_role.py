@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stratakv.agreement.ballot import SLOTS, Ballot, SlotKind
-from stratakv.disagg.agreeing_role import ELSEWHERE, AgreeingRole
+from stratakv.disagg.agreeing_role import ELSEWHERE, AgreeingRole, Lane
 from stratakv.disagg.session import SessionState
 from stratakv.engine.request import Phase
 from stratakv.engine.roles import (
@@ -87,7 +87,7 @@ class Scripted:
         return ends
 
     def left(self, request):
-        self.calls.append(("left", request))
+        self.calls.append(("left", request.id))
 
 
 class Group:
@@ -97,7 +97,7 @@ class Group:
     def __init__(self, ranks=2):
         self.startable = []
         self.own = [Scripted() for _ in range(ranks)]
-        self.roles = [AgreeingRole(own, own) for own in self.own]
+        self.roles = [AgreeingRole([Lane(own, own)]) for own in self.own]
 
     def alike(self, verb, *of):
         answers = [getattr(role, verb)(*of) for role in self.roles]
@@ -233,7 +233,7 @@ def test_who_leaves_before_pages_are_named_is_forgotten_at_once(states):
     (asked,) = group.arrive("r")
     group.put("r", *states)
     group.ballot()
-    group.alike("left", asked.id)
+    group.alike("left", asked)
     for own in group.own:
         assert own.calls[-1] == ("left", "r")
         own.states.pop("r")
@@ -247,7 +247,7 @@ def test_who_leaves_before_pages_are_named_is_forgotten_at_once(states):
 def test_who_leaves_in_the_middle_of_a_transfer_ends_when_all_pages_are_free(first):
     group = Group()
     asked = group.transferring()
-    group.alike("left", asked.id)
+    group.alike("left", asked)
     group.put("r", *[TRANSFERRING] * 2)
     assert group.ballot() == []
     group.own[first].put("r", FAILED)
@@ -266,7 +266,7 @@ def test_one_that_leaves_with_success_on_all_ranks_has_been_sent():
     group.ballot()
     assert group.alike("computed", asked, FIRST, Given()) is Phase.TRANSFERRING
     group.put("r", TRANSFERRING, TRANSFERRING)
-    group.alike("left", asked.id)
+    group.alike("left", asked)
     for own in group.own:
         own.end(Sent("r"))
     assert group.ballot() == [Sent("r")]
@@ -389,7 +389,7 @@ def test_what_no_other_engine_has_a_part_in_is_the_role_s_own():
     (asked,) = group.arrive("r")
     assert group.alike("may_start", asked) is Start.COMPUTE
     assert group.alike("computed", asked, FIRST, Given()) is Phase.DECODING
-    group.alike("left", asked.id)
+    group.alike("left", asked)
     assert group.ballot() == []
 
 
@@ -402,7 +402,7 @@ def test_who_has_no_slot_waits_for_one_in_the_order_of_arrival():
     group.ballot()
     starts = [group.alike("may_start", one) for one in asked]
     assert starts == [Start.RECEIVE] * most + [Start.WAIT] * 3
-    group.alike("left", asked[most + 1].id)  # it waits for none any more
+    group.alike("left", asked[most + 1])  # it waits for none any more
     group.put("5", SUCCESS, SUCCESS)
     group.put("6", SUCCESS, SUCCESS)
     assert [end.request for end in group.ballot()] == ["5", "6"]
@@ -421,7 +421,7 @@ def test_one_that_fails_without_a_slot_fails_on_all_once_it_has_one():
     for _ in range(2):
         assert group.ballot() == []
     assert group.alike("may_start", late) is Start.WAIT
-    group.alike("left", asked[0].id)
+    group.alike("left", asked[0])
     group.ballot()
     group.own[0].states.pop(late.id)
     (end,) = group.ballot()
@@ -442,7 +442,7 @@ def test_whatever_happens_on_each_rank_all_have_the_same_ends(seed):
         for name, asked in list(open_.items()):
             states = {own.states.get(name) for own in group.own}
             if rng.random() < 0.02 and name not in left and TRANSFERRING in states:
-                group.alike("left", asked.id)
+                group.alike("left", asked)
                 left.add(name)
             starts = name not in left and states <= {WAITING, BOOTSTRAPPING}
             if starts and group.alike("may_start", asked) is Start.RECEIVE:

@@ -140,7 +140,7 @@ def test_every_wanted_page_arrives_and_no_other_byte_changes(here, there):
     target, peer_memories, theirs = opened(there, (12, 7, 4, 12))
     for layer in layers_of(source).values():
         layer[:] = rng.integers(0, 255, layer.shape)
-    writes = ours.writes(on(here, SOURCE), theirs, on(there, TARGET))
+    writes = ours.paired(theirs).writes(on(here, SOURCE), on(there, TARGET))
     move(memories, writes, peer_memories)
     wanted = {0: {0: 8, 6: 2, 3: 5}, 1: {1: 4, 5: 0}, 2: {0: 2}}
     filled = layers_of(source)
@@ -157,20 +157,22 @@ def test_what_was_not_of_the_pages_stays():
     target, peer_memories, theirs = opened("strided")
     for layer in layers_of(source).values():
         layer[:] = 1
-    move(memories, ours.writes(SOURCE, theirs, TARGET), peer_memories)
+    move(memories, ours.paired(theirs).writes(SOURCE, TARGET), peer_memories)
     assert all((layer[:, -13:] == POISON).all() for layer in target._layers.values())
 
 
 def test_nothing_wanted_is_no_write():
     _, _, places = opened("device")
     none = asked(19, (5, []), (5, []), (NONE, []), (5, []))
-    assert not len(places.writes(SOURCE, places, none).sizes)
+    assert not len(places.paired(places).writes(SOURCE, none).sizes)
 
 
 def test_writes_of_neighbours_are_neighbours():
     _, _, places = opened("device")
     source = asked(8, (0, [3, 4]), (0, []), (NONE, []), (0, []))
-    writes = places.writes(source, places, asked(8, (0, [5, 6]), (0, []), (NONE, []), (0, [])))
+    writes = places.paired(places).writes(
+        source, asked(8, (0, [5, 6]), (0, []), (NONE, []), (0, []))
+    )
     assert writes.sizes.tolist() == [48, 48, 48, 48, 20, 20, 20, 20]
     assert writes.regions.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert writes.offsets.tolist() == [144, 192, 144, 192, 60, 80, 60, 80]
@@ -181,7 +183,7 @@ def test_what_is_not_here_cannot_be_sent():
     _, _, places = opened("device")
     short = asked(19, (3, [2, 5]), (3, [4, 0]), (NONE, [2]), (0, [0, 1, 2, 3, 4]))
     with pytest.raises(AssertionError, match="pages from 2 on, not 3"):
-        places.writes(short, places, TARGET)
+        places.paired(places).writes(short, TARGET)
 
 
 def test_another_layout_is_refused_with_both_values():
@@ -194,7 +196,7 @@ def test_another_layout_is_refused_with_both_values():
     assert "1: [48]" in refusal
     assert not ours.refusal(opened("host")[2])
     with pytest.raises(AssertionError, match="another layout"):
-        ours.writes(SOURCE, theirs, TARGET)
+        ours.paired(theirs).writes(SOURCE, TARGET)
 
 
 def test_what_travels_is_read_again():

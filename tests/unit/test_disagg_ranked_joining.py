@@ -30,7 +30,7 @@ def side(ranks, whole=b"whole"):
             share = SideRank(rank, ranks, whole)
             one.open(SPEC, DevicePools(SPEC, (8,)), b"model", open_loopback, share)
             undo.callback(one.close)
-        parts = [RankedPeers(one, rank) for rank, one in enumerate(peers)]
+        parts = [RankedPeers([one], rank) for rank, one in enumerate(peers)]
 
         def call(asked):
             reports = [part.call(asked) for part in parts]
@@ -120,7 +120,7 @@ def test_so_many_peers_and_no_more():
         def disconnect(self, peer, reason=""):
             pass
 
-    links = RankedPeers(Some(), 0)
+    links = RankedPeers([Some()], 0)
     for at in range(SLOTS[SlotKind.LINK] + 1):
         asked = PeerCall(PeerVerb.MEET, f"{at}", (b"",))
         report = links.call(asked)

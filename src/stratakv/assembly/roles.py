@@ -5,7 +5,7 @@ has a role and peers of its own, and they agree. Must not know requests or HTTP 
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -16,12 +16,13 @@ from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.sizing import Sizes
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import ConfigError
-from stratakv.disagg.agreeing_role import AgreeingRole
+from stratakv.disagg.agreeing_role import AgreeingRole, Lane
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.handshake import ALL, SideRank
 from stratakv.disagg.http_join import HttpCarry
-from stratakv.disagg.joining import JoinAnswer, PeerJoiner, join
+from stratakv.disagg.joining import JoinAnswer, JoinedByHand, PeerJoiner, join
+from stratakv.disagg.lanes import shares
 from stratakv.disagg.mooncake import MooncakeTransport, MooncakeTransportOptions
 from stratakv.disagg.nixl import NixlTransport
 from stratakv.disagg.peers import OpenTransport, Peers
@@ -36,6 +37,7 @@ from stratakv.engine.request import Prompt, Request
 from stratakv.engine.roles import Role
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
+from stratakv.spec.sharding import Sharding, sharding_of
 
 HEARTBEAT_S: Final = 0.05
 """How often an engine without work looks for words of its peers."""
@@ -51,27 +53,40 @@ OwnRole: TypeAlias = PrefillRole | DecodeRole
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoleParts:
-    """``role``: of the engine that is to be built, and ``own`` what this rank has of it; the same
-    with one rank. ``peers``: whom it works with, once opened over the engine's pools; ``place``:
-    which rank of how many this is. ``stop``: ends what ``role`` has begun on threads."""
+    """``role``: of the engine that is to be built, and ``own`` what this rank has of it, by lane;
+    the same with one rank and lane. ``peers``: whom each lane works with, once opened over the
+    engine's pools; ``rank``: which one this is, None where there are no others. ``stop``: ends what
+    ``role`` has begun on threads."""
 
     role: Role
-    own: OwnRole
-    peers: Peers
+    own: tuple[OwnRole, ...]
+    peers: tuple[Peers, ...]
     open_transport: OpenTransport
-    place: tuple[int, int] = (0, 1)
+    rank: int | None
     stop: Callable[[], None] = field(default=_nothing)
 
     def given(self) -> Role:
         """As a socket takes it."""
         return self.role
 
-    def open(self, sizes: Sizes, pools: object, arenas: Sequence[HostArena], model: bytes) -> None:
-        """``model``: identity of the weights."""
+    def open(
+        self,
+        sizes: Sizes,
+        pools: object,
+        arenas: Sequence[HostArena],
+        model: bytes,
+        config: Mapping[str, object],
+    ) -> None:
+        """``model``: identity of the weights; ``config``: as for ``sharding_of``."""
         assert isinstance(pools, DevicePools), f"no peer can write to {type(pools).__name__}"
-        rank, ranks = self.place
-        share = ALL if ranks == 1 else SideRank(rank, ranks, sizes.sharding.whole.digest)
-        self.peers.open(sizes.spec, pools, model, self.open_transport, share, arenas)
+        parts = (ALL,)
+        if self.rank is not None:
+            receives = isinstance(self.own[0], DecodeRole)
+            parts = lane_shares(
+                sizes.sharding, config, len(self.peers), self.rank, receives=receives
+            )
+        for peers, share in zip(self.peers, parts, strict=True):
+            peers.open(sizes.spec, pools, model, self.open_transport, share, arenas)
 
     def join(
         self, port: Engine | RankedEngine, peer: PeerId, introductions: Sequence[bytes]
@@ -81,21 +96,22 @@ class RoleParts:
             case RankedEngine():
                 return join_ranks(port.call_peers, peer, introductions)
             case Engine():
-                return join(self.peers, peer, introductions)
+                return join(self.peers[0], peer, introductions)
 
     def serve_again(self, submit: Callable[[Prompt], None]) -> None:
         """Prompts that decode sends back are given to ``submit``, rank 0's."""
-        if isinstance(self.own, PrefillRole):
-            self.own.submit_to(submit)
+        if isinstance(self.own[0], PrefillRole):
+            self.own[0].submit_to(submit)
 
     def stats(self) -> SessionStats:
-        """Of this rank."""
-        return self.own.stats()
+        """Of this rank's first lane."""
+        return self.own[0].stats()
 
     def close(self) -> None:
         """When the engine steps no more; waits for the fences."""
         self.stop()
-        self.peers.close()
+        for peers in self.peers:
+            peers.close()
 
 
 def check_role(server: ServerConfig) -> None:
@@ -119,11 +135,13 @@ def role_parts(
             ("--role", server.role),
             ("--transport", server.transport_name),
             ("--transfer-timeout", server.transfer_timeout),
+            ("--peer-tp", server.peer_tp),
         ])  # fmt: skip
     if server.role == "unified":
         return None
     check_role(server)
-    peers, seconds = Peers(), server.transfer_timeout
+    seconds, lanes = server.transfer_timeout, lanes_of(server, ranks)
+    peers = tuple(Peers() for _ in range(lanes))
     limits = HandOffLimits(sessions=SessionLimits(seconds, seconds, seconds))
     carry = None
     if server.role == "decode" and (ranks is None or ranks.leads):
@@ -135,36 +153,66 @@ def role_parts(
         own=own,
         peers=peers,
         open_transport=_transport(server),
-        place=(0, 1) if ranks is None else ranks.place,
+        rank=None if ranks is None else ranks.ranks.rank,
         stop=_nothing if carry is None else carry.close,
     )
 
 
+def lanes_of(server: ServerConfig, ranks: RankContext | None) -> int:
+    """Ranks of peers that a rank of this server stands for."""
+    own = 1 if ranks is None else ranks.ranks.size
+    return max(1, (server.peer_tp or own) // own)
+
+
+def lane_shares(
+    sharding: Sharding,
+    config: Mapping[str, object],
+    lanes: int,
+    rank: int,
+    *,
+    receives: bool,
+) -> tuple[SideRank, ...]:
+    """What each lane of a rank has of its pages. ConfigError as ``shares`` and ``sharding_of``."""
+    handed_over = sharding
+    if lanes > 1:
+        handed_over = sharding_of(config, sharding.whole, lanes * sharding.ranks)
+    return shares(sharding, handed_over, rank, receives=receives)
+
+
 def _prefill(
-    peers: Peers, limits: HandOffLimits, ranks: RankContext | None
-) -> tuple[Role, OwnRole]:
+    peers: tuple[Peers, ...], limits: HandOffLimits, ranks: RankContext | None
+) -> tuple[Role, tuple[OwnRole, ...]]:
     if ranks is None:
-        own = PrefillRole(peers, limits)
-        return own, own
-    own = PrefillRole(peers, limits, ranks.clock)
-    return agreeing(own, RankedPeers(peers, ranks.ranks.rank), ranks), own
+        own = PrefillRole(peers[0], limits)
+        return own, (own,)
+    lanes = tuple(PrefillRole(one, limits, ranks.clock) for one in peers)
+    links = RankedPeers(peers, ranks.ranks.rank * len(peers))
+    return agreeing(lanes, links, ranks), lanes
 
 
 def _decode(
-    carry: HttpCarry | None, peers: Peers, limits: HandOffLimits, ranks: RankContext | None
-) -> tuple[Role, OwnRole]:
+    carry: HttpCarry | None,
+    peers: tuple[Peers, ...],
+    limits: HandOffLimits,
+    ranks: RankContext | None,
+) -> tuple[Role, tuple[OwnRole, ...]]:
     if ranks is None:
         assert carry is not None, "nobody brings introductions"
-        own = DecodeRole(peers, _prefill_of, limits, join=PeerJoiner(peers, carry))
-        return own, own
-    joiner = RankedJoiner(peers, ranks.ranks.rank, ranks.sync.outbox.append, carry)
-    own = DecodeRole(peers, _prefill_of, limits, ranks.clock, joiner)
-    return agreeing(own, joiner.links, ranks), own
+        own = DecodeRole(peers[0], _prefill_of, limits, join=PeerJoiner(peers[0], carry))
+        return own, (own,)
+    first = ranks.ranks.rank * len(peers)
+    joiner = RankedJoiner(peers, first, ranks.sync.outbox.append, carry)
+    joins = [joiner, *(JoinedByHand() for _ in peers[1:])]  # which joins for all of them
+    lanes = tuple(
+        DecodeRole(one, _prefill_of, limits, ranks.clock, join)
+        for one, join in zip(peers, joins, strict=True)
+    )
+    return agreeing(lanes, joiner.links, ranks), lanes
 
 
-def agreeing(own: OwnRole, links: RankedPeers, ranks: RankContext) -> AgreeingRole:
-    """What a rank's engine is given for its ``own`` role. From now on all ranks vote on it."""
-    role = AgreeingRole(own, own)
+def agreeing(own: Sequence[OwnRole], links: RankedPeers, ranks: RankContext) -> AgreeingRole:
+    """What a rank's engine is given for its ``own`` roles. From now on all ranks vote on it."""
+    role = AgreeingRole([Lane(each, each) for each in own])
 
     def figures() -> DigestInputs:
         return {**role.figures(), **links.figures()}

@@ -72,6 +72,17 @@ class HandOffThroughput:
     gb_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedHere:
+    """Requests of ``prompt`` tokens that the same bytes admit, each way with the split between
+    groups that is for this length; ``per_group_fixed_split``: with the one for ``CHAT_TOKENS``."""
+
+    prompt: int
+    per_group: int
+    whole_prompt: int
+    per_group_fixed_split: int
+
+
 def gpt_oss_spec(layers: int, page_tokens: int = PAGE_TOKENS) -> CacheSpec:
     """From the published sizes: every other layer sees 128 tokens."""
     config = {
@@ -91,11 +102,11 @@ def run() -> dict[str, object]:
     """Measure, and print tables; the servers take a few minutes."""
     table, pages = admissions(gpt_oss_spec(24))
     decision_us = admit_us(gpt_oss_spec(24), pages)
-    size = f"{POOL_BYTES >> 30} GiB, split for chats of {CHAT_TOKENS:,} tokens"
-    print(f"gpt-oss-20b, windows of 128, pages of {PAGE_TOKENS}, {size}:")
-    print("prompt     admitted by group   by whole prompts")
+    print(f"gpt-oss-20b, windows of 128, pages of {PAGE_TOKENS}, {POOL_BYTES >> 30} GiB:")
+    print(f"prompt   admitted by group   by whole prompts   by group, split for {CHAT_TOKENS:,}")
     for row in table:
-        print(f"{row.prompt:7,} {row.per_group:19,} {row.whole_prompt:18,}")
+        fixed = row.per_group_fixed_split
+        print(f"{row.prompt:7,} {row.per_group:18,} {row.whole_prompt:18,} {fixed:26,}")
     print(f"one decision: {decision_us:.1f} us")
     found = [each for name in TRANSPORTS if (each := throughput(name)) is not None]
     for each in found:
@@ -112,23 +123,37 @@ def run() -> dict[str, object]:
     }
 
 
-def admissions(spec: CacheSpec) -> tuple[list[Admitted], Sequence[int]]:
-    """The table, and the pool that takes pages by group."""
+def admissions(spec: CacheSpec) -> tuple[list[AdmittedHere], Sequence[int]]:
+    """The table, and the pool of servers of ``CHAT_TOKENS``. For whole prompts the even split is
+    the best at every length; by group another one fits each, and so each has its own."""
+    even = (POOL_BYTES // sum(group.page_bytes for group in spec.groups),) * len(spec.groups)
+    assert device_bytes(spec, even) <= POOL_BYTES
+    fixed = _split(spec, CHAT_TOKENS)
+    return [
+        AdmittedHere(
+            prompt=prompt,
+            per_group=_admitted(spec, _split(spec, prompt + RESERVE_TOKENS), prompt).per_group,
+            whole_prompt=_admitted(spec, even, prompt).whole_prompt,
+            per_group_fixed_split=_admitted(spec, fixed, prompt).per_group,
+        )
+        for prompt in PROMPTS
+    ], fixed
+
+
+def _split(spec: CacheSpec, chat_tokens: int) -> Sequence[int]:
+    """A server's own, for chats of so many tokens."""
     load = ExpectedLoad(
         max_running=RUNNING,
         max_model_len=max(PROMPTS) + RESERVE_TOKENS,
         chunk_tokens=1,
-        chat_tokens=CHAT_TOKENS,
+        chat_tokens=chat_tokens,
     )
-    split = device_pages(spec, POOL_BYTES, load)
-    even = (POOL_BYTES // sum(group.page_bytes for group in spec.groups),) * len(spec.groups)
-    assert device_bytes(spec, even) <= POOL_BYTES
-    by_group = admitted(spec, split, PROMPTS, RESERVE_TOKENS)
-    by_prompt = admitted(spec, even, PROMPTS, RESERVE_TOKENS)
-    return [
-        Admitted(prompt=one.prompt, per_group=one.per_group, whole_prompt=other.whole_prompt)
-        for one, other in zip(by_group, by_prompt, strict=True)
-    ], split
+    return device_pages(spec, POOL_BYTES, load)
+
+
+def _admitted(spec: CacheSpec, pages: Sequence[int], prompt: int) -> Admitted:
+    (row,) = admitted(spec, pages, (prompt,), RESERVE_TOKENS)
+    return row
 
 
 def admit_us(spec: CacheSpec, pages: Sequence[int]) -> float:
@@ -175,8 +200,7 @@ class HandOffs:
         random = np.random.default_rng(1)
         self._source = _requests(spec, random)
         self._target = _requests(spec, random)
-        here, there = prefill.places(_DECODE)
-        writes = here.writes(self._source[0], there, self._target[0])
+        writes = prefill.pairing(_DECODE).writes(self._source[0], self._target[0])
         assert len(set(writes.sizes.tolist())) == 1, "parts of one size, as the bare transport has"
         self.case = TransportCase(
             pages=REQUESTS * len(writes.sizes),
@@ -209,11 +233,11 @@ class HandOffs:
     def round(self) -> None:
         """Until decode has the proof of each request. TransportError where a side is lost."""
         self._laps += 1
-        here, there = self._prefill.places(_DECODE)
+        pairing = self._prefill.pairing(_DECODE)
         for at, (source, target) in enumerate(zip(self._source, self._target, strict=True)):
             attempt = Attempt(f"r{at}", self._laps)
             proof = Arrival(attempt, FirstToken(1), TierTokens(0, 0, 0))
-            self._prefill.send(_DECODE, proof, here.writes(source, there, target))
+            self._prefill.send(_DECODE, proof, pairing.writes(source, target))
         left = REQUESTS
         while left:
             for event in (*self._decode.poll(), *self._prefill.poll()):

@@ -8,7 +8,6 @@ from the same cores. Needs the extra ``serve`` and a transport; imports neither.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -183,12 +182,12 @@ def run(rounds: int = ROUNDS) -> TokenGaps | None:
     with tempfile.TemporaryDirectory() as made, ExitStack() as undo:
         path = Path(made)
         subprocess.run([sys.executable, "-m", "stratakv.bench.token_gaps_model", made], check=True)
-        join_port, with_ = _free_port(), ("--transport", there[0])
+        with_ = "--transport", there[0]
         roles: Mapping[str, tuple[Sequence[int], Sequence[str]]] = {
             "unified": (cores, ("--threads", "2")),
             "prefill": (
                 cores[:1],
-                ("--threads", "1", "--role", "prefill", "--bootstrap-port", str(join_port), *with_),
+                ("--threads", "1", "--role", "prefill", "--bootstrap-port", "0", *with_),
             ),
             "decode": (cores[1:], ("--threads", "1", "--role", "decode", *with_)),
         }
@@ -196,7 +195,8 @@ def run(rounds: int = ROUNDS) -> TokenGaps | None:
             name: undo.enter_context(_server(path, cores_, flags))
             for name, (cores_, flags) in roles.items()
         }
-        at = {name: _address(process) for name, process in started.items()}
+        at = {name: _address(process, "listening on") for name, process in started.items()}
+        _, join_port = _address(started["prefill"], "decode join")
         split = Address([at["prefill"], at["decode"]], join_port)
         return measure(Address([at["unified"]]), split, rounds)
 
@@ -215,14 +215,9 @@ def _server(
         process.communicate()
 
 
-def _address(process: subprocess.Popen[str]) -> tuple[str, int]:
-    """When it listens."""
+def _address(process: subprocess.Popen[str], words: str) -> tuple[str, int]:
+    """What it prints behind ``words`` once it listens; in the order in which it says so."""
     assert process.stdout is not None
-    addresses = (line.partition("listening on http://")[2].strip() for line in process.stdout)
+    addresses = (line.partition(f"{words} http://")[2].strip() for line in process.stdout)
     host, _, port = next(filter(None, addresses)).rpartition(":")
     return host, int(port)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

@@ -289,6 +289,7 @@ class ServerConfig:
     bootstrap_port: int | None = None
     advertise_host: str | None = None
     transfer_timeout: float = TRANSFER_TIMEOUT_S
+    peer_tp: int | None = None
     unsalted_rooms: str = "refuse"
     threads: int | None = None
     log_level: str = "info"

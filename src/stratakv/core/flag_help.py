@@ -149,6 +149,8 @@ HELP: Final = {
     "advertise_host": "this machine's address as peers reach it; default: --host",
     "transfer_timeout": "seconds after which a hand-off has failed that waits for its peer, for "
     "pages or for its transfer",
+    "peer_tp": "--tp of the servers of the other role, where they have more ranks than this one; "
+    "default: --tp",
     "log_level": "what is logged at least; debug: also what probes and scrapers ask",
     "tool_call_parser": "the form in which the model writes calls of tools, by vLLM's names; auto: "
     "the one that its chat template shows",

@@ -12,6 +12,7 @@ from stratakv.core.choices import (
     TRANSPORTS,
     UNSALTED_ROOMS,
     check_choice,
+    check_count,
     check_port,
     check_seconds,
     check_text,
@@ -33,10 +34,12 @@ def check_role(config: "ServerConfig") -> None:
         ("--bootstrap-port", config.bootstrap_port is not None, ROLES[1:2]),
         ("--advertise-host", config.advertise_host is not None, ROLES[1:]),
         ("--transfer-timeout", config.transfer_timeout != TRANSFER_TIMEOUT_S, ROLES[1:]),
+        ("--peer-tp", config.peer_tp is not None, ROLES[1:]),
         ("--unsalted-rooms", config.unsalted_rooms != "refuse", ROLES[1:]),
     ):
         if used and config.role not in roles:
             raise ConfigError(f"{flag}: allowed with --role {' and '.join(roles)}")
+    check_count("--peer-tp", config.peer_tp)
     if config.bootstrap_port is not None:
         check_port("--bootstrap-port", config.bootstrap_port)
     if config.role != "unified" and config.reached_at in {"0.0.0.0", "::", ""}:
@@ -95,6 +98,11 @@ def check_together(engine: "EngineConfig", server: "ServerConfig") -> None:
         raise ConfigError(
             "--device-buffer-size: with --role prefill no request has a buffer; allowed with the "
             "others"
+        )
+    if server.peer_tp is not None and server.peer_tp % engine.tp:
+        raise ConfigError(
+            f"--peer-tp {server.peer_tp}: allowed are multiples of --tp {engine.tp}; where the "
+            "other servers have fewer ranks, they name this one's"
         )
     if server.kv_events is not None and engine.cache == "off":
         raise ConfigError("--kv-events: with --cache off nothing is cached; allowed are the others")

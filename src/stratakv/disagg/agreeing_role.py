@@ -1,4 +1,5 @@
-"""One role on several ranks: what each rank's own role finds becomes true when it is so on all.
+"""One role on several ranks: what each rank's own role finds becomes true when it is so on all. A
+rank that stands for several of the other side's has a role for each of them (``lanes``).
 
 Owns the slots of sessions in the ballot, the state that ranks agree on, and the ends that an engine
 learns of: the same on every rank, in the same step. A session is where its last rank is, so one
@@ -8,7 +9,7 @@ any more. Must not know peers or bytes, nor let anything but an agreed state dec
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
@@ -19,7 +20,7 @@ from stratakv.agreement.ballot import SLOTS, Ballot, BallotResult, SlotKind
 from stratakv.cache.footprint import TransferPages
 from stratakv.core.ids import RequestId
 from stratakv.disagg.session import SessionState
-from stratakv.engine.request import Phase, Request
+from stratakv.engine.request import Phase, Prompt, Request
 from stratakv.engine.roles import (
     ChunkComputed,
     Computed,
@@ -53,40 +54,66 @@ class LocalSessions(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """``role`` and ``sessions``: the same object."""
+
+    role: Role
+    sessions: LocalSessions
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     """``agreed``: its state on all ranks. ``engaged``: its pages are, or were, named to somebody.
-    ``end``: how it has ended here. ``slot``: None while it waits for one. ``again``: of a request
-    that was retracted. Parts of its pages:
-    ``given`` to be read, ``sent`` from here, ``all_sent`` from all ranks, and ``reported`` so."""
+    ``ends``: how it has ended here, by lane. ``slot``: None while it waits for one. ``again``: of a
+    request that was retracted. Parts of its pages:
+    ``given`` to be read, ``sent`` from each lane, ``all_sent`` from all ranks, and ``reported``
+    so."""
 
     request: Request
+    sent: list[int]
     agreed: SessionState = SessionState.BOOTSTRAPPING
     engaged: bool = False
-    end: TransferEvent | None = None
+    ends: dict[int, TransferEvent] = field(default_factory=dict[int, TransferEvent])
     slot: int | None = None
     again: bool = False
     given: int = 0
-    sent: int = 0
     all_sent: int = 0
     reported: int = 0
 
-    def vote(self, state: SessionState | None) -> int:
-        """Its state here; once all know that it has failed, whether its pages are free here."""
+    def vote(self, lane: int, state: SessionState | None) -> int:
+        """Its state on a lane; once all know that it has failed, whether its pages are free
+        there."""
         if self.agreed is SessionState.FAILED:
             return int(state is None)
         if state is not None:
             return state
-        well = isinstance(self.end, Received | Sent)
+        well = isinstance(self.ends.get(lane), Received | Sent)
         return SessionState.SUCCESS if well else SessionState.FAILED
+
+    def success(self, lanes: int) -> TransferEvent:
+        """Of all lanes, which must have received one first token."""
+        ends = [self.ends.get(lane) for lane in range(lanes)]
+        first = ends[0]
+        assert first is not None, f"{self.request.id} has arrived, and nobody knows what"
+        tokens = {end.first.token for end in ends if isinstance(end, Received)}
+        if len(tokens) > 1:
+            return TransferFailed(self.request.id, f"its first token is each of {sorted(tokens)}")
+        return first
+
+    def failure(self) -> TransferFailed:
+        ends = (self.ends[lane] for lane in sorted(self.ends))
+        reasons = [end.reason for end in ends if isinstance(end, TransferFailed)]
+        own = (reason for reason in reasons if reason != ELSEWHERE)
+        return TransferFailed(self.request.id, next(own, ELSEWHERE))
 
 
 class AgreeingRole:
-    """``role``: of this rank, and ``sessions``, the same object. Votes in every ballot. What has no
-    slot waits, in order of arrival."""
+    """``lanes``: this rank's roles. Votes in every ballot. What has no slot waits, in order of
+    arrival."""
 
-    def __init__(self, role: Role, sessions: LocalSessions) -> None:
-        self._role, self._sessions = role, sessions
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._lanes = tuple(lanes)
         self._entries: dict[RequestId, _Entry] = {}
         self._seated: dict[int, _Entry] = {}
         self._waiting: deque[_Entry] = deque()
@@ -106,9 +133,10 @@ class AgreeingRole:
     # -- the engine's calls ----------------------------------------------------------------------
 
     def arrived(self, request: Request) -> None:
-        self._role.arrived(request)
-        if self._sessions.concerns(request):
-            self._open(_Entry(request))
+        for lane in self._lanes:
+            lane.role.arrived(request)
+        if self._concerns(request):
+            self._open(request)
 
     def may_start(self, request: Request) -> Start:
         entry = self._entries.get(request.id)
@@ -118,23 +146,32 @@ class AgreeingRole:
             return self._start_again(request)
         if entry.agreed <= SessionState.BOOTSTRAPPING:
             return Start.WAIT
-        start = self._role.may_start(request)
+        start = self._asked(request)
         assert start is not Start.WAIT, f"{request.id} may start on all ranks, and waits here"
         return start
+
+    def _asked(self, request: Request) -> Start:
+        """What a lane that waits says, or any where none does."""
+        starts = [lane.role.may_start(request) for lane in self._lanes]
+        return Start.WAIT if Start.WAIT in starts else starts[0]
+
+    def _concerns(self, request: Request) -> bool:
+        return self._lanes[0].sessions.concerns(request)  # the same on every one
 
     def _start_again(self, request: Request) -> Start:
         """Of one without a session: new, or retracted and nothing of it saved. It goes back where
         all ranks can send it."""
-        if request.phase is not Phase.RETRACTED or not self._sessions.concerns(request):
-            return self._role.may_start(request)
+        if request.phase is not Phase.RETRACTED or not self._concerns(request):
+            return self._asked(request)
         if request.id in self._here:
             return Start.COMPUTE
-        self._role.may_start(request)  # whatever it says: ranks may know other peers
-        self._open(_Entry(request, again=True))
+        self._asked(request)  # whatever it says: ranks may know other peers
+        self._open(request, again=True)
         return Start.WAIT
 
-    def _open(self, entry: _Entry) -> None:
-        self._entries[entry.request.id] = entry
+    def _open(self, request: Request, *, again: bool = False) -> None:
+        entry = _Entry(request, [0] * len(self._lanes), again=again)
+        self._entries[request.id] = entry
         self._waiting.append(entry)
         self._give_slots()
 
@@ -145,7 +182,8 @@ class AgreeingRole:
             return  # it failed while pages were taken, and nobody knows of them
         entry.engaged = True
         if entry.agreed is not SessionState.FAILED:
-            self._role.reserved(request, pages)
+            for lane in self._lanes:
+                lane.role.reserved(request, pages)
 
     def computed(
         self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
@@ -160,12 +198,19 @@ class AgreeingRole:
         if self._has_ended(request):
             return ends
         if entry is None:
-            return self._role.computed(request, computed, pages)
+            return self._computed(request, computed, pages)
         given = pages()  # which may wait, and so vote: this part is not among those that were sent
         if self._has_ended(request):
             return ends
         entry.given += 1
-        return self._role.computed(request, computed, lambda: given)
+        return self._computed(request, computed, lambda: given)
+
+    def _computed(
+        self, request: Request, computed: Computed, pages: Callable[[], TransferPages]
+    ) -> Phase:
+        phases = {lane.role.computed(request, computed, pages) for lane in self._lanes}
+        assert len(phases) == 1, f"{request.id} is {phases}"
+        return phases.pop()
 
     def _has_ended(self, request: Request) -> bool:
         """Whether its failure is reported to the engine, or will be."""
@@ -187,8 +232,10 @@ class AgreeingRole:
                 events.append(PartSent(entry.request.id))
         return events
 
-    def left(self, request: RequestId) -> None:
-        self._role.left(request)
+    def left(self, prompt: Prompt) -> None:
+        request = prompt.id
+        for lane in self._lanes:
+            lane.role.left(prompt)
         entry = self._entries.get(request)
         if entry is not None:
             entry.again = False
@@ -207,18 +254,22 @@ class AgreeingRole:
         }
 
     def vote(self, ballot: Ballot) -> None:
-        for event in self._role.poll():
-            if isinstance(event, MayStart):
-                continue  # its state says so
-            if (entry := self._entries.get(event.request)) is None:
-                continue
-            if isinstance(event, PartSent):
-                entry.sent = entry.given
-            else:
-                entry.end = event
+        for at, lane in enumerate(self._lanes):
+            for event in lane.role.poll():
+                if isinstance(event, MayStart):
+                    continue  # its state says so
+                if (entry := self._entries.get(event.request)) is None:
+                    continue
+                if isinstance(event, PartSent):
+                    entry.sent[at] = entry.given
+                else:
+                    entry.ends[at] = event
         for slot, entry in self._seated.items():
-            self._votes[slot] = entry.vote(self._sessions.state(entry.request))
-            self._sent[slot] = entry.sent
+            self._votes[slot] = min(
+                entry.vote(at, lane.sessions.state(entry.request))
+                for at, lane in enumerate(self._lanes)
+            )
+            self._sent[slot] = min(entry.sent)
         ballot.vote(SlotKind.SESSION, self._votes)
         ballot.vote(SlotKind.PART, self._sent)
 
@@ -231,19 +282,17 @@ class AgreeingRole:
             if entry.agreed is not SessionState.FAILED:
                 self._move(entry, SessionState(least.item(slot)))
             elif least.item(slot):
-                own = entry.end
-                reason = own.reason if isinstance(own, TransferFailed) else ELSEWHERE
-                self._end(entry, TransferFailed(entry.request.id, reason))
+                self._end(entry, entry.failure())
 
     def _move(self, entry: _Entry, state: SessionState) -> None:
         if entry.agreed is SessionState.BOOTSTRAPPING < state < SessionState.SUCCESS:
             self._events.append(MayStart(entry.request.id))
         entry.agreed = state
         if state is SessionState.FAILED:
-            self._sessions.abort(entry.request, ELSEWHERE)
+            for lane in self._lanes:
+                lane.sessions.abort(entry.request, ELSEWHERE)
         elif state is SessionState.SUCCESS:
-            assert entry.end is not None, f"{entry.request.id} has arrived, and nobody knows what"
-            self._end(entry, entry.end)
+            self._end(entry, entry.success(len(self._lanes)))
 
     def _end(self, entry: _Entry, end: TransferEvent) -> None:
         """No rank's pages are touched any more."""

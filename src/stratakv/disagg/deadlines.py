@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from stratakv.disagg.session import SessionLimits
-from stratakv.engine.request import Request, SamplingParams
+from stratakv.engine.request import Prompt, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,9 @@ class Due:
         return True
 
 
-def session_name(request: Request) -> str:
+def session_name(prompt: Prompt) -> str:
     """What both sides call its hand-off."""
-    session = request.prompt.session
-    return request.id if session is None else session.name
+    return prompt.id if prompt.session is None else prompt.session.name
 
 
 def prompt_identity(request: Request, sampling: SamplingParams) -> str:

@@ -30,7 +30,7 @@ from stratakv.disagg.session import (
 )
 from stratakv.disagg.statistics import SessionCounts, SessionStats
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId
-from stratakv.engine.request import Phase, Request
+from stratakv.engine.request import Phase, Prompt, Request
 from stratakv.engine.roles import (
     Computed,
     MayStart,
@@ -105,7 +105,7 @@ class DecodeRole:
         peer = self._route(request)
         if peer is None:
             return
-        entry = self._opened(request, peer, session_name(request), None)
+        entry = self._opened(request, peer, session_name(request.prompt), None)
         if self._peers.knows(peer):
             self._move(entry, Agreed())
         else:
@@ -125,12 +125,14 @@ class DecodeRole:
         """Nothing of it was saved: whoever computes prompts is to compute all that it knows; if
         that has failed before, or nobody is there, this engine does."""
         peer = self._route(request)
-        if peer is None or request.id in self._here or not self._peers.knows(peer):
+        again = None if peer is None else Recompute.of(request)
+        if peer is None or again is None:
             return
-        again = Recompute.of(request)
-        if again is not None:
-            name = f"{session_name(request)}+{self._generation + 1}"
-            self._move(self._opened(request, peer, name, again), Agreed())
+        if request.id in self._here or not self._peers.knows(peer):
+            self._generation += 1  # as other ranks do, which may know it: names have it
+            return
+        name = f"{session_name(request.prompt)}+{self._generation + 1}"
+        self._move(self._opened(request, peer, name, again), Agreed())
 
     def _opened(
         self, request: Request, peer: PeerId, name: str, again: Recompute | None
@@ -161,7 +163,8 @@ class DecodeRole:
         del request, pages
         return computed_here(computed)
 
-    def left(self, request: RequestId) -> None:
+    def left(self, prompt: Prompt) -> None:
+        request = prompt.id
         self._abandon(request, "decode has no use for it any more", FailureCause.ABORTED)
         if (entry := self._sessions.get(request)) is not None:
             entry.again = None  # nobody computes it here

@@ -10,6 +10,7 @@ from typing import Final
 
 from stratakv.disagg.transport import PeerId
 
+FAILED_OVER: Final = "prefill has failed over it"
 MOST: Final = 4096
 """Names for each peer; beyond that the oldest is forgotten, and its request waits until it has
 taken too long."""

@@ -8,30 +8,49 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from stratakv.core.errors import TransportError
+from stratakv.core.ids import GroupId
 
 HANDSHAKE_BYTES: Final = 64 << 10
 """The longest one that is read."""
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Slice ``index`` of ``count`` equal ones, between key heads, of each row of a page."""
+
+    index: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class SideRank:
-    """Rank ``rank`` of ``ranks``. ``whole``: digest of the cache spec of all of them together;
-    None: this one has all of it."""
+    """Rank ``rank`` of ``ranks``, as the other side sees it (``lanes``). ``whole``: digest of the
+    cache spec of all of them together; None: this one has all of it. Of this process's pages, by
+    group: ``cuts``, what is this rank's (): everything; ``alike``, of which all ranks have the
+    same; and ``left_out``, of those, what another rank of this process receives."""
 
     rank: int = 0
     ranks: int = 1
     whole: bytes | None = None
+    cuts: tuple[Cut, ...] = ()
+    alike: frozenset[GroupId] = frozenset()
+    left_out: frozenset[GroupId] = frozenset()
+
+    def cut(self, group: GroupId) -> Cut:
+        return self.cuts[group] if self.cuts else Cut()
 
 
 ALL: Final = SideRank()
+
+_MENDS: Final = {"ranks": " (allowed on the side with fewer: --peer-tp with the other's number)"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handshake:
     """One side. ``model``: identity of the weights, hexadecimal; ``spec``: digest of the cache spec
     of all ranks together; ``layout``: bytes of a page of this rank, by group; ``ranks``: how many
-    share each page; ``rank``: which of them this is; ``protocol``: of what the two send each
-    other."""
+    share each page as it is handed over; ``rank``: which of them this is; ``protocol``: of what the
+    two send each other."""
 
     protocol: int
     model: str
@@ -68,7 +87,7 @@ class Handshake:
     def refusal(self, peer: "Handshake") -> str:
         """Why the two cannot work together, each difference with both values; "": they can."""
         differences = [
-            f"{each.name} is {ours!r} here and {theirs!r} there"
+            f"{each.name} is {ours!r} here and {theirs!r} there{_MENDS.get(each.name, '')}"
             for each in fields(self)
             if (ours := getattr(self, each.name)) != (theirs := getattr(peer, each.name))
         ]

@@ -28,8 +28,10 @@ from stratakv.disagg.wire import Ranges, Wire
 
 _PAUSE_S = 0.002
 _SHORTEST_PAUSE_S = 0.0001
+_LONGER = 1.25
 """Between two looks at a wire on which nothing happens: short at first, since a proof is rarely
-alone, and then longer, up to the first of these."""
+alone, and then longer, up to the first of these. What comes after some silence is seen within a
+quarter of that more."""
 _CONNECTING_S = 1.0
 """How long an end waits for a peer that never sent anything."""
 
@@ -165,7 +167,7 @@ class Link:
                 pause_s = _SHORTEST_PAUSE_S
             else:
                 self._pause(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S)
+                pause_s = min(_LONGER * pause_s, _PAUSE_S)
         if self._lost is None:
             with suppress(TransportError):  # so that it need not find out
                 self._wire.notify(_Kind.END.value)

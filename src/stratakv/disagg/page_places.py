@@ -5,20 +5,23 @@ never by where either side has put a page. Must not know requests. A peer's plac
 machine: nothing of them is believed before it was checked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from itertools import product
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from stratakv.cache.footprint import GroupPages, TransferPages
 from stratakv.core.errors import TransportError
-from stratakv.core.ids import NONE, GroupId, PageIds
+from stratakv.core.ids import NONE, GroupId
+from stratakv.disagg.handshake import ALL, SideRank
 from stratakv.disagg.transport import Indices, Memory, Writes
 from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
+from stratakv.spec.sharding import row_slices
 from stratakv.tree.nodes import TIERS, Tier
 
 _LARGEST: Final = 2**61
@@ -29,7 +32,8 @@ _LARGEST: Final = 2**61
 class PagePlaces:
     """One row for each layer of each buffer of each group on a ``tier``, in the spec's order:
     ``size`` bytes of page p are at ``base + p * stride`` of region ``region``, for p below
-    ``pages``. A group without buffers has no row. int64 [n] each."""
+    ``pages``: ``pieces`` equal ones, of which each begins ``step`` after the one before. A group
+    without buffers has no row, and one that another rank of this side receives. int64 [n] each."""
 
     tier: Indices
     group: Indices
@@ -38,6 +42,8 @@ class PagePlaces:
     stride: Indices
     size: Indices
     pages: Indices
+    pieces: Indices
+    step: Indices
 
     def columns(self) -> dict[str, list[int]]:
         return {each.name: getattr(self, each.name).tolist() for each in fields(self)}
@@ -54,19 +60,40 @@ class PagePlaces:
             raise TransportError("the peer's page layout has columns of several lengths")
         if any(((each < 0) | (each > _LARGEST)).any() for each in columns):
             raise TransportError("the peer's page layout has a number that is none of a page")
-        ends = places.base + places.size
+        if (places.pieces < 1).any() or (places.size % np.maximum(places.pieces, 1)).any():
+            raise TransportError("the peer's page layout has pieces that are no parts of a page")
+        if (places.step > _LARGEST // places.pieces).any():
+            raise TransportError("the peer's page layout has a piece that no memory holds")
+        ends = places.base + np.maximum(places.size, places.step * places.pieces)
         if (places.stride > (_LARGEST * 2 - ends) // np.maximum(places.pages, 1)).any():
             raise TransportError("the peer's page layout has a page that no memory holds")
         return places
 
-    def refusal(self, peer: "PagePlaces") -> str:
-        """Why pages of one side are not pages of the other, with both values; "": they are."""
+    def refusal(self, peer: "PagePlaces", one_sided: Container[int] = ()) -> str:
+        """Why pages of one side are not pages of the other, with both values; "": they are.
+        ``one_sided``: groups that one of the two may leave out."""
         ours, theirs = self.parts(), peer.parts()
+        out = {group for group in ours.keys() ^ theirs.keys() if group in one_sided}
+        ours = {group: sizes for group, sizes in ours.items() if group not in out}
         for tier in TIERS:  # one format of a page, wherever it lies
-            found = theirs | peer.parts(tier)
+            every = theirs | peer.parts(tier)
+            found = {group: sizes for group, sizes in every.items() if group not in out}
             if ours != found:
                 return f"bytes of a page's parts, by group, are {ours} here and {found} there"
+        for group, (mine, other) in product(ours, product(TIERS, TIERS)):
+            here, there = self.pieces[self.of(group, mine)], peer.pieces[peer.of(group, other)]
+            if not (len(here) and len(there)):
+                continue
+            if ((here != there) & (here > 1) & (there > 1)).any():
+                return (
+                    f"pieces of a page's parts of group {group} are {here.tolist()} here and "
+                    f"{there.tolist()} there"
+                )
         return ""
+
+    def of(self, group: int, tier: Tier) -> Indices:
+        """The rows of a group's pages there."""
+        return np.flatnonzero((self.group == group) & (self.tier == tier))
 
     def parts(self, *tiers: Tier) -> dict[int, list[int]]:
         """Bytes of each part of a page, by group, on the first of ``tiers`` where it has any."""
@@ -124,52 +151,118 @@ class PagePlaces:
     def _verify_pages(self, asked: GroupPages, group: CacheGroup) -> None:
         """Whether the peer has the pages that it names."""
         room = self.pages[(self.group == group.id) & (self.tier == asked.tier)]
-        none = asked.tier == Tier.HOST and not len(room)
+        here = bool((self.group == group.id).any())  # else another of its ranks receives them
+        none = asked.tier == Tier.HOST and here and not len(room)
         beyond = len(room) and len(asked.pages) and int(asked.pages.max()) >= int(room.min())
         if none or beyond:
             raise TransportError(f"the peer names pages of group {group.name} it has not")
         if (asked.pages < 0).any() or len(np.unique(asked.pages)) != len(asked.pages):
             raise TransportError(f"the peer names a page of group {group.name} twice, or none")
 
-    def writes(self, source: TransferPages, peer: "PagePlaces", target: TransferPages) -> Writes:
-        """What takes the pages of ``source`` that ``target`` wants to ``target``, which are of the
-        same tokens. AssertionError where ``source`` lacks one."""
-        assert not self.refusal(peer), "pages of another layout"
-        parts = [self._rows(here, peer, there) for here, there in source.paired(target)]
-        table = np.concatenate([np.empty((5, 0), np.int64), *parts], axis=1)
-        return Writes(*table)
-
-    def _rows(self, here: GroupPages, peer: "PagePlaces", there: GroupPages) -> Indices:
-        """int64 [5, parts x pages], a part after the other, so that neighbours may be joined."""
-        ours = np.flatnonzero((self.group == here.group) & (self.tier == here.tier))
-        theirs = np.flatnonzero((peer.group == there.group) & (peer.tier == there.tier))
-        count = len(here.pages)
-        return np.stack(
-            [
-                np.repeat(self.region[ours], count),
-                _offsets(self, ours, here.pages),
-                np.repeat(peer.region[theirs], count),
-                _offsets(peer, theirs, there.pages),
-                np.repeat(self.size[ours], count),
-            ]
+    def paired(self, peer: "PagePlaces") -> "PairedPlaces":
+        """With a peer's that are of the same layout."""
+        every = {*self.parts(), *peer.parts()}
+        assert not self.refusal(peer, every), "pages of another layout"
+        ways = product(every, TIERS, TIERS)
+        return PairedPlaces(
+            peer, {way: found for way in ways if (found := _pieces(self, peer, *way))}
         )
 
 
-def _offsets(places: PagePlaces, rows: Indices, pages: PageIds) -> Indices:
-    found = places.base[rows, None] + places.stride[rows, None] * pages.astype(np.int64)
-    return found.ravel()
+Way: TypeAlias = tuple[int, Tier, Tier]
+"""A group, and the tiers from which and to which its pages go."""
 
 
-Row = tuple[int, int, int, int, int, int, int]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pieces:
+    """Every piece of a page of one group that both sides have on a tier: page p's is ``size``
+    bytes from ``base + p * stride`` of ``region`` here to the same of the peer's. int64 [n, 1]."""
+
+    region: Indices
+    base: Indices
+    stride: Indices
+    peer_region: Indices
+    peer_base: Indices
+    peer_stride: Indices
+    size: Indices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairedPlaces:
+    """Of this side and of one peer, whose ``places`` are kept: what does not depend on a request is
+    worked out once."""
+
+    places: PagePlaces
+    _ways: Mapping[Way, _Pieces]
+
+    def writes(self, source: TransferPages, target: TransferPages) -> Writes:
+        """What takes the pages of ``source`` that ``target`` wants to ``target``, which are of the
+        same tokens; nothing of a group that one side leaves out. Pages innermost, so that
+        neighbours may be joined. AssertionError where ``source`` lacks a page."""
+        found = [
+            (pieces, here.pages, there.pages)
+            for here, there in source.paired(target)
+            if (pieces := self._ways.get((here.group, here.tier, there.tier))) is not None
+        ]
+        total = sum(len(pieces.size) * len(here) for pieces, here, _ in found)
+        columns = Writes(*(np.empty(total, np.int64) for _ in fields(Writes)))
+        at = 0
+        for pieces, here, there in found:
+            shape = len(pieces.size), len(here)
+            part = slice(at, at + shape[0] * shape[1])
+            columns.regions[part].reshape(shape)[:] = pieces.region
+            columns.peer_regions[part].reshape(shape)[:] = pieces.peer_region
+            columns.sizes[part].reshape(shape)[:] = pieces.size
+            for column, stride, base, pages in (
+                (columns.offsets, pieces.stride, pieces.base, here),
+                (columns.peer_offsets, pieces.peer_stride, pieces.peer_base, there),
+            ):
+                offsets = column[part].reshape(shape)
+                np.multiply(stride, pages, out=offsets)
+                offsets += base
+            at = part.stop
+        return columns
+
+
+def _pieces(
+    here: PagePlaces, there: PagePlaces, group: int, tier: Tier, peer_tier: Tier
+) -> _Pieces | None:
+    """None where one of the two has no pages there."""
+    ours, theirs = here.of(group, tier), there.of(group, peer_tier)
+    if not (len(ours) and len(theirs)):
+        return None
+    count = np.maximum(here.pieces[ours], there.pieces[theirs])
+    part = np.repeat(np.arange(len(ours)), count)
+    piece = np.arange(len(part)) - np.repeat(np.cumsum(count) - count, count)
+    size = (here.size[ours] // count)[part]
+    columns = (
+        here.region[ours[part]], _bases(here, ours[part], piece, size), here.stride[ours[part]],
+        there.region[theirs[part]], _bases(there, theirs[part], piece, size),
+        there.stride[theirs[part]], size,
+    )  # fmt: skip
+    return _Pieces(*(column[:, None] for column in columns))
+
+
+def _bases(places: PagePlaces, rows: Indices, piece: Indices, size: Indices) -> Indices:
+    """Where piece ``piece[i]`` of row ``rows[i]`` lies in page 0."""
+    step = np.where(places.pieces[rows] > 1, places.step[rows], size)
+    return places.base[rows] + piece * step
+
+
+Row = tuple[int, int, int, int, int, int, int, int, int]
 
 
 def _places(rows: Iterator[Row]) -> PagePlaces:
-    table = np.array(list(rows), np.int64).reshape(-1, 7)
-    return PagePlaces(*(table[:, at].copy() for at in range(7)))
+    width = len(fields(PagePlaces))
+    table = np.array(list(rows), np.int64).reshape(-1, width)
+    return PagePlaces(*(table[:, at].copy() for at in range(width)))
 
 
-def device_places(spec: CacheSpec, pools: DevicePages) -> tuple[list[Memory], PagePlaces]:
-    """Regions of a device that the CPU can address, each layer of each buffer one."""
+def device_places(
+    spec: CacheSpec, pools: DevicePages, share: SideRank = ALL
+) -> tuple[list[Memory], PagePlaces]:
+    """Regions of a device that the CPU can address, each layer of each buffer one, and where in
+    them ``share`` lies."""
     regions: list[Memory] = []
 
     def rows() -> Iterator[Row]:
@@ -181,7 +274,12 @@ def device_places(spec: CacheSpec, pools: DevicePages) -> tuple[list[Memory], Pa
                     stride = pages.strides[0]
                     length = (count - 1) * stride + size if count else 0
                     regions.append(np.lib.stride_tricks.as_strided(pages, (length,), (1,)))
-                    yield Tier.DEVICE, group.id, len(regions) - 1, 0, stride, size, count
+                    if group.id in share.left_out:
+                        continue
+                    cut, at = share.cut(group.id), len(regions) - 1
+                    part = row_slices(buffer, cut.index, cut.count)
+                    place = group.id, at, part.offset_bytes, stride, part.count * part.bytes
+                    yield Tier.DEVICE, *place, count, part.count, part.stride_bytes
 
     places = _places(rows())
     return regions, places
@@ -194,19 +292,21 @@ def host_places(arenas: Sequence[HostArena], first: int = 0) -> tuple[list[Memor
         for at, arena in enumerate(arenas, first):
             stride = arena.layout.stride_bytes
             for part in arena.layout.segments:
-                size = part.bytes
-                yield Tier.HOST, arena.group.id, at, part.offset_bytes, stride, size, arena.pages
+                place = arena.group.id, at, part.offset_bytes, stride, part.bytes
+                yield Tier.HOST, *place, arena.pages, 1, part.bytes
 
     return [arena.bytes.reshape(-1) for arena in arenas], _places(rows())
 
 
 def places_of(
-    spec: CacheSpec, pools: DevicePages, arenas: Sequence[HostArena]
+    spec: CacheSpec, pools: DevicePages, arenas: Sequence[HostArena], share: SideRank = ALL
 ) -> tuple[list[Memory], PagePlaces]:
-    """All that peers write to or read: the device tier, and of groups that have their home on the
-    host, whose pages need not be on the device, their host tier."""
-    regions, places = device_places(spec, pools)
-    home = [arenas[group.id] for group in spec.groups if group.at_home_on_host]
+    """All of ``share`` that peers write to or read: the device tier, and of groups that have their
+    home on the host, whose pages need not be on the device, their host tier."""
+    regions, places = device_places(spec, pools, share)
+    home = [group.id for group in spec.groups if group.at_home_on_host]
+    assert all(share.cut(group).count == 1 for group in home), "rows that are chosen are all heads'"
+    home = [arenas[group] for group in home if group not in share.left_out]
     more, beside = host_places(home, len(regions))
     return [*regions, *more], places.beside(beside)
 

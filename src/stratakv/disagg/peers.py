@@ -15,7 +15,7 @@ import numpy as np
 from stratakv.core.errors import TransportError
 from stratakv.disagg.handshake import ALL, Handshake, SideRank
 from stratakv.disagg.messages import PROTOCOL, Joiner, Message, encode, parts
-from stratakv.disagg.page_places import PagePlaces, places_of
+from stratakv.disagg.page_places import PagePlaces, PairedPlaces, places_of
 from stratakv.disagg.transport import (
     Disconnected,
     Done,
@@ -54,9 +54,10 @@ PeerEvent: TypeAlias = MessageReceived | Done | Failed | Lost | Disconnected
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """``places``: where its pages lie, once it is connected. ``ending``: its link is torn down."""
+    """``pairing``: where pages lie on both sides, once it is connected. ``ending``: its link is
+    torn down."""
 
-    places: PagePlaces | None = None
+    pairing: PairedPlaces | None = None
     ending: bool = False
     joiner: Joiner = field(default_factory=Joiner)
 
@@ -65,6 +66,7 @@ class _Peer:
 class _Opened:
     spec: CacheSpec
     handshake: Handshake
+    share: SideRank
     places: PagePlaces
     transport: Transport
 
@@ -78,7 +80,7 @@ def handshake_of(spec: CacheSpec, model: bytes, share: SideRank) -> Handshake:
         spec=(share.whole or spec.digest).hex(),
         page_tokens=spec.page_tokens,
         dtypes=tuple(buffer.dtype for buffer in buffers),
-        layout=tuple(group.page_bytes for group in spec.groups),
+        layout=tuple(group.page_bytes // share.cut(group.id).count for group in spec.groups),
         ranks=share.ranks,
         rank=share.rank,
     )
@@ -105,10 +107,9 @@ class Peers:
         ``share`` what of the model's they are. ``arenas``: of each group, where one has its home on
         the host; its pages there are written to as well."""
         assert self._opened is None, "open already"
-        memories, places = places_of(spec, pools, arenas)
-        self._opened = _Opened(
-            spec, handshake_of(spec, model, share), places, open_transport(memories)
-        )
+        memories, places = places_of(spec, pools, arenas, share)
+        handshake = handshake_of(spec, model, share)
+        self._opened = _Opened(spec, handshake, share, places, open_transport(memories))
 
     @property
     def spec(self) -> CacheSpec:
@@ -141,25 +142,26 @@ class Peers:
             handshake, places, described = _introduction(introduction)
             if reason := self._end.handshake.refusal(handshake):
                 raise TransportError(f"{peer} cannot work with this side: {reason}")
-            if reason := self._end.places.refusal(places):
+            share = self._end.share
+            if reason := self._end.places.refusal(places, share.alike if share.rank else ()):
                 raise TransportError(f"{peer} cannot work with this side: {reason}")
             self._end.transport.connect(peer, described)
         except TransportError:
             self.disconnect(peer)
             raise
-        entry.places = places
+        entry.pairing = self._end.places.paired(places)
 
     def knows(self, peer: PeerId) -> bool:
         """Whether messages can be sent to it."""
         entry = self._peers.get(peer)
-        return entry is not None and entry.places is not None and not entry.ending
+        return entry is not None and entry.pairing is not None and not entry.ending
 
-    def places(self, peer: PeerId) -> tuple[PagePlaces, PagePlaces]:
+    def pairing(self, peer: PeerId) -> PairedPlaces:
         """Where pages lie here, and there. TransportError where ``peer`` is not known."""
         entry = self._peers.get(peer)
-        if entry is None or entry.places is None:
+        if entry is None or entry.pairing is None:
             raise TransportError(f"{peer} is not here")
-        return self._end.places, entry.places
+        return entry.pairing
 
     # -- words -----------------------------------------------------------------------------------
 

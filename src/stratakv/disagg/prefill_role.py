@@ -1,5 +1,4 @@
-"""Computes prompts for other engines, and writes their pages there: each chunk's while the next one
-is computed.
+"""Computes prompts for other engines, and writes each chunk's pages there while it goes on.
 
 Owns the sessions of its requests and what is being written. Pages here may be read until their
 writes have ended, and until then the engine learns nothing. Must not know how words and bytes
@@ -10,15 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
 
 from stratakv.cache.footprint import TransferPages
-from stratakv.cache.records import CachedTokens, TierTokens
+from stratakv.cache.records import CachedTokens
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import RequestError, TransportError
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, session_name
-from stratakv.disagg.ended_early import EarlyEnd, EarlyEnds
-from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, PartWritten, Reserve
+from stratakv.disagg.ended_early import FAILED_OVER, EarlyEnd, EarlyEnds
+from stratakv.disagg.messages import Abort, Arrival, Ended, Message, PartWritten, Reserve
 from stratakv.disagg.peers import MessageReceived, Peers
-from stratakv.disagg.sending import PagesWanted, Sending
+from stratakv.disagg.sending import PagesWanted, Sending, tiers_of
 from stratakv.disagg.session import (
     Aborted,
     Agreed,
@@ -29,7 +28,7 @@ from stratakv.disagg.session import (
     SessionState,
 )
 from stratakv.disagg.statistics import SessionCounts, SessionStats
-from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId, TransferId, Writes
+from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId, TransferId
 from stratakv.engine.request import Phase, Prompt, Request
 from stratakv.engine.roles import (
     ChunkComputed,
@@ -53,6 +52,7 @@ class PrefillRole:
         self._sessions: dict[str, Sending] = {}  # those that are not all written, by name
         self._requests: dict[RequestId, Sending] = {}  # of which the engine knows no end
         self._returned: dict[RequestId, Sending] = {}  # given to it, and not yet arrived
+        self._arrived: set[RequestId] = set()
         self._writes: dict[TransferId, Sending] = {}
         self._given: dict[Sending, None] = {}  # of which a part is not reported as sent
         self._early = EarlyEnds()
@@ -66,8 +66,7 @@ class PrefillRole:
         return len(self._all()) + len(self._early)
 
     def submit_to(self, submit: Callable[[Prompt], None]) -> None:
-        """Where prompts go that decode sends back: to this engine, of several ranks to the first.
-        ``submit`` raises RequestError for one that could never be served."""
+        """Who takes what decode sends back, on the first rank; RequestError: it never could."""
         self._submit = submit
 
     def stats(self) -> SessionStats:
@@ -80,7 +79,8 @@ class PrefillRole:
 
     def arrived(self, request: Request) -> None:
         self._returned.pop(request.id, None)
-        name = session_name(request)
+        self._arrived.add(request.id)
+        name = session_name(request.prompt)
         entry, end = self._sessions.get(name), self._early.pop(name)
         if end is not None and end.peer is not None:
             self._events.append(TransferFailed(request.id, end.reason))
@@ -120,11 +120,22 @@ class PrefillRole:
             case _:
                 assert_never(computed)
 
-    def left(self, request: RequestId) -> None:
-        if request in self._returned:
-            self._never_comes(request, "prefill has failed over it")
+    def left(self, prompt: Prompt) -> None:
+        if prompt.id in self._returned:
+            self._never_comes(prompt.id, FAILED_OVER)
+        elif prompt.id in self._arrived:
+            self._arrived.remove(prompt.id)
+            self._abandon(prompt.id, Aborted("prefill has given the request up"))
         else:
-            self._abandon(request, Aborted("prefill has given the request up"))
+            self._end_before_it_came(session_name(prompt))
+
+    def _end_before_it_came(self, name: str) -> None:
+        """The engine has failed over a client's request: decode waits for it, or will ask."""
+        entry = self._sessions.get(name)
+        if entry is not None and entry.request is None:
+            self._fail(entry, Aborted(FAILED_OVER))
+        elif entry is None and self._early.pop(name) is None:
+            self._ended_early(name, None, FAILED_OVER)
 
     def poll(self) -> Sequence[RoleEvent]:
         for event in self._peers.poll():
@@ -157,11 +168,12 @@ class PrefillRole:
     # -- writing ---------------------------------------------------------------------------------
 
     def _write(self, entry: Sending, source: TransferPages) -> None:
-        """What of ``source`` is wanted and was not written before."""
+        """What is not yet written; where another rank does that, the message alone."""
         self._given[entry] = None
-        writes = self._next(entry, source)
-        if len(writes.sizes):
+        target = entry.advance(source)
+        if any(len(group.pages) for group in target.groups):
             wanted = entry.computed_for
+            writes = self._peers.pairing(wanted.peer).writes(source, target)
             more = PartWritten(wanted.attempt)
             self._begin(entry, self._peers.send(wanted.peer, more, writes))
 
@@ -174,25 +186,18 @@ class PrefillRole:
     ) -> None:
         """The rest, and behind it the proof that all is there."""
         self._given.pop(entry, None)  # its end is the answer
-        writes, wanted = self._next(entry, source), entry.computed_for
-        had = TierTokens(0, 0, 0)
-        if cached is not None:
-            had = TierTokens(cached.device, cached.host, cached.storage)
-        proof = Arrival(wanted.attempt, first, had)
+        wanted, target = entry.computed_for, entry.advance(source)
+        writes = self._peers.pairing(wanted.peer).writes(source, target)
+        proof = Arrival(wanted.attempt, first, tiers_of(cached))
         if self._begin(entry, self._peers.send(wanted.peer, proof, writes)):
             entry.prove()
             del self._sessions[entry.session.name]
-
-    def _next(self, entry: Sending, source: TransferPages) -> Writes:
-        here, there = self._peers.places(entry.computed_for.peer)
-        return here.writes(source, there, entry.advance(source))
 
     def _begin(self, entry: Sending, transfer: TransferId | None) -> bool:
         """``transfer``: None where the peer is lost, which ends the session; False then."""
         self._count(entry, entry.transfer(self._clock.now_s()))
         if transfer is None:
-            lost = f"{entry.computed_for.peer} is lost"
-            self._fail(entry, Aborted(lost, FailureCause.PEER_LOST))
+            self._fail(entry, Aborted("the peer is lost", FailureCause.PEER_LOST))
             return False
         entry.writes.add(transfer)
         self._writes[transfer] = entry
@@ -258,12 +263,12 @@ class PrefillRole:
         name = asked.attempt.session
         end = self._early.pop(name)
         if end is not None:
-            self._refuse(peer, asked.attempt, end.reason)
+            self._peers.send(peer, Ended(asked.attempt, end.reason))
             return
         entry = self._sessions.get(name)
         if entry is not None and entry.wanted is not None:
             reason = f"{name} is computed for {entry.wanted.peer}"
-            self._refuse(peer, asked.attempt, reason)
+            self._peers.send(peer, Ended(asked.attempt, reason))
             return
         entry = entry or self._opened(name)
         entry.want(PagesWanted(peer, asked))
@@ -293,7 +298,7 @@ class PrefillRole:
         if entry.wanted is None:
             return
         try:
-            there = self._peers.places(entry.wanted.peer)[1]
+            there = self._peers.pairing(entry.wanted.peer).places
             there.verify(entry.wanted.reserve.pages, self._peers.spec)
             entry.verify()
         except TransportError as error:
@@ -323,7 +328,7 @@ class PrefillRole:
             return
         writes = any(each.is_of(attempt, peer) for each in self._writes.values())
         if message.reserved and not writes:  # otherwise the answer is behind them
-            self._refuse(peer, attempt, message.reason)
+            self._peers.send(peer, Ended(attempt, message.reason))
 
     # -- ends ------------------------------------------------------------------------------------
 
@@ -331,8 +336,7 @@ class PrefillRole:
         """What it has asked for and is not proved; what is, its writes report."""
         for entry in list(self._sessions.values()):
             if entry.wanted is not None and entry.wanted.peer == peer:
-                lost = Aborted(f"{peer} is lost: {reason}", FailureCause.PEER_LOST)
-                self._fail(entry, lost)
+                self._fail(entry, Aborted(f"{peer} is lost: {reason}", FailureCause.PEER_LOST))
 
     def _fail(self, entry: Sending, aborted: Aborted) -> None:
         """End what is not proved, for both sides."""
@@ -347,7 +351,7 @@ class PrefillRole:
         if entry.wanted is None:
             self._ended_early(entry.session.name, None, entry.session.reason)
             return
-        self._refuse(entry.wanted.peer, entry.wanted.attempt, entry.session.reason)
+        self._peers.send(entry.wanted.peer, Ended(entry.wanted.attempt, entry.session.reason))
         if entry.request is None and entry.wanted.reserve.again is not None:
             # It may be on its way to this engine, which several ranks take a step for.
             self._ended_early(entry.session.name, entry.wanted.peer, entry.session.reason)
@@ -356,9 +360,6 @@ class PrefillRole:
         until_s = self._clock.now_s() + self._limits.sessions.bootstrap_s
         self._early.add(name, EarlyEnd(peer, reason, until_s))
         self._due.add(until_s)
-
-    def _refuse(self, peer: PeerId, attempt: Attempt, reason: str) -> None:
-        self._peers.send(peer, Ended(attempt, reason))
 
     def _expire(self, now_s: float) -> None:
         for entry in self._all():
@@ -386,8 +387,7 @@ class PrefillRole:
         self._give_up(entry, aborted)
 
     def _opened(self, name: str) -> Sending:
-        now_s = self._clock.now_s()
-        session = Session.opened(name, self._limits.sessions, now_s)
+        session = Session.opened(name, self._limits.sessions, self._clock.now_s())
         entry = self._sessions[name] = Sending(session)
         self._due.add(session.deadline_s)
         return entry

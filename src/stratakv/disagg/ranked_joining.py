@@ -1,5 +1,5 @@
 """Joining where each side has several ranks: rank r of one works with rank r of the other, and a
-peer is known on all ranks or on none.
+peer is known on all ranks or on none. One process may stand for several ranks (``lanes``).
 
 Owns the exchange as rank 0 leads it, in calls that every rank carries out in the same step, and the
 slots of links in the ballot, by which all give up a peer that one has lost. Must not know sessions,
@@ -41,11 +41,12 @@ def _nothing(asked: PeerCall, answer: JoinAnswer) -> None:
 
 
 class RankedPeers:
-    """One rank's part: of its ``peers`` it does what all ranks are asked to. Votes in every ballot
-    on those that are joined. ``then``: what follows here from what all have answered."""
+    """One process's part: of its ``peers``, of a rank each, it does what all ranks are asked to.
+    ``first``: the first of these ranks. Votes in every ballot on those that are joined. ``then``:
+    what follows here from what all have answered."""
 
-    def __init__(self, peers: Peers, rank: int, then: OnAnswered = _nothing) -> None:
-        self._peers, self._rank, self._then = peers, rank, then
+    def __init__(self, peers: Sequence[Peers], first: int, then: OnAnswered = _nothing) -> None:
+        self._peers, self._first, self._then = tuple(peers), first, then
         self._links: list[PeerId] = []
 
     # -- calls of all ranks ----------------------------------------------------------------------
@@ -62,11 +63,12 @@ class RankedPeers:
     def _answer(self, asked: PeerCall, peer: PeerId) -> JoinAnswer:
         match asked.verb:
             case PeerVerb.INTRODUCE:
-                return Joined((self._peers.introduce(peer),))
+                return Joined(tuple(one.introduce(peer) for one in self._peers))
             case PeerVerb.MEET:
                 if len(self._links) == MOST:
                     return JoinRefused(f"{MOST} peers are joined already")
-                self._peers.meet(peer, one_of(asked.introductions, self._rank))
+                for rank, one in enumerate(self._peers, self._first):
+                    one.meet(peer, one_of(asked.introductions, rank))
                 return Joined(())
             case PeerVerb.LEAVE:
                 return JoinRefused(asked.reason) if asked.reason else Again()
@@ -76,7 +78,7 @@ class RankedPeers:
     def answered(self, asked: PeerCall, reports: Sequence[str]) -> None:
         answer, peer = together(reports), PeerId(asked.peer)
         if not isinstance(answer, Joined):
-            self._peers.disconnect(peer)
+            self._disconnect(peer)
         elif asked.verb is PeerVerb.MEET:
             self._links.append(peer)
         self._then(asked, answer)
@@ -88,15 +90,23 @@ class RankedPeers:
         return {"links": len(self._links)}
 
     def vote(self, ballot: Ballot) -> None:
-        known = [self._peers.knows(peer) for peer in self._links]
+        known = [self.knows(peer) for peer in self._links]
         ballot.vote(SlotKind.LINK, np.array(known, np.int64))
 
     def agreed(self, result: BallotResult) -> None:
         known = result.least(SlotKind.LINK)[: len(self._links)].tolist()
         for peer, everywhere in zip(self._links, known, strict=True):
             if not everywhere:
-                self._peers.disconnect(peer, "another rank has lost it")
+                self._disconnect(peer, "another rank has lost it")
         self._links = [peer for peer, kept in zip(self._links, known, strict=True) if kept]
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether messages can be sent to all its ranks."""
+        return all(one.knows(peer) for one in self._peers)
+
+    def _disconnect(self, peer: PeerId, reason: str = "") -> None:
+        for one in self._peers:
+            one.disconnect(peer, reason)
 
 
 class RankedJoiner:
@@ -104,15 +114,19 @@ class RankedJoiner:
     ``carry``: rank 0's, None on the others, which only do as they are asked."""
 
     def __init__(
-        self, peers: Peers, rank: int, send: Callable[[PeerCall], None], carry: Carry | None
+        self,
+        peers: Sequence[Peers],
+        first: int,
+        send: Callable[[PeerCall], None],
+        carry: Carry | None,
     ) -> None:
-        self.links = RankedPeers(peers, rank, self._answered)
-        self._peers, self._send, self._carry = peers, send, carry
+        self.links = RankedPeers(peers, first, self._answered)
+        self._send, self._carry = send, carry
         self._asked: dict[PeerId, Future[JoinAnswer] | None] = {}  # None: a call is under way
         self._refused: list[tuple[PeerId, str]] = []
 
     def ask(self, peer: PeerId) -> None:
-        if self._carry is None or peer in self._asked or self._peers.knows(peer):
+        if self._carry is None or peer in self._asked or self.links.knows(peer):
             return
         self._asked[peer] = None
         self._send(PeerCall(PeerVerb.INTRODUCE, peer))

@@ -7,6 +7,7 @@ Owns the record, and whether its two sides fit together. Must not know who is no
 from dataclasses import dataclass, field
 
 from stratakv.cache.footprint import TransferPages
+from stratakv.cache.records import CachedTokens, TierTokens
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import prompt_identity
@@ -14,6 +15,13 @@ from stratakv.disagg.messages import Attempt, Reserve
 from stratakv.disagg.session import Session, SessionEvent, SessionState, TransferBegun
 from stratakv.disagg.transport import PeerId, TransferId
 from stratakv.engine.request import Request
+
+
+def tiers_of(cached: CachedTokens | None) -> TierTokens:
+    """None: nothing was cached."""
+    if cached is None:
+        return TierTokens(0, 0, 0)
+    return TierTokens(cached.device, cached.host, cached.storage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class Endings:
 
     def _leave(self, request: Request, *, keep: bool) -> None:
         del self.requests[request.id]
-        self._role.left(request.id)
+        self._role.left(request.prompt)
         if request.row < 0:
             return
         self.stop(request)

@@ -146,7 +146,7 @@ class Engine:
         except REQUEST_FAULTS:
             log.exception("request %s failed while it was taken", prompt.id)
             self._endings.emit_failure(prompt.id, Failure.INTERNAL)
-            self._role.left(prompt.id)
+            self._role.left(prompt)
             return
         self._submitted += 1
         self._requests[request.id] = request

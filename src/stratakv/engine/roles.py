@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, assert_never
 from stratakv.cache.footprint import TransferPages
 from stratakv.cache.records import TierTokens
 from stratakv.core.ids import RequestId
-from stratakv.engine.request import Phase, Request, TokenLogprob
+from stratakv.engine.request import Phase, Prompt, Request, TokenLogprob
 
 
 class Start(Enum):
@@ -132,7 +132,7 @@ class Role(Protocol):
         comes once a step. With several ranks the answer is the same on all of them."""
         ...
 
-    def left(self, request: RequestId) -> None:
+    def left(self, prompt: Prompt) -> None:
         """A request has ended, whatever its phase; also one over which the engine has failed before
         it arrived. If it has a transfer, that is to end soon: its pages stay what they are until
         ``poll`` reports it."""
@@ -172,5 +172,5 @@ class UnifiedRole:
     def poll(self) -> Sequence[RoleEvent]:
         return ()
 
-    def left(self, request: RequestId) -> None:
+    def left(self, prompt: Prompt) -> None:
         pass

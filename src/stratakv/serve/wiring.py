@@ -16,11 +16,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from stratakv.agreement.ranks import SingleRank
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.device import CPU
 from stratakv.assembly.models import EngineParts, build_sized, check_model
 from stratakv.assembly.rank_context import RankContext, heartbeat_s, sharing_of
-from stratakv.assembly.roles import HEARTBEAT_S, RoleParts, check_role, role_parts
+from stratakv.assembly.roles import (
+    HEARTBEAT_S,
+    RoleParts,
+    check_role,
+    lane_shares,
+    role_parts,
+)
 from stratakv.assembly.sizing import Sizes, size, spec_for, weights_bytes
 from stratakv.assembly.stores import (
     check_storage,
@@ -71,7 +78,7 @@ def build_service(
 ) -> tuple[Service, EngineParts]:
     """A server over the model directory ``path``; nothing runs yet. ``ranks``: rank 0's."""
     sizes = check_service(path, config, server)
-    keys = api_keys(server)
+    keys, started, ranks = api_keys(server), ranks, _with_peers(server, ranks)
     disagg = role_parts(server, ranks, join_key(keys))
     if ranks is not None:
         sizes = ranks.all_reduce_min(sizes)  # before anything is made as long as they are
@@ -82,7 +89,7 @@ def build_service(
         publisher = open_publisher(server, metrics.lost_kv_events)
         if publisher is not None:
             undo.callback(publisher.close)
-        model, sizes, store = _load(path, config, sizes, ranks)
+        model, sizes, store = _load(path, config, sizes, started)
         if store is not None:
             undo.callback(store.worker.close, 0)
         model = with_adapters(model, config.adapters())
@@ -138,6 +145,12 @@ def _driver(
     )
 
 
+def _with_peers(server: ServerConfig, ranks: RankContext | None) -> RankContext | None:
+    """One rank whose peers have several agrees, by itself, on what all of those have."""
+    alone = ranks is None and (server.peer_tp or 1) > 1
+    return RankContext.of(SingleRank()) if alone else ranks
+
+
 def _limits(parts: EngineParts, server: ServerConfig) -> Limits:
     return Limits(
         max_model_len=parts.max_model_len,
@@ -149,7 +162,8 @@ def _limits(parts: EngineParts, server: ServerConfig) -> Limits:
 def _open(parts: EngineParts, disagg: RoleParts | None, store: OpenStore | None) -> None:
     """To peers and to the store, whatever of both there is."""
     if disagg is not None:
-        disagg.open(parts.plan.sizes, parts.pools, parts.arenas, parts.model.fingerprint)
+        model, sizes = parts.model, parts.plan.sizes
+        disagg.open(sizes, parts.pools, parts.arenas, model.fingerprint, model.facts.config)
     if store is not None:
         parts.engine.attach_storage(store.worker)
 
@@ -203,6 +217,10 @@ def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Siz
     weights, home = weights_bytes(path, facts.dtype), selected_home(server)
     sizes = size(facts, config, on_host=CPU.on_host, weights=weights, home=home)
     check_storage(config, sizes.host)
+    if server.peer_tp is not None:
+        receives = server.role == "decode"
+        lanes = server.peer_tp // config.tp
+        lane_shares(sizes.sharding, facts.config, lanes, 0, receives=receives)
     return sizes
 
 

@@ -228,6 +228,14 @@ def _slice(buffer: BufferSpec, count: int) -> BufferSpec:
     return replace(buffer, row_shape=(heads // count, *rest))
 
 
+def row_slices(buffer: BufferSpec, at: int, slices: int) -> Strip:
+    """Slice ``at`` of a page of one layer of a buffer, as a device has it."""
+    if slices == 1:
+        return Strip(0, 1, buffer.layer_bytes, buffer.layer_bytes)
+    piece = buffer.row_bytes // slices
+    return Strip(at * piece, buffer.rows_per_page, buffer.row_bytes, piece)
+
+
 def _strips(buffers: Sequence[BufferSpec], at: int, slices: int) -> tuple[Strip, ...]:
     """Slice ``at`` of a rank's page, buffer by buffer as ``HostPageLayout`` has them."""
     page_bytes = sum(buffer.page_bytes for buffer in buffers)

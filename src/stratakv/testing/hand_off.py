@@ -269,8 +269,8 @@ class LocalPrefillRole:
     def poll(self) -> Sequence[RoleEvent]:
         return self._link.poll(HandOffSide.PREFILL)
 
-    def left(self, request: RequestId) -> None:
-        self._link.leave(HandOffSide.PREFILL, request)
+    def left(self, prompt: Prompt) -> None:
+        self._link.leave(HandOffSide.PREFILL, prompt.id)
 
 
 class LocalDecodeRole:
@@ -300,5 +300,5 @@ class LocalDecodeRole:
     def poll(self) -> Sequence[RoleEvent]:
         return self._link.poll(HandOffSide.DECODE)
 
-    def left(self, request: RequestId) -> None:
-        self._link.leave(HandOffSide.DECODE, request)
+    def left(self, prompt: Prompt) -> None:
+        self._link.leave(HandOffSide.DECODE, prompt.id)

@@ -9,7 +9,7 @@ from functools import partial
 from threading import Thread
 
 from stratakv.assembly.rank_context import RankContext
-from stratakv.disagg.agreeing_role import AgreeingRole
+from stratakv.disagg.agreeing_role import AgreeingRole, Lane
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.peers import OpenTransport, Peers
@@ -73,7 +73,7 @@ class Member:
         self.roles.append(own)
         if self.plan.ranks == 1:
             return own
-        role = AgreeingRole(own, own)
+        role = AgreeingRole([Lane(own, own)])
         context.agreement.include(role)
         context.agreement.watch("sessions", role.figures)
         return role
