@@ -169,7 +169,7 @@ class PagePlaces:
         )
 
 
-Way: TypeAlias = tuple[int, Tier, Tier]
+TierRoute: TypeAlias = tuple[int, Tier, Tier]
 """A group, and the tiers from which and to which its pages go."""
 
 
@@ -193,7 +193,7 @@ class PairedPlaces:
     worked out once."""
 
     places: PagePlaces
-    _ways: Mapping[Way, _Pieces]
+    _ways: Mapping[TierRoute, _Pieces]
 
     def writes(self, source: TransferPages, target: TransferPages) -> Writes:
         """What takes the pages of ``source`` that ``target`` wants to ``target``, which are of the
