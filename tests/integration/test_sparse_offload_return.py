@@ -2,6 +2,8 @@
 
 import pytest
 
+from stratakv.engine.steps import RETRY_STEPS
+from stratakv.tree.nodes import Tier
 from tests.engines import drain, greedy, tokens_of
 from tests.fixtures.deepseek_v32 import random_tokens
 from tests.offloading import CASES, CountedRows, rows_of, spilled
@@ -11,12 +13,20 @@ LENGTH = {"small": 120, "v4": 190}
 SELECTED = {"small": 24, "v4": 28}
 
 
-@pytest.mark.parametrize("name", BUFFER)
-def test_who_was_spilled_for_others_is_resident_again_when_they_have_ended(name):
+@pytest.mark.parametrize(
+    ("name", "settings"), [("small", {}), ("v4", {}), ("small", {"host": 120})]
+)
+def test_who_was_spilled_for_others_is_resident_again_when_they_have_ended(name, settings):
+    """Also where the host is full of pages that are cached, as it is after a while."""
     case = CASES[name]
     some = rows_of(random_tokens(seed, LENGTH[name]) for seed in range(3))
-    with case.engine(BUFFER[name], SELECTED[name], reserve_tokens=1) as parts:
+    with case.engine(BUFFER[name], SELECTED[name], reserve_tokens=1, **settings) as parts:
         engine = parts.engine
+        for at in range(12 if settings else 0):
+            engine.submit(greedy(f"cached {at}", rows_of([random_tokens(100 + at, 100)])[0], 2))
+            drain(parts)
+        free = [space.available() for space in parts.cache.tiers.pools.tiers[Tier.HOST]]
+        assert not settings or min(free) == 0
         engine.submit(greedy("0", some[0], 30))
         outputs = []
         while len(outputs) < 2:
@@ -28,7 +38,7 @@ def test_who_was_spilled_for_others_is_resident_again_when_they_have_ended(name)
         while engine.stats().waiting + engine.stats().running > 1:
             outputs += engine.step()
             engine.check()
-        for _ in range(3):
+        for _ in range(RETRY_STEPS + 3):
             outputs += engine.step()
             engine.check()
         counted = CountedRows.rows

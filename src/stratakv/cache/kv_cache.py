@@ -128,9 +128,9 @@ class KVCache:
         return self._spilling.roomy()
 
     def would_be_resident(self, row: int, asked: AdmissionRequest) -> bool:
-        """Whether the request at ``row``, retracted now, would lose nothing, cost nobody a page of
-        the host, and come in with all of its pages on the device. ``asked``: what it would ask."""
-        saved = self.retraction.costs_nobody(row, self._sequences[row], asked.tokens - 1)
+        """Whether the request at ``row``, retracted now, would lose nothing and come in with all of
+        its pages on the device. ``asked``: what it would ask."""
+        saved = self.retraction.could_save(row, self._sequences[row], asked.tokens - 1)
         return saved and self.admission.would_be_resident(row, asked)
 
     @property

@@ -86,10 +86,18 @@ class Retraction:
                     return False
         return False
 
-    def costs_nobody(self, row: int, sequence: SequenceState, tokens: int) -> bool:
-        """Whether the host has free pages for all that a retraction would save."""
+    def could_save(self, row: int, sequence: SequenceState, tokens: int) -> bool:
+        """Whether the host has pages for all that a retraction would save, free or cached, without
+        those of its own prefix: what is evicted of them had to be saved again."""
         need = self._footprints.of(row, sequence, tokens)
-        return self._has_room(self._to_save(sequence.lease, need))
+        wanted, own = self._to_save(sequence.lease, need), sequence.lease.end
+        if self._has_room(wanted):
+            return True
+        host = self._pools.tiers[Tier.HOST]
+        return all(
+            space.available() + self._pools.evictable(Tier.HOST, group.id) - own >= count
+            for space, group, count in zip(host, self._spec.groups, wanted, strict=True)
+        )
 
     def _to_save(self, lease: DeviceLease, need: Footprint) -> list[int]:
         """Host pages that a save needs, by group."""

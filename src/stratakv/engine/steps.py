@@ -44,6 +44,8 @@ from stratakv.engine.step_times import StepPart
 log = logging.getLogger(__name__)
 
 
+RETRY_STEPS: Final = 4
+"""Between two looks for somebody who could become resident again."""
 RETURN_STEPS: Final = 16
 """Between two requests that become resident again: where pressure comes and goes, each costs its
 request a step or two, and a load."""
@@ -128,7 +130,8 @@ class Steps:
     def _bring_back(self) -> None:
         """Nobody waits: a request that reads pages on the host, and for which there is room again,
         is retracted, and comes in anew with all of them on the device."""
-        rows, columns = self._cache.roomy(), self._running.rows
+        self._until_return = RETRY_STEPS
+        rows, columns = frozenset(self._cache.roomy()), self._running.rows
         for request in self._retractable() if rows else ():
             row = request.row
             tokens = columns.length.item(row)
