@@ -28,6 +28,7 @@ from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
 from stratakv.engine.request import Prompt
 from stratakv.engine.step_messages import StepSync
+from stratakv.engine.step_times import StepTimes
 from stratakv.engine.storage_control import BackgroundStores
 from stratakv.policy.prefetch import Abandoned, PrefetchRules
 from stratakv.policy.prefetch_book import PrefetchCounters
@@ -47,6 +48,7 @@ OWN: Final = (
     AheadDevice, AheadExecutor,
     MethodType, FunctionType, BuiltinFunctionType,
     PersistCounters, PrefetchCounters, Tally, LossBook,  # what this rank's store has answered
+    StepTimes,  # of this rank's processor
     CacheSpec, CacheGroup, AdmissionLimits, EngineLimits,  # never change
     Namespaces, PrefetchRules, Prompt,
     BackgroundStores, Background, type(Lock()),  # stores open and close when they do
