@@ -1,42 +1,56 @@
 """What another engine computes with, as fields of a name: all of its settings and variables but
 those that are known to decide no byte of a page.
 
-Owns how a setting becomes text. A list of what matters would miss what a new release adds, and give
-a wrong hit; a list of what does not matter costs hits at worst. Must not know an engine's names.
+Owns how a setting becomes text: of a file that it names every byte; of a directory names, sizes and
+times, links followed; of a secret a hash. A list of what matters would miss what a new release
+adds, and give a wrong hit; a list of what does not matter costs hits at worst. What is there and
+cannot be read is refused. Must not know an engine's names.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from stratakv.core.errors import ConfigError
 
-SECRET: Final = re.compile(r"_KEY(_|$)|SECRET|PASSWORD|_TOKEN$", re.IGNORECASE)
-"""Settings whose values are hashed before they are written down anywhere."""
+SECRET: Final = re.compile(
+    r"KEY(?!_VALUE)(_|$)|SECRET|PASSWORD|CREDENTIAL|AUTHORIZATION|TOKEN$", re.IGNORECASE
+)
+"""Keys, at any depth of a setting, whose values are hashed before they are written down anywhere.
+Heads for keys and values (``num_key_value_heads``) are none."""
 ARITHMETIC: Final = (
-    "AITER_", "CK_MOE", "CUBLAS", "DG_", "DNNL_", "FLASHINFER_", "MIOPEN_", "NVIDIA_TF32_OVERRIDE",
-    "ONEDNN_", "ROCM_QUICK_REDUCE_", "TORCH_ALLOW_TF32", "TRTLLM_",
+    "AITER_", "CK_MOE", "CUBLAS", "DG_", "DNNL_", "FLASHINFER_", "HIPBLASLT_", "MIOPEN_", "MKL_",
+    "NVIDIA_TF32_OVERRIDE", "ONEDNN_", "ROCBLAS_", "ROCM_QUICK_REDUCE_", "TORCHINDUCTOR_",
+    "TORCH_ALLOW_TF32", "TORCH_BLAS_", "TRITON_", "TRTLLM_",
 )  # fmt: skip
 """Beginnings of variables by which libraries below the engines choose how to compute."""
 CACHES: Final = frozenset({
-    "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_LOG_LEVEL", "CUBLAS_LOGINFO_DBG", "DG_JIT_CACHE_DIR",
-    "DG_JIT_DEBUG", "DG_JIT_USE_NVRTC", "DNNL_VERBOSE", "FLASHINFER_CACHE_DIR",
-    "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_DISABLE_VERSION_CHECK", "FLASHINFER_JIT_DIR",
-    "FLASHINFER_LOGDEST", "FLASHINFER_LOGLEVEL", "FLASHINFER_WORKSPACE_BASE",
-    "FLASHINFER_WORKSPACE_DIR", "MIOPEN_CACHE_DIR", "MIOPEN_LOG_LEVEL", "MIOPEN_USER_DB_PATH",
-    "ONEDNN_VERBOSE", "TRTLLM_LOG_LEVEL",
+    "AITER_JIT_DIR", "CUBLASLT_LOG_FILE", "CUBLASLT_LOG_LEVEL", "CUBLAS_LOGDEST_DBG",
+    "CUBLAS_LOGINFO_DBG", "DG_JIT_CACHE_DIR", "DG_JIT_DEBUG", "DG_JIT_USE_NVRTC", "DNNL_VERBOSE",
+    "FLASHINFER_CACHE_DIR", "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_DISABLE_VERSION_CHECK",
+    "FLASHINFER_JIT_DIR", "FLASHINFER_LOGDEST", "FLASHINFER_LOGLEVEL",
+    "FLASHINFER_WORKSPACE_BASE", "FLASHINFER_WORKSPACE_DIR", "HIPBLASLT_LOG_FILE",
+    "HIPBLASLT_LOG_LEVEL", "MIOPEN_CACHE_DIR", "MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_LOG_LEVEL",
+    "MIOPEN_USER_DB_PATH", "MKL_VERBOSE", "MKL_VERBOSE_OUTPUT_FILE", "ONEDNN_VERBOSE",
+    "ROCBLAS_LOG_BENCH_PATH", "ROCBLAS_LOG_PATH", "ROCBLAS_LOG_PROFILE_PATH",
+    "ROCBLAS_LOG_TRACE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR",
+    "TRTLLM_LOG_LEVEL",
 })  # fmt: skip
-"""Of those: where compiled code lies and what is logged."""
+"""Of those: where compiled code is kept, which grows while an engine runs, and what is logged."""
+NO_PATH: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+"""Errors that say that a text is no path of this machine."""
 MOST_FILES: Final = 10_000
-"""In a directory that a setting names."""
+"""And directories, in a directory that a setting names."""
 
 
 def setting_fields(settings: Mapping[str, object], harmless: Collection[str]) -> dict[str, str]:
@@ -106,10 +120,18 @@ def flat_settings(
 
 def _text(name: str, value: object) -> str:
     plain = _plain(name, value)
+    if _is_secret(name):
+        return _hashed(plain)
     text = json.dumps(plain, sort_keys=True)
-    if SECRET.search(name):
-        return hashlib.sha256(text.encode()).hexdigest()
     return plain if isinstance(plain, str) and not _is_json(plain) else text
+
+
+def _is_secret(name: str) -> bool:
+    return any(SECRET.search(part) for part in name.split("."))
+
+
+def _hashed(plain: object) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _is_json(text: str) -> bool:
@@ -122,7 +144,8 @@ def _is_json(text: str) -> bool:
 
 
 def _plain(name: str, value: object) -> object:
-    """Nothing but what JSON has; the same for the same settings in any process."""
+    """Nothing but what JSON has; the same for the same settings in any process. ``name``: with the
+    keys down to the value, by dots."""
     found: object = value
     match value:
         case Enum():
@@ -130,9 +153,9 @@ def _plain(name: str, value: object) -> object:
         case None | bool() | int() | float():
             pass
         case str() | Path():
-            found = f"{value}{_contents(name, str(value))}"
+            found = f"{_without_secrets(str(value))}{_contents(name, str(value))}"
         case Mapping():
-            found = {str(key): _plain(name, one) for key, one in value.items()}
+            found = {str(key): _below(name, str(key), one) for key, one in value.items()}
         case list() | tuple():
             found = [_plain(name, one) for one in value]
         case set() | frozenset():
@@ -141,38 +164,119 @@ def _plain(name: str, value: object) -> object:
             found = f"{value.__module__}.{value.__qualname__}"
         case _ if is_dataclass(value):
             found = {
-                field.name: _plain(name, getattr(value, field.name)) for field in fields(value)
+                field.name: _below(name, field.name, getattr(value, field.name))
+                for field in fields(value)
             }
         case _:  # where that has an address, nothing ever hits
             found = f"{type(value).__qualname__} {value!r}"
     return found
 
 
-def _contents(name: str, value: str) -> str:
-    """What lies where ``value`` points to: empty for anything but a path."""
+def _below(name: str, key: str, value: object) -> object:
+    plain = _plain(f"{name}.{key}", value)
+    return _hashed(plain) if _is_secret(key) else plain
+
+
+def _without_secrets(text: str) -> str:
+    """Of a text that is JSON, which some settings are given as."""
     try:
-        path = Path(value)
-        if path.is_file():
-            with path.open("rb") as file:
-                return f" {hashlib.file_digest(file, 'sha256').hexdigest()}"
-        if os.sep in value and path.is_dir():
-            return f" {_listing(name, path)}"
-    except (OSError, ValueError):  # too long for a path, or has a zero
+        value = json.loads(text)
+    except ValueError:
+        return text
+    masked = _masked(value)
+    return text if masked == value else json.dumps(masked, sort_keys=True)
+
+
+def _masked(value: object) -> object:
+    match value:
+        case dict():
+            return {
+                key: _hashed(one) if _is_secret(key) else _masked(one) for key, one in value.items()
+            }
+        case list():
+            return [_masked(one) for one in value]
+        case _:
+            return value
+
+
+def _contents(name: str, value: str) -> str:
+    """What lies where ``value`` points to: empty for anything but a path. ConfigError for what is
+    there and cannot be read."""
+    try:
+        status = os.stat(value)  # Path("") is a directory, and "" is none
+    except ValueError:  # has a zero
         return ""
-    return ""
+    except OSError as error:
+        if error.errno in NO_PATH:
+            return ""
+        _refuse(name, value, error)
+    try:
+        if stat.S_ISREG(status.st_mode):
+            with Path(value).open("rb") as file:
+                return f" {hashlib.file_digest(file, 'sha256').hexdigest()}"
+        if stat.S_ISDIR(status.st_mode):
+            return f" {_listing(name, value)}"
+    except OSError as error:
+        _refuse(name, value, error)
+    if stat.S_ISFIFO(status.st_mode):
+        _refuse(name, value, OSError(errno.ESPIPE, "it is a pipe"))
+    return f" {stat.S_IFMT(status.st_mode):o} {status.st_rdev}"  # a device, or a socket
 
 
-def _listing(name: str, directory: Path) -> str:
-    """Of names, sizes and times: a directory may hold weights, which take minutes to read."""
+def _refuse(name: str, value: str, error: OSError) -> NoReturn:
+    where, reason = _where(name, value), error.strerror
+    if error.filename not in {None, value} and not _is_secret(name):
+        reason = f"{error.filename}: {reason}"
+    raise ConfigError(
+        f"{where}: cannot be read ({reason}), and no name of a page can hold it; allowed is a file "
+        "or a directory of which everything can be read, or what is no path"
+    ) from None
+
+
+def _where(name: str, value: str) -> str:
+    return name if _is_secret(name) else f"{name} {value}"
+
+
+def _listing(name: str, directory: str) -> str:
+    """Of names, sizes and times: a directory may hold weights, which take minutes to read. Of a
+    link, those of what it points to, and where that is: a snapshot of a hub is made of links.
+    OSError for what cannot be read."""
     lines: list[str] = []
-    for above, _, names in os.walk(directory):
-        for file in names:
-            stat = (Path(above) / file).lstat()
-            lines.append(f"{above}/{file}\0{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
+    seen = {_place(os.stat(directory))}
+    for above, below, names in os.walk(directory, onerror=_raise, followlinks=True):
+        new: list[str] = []
+        for one in sorted(below):  # which of two links to one directory is the first
+            path = os.path.join(above, one)
+            place = _place(os.stat(path))
+            lines.append(f"{path}/\0{os.path.realpath(path)}")
+            if place not in seen:  # else a link leads round
+                seen.add(place)
+                new.append(one)
+        below[:] = new
+        lines += [_line(os.path.join(above, one)) for one in names]
         if len(lines) > MOST_FILES:
-            where = f"{name} {directory}"
             raise ConfigError(
-                f"{where}: holds more than {MOST_FILES:,} files, and no name of a page "
-                "can hold them; allowed is a directory with fewer"
+                f"{_where(name, directory)}: holds more than {MOST_FILES:,} files and directories, "
+                "and no name of a page can hold them; allowed is a directory with fewer"
             )
     return hashlib.sha256("\0".join(sorted(lines)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _line(path: str) -> str:
+    target = os.path.realpath(path)
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        if not os.path.islink(path):
+            raise
+        return f"{path}\0{target} is not there"
+    times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    return f"{path}\0{target} {status.st_mode:o} {status.st_size} {times}"
+
+
+def _place(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
