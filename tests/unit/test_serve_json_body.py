@@ -11,6 +11,7 @@ from stratakv.serve.errors import ApiError
 from stratakv.serve.fields import IntegerArray
 from stratakv.serve.json_body import (
     BEYOND,
+    MOST_DEPTH,
     MOST_VALUES,
     SMALL_BYTES,
     outside_strings,
@@ -86,6 +87,19 @@ def test_too_many_values_are_counted_before_any_is_made(monkeypatch, values):
     with pytest.raises(ApiError) as error:
         read_object(b'{"prompt": [' + values + b"]}")
     assert error.value.code == "too_many_values"
+
+
+@pytest.mark.parametrize(("open_", "close"), [("[", "]"), ('{"a": ', "}")])
+@pytest.mark.parametrize("spaces", [0, SMALL_BYTES])
+def test_a_body_is_nested_no_deeper_than_what_walks_it_can_bear(open_, close, spaces):
+    def body(depth):
+        nested = open_ * (depth - 1) + "0" + close * (depth - 1)
+        return f'{{"b": "{"[" * 500}", "a": {nested}{" " * spaces}}}'.encode()
+
+    assert "a" in read_object(body(MOST_DEPTH))
+    with pytest.raises(ApiError, match=f"{MOST_DEPTH + 1} deep; at most {MOST_DEPTH}") as error:
+        read_object(body(MOST_DEPTH + 1))
+    assert error.value.code == "too_deep"
 
 
 def test_what_stands_in_strings_is_not_counted():

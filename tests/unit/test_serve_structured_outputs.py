@@ -5,6 +5,7 @@ import json
 import pytest
 
 from stratakv.serve.errors import ApiError
+from stratakv.serve.json_body import MOST_VALUES
 from stratakv.serve.structured_outputs import grammar_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -72,6 +73,8 @@ def test_one_form_in_many_spellings():
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs"),
         ({"regex": "a", "guided_json": {}}, "guided_json"),
+        ({"guided_json": '{"a":[' + "[]," * MOST_VALUES + "0]}"}, "guided_json"),
+        ({"guided_json": '{"a":' * 200 + "0" + "}" * 200}, "guided_json"),
     ],
 )
 def test_what_is_wrong_is_named(body, param):

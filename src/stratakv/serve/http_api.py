@@ -49,7 +49,7 @@ from stratakv.serve.replies import ChatFormat, CompletionFormat
 from stratakv.serve.schemas import ChatCall, CompletionCall, PromptOptions
 from stratakv.serve.service import Service
 from stratakv.serve.tool_parsers import no_parser, parser_of
-from stratakv.serve.tools import ToolUse
+from stratakv.serve.tools import AutoCall, ToolUse
 
 COMPLETION_TOKENS: Final = 16
 """OpenAI's default of ``max_tokens`` for completions."""
@@ -233,7 +233,7 @@ class Api:
     def _marked(self, use: ToolUse | None, decoding: Decoding) -> Decoding:
         """With the special tokens that mark calls."""
         form = self._service.tool_format
-        if use is None or use.grammar is not None or form is None or not form.special:
+        if use is None or not isinstance(use.choice, AutoCall) or form is None or not form.special:
             return decoding
         return replace(decoding, text=replace(decoding.text, special=True))
 

@@ -1,8 +1,8 @@
 """A large JSON body to an object, in pieces: ``json`` holds Python's lock while it reads, so that a
 body of millions of values would stop every other thread for seconds.
 
-Owns how many values a body may hold and how arrays of token ids are read. What is taken and what it
-means is ``json``'s.
+Owns how many values a body may hold, how deep they may be nested, and how arrays of token ids are
+read. What is taken and what it means is ``json``'s.
 """
 
 import json
@@ -13,13 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratakv.serve import fields
-from stratakv.serve.errors import ApiError
+from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.fields import IntegerArray, JsonObject
 
 SMALL_BYTES: Final = 1 << 15
 """A body of that size is read at once, wherever that is."""
 MOST_VALUES: Final = 1 << 16
 """Of a body, beside arrays of integers: about as many as take 10 ms."""
+MOST_DEPTH: Final = 128
+"""Arrays and objects within each other. Schemas and messages are walked by functions that call
+themselves, some twice a level; Python takes 1000 calls."""
 MOST_DIGITS: Final = 40
 """Of an integer that is read, with its sign."""
 BEYOND: Final = 1 << 140
@@ -41,15 +44,22 @@ def _table(chars: bytes) -> Marks:
 
 OPENS_OR_PARTS: Final = _table(b",[{")
 IN_INTEGERS: Final = _table(b"0123456789-, \t\r\n")
+BRACKETS: Final = _table(b"[]{}")
+OPENS: Final = _table(b"[{")
 
 
 def read_object(body: bytes) -> JsonObject:
     """The JSON object in ``body``, as ``fields.parse_object`` reads it; where it holds many values,
-    arrays of integers are IntegerArrays. ApiError (400) for too many others, before any is made."""
+    arrays of integers are IntegerArrays. ApiError (400) for too many others, or too deep ones,
+    before any is made."""
     if len(body) <= SMALL_BYTES:
+        if body.count(b"{") + body.count(b"[") > MOST_DEPTH:
+            small = np.frombuffer(body, np.uint8)
+            _check_depth(small, outside_strings(small))
         return fields.parse_object(body)
     text = np.frombuffer(body, np.uint8)
     outside = outside_strings(text)
+    _check_depth(text, outside)
     values = int(np.count_nonzero(OPENS_OR_PARTS[text] & outside))
     if values <= MOST_VALUES:
         return fields.parse_object(body, integer=_integer)
@@ -60,6 +70,42 @@ def read_object(body: bytes) -> JsonObject:
         message = f"the request body holds {rest} values; at most {MOST_VALUES} are allowed beside "
         raise ApiError(f"{message}arrays of token ids", code="too_many_values")
     return fields.parse_object(_without(body, runs), _arrays(body, runs), _integer)
+
+
+class ValueBudget:
+    """How many values the JSON texts inside of one body may still hold, all of them together: in
+    the body each is a string, one value."""
+
+    def __init__(self) -> None:
+        self._left = MOST_VALUES
+
+    def spend(self, param: str, text: str) -> None:
+        """Count the values of ``text``, that of field ``param``, before any is made. ApiError (400)
+        for too many, or too deep ones."""
+        chars = np.frombuffer(text.encode(errors="replace"), np.uint8)
+        outside = outside_strings(chars)
+        self._left -= int(np.count_nonzero(OPENS_OR_PARTS[chars] & outside))
+        if self._left < 0:
+            message = f"the JSON texts up to '{param}' hold {MOST_VALUES - self._left} values; at "
+            message += f"most {MOST_VALUES} are allowed in a body"
+            raise ApiError(message, param=param, code="too_many_values")
+        if (depth := _depth(chars, outside)) > MOST_DEPTH:
+            raise invalid(
+                param, f"'{param}' is nested {depth} deep; at most {MOST_DEPTH} are allowed"
+            )
+
+
+def _check_depth(text: NDArray[np.uint8], outside: Marks) -> None:
+    if (depth := _depth(text, outside)) > MOST_DEPTH:
+        message = f"the request body is nested {depth} deep; at most {MOST_DEPTH} are allowed"
+        raise ApiError(message, code="too_deep")
+
+
+def _depth(text: NDArray[np.uint8], outside: Marks) -> int:
+    """How many arrays and objects are open at once."""
+    opens = OPENS[text[BRACKETS[text] & outside]]
+    open_ones = np.cumsum(np.where(opens, 1, -1), dtype=np.int32)
+    return int(open_ones.max(initial=0))
 
 
 def _integer(digits: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias, cast
 from stratakv.serve import fields
 from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.fields import JsonObject
+from stratakv.serve.json_body import ValueBudget
 from stratakv.serve.tools import arguments_of
 
 Message: TypeAlias = Mapping[str, Any]
@@ -33,10 +34,11 @@ def messages(value: object) -> tuple[Message, ...]:
     found = fields.array("messages", value)
     if not found:
         raise invalid("messages", "'messages' must hold at least one message")
-    return tuple(_message(f"messages[{i}]", message) for i, message in enumerate(found))
+    budget = ValueBudget()
+    return tuple(_message(f"messages[{i}]", message, budget) for i, message in enumerate(found))
 
 
-def _message(param: str, value: object) -> Message:
+def _message(param: str, value: object, budget: ValueBudget) -> Message:
     if not isinstance(value, dict):
         raise fields.wrong_type(param, "an object", value)
     data = cast("JsonObject", value)
@@ -49,7 +51,8 @@ def _message(param: str, value: object) -> Message:
             message = f"'{param}.{name}' is not supported here"
             raise ApiError(message, param=f"{param}.{name}", code="unsupported_parameter")
     found: dict[str, Any] = {"role": ROLES[role]}
-    calls = _calls(f"{param}.tool_calls", data.get("tool_calls")) if role == "assistant" else []
+    given = data.get("tool_calls") if role == "assistant" else None
+    calls = _calls(f"{param}.tool_calls", given, budget)
     content = data.get("content")
     found["content"] = "" if calls and content is None else _content(f"{param}.content", content)
     if calls:
@@ -87,14 +90,15 @@ def _name(param: str, value: object) -> str:
     return fields.well_formed(param, value)
 
 
-def _calls(param: str, value: object) -> list[Mapping[str, Any]]:
+def _calls(param: str, value: object, budget: ValueBudget) -> list[Mapping[str, Any]]:
     """What an assistant has called, with arguments as objects."""
     if value is None:
         return []
-    return [_call(f"{param}[{at}]", one) for at, one in enumerate(fields.array(param, value))]
+    calls = enumerate(fields.array(param, value))
+    return [_call(f"{param}[{at}]", one, budget) for at, one in calls]
 
 
-def _call(param: str, value: object) -> Mapping[str, Any]:
+def _call(param: str, value: object, budget: ValueBudget) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise fields.wrong_type(param, "an object", value)
     data = cast("JsonObject", value)
@@ -104,7 +108,7 @@ def _call(param: str, value: object) -> Mapping[str, Any]:
     name, id_ = function.get("name"), data.get("id")
     called = {
         "name": _name(f"{param}.function.name", name),
-        "arguments": arguments_of(f"{param}.function.arguments", function.get("arguments")),
+        "arguments": arguments_of(f"{param}.function.arguments", function.get("arguments"), budget),
     }
     with_id = {} if id_ is None else {"id": _name(f"{param}.id", id_)}
     return {**with_id, "type": "function", "function": called}

@@ -13,6 +13,7 @@ from stratakv.engine.grammars import Grammar
 from stratakv.serve import fields
 from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.fields import JsonObject
+from stratakv.serve.json_body import ValueBudget
 
 FIELDS: Final = frozenset({
     "response_format", "structured_outputs", "regex", "json_schema", "ebnf", "guided_json",
@@ -99,6 +100,7 @@ def _structured_outputs(found: JsonObject) -> Grammar | None:
 def _schema(name: str, value: object) -> str:
     """Of a schema, or of its text (SGLang's clients send that)."""
     if isinstance(value, str):
+        ValueBudget().spend(name, value)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:

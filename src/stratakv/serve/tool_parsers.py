@@ -10,7 +10,7 @@ import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeAlias, assert_never, cast
+from typing import Final, NoReturn, Protocol, TypeAlias, assert_never, cast
 
 from stratakv.serve.errors import ApiError
 from stratakv.serve.stops import overlap
@@ -283,7 +283,8 @@ def _calls_in(text: str, name: str | None) -> list[tuple[str, str]] | None:
     """Names and arguments of the calls in a JSON text, ``name``: where that is the arguments alone;
     None: it is something else."""
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, parse_constant=_no_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # no reply can spell a lone surrogate
     except (ValueError, RecursionError):
         return None
     if name is not None:
@@ -306,6 +307,10 @@ def _call(value: object) -> tuple[str, str] | None:
     if not isinstance(arguments, dict):
         return None
     return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def no_parser() -> ToolParser | None:

@@ -16,6 +16,7 @@ from stratakv.engine.grammars import Grammar
 from stratakv.serve import fields
 from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.fields import JsonObject
+from stratakv.serve.json_body import ValueBudget
 
 FIELDS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 MAX_TOOLS: Final = 128
@@ -167,11 +168,12 @@ def _below(value: object, place: str) -> object:
             return value
 
 
-def arguments_of(param: str, text: object) -> JsonObject:
+def arguments_of(param: str, text: object, budget: ValueBudget) -> JsonObject:
     """The arguments of a call in a message, which clients send as text: an object, as templates
-    take it."""
+    take it. ``budget``: of all such texts in the body."""
     if not isinstance(text, str):
         raise fields.wrong_type(param, "a string", text)
+    budget.spend(param, text)
     try:
         found: object = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
