@@ -1,12 +1,17 @@
-"""What the client gets to read of a prefill server that cannot be joined."""
+"""What a client reads of a prefill server that cannot be joined, and who waits for whom."""
 
 import socket
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
+from threading import Event, Thread
 
-from stratakv.disagg.http_join import HttpCarry
+from stratakv.core.clock import ManualClock
+from stratakv.disagg.http_join import CallLimits, HttpCarry
 from stratakv.disagg.joining import JoinRefused
+from stratakv.disagg.rested_join import REST_S, RestedJoin
 from stratakv.disagg.transport import PeerId
 from stratakv.testing.patience import PATIENCE_S
+
+DEADLINE = 0.3
 
 
 def test_an_error_without_words_has_its_name(monkeypatch):
@@ -15,6 +20,95 @@ def test_an_error_without_words_has_its_name(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", silent)
     with closing(HttpCarry(PeerId("decode"), None)) as carry:
-        answer = carry(PeerId("h:1"), ()).result(PATIENCE_S)
-    reason = "the prefill server h:1 cannot be reached: TimeoutError()"
+        answer = carry(PeerId("127.0.0.1:1"), ()).result(PATIENCE_S)
+    reason = "the prefill server 127.0.0.1:1 cannot be reached: TimeoutError()"
     assert answer == JoinRefused(reason)
+
+
+def listens(undo):
+    """A server's socket, which answers nothing, and its name."""
+    found = undo.enter_context(socket.create_server(("127.0.0.1", 0)))
+    return found, PeerId(f"127.0.0.1:{found.getsockname()[1]}")
+
+
+def refuses(undo):
+    """A server that refuses whoever comes."""
+    found, peer = listens(undo)
+    body = b'{"refused": "no"}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+    def serve():
+        with suppress(OSError):
+            while True:
+                with found.accept()[0] as caller:
+                    caller.recv(1 << 16)
+                    caller.sendall(head + body)
+
+    Thread(target=serve, daemon=True).start()
+    return peer
+
+
+def test_hosts_that_never_answer_hold_up_nobody_else():
+    with ExitStack() as undo:
+        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        stuck = [carry(listens(undo)[1], ()) for _ in range(8)]
+        assert carry(refuses(undo), ()).result(PATIENCE_S) == JoinRefused("no")
+        assert not any(each.done() for each in stuck)
+
+
+def test_whoever_has_answered_once_waits_for_no_host_that_has_not():
+    limits = CallLimits(new=1)
+    with ExitStack() as undo:
+        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None, limits)))
+        good = refuses(undo)
+        assert carry(good, ()).result(PATIENCE_S) == JoinRefused("no")
+        stuck = carry(listens(undo)[1], ())
+        assert carry(good, ()).result(PATIENCE_S) == JoinRefused("no")
+        assert not stuck.done()
+
+
+def test_one_deadline_holds_for_a_whole_call_however_its_answer_trickles():
+    limits, over = CallLimits(deadline_s=DEADLINE), Event()
+    with ExitStack() as undo:
+        undo.callback(over.set)
+        found, peer = listens(undo)
+
+        def trickle():
+            with found.accept()[0] as caller, suppress(OSError):
+                caller.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not over.wait(DEADLINE / 10):
+                    caller.sendall(b"x")
+
+        Thread(target=trickle, daemon=True).start()
+        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None, limits)))
+        answer = carry(peer, ()).result(PATIENCE_S)
+    late = f"the prefill server {peer} cannot be reached: it has not answered within {DEADLINE:g} s"
+    assert answer == JoinRefused(late)
+
+
+class Refusing:
+    """A ``Join`` that nobody gets past."""
+
+    def __init__(self):
+        self.asked, self.answers = [], []
+
+    def ask(self, peer):
+        self.asked.append(peer)
+        self.answers.append((peer, f"no {len(self.asked)}"))
+
+    def refused(self):
+        found, self.answers = self.answers, []
+        return found
+
+
+def test_who_was_refused_is_not_asked_again_for_some_seconds():
+    clock, inner = ManualClock(), Refusing()
+    join = RestedJoin(inner, clock)
+    for peer, reason in (("a", "no 1"), ("a", "no 1"), ("b", "no 2"), ("a", "no 1")):
+        join.ask(PeerId(peer))
+        assert list(join.refused()) == [(peer, reason)]
+        assert not join.refused()
+    assert inner.asked == ["a", "b"]
+    clock.advance(REST_S)
+    join.ask(PeerId("a"))
+    assert list(join.refused()) == [("a", "no 3")]

@@ -21,6 +21,7 @@ from stratakv.serve.hand_off import (
     place,
     salt_of,
 )
+from stratakv.serve.prefill_hosts import PrefillHosts
 
 ROOM = {"bootstrap_host": "a", "bootstrap_port": 7, "bootstrap_room": 3}
 REMOTE = {"do_remote_prefill": True, "remote_request_id": "n", "remote_host": "a"}
@@ -166,6 +167,9 @@ def test_an_address_of_six_has_brackets():
         ({"bootstrap_port": 9}, "--bootstrap-port"),
         ({"role": "decode", "bootstrap_port": 9}, "--bootstrap-port"),
         ({"role": "prefill", "bootstrap_port": 70000}, "--bootstrap-port"),
+        ({"role": "prefill", "prefill_hosts": ("a",)}, "--prefill-hosts"),
+        ({"role": "decode", "prefill_hosts": ("a:8998",)}, "--prefill-hosts"),
+        ({"role": "decode", "prefill_hosts": ("http://a",)}, "--prefill-hosts"),
         ({"role": "prefill", "host": "0.0.0.0"}, "--host"),
         ({"role": "decode", "host": "::"}, "--host"),
     ],
@@ -173,3 +177,45 @@ def test_an_address_of_six_has_brackets():
 def test_a_flag_that_does_not_go_with_the_role_is_refused_by_name(flags, named):
     with pytest.raises(ConfigError, match=f"^{named}"):
         ServerConfig(**flags)
+
+
+# -- at which hosts decode joins -----------------------------------------------------------------
+
+HERE, FAR = ("127.0.0.1", "127.0.0.9", "::1", "Localhost"), ("a", "10.0.0.1", "127.1", "localhost.")
+
+
+def refused_field(rules, body):
+    """Which field of a body is refused; None: it is planned."""
+    try:
+        rules.plan(asked_for(body), 1)
+    except ApiError as error:
+        return error.body["error"]["param"] if error.status == 400 else error
+    return None
+
+
+def joined(hosts, keys, host):
+    """Whether one that decodes joins a prefill server there, by both routers' fields."""
+    server = ServerConfig(role="decode", prefill_hosts=hosts)
+    rules = DecodeRules(PrefillHosts.of(server, keys))
+    params = {"do_remote_prefill": True, "remote_request_id": "n", "remote_host": host}
+    bodies = (ROOM | {"bootstrap_host": [host, host]}, {"kv_transfer_params": params})
+    found = [refused_field(rules, body) for body in bodies]
+    assert found in ([None, None], ["bootstrap_host", "remote_host"])
+    return found == [None, None]
+
+
+def test_a_server_with_keys_names_them_to_no_host_that_only_a_client_has_named():
+    keys = {"one": "k"}
+    assert all(joined((), keys, host) for host in HERE)
+    assert not any(joined((), keys, host) for host in FAR)
+    assert all(joined((), {}, host) for host in (*HERE, *FAR)), "without keys there is none to name"
+
+
+@pytest.mark.parametrize("keys", [{}, {"one": "k"}])
+def test_a_server_joins_at_the_hosts_that_its_operator_names_and_at_no_other(keys):
+    hosts = ("Prefill-1", "FD00:0::1")
+    assert all(joined(hosts, keys, host) for host in ("prefill-1", "PREFILL-1", "fd00::1"))
+    assert not any(joined(hosts, keys, host) for host in ("prefill-2", "fd00::2", *HERE))
+    rules = DecodeRules(PrefillHosts(frozenset(("a",))))
+    with pytest.raises(ApiError, match=r"'b'.*allowed"):
+        rules.plan(Rooms(("a", "b"), (1,), (1, 2)), 2)

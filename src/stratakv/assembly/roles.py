@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from stratakv.agreement.agreement import DigestInputs
 from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.sizing import Sizes
+from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.disagg.agreeing_role import AgreeingRole, Lane
@@ -28,6 +29,7 @@ from stratakv.disagg.nixl import NixlTransport
 from stratakv.disagg.peers import OpenTransport, Peers
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.ranked_joining import RankedJoiner, RankedPeers, join_ranks
+from stratakv.disagg.rested_join import RestedJoin
 from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.statistics import SessionStats
 from stratakv.disagg.transport import Memory, PeerId, Transport
@@ -198,7 +200,8 @@ def _decode(
 ) -> tuple[Role, tuple[OwnRole, ...]]:
     if ranks is None:
         assert carry is not None, "nobody brings introductions"
-        own = DecodeRole(peers[0], _prefill_of, limits, join=PeerJoiner(peers[0], carry))
+        rested = RestedJoin(PeerJoiner(peers[0], carry), MonotonicClock())
+        own = DecodeRole(peers[0], _prefill_of, limits, join=rested)
         return own, (own,)
     first = ranks.ranks.rank * len(peers)
     joiner = RankedJoiner(peers, first, ranks.sync.outbox.append, carry)

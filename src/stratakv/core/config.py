@@ -291,6 +291,7 @@ class ServerConfig:
     transfer_timeout: float = TRANSFER_TIMEOUT_S
     peer_tp: int | None = None
     unsalted_rooms: str = "refuse"
+    prefill_hosts: tuple[str, ...] = ()
     threads: int | None = None
     log_level: str = "info"
     log_format: str = "text"

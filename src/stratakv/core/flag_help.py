@@ -50,7 +50,7 @@ METAVAR: Final = {
     **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"), "FILE"),
     "allowed_origins": "ORIGIN",
     **dict.fromkeys(("kv_events", "kv_events_replay"), "ENDPOINT"),
-    "advertise_host": "HOST",
+    **dict.fromkeys(("advertise_host", "prefill_hosts"), "HOST"),
     **dict.fromkeys(("prefill", "decode"), "URL"),
     "transfer_timeout": "SECONDS",
 }
@@ -156,6 +156,8 @@ HELP: Final = {
     "the one that its chat template shows",
     "log_format": "text, or json: an object a line",
     "threads": "threads of the forward; default: torch's",
+    "prefill_hosts": "of --role decode: a host at which prefill servers may be joined, whatever a "
+    "client names; may be repeated; default: any, or with API keys those of this machine alone",
     "unsalted_rooms": "requests with bootstrap_room whose tenant's cache_salt a router may have "
     "dropped: refuse them, or let them share one cache",
 }

@@ -3,6 +3,7 @@
 Owns their refusals; the record is ``config``'s.
 """
 
+from ipaddress import IPv6Address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -36,10 +37,16 @@ def check_role(config: "ServerConfig") -> None:
         ("--transfer-timeout", config.transfer_timeout != TRANSFER_TIMEOUT_S, ROLES[1:]),
         ("--peer-tp", config.peer_tp is not None, ROLES[1:]),
         ("--unsalted-rooms", config.unsalted_rooms != "refuse", ROLES[1:]),
+        ("--prefill-hosts", bool(config.prefill_hosts), ROLES[2:]),
     ):
         if used and config.role not in roles:
             raise ConfigError(f"{flag}: allowed with --role {' and '.join(roles)}")
     check_count("--peer-tp", config.peer_tp)
+    for host in config.prefill_hosts:
+        if not _is_host(host):
+            raise ConfigError(
+                f"--prefill-hosts {host}: allowed is a host name or an address, without a port"
+            )
     if config.bootstrap_port is not None:
         check_port("--bootstrap-port", config.bootstrap_port)
     if config.role != "unified" and config.reached_at in {"0.0.0.0", "::", ""}:
@@ -48,6 +55,16 @@ def check_role(config: "ServerConfig") -> None:
             f"{flag} {config.reached_at}: peers cannot reach that; allowed with --role "
             f"{config.role} is an address of this machine, or --advertise-host with one"
         )
+
+
+def _is_host(host: str) -> bool:
+    if ":" not in host:
+        return host.isprintable() and bool(host) and not set(host) & set("/@?#[], ")
+    try:
+        IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def check_kv_events(config: "ServerConfig") -> None:

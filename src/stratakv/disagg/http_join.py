@@ -1,13 +1,19 @@
 """Brings introductions over HTTP to the port where a prefill server is joined.
 
-Owns the threads that wait for its answers. Must not know what an introduction says.
+Owns the threads that wait for its answers, and how long a call may take: a client names the host,
+so it may be one that never answers. Must not know what an introduction says.
 """
 
 import http.client
+import socket
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Timer
 from typing import Final
 
+from stratakv.core.clock import MonotonicClock
 from stratakv.core.errors import TransportError
 from stratakv.disagg.joining import (
     JOIN_BYTES,
@@ -19,44 +25,121 @@ from stratakv.disagg.joining import (
 from stratakv.disagg.transport import PeerId
 
 JOIN_PATH: Final = "/disagg/join"
-_TIMEOUT_S: Final = 30.0
-_THREADS: Final = 4
+_MOST_KNOWN: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """``deadline_s``: of a whole call; ``connect_s``: of one address of its host. Calls at a time:
+    ``new`` of hosts that have not answered yet, and ``known`` of those that have, so that the
+    former do not hold up the latter."""
+
+    deadline_s: float = 30.0
+    connect_s: float = 5.0
+    new: int = 64
+    known: int = 8
+
+
+DEFAULT_CALLS: Final = CallLimits()
 
 
 class HttpCarry:
-    """``name``: of this side, for its peers. ``api_key``: what they may ask for."""
+    """``name``: of this side, for its peers. ``api_key``: what they may ask for; whom it is named
+    to is for those to decide who ask (``serve/prefill_hosts``)."""
 
-    def __init__(self, name: PeerId, api_key: str | None) -> None:
-        self._name = name
+    def __init__(
+        self, name: PeerId, api_key: str | None, limits: CallLimits = DEFAULT_CALLS
+    ) -> None:
+        self._name, self._limits = name, limits
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stratakv-join")
+        self._new = ThreadPoolExecutor(limits.new, thread_name_prefix="stratakv-join")
+        self._again = ThreadPoolExecutor(limits.known, thread_name_prefix="stratakv-rejoin")
+        self._known: dict[PeerId, None] = {}  # who has answered, the last one first to stay
 
     def __call__(self, peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
-        return self._threads.submit(self._asked, peer, encode_call(self._name, introductions))
+        threads = self._again if peer in self._known else self._new
+        return threads.submit(self._asked, peer, encode_call(self._name, introductions))
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._new, self._again):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _asked(self, peer: PeerId, body: bytes) -> JoinAnswer:
+        connection = _Connection(peer, self._limits)
         try:
-            status, data = self._post(peer, body)
+            status, data = self._post(connection, body)
+            if connection.late:
+                return JoinRefused(f"the prefill server {peer} cannot be reached: {self._late}")
             if status != 200:
                 text = data[:500].decode(errors="replace")
                 return JoinRefused(f"the prefill server {peer} answers {status}: {text}")
-            return decode_answer(data)
+            answer = decode_answer(data)
         except TransportError as error:
             return JoinRefused(f"the prefill server {peer}: {error}")
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = str(error) or repr(error)
+            reason = self._late if connection.late else str(error) or repr(error)
             return JoinRefused(f"the prefill server {peer} cannot be reached: {reason}")
+        self._answered(peer)
+        return answer
 
-    def _post(self, peer: PeerId, body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(peer, timeout=_TIMEOUT_S)
+    @property
+    def _late(self) -> str:
+        return f"it has not answered within {self._limits.deadline_s:g} s"
+
+    def _answered(self, peer: PeerId) -> None:
+        if len(self._known) < _MOST_KNOWN:
+            self._known[peer] = None
+
+    def _post(self, connection: "_Connection", body: bytes) -> tuple[int, bytes]:
         try:
             connection.request("POST", JOIN_PATH, body, self._headers)
             answer = connection.getresponse()
             return answer.status, answer.read(JOIN_BYTES)
         finally:
             connection.close()
+
+
+class _Connection(http.client.HTTPConnection):
+    """Ends at the deadline whatever the other side does: a time-out of a socket is one of each
+    read. ``late``: it did."""
+
+    def __init__(self, peer: PeerId, limits: CallLimits) -> None:
+        super().__init__(peer)
+        self._clock, self._limits = MonotonicClock(), limits
+        self._until_s = self._clock.now_s() + limits.deadline_s
+        self._timer: Timer | None = None
+        self.late = False
+
+    def connect(self) -> None:
+        opened = self._opened()
+        self.sock = opened
+        left_s = max(0.0, self._until_s - self._clock.now_s())
+        self._timer = Timer(left_s, self._end, (opened,))
+        self._timer.start()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().close()
+
+    def _opened(self) -> socket.socket:
+        failure: OSError = TimeoutError(f"{self.host} has no address")
+        for *_, address in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
+            left_s = self._until_s - self._clock.now_s()
+            if left_s <= 0:
+                self.late = True
+                break
+            try:
+                return socket.create_connection(
+                    (str(address[0]), int(address[1])), min(left_s, self._limits.connect_s)
+                )
+            except OSError as error:
+                failure = error
+        raise failure
+
+    def _end(self, opened: socket.socket) -> None:
+        self.late = True
+        with suppress(OSError):
+            opened.shutdown(socket.SHUT_RDWR)

@@ -16,6 +16,7 @@ from stratakv.engine.request import TransferSession
 from stratakv.serve import fields
 from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.fields import JsonObject
+from stratakv.serve.prefill_hosts import PrefillHosts
 
 FIELDS: Final = frozenset({
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params",
@@ -125,15 +126,21 @@ class PrefillRules:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRules:
-    """What comes without a session is computed here, as by a server that does both."""
+    """What comes without a session is computed here, as by a server that does both. ``hosts``:
+    where prefill servers may be."""
+
+    hosts: PrefillHosts = field(default_factory=PrefillHosts)
 
     def plan(self, asked: HandOffRequest | None, count: int) -> HandOffPlan:
         match asked:
             case None:
                 return HandOffPlan((None,) * count)
             case Rooms():
+                for host in asked.hosts:
+                    self.hosts.check("bootstrap_host", place(host, 0))
                 return HandOffPlan(tuple(asked.session(at) for at in range(count)))
             case RemotePrefill():
+                self.hosts.check("remote_host", asked.prefill)
                 return HandOffPlan(
                     tuple(
                         TransferSession(f"{asked.name}-{at}", asked.prefill) for at in range(count)

@@ -61,6 +61,7 @@ from stratakv.serve.hand_off import (
     UnifiedRules,
 )
 from stratakv.serve.metrics import ServerMetrics
+from stratakv.serve.prefill_hosts import PrefillHosts
 from stratakv.serve.service import Joins, Limits, Service, WebOptions
 from stratakv.serve.start_checks import check_names
 from stratakv.serve.tls import tls_files
@@ -124,7 +125,7 @@ def build_service(
         adapters=tuple(parts.model.adapters.digests),
         disagg=disagg,
         joins=_joins(server, disagg, parts),
-        hand_offs=_hand_offs(server),
+        hand_offs=_hand_offs(server, keys),
         tool_format=format_of(server.tool_call_parser, tokenizer.template),
     )
     return service, parts
@@ -196,13 +197,13 @@ def _heartbeat_s(
     return None if ranks is None else heartbeat_s(config)
 
 
-def _hand_offs(server: ServerConfig) -> HandOffOptions:
+def _hand_offs(server: ServerConfig, keys: Mapping[str, str]) -> HandOffOptions:
     rules: HandOffRules = UnifiedRules()
     if server.role == "prefill":
         port = BOOTSTRAP_PORT if server.bootstrap_port is None else server.bootstrap_port
         rules = PrefillRules(server.reached_at, port)
     elif server.role == "decode":
-        rules = DecodeRules()
+        rules = DecodeRules(PrefillHosts.of(server, keys))
     return HandOffOptions(rules=rules, unsalted_rooms=server.unsalted_rooms == "share")
 
 
