@@ -255,8 +255,9 @@ def _listing(name: str, directory: str) -> str:
         below[:] = new
         lines += [_line(os.path.join(above, one)) for one in names]
         if len(lines) > MOST_FILES:
+            where = _where(name, directory)
             raise ConfigError(
-                f"{_where(name, directory)}: holds more than {MOST_FILES:,} files and directories, "
+                f"{where}: holds more than {MOST_FILES:,} files and directories, "
                 "and no name of a page can hold them; allowed is a directory with fewer"
             )
     return hashlib.sha256("\0".join(sorted(lines)).encode("utf-8", "surrogatepass")).hexdigest()
