@@ -6,18 +6,18 @@ Owns the stopwatch.
 import re
 import time
 import urllib.request
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
 from openai import OpenAI
 from openai.types import CompletionUsage
+from prometheus_client.parser import text_string_to_metric_families
 
 from demo.script import Message
 from demo.servers import PATIENCE_S
 
-MOVED: Final = re.compile(
-    r'^stratakv_cache_(\w+)_pages_total\{(?:direction|tier)="(\w+)",.*\} (\S+)$', re.MULTILINE
-)
+MOVED: Final = re.compile(r"stratakv_cache_(copied|evicted)_pages_total")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +96,16 @@ class Client:
         request = urllib.request.Request(f"{self._address}/flush_cache", method="POST")
         urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
-    def moved_pages(self) -> dict[tuple[str, str], int]:
+    def moved_pages(self) -> Counter[tuple[str, str]]:
         """Since the server started: pages "copied" by direction, and "evicted" by tier."""
         with urllib.request.urlopen(f"{self._address}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
-        return {(what, where): int(float(value)) for what, where, value in MOVED.findall(text)}
+        moved: Counter[tuple[str, str]] = Counter()
+        for family in text_string_to_metric_families(text):
+            for name, labels, value in (sample[:3] for sample in family.samples):
+                if what := MOVED.fullmatch(name):
+                    moved[what[1], labels.get("direction") or labels["tier"]] += int(value)
+        return moved
 
     def close(self) -> None:
         self._api.close()

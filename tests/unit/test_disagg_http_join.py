@@ -4,6 +4,8 @@ import socket
 from contextlib import ExitStack, closing, suppress
 from threading import Event, Thread
 
+import pytest
+
 from stratakv.core.clock import ManualClock
 from stratakv.disagg.http_join import CallLimits, HttpCarry
 from stratakv.disagg.joining import JoinRefused
@@ -23,6 +25,14 @@ def test_an_error_without_words_has_its_name(monkeypatch):
         answer = carry(PeerId("127.0.0.1:1"), ()).result(PATIENCE_S)
     reason = "the prefill server 127.0.0.1:1 cannot be reached: TimeoutError()"
     assert answer == JoinRefused(reason)
+
+
+@pytest.mark.parametrize("name", ["a b:80", "a:b", "a\n:80", "[::1:80", "\u00e9" * 80 + ":80"])
+def test_a_name_that_no_host_has_is_an_answer_too(name):
+    """Whoever asks takes the answer in a step of its engine: nothing may be raised there."""
+    with closing(HttpCarry(PeerId("decode"), None)) as carry:
+        answer = carry(PeerId(name), ()).result(PATIENCE_S)
+    assert isinstance(answer, JoinRefused)
 
 
 def listens(undo):

@@ -67,7 +67,10 @@ class HttpCarry:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _asked(self, peer: PeerId, body: bytes) -> JoinAnswer:
-        connection = _Connection(peer, self._limits)
+        try:
+            connection = _Connection(peer, self._limits)
+        except http.client.HTTPException as error:
+            return JoinRefused(f"the prefill server {peer} cannot be reached: {error}")
         try:
             status, data = self._post(connection, body)
             if connection.late:
