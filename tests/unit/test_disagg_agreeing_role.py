@@ -94,10 +94,11 @@ class Group:
     """The ranks of one engine. Whatever they answer must be the same on all. ``startable``: of whom
     all have reported that they may start."""
 
-    def __init__(self, ranks=2):
+    def __init__(self, ranks=2, lanes=1):
         self.startable = []
-        self.own = [Scripted() for _ in range(ranks)]
-        self.roles = [AgreeingRole([Lane(own, own)]) for own in self.own]
+        self.own = [Scripted() for _ in range(ranks * lanes)]
+        mine = [Lane(own, own) for own in self.own]
+        self.roles = [AgreeingRole(mine[at : at + lanes]) for at in range(0, len(mine), lanes)]
 
     def alike(self, verb, *of):
         answers = [getattr(role, verb)(*of) for role in self.roles]
@@ -189,6 +190,21 @@ def test_a_late_rank_holds_up_the_end_on_all():
     group.own[1].put("r", SUCCESS)
     assert group.ballot() == [Received("r", FIRST)]
     assert group.ballot() == []
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("other", range(4))
+def test_first_tokens_that_differ_fail_on_all_ranks_in_one_ballot(lanes, other):
+    """Whoever a peer has sent another one to than to the rest; none goes on with either."""
+    group = Group(4 // lanes, lanes)
+    group.transferring()
+    for at, own in enumerate(group.own):
+        own.end(Received("r", FirstToken(9) if at == other else FIRST))
+    assert group.ballot() == [
+        TransferFailed("r", "its first token is 7 to one rank and 9 to another")
+    ]
+    assert group.ballot() == []
+    assert group.alike("__len__") == 0
 
 
 def test_a_failure_of_one_rank_ends_where_no_rank_s_pages_are_touched():

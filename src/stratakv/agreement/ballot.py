@@ -48,11 +48,13 @@ class SlotKind(IntEnum):
     SESSION = 0
     PART = 1
     LINK = 2
+    LEAST_TOKEN = 3
+    MOST_TOKEN = 4  # negated, so that the least is the most
 
 
 FLAGS: Final = (64, 0, 4096, 4096, 1024, 0, 0)
 """Lanes for the flags of each kind. What does not fit goes on in the next ballot."""
-SLOTS: Final = (1024, 1024, 256)
+SLOTS: Final = (1024, 1024, 256, 1024, 1024)
 """Slots of each kind."""
 MOST: Final = 1 << 20
 """The most operations of a kind without flags that one ballot ends."""

@@ -36,6 +36,7 @@ from stratakv.engine.roles import (
 )
 
 ELSEWHERE: Final = "its transfer has failed on another rank"
+_KINDS: Final = SlotKind.SESSION, SlotKind.PART, SlotKind.LEAST_TOKEN, SlotKind.MOST_TOKEN
 
 
 class LocalSessions(Protocol):
@@ -91,15 +92,18 @@ class _Entry:
         well = isinstance(self.ends.get(lane), Received | Sent)
         return SessionState.SUCCESS if well else SessionState.FAILED
 
-    def success(self, lanes: int) -> TransferEvent:
-        """Of all lanes, which must have received one first token."""
-        ends = [self.ends.get(lane) for lane in range(lanes)]
-        first = ends[0]
-        assert first is not None, f"{self.request.id} has arrived, and nobody knows what"
-        tokens = {end.first.token for end in ends if isinstance(end, Received)}
-        if len(tokens) > 1:
-            return TransferFailed(self.request.id, f"its first token is each of {sorted(tokens)}")
-        return first
+    def tokens(self) -> tuple[int, int]:
+        """The least and the most of the first tokens that its lanes have received; 0 where none
+        has."""
+        found = [end.first.token for end in self.ends.values() if isinstance(end, Received)]
+        return min(found, default=0), max(found, default=0)
+
+    def success(self, least: int, most: int) -> TransferEvent:
+        """Of all ranks, which must have received one first token."""
+        if least != most:
+            reason = f"its first token is {least} to one rank and {most} to another"
+            return TransferFailed(self.request.id, reason)
+        return self.ends[0]
 
     def failure(self) -> TransferFailed:
         ends = (self.ends[lane] for lane in sorted(self.ends))
@@ -118,8 +122,7 @@ class AgreeingRole:
         self._seated: dict[int, _Entry] = {}
         self._waiting: deque[_Entry] = deque()
         self._free = list(range(SLOTS[SlotKind.SESSION]))
-        self._votes = np.zeros(SLOTS[SlotKind.SESSION], np.int64)
-        self._sent = np.zeros(SLOTS[SlotKind.PART], np.int64)
+        self._votes = {kind: np.zeros(SLOTS[kind], np.int64) for kind in _KINDS}
         self._events: list[RoleEvent] = []
         self._over: set[RequestId] = set()  # whose ends are among them
         self._here: set[RequestId] = set()  # which were sent back in vain
@@ -264,27 +267,37 @@ class AgreeingRole:
                     entry.sent[at] = entry.given
                 else:
                     entry.ends[at] = event
+        votes = self._votes
         for slot, entry in self._seated.items():
-            self._votes[slot] = min(
+            votes[SlotKind.SESSION][slot] = min(
                 entry.vote(at, lane.sessions.state(entry.request))
                 for at, lane in enumerate(self._lanes)
             )
-            self._sent[slot] = min(entry.sent)
-        ballot.vote(SlotKind.SESSION, self._votes)
-        ballot.vote(SlotKind.PART, self._sent)
+            votes[SlotKind.PART][slot] = min(entry.sent)
+            least, most = entry.tokens()
+            votes[SlotKind.LEAST_TOKEN][slot] = least
+            votes[SlotKind.MOST_TOKEN][slot] = -most
+        for kind in _KINDS:
+            ballot.vote(kind, votes[kind])
 
     def agreed(self, result: BallotResult) -> None:
-        least, sent = result.least(SlotKind.SESSION), result.least(SlotKind.PART)
+        least = {kind: result.least(kind) for kind in _KINDS}
         for slot, entry in list(self._seated.items()):
-            entry.all_sent = sent.item(slot)
+            entry.all_sent = least[SlotKind.PART].item(slot)
             if entry.reported < entry.given == entry.all_sent:
                 self._parts.append(entry)
+            state = least[SlotKind.SESSION].item(slot)
             if entry.agreed is not SessionState.FAILED:
-                self._move(entry, SessionState(least.item(slot)))
-            elif least.item(slot):
+                tokens = (
+                    least[SlotKind.LEAST_TOKEN].item(slot),
+                    -least[SlotKind.MOST_TOKEN].item(slot),
+                )
+                self._move(entry, SessionState(state), tokens)
+            elif state:
                 self._end(entry, entry.failure())
 
-    def _move(self, entry: _Entry, state: SessionState) -> None:
+    def _move(self, entry: _Entry, state: SessionState, tokens: tuple[int, int]) -> None:
+        """``tokens``: the least and the most of the first tokens that ranks have received."""
         if entry.agreed is SessionState.BOOTSTRAPPING < state < SessionState.SUCCESS:
             self._events.append(MayStart(entry.request.id))
         entry.agreed = state
@@ -292,7 +305,7 @@ class AgreeingRole:
             for lane in self._lanes:
                 lane.sessions.abort(entry.request, ELSEWHERE)
         elif state is SessionState.SUCCESS:
-            self._end(entry, entry.success(len(self._lanes)))
+            self._end(entry, entry.success(*tokens))
 
     def _end(self, entry: _Entry, end: TransferEvent) -> None:
         """No rank's pages are touched any more."""
