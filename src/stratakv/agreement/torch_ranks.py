@@ -6,6 +6,7 @@ whatever the model uses, so that no ballot waits for a stream.
 
 import os
 import re
+import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -87,20 +88,45 @@ class TorchRanks:
         dist.destroy_process_group()
 
 
-def join(rank: int, size: int, address: str, timeout_s: float) -> TorchRanks:
+def join(
+    rank: int,
+    size: int,
+    address: str,
+    timeout_s: float,
+    listener: socket.socket | None = None,
+) -> TorchRanks:
     """Block until all ranks are there. ``address``: where rank 0 listens, as in
-    ``tcp://host:port``, or ``env://``. RankLostError where they do not come within ``START_S``,
+    ``tcp://host:port``, or ``env://``. ``listener``: rank 0's socket that listens there already,
+    which is the group's from then on. RankLostError where they do not come within ``START_S``,
     which is also the limit of every collective until ``ready``; ConfigError where rank 0
     cannot listen there."""
+    limit = timedelta(seconds=max(START_S, timeout_s))
     with _watched(rank, START_S), _listening(address):
+        store = None if listener is None else _store(listener, size, limit)
         dist.init_process_group(
             "gloo",
-            init_method=address,
+            init_method=address if store is None else None,
             rank=rank,
             world_size=size,
-            timeout=timedelta(seconds=max(START_S, timeout_s)),
+            timeout=limit,
+            store=store,
         )
     return TorchRanks(timeout_s)
+
+
+def _store(listener: socket.socket, size: int, limit: timedelta) -> dist.Store:
+    """As torch makes it where it is given an address."""
+    host, port = listener.getsockname()
+    held = dist.TCPStore(
+        host,
+        port,
+        size,
+        is_master=True,
+        timeout=limit,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )
+    return dist.PrefixStore("default_pg", held)
 
 
 def is_loss(error: BaseException) -> bool:

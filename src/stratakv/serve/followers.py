@@ -39,12 +39,14 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankPlace:
-    """``address``: where the ranks meet. ``up``: set once all of them have all they need.
-    ``abandon``: end whom this process has started, at once and without a word."""
+    """``address``: where the ranks meet. ``listener``: the socket that listens there, where this
+    process has it. ``up``: set once all of them have all they need. ``abandon``: end whom this
+    process has started, at once and without a word."""
 
     rank: int
     size: int
     address: str
+    listener: socket.socket | None = None
     up: threading.Event = field(default_factory=threading.Event)
     abandon: Callable[[], None] = _nothing
 
@@ -131,8 +133,10 @@ class Followers:
     _well: bool = field(default=False, init=False)
 
     def __enter__(self) -> Self:
-        port = str(_free_port())
-        self.place = RankPlace(0, self.size, f"tcp://127.0.0.1:{port}", abandon=self.abandon)
+        listener = socket.create_server(("127.0.0.1", 0))  # nobody else gets its port meanwhile
+        port = str(listener.getsockname()[1])
+        address = f"tcp://127.0.0.1:{port}"
+        self.place = RankPlace(0, self.size, address, listener, abandon=self.abandon)
         command = [sys.executable, "-m", "stratakv", *self.line]
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LEASH: "stdin"}
         # They inherit it: a terminal sends Ctrl-C to all, from before they could say so themselves.
@@ -147,6 +151,7 @@ class Followers:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         except BaseException:
             self.abandon()
+            listener.close()
             raise
         return self
 
@@ -155,6 +160,8 @@ class Followers:
         self._well = code == 0
 
     def __exit__(self, *_: object) -> None:
+        assert self.place.listener is not None
+        self.place.listener.close()  # where the ranks have not met
         if not self.place.up.is_set():  # nothing was served or stored
             self.abandon()
         self._ending = True
@@ -194,10 +201,3 @@ class Followers:
 def _description(code: int) -> str:
     """``code``: as ``Popen`` has it."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

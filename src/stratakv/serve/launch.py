@@ -151,7 +151,7 @@ def _met(place: RankPlace, config: EngineConfig, refusal: str) -> TorchRanks:
     if refusal:
         log.error("rank %d of %d is refused: %s", place.rank, place.size, refusal)
     log.info("rank %d of %d waits for the others at %s", place.rank, place.size, place.address)
-    ranks = join(place.rank, place.size, place.address, config.tp_timeout)
+    ranks = join(place.rank, place.size, place.address, config.tp_timeout, place.listener)
     for rank, theirs in enumerate(ranks.gather(refusal)):
         if theirs:
             raise ConfigError(f"rank {rank}: {theirs}")
