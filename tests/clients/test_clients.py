@@ -23,10 +23,11 @@ ENVIRONMENT = HERE.parents[1] / ".venv-clients" / "bin"
 PARIS = {"city": "Paris"}
 
 
-def ran(folder, name, *arguments):
-    """The standard output of a program of that environment."""
+def ran(folder, name, *arguments, offline="1"):
+    """The standard output of a program of that environment. ``offline`` "": of one that takes the
+    name of a folder for a hub's while it is told to be offline."""
     quiet = {
-        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_OFFLINE": offline,
         "HF_DATASETS_OFFLINE": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
@@ -123,8 +124,24 @@ def test_aiperf(tiny, directory, tmp_path):
         tmp_path, "aiperf", "profile", "--model", "model", "--url", tiny, "--endpoint-type", "chat",
         "--streaming", "--tokenizer", directory, "--request-count", 6, "--concurrency", 2,
         "--isl", 40, "--osl", 8, "--ui", "none", "--artifact-dir", tmp_path / "aiperf",
+        offline="",
     )  # fmt: skip
     (report,) = (tmp_path / "aiperf").rglob("profile_export_aiperf.json")
     found = json.loads(report.read_text("utf-8"))
     assert found["request_count"]["avg"] == 6
     assert not found.get("error_summary")
+
+
+def test_guidellm(tiny, directory, tmp_path):
+    report = tmp_path / "report.json"
+    ran(
+        tmp_path, "guidellm", "run", "--disable-console",
+        "--backend", f"kind=openai_http,target={tiny},model=model",
+        "--tokenizer", f"kind=hf_auto,model={directory}",
+        "--data", "kind=synthetic_text,prompt_tokens=40,output_tokens=8",
+        "--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=6",
+        "--output", f"kind=json,path={report}",
+    )  # fmt: skip
+    (found,) = json.loads(report.read_text("utf-8"))["benchmarks"]
+    totals = found["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (6, 0)
