@@ -72,9 +72,9 @@ class FenceThatDoesNotWait(LoopbackWire):
         threading.Thread(target=end, daemon=True).start()
         return True
 
-    def write(self, ranges, given_up):
+    def write(self, ranges, message, given_up):
         time.sleep(0.001)
-        super().write(ranges, given_up)
+        super().write(ranges, message, given_up)
 
     def notify(self, message):
         if message != b"E":
@@ -84,13 +84,15 @@ class FenceThatDoesNotWait(LoopbackWire):
 class CopiesLate(LoopbackWire):
     """It says that bytes are there which are on their way."""
 
-    def write(self, ranges, given_up):
+    def write(self, ranges, message, given_up):
         def copy():
             time.sleep(0.05)
             with suppress(TransportError):
-                LoopbackWire.write(self, ranges, threading.Event())
+                LoopbackWire.write(self, ranges, None, threading.Event())
 
         threading.Thread(target=copy, daemon=True).start()
+        if message is not None:
+            self.notify(message)
 
 
 class ReadsOn(LoopbackWire):
@@ -98,9 +100,9 @@ class ReadsOn(LoopbackWire):
 
     last = None
 
-    def write(self, ranges, given_up):
+    def write(self, ranges, message, given_up):
         self.last = self._connected(), ranges
-        super().write(ranges, given_up)
+        super().write(ranges, message, given_up)
 
     def sever(self):
         if self.last is not None:
@@ -124,9 +126,9 @@ class ReadsOn(LoopbackWire):
 class WritesAll(LoopbackWire):
     """Gaps between ranges are written too."""
 
-    def write(self, ranges, given_up):
+    def write(self, ranges, message, given_up):
         ranges.sizes[:] += 1
-        super().write(ranges, given_up)
+        super().write(ranges, message, given_up)
 
 
 def wired(wire, memories):

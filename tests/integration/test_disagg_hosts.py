@@ -15,7 +15,7 @@ from stratakv.testing.patience import PATIENCE_S
 from tests.disagg_servers import BIN, FLAGS, Fleet, ready
 from tests.fixtures.models import tiny_model
 from tests.fixtures.servers import free_port
-from tests.fixtures.transports import nixl_is_here
+from tests.fixtures.transports import mooncake_is_here, nixl_is_here
 from tests.real_server import COMPLETIONS, completion, tokens
 from tests.serving import train_tokenizer
 
@@ -57,9 +57,12 @@ def hosts(count):
         yield found
 
 
-def test_two_hosts_behind_a_router_answer_as_one_server_does(tmp_path):
+@pytest.mark.parametrize(
+    ("transport", "is_here"), [("nixl", nixl_is_here), ("mooncake", mooncake_is_here)]
+)
+def test_two_hosts_behind_a_router_answer_as_one_server_does(transport, is_here, tmp_path):
     """As docs/disaggregation.md starts them: ``--host 0.0.0.0 --advertise-host ADDRESS``."""
-    nixl_is_here()
+    is_here()
     model: Path = train_tokenizer(tmp_path / "model")
     tiny_model("gemma3").save_pretrained(model)
     with hosts(2) as (prefills, decodes), ExitStack() as undo:
@@ -69,7 +72,8 @@ def test_two_hosts_behind_a_router_answer_as_one_server_does(tmp_path):
             name, address = host
             line = ("ip", "netns", "exec", name, str(BIN / "stratakv"), "serve", str(model))
             where = ("--host", "0.0.0.0", "--advertise-host", address, "--port", str(PORT))
-            return fleet.start(PORT, *line, *FLAGS, *where, *role, host=address)
+            by = ("--transport", transport)
+            return fleet.start(PORT, *line, *FLAGS, *where, *by, *role, host=address)
 
         prefill = server(prefills, "--role", "prefill", "--bootstrap-port", str(JOIN_PORT))
         decode = server(decodes, "--role", "decode")

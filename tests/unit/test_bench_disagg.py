@@ -3,7 +3,9 @@
 import pytest
 
 from stratakv.bench import disagg, token_gaps
+from stratakv.bench.transports import TransportChoice
 from stratakv.core.errors import ConfigError
+from stratakv.disagg.loopback import LoopbackTransport
 from stratakv.policy.preallocation import whole_prompts
 from stratakv.spec.retention import KeepAll, KeepWindow
 from tests.fixtures.transports import nixl_is_here
@@ -58,13 +60,14 @@ def test_a_transport_that_is_not_installed_is_left_out(monkeypatch, capsys):
     def missing(_memories):
         raise ConfigError("nowhere: its library cannot be imported")
 
-    monkeypatch.setattr(disagg, "TRANSPORTS", {"nowhere": missing})
+    nowhere = TransportChoice(missing, lambda: missing)
+    monkeypatch.setattr(disagg, "TRANSPORTS", {"nowhere": nowhere})
     assert disagg.throughput("nowhere") is None
     assert "nowhere: left out: nowhere: its library" in capsys.readouterr().out
 
 
 def test_a_lap_brings_every_page_to_its_place():
-    with disagg.HandOffs.opened(disagg.TRANSPORTS["loopback"], disagg.gpt_oss_spec(4)) as hand_offs:
+    with disagg.HandOffs.opened(LoopbackTransport, disagg.gpt_oss_spec(4)) as hand_offs:
         hand_offs.round()
         hand_offs.round()
         assert hand_offs.case.size_bytes == 2 * (2 + 1) * 2 * 2 * 8 * 64 * 2 * 256

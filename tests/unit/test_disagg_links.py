@@ -11,11 +11,12 @@ import pytest
 from stratakv.core.clock import ManualClock
 from stratakv.core.errors import TransportError
 from stratakv.disagg.description import Description, decode
-from stratakv.disagg.link import LinkOptions
-from stratakv.disagg.loopback import LoopbackTransport
+from stratakv.disagg.link import SHORTEST_PAUSE_S, LinkOptions, pause_after
+from stratakv.disagg.loopback import LoopbackTransport, LoopbackWire
 from stratakv.disagg.ranges import Regions, joined, slices
 from stratakv.disagg.transport import Disconnected, Failed, Lost, PeerId, Writes
 from stratakv.disagg.wire import Ranges
+from stratakv.disagg.wire_transport import WiredTransport
 from stratakv.disagg.writer_token import WriterToken, may_write
 from stratakv.testing.patience import wait_until
 
@@ -129,3 +130,57 @@ def test_what_is_posted_after_a_link_has_ended_ends_before_its_peer_does():
     assert gone == Disconnected(peer)
     silent.close()
     one.close()
+
+
+class Counted(LoopbackWire):
+    """What it is asked to send behind bytes, and alone."""
+
+    def __init__(self, memories):
+        super().__init__(memories)
+        self.behind, self.alone = [], []
+
+    def write(self, ranges, message, given_up):
+        self.behind.append(message)
+        super().write(ranges, None, given_up)
+        if message is not None:
+            super().notify(message)
+
+    def notify(self, message):
+        self.alone.append(message)
+        super().notify(message)
+
+
+def test_a_notification_goes_with_the_last_slice_and_alone_only_where_there_are_no_bytes():
+    wires, memory = [], [np.zeros(40, np.uint8)]
+
+    def wire(memories):
+        wires.append(Counted(memories))
+        return wires[-1]
+
+    options = LinkOptions(slice_bytes=16)
+    one, two = (WiredTransport("loopback", memory, wire, options) for _ in range(2))
+    described, answer = one.describe(PeerId("two")), two.describe(PeerId("one"))
+    one.connect(PeerId("two"), answer)
+    two.connect(PeerId("one"), described)
+    whole = Writes(*(np.array([n], np.int64) for n in (0, 0, 0, 0, 40)))
+    nothing = Writes(*[np.zeros(0, np.int64)] * 5)
+    for writes, word in ((whole, b"with"), (whole, None), (nothing, b"alone"), (nothing, None)):
+        one.post(PeerId("two"), writes, word)
+    done, got = [], []
+    wait_until(lambda: done.extend(one.poll()) or len(done) == 4, "the end of all")
+    wait_until(lambda: got.extend(two.poll()) or len(got) == 2, "the notifications")
+    assert [event.notification for event in got] == [b"with", b"alone"]
+    assert wires[0].behind == [None, None, b"Nwith", None, None, None]
+    assert [message for message in wires[0].alone if message != b"B"] == [b"Nalone"]
+    one.close()
+    two.close()
+
+
+def test_looks_at_a_wire_are_rarer_in_silence_and_at_once_again_when_bytes_come():
+    pauses = [SHORTEST_PAUSE_S]
+    for _ in range(100):
+        pauses.append(pause_after(pauses[-1], busy=False))
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pauses[-2] == 0.002
+    assert all(pauses[at] <= 0.11 * sum(pauses[:at]) + SHORTEST_PAUSE_S for at in range(100))
+    assert pause_after(pauses[-1], busy=True) == SHORTEST_PAUSE_S

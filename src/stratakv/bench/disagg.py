@@ -3,13 +3,14 @@
 Owns four measurements. How many requests a decode engine admits that takes pages by group, beside
 one that takes them for whole prompts in every group, each with the split of the same bytes that is
 best for it. What one such decision takes. And bytes: pages of both sides through ``Peers``, with
-their pairing and the message that proves them, beside the bare transport, lap by lap in this
-process. And what decoding gains under long prompts (``token_gaps``), by servers of their own. Needs
-the library alone for the others; a transport that is not installed is left out.
+their pairing and the message that proves them, beside the same ranges by the transport's library
+alone (``transports``), lap by lap in this process. And what decoding gains under long prompts
+(``token_gaps``), by servers of their own. Needs the library alone for the others; a transport that
+is not installed is left out.
 """
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -19,17 +20,15 @@ import numpy as np
 
 from stratakv.bench import token_gaps
 from stratakv.bench.rig import Laps, in_turn
-from stratakv.bench.transports import OpenTransport, RawTransport, TransportCase
+from stratakv.bench.transports import TRANSPORTS, BareWires, OpenTransport, WriteCase
 from stratakv.cache.footprint import TransferPages
 from stratakv.cache.records import TierTokens
 from stratakv.core.errors import ConfigError, TransportError
-from stratakv.disagg.loopback import LoopbackTransport
 from stratakv.disagg.messages import Arrival, Attempt
-from stratakv.disagg.mooncake import MooncakeTransport
-from stratakv.disagg.nixl import NixlOptions, NixlTransport
-from stratakv.disagg.page_places import pages_of
+from stratakv.disagg.page_places import pages_of, places_of
 from stratakv.disagg.peers import MessageReceived, Peers
-from stratakv.disagg.transport import Lost, PeerId
+from stratakv.disagg.ranges import Regions, joined, located
+from stratakv.disagg.transport import Lost, Memory, PeerId
 from stratakv.engine.roles import FirstToken
 from stratakv.memory.device_pools import DevicePools
 from stratakv.policy.admission import PageBudget, demand
@@ -48,24 +47,16 @@ PAGE_TOKENS: Final = 256
 TRANSFER_PROMPT: Final = 4096
 REQUESTS: Final = 8
 """Of one lap; 17 MiB each, of pages anywhere in the pools."""
-LAPS: Final = 8
+LAPS: Final = 16
 DECISIONS: Final = 2000
 _PREFILL, _DECODE = PeerId("prefill"), PeerId("decode")
 _PAUSE_S: Final = 0.0002
-TRANSPORTS: Final[Mapping[str, OpenTransport]] = {
-    "loopback": LoopbackTransport,
-    "nixl, TCP": lambda memories: NixlTransport(memories, NixlOptions(transports="tcp")),
-    "nixl, shared memory": lambda memories: NixlTransport(
-        memories, NixlOptions(transports="sm,tcp,self")
-    ),
-    "mooncake, TCP": MooncakeTransport,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOffThroughput:
-    """Medians. ``ratio``: of the bare transport's seconds to the hand-off's, of the same bytes in
-    neighbouring laps; ``gb_s``: of the hand-off, 10^9 bytes."""
+    """Medians. ``ratio``: of the seconds of the transport's library alone to the hand-off's, of the
+    same ranges in neighbouring laps; ``gb_s``: of the hand-off, 10^9 bytes."""
 
     name: str
     ratio: float
@@ -110,7 +101,7 @@ def run() -> dict[str, object]:
     print(f"one decision: {decision_us:.1f} us")
     found = [each for name in TRANSPORTS if (each := throughput(name)) is not None]
     for each in found:
-        print(f"{each.name:20} {each.gb_s:6.2f} GB/s, {each.ratio:.2f} of the bare transport")
+        print(f"{each.name:20} {each.gb_s:6.2f} GB/s, {each.ratio:.2f} of its library alone")
     gaps = token_gaps.run()
     if gaps is not None:
         print(gaps.text())
@@ -170,13 +161,14 @@ def admit_us(spec: CacheSpec, pages: Sequence[int]) -> float:
 
 def throughput(name: str) -> HandOffThroughput | None:
     """None where the transport is not installed, or cannot be had here."""
+    choice = TRANSPORTS[name]
     try:
-        with HandOffs.opened(TRANSPORTS[name], gpt_oss_spec(4)) as hand_offs:
+        with HandOffs.opened(choice.open, gpt_oss_spec(4)) as hand_offs:
             case = hand_offs.case
-            with RawTransport.opened(TRANSPORTS[name], case) as raw:
+            with BareWires.opened(choice.wire(), case) as bare:
                 laps = Laps()
                 contenders: list[tuple[str, Callable[[], object]]] = [
-                    ("raw", raw.round),
+                    ("bare", bare.round),
                     ("hand-off", hand_offs.round),
                 ]
                 for turn in range(LAPS):
@@ -187,48 +179,71 @@ def throughput(name: str) -> HandOffThroughput | None:
         return None
     gb_s = case.size_bytes / laps.median_s("hand-off") / 1e9
     return HandOffThroughput(
-        name=name, ratio=round(laps.ratio("raw", "hand-off"), 3), gb_s=round(gb_s, 3)
+        name=name, ratio=round(laps.ratio("bare", "hand-off"), 3), gb_s=round(gb_s, 3)
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """An engine's pools, and its way to the other one's."""
+
+    peers: Peers
+    memories: Sequence[Memory]
+
+    @classmethod
+    def opened(
+        cls, open_transport: OpenTransport, spec: CacheSpec, pages: Sequence[int]
+    ) -> "_Side":
+        pools, peers = DevicePools(spec, pages), Peers()
+        for group in spec.groups:
+            pools.poison(group.id, np.arange(pages[group.id], dtype=np.int32))
+        peers.open(spec, pools, b"bench", open_transport)
+        memories, _ = places_of(spec, pools, ())
+        return cls(peers, memories)
+
+    @property
+    def regions(self) -> Regions:
+        return Regions.of([(each.ctypes.data, each.nbytes) for each in self.memories])
 
 
 class HandOffs:
     """``REQUESTS`` prompts from one engine's pools to another's, again and again."""
 
-    def __init__(self, spec: CacheSpec, prefill: Peers, decode: Peers) -> None:
-        self._prefill, self._decode = prefill, decode
+    def __init__(self, spec: CacheSpec, prefill: "_Side", decode: "_Side") -> None:
+        self._prefill, self._decode = prefill.peers, decode.peers
         self._laps = 0
         random = np.random.default_rng(1)
         self._source = _requests(spec, random)
         self._target = _requests(spec, random)
-        writes = prefill.pairing(_DECODE).writes(self._source[0], self._target[0])
-        assert len(set(writes.sizes.tolist())) == 1, "parts of one size, as the bare transport has"
-        self.case = TransportCase(
-            pages=REQUESTS * len(writes.sizes),
-            page_bytes=int(writes.sizes[0]),
-            pages_at_once=len(writes.sizes),
+        pairing = self._prefill.pairing(_DECODE)
+        self.case = WriteCase(
+            prefill.memories,
+            decode.memories,
+            [
+                joined(located(pairing.writes(*pages), prefill.regions, decode.regions))
+                for pages in zip(self._source, self._target, strict=True)
+            ],
         )
 
     @classmethod
     @contextmanager
     def opened(cls, open_transport: OpenTransport, spec: CacheSpec) -> "Generator[HandOffs]":
-        prefill, decode = Peers(), Peers()
+        sides: list[_Side] = []
         pages = [
             REQUESTS * len(needed(group.retention, TRANSFER_PROMPT, spec.page_tokens))
             for group in spec.groups
         ]
         try:
-            for side in (prefill, decode):
-                pools = DevicePools(spec, pages)
-                for group in spec.groups:
-                    pools.poison(group.id, np.arange(pages[group.id], dtype=np.int32))
-                side.open(spec, pools, b"bench", open_transport)
+            sides.append(_Side.opened(open_transport, spec, pages))
+            sides.append(_Side.opened(open_transport, spec, pages))
+            prefill, decode = (side.peers for side in sides)
             introduction, answer = prefill.introduce(_DECODE), decode.introduce(_PREFILL)
             decode.meet(_PREFILL, introduction)
             prefill.meet(_DECODE, answer)
-            yield cls(spec, prefill, decode)
+            yield cls(spec, *sides)
         finally:
-            for side in (prefill, decode):
-                side.close()
+            for side in sides:
+                side.peers.close()
 
     def round(self) -> None:
         """Until decode has the proof of each request. TransportError where a side is lost."""

@@ -4,11 +4,13 @@ Owns when a peer counts as lost, and the order of its last events. Must not know
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from stratakv.core.clock import Clock
@@ -27,13 +29,21 @@ from stratakv.disagg.transport import (
 from stratakv.disagg.wire import Ranges, Wire
 
 _PAUSE_S = 0.002
-_SHORTEST_PAUSE_S = 0.0001
-_LONGER = 1.25
+SHORTEST_PAUSE_S = 0.0001
+_LONGER = 1.1
 """Between two looks at a wire on which nothing happens: short at first, since a proof is rarely
 alone, and then longer, up to the first of these. What comes after some silence is seen within a
-quarter of that more."""
+tenth of that more."""
+_WORK_S = 0.0001
+"""A look that keeps the processor for so long has moved bytes: over TCP NIXL takes them only while
+it is looked at."""
 _CONNECTING_S = 1.0
 """How long an end waits for a peer that never sent anything."""
+
+
+def pause_after(pause_s: float, *, busy: bool) -> float:
+    """The pause before the next look at a wire, after one that followed on ``pause_s``."""
+    return SHORTEST_PAUSE_S if busy else min(_LONGER * pause_s, _PAUSE_S)
 
 
 class _Kind(Enum):
@@ -61,13 +71,17 @@ DEFAULT_LINK: Final = LinkOptions()
 
 @dataclass(slots=True)
 class _Post:
+    """``part``: what is to be written next, None where nothing is left; ``parts``: what follows."""
+
     transfer: TransferId
-    slices: Iterator[Ranges]
+    part: Ranges | None
+    parts: Iterator[Ranges]
     notification: bytes | None
 
 
 class Link:
-    """``report``: takes the peer's events, from any thread; ``Disconnected`` is the last."""
+    """``report``: takes the peer's events, from any thread; ``Disconnected`` is the last.
+    ``work_s``: processor seconds of the calling thread."""
 
     def __init__(
         self,
@@ -76,9 +90,10 @@ class Link:
         options: LinkOptions,
         clock: Clock,
         report: Callable[[Event], None],
+        work_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._peer, self._wire, self._options = peer, wire, options
-        self._clock, self._report = clock, report
+        self._clock, self._report, self._work_s = clock, report, work_s
         self._posts: deque[_Post] = deque()
         self._description: bytes | None = None
         self._last_received_s = 0.0
@@ -88,22 +103,22 @@ class Link:
         self._lock = threading.Lock()
         self._given_up = threading.Event()
         self._lost: str | None = None
-        self._wake = threading.Event()
+        self._wake = SimpleQueue[None]()  # an event's wait is ten lines of Python
         self._thread = threading.Thread(target=self._run, name=f"transport {peer}", daemon=True)
         self._thread.start()
 
     def connect(self, description: bytes) -> None:
         self._last_received_s = self._clock.now_s()
         self._description = description
-        self._wake.set()
+        self._wake.put(None)
 
     def post(self, transfer: TransferId, ranges: Ranges, notification: bytes | None) -> None:
         assert self._description is not None, f"{self._peer} was not connected"
         parts = slices(joined(ranges), self._options.slice_bytes, self._options.slice_ranges)
         with self._lock:
             if not self._given_up.is_set():
-                self._posts.append(_Post(transfer, parts, notification))
-                self._wake.set()
+                self._posts.append(_Post(transfer, next(parts, None), parts, notification))
+                self._wake.put(None)
                 return
         self._report(Failed(transfer, self._lost or "the peer was disconnected"))
 
@@ -116,7 +131,7 @@ class Link:
     def disconnect(self) -> None:
         with self._lock:
             self._given_up.set()
-        self._wake.set()
+        self._wake.put(None)
 
     def join(self, timeout_s: float) -> bool:
         """Whether the fence holds."""
@@ -130,7 +145,7 @@ class Link:
             self._given_up.set()
             self._lost = reason
             self._report(Lost(self._peer, reason))
-        self._wake.set()
+        self._wake.put(None)
 
     def _run(self) -> None:
         try:
@@ -145,8 +160,7 @@ class Link:
         for post in self._posts:  # nobody adds to it any more
             self._report(Failed(post.transfer, self._lost or "the peer was disconnected"))
         while not fenced:
-            self._wake.wait(_PAUSE_S)
-            self._wake.clear()
+            self._pause(_PAUSE_S)
             fenced = self._wire.sever()
         self._report(Disconnected(self._peer))
 
@@ -156,18 +170,16 @@ class Link:
                 return
             self._pause(None)
         self._wire.connect(self._description)
-        pause_s = _SHORTEST_PAUSE_S
+        pause_s = SHORTEST_PAUSE_S
         while not self._given_up.is_set() or self._is_connecting():
             busy = self._receive()
             self._beat()
             if not self._given_up.is_set():
                 busy |= self._write()
                 self.look()
-            if busy:
-                pause_s = _SHORTEST_PAUSE_S
-            else:
+            if not busy:
                 self._pause(pause_s)
-                pause_s = min(_LONGER * pause_s, _PAUSE_S)
+            pause_s = pause_after(pause_s, busy=busy)
         if self._lost is None:
             with suppress(TransportError):  # so that it need not find out
                 self._wire.notify(_Kind.END.value)
@@ -182,12 +194,16 @@ class Link:
         return self._clock.now_s() - self._ended_s < _CONNECTING_S
 
     def _pause(self, timeout_s: float | None) -> None:
-        self._wake.wait(timeout_s)
-        self._wake.clear()
+        with suppress(Empty):
+            self._wake.get(timeout=timeout_s)
+        while not self._wake.empty():
+            self._wake.get()
 
     def _receive(self) -> bool:
-        """Whether anything has come."""
+        """Whether anything has come, or is coming."""
+        begun_s = self._work_s()
         messages = self._wire.notifications()
+        worked = self._work_s() - begun_s >= _WORK_S
         if messages:
             self._last_received_s, self._met = self._clock.now_s(), True
         for message in messages:
@@ -198,7 +214,7 @@ class Link:
                     self._report(Notified(self._peer, message[1:]))
                 case _Kind.END:
                     raise TransportError("it has disconnected")
-        return bool(messages)
+        return bool(messages) or worked
 
     def _beat(self) -> None:
         now_s = self._clock.now_s()
@@ -207,19 +223,24 @@ class Link:
             self._wire.notify(_Kind.BEAT.value)
 
     def _write(self) -> bool:
-        """One slice, or what comes after a transfer's last. Whether there was anything to do.
-        Nothing before the peer has sent something: it must know whom it has to fence."""
+        """One slice, or a notification alone. Whether there was anything to do. Nothing before the
+        peer has sent something: it must know whom it has to fence."""
         if not self._posts or not self._met:
             return False
         post = self._posts[0]
-        part = next(post.slices, None)
+        part, post.part = post.part, next(post.parts, None)
+        message = None
+        if post.part is None and post.notification is not None:
+            message = _Kind.NOTIFICATION.value + post.notification
         if part is not None:
-            self._wire.write(part, self._given_up)
+            self._wire.write(part, message, self._given_up)
             self._last_received_s = self._clock.now_s()  # who takes bytes is there
-            return True
-        if post.notification is not None:
-            self._wire.notify(_Kind.NOTIFICATION.value + post.notification)
-        with self._lock:
-            self._posts.popleft()
-        self._report(Done(post.transfer))
+        elif message is not None:
+            self._wire.notify(message)
+        if message is not None:
+            self._beaten_s = self._clock.now_s()
+        if post.part is None:
+            with self._lock:
+                self._posts.popleft()
+            self._report(Done(post.transfer))
         return True

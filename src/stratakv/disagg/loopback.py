@@ -69,7 +69,7 @@ class LoopbackWire:
     def connect(self, description: bytes) -> None:
         self._peer = _ENDS.lookup(description)
 
-    def write(self, ranges: Ranges, given_up: threading.Event) -> None:
+    def write(self, ranges: Ranges, message: bytes | None, given_up: threading.Event) -> None:
         peer = self._connected()
         columns = (ranges.targets.tolist(), ranges.sources.tolist(), ranges.sizes.tolist())
         for at in range(0, len(ranges.sizes), _RANGES):
@@ -80,6 +80,8 @@ class LoopbackWire:
                     *(each[at : at + _RANGES] for each in columns), strict=True
                 ):
                     ctypes.memmove(target, source, size)
+        if message is not None:
+            self.notify(message)
 
     def notify(self, message: bytes) -> None:
         peer = self._connected()

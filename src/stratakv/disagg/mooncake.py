@@ -21,12 +21,12 @@ from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError, TransportError
 from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
 from stratakv.disagg.transport import Memory
-from stratakv.disagg.wire import Ranges
+from stratakv.disagg.wire import OpenWire, Ranges
 from stratakv.disagg.wire_transport import WiredTransport
 
 _RANGES: Final = 256
 """In one batch: each is a request of its own, and with thousands connections are refused."""
-_SLICE_BYTES: Final = 16 << 20
+_SLICE_BYTES: Final = 32 << 20
 
 Library: TypeAlias = Any
 MooncakeEngine: TypeAlias = Any
@@ -59,8 +59,12 @@ class MooncakeTransport(WiredTransport):
             slice_bytes=min(options.link.slice_bytes, _SLICE_BYTES),
             slice_ranges=min(options.link.slice_ranges, _RANGES),
         )
-        open_wire = partial(MooncakeWire, _library(), options)
-        super().__init__("mooncake", memories, open_wire, link, clock)
+        super().__init__("mooncake", memories, mooncake_wire(options), link, clock)
+
+
+def mooncake_wire(options: MooncakeTransportOptions) -> OpenWire:
+    """ConfigError where Mooncake is missing."""
+    return partial(MooncakeWire, _library(), options)
 
 
 class MooncakeWire:
@@ -101,23 +105,16 @@ class MooncakeWire:
         except (ValueError, KeyError, TypeError) as error:
             raise TransportError(f"mooncake: the peer's description: {error!r}") from error
 
-    def write(self, ranges: Ranges, given_up: threading.Event) -> None:
+    def write(self, ranges: Ranges, message: bytes | None, given_up: threading.Event) -> None:
         """Blocks at a peer that hangs for as long as ``_limits`` says, ``given_up`` or not."""
-        columns = (ranges.sources.tolist(), ranges.targets.tolist(), ranges.sizes.tolist())
         if given_up.is_set():
             raise TransportError("given up")
-        self._check("write", self._open().batch_transfer_sync_write(self._peer, *columns))
+        columns = (ranges.sources.tolist(), ranges.targets.tolist(), ranges.sizes.tolist())
+        self._check("write", self._batch(columns, message))
 
     def notify(self, message: bytes) -> None:
-        code = self._open().transfer_sync(
-            self._peer,
-            self._byte.ctypes.data,
-            self._peer_byte,
-            1,
-            self._library.TransferOpcode.Write,
-            self._library.TransferNotify(self._name, base64.b64encode(message).decode()),
-        )
-        self._check("notify", code)
+        byte = [self._byte.ctypes.data], [self._peer_byte], [1]
+        self._check("notify", self._batch(byte, message))
 
     def notifications(self) -> Sequence[bytes]:
         found: Sequence[Any] = self._open().get_notifies()
@@ -132,6 +129,16 @@ class MooncakeWire:
         if self._engine is None:
             raise TransportError("mooncake: the link has ended")
         return self._engine
+
+    def _batch(self, columns: tuple[list[int], ...], message: bytes | None) -> int:
+        """Mooncake sends a message when all ranges of its batch are at the peer."""
+        notify = None
+        if message is not None:
+            encoded = base64.b64encode(message).decode()
+            notify = self._library.TransferNotify(self._name, encoded)
+        write = self._library.TransferOpcode.Write
+        code: int = self._open().batch_transfer_sync(self._peer, *columns, write, notify)
+        return code
 
     def _check(self, what: str, code: int) -> None:
         if code != 0:

@@ -24,7 +24,7 @@ from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError, TransportError
 from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
 from stratakv.disagg.transport import Memory
-from stratakv.disagg.wire import Addresses, Ranges
+from stratakv.disagg.wire import Addresses, OpenWire, Ranges
 from stratakv.disagg.wire_transport import WiredTransport
 from stratakv.disagg.writer_token import TokenPlace, WriterToken, may_write
 
@@ -61,8 +61,12 @@ class NixlTransport(WiredTransport):
         clock: Clock | None = None,
     ) -> None:
         options = options or NixlOptions()
-        open_wire = partial(NixlWire, _library(), options.transports)
-        super().__init__("nixl", memories, open_wire, options.link, clock)
+        super().__init__("nixl", memories, nixl_wire(options), options.link, clock)
+
+
+def nixl_wire(options: NixlOptions) -> OpenWire:
+    """ConfigError where NIXL is missing."""
+    return partial(NixlWire, _library(), options.transports)
 
 
 class NixlWire:
@@ -103,13 +107,14 @@ class NixlWire:
             name: str | bytes = self._open().add_remote_agent(metadata)
             self._peer = name.decode() if isinstance(name, bytes) else name
 
-    def write(self, ranges: Ranges, given_up: threading.Event) -> None:
+    def write(self, ranges: Ranges, message: bytes | None, given_up: threading.Event) -> None:
         with _errors("write"):
             self._handle = self._open().initialize_xfer(
                 "WRITE",
                 self._open().get_xfer_descs(_descriptors(ranges.sources, ranges.sizes), "DRAM"),
                 self._open().get_xfer_descs(_descriptors(ranges.targets, ranges.sizes), "DRAM"),
                 self._peer,
+                message or b"",  # none of ours is empty, which to NIXL is none
             )
             # Over shared memory this returns when all is copied.
             state = self._open().transfer(self._handle)

@@ -46,11 +46,11 @@ def located(writes: Writes, here: Regions, there: Regions) -> Ranges:
     every = [*columns, writes.sizes]
     count = len(writes.sizes)
     assert all(len(each) == count for each in every), "arrays of several lengths"
-    assert all((each >= 0).all() for each in every), "a negative index, offset or size"
-    kept = writes.sizes > 0
-    region, offset, peer_region, peer_offset, sizes = (
-        each[kept].astype(np.uint64) for each in every
-    )
+    assert not count or min(each.min() for each in every) >= 0, "a negative index, offset or size"
+    if count and not writes.sizes.min():
+        kept = writes.sizes > 0
+        every = [each[kept] for each in every]
+    region, offset, peer_region, peer_offset, sizes = (each.view(np.uint64) for each in every)
     sources, targets = (
         here.locate(region, offset, sizes),
         there.locate(peer_region, peer_offset, sizes),

@@ -36,14 +36,14 @@ class Wire(Protocol):
 
     def connect(self, description: bytes) -> None: ...
 
-    def write(self, ranges: Ranges, given_up: Event) -> None:
-        """Return when every byte is at the peer. ``ranges`` is not empty. TransportError soon after
-        ``given_up`` is set, however little the peer answers; what is under way then stays so until
-        ``sever``."""
+    def write(self, ranges: Ranges, message: bytes | None, given_up: Event) -> None:
+        """Return when every byte is at the peer, and a ``message`` on its way behind them: it comes
+        after all that was written. ``ranges`` is not empty. TransportError soon after ``given_up``
+        is set, however little the peer answers; what is under way then stays so until ``sever``."""
         ...
 
     def notify(self, message: bytes) -> None:
-        """Send a message, which arrives after all that was written."""
+        """Send a message alone, which arrives after all that was written."""
         ...
 
     def notifications(self) -> Sequence[bytes]:
