@@ -86,7 +86,8 @@ def split_servers(model: Path, transport: str, logs: Path, *more: object) -> Ite
     line = [*serve, "--port", free_port(), "--role", "prefill", "--bootstrap-port", free_port()]
     with ExitStack() as undo:
         prefill = begun(line, logs / "prefill", undo)
-        decode = begun([*serve, "--port", "0", "--role", "decode"], logs / "decode", undo)
+        decodes = [*serve, "--port", "0", "--role", "decode", "--prefill-hosts", "127.0.0.1"]
+        decode = begun(decodes, logs / "decode", undo)
         urls = ["--prefill", prefill.listen().url, "--decode", decode.listen().url]
         router = begun(["route", *urls, "--port", "0"], logs / "router", undo).listen()
         yield SplitServers(prefill, decode, router, line)

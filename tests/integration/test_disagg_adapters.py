@@ -12,15 +12,16 @@ from tests.engines import greedy, tokens_of
 from tests.fixtures.lora import peft_oracle, save_adapter
 from tests.fixtures.models import random_prompt, reference_greedy, tiny_model
 from tests.fixtures.transports import open_loopback
-from tests.transport_pairs import Link, models_over, settle, tcp
+from tests.transport_pairs import Link, models_over, mooncake, settle, tcp
 
 OUTPUT = 5
-OPENS = {"loopback": open_loopback, "nixl": tcp}
+OPENS = {"loopback": open_loopback, "nixl": tcp, "mooncake": mooncake}
+QUICK = {("loopback", "gemma3"), ("nixl", "llama"), ("mooncake", "qwen3")}
 CASES = [
     pytest.param(family, opened, id=f"{name}-{family}", marks=() if cheap else pytest.mark.long)
     for name, opened in OPENS.items()
     for family in ("llama", "gemma3", "qwen3")
-    for cheap in [(name, family) in {("loopback", "gemma3"), ("nixl", "llama")}]
+    for cheap in [(name, family) in QUICK]
 ]
 
 

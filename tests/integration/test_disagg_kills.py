@@ -23,6 +23,7 @@ from tests.serving import train_tokenizer
 
 KILLS = 50
 CLIENTS = 3
+DECODE = ("--role", "decode", "--prefill-hosts", "127.0.0.1")
 TIMEOUT = ("--transfer-timeout", "20")
 STATES = ("bootstrapping", "waiting_for_input", "transferring")
 
@@ -43,7 +44,7 @@ class Crowd:
         join = ("--bootstrap-port", str(self.join_port))
         self.servers = [
             fleet.server(directory, "--role", "prefill", *join, *TIMEOUT),
-            *(fleet.server(directory, "--role", "decode", *TIMEOUT) for _ in range(2)),
+            *(fleet.server(directory, *DECODE, *TIMEOUT) for _ in range(2)),
         ]
         unified = fleet.server(directory)
         ready(*self.servers, unified)

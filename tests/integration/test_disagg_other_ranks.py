@@ -1,26 +1,26 @@
 """A side of one rank hands over to one of two, and the other way round: to its peer it is as many
 ranks as that one has, and what happens to one of these happens to the request on all."""
 
-from random import Random
-
 import pytest
 
-from stratakv.core.ids import RequestId
 from stratakv.engine.request import Phase
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.transport_faults import TransportFaults
 from stratakv.tiers import progress
-from tests.engines import ended, expected_tokens, greedy, tokens_of
-from tests.integration.test_disagg_ranks import (
+from tests.engines import expected_tokens, greedy, tokens_of
+from tests.pairs import PROMPT
+from tests.ranked_acts import (
     HARD,
+    abort_in_every_phase,
+    another_prompt_of_one_name,
+    go_back,
+    go_through,
     has_failed,
     knows,
     phase_of,
     play_of,
-    sent_back,
     untidy,
 )
-from tests.pairs import PROMPT
 from tests.ranked_pairs import DECODE, LIMITS, PREFILL, D, P, on_threads
 
 each_alone = pytest.mark.parametrize("alone", HandOffSide, ids=lambda side: f"{side.name} alone")
@@ -39,32 +39,13 @@ def alone_play(alone, *rules, **more):
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_slow_and_untidy_transports_change_no_token(alone, ranks):
     """In chunks, with prompts of which decode has a part; pages run short there."""
-
-    def act(pair):
-        rng = Random(ranks)
-        asked = [
-            greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(1, 20)) for n in range(8)
-        ]
-        for one, answer in zip(asked, pair.run(*asked), strict=True):
-            assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
-        pair.settle()
-
-    on_threads(alone_play(alone, *HARD, device=40, opens=untidy(ranks)), act, ranks)
+    play = alone_play(alone, *HARD, device=40, opens=untidy(ranks))
+    on_threads(play, go_through(ranks), ranks)
 
 
 @pytest.mark.parametrize("alone", [DECODE, pytest.param(PREFILL, marks=pytest.mark.long)])
 def test_what_nobody_has_saved_goes_back_to_prefill(alone):
-    def act(pair):
-        rng = Random(6)
-        asked = [
-            greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(8, 40)) for n in range(8)
-        ]
-        for one, answer in zip(asked, pair.run(*asked), strict=True):
-            assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
-        assert sent_back(pair) > 8
-        pair.settle()
-
-    on_threads(alone_play(alone, *HARD, device=28, host=False, opens=untidy(4)), act)
+    on_threads(alone_play(alone, *HARD, device=28, host=False, opens=untidy(4)), go_back(6))
 
 
 @pytest.mark.parametrize(
@@ -76,23 +57,7 @@ def test_what_nobody_has_saved_goes_back_to_prefill(alone):
     ],
 )
 def test_an_abort_in_every_phase_leaves_nothing_anywhere(alone, side):
-    """The pages are asked for by somebody else at once, while they may still be written."""
-    computes = Phase.PREFILLING if side is PREFILL else Phase.DECODING
-
-    def act(pair):
-        assert pair.run(greedy("joins", PROMPT[:9], 2)) == [expected_tokens(PROMPT[:9], 2)]
-        for at, phase in enumerate([Phase.WAITING, computes, Phase.TRANSFERRING]):
-            name = f"r{at}"
-            pair.submit(greedy(name, [at, *PROMPT[: 30 + at]], 4))
-            pair.until(lambda: phase_of(pair, side, name) in {phase, None}, "it")  # noqa: B023
-            pair.abort(side, name)
-            other = [at + 1, *PROMPT[7:40]]
-            assert pair.run(greedy(f"s{at}", other, 3)) == [expected_tokens(other, 3)]
-            across = DECODE if side is PREFILL else PREFILL
-            assert ended(pair.out[across][name]) is not None
-        pair.settle()
-
-    on_threads(alone_play(alone, *HARD, device=24, opens=untidy(7)), act)
+    on_threads(alone_play(alone, *HARD, device=24, opens=untidy(7)), abort_in_every_phase(side))
 
 
 @each_alone
@@ -178,13 +143,4 @@ def test_time_begins_anew_on_every_link_with_each_part(alone):
 
 
 def test_a_prompt_of_the_same_name_on_one_side_alone_is_refused_on_every_link():
-    def act(pair):
-        for side, parts in pair.sides.items():
-            pair.out[side]["r"] = []
-            tokens = PROMPT[:30] if side is PREFILL else PROMPT[1:31]
-            parts.port.submit(greedy(RequestId("r"), tokens, 4))
-        pair.drain()
-        assert all(has_failed(pair, "r", side) for side in HandOffSide)
-        pair.settle()
-
-    on_threads(alone_play(PREFILL), act)
+    on_threads(alone_play(PREFILL), another_prompt_of_one_name)

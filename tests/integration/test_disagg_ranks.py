@@ -1,59 +1,40 @@
 """A prompt computed on several ranks is continued on as many: whatever happens to one rank's bytes
 happens to the request on all of them, and no rank's pages are another one's before."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 
 from stratakv.core.ids import RequestId
 from stratakv.engine import loop
-from stratakv.engine.request import Failure, FinishReason, Phase, Request
-from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow
+from stratakv.engine.request import Phase, Request
+from stratakv.spec.retention import KeepWindow
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import wait_until
-from stratakv.testing.transport_faults import FaultyTransport, TransportFaults
+from stratakv.testing.transport_faults import TransportFaults
 from stratakv.tiers import progress
 from stratakv.tree.nodes import Tier
-from tests.engines import ended, expected_tokens, greedy, token_engine, token_spec, tokens_of
-from tests.fixtures.transports import open_loopback
-from tests.pairs import CONFIG, PROMPT, RULES, every_rule
-from tests.ranked_pairs import DECODE, PREFILL, D, P, Play, on_threads
-
-UNTIDY = TransportFaults(late=3, delay=2, parts=5)
-STUCK = TransportFaults(late=1 << 30)
-HARD = KeepWindow(10), KeepBoundary(), KeepLive()
+from tests.engines import expected_tokens, greedy, tokens_of
+from tests.pairs import PROMPT, RULES, every_rule
+from tests.ranked_acts import (
+    HARD,
+    abort_in_every_phase,
+    another_prompt_of_one_name,
+    go_back,
+    go_through,
+    has_failed,
+    knows,
+    phase_of,
+    play_of,
+    sent_back,
+    untidy,
+)
+from tests.ranked_pairs import DECODE, PREFILL, D, P, on_threads
 
 
 @pytest.fixture(autouse=True)
 def short_naps(monkeypatch):
     monkeypatch.setattr(progress, "POLL_S", 0.0005)
-
-
-def untidy(seed, stuck=(), faults=UNTIDY):
-    """Every rank's ends are slow in a way of their own; those of ``stuck`` do nothing at all."""
-
-    def opens(side, rank, usual=faults):
-        faults = STUCK if (side, rank) in stuck else usual
-        random = Random(f"{seed} {side} {rank}")
-        return lambda memories: FaultyTransport(open_loopback(memories), random, faults)
-
-    return opens
-
-
-def play_of(*rules, device=60, page=4, opens=None, host=True, **more):
-    """``host``: whether the side that decodes has one."""
-    spec, config = token_spec(page, *rules), replace(CONFIG, page_tokens=page)
-    groups = len(spec.groups)
-
-    def engine(side, sockets):
-        if side is PREFILL:
-            return token_engine(spec, config, (60,) * groups, (100,) * groups, sockets=sockets)
-        mine = config if host else replace(config, cache="device", reserve_tokens=1)
-        hosts = (100 if host else 0,) * groups
-        return token_engine(spec, mine, (device,) * groups, hosts, sockets=sockets)
-
-    return Play(engine, opens or untidy(0), **more)
 
 
 @pytest.mark.parametrize(
@@ -65,17 +46,8 @@ def play_of(*rules, device=60, page=4, opens=None, host=True, **more):
     ],
 )
 def test_ranks_with_slow_and_untidy_transports_change_no_token(name, seed):
-    def act(pair):
-        rng = Random(seed)
-        asked = [
-            greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(1, 20)) for n in range(8)
-        ]
-        for one, answer in zip(asked, pair.run(*asked), strict=True):
-            assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
-        pair.settle()
-
     play = play_of(*RULES[name], device=40, opens=untidy(seed))
-    on_threads(play, act, ranks=2 + seed % 2, seed=seed)
+    on_threads(play, go_through(seed), ranks=2 + seed % 2, seed=seed)
 
 
 @every_rule
@@ -107,27 +79,12 @@ def test_requests_that_any_rank_reads_are_retracted_on_none(rules):
     on_threads(play_of(*rules, opens=hasty, acts={"retract": retract}), act)
 
 
-def sent_back(pair):
-    return pair.inner[PREFILL][0].stats().succeeded
-
-
 @pytest.mark.parametrize(
     ("rules", "seed"), [(RULES["full"], 6), (RULES["all"], 0)], ids=["full", "all"]
 )
 def test_what_no_rank_has_saved_goes_back_to_prefill(rules, seed):
-    """Pages run short where it is decoded, and there is no host."""
-
-    def act(pair):
-        rng = Random(seed)
-        asked = [
-            greedy(f"{n}", PROMPT[: rng.randrange(1, 60)], rng.randrange(8, 40)) for n in range(8)
-        ]
-        for one, answer in zip(asked, pair.run(*asked), strict=True):
-            assert answer == expected_tokens(one.tokens, one.sampling.max_tokens)
-        assert sent_back(pair) > 8
-        pair.settle()
-
-    on_threads(play_of(*rules, device=28, host=False, opens=untidy(seed)), act, seed=seed)
+    play = play_of(*rules, device=28, host=False, opens=untidy(seed))
+    on_threads(play, go_back(seed), seed=seed)
 
 
 @pytest.mark.parametrize(("rank", "waits"), [(0, 0), (1, 12)])
@@ -211,41 +168,13 @@ def test_what_prefill_fails_over_on_its_way_back_is_computed_where_it_decodes(mo
 
 @pytest.mark.parametrize("side", HandOffSide)
 def test_an_abort_in_every_phase_leaves_nothing_on_any_rank(side):
-    """The pages are asked for by somebody else at once, while they may still be written."""
-    computes = Phase.PREFILLING if side is PREFILL else Phase.DECODING
-
-    def act(pair):
-        for at, phase in enumerate([Phase.WAITING, computes, Phase.TRANSFERRING]):
-            name = f"r{at}"
-            pair.submit(greedy(name, [at, *PROMPT[: 30 + at]], 4))
-            pair.until(lambda: phase_of(pair, side, name) in {phase, None}, "it")  # noqa: B023
-            pair.abort(side, name)
-            other = [at + 1, *PROMPT[7:40]]
-            assert pair.run(greedy(f"s{at}", other, 3)) == [expected_tokens(other, 3)]
-            across = DECODE if side is PREFILL else PREFILL
-            assert ended(pair.out[across][name]) is not None
-        pair.settle()
-
-    on_threads(play_of(*HARD, device=24, opens=untidy(7)), act)
-
-
-def phase_of(pair, side, name):
-    found = pair.sides[side].engine.status(RequestId(name))
-    return None if found is None else found.phase
+    on_threads(play_of(*HARD, device=24, opens=untidy(7)), abort_in_every_phase(side))
 
 
 def free_pages(pair):
     return [
         [pool.free for pool in parts.cache.tiers.pools.stats()] for parts in pair.sides.values()
     ]
-
-
-def has_failed(pair, name, side=DECODE):
-    out = pair.out[side][name]
-    return bool(out) and (out[-1].finish, out[-1].failure) == (
-        FinishReason.ERROR,
-        Failure.TRANSFER,
-    )
 
 
 @pytest.mark.parametrize("rank", range(2))
@@ -329,26 +258,10 @@ def test_one_rank_that_loses_its_peer_fails_the_requests_of_all(side, rank):
 
 
 def test_a_session_that_one_rank_refuses_ends_on_all():
-    """Another prompt of the same name: every rank finds out by itself."""
-
-    def act(pair):
-        for side, parts in pair.sides.items():
-            pair.out[side]["r"] = []
-            tokens = PROMPT[:30] if side is PREFILL else PROMPT[1:31]
-            parts.port.submit(greedy("r", tokens, 4))
-        pair.drain()
-        assert all(has_failed(pair, "r", side) for side in HandOffSide)
-        pair.settle()
-
-    on_threads(play_of(), act)
+    on_threads(play_of(), another_prompt_of_one_name)
 
 
 # -- joining -------------------------------------------------------------------------------------
-
-
-def knows(pair):
-    """Of rank 0."""
-    return pair.peers[PREFILL][0].knows(D), pair.peers[DECODE][0].knows(P)
 
 
 def test_ranks_join_when_a_request_needs_it():

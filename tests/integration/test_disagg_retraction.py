@@ -32,6 +32,7 @@ from tests.transport_pairs import (
     Link,
     P,
     models_over,
+    mooncake,
     settle,
     tcp,
     tokens_over,
@@ -41,12 +42,19 @@ from tests.transport_pairs import (
 
 PREFILL, DECODE = HandOffSide
 HARD = KeepWindow(10), KeepBoundary(), KeepLive()
-FAMILIES = ["llama", "gemma3", "qwen3_next", "deepseek_v3", "deepseek_v32", "deepseek_v4"]
+USUAL = {
+    "loopback": (open_loopback, ("qwen3_next", "deepseek_v3", "deepseek_v32")),
+    "nixl": (tcp, ("llama", "gemma3", "deepseek_v4")),
+    "mooncake": (mooncake, ("gpt_oss",)),
+}
+"""Over each transport, who is tried in ``make test``; all others are long."""
 CASES = [
-    pytest.param(family, opened, id=f"{name}-{family}", marks=() if usual else pytest.mark.long)
-    for name, opened in {"loopback": open_loopback, "nixl": tcp}.items()
-    for family in FAMILIES
-    for usual in [(name == "nixl") is (family in {"llama", "gemma3", "deepseek_v4"})]
+    pytest.param(
+        family, opened, id=f"{name}-{family}", marks=() if family in usual else pytest.mark.long
+    )
+    for name, (opened, usual) in USUAL.items()
+    for _, families in USUAL.values()
+    for family in families
 ]
 
 

@@ -22,10 +22,10 @@ from tests.request_fuzzer import judge, mixed
 from tests.split_servers import begun, model_directory, split_servers
 
 AT_ONCE = 30
-FAMILIES = ("llama", "gemma3", "qwen3_next", "deepseek_v3")
-QUICK = ("gemma3", "mooncake")
+FAMILIES = ("llama", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v3")
+QUICK = {("gemma3", "mooncake"), ("qwen3_next", "nixl")}
 CASES = [
-    pytest.param(each, id="-".join(each), marks=() if each == QUICK else pytest.mark.long)
+    pytest.param(each, id="-".join(each), marks=() if each in QUICK else pytest.mark.long)
     for each in product(FAMILIES, ("mooncake", "nixl"))
 ]
 

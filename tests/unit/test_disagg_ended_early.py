@@ -3,7 +3,6 @@ late, and no peer fills the memory with names."""
 
 from math import inf
 
-from stratakv.disagg import ended_early
 from stratakv.disagg.ended_early import EarlyEnd, EarlyEnds
 
 
@@ -12,7 +11,7 @@ def end(peer, until_s=10.0):
 
 
 def test_a_name_is_given_once():
-    ends = EarlyEnds()
+    ends = EarlyEnds(4)
     ends.add("r", end("decode"))
     ends.add("s", end(None))
     assert len(ends) == 2
@@ -23,7 +22,7 @@ def test_a_name_is_given_once():
 
 
 def test_the_last_end_of_a_name_counts():
-    ends = EarlyEnds()
+    ends = EarlyEnds(4)
     ends.add("r", end("decode"))
     ends.add("r", end(None))
     assert len(ends) == 1
@@ -31,7 +30,7 @@ def test_the_last_end_of_a_name_counts():
 
 
 def test_nobody_is_waited_for_longer_than_that():
-    ends = EarlyEnds()
+    ends = EarlyEnds(4)
     for n, until_s in enumerate((10.0, 30.0, 20.0)):
         ends.add(f"{n}", end("decode", until_s))
     assert ends.expire(5.0) == 10.0
@@ -41,9 +40,8 @@ def test_nobody_is_waited_for_longer_than_that():
     assert len(ends) == 0
 
 
-def test_a_peer_that_invents_names_costs_others_none(monkeypatch):
-    monkeypatch.setattr(ended_early, "MOST", 3)
-    ends = EarlyEnds()
+def test_a_peer_that_invents_names_costs_others_none():
+    ends = EarlyEnds(3)
     for peer in ("other", None):
         ends.add(f"of {peer}", end(peer))
     for n in range(20):

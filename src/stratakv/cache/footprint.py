@@ -61,6 +61,11 @@ class TransferPages:
     tokens: int
     groups: tuple[GroupPages, ...]
 
+    @property
+    def count(self) -> int:
+        """Pages, of all groups."""
+        return sum(len(group.pages) for group in self.groups)
+
     def part(self, starts: Sequence[int], source: "TransferPages") -> "TransferPages":
         """Of these pages those that ``source`` has, but for the ones before page index
         ``starts[g]`` of each group. ``source`` has one entry of each."""

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from math import inf
 
+from stratakv.disagg.peer_limits import NAME_CHARS, PeerLimits
 from stratakv.disagg.session import SessionLimits
 from stratakv.engine.request import Prompt, Request, SamplingParams
 
@@ -13,10 +14,12 @@ from stratakv.engine.request import Prompt, Request, SamplingParams
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOffLimits:
     """``sessions``: how long each state may take. ``answer_s``: how much later the pages of a
-    transfer that has taken too long are in quarantine and its peer's link is torn down."""
+    transfer that has taken too long are in quarantine and its peer's link is torn down. ``peer``:
+    how much one may ask for."""
 
     sessions: SessionLimits = field(default_factory=SessionLimits)
     answer_s: float = 30.0
+    peer: PeerLimits = field(default_factory=PeerLimits)
 
 
 class Due:
@@ -37,8 +40,9 @@ class Due:
 
 
 def session_name(prompt: Prompt) -> str:
-    """What both sides call its hand-off."""
-    return prompt.id if prompt.session is None else prompt.session.name
+    """What both sides call its hand-off; of a long name its hash."""
+    name = prompt.id if prompt.session is None else prompt.session.name
+    return name if len(name) <= NAME_CHARS // 2 else hashlib.sha256(name.encode()).hexdigest()
 
 
 def prompt_identity(request: Request, sampling: SamplingParams) -> str:

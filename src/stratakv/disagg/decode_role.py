@@ -48,7 +48,8 @@ Route: TypeAlias = Callable[[Request], PeerId | None]
 @dataclass(slots=True, eq=False)
 class _Receiving:
     """``again``: what prefill is to compute of a request that was retracted and goes back.
-    ``reserved``: prefill may know its pages, which are leased."""
+    ``reserved``: prefill may know its pages, which are leased; ``parts`` of them are to come, at
+    most."""
 
     request: RequestId
     attempt: Attempt
@@ -56,6 +57,7 @@ class _Receiving:
     session: Session
     again: Recompute | None
     reserved: bool = False
+    parts: int = 0
 
     @property
     def writer(self) -> Writer:
@@ -151,7 +153,7 @@ class DecodeRole:
         until_s = entry.session.deadline_s + self._limits.answer_s
         self._leases.lease(request.id, pages, {entry.writer: entry.peer}, until_s)
         self._due.add(until_s)
-        entry.reserved = True
+        entry.reserved, entry.parts = True, pages.count  # no part is without a page
         sampling = request.prompt.sampling if entry.again is None else entry.again.sampling
         prompt = prompt_identity(request, sampling)
         self._peers.send(entry.peer, Reserve(entry.attempt, prompt, pages, entry.again))
@@ -239,6 +241,11 @@ class DecodeRole:
 
     def _extend(self, entry: _Receiving) -> None:
         if entry.session.state is SessionState.TRANSFERRING:
+            if not entry.parts:
+                reason = f"it has written more parts of {entry.attempt} than that has pages"
+                self._peers.disconnect(entry.peer, reason)
+                return
+            entry.parts -= 1
             entry.session = entry.session.extended(self._clock.now_s())
             until_s = entry.session.deadline_s + self._limits.answer_s
             self._leases.extend(entry.request, until_s)

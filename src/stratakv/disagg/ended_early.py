@@ -11,9 +11,6 @@ from typing import Final
 from stratakv.disagg.transport import PeerId
 
 FAILED_OVER: Final = "prefill has failed over it"
-MOST: Final = 4096
-"""Names for each peer; beyond that the oldest is forgotten, and its request waits until it has
-taken too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +23,10 @@ class EarlyEnd:
 
 
 class EarlyEnds:
-    """By name of the session."""
+    """By name of the session; of each peer ``most``, and beyond that the oldest is forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._ends: dict[str, EarlyEnd] = {}
         self._names: dict[PeerId | None, dict[str, None]] = {}  # of each, in order of their ends
 
@@ -38,7 +36,7 @@ class EarlyEnds:
     def add(self, name: str, end: EarlyEnd) -> None:
         self.pop(name)
         names = self._names.setdefault(end.peer, {})
-        if len(names) == MOST:
+        if len(names) == self._most:
             self.pop(next(iter(names)))
         self._ends[name] = end
         self._names.setdefault(end.peer, {})[name] = None

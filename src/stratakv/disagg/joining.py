@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 from stratakv.core.errors import TransportError
+from stratakv.disagg.peer_limits import short
 from stratakv.disagg.peers import Peers, StillEndingError
 from stratakv.disagg.transport import PeerId
 
@@ -72,6 +73,7 @@ class PeerJoiner:
     def __init__(self, peers: Peers, carry: Carry) -> None:
         self._peers, self._carry = peers, carry
         self._asked: dict[PeerId, Future[JoinAnswer]] = {}
+        self._refused: list[tuple[PeerId, str]] = []
 
     def ask(self, peer: PeerId) -> None:
         if peer in self._asked or self._peers.knows(peer):
@@ -80,10 +82,13 @@ class PeerJoiner:
             introduction = self._peers.introduce(peer)
         except StillEndingError:
             return
+        except TransportError as error:
+            self._refused.append((peer, str(error)))
+            return
         self._asked[peer] = self._carry(peer, (introduction,))
 
     def refused(self) -> Sequence[tuple[PeerId, str]]:
-        found: list[tuple[PeerId, str]] = []
+        found, self._refused = self._refused, []
         for peer in [peer for peer, answer in self._asked.items() if answer.done()]:
             answer = self._asked.pop(peer).result()
             match answer:
@@ -133,7 +138,7 @@ def decode_call(data: bytes) -> tuple[PeerId, tuple[bytes, ...]]:
     """TransportError where it is none."""
     try:
         fields: Any = json.loads(data)
-        return PeerId(str(fields["peer"])), _bytes(fields["introductions"])
+        return PeerId(short(fields["peer"])), _bytes(fields["introductions"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TransportError(f"the peer's call cannot be read: {error!r}") from error
 

@@ -15,6 +15,7 @@ from stratakv.cache.records import TierTokens
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import GroupId
 from stratakv.disagg.page_places import pages_of
+from stratakv.disagg.peer_limits import REASON_CHARS, short
 from stratakv.disagg.recompute import Recompute
 from stratakv.disagg.transport import NOTIFICATION_BYTES
 from stratakv.engine.request import LARGEST, TokenLogprob
@@ -125,7 +126,7 @@ def decode(data: bytes) -> Message:
 
 
 def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
-    attempt = Attempt(str(fields["session"]), int(fields["generation"]))
+    attempt = Attempt(short(fields["session"]), _generation(fields["generation"]))
     match fields["word"]:
         case "Reserve":
             groups = tuple(
@@ -137,7 +138,7 @@ def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
                 raise ValueError(f"a prompt of {tokens} tokens")
             pages = TransferPages(tokens, groups)
             again = None if fields["again"] is None else Recompute.read(fields["again"])
-            return Reserve(attempt, str(fields["prompt"]), pages, again)
+            return Reserve(attempt, short(fields["prompt"]), pages, again)
         case "PartWritten":
             return PartWritten(attempt)
         case "Arrival":
@@ -145,11 +146,21 @@ def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
             first = FirstToken(_column(fields["token"]), _logprob(fields["logprob"]))
             return Arrival(attempt, first, TierTokens(device, host, storage))
         case "Abort":
-            return Abort(attempt, bool(fields["reserved"]), str(fields["reason"]))
+            return Abort(attempt, bool(fields["reserved"]), _reason(fields["reason"]))
         case "Ended":
-            return Ended(attempt, str(fields["reason"]))
+            return Ended(attempt, _reason(fields["reason"]))
         case word:
             raise ValueError(f"the word {word!r} is none")
+
+
+def _generation(found: Any) -> int:  # noqa: ANN401 - from a peer
+    if not 0 <= (number := int(found)) < 1 << 63:
+        raise ValueError("a generation that nobody counts to")
+    return number
+
+
+def _reason(found: Any) -> str:  # noqa: ANN401 - from a peer
+    return str(found)[:REASON_CHARS]
 
 
 def _column(found: Any) -> int:  # noqa: ANN401 - from a peer

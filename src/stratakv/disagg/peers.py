@@ -16,6 +16,7 @@ from stratakv.core.errors import TransportError
 from stratakv.disagg.handshake import ALL, Handshake, SideRank
 from stratakv.disagg.messages import PROTOCOL, Joiner, Message, encode, parts
 from stratakv.disagg.page_places import PagePlaces, PairedPlaces, places_of
+from stratakv.disagg.peer_limits import MOST_PEERS
 from stratakv.disagg.transport import (
     Disconnected,
     Done,
@@ -119,10 +120,13 @@ class Peers:
 
     def introduce(self, peer: PeerId) -> bytes:
         """What ``peer`` must be given to ``meet`` this side. StillEndingError while one of that
-        name is here; it is ended then, so that it can be asked again."""
+        name is here; it is ended then, so that it can be asked again. TransportError where there
+        are too many."""
         if peer in self._peers:
             self.disconnect(peer)
             raise StillEndingError(f"the last link of {peer} is being torn down: ask again")
+        if len(self._peers) == MOST_PEERS:
+            raise TransportError(f"{MOST_PEERS} peers are joined already; no more are allowed")
         described = self._end.transport.describe(peer)
         self._peers[peer] = _Peer()
         fields = {

@@ -16,6 +16,7 @@ from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, session_name
 from stratakv.disagg.ended_early import FAILED_OVER, EarlyEnd, EarlyEnds
 from stratakv.disagg.messages import Abort, Arrival, Ended, Message, PartWritten, Reserve
+from stratakv.disagg.open_sessions import OpenSessions
 from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.sending import PagesWanted, Sending, tiers_of
 from stratakv.disagg.session import (
@@ -49,13 +50,13 @@ class PrefillRole:
     def __init__(self, peers: Peers, limits: HandOffLimits, clock: Clock | None = None) -> None:
         self._peers, self._limits = peers, limits
         self._clock = clock or MonotonicClock()
-        self._sessions: dict[str, Sending] = {}  # those that are not all written, by name
+        self._sessions = OpenSessions(limits.peer)  # those that are not all written
         self._requests: dict[RequestId, Sending] = {}  # of which the engine knows no end
         self._returned: dict[RequestId, Sending] = {}  # given to it, and not yet arrived
         self._arrived: set[RequestId] = set()
         self._writes: dict[TransferId, Sending] = {}
         self._given: dict[Sending, None] = {}  # of which a part is not reported as sent
-        self._early = EarlyEnds()
+        self._early = EarlyEnds(limits.peer.ended)
         self._counts = SessionCounts()
         self._submit: Callable[[Prompt], None] | None = None
         self._events: list[RoleEvent] = []
@@ -73,7 +74,7 @@ class PrefillRole:
         return self._counts.stats([entry.session for entry in self._all()], None)
 
     def _all(self) -> list[Sending]:
-        return list(dict.fromkeys([*self._sessions.values(), *self._writes.values()]))
+        return list(dict.fromkeys([*self._sessions.entries(), *self._writes.values()]))
 
     # -- the engine's calls ----------------------------------------------------------------------
 
@@ -191,7 +192,7 @@ class PrefillRole:
         proof = Arrival(wanted.attempt, first, tiers_of(cached))
         if self._begin(entry, self._peers.send(wanted.peer, proof, writes)):
             entry.prove()
-            del self._sessions[entry.session.name]
+            self._sessions.remove(entry)
 
     def _begin(self, entry: Sending, transfer: TransferId | None) -> bool:
         """``transfer``: None where the peer is lost, which ends the session; False then."""
@@ -262,16 +263,13 @@ class PrefillRole:
     def _ask(self, peer: PeerId, asked: Reserve) -> None:
         name = asked.attempt.session
         end = self._early.pop(name)
-        if end is not None:
-            self._peers.send(peer, Ended(asked.attempt, end.reason))
-            return
-        entry = self._sessions.get(name)
-        if entry is not None and entry.wanted is not None:
-            reason = f"{name} is computed for {entry.wanted.peer}"
+        if reason := self._sessions.refusal(peer, asked) if end is None else end.reason:
+            if end is None:
+                self._counts.refused()
             self._peers.send(peer, Ended(asked.attempt, reason))
             return
-        entry = entry or self._opened(name)
-        entry.want(PagesWanted(peer, asked))
+        entry = self._sessions.get(name) or self._opened(name)
+        self._sessions.want(entry, PagesWanted(peer, asked))
         self._agree(entry)
         if asked.again is not None and not entry.session.ended:
             self._compute_again(entry, asked.again.prompt(name))
@@ -321,7 +319,7 @@ class PrefillRole:
                 return  # both know
             entry = entry or self._opened(name)
             self._move(entry, aborted)
-            del self._sessions[name]
+            self._sessions.remove(entry)
             if entry.request is None:
                 self._ended_early(name, peer, message.reason)
             self._report_failure(entry)
@@ -334,7 +332,7 @@ class PrefillRole:
 
     def _lose(self, peer: PeerId, reason: str) -> None:
         """What it has asked for and is not proved; what is, its writes report."""
-        for entry in list(self._sessions.values()):
+        for entry in list(self._sessions.entries()):
             if entry.wanted is not None and entry.wanted.peer == peer:
                 self._fail(entry, Aborted(f"{peer} is lost: {reason}", FailureCause.PEER_LOST))
 
@@ -347,7 +345,7 @@ class PrefillRole:
     def _give_up(self, entry: Sending, aborted: Aborted) -> None:
         """Decode is notified of it, behind what is being written, or when it asks."""
         self._move(entry, aborted)
-        del self._sessions[entry.session.name]
+        self._sessions.remove(entry)
         if entry.wanted is None:
             self._ended_early(entry.session.name, None, entry.session.reason)
             return
@@ -388,9 +386,8 @@ class PrefillRole:
 
     def _opened(self, name: str) -> Sending:
         session = Session.opened(name, self._limits.sessions, self._clock.now_s())
-        entry = self._sessions[name] = Sending(session)
         self._due.add(session.deadline_s)
-        return entry
+        return self._sessions.add(Sending(session))
 
     def _move(self, entry: Sending, event: SessionEvent) -> None:
         self._count(entry, entry.move(event, self._clock.now_s()))

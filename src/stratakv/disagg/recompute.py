@@ -12,6 +12,7 @@ import numpy as np
 
 from stratakv.cache.records import CacheUse
 from stratakv.core.ids import RequestId, TokenIds
+from stratakv.disagg.peer_limits import NAME_CHARS, short
 from stratakv.engine.request import Prompt, Request, SamplingParams, TransferSession
 
 
@@ -29,11 +30,13 @@ class Recompute:
     @staticmethod
     def of(request: Request) -> "Recompute | None":
         """None where its next token hangs on which of its tokens it has generated: for who computes
-        it again all are a prompt."""
+        it again all are a prompt. Nor where no peer takes a name as long as its own."""
         asked, generated = request.prompt, len(request.known) - request.prompt_tokens
         sampling = asked.sampling
         counted = sampling.frequency_penalty or sampling.presence_penalty
         if counted or sampling.grammar is not None or generated < sampling.min_tokens:
+            return None
+        if max(len(asked.salt), len(asked.adapter)) > NAME_CHARS:
             return None
         return Recompute(
             tokens=request.known,
@@ -106,8 +109,8 @@ class Recompute:
         return Recompute(
             tokens=tokens,
             sampling=sampling,
-            salt=str(fields["salt"]),
-            adapter=str(fields["adapter"]),
+            salt=short(fields["salt"]),
+            adapter=short(fields["adapter"]),
             priority=int(fields["priority"]),
             use=CacheUse(int(fields["use"])),
         )

@@ -37,6 +37,10 @@ class SessionCounts:
         else:
             self._failed[after.cause] += 1
 
+    def refused(self) -> None:
+        """One that was not opened: its peer has too many, or another one has it."""
+        self._failed[FailureCause.REFUSED] += 1
+
     def stats(self, sessions: Iterable[Session], leases: LeaseCounts | None) -> SessionStats:
         now = Counter(session.state for session in sessions)
         states = {state: now[state] for state in SessionState if state not in ENDED}
