@@ -44,7 +44,7 @@ PAGES = 40
 
 
 class Liar:
-    """A prefill side's role, and the links of peers of it that say what a test has them say."""
+    """A prefill side's role, and the links of peers of it that send what a test has them send."""
 
     def __init__(self, undo, limits, peers=("bad",)):
         self.clock = ManualClock()
@@ -56,7 +56,7 @@ class Liar:
             ours, theirs = self.here.introduce(name), one.introduce(P)
             one.meet(P, ours)
             self.here.meet(name, theirs)
-        self.heard = {name: [] for name in self.there}
+        self.received = {name: [] for name in self.there}
 
     def _peers(self, undo):
         found = Peers()
@@ -64,25 +64,25 @@ class Liar:
         undo.callback(found.close)
         return found
 
-    def say(self, message, peer="bad"):
+    def send(self, message, peer="bad"):
         assert self.there[PeerId(peer)].send(P, message) is not None
 
     def step(self):
         self.role.poll()
         for name, one in self.there.items():
             events = [event for event in one.poll() if isinstance(event, MessageReceived)]
-            self.heard[name] += [event.message for event in events]
+            self.received[name] += [event.message for event in events]
 
     def answers(self, count, peer="bad"):
         """Its first ``count`` messages."""
 
         def come():
             self.step()
-            return len(self.heard[PeerId(peer)]) >= count
+            return len(self.received[PeerId(peer)]) >= count
 
         wait_until(come, f"{count} messages")
-        assert all(isinstance(one, Ended) for one in self.heard[PeerId(peer)])
-        return [one.attempt.session for one in self.heard[PeerId(peer)]]
+        assert all(isinstance(one, Ended) for one in self.received[PeerId(peer)])
+        return [one.attempt.session for one in self.received[PeerId(peer)]]
 
     def waiting(self):
         return self.role.stats().states[SessionState.WAITING_FOR_INPUT]
@@ -103,21 +103,21 @@ def reserve(name, first=0, count=1, again=None):
 def test_requests_that_nobody_brings_are_bounded_for_each_peer(opened):
     liar = opened(PeerLimits(sessions=3), "bad", "good")
     for n in range(10):
-        liar.say(reserve(f"{n}", n))
+        liar.send(reserve(f"{n}", n))
     assert liar.answers(7) == [f"{n}" for n in range(3, 10)]
-    assert "3 are allowed" in liar.heard["bad"][0].reason
+    assert "3 are allowed" in liar.received["bad"][0].reason
     assert liar.role.stats().failed[FailureCause.REFUSED] == 7
-    liar.say(reserve("another", 20), "good")
+    liar.send(reserve("another", 20), "good")
     wait_until(lambda: liar.step() or liar.waiting() == 4, "another peer's")
-    liar.say(Abort(Attempt("0", 1), reserved=True, reason="it left"))
-    liar.say(reserve("next"))
-    wait_until(lambda: liar.step() or len(liar.heard["bad"]) == 8, "the end of one")
+    liar.send(Abort(Attempt("0", 1), reserved=True, reason="it left"))
+    liar.send(reserve("next"))
+    wait_until(lambda: liar.step() or len(liar.received["bad"]) == 8, "the end of one")
     wait_until(lambda: liar.step() or liar.waiting() == 4, "the one that takes its place")
     liar.clock.advance(301)
     liar.step()
     assert liar.waiting() == 0
     assert liar.answers(11)[8:] == ["1", "2", "next"]
-    liar.say(reserve("later"))
+    liar.send(reserve("later"))
     wait_until(lambda: liar.step() or liar.waiting() == 1, "one that was asked for later")
 
 
@@ -129,12 +129,12 @@ def test_what_a_peer_names_in_them_is_bounded(opened):
         tokens=tokens, sampling=sampling, salt="", adapter="", priority=0, use=CacheUse.ALL
     )
     liar = opened(PeerLimits(numbers=20))
-    liar.say(reserve("a", 0, 12))
-    liar.say(reserve("b", 12, 9))
-    liar.say(reserve("c", 12, 3, replace(again)))
-    liar.say(reserve("d", 12, 8))
+    liar.send(reserve("a", 0, 12))
+    liar.send(reserve("b", 12, 9))
+    liar.send(reserve("c", 12, 3, replace(again)))
+    liar.send(reserve("d", 12, 8))
     assert liar.answers(2) == ["b", "c"]
-    assert [found.reason for found in liar.heard["bad"]] == [
+    assert [found.reason for found in liar.received["bad"]] == [
         "bad has named 21 pages and tokens; 20 are allowed",
         "bad has named 24 pages and tokens; 20 are allowed",
     ]
@@ -143,7 +143,7 @@ def test_what_a_peer_names_in_them_is_bounded(opened):
 
 def test_a_peer_that_is_lost_frees_what_it_had(opened):
     liar = opened(PeerLimits(sessions=1))
-    liar.say(reserve("a"))
+    liar.send(reserve("a"))
     wait_until(lambda: liar.step() or liar.waiting() == 1, "it")
     liar.here.disconnect(PeerId("bad"))
     liar.step()
@@ -153,9 +153,9 @@ def test_a_peer_that_is_lost_frees_what_it_had(opened):
 def test_names_that_a_peer_gives_up_are_bounded(opened):
     liar = opened(PeerLimits(ended=3))
     for n in range(10):
-        liar.say(Abort(Attempt(f"{n}", 1), reserved=False, reason="it left"))
-    liar.say(reserve("last"))
-    wait_until(lambda: liar.step() or liar.waiting() == 1, "what was said after them")
+        liar.send(Abort(Attempt(f"{n}", 1), reserved=False, reason="it left"))
+    liar.send(reserve("last"))
+    wait_until(lambda: liar.step() or liar.waiting() == 1, "what came after them")
     assert len(liar.role) == 3 + 1
 
 
