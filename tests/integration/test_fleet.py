@@ -2,6 +2,8 @@
 exactly as often as they should.
 """
 
+from collections import Counter
+
 import pytest
 
 from stratakv.agreement import ballot
@@ -56,6 +58,38 @@ def test_runs_come_by_everything_that_may_happen():
     assert not [name for name in wanted if not moved[name]]
 
 
+SPILLED_RUNS, SPILLED_CHUNK = 25_000, 500
+
+
+def spilled_runs(seeds):
+    """All of these whose requests may read rows on the host; what they have come to."""
+    seen = Counter()
+    for plan in [plan for plan in map(plan_of, seeds) if plan.buffer_rows]:
+        stores, now = Stores(plan), plan
+        while now is not None:
+            fleet = Fleet(now, stores)
+            fleet.run()
+            first = fleet.ranks[0]
+            counters = first.cache.tiers.pools.counters.snapshot()
+            seen.update({name: counters[name] for name in ("spilled", "retracted")})
+            seen["copied to buffers"] += first.runner.spilled.read
+            seen["found in buffers"] += first.runner.spilled.kept
+            now = now.then
+    return seen
+
+
+def test_requests_that_read_rows_on_the_host_are_right_on_all_ranks():
+    seen = spilled_runs(range(30))
+    wanted = "copied to buffers", "found in buffers", "spilled", "retracted"
+    assert not [name for name in wanted if not seen[name]]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(RUNS, SPILLED_RUNS, SPILLED_CHUNK))
+def test_requests_that_read_rows_on_the_host_are_right_in_many_runs(first):
+    assert spilled_runs(range(first, first + SPILLED_CHUNK))["spilled"]
+
+
 def test_ranks_count_the_same_losses():
     """Where there is no storage: what it had may differ, and with it what it explains."""
     seen = 0
@@ -79,6 +113,9 @@ def test_plans_draw_everything_that_a_fleet_can_be():
         "followed": [p.observed for p in plans],
         "without a host": [p.reuse and not any(p.host) for p in plans],
         "without reuse": [not p.reuse for p in plans],
+        "rows on the host": [p.spec.has_home_on_host and p.buffer_rows for p in plans],
+        "rows on the host, ahead": [p.buffer_rows and p.steps_at_once > 1 for p in plans],
+        "rows on the host, retracted": [p.buffer_rows and p.retractions for p in plans],
         "two lanes": [p.io_lanes == 2 and p.stores for p in plans],
         "another number of ranks": [p.then and p.then.ranks != p.ranks for p in plans],
         "lost, and then again": [p.then and p.loss for p in plans],

@@ -112,3 +112,21 @@ def test_who_runs_alone_is_spilled_also_where_its_copies_were_not_made_in_time(m
         assert counters["spilled"]
         assert counters["dropped_backup_pages"], "its copies were made in time"
         parts.cache.progress.settle()
+
+
+def test_who_fills_the_host_by_itself_comes_back_from_a_retraction():
+    """Its full pages and the one that is filling take all of the host, where it needs one more
+    when it goes on: it is computed again."""
+    (some,) = rows_of([[*PROMPTS[0], *PROMPTS[2], *PROMPTS[1]][:140]])
+    with SMALL.engine(24, host=20) as parts:
+        parts.engine.submit(greedy("0", some, ANSWER))
+        outputs = []
+        while len(outputs) < 16:
+            outputs += parts.engine.step()
+        parts.engine.retract(RequestId("0"))
+        counters = parts.cache.tiers.pools.counters.snapshot()
+        assert not counters["retracted_unsaved"], "the host had no room for it"
+        outputs += drain(parts)
+        assert tokens_of(outputs) == SMALL.right(some)[0]
+        parts.cache.progress.settle()
+        assert parts.cache.tiers.pools.counters.snapshot()["retracted_unsaved"]

@@ -2,6 +2,8 @@
 walks beside books (``tests/spilling_machine.py``) must fail. A bug is a few characters of one
 function's source."""
 
+from functools import partial
+
 import pytest
 
 from stratakv.cache.admit import Admitter
@@ -13,6 +15,7 @@ from stratakv.memory.block_table import SpilledPages
 from stratakv.policy.spilling import SpillRules
 from tests.property.test_spilling_machine import SPECS, walk
 from tests.seeded_bugs import seed_bug
+from tests.unit import test_cache_spilled_receives as receives
 from tests.unit import test_cache_spilled_resume as resume
 
 WALKS, STEPS = 60, 70
@@ -55,6 +58,19 @@ RARE = {
     "a chunk of a prompt is not booked by who is spilled": (
         resume.test_who_is_spilled_in_the_middle_of_its_prompt_books_a_chunk,
         (Spilling, "_spill", "self.rules.staging(sequence.at_once)", "self.rules.staging(1)"),
+    ),
+    "what was on the host before is read there only after the next copy": (
+        partial(walk, SPECS["selected"], 226, 200),
+        (KVCache, "fits", "self._spilling.settle()", "pass"),
+    ),
+    "what is received on the host is booked as if it could be taken back": (
+        partial(receives.who_runs_reaches_its_end_beside_all_that_may_receive, 33),
+        (
+            SpillRules,
+            "spilled",
+            "wanted.fixed[group], wanted.rest[group]",
+            "0, wanted.fixed[group] + wanted.rest[group]",
+        ),
     ),
 }
 """What walks come by too seldom has a test of its own."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stratakv.assembly import sizing
 from stratakv.assembly.models import build_engine
-from stratakv.assembly.sizing import planned, size, spec_for
+from stratakv.assembly.sizing import offload_bytes, planned, size, spec_for
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape
@@ -79,17 +79,20 @@ def test_the_log_says_for_two_lengths_from_where_on_it_pays(caplog):
     caplog.set_level(logging.INFO)
     build_engine(wrapped("small"), EngineConfig(**SETTINGS)).close()
     lines = [one for one in caplog.messages if one.startswith("--sparse-offload: ")]
-    assert len(lines) == 2
+    assert len(lines) == 3
+    assert lines[2].startswith(
+        "--sparse-offload: tables of buffers and the context of a prompt take "
+    )
     assert lines[0].startswith("--sparse-offload: 200 tokens each: ")
     assert lines[1].startswith("--sparse-offload: 256 tokens each: ")
-    assert all("which pays above" in line and "what is short is" in line for line in lines)
+    assert all("which pays above" in line and "what is short is" in line for line in lines[:2])
 
 
 def test_one_line_where_a_conversation_is_as_long_as_a_request_may_be(caplog):
     caplog.set_level(logging.INFO)
     build_engine(wrapped("small"), EngineConfig(**SETTINGS | {"chat_tokens": 300})).close()
     assert [one for one in caplog.messages if one.startswith("--sparse-offload: 256 tokens each")]
-    assert sum(one.startswith("--sparse-offload: ") for one in caplog.messages) == 1
+    assert sum(one.startswith("--sparse-offload: ") for one in caplog.messages) == 2
 
 
 def test_without_it_nothing_is_logged(caplog):
@@ -112,6 +115,13 @@ def test_tables_of_buffers_are_counted_before_the_host_tier(monkeypatch):
     )
     tables = 63 * (256 + 1) * 2 + 63 * indexers(made) * BUFFER * 6
     assert taken == pytest.approx(tables * 4 / 5, abs=2 * made.groups[1].host_stride_bytes)
+
+
+def test_the_rows_of_a_spilled_prompt_are_counted_twice_for_one_layer():
+    """As they are read, and in their order."""
+    tables = HotBuffers.bytes_of(BUFFER, indexers(spec()), 4, 256)
+    latent = 4 * (20 + 8)
+    assert offload_bytes(spec(), load()) == tables + 2 * 256 * latent
 
 
 @given(

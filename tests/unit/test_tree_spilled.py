@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stratakv.core.ids import NONE, GroupId
+from stratakv.core.ids import NONE, GroupId, NodeIds
 from stratakv.spec.groups import Home
 from stratakv.spec.retention import KeepAll
 from stratakv.testing.specs import small_spec
@@ -41,10 +41,16 @@ def test_what_would_leave_is_counted_for_all_leases_at_once() -> None:
     it, lease = spilled_lease()
     spilled = it.tree.spilled
     other = it.arrive((0, 1, 5), 3, load=False)
-    assert spilled.leavable([], SELECTED).tolist() == []
-    assert spilled.leavable([lease], SELECTED).tolist() == [0], "both stand on what is saved"
+    path, count = lease.path, len(lease.path)
+
+    def leavable(nodes: NodeIds, *counts: int) -> list[int]:
+        return spilled.leavable(nodes, np.array(counts, np.int64), SELECTED).tolist()
+
+    assert leavable(path[:0]) == []
+    assert leavable(path, count) == [0], "both stand on what is saved"
     it.release(other)
-    assert spilled.leavable([lease, lease], SELECTED).tolist() == [1, 1]
+    assert leavable(np.concatenate((path, path)), count, count) == [1, 1]
+    assert leavable(np.concatenate((path, path[1:])), count, 0, count - 1) == [1, 0, 0]
 
 
 def test_a_page_that_is_held_on_the_host_is_none_on_the_device() -> None:

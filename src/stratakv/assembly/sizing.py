@@ -48,7 +48,8 @@ ANY_AMOUNT: Final = 1 << 70
 class Sizes:
     """``device`` and ``host``: pages of every group. ``notice``: one line for the operator, where
     a flag will not be reached. ``spec``: of every rank; ``sharding``: how ranks share the whole.
-    ``buffer_rows``: of the buffer of a request whose selected rows are read on the host."""
+    ``buffer_rows``: of the buffer of a request whose selected rows are read on the host, and
+    ``beside_bytes``: what that takes there beside its pages."""
 
     spec: CacheSpec
     sharding: Sharding
@@ -57,6 +58,7 @@ class Sizes:
     max_model_len: int
     notice: str | None = None
     buffer_rows: int = 0
+    beside_bytes: int = 0
 
     @property
     def buffers(self) -> dict[GroupId, int]:
@@ -69,7 +71,11 @@ class Sizes:
 
     def advice(self, chat_tokens: int) -> list[str]:
         """What fits with rows on the host, and from where on that pays: a line for the operator for
-        a typical conversation, and one for the longest."""
+        a typical conversation, one for the longest, and one for what it takes."""
+        if not self.buffers:
+            return []
+        beside = format_bytes(self.beside_bytes)
+        taken = f"tables of buffers and the context of a prompt take {beside} beside host pages"
         return [
             line
             for group, buffer in self.buffers.items()
@@ -83,7 +89,7 @@ class Sizes:
                 ),
                 sorted({min(chat_tokens, self.max_model_len), self.max_model_len}),
             )
-        ]
+        ] + [taken]
 
     @classmethod
     def of(
@@ -204,7 +210,8 @@ def _sizes(
                 "allowed is that or less"
             )
         free_bytes -= taken
-    free_bytes = max(0, free_bytes - _tables_bytes(spec, load))
+    beside_bytes = offload_bytes(spec, load)
+    free_bytes = max(0, free_bytes - beside_bytes)
     host = _host_pages(spec, device, config, free_bytes)
     held = _longest_pages(spec, device, host) * spec.page_tokens
     if config.max_model_len is None:
@@ -225,6 +232,7 @@ def _sizes(
         max_model_len=max_model_len,
         notice="; ".join(filter(None, notices)) or None,
         buffer_rows=load.buffer_rows,
+        beside_bytes=beside_bytes,
     )
 
 
@@ -252,19 +260,19 @@ def _adapted(asked: ExpectedLoad, load: ExpectedLoad) -> str | None:
     )
 
 
-def _tables_bytes(spec: CacheSpec, load: ExpectedLoad) -> int:
-    """What the tables of buffers take on the host, whoever is spilled."""
+def offload_bytes(spec: CacheSpec, load: ExpectedLoad) -> int:
+    """What offload takes on the host beside its pages: tables of buffers, whoever is spilled, and
+    while a prompt of the longest is computed its rows of a layer, twice: as they are read and in
+    their order."""
     pages = -(-load.max_model_len // spec.page_tokens)
-    return sum(
-        HotBuffers.bytes_of(
-            -(-load.buffer_rows // group.page_rows) * group.page_rows,
-            indexers(spec),
-            load.max_running,
-            pages * group.page_rows,
-        )
-        for group in spec.groups
-        if group.at_home_on_host
-    )
+    found = 0
+    for group in spec.groups:
+        if group.at_home_on_host:
+            rows = pages * group.page_rows
+            entries = -(-load.buffer_rows // group.page_rows) * group.page_rows
+            found += HotBuffers.bytes_of(entries, indexers(spec), load.max_running, rows)
+            found += 2 * rows * max(buffer.row_bytes for buffer in group.buffers)
+    return found
 
 
 def _longest_pages(spec: CacheSpec, device: Pages, host: Pages) -> int:

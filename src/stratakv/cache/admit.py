@@ -112,9 +112,10 @@ class Admitter:
                 return answer
             if not self.give_up(mine):
                 # Its own live pages may be what fills the host: then it is computed again.
-                if mine is not None and not self._progress.busy:
-                    self._retraction.give_up()
-                return answer
+                if mine is None or self._progress.busy:
+                    return answer
+                self._retraction.give_up()
+                return Refusal.GAVE_UP
 
     def _anew(self, asked: AdmissionRequest) -> tuple[Admission, Missed] | Refusal:
         """Admit a request that stands on nothing. Its prefix may be what fills the device, where it
@@ -252,8 +253,7 @@ class Admitter:
         )
         self._open_sequence(row, sequence)
         self._live.open(row, lease)
-        if spill:
-            self._spilling.open(row, sequence)
+        self._seat(row, sequence, spill=spill)
         device_end = min(found.device_end, end)
         cached = replace(self._cached(lease, device_end, host), use=asked.use)
         return Admission(row=row, computed=cached.total, cached=cached, tickets=lease.loading)
@@ -315,6 +315,12 @@ class Admitter:
                 self._tables.remap(row, group.id, start, pages)
         self._sequences.open(row, sequence)
 
+    def _seat(self, row: int, sequence: SequenceState, *, spill: bool) -> None:
+        if spill:
+            self._spilling.open(row, sequence)
+        else:
+            self._spilling.seat(row)
+
     def _cached(self, lease: DeviceLease, device_end: int, host: Sequence[int]) -> CachedTokens:
         spans = [lease.end - start for start in lease.starts]
         return CachedTokens(
@@ -372,8 +378,7 @@ class Admitter:
         staged = self._limits.staged(left)
         sequence = replace(retracted.sequence, lease=lease, demand=wanted, at_once=staged)
         self._open_sequence(row, sequence)
-        if spill:
-            self._spilling.open(row, sequence)
+        self._seat(row, sequence, spill=spill)
         self._retraction.assert_restored(row, retracted, taken)
         cached = self._cached(lease, end - host[ANCHOR], host)
         return Admission(

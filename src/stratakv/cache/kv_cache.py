@@ -113,7 +113,9 @@ class KVCache:
     def fits(self, starts: RowIds, ends: RowIds) -> bool:
         """Whether ``extend`` would find its pages; groups that do not keep all have booked them."""
         total = int((-(-ends // self._page) + starts // -self._page).sum())
-        while short := [group for group in self._kept if self._pools.available(group) < total]:
+        if self._short_of(total):
+            self._spilling.settle()  # what was committed last may have been on the host before
+        while short := self._short_of(total):
             if not self._spilling.make_room(short):
                 break
         if short and self._spilling:
@@ -122,6 +124,9 @@ class KVCache:
                 pass
             self._spilling.save()
         return not short
+
+    def _short_of(self, pages: int) -> list[GroupId]:
+        return [group for group in self._kept if self._pools.available(group) < pages]
 
     def roomy(self) -> list[int]:
         """Rows of spilled requests for any one of which the device may have room."""

@@ -88,3 +88,4 @@ class Refusal(Enum):
     NO_PAGES = auto()
     LOAD_BUDGET = auto()
     SAVING = auto()  # a retracted request whose pages are still on their way to the host
+    GAVE_UP = auto()  # what it had saved was in its own way, and is let go of: ask once more

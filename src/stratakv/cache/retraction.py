@@ -202,6 +202,7 @@ class Retraction:
             if retracted is not but:
                 self._pools.counters.add(retracted_unsaved=1)
                 self._release(retracted)
+                self.poll()  # its live pages may be all that somebody lacks
                 return True
         return False
 

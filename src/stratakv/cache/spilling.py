@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from stratakv.cache.sequence_states import Int64s, SequenceState, SequenceStates
+from stratakv.cache.sequence_states import SequenceState, SequenceStates
+from stratakv.cache.spill_candidates import SpillCandidates
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, RowIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.admission import Pages
@@ -53,6 +54,7 @@ class Spilling:
         self.rules = SpillRules(tiers.spec.page_tokens, buffers)
         self._near: NearNodes = dict.fromkeys(self._places, (NO_BATCH, NO_ROWS))
         self._changed: set[int] = set()  # rows of which that is not true any more
+        self._candidates = SpillCandidates(self._tree, self._pools, sequences, self.rules)
         self._staging: dict[int, int] = {}  # of spilled rows
 
     def __bool__(self) -> bool:
@@ -70,6 +72,10 @@ class Spilling:
         return stats + self._pools.evictable(Tier.HOST, group)
 
     # -- rows ------------------------------------------------------------------------------------
+
+    def seat(self, row: int) -> None:
+        """A request was admitted that has all of its pages on the device."""
+        self._candidates.change(row)
 
     def open(self, row: int, sequence: SequenceState) -> None:
         """Seat a request that was admitted spilled."""
@@ -95,6 +101,7 @@ class Spilling:
     def received(self, row: int) -> None:
         """What the request at ``row`` has received is the tree's: it reads what its lease holds."""
         if row not in self._staging:
+            self._candidates.change(row)
             return
         lease = self._sequences[row].lease
         for group, spilled in self._places.items():
@@ -133,6 +140,7 @@ class Spilling:
         """The row computes ``tokens`` at once from now on."""
         self._sequences[row].computes(tokens)
         if row not in self._staging:
+            self._candidates.change(row)
             return
         self._staging[row] = staging = self.rules.staging(tokens)
         for group, buffer in self.rules.buffers.items():
@@ -140,12 +148,12 @@ class Spilling:
 
     def committed(self, row: int) -> None:
         """Pages of the row have entered the tree."""
-        if row in self._staging:
-            self._changed.add(row)
+        (self._changed.add if row in self._staging else self._candidates.change)(row)
 
     def close(self, row: int) -> None:
         """The request at ``row`` ends, and with it its buffer."""
         if self._staging.pop(row, None) is None:
+            self._candidates.change(row)
             return
         self._changed.add(row)
         for group, spilled in self._places.items():
@@ -160,6 +168,8 @@ class Spilling:
     def check(self) -> None:
         """AssertionError unless every page of a spilled row is read in one place, and on the host
         where its lease holds it there."""
+        if self._places:
+            self._candidates.check()
         for row in self._staging:
             lease = self._sequences[row].lease
             for group, spilled in self._places.items():
@@ -197,44 +207,16 @@ class Spilling:
         those that the host can hold to their end that which has most pages to give."""
         if not self._places or not set(lacking) <= self._places.keys():
             return False
-        if len(self._staging) == len(self._sequences):
+        row = self._candidates.best()
+        if row is None:
             return False
-        some = [
-            (row, sequence)
-            for row, sequence in self._sequences.items()
-            if row not in self._staging
-            and not (sequence.apart or sequence.receives)
-            and self._can_spill(sequence)
-        ]
-        gains = self._gains([sequence for _, sequence in some])
-        if not len(gains) or gains.max() <= 0:
-            return False
-        self._spill(*some[int(gains.argmax())])
+        self._spill(row, self._sequences[row])
         return True
-
-    def _can_spill(self, sequence: SequenceState) -> bool:
-        """Whether the host can hold it to its end, and the device what it needs beside that."""
-        device, host = self._pools.tiers
-        staging = self.rules.staging(sequence.at_once)
-        return all(
-            sequence.demand.peak[ANCHOR] <= host[group].capacity
-            and buffer + staging <= device[group].capacity
-            for group, buffer in self.rules.buffers.items()
-        )
-
-    def _gains(self, some: Sequence[SequenceState]) -> Int64s:
-        """Device pages that become free if one of these is spilled, of the group that gives
-        least; int64 [n]."""
-        leases = [sequence.lease for sequence in some]
-        of = [
-            self._tree.leavable(leases, group) - buffer
-            for group, buffer in self.rules.buffers.items()
-        ]
-        return np.min(of, axis=0)
 
     def _spill(self, row: int, sequence: SequenceState) -> None:
         self._tree.spill(sequence.lease)
         self._staging[row] = staging = self.rules.staging(sequence.at_once)
+        self._candidates.change(row)
         self._pools.counters.add(spilled=1)
         self._settle(row, sequence)
         for group, buffer in self.rules.buffers.items():

@@ -69,6 +69,10 @@ class AdmissionScheduler:
                     held.append(request)
                     continue
                 answer = self._ask(request, start)
+                if answer is Refusal.GAVE_UP:  # it may be another one's to compute now
+                    self.backlog.put_back([request])
+                    looks += 1
+                    continue
                 if isinstance(answer, Refusal):
                     held.append(request)
                     break

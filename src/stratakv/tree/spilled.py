@@ -95,14 +95,14 @@ class Spilled:
                 moved.append((group, rows[both]))
         return moved
 
-    def leavable(self, leases: Sequence[DeviceLease], group: GroupId) -> npt.NDArray[np.int64]:
+    def leavable(
+        self, nodes: NodeIds, counts: npt.NDArray[np.int64], group: GroupId
+    ) -> npt.NDArray[np.int64]:
         """Device pages, of each lease, that nobody would hold any more if its request were
-        spilled."""
-        paths = [lease.path[lease.starts[group] :] for lease in leases]
-        rows = np.concatenate([NO_NODES, *paths])
-        leave = self.saved(group, rows) & (self._nodes.pins[DEVICE][group][rows] == 1)
+        spilled. Of its ``nodes`` the first lease has the first ``counts[0]``, and so on."""
+        leave = self.saved(group, nodes) & (self._nodes.pins[DEVICE][group][nodes] == 1)
         upto = np.concatenate(([0], np.cumsum(leave)))
-        ends = np.cumsum([0, *map(len, paths)])
+        ends = np.concatenate(([0], np.cumsum(counts)))
         return upto[ends[1:]] - upto[ends[:-1]]
 
     def host_pages(self, lease: DeviceLease, group: GroupId) -> PageIds:

@@ -57,6 +57,7 @@ def engine_plan(plan: Plan) -> EnginePlan:
             device=plan.device,
             host=plan.host,
             max_model_len=LONGEST,
+            buffer_rows=plan.buffer_rows,
         ),
         model=MODEL,
         adapters=ADAPTERS,
@@ -112,7 +113,8 @@ class SimRank:
         heads, made = self._first_heads(), list[TokenRunner]()
 
         def runner(tables: BlockTable) -> TokenRunner:
-            made.append(TokenRunner(spec, [of.rows for of in memory.device], tables, heads))
+            near, far = ([of.rows for of in each] for each in (memory.device, memory.arenas))
+            made.append(TokenRunner(spec, near, tables, heads, far))
             return made[-1]
 
         none = BackgroundStores(no_store, begin=_at_once)

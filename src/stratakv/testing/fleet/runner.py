@@ -20,6 +20,7 @@ from stratakv.engine.forward import Forward
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed
+from stratakv.testing.fleet.spilled_rows import SpilledReads
 
 VOCABULARY: Final = 97
 _WEIGHTS: Final = np.arange(1, 4097, dtype=np.int64) * 31 % 89 + 1
@@ -67,7 +68,8 @@ def _heads(first: int, count: int) -> npt.NDArray[np.float32]:
 
 class TokenRunner:
     """``pages``: float32 [pages, rows_per_page, row] of each group, a row being the heads that this
-    rank has. ``first_heads``: which is the first of them, by group. ``chosen``: of each step, what
+    rank has. ``first_heads``: which is the first of them, by group. ``host``: the same of host
+    pages, where requests read some there. ``chosen``: of each step, what
     this rank would have chosen; all take rank 0's."""
 
     def __init__(
@@ -76,6 +78,7 @@ class TokenRunner:
         pages: Sequence[npt.NDArray[np.float32]],
         tables: BlockTable,
         first_heads: Sequence[int] | None = None,
+        host: Sequence[npt.NDArray[np.float32]] = (),
     ) -> None:
         self._page = spec.page_tokens
         self._tables = tables
@@ -84,6 +87,7 @@ class TokenRunner:
         first = first_heads or [0] * len(pages)
         self._heads = [_heads(at, of.shape[-1]) for at, of in zip(first, pages, strict=True)]
         self._anchor = bool(spec.groups[0].buffers)
+        self.spilled = SpilledReads(tables, pages, host, self._page)
         self.chosen: list[int] = []
 
     def show(self, chosen: list[int]) -> None:
@@ -152,13 +156,26 @@ class TokenRunner:
 
     def _rows(self, row: int, group: GroupId, first: int, end: int) -> npt.NDArray[np.float32]:
         """Tokens [first, end) as every head has them; ``first`` is at a page."""
-        pages = self._ids(row, group, first // self._page, -(-end // self._page))
         heads = self._heads[group]
-        seen = self._pages[group][pages].reshape(-1, len(heads))[: end - first] - heads
+        pages = self._read(row, group, first // self._page, -(-end // self._page))
+        seen = pages.reshape(-1, len(heads))[: end - first] - heads
         assert not np.isnan(seen).any(), f"row {row} reads pages nobody owns"
         if len(heads) > 1:
             assert (seen == seen[:, :1]).all(), f"heads of group {group} hold different prefixes"
         return seen[:, 0]
+
+    def _read(self, row: int, group: GroupId, first: int, stop: int) -> npt.NDArray[np.float32]:
+        """Pages [first, stop) of a request, from wherever they are."""
+        spilled = self._tables.spilled.get(group)
+        if spilled is None or row not in spilled:
+            return self._pages[group][self._ids(row, group, first, stop)]
+        ids = self._tables.pages(group)[row, first:stop]
+        here = ids >= 0
+        found = np.full((len(ids), *self._pages[group].shape[1:]), np.nan, np.float32)
+        found[here] = self._pages[group][ids[here]]
+        away = self.spilled.fill(group, spilled, row, first, found)
+        assert away + np.count_nonzero(here) == len(ids), f"row {row} has a page in two places"
+        return found
 
     # -- states ----------------------------------------------------------------------------------
 

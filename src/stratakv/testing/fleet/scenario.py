@@ -117,7 +117,8 @@ class Plan:
     events of the cache. ``steps_at_once``: more than one on a device that runs ahead, and
     ``device_pace`` is how likely it is done with its oldest work at a look. ``then``: what comes
     after it on the same stores. ``check_steps``: how often each rank is checked from scratch.
-    ``retractions``: before which steps the youngest request that computes is retracted."""
+    ``retractions``: before which steps the youngest request that computes is retracted.
+    ``buffer_rows``: of a request that is spilled, where a group has its home on the host."""
 
     seed: int
     ranks: int
@@ -150,6 +151,7 @@ class Plan:
     then: "Plan | None" = None
     check_steps: int = 16
     retractions: frozenset[int] = frozenset()
+    buffer_rows: int = 0
 
     @property
     def rank_spec(self) -> CacheSpec:

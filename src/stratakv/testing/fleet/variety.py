@@ -1,5 +1,5 @@
 """What makes a run more than a plain one: a shared store, the loss of a rank, what comes after it,
-adapters, observers, and caches that lack a tier.
+adapters, observers, requests that run partly on the host, and caches that lack a tier.
 
 Owns the distributions of these. They are drawn behind the plain run's, so that each changes nothing
 else. Must not know how anything is run.
@@ -10,14 +10,19 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from stratakv.core.ids import GroupId, LayerId
 from stratakv.engine.step_messages import Submit
 from stratakv.policy.prefetch_pace import WaitComplete
-from stratakv.spec.groups import CacheGroup, CacheSpec
+from stratakv.policy.write import WriteThrough
+from stratakv.spec.budget import FILLING_PAGES
+from stratakv.spec.groups import ANCHOR, CacheGroup, CacheSpec, Home
 from stratakv.spec.sharding import Sharding
 from stratakv.testing.fleet.adversary import FaultRates
 from stratakv.testing.fleet.loss import POINTS, Loss, Point
 from stratakv.testing.fleet.scenario import (
     ADAPTERS,
+    LONGEST,
+    PAGE,
     OneStore,
     OperatorEvent,
     Plan,
@@ -38,15 +43,21 @@ NO_HOST: Final = 0.03
 NO_REUSE: Final = 0.02
 TWO_LANES: Final = 0.3
 AHEAD: Final = 0.3
+SPILLED: Final = 0.2
 CALM: Final = 0.6
 """How many runs have what; ``RESTARTED_LOST``: of those that a rank leaves; ``CALM``: of those that
 come after another, so that much of what that one has stored is found."""
 MOST_RANKS: Final = 8
+COPIES_FAIL: Final = 0.1
+"""At most, where rows are read on the host: a request whose copies fail for long ends for it."""
 
 
 def plan_of(seed: int) -> Plan:
     plan, draw = plain_plan(seed), Random(f"{seed} and more")
     plan = _with_less(plan, draw)
+    offloads = Random(f"{seed} offload")
+    if offloads.random() < SPILLED and plan.stores and plan.spec.groups[ANCHOR].buffers:
+        plan = spilling(plan, offloads)
     if draw.random() < SHARED and plan.stores:
         plan = shared(plan, draw)
     if draw.random() < ADAPTED:
@@ -58,6 +69,8 @@ def plan_of(seed: int) -> Plan:
         loss=loss_of(draw, plan.ranks) if draw.random() < LOST else None,
     )
     plan = ahead(plan, Random(f"{seed} ahead"))
+    if plan.buffer_rows:
+        plan = retracting(plan, offloads)
     chance = RESTARTED if plan.loss is None else RESTARTED_LOST
     return restarted(plan, draw) if plan.stores and draw.random() < chance else plan
 
@@ -75,6 +88,42 @@ def _with_less(plan: Plan, draw: Random) -> Plan:
     if luck >= NO_HOST + NO_REUSE:
         return plan
     return replace(plan, host=(0,) * len(plan.host), reuse=luck < NO_HOST)
+
+
+# -- rows on the host ----------------------------------------------------------------------------
+
+
+def spilling(plan: Plan, draw: Random) -> Plan:
+    """With one more group, whose home is the host, and a device for one request that is spilled, or
+    a few."""
+    groups = plan.spec.groups
+    selected = replace(
+        groups[ANCHOR],
+        id=GroupId(len(groups)),
+        name="selected",
+        home=Home.HOST,
+        buffers=(replace(groups[ANCHOR].buffers[0], layers=(LayerId(len(groups)),)),),
+    )
+    buffer = draw.choice((1, 2, 3))
+    longest = -(-LONGEST // PAGE)
+    least = buffer + -(-plan.chunk_tokens // PAGE) + FILLING_PAGES
+    return replace(
+        plan,
+        spec=replace(plan.spec, groups=(*groups, selected)),
+        device=(*plan.device, least + draw.randrange(draw.choice((1, 3, 8)))),
+        host=(*plan.host, longest + draw.randrange(draw.choice((2, 12, 40)))),
+        write=WriteThrough(),
+        fault_rates=tuple(
+            replace(of, backup_fails=min(of.backup_fails, COPIES_FAIL)) for of in plan.fault_rates
+        ),
+        buffer_rows=buffer * PAGE,
+    )
+
+
+def retracting(plan: Plan, draw: Random) -> Plan:
+    """Perhaps with retractions from outside; a device that runs ahead has its own."""
+    steps = draw.sample(range(4, 90), draw.choice((0, 4, 12)))
+    return replace(plan, retractions=frozenset(steps if plan.steps_at_once == 1 else ()))
 
 
 # -- one store -----------------------------------------------------------------------------------
