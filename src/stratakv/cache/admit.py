@@ -253,7 +253,7 @@ class Admitter:
         )
         self._open_sequence(row, sequence)
         self._live.open(row, lease)
-        self._seat(row, sequence, spill=spill)
+        self._open_reading(row, sequence, spill=spill)
         device_end = min(found.device_end, end)
         cached = replace(self._cached(lease, device_end, host), use=asked.use)
         return Admission(row=row, computed=cached.total, cached=cached, tickets=lease.loading)
@@ -315,11 +315,11 @@ class Admitter:
                 self._tables.remap(row, group.id, start, pages)
         self._sequences.open(row, sequence)
 
-    def _seat(self, row: int, sequence: SequenceState, *, spill: bool) -> None:
+    def _open_reading(self, row: int, sequence: SequenceState, *, spill: bool) -> None:
         if spill:
             self._spilling.open(row, sequence)
         else:
-            self._spilling.seat(row)
+            self._spilling.open_resident(row)
 
     def _cached(self, lease: DeviceLease, device_end: int, host: Sequence[int]) -> CachedTokens:
         spans = [lease.end - start for start in lease.starts]
@@ -378,7 +378,7 @@ class Admitter:
         staged = self._limits.staged(left)
         sequence = replace(retracted.sequence, lease=lease, demand=wanted, at_once=staged)
         self._open_sequence(row, sequence)
-        self._seat(row, sequence, spill=spill)
+        self._open_reading(row, sequence, spill=spill)
         self._retraction.assert_restored(row, retracted, taken)
         cached = self._cached(lease, end - host[ANCHOR], host)
         return Admission(

@@ -73,7 +73,7 @@ class Spilling:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def seat(self, row: int) -> None:
+    def open_resident(self, row: int) -> None:
         """A request was admitted that has all of its pages on the device."""
         self._candidates.change(row)
 
