@@ -72,7 +72,7 @@ test: $(VENV)/test.stamp ## set up and pass the tests
 test-connect: $(VENV)/test.stamp $(ENGINES)/newest.stamp ## the tiers in the released engines; needs 5 GB of disk
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist -rs --durations=20 -m connect tests/connect
 
-test-clients: $(VENV)/test.stamp $(CLIENTS)/stamp ## released clients against a server; needs 7 GB of disk
+test-clients: $(VENV)/test.stamp $(CLIENTS)/stamp ## released clients against a server; needs 7 GB of disk where torch comes with CUDA, else 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:xdist -rs --durations=20 -m "clients and not long" tests/clients
 
 test-long: $(VENV)/test.stamp $(CLIENTS)/stamp ## the long campaigns

@@ -23,7 +23,7 @@ ENVIRONMENT = HERE.parents[1] / ".venv-clients" / "bin"
 PARIS = {"city": "Paris"}
 
 
-def ran(folder, name, *arguments, offline="1"):
+def ran(folder, name, *arguments, limit_s=PATIENCE_S, offline="1"):
     """The standard output of a program of that environment. ``offline`` "": of one that takes the
     name of a folder for a hub's while it is told to be offline."""
     quiet = {
@@ -38,7 +38,7 @@ def ran(folder, name, *arguments, offline="1"):
     }
     found = subprocess.run(
         [ENVIRONMENT / name, *map(str, arguments)],
-        capture_output=True, text=True, timeout=PATIENCE_S, cwd=folder,
+        capture_output=True, text=True, timeout=limit_s, cwd=folder,
         env=os.environ | quiet, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout[-6000:] + found.stderr[-6000:]
@@ -145,3 +145,30 @@ def test_guidellm(tiny, directory, tmp_path):
     (found,) = json.loads(report.read_text("utf-8"))["benchmarks"]
     totals = found["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"]) == (6, 0)
+
+
+@pytest.fixture
+def small(directory, tmp_path):
+    """The longest answer is short, whatever is asked for."""
+    limits = ("--max-model-len", 48, "--max-waiting", 16)
+    with started(["serve", directory, *FLAGS, *map(str, limits)], tmp_path / "log") as server:
+        yield server.listen().url
+
+
+def schemathesis(folder, url, seconds):
+    """Requests that are made from ``/openapi.json``, valid and not. That each valid one is answered
+    is not asked for: a schema cannot say that one field needs another."""
+    ran(
+        folder, "schemathesis", "run", f"{url}/openapi.json", "--no-color", "--phases", "fuzzing",
+        "--exclude-checks", "positive_data_acceptance", "--exclude-path", "/flush_cache",
+        "--request-timeout", PATIENCE_S, "--max-time", seconds, limit_s=seconds + PATIENCE_S,
+    )  # fmt: skip
+
+
+def test_schemathesis(small, tmp_path):
+    schemathesis(tmp_path, small, 30)
+
+
+@pytest.mark.long
+def test_schemathesis_for_ten_minutes(small, tmp_path):
+    schemathesis(tmp_path, small, 600)

@@ -30,6 +30,7 @@ from stratakv.serve.bodies import HoldBytes
 from stratakv.serve.connection_limits import Crowd, TurnAway
 from stratakv.serve.dashboard import dashboard
 from stratakv.serve.decoding import Decoding
+from stratakv.serve.docs_page import DocsPages
 from stratakv.serve.driver import Health
 from stratakv.serve.errors import (
     ApiError,
@@ -304,6 +305,7 @@ def build_app(service: Service, crowd: Crowd) -> ASGIApp:
     routes = [*Api(service).routes(), *AdminApi(service).routes()]
     if service.joins is not None:
         routes += JoinApi(service, service.joins).routes()
+    routes += DocsPages(service.version, [route.path for route in routes]).routes()
     app = Starlette(
         routes=routes,
         exception_handlers={

@@ -28,8 +28,11 @@ CLIENT: Final = "stratakv.client"
 ANSWER_ID: Final = "stratakv.answer"
 """Of a scope: the name under which the engine has a request, which its lines of the log have."""
 PLAIN_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
-"""What probes and scrapers read without a key, and the dashboard of the same figures."""
+OPEN_PATHS: Final = frozenset({
+    "/", "/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json",
+})  # fmt: skip
+"""What probes and scrapers read without a key, the dashboard of the same figures, and what describes
+the API."""
 STORAGE_PATHS: Final = frozenset({"/cache/storage", "/cache/storage/clear"})
 """What needs the admin key, and is closed where there is none."""
 ADMIN_PATHS: Final = frozenset({"/flush_cache"})
