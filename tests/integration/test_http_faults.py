@@ -71,7 +71,7 @@ def http(live):
         (b'{"prompt": "\xff"}', None, "invalid_json"),
         (b'{"prompt": "a", "temperature": NaN}', None, "invalid_json"),
         (b'{"prompt": "a", "temperature": 1e999}', "temperature", "invalid_value"),
-        (b"[" * 60_000, None, "invalid_json"),
+        (b"[" * 60_000, None, "too_deep"),
         (b"[]", None, None),
         (b"{}", "prompt", "missing_required_parameter"),
         (b'{"prompt": ""}', "prompt", "invalid_value"),

@@ -56,11 +56,10 @@ def page_of(document: Json) -> str:
     """An OpenAPI document as HTML."""
     about = document["info"]
     title = f"{escape(about['title'])} {escape(about['version'])}"
-    parts = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style><h1>{title}</h1><p>{escape(about['description'])} "
-        'As a document for programs: <a href="openapi.json">openapi.json</a>.</p>'
-    ]
+    top = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+    top += f"<style>{_STYLE}</style><h1>{title}</h1><p>{escape(about['description'])} "
+    top += 'As a document for programs: <a href="openapi.json">openapi.json</a>.</p>'
+    parts = [top]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             parts.append(_operation(document, f"{method.upper()} {path}", operation))

@@ -31,8 +31,8 @@ PLAIN_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 OPEN_PATHS: Final = frozenset({
     "/", "/health", "/ping", "/metrics", "/version", "/docs", "/openapi.json",
 })  # fmt: skip
-"""What probes and scrapers read without a key, the dashboard of the same figures, and what describes
-the API."""
+"""What probes and scrapers read without a key, the dashboard of the same figures, and what
+describes the API."""
 STORAGE_PATHS: Final = frozenset({"/cache/storage", "/cache/storage/clear"})
 """What needs the admin key, and is closed where there is none."""
 ADMIN_PATHS: Final = frozenset({"/flush_cache"})

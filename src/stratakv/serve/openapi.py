@@ -276,9 +276,7 @@ _TOKENIZE: Final[Json] = {
     }
     | {"prompt": {"type": ["string", "null"]}},
 }
-_HEALTH: Final = _operation(
-    "Whether requests are taken", _json(_object(status=_STRING)), key=False
-)
+_HEALTH: Final = _operation("Whether requests are taken", _json(_object(status=_STRING)), key=False)
 _PAGE: Final[Json] = {"text/html": {"schema": _STRING}}
 _STORAGE_ERRORS: Final = (400, 403, 404, 408, 409, 413, 502)
 _PATHS: Final[Mapping[str, Json]] = {
@@ -359,4 +357,3 @@ _PATHS: Final[Mapping[str, Json]] = {
     },
     "/version": {"get": _operation("The version", _json(_object(version=_STRING)), key=False)},
 }  # fmt: skip
-
