@@ -181,7 +181,7 @@ def _shape(name: str) -> Json:
     return _SHAPES[name]
 
 
-def _body(names: frozenset[str], needed: str, own: Mapping[str, Json]) -> Json:
+def _body(names: frozenset[str], needed: str, own: dict[str, Json]) -> Json:
     neutral = {
         name: {"enum": [None, *values], "description": "not supported: values that ask for nothing"}
         for name, values in schemas.NEUTRAL.items()
