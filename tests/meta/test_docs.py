@@ -135,7 +135,7 @@ def test_the_page_on_serving_has_every_path_of_the_server():
     source = "".join(file.read_text("utf-8") for file in files)
     paths = {path.partition("{")[0].rstrip("/") for path in re.findall(r'Route\("([^"]+)"', source)}
     assert len(paths) > 8
-    named = re.findall(r"`(?:GET |POST |PUT |DELETE )(/[\w/]*)", SERVE)
+    named = re.findall(r"`(?:GET |POST |PUT |DELETE )(/[\w/.]*)", SERVE)
     listed = {path.rstrip("/") for path in named}
     assert listed == paths
 
