@@ -60,7 +60,7 @@ def test_another_number_of_ranks_is_refused_with_both_values(ours, theirs):
     with side(ours) as (prefill, _, call), side(theirs) as (decode, _, _):
         introductions = introduced(decode, P)
         if ours == 1:
-            answer = join(prefill[0], D, introductions)
+            answer = join(prefill[0], D, introductions).result()
         else:
             answer = join_ranks(call, D, introductions)
         assert isinstance(answer, JoinRefused)

@@ -6,6 +6,7 @@ has a role and peers of its own, and they agree. Must not know requests or HTTP 
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -92,11 +93,14 @@ class RoleParts:
 
     def join(
         self, port: Engine | RankedEngine, peer: PeerId, introductions: Sequence[bytes]
-    ) -> JoinAnswer:
-        """Work with a peer that has introduced itself; on the thread of ``port``, rank 0's."""
+    ) -> "Future[JoinAnswer]":
+        """Work with a peer that has introduced itself; on the thread of ``port``, rank 0's, whose
+        later step may bring the answer."""
         match port:
             case RankedEngine():
-                return join_ranks(port.call_peers, peer, introductions)
+                answer: Future[JoinAnswer] = Future()
+                answer.set_result(join_ranks(port.call_peers, peer, introductions))
+                return answer
             case Engine():
                 return join(self.peers[0], peer, introductions)
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 from stratakv.core.errors import TransportError
@@ -72,25 +73,34 @@ class PeerJoiner:
 
     def __init__(self, peers: Peers, carry: Carry) -> None:
         self._peers, self._carry = peers, carry
-        self._asked: dict[PeerId, Future[JoinAnswer]] = {}
+        self._asked: dict[PeerId, Future[JoinAnswer] | None] = {}  # None: not described to it yet
         self._refused: list[tuple[PeerId, str]] = []
 
     def ask(self, peer: PeerId) -> None:
         if peer in self._asked or self._peers.knows(peer):
             return
         try:
-            introduction = self._peers.introduce(peer)
+            self._peers.introduce_then(peer, partial(self._introduced, peer))
         except StillEndingError:
             return
         except TransportError as error:
             self._refused.append((peer, str(error)))
             return
-        self._asked[peer] = self._carry(peer, (introduction,))
+        self._asked[peer] = None
+
+    def _introduced(self, peer: PeerId, introduction: bytes | TransportError) -> None:
+        if isinstance(introduction, TransportError):
+            del self._asked[peer]
+            self._refused.append((peer, str(introduction)))
+        else:
+            self._asked[peer] = self._carry(peer, (introduction,))
 
     def refused(self) -> Sequence[tuple[PeerId, str]]:
         found, self._refused = self._refused, []
-        for peer in [peer for peer, answer in self._asked.items() if answer.done()]:
-            answer = self._asked.pop(peer).result()
+        answered = {peer: one for peer, one in self._asked.items() if one is not None}
+        for peer in [peer for peer, answer in answered.items() if answer.done()]:
+            del self._asked[peer]
+            answer = answered[peer].result()
             match answer:
                 case Joined(introductions):
                     try:
@@ -107,16 +117,31 @@ class PeerJoiner:
         return found
 
 
-def join(peers: Peers, peer: PeerId, introductions: Sequence[bytes]) -> JoinAnswer:
-    """The other side of it: work with a ``peer`` that has introduced itself."""
+def join(peers: Peers, peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
+    """The other side of it: work with a ``peer`` that has introduced itself. Who does not fit is
+    refused before anything is made for it; the answer comes with a later ``poll`` of ``peers``."""
+    answer: Future[JoinAnswer] = Future()
+    answer.set_running_or_notify_cancel()  # who waits may leave
+
+    def introduced(ours: bytes | TransportError) -> None:
+        try:
+            if isinstance(ours, TransportError):
+                raise ours
+            peers.meet(peer, theirs)
+        except TransportError as error:
+            answer.set_result(JoinRefused(str(error)))
+        else:
+            answer.set_result(Joined((ours,)))
+
     try:
-        ours = peers.introduce(peer)
-        peers.meet(peer, one_of(introductions))
+        theirs = one_of(introductions)
+        peers.verify(peer, theirs)
+        peers.introduce_then(peer, introduced)
     except StillEndingError:
-        return Again()
+        answer.set_result(Again())
     except TransportError as error:
-        return JoinRefused(str(error))
-    return Joined((ours,))
+        answer.set_result(JoinRefused(str(error)))
+    return answer
 
 
 def one_of(introductions: Sequence[bytes], rank: int = 0) -> bytes:

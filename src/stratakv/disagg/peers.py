@@ -1,12 +1,14 @@
 """Engines that this one hands requests to or takes them from: who they are, and the way to each.
 
-Owns the handshake and a peer's words. One thread calls it, between steps. Must not know what a
-request is; a peer's bytes and words are the transport's.
+Owns the handshake, a peer's words, and the thread that describes this side to a new one, which may
+register all its memory again. One thread calls it, between steps. Must not know what a request is;
+a peer's bytes and words are the transport's.
 """
 
 import base64
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -40,6 +42,8 @@ class StillEndingError(TransportError):
 
 NO_WRITES: Final = Writes(*(np.empty(0, np.int64) for _ in range(5)))
 OpenTransport: TypeAlias = Callable[[Sequence[Memory]], Transport]
+OnIntroduced: TypeAlias = Callable[[bytes | TransportError], None]
+"""Given what a peer must be given, or why there is nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +74,7 @@ class _Opened:
     share: SideRank
     places: PagePlaces
     transport: Transport
+    describing: ThreadPoolExecutor
 
 
 def handshake_of(spec: CacheSpec, model: bytes, share: SideRank) -> Handshake:
@@ -94,6 +99,7 @@ class Peers:
         self._opened: _Opened | None = None
         self._peers: dict[PeerId, _Peer] = {}
         self._events: list[PeerEvent] = []
+        self._described: dict[PeerId, tuple[Future[bytes], OnIntroduced]] = {}  # under way
 
     def open(
         self,
@@ -110,7 +116,9 @@ class Peers:
         assert self._opened is None, "open already"
         memories, places = places_of(spec, pools, arenas, share)
         handshake = handshake_of(spec, model, share)
-        self._opened = _Opened(spec, handshake, share, places, open_transport(memories))
+        thread = ThreadPoolExecutor(1, thread_name_prefix="stratakv-describe")
+        transport = open_transport(memories)
+        self._opened = _Opened(spec, handshake, share, places, transport, thread)
 
     @property
     def spec(self) -> CacheSpec:
@@ -122,13 +130,27 @@ class Peers:
         """What ``peer`` must be given to ``meet`` this side. StillEndingError while one of that
         name is here; it is ended then, so that it can be asked again. TransportError where there
         are too many."""
+        self._expect_nobody(peer)
+        described = self._end.transport.describe(peer)
+        self._peers[peer] = _Peer()
+        return self._words(described)
+
+    def introduce_then(self, peer: PeerId, then: OnIntroduced) -> None:
+        """As ``introduce``, on a thread of its own: ``then`` is called by a later ``poll``, or by
+        ``close``. StillEndingError at once, and TransportError where there are too many."""
+        self._expect_nobody(peer)
+        self._peers[peer] = _Peer()
+        described = self._end.describing.submit(self._end.transport.describe, peer)
+        self._described[peer] = described, then
+
+    def _expect_nobody(self, peer: PeerId) -> None:
         if peer in self._peers:
             self.disconnect(peer)
             raise StillEndingError(f"the last link of {peer} is being torn down: ask again")
         if len(self._peers) == MOST_PEERS:
             raise TransportError(f"{MOST_PEERS} peers are joined already; no more are allowed")
-        described = self._end.transport.describe(peer)
-        self._peers[peer] = _Peer()
+
+    def _words(self, described: bytes) -> bytes:
         fields = {
             "handshake": self._end.handshake.encode().decode(),
             "places": self._end.places.columns(),
@@ -136,19 +158,29 @@ class Peers:
         }
         return json.dumps(fields).encode()
 
+    def verify(self, peer: PeerId, introduction: bytes) -> None:
+        """TransportError that says why, each difference with both values, where ``peer`` cannot
+        work with this side. Costs nothing of the transport."""
+        self._read(peer, introduction)
+
+    def _read(self, peer: PeerId, introduction: bytes) -> tuple[PagePlaces, bytes]:
+        handshake, places, described = _introduction(introduction)
+        share = self._end.share
+        reason = self._end.handshake.refusal(handshake) or self._end.places.refusal(
+            places, share.alike if share.rank else ()
+        )
+        if reason:
+            raise TransportError(f"{peer} cannot work with this side: {reason}")
+        return places, described
+
     def meet(self, peer: PeerId, introduction: bytes) -> None:
-        """Work with ``peer``, to whom this side has introduced itself. TransportError that says
-        why, each difference with both values, where that cannot be; its link ends then."""
+        """Work with ``peer``, to whom this side has introduced itself. TransportError as ``verify``
+        where that cannot be; its link ends then."""
         entry = self._peers.get(peer)
         if entry is None or entry.ending:
             raise TransportError(f"{peer} has gone while it was joined")
         try:
-            handshake, places, described = _introduction(introduction)
-            if reason := self._end.handshake.refusal(handshake):
-                raise TransportError(f"{peer} cannot work with this side: {reason}")
-            share = self._end.share
-            if reason := self._end.places.refusal(places, share.alike if share.rank else ()):
-                raise TransportError(f"{peer} cannot work with this side: {reason}")
+            places, described = self._read(peer, introduction)
             self._end.transport.connect(peer, described)
         except TransportError:
             self.disconnect(peer)
@@ -189,6 +221,7 @@ class Peers:
         last of one, and a peer that sends nonsense is lost."""
         if self._opened is None:
             return ()
+        self._introduce()
         for event in self._opened.transport.poll():
             match event:
                 case Notified(peer, notification):
@@ -211,7 +244,8 @@ class Peers:
             return
         entry.ending = True
         self._events.append(Lost(peer, reason or "it was disconnected"))
-        self._end.transport.disconnect(peer)
+        if peer not in self._described:  # else when it is
+            self._end.transport.disconnect(peer)
 
     def close(self) -> None:
         """End all links and wait for the fences. The pools are the engine's alone from then on, and
@@ -219,13 +253,36 @@ class Peers:
         if self._opened is None:
             return
         opened, self._opened = self._opened, None
+        opened.describing.shutdown(cancel_futures=True)
         self._peers.clear()
+        waiting, self._described = self._described, {}
+        for peer, (_, then) in waiting.items():
+            then(TransportError(f"{peer} was not joined: this side ends"))
         opened.transport.close()
 
     @property
     def _end(self) -> _Opened:
         assert self._opened is not None, "not open"
         return self._opened
+
+    def _introduce(self) -> None:
+        """To whom this side is described by now."""
+        for peer in [peer for peer, (described, _) in self._described.items() if described.done()]:
+            described, then = self._described.pop(peer)
+            entry = self._peers[peer]
+            try:
+                found = described.result()
+            except TransportError as error:
+                del self._peers[peer]
+                if entry.ending:
+                    self._events.append(Disconnected(peer))
+                then(error)
+                continue
+            if entry.ending:
+                self._end.transport.disconnect(peer)
+                then(TransportError(f"{peer} has gone while it was joined"))
+            else:
+                then(self._words(found))
 
     def _on_notification(self, peer: PeerId, notification: bytes) -> None:
         entry = self._peers[peer]

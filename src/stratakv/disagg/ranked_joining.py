@@ -63,6 +63,9 @@ class RankedPeers:
     def _answer(self, asked: PeerCall, peer: PeerId) -> JoinAnswer:
         match asked.verb:
             case PeerVerb.INTRODUCE:
+                if asked.introductions:
+                    for rank, one in enumerate(self._peers, self._first):
+                        one.verify(peer, one_of(asked.introductions, rank))
                 return Joined(tuple(one.introduce(peer) for one in self._peers))
             case PeerVerb.MEET:
                 if len(self._links) == MOST:
@@ -170,11 +173,16 @@ def _next_call(peer: PeerId, answer: JoinAnswer) -> PeerCall:
 
 
 def join_ranks(call: CallPeers, peer: PeerId, introductions: Sequence[bytes]) -> JoinAnswer:
-    """As ``join``: on rank 0 of a side that computes prompts."""
-    ours = together(call(PeerCall(PeerVerb.INTRODUCE, peer)))
+    """As ``join``, at once: on rank 0 of a side that computes prompts."""
+    theirs = tuple(introductions)
+    try:
+        one_of(theirs)
+    except TransportError as error:
+        return JoinRefused(str(error))
+    ours = together(call(PeerCall(PeerVerb.INTRODUCE, peer, theirs)))
     if not isinstance(ours, Joined):
         return ours
-    met = together(call(PeerCall(PeerVerb.MEET, peer, tuple(introductions))))
+    met = together(call(PeerCall(PeerVerb.MEET, peer, theirs)))
     return ours if isinstance(met, Joined) else met
 
 

@@ -1,7 +1,7 @@
 """Whom nobody could join is not asked again at once: the next requests get the same reason.
 
-Owns the reasons, and how long each holds: asking costs an agent of the transport, which is made on
-the engine's thread. Pure but for the ``Join`` that it is around.
+Owns the reasons, and how long each holds: asking costs an agent of the transport, which
+registers all memory. Pure but for the ``Join`` that it is around.
 """
 
 from collections.abc import Sequence

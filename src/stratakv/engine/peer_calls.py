@@ -16,8 +16,8 @@ class PeerVerb(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PeerCall:
-    """``introductions``: of the peer's ranks, to MEET them. ``reason``: to LEAVE; "" where it may
-    be asked again at once."""
+    """``introductions``: of the peer's ranks, to MEET them; to INTRODUCE, those that have to fit,
+    () where none has come yet. ``reason``: to LEAVE; "" where it may be asked again at once."""
 
     verb: PeerVerb
     peer: str

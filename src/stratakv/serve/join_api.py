@@ -37,5 +37,5 @@ class JoinApi:
         except TransportError as error:
             raise invalid("introduction", str(error)) from None
         asked = self._driver.ask(partial(self._joins, peer, introductions))
-        answer = encode_answer(await asyncio.wrap_future(asked))
-        return Response(answer, media_type="application/json")
+        answer = await asyncio.wrap_future(await asyncio.wrap_future(asked))
+        return Response(encode_answer(answer), media_type="application/json")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -22,7 +23,7 @@ from stratakv.serve.tls import TlsFiles
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.serve.tool_parsers import ToolFormat
 
-Joins: TypeAlias = Callable[[PeerId, Sequence[bytes]], JoinAnswer]
+Joins: TypeAlias = Callable[[PeerId, Sequence[bytes]], Future[JoinAnswer]]
 
 
 class DetachedTasks:

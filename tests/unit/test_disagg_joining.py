@@ -1,0 +1,154 @@
+"""A peer that does not fit costs no agent, and one that is made holds up nobody."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from stratakv.core.errors import TransportError
+from stratakv.disagg.joining import Again, Joined, JoinRefused, PeerJoiner, join
+from stratakv.disagg.peers import Peers
+from stratakv.disagg.ranked_joining import RankedPeers, join_ranks
+from stratakv.disagg.transport import Disconnected, PeerId
+from stratakv.memory.device_pools import DevicePools
+from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.engines import token_spec
+from tests.fixtures.transports import open_loopback
+from tests.transport_pairs import D, Link, P, tokens_over
+
+SPEC = token_spec(4)
+
+
+class Slow:
+    """A transport whose agents take as long as somebody likes; ``fails``: and are none then."""
+
+    def __init__(self, memories):
+        self._inner = open_loopback(memories)
+        self.described, self.may, self.fails = [], threading.Event(), False
+        self.connect, self.post, self.poll = (
+            self._inner.connect, self._inner.post, self._inner.poll
+        )  # fmt: skip
+        self.disconnect = self._inner.disconnect
+
+    def describe(self, peer):
+        self.described.append(threading.current_thread())
+        assert self.may.wait(PATIENCE_S)
+        if self.fails:
+            raise TransportError("no agent")
+        return self._inner.describe(peer)
+
+    def close(self):
+        self.may.set()
+        self._inner.close()
+
+
+@contextmanager
+def side(model=b"model"):
+    """Peers, and their transport."""
+    peers, opened = Peers(), []
+    peers.open(SPEC, DevicePools(SPEC, (8,)), model, lambda memories: _open(opened, memories))
+    try:
+        yield peers, opened[0]
+    finally:
+        opened[0].may.set()
+        peers.close()
+
+
+def _open(opened, memories):
+    opened.append(Slow(memories))
+    return opened[0]
+
+
+def stepped(peers, answer):
+    """An answer that a step of the engine's brings."""
+    wait_until(lambda: peers.poll() or answer.done(), "an answer")
+    return answer.result()
+
+
+@pytest.mark.parametrize("wrong", ["another model", "nonsense", "none"])
+def test_who_does_not_fit_is_refused_and_costs_no_agent(wrong):
+    with side() as (prefill, transport), side(b"another") as (decode, its):
+        its.may.set()
+        called = {"another model": (decode.introduce(P),), "nonsense": (b"{",), "none": ()}[wrong]
+        answer = join(prefill, D, called).result(timeout=0)
+        assert isinstance(answer, JoinRefused)
+        ranked = RankedPeers([prefill], 0)
+        assert isinstance(join_ranks(lambda one: [ranked.call(one)], D, called), JoinRefused)
+        assert not transport.described
+        assert not prefill.poll()
+
+
+def test_an_agent_is_made_beside_the_steps_of_the_engine():
+    with side() as (prefill, transport), side() as (decode, its):
+        its.may.set()
+        answer = join(prefill, D, (decode.introduce(P),))
+        for _ in range(100):  # steps that do not wait for it
+            prefill.poll()
+        assert not answer.done()
+        assert isinstance(join(prefill, D, (b"{",)).result(), JoinRefused)
+        transport.may.set()
+        found = stepped(prefill, answer)
+        assert isinstance(found, Joined)
+        decode.meet(P, found.introductions[0])
+        assert prefill.knows(D)
+        assert transport.described != [threading.current_thread()]
+
+
+def test_a_step_of_decode_does_not_wait_for_the_agent_of_a_peer_that_a_request_names():
+    """Others are decoded meanwhile."""
+    opened = []
+    link = Link(decode=lambda memories: _open(opened, memories), joins=False)
+    with tokens_over(link) as pair:
+        (transport,) = opened
+        decode = next(peers for side, peers in link.peers.items() if side.name == "DECODE")
+        joiner = PeerJoiner(decode, lambda *_: pytest.fail("nobody is asked yet"))
+        joiner.ask(P)
+        joiner.ask(P)
+        for _ in range(50):
+            pair.step()
+            assert not joiner.refused()
+        assert len(transport.described) == 1
+        transport.fails = True
+        transport.may.set()
+        refused = []
+        wait_until(lambda: pair.step() or refused.extend(joiner.refused()) or refused, "its end")
+        assert refused == [(P, "no agent")]
+        assert not decode.knows(P)
+
+
+def test_who_is_given_up_while_it_is_described_is_fenced_when_it_is():
+    with side() as (prefill, transport), side() as (decode, its):
+        its.may.set()
+        called = (decode.introduce(P),)
+        answer = join(prefill, D, called)
+        assert join(prefill, D, called).result(timeout=0) == Again()
+        assert not answer.done()
+        transport.may.set()
+        events = []
+        wait_until(lambda: events.extend(prefill.poll()) or Disconnected(D) in events, "the fence")
+        assert isinstance(answer.result(timeout=0), JoinRefused)
+        assert isinstance(stepped(prefill, join(prefill, D, called)), Joined)
+
+
+def test_who_waits_for_an_agent_when_its_side_ends_is_refused():
+    with side() as (prefill, transport), side() as (decode, its):
+        its.may.set()
+        answer = join(prefill, D, (decode.introduce(P),))
+        answer.cancel()  # who asked has left; the engine goes on
+        transport.may.set()
+        prefill.close()
+        assert "this side ends" in answer.result(timeout=0).reason
+
+
+PEER = PeerId("somebody")
+
+
+def test_an_agent_that_cannot_be_made_is_a_refusal():
+    with side() as (prefill, transport), side() as (decode, its):
+        its.may.set()
+        transport.fails = True
+        transport.may.set()
+        refused = stepped(prefill, join(prefill, PEER, (decode.introduce(P),)))
+        assert refused == JoinRefused("no agent")
+        transport.fails = False
+        assert isinstance(stepped(prefill, join(prefill, D, (decode.introduce(PEER),))), Joined)
