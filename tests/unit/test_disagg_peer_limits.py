@@ -242,9 +242,8 @@ def crowded(monkeypatch):
 
 
 def test_more_peers_than_have_a_place_are_refused(crowded):
-    for n in range(3):
-        crowded.introduce(PeerId(f"{n}"))
-    assert join(crowded, PeerId("3"), [b""]) == JoinRefused(
+    fits = [crowded.introduce(PeerId(f"{n}")) for n in range(3)]
+    assert join(crowded, PeerId("3"), fits).result(timeout=0) == JoinRefused(
         "3 peers are joined already; no more are allowed"
     )
     crowded.disconnect(PeerId("0"))
