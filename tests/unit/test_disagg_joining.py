@@ -1,5 +1,7 @@
 """A peer that does not fit costs no agent, and one that is made holds up nobody."""
 
+import errno
+import json
 import threading
 from contextlib import contextmanager
 
@@ -7,9 +9,11 @@ import pytest
 
 from stratakv.core.errors import TransportError
 from stratakv.disagg.joining import Again, Joined, JoinRefused, PeerJoiner, join
+from stratakv.disagg.link import DEFAULT_LINK
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.ranked_joining import RankedPeers, join_ranks
 from stratakv.disagg.transport import Disconnected, PeerId
+from stratakv.disagg.wire_transport import WiredTransport
 from stratakv.memory.device_pools import DevicePools
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.engines import token_spec
@@ -152,3 +156,21 @@ def test_an_agent_that_cannot_be_made_is_a_refusal():
         assert refused == JoinRefused("no agent")
         transport.fails = False
         assert isinstance(stepped(prefill, join(prefill, D, (decode.introduce(PEER),))), Joined)
+
+
+def test_what_is_no_text_is_a_refusal():
+    with side() as (peers, _):
+        words = json.dumps({"handshake": "\ud800", "places": {}, "transport": ""}).encode()
+        answer = join(peers, PeerId("liar"), (words,)).result(timeout=0)
+    assert isinstance(answer, JoinRefused)
+    assert "cannot be read" in answer.reason
+
+
+def test_an_agent_for_which_the_system_has_no_files_left_is_a_refusal():
+    def none_left(_memories):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    transport = WiredTransport("loopback", [], none_left, DEFAULT_LINK)
+    with pytest.raises(TransportError, match=r"no link for p: OSError.*Too many open files"):
+        transport.describe(PeerId("p"))
+    transport.close()

@@ -12,7 +12,7 @@ from stratakv.cache.footprint import TransferPages
 from stratakv.cache.records import CacheUse
 from stratakv.core.clock import ManualClock
 from stratakv.core.errors import TransportError
-from stratakv.disagg.deadlines import HandOffLimits, session_name
+from stratakv.disagg.deadlines import HandOffLimits, bounded, session_name
 from stratakv.disagg.joining import (
     JoinRefused,
     PeerJoiner,
@@ -191,10 +191,11 @@ def test_a_peer_cannot_hold_pages_by_words_alone():
         Ended(Attempt("x" * (NAME_CHARS + 1), 1), "no"),
         PartWritten(Attempt("r", 1 << 63)),
         Reserve(Attempt("r", 1), "x" * (NAME_CHARS + 1), TransferPages(3, ())),
+        Ended(Attempt("\ud800" * 600, 1), "no"),
     ],
-    ids=["a session", "a generation", "an identity"],
+    ids=["a session", "a generation", "an identity", "no text"],
 )
-def test_what_is_longer_than_any_is_no_message(message):
+def test_what_is_longer_than_any_or_no_text_is_no_message(message):
     with pytest.raises(TransportError, match="cannot be read"):
         decode(encode(message))
 
@@ -225,6 +226,14 @@ def test_a_name_of_this_side_s_own_may_be_as_long_as_it_likes():
         asked = greedy("y" * 9000, PROMPT[:30], 4)
         assert pair.run(asked) == [expected_tokens(PROMPT[:30], 4)]
         settle(pair)
+
+
+def test_a_name_with_a_number_is_the_same_to_both_sides():
+    """Decode numbers a request that prefill is to compute again, which bounds what it is given."""
+    for chars in range(500, 520):
+        name = bounded(f"{session_name(greedy('x' * chars, [1], 1))}+12")
+        assert session_name(greedy(name, [1], 1)) == name
+    assert len(bounded("\ud800" * 600)) == 64
 
 
 # -- peers ---------------------------------------------------------------------------------------

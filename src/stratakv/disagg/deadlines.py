@@ -40,9 +40,15 @@ class Due:
 
 
 def session_name(prompt: Prompt) -> str:
-    """What both sides call its hand-off; of a long name its hash."""
-    name = prompt.id if prompt.session is None else prompt.session.name
-    return name if len(name) <= NAME_CHARS // 2 else hashlib.sha256(name.encode()).hexdigest()
+    """What both sides call its hand-off."""
+    return bounded(prompt.id if prompt.session is None else prompt.session.name)
+
+
+def bounded(name: str) -> str:
+    """A name as it is, of a long one its hash, which is the same when it is bounded again."""
+    if len(name) <= NAME_CHARS // 2:
+        return name
+    return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
 
 
 def prompt_identity(request: Request, sampling: SamplingParams) -> str:

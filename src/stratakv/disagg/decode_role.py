@@ -12,7 +12,13 @@ from typing import TypeAlias, assert_never
 from stratakv.cache.footprint import TransferPages
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import RequestId
-from stratakv.disagg.deadlines import Due, HandOffLimits, prompt_identity, session_name
+from stratakv.disagg.deadlines import (
+    Due,
+    HandOffLimits,
+    bounded,
+    prompt_identity,
+    session_name,
+)
 from stratakv.disagg.joining import Join, JoinedByHand
 from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, PartWritten, Reserve
 from stratakv.disagg.page_leases import LeaseCounts, PageLeases, Writer
@@ -133,7 +139,7 @@ class DecodeRole:
         if request.id in self._here or not self._peers.knows(peer):
             self._generation += 1  # as other ranks do, which may know it: names have it
             return
-        name = f"{session_name(request.prompt)}+{self._generation + 1}"
+        name = bounded(f"{session_name(request.prompt)}+{self._generation + 1}")
         self._move(self._opened(request, peer, name, again), Agreed())
 
     def _opened(

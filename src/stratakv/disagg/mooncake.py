@@ -67,6 +67,10 @@ def mooncake_wire(options: MooncakeTransportOptions) -> OpenWire:
     return partial(MooncakeWire, _library(), options)
 
 
+_ALONE: Final = threading.Lock()
+"""Over making an engine, of all in this process: it reads the environment meanwhile."""
+
+
 class MooncakeWire:
     """One engine. A notification goes with a byte that nobody reads."""
 
@@ -78,7 +82,7 @@ class MooncakeWire:
         self._peer = self._peer_name = ""
         self._peer_byte = 0
         self._byte = np.zeros(64, np.uint8)
-        with _limits(options.link.lost_after_s):
+        with _ALONE, _limits(options.link.lost_after_s):
             engine: MooncakeEngine = library.TransferEngine()
             code = engine.initialize(
                 options.host, "P2PHANDSHAKE", options.protocol, options.devices

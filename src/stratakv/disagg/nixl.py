@@ -69,6 +69,12 @@ def nixl_wire(options: NixlOptions) -> OpenWire:
     return partial(NixlWire, _library(), options.transports)
 
 
+_ALONE: Final = threading.Lock()
+"""Over making an agent, joining it to its peer and ending it, of all agents of this process: UCX
+has aborted one in which an agent ended, its peer killed, while another was joined; and what an
+agent may use is in the environment as it is made."""
+
+
 class NixlWire:
     """One agent. Everything that refers to it is a field, so that ``sever`` ends it: an agent lives
     as long as any reference does."""
@@ -81,7 +87,7 @@ class NixlWire:
         self._agent: Agent | None = None
         self._handle: Any = None
         try:
-            with _ucx_transports(transports):
+            with _ALONE, _ucx_transports(transports):
                 # Its thread for progress would take a core; ``notifications`` makes progress.
                 config = library.nixl_agent_config(enable_prog_thread=False, backends=[])
                 self._agent = library.nixl_agent(self._name, config)
@@ -104,7 +110,8 @@ class NixlWire:
             self._peer_token = TokenPlace(
                 str(token["machine"]), int(token["pid"]), int(token["file"]), str(token["name"])
             )
-            name: str | bytes = self._open().add_remote_agent(metadata)
+            with _ALONE:
+                name: str | bytes = self._open().add_remote_agent(metadata)
             self._peer = name.decode() if isinstance(name, bytes) else name
 
     def write(self, ranges: Ranges, message: bytes | None, given_up: threading.Event) -> None:
@@ -138,7 +145,8 @@ class NixlWire:
         return found.get(self._peer, [])
 
     def sever(self) -> bool:
-        self._handle = self._agent = None
+        with _ALONE:
+            self._handle = self._agent = None
         self._token.close()
         return self._peer_token is None or not may_write(self._peer_token)
 

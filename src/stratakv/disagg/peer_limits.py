@@ -33,8 +33,10 @@ class PeerLimits:
 
 
 def short(found: object) -> str:
-    """A name of a peer. ValueError where it is longer than any."""
+    """A name of a peer. ValueError where it is longer than any, or no text: JSON can spell lone
+    surrogates."""
     name = str(found)
     if len(name) > NAME_CHARS:
         raise ValueError(f"a name of {len(name)} characters; {NAME_CHARS} are allowed")
+    name.encode()
     return name

@@ -300,8 +300,8 @@ class Peers:
 def _introduction(data: bytes) -> tuple[Handshake, PagePlaces, bytes]:
     try:
         fields: Any = json.loads(data)
-        handshake, places = str(fields["handshake"]), fields["places"]
+        handshake, places = str(fields["handshake"]).encode(), fields["places"]
         described = base64.b64decode(fields["transport"], validate=True)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TransportError(f"the peer's introduction cannot be read: {error!r}") from error
-    return Handshake.decode(handshake.encode()), PagePlaces.of_columns(places), described
+    return Handshake.decode(handshake), PagePlaces.of_columns(places), described

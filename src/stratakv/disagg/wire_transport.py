@@ -56,8 +56,13 @@ class WiredTransport:
         self._closed = False
 
     def describe(self, peer: PeerId) -> bytes:
-        wire = self._open_wire(self._memories)
-        described = Description(self._name, self._regions, wire.describe()).encode()
+        try:
+            wire = self._open_wire(self._memories)
+            described = Description(self._name, self._regions, wire.describe()).encode()
+        except TransportError:
+            raise
+        except Exception as error:  # a library's own, or the system's: no file is left
+            raise TransportError(f"{self._name}: no link for {peer}: {error!r}") from error
         with self._lock:
             assert not self._closed, "the transport is closed"
             assert peer not in self._peers, f"{peer} is described already"
