@@ -11,7 +11,7 @@ import pytest
 from stratakv.core.clock import ManualClock
 from stratakv.core.errors import TransportError
 from stratakv.disagg.description import Description, decode
-from stratakv.disagg.link import SHORTEST_PAUSE_S, LinkOptions, pause_after
+from stratakv.disagg.link import SHORTEST_PAUSE_S, WORK_S, LinkOptions, WorkSeen, pause_after
 from stratakv.disagg.loopback import LoopbackTransport, LoopbackWire
 from stratakv.disagg.ranges import Regions, joined, slices
 from stratakv.disagg.transport import Disconnected, Failed, Lost, PeerId, Writes
@@ -184,3 +184,13 @@ def test_looks_at_a_wire_are_rarer_in_silence_and_at_once_again_when_bytes_come(
     assert pauses[-1] == pauses[-2] == 0.002
     assert all(pauses[at] <= 0.11 * sum(pauses[:at]) + SHORTEST_PAUSE_S for at in range(100))
     assert pause_after(pauses[-1], busy=True) == SHORTEST_PAUSE_S
+
+
+@pytest.mark.parametrize("slower", [1, 10, 100])
+def test_a_slow_processor_s_idle_looks_are_no_work(slower):
+    """Else its link would look without a pause for ever."""
+    looks = WorkSeen()
+    idle = [slower * took_s for took_s in (20e-6, 12e-6, 80e-6, 15e-6)]
+    assert not any(map(looks.busy, idle[1:]))
+    assert looks.busy(slower * 200e-6)
+    assert not looks.busy(WORK_S / 2)
