@@ -15,8 +15,8 @@ SERVE = """--admin-key --advertise-host --allowed-origins --api-key --api-key-fi
     --host-memory --host-ratio --kv-cache-metrics --kv-events --kv-events-replay --kv-events-topic
     --limit-concurrency --load-back-budget --load-back-threshold --log-format --log-level
     --lora --max-model-len --max-running --max-waiting --no-kv-cache-metrics
-    --no-sparse-offload --page-tokens --peer-tp --port --prefetch-policy --prefill-hosts
-    --prefetch-share --prefetch-threshold --prefetch-timeout
+    --no-sparse-offload --otlp-traces-endpoint --page-tokens --peer-tp --port --prefetch-policy
+    --prefill-hosts --prefetch-share --prefetch-threshold --prefetch-timeout
     --prefetch-timeout-per-1k --reserve-tokens --role --served-model-name --snapshot-tokens
     --sparse-offload --ssl-ca-certs --ssl-certfile --ssl-keyfile --step-tokens --storage
     --storage-key-file --storage-root --storage-shards --threads --timeout-keep-alive

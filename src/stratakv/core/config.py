@@ -40,6 +40,7 @@ from stratakv.core.server_checks import (
     check_origins,
     check_role,
     check_tls,
+    check_traces,
     is_server,
 )
 from stratakv.core.units import parse_bytes
@@ -260,7 +261,8 @@ class ServerConfig:
     ``admin_key``: opens what changes the server; None: nobody may change its storage.
     ``ssl_certfile``: speak TLS, with this certificate; ``allowed_origins``: whose web pages may
     ask. ``limit_concurrency``: connections; None: as many as open files leave room for.
-    ``kv_events``: ZeroMQ endpoint of what is cached, for routers. ``role``: whether it
+    ``kv_events``: ZeroMQ endpoint of what is cached, for routers. ``otlp_traces_endpoint``: where
+    a span of each request goes. ``role``: whether it
     computes prompts, decodes what others have computed, or does both; the fields behind it are of
     the first two alone."""
 
@@ -284,6 +286,7 @@ class ServerConfig:
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_topic: str | None = None
+    otlp_traces_endpoint: str | None = None
     role: str = "unified"
     transport: str | None = None
     bootstrap_port: int | None = None
@@ -300,6 +303,7 @@ class ServerConfig:
         check_kv_events(self)
         check_tls(self)
         check_origins(self)
+        check_traces(self)
         check_text("--host", self.host, ADDRESS)
         check_text("--advertise-host", self.advertise_host, "an address at which peers reach it")
         check_text("--api-key-file", self.api_key_file, "a file with lines of NAME KEY")

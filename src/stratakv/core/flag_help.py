@@ -49,6 +49,7 @@ METAVAR: Final = {
     "api_key_file": "FILE",
     **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"), "FILE"),
     "allowed_origins": "ORIGIN",
+    "otlp_traces_endpoint": "URL",
     **dict.fromkeys(("kv_events", "kv_events_replay"), "ENDPOINT"),
     **dict.fromkeys(("advertise_host", "prefill_hosts"), "HOST"),
     **dict.fromkeys(("prefill", "decode"), "URL"),
@@ -138,6 +139,8 @@ HELP: Final = {
     "an endpoint without a wildcard is connected to, where a subscriber has to be bound",
     "kv_events_replay": "where subscribers ask for batches that they have missed, as tcp://*:5558",
     "kv_events_topic": "the topic of what is published; some routers want kv@POD@MODEL",
+    "otlp_traces_endpoint": "send a span of each request to this OpenTelemetry collector, over "
+    "HTTP, as http://localhost:4318/v1/traces",
     "role": "unified: compute prompts and decode; prefill: compute prompts for servers that "
     "decode; decode: go on with what prefill servers have computed",
     "prefill": "a server with --role prefill, as http://HOST:PORT; may be repeated",

@@ -109,6 +109,22 @@ def check_origins(config: "ServerConfig") -> None:
             )
 
 
+def check_traces(config: "ServerConfig") -> None:
+    url = config.otlp_traces_endpoint
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or not url.isprintable():
+        raise ConfigError(
+            f"{given('--otlp-traces-endpoint', url)}: allowed is the URL of a collector's OTLP "
+            "over HTTP, as http://localhost:4318/v1/traces"
+        )
+
+
 def check_together(engine: "EngineConfig", server: "ServerConfig") -> None:
     """ConfigError where an engine's settings do not go with its server's."""
     if engine.device_buffer_size is not None and server.role == "prefill":

@@ -18,11 +18,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stratakv.core.ids import RequestId, TokenIds
-from stratakv.engine.request import FinishReason, Prompt, TransferSession
+from stratakv.engine.request import FinishReason, Output, Prompt, TransferSession
 from stratakv.serve.decoding import Decoding
 from stratakv.serve.errors import ApiError, ClientGoneError, internal, invalid, too_long
 from stratakv.serve.hand_off import HandOffPlan
 from stratakv.serve.lanes import EACH_BYTES, client_of
+from stratakv.serve.metrics import TIERS
 from stratakv.serve.replies import (
     DONE,
     Format,
@@ -37,6 +38,7 @@ from stratakv.serve.service import Service
 from stratakv.serve.streams import Choice, Delta, EchoedPrompt, Generation
 from stratakv.serve.subscription import Subscription, TimedOutput
 from stratakv.serve.tool_parsers import ToolParser
+from stratakv.serve.tracing import ABORTED, RequestSpan, traced
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +141,7 @@ async def answer(
         subscription = stack.enter_context(service.driver.subscribe(prompts))
         watch = asyncio.create_task(_watch(request.receive, subscription))
         stack.callback(watch.cancel)
-        account = _Account(service, call.start_s, prompts, choices)
+        account = _Account(service, call, prompts, choices, traced(request.headers))
         stack.callback(account.close)
         await subscription.accepted()
         generation = Generation(subscription, choices, account.observe)
@@ -292,11 +294,20 @@ class _Account:
     """One client request in the metrics."""
 
     def __init__(
-        self, service: Service, start_s: float, prompts: Sequence[Prompt], choices: Sequence[Choice]
+        self,
+        service: Service,
+        call: GenerateCall,
+        prompts: Sequence[Prompt],
+        choices: Sequence[Choice],
+        caller: Mapping[str, str],
     ) -> None:
         self._service = service
         self._metrics = service.metrics
-        self._start_s = start_s
+        self._call = call
+        self._caller = caller
+        self._start_s = call.start_s
+        self._first_s: float | None = None
+        self._cached: dict[str, int] = dict.fromkeys(TIERS, 0)
         self._prompt_tokens = {prompt.id: len(prompt.tokens) for prompt in prompts}
         self._last_s: dict[RequestId, float] = {}
         self._choices = choices
@@ -305,11 +316,21 @@ class _Account:
         output = timed.output
         last_s = self._last_s.get(output.request)
         if last_s is None:
-            self._metrics.first_token_s.observe(timed.at_s - self._start_s)
-            self._metrics.prompted(self._prompt_tokens[output.request], output.cached)
+            self._first(timed.at_s, output)
         else:
             self._metrics.between_tokens_s.observe(timed.at_s - last_s)
         self._last_s[output.request] = timed.at_s
+
+    def _first(self, at_s: float, output: Output) -> None:
+        """The first token of a choice."""
+        self._metrics.first_token_s.observe(at_s - self._start_s)
+        self._metrics.prompted(self._prompt_tokens[output.request], output.cached)
+        if self._first_s is None:
+            self._first_s = at_s
+        if output.cached is not None:
+            tiers = (output.cached.device, output.cached.host, output.cached.storage)
+            for tier, tokens in zip(TIERS, tiers, strict=True):
+                self._cached[tier] += tokens
 
     def close(self) -> None:
         for choice in self._choices:
@@ -317,5 +338,27 @@ class _Account:
                 self._metrics.aborted(choice.generated)
             else:
                 self._metrics.finished(choice.finish.value, choice.generated)
+        end_s = self._service.clock.now_s()
         if all(choice.finish is not None for choice in self._choices):
-            self._metrics.whole_s.observe(self._service.clock.now_s() - self._start_s)
+            self._metrics.whole_s.observe(end_s - self._start_s)
+        self._service.spans.export(self._span(end_s))
+
+    def _span(self, end_s: float) -> RequestSpan:
+        call, sampling = self._call, self._call.decoding.sampling
+        reasons = [choice.finish for choice in self._choices]
+        return RequestSpan(
+            caller=self._caller,
+            id=call.id,
+            model=self._service.model,
+            start_s=self._start_s,
+            first_s=self._first_s,
+            end_s=end_s,
+            prompt_tokens=sum(len(tokens) for tokens in call.prompts),
+            generated_tokens=sum(choice.generated for choice in self._choices),
+            cached=self._cached,
+            finish=[ABORTED if reason is None else reason.value for reason in reasons],
+            n=call.decoding.n,
+            max_tokens=call.decoding.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+        )

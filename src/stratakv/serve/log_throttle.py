@@ -13,8 +13,9 @@ LOGGERS: Final = (
     "uvicorn.error", "asyncio", "stratakv.serve.bodies", "stratakv.serve.connection_limits",
     "stratakv.serve.generate", "stratakv.engine.loop", "stratakv.engine.steps",
     "stratakv.engine.endings", "stratakv.engine.sampling",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal",
 )  # fmt: skip
-"""Those whose lines a client can cause."""
+"""Those whose lines a client can cause, or a collector that is away."""
 
 
 class Seldom(logging.Filter):

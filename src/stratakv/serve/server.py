@@ -64,6 +64,7 @@ def serve_forever(
     try:
         server.run([listener] if joins is None else [listener, joins])
     finally:
+        service.spans.close()
         service.storage.settle(STORE_S)
         ended = service.driver.stop(STOP_S)
         if ended:  # the engine's thread was the store's owner

@@ -22,6 +22,7 @@ from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.tls import TlsFiles
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.serve.tool_parsers import ToolFormat
+from stratakv.serve.tracing import NoSpans, SpanExporter
 
 Joins: TypeAlias = Callable[[PeerId, Sequence[bytes]], Future[JoinAnswer]]
 
@@ -75,7 +76,8 @@ class Service:
     how many there may be at once. ``disagg``: of a server that only computes prompts, or only
     decodes; ``joins``: of the first, how others join it, on the engine's thread; ``hand_offs``:
     what it does with requests that name a session. ``web``: how browsers and others reach it;
-    ``tool_format``: in which form the model writes calls of tools, None: in none that is known."""
+    ``tool_format``: in which form the model writes calls of tools, None: in none that is known.
+    ``spans``: where those of requests go."""
 
     driver: EngineDriver
     storage: StorageAdmin
@@ -101,3 +103,4 @@ class Service:
     hand_offs: HandOffOptions = field(default_factory=HandOffOptions)
     detached: DetachedTasks = field(default_factory=DetachedTasks)
     tool_format: ToolFormat | None = None
+    spans: SpanExporter = field(default_factory=NoSpans)

@@ -67,6 +67,7 @@ from stratakv.serve.start_checks import check_names
 from stratakv.serve.tls import tls_files
 from stratakv.serve.tokenizer import Tokenizer
 from stratakv.serve.tool_parsers import format_of
+from stratakv.serve.tracing import open_spans
 from stratakv.spec.groups import ANCHOR, Home
 from stratakv.storage.opening import OpenStore
 from stratakv.storage.urls import hidden
@@ -86,7 +87,10 @@ def build_service(
     tokenizer = Tokenizer(path)
     groups = {group.id: group.name for group in sizes.spec.groups if not group.scratch}
     metrics = ServerMetrics(groups, server.served_model_name or path.resolve().name)
+    now = MonotonicClock()
     with ExitStack() as undo:
+        spans = open_spans(server, now, WallClock())
+        undo.callback(spans.close)
         publisher = open_publisher(server, metrics.lost_kv_events)
         if publisher is not None:
             undo.callback(publisher.close)
@@ -111,7 +115,7 @@ def build_service(
         tokenizer=tokenizer,
         grammars=grammars,
         metrics=metrics,
-        clock=MonotonicClock(),
+        clock=now,
         version=version("stratakv"),
         model=metrics.model,
         limits=_limits(parts, server),
@@ -127,6 +131,7 @@ def build_service(
         joins=_joins(server, disagg, parts),
         hand_offs=_hand_offs(server, keys),
         tool_format=format_of(server.tool_call_parser, tokenizer.template),
+        spans=spans,
     )
     return service, parts
 
