@@ -123,7 +123,9 @@ def test_runs_come_by_everything_that_may_happen(monkeypatch):
         seen["joined again"] += totals.joins - len(pair.links)
         for side, member in pair.members.items():
             stats = member.roles[0].stats()
-            counters = member.ranks[0].cache.tiers.pools.counters.snapshot()
+            first = member.ranks[0]
+            counters = first.cache.tiers.pools.counters.snapshot()
+            seen[f"{side.name} read on the host"] += first.runner.spilled.read
             seen[f"{side.name} succeeded"] += stats.succeeded
             seen[f"{side.name} retracted"] += counters["retracted"]
             seen[f"{side.name} loaded"] += counters["load_pages"]
@@ -138,7 +140,7 @@ def test_runs_come_by_everything_that_may_happen(monkeypatch):
                 seen[f"{side.name} {reason.name}"] += client.outcomes[reason]
     wanted = {
         "parts", "late writes", "joined again", "overdue", "sent back",
-        "sent back under an adapter", "handed over under an adapter",
+        "sent back under an adapter", "handed over under an adapter", "DECODE read on the host",
     }  # fmt: skip
     wanted |= {
         f"{side.name} {what}"
@@ -157,6 +159,9 @@ def test_plans_draw_everything_that_a_pair_can_be():
         "without a host": [plan.reuse and not any(plan.host) for plan in sides],
         "without reuse": [not plan.reuse for plan in sides],
         "retracted": [bool(plan.retractions) for plan in sides],
+        "home on the host": [plan.spec.has_home_on_host for plan in sides],
+        "home on the host, ahead": [plan.buffer_rows and plan.steps_at_once > 1 for plan in sides],
+        "home on the host, several ranks": [plan.buffer_rows and plan.ranks > 1 for plan in sides],
         "hasty": [not pair.patient for pair in plans],
         "under adapters": [
             any(
@@ -175,4 +180,4 @@ def test_plans_draw_everything_that_a_pair_can_be():
             for pair in plans
         ],
     }
-    assert [name for name, found in kinds.items() if sum(found) < 5] == []
+    assert [name for name, found in kinds.items() if sum(map(bool, found)) < 5] == []

@@ -9,7 +9,7 @@ import pytest
 from stratakv.cache.admit import Admitter
 from stratakv.cache.commits import Committer
 from stratakv.cache.kv_cache import KVCache
-from stratakv.cache.prices import AdmissionLimits
+from stratakv.cache.prices import AdmissionLimits, Prices
 from stratakv.cache.spilling import Spilling
 from stratakv.memory.block_table import SpilledPages
 from stratakv.policy.spilling import SpillRules
@@ -62,6 +62,14 @@ RARE = {
     "what was on the host before is read there only after the next copy": (
         partial(walk, SPECS["selected"], 226, 200),
         (KVCache, "fits", "self._spilling.settle()", "pass"),
+    ),
+    "what has come twice is read where the tree has it not": (
+        partial(receives.what_is_being_saved_as_it_comes_is_read_on_the_device, ok=True),
+        (Spilling, "received", "self._tables.pages(group)[row, : lease.end] = there", "pass"),
+    ),
+    "who comes first is waited for as if it stayed on the device": (
+        receives.test_who_comes_first_leaves_room_where_it_may_come_in_spilled,
+        (Prices, "_lacking", "use is CacheUse.ALL", "False"),
     ),
     "what is received on the host is booked as if it could be taken back": (
         partial(receives.who_runs_reaches_its_end_beside_all_that_may_receive, 33),

@@ -12,10 +12,12 @@ import pytest
 from stratakv.core.choices import EVICTIONS
 from stratakv.testing.tree_campaign import campaign
 from stratakv.testing.tree_machine import TreeMachine
+from stratakv.testing.tree_spilling_machine import SpillingMachine
 from stratakv.tree.residency import Residency, ResidencyEvent
 
 R, E = Residency, ResidencyEvent
 WALKS = 500
+SPILLED_WALKS = 150
 DESIGN = {
     (R.ABSENT, E.INSERTED), (R.ABSENT, E.FETCHED), (R.DEVICE, E.FETCHED),
     (R.DEVICE, E.BACKUP_BEGUN), (R.DEVICE, E.DEVICE_EVICTED), (R.SAVING, E.BACKUP_DONE),
@@ -70,3 +72,14 @@ def test_every_policy_keeps_the_trees_rules_in_5000_walks(policy: str) -> None:
 def test_tree_agrees_with_the_perfect_model_in_20000_walks(tenth: int) -> None:
     del tenth  # each is seeded by chance
     real_work(campaign(None, 2000))
+
+
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(number, marks=pytest.mark.long) for number in range(1, 9))]
+)
+def test_spilled_leases_agree_with_the_perfect_model(number: int) -> None:
+    """With groups at home on the host: what is pinned where, what is read there, who would leave
+    the device."""
+    machine = campaign(number, SPILLED_WALKS, machine=SpillingMachine)
+    for ever in ("spilled", "settled", "received", "read on the host at once", "retracted", "load"):
+        assert machine.did[ever], ever

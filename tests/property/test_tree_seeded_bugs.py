@@ -50,17 +50,21 @@ Some of them need more walks than that, so a directed machine of a few steps loo
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stratakv.policy import checkpoints as checkpoint_policy
-from stratakv.spec.retention import KeepBoundary, KeepWindow, Retention
+from stratakv.spec.groups import Home
+from stratakv.spec.retention import KeepAll, KeepBoundary, KeepWindow, Retention
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import DEVICE, Prefix
 from stratakv.testing.tree_campaign import campaign
 from stratakv.testing.tree_driver import TreeDriver
 from stratakv.testing.tree_retraction import RetractionDriver
+from stratakv.testing.tree_spilling import SpillDriver
+from stratakv.testing.tree_spilling_machine import SpillingMachine
 from stratakv.tree import matching
 from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.copies import Copies
@@ -71,6 +75,7 @@ from stratakv.tree.matching import Matcher
 from stratakv.tree.pins import Pins
 from stratakv.tree.prefix_tree import PrefixTree
 from stratakv.tree.segmented_queue import Pair
+from stratakv.tree.spilled import Spilled
 from stratakv.tree.write_back import WriteBackEviction
 from tests.seeded_bugs import seed_bug
 
@@ -368,6 +373,69 @@ def test_a_seeded_bug_is_caught_under_its_policy(bug: str, monkeypatch: pytest.M
     seed_bug(monkeypatch, *edit)
     with pytest.raises(CAUGHT):
         campaign(SEED, WALKS, policy=policy, shrink=False)
+
+
+SPILL_BUGS: dict[str, Edit] = {
+    "what is read on the host is not pinned there": (
+        Spilled, "pin", "self._pins.pin(HOST, group, rows[there])", "pass",
+    ),
+    "what is settled keeps its device page": (
+        Spilled, "settle", "self._pins.unpin(DEVICE, group, rows[both])", "pass",
+    ),
+    "a spilled lease leaves its pins on the host": (
+        Spilled, "unpin", "self._pins.unpin(HOST, group, rows[~np.isin(rows, near[group])])",
+        "pass",
+    ),
+    "what a spilled request computes is not near": (
+        Leases, "advance", "np.concatenate((lease.near[id_], entering))", "lease.near[id_]",
+    ),
+    "what a spilled request receives stays on the device": (
+        Leases, "advance", "if received and group in lease.near:", "if False:",
+    ),
+    "what others stand on would leave": (
+        Spilled, "leavable", "[group][nodes] == 1", "[group][nodes] >= 1",
+    ),
+    "the price of a pin that is there": (
+        Spilled, "price", "nodes.pins[HOST][group][away] == 0",
+        "nodes.pins[HOST][group][away] >= 0",
+    ),
+}  # fmt: skip
+
+
+def one_that_comes_while_a_page_is_saved() -> None:
+    """What it reads of that page is on the device until the copy has ended."""
+    spec = small_spec([KeepAll()], page_tokens=1)
+    anchor, selected = spec.groups
+    it = TreeDriver(
+        replace(spec, groups=(anchor, replace(selected, home=Home.HOST))), [8, 8], [8, 8]
+    )
+    first = it.arrive((0, 0), 0, load=False)
+    it.extend(first, 2, generous=False)
+    assert it.backup((0, 0), 1, 2)
+    other = it.arrive((0, 0), 2, load=False, spill=True)
+    it.verify()
+    it.end_copy(it.copies[0], ok=True)
+    SpillDriver(it).settle(other)
+    it.verify()
+
+
+def test_a_page_that_is_being_saved_is_read_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_that_comes_while_a_page_is_saved()
+    seed_bug(
+        monkeypatch, Spilled, "pin", "READABLE_ON_HOST[self._nodes.state[group][rows]]",
+        "self._nodes.page[HOST][group][rows] >= 0",
+    )  # fmt: skip
+    with pytest.raises(CAUGHT):
+        one_that_comes_while_a_page_is_saved()
+
+
+@pytest.mark.parametrize("bug", SPILL_BUGS)
+def test_a_seeded_bug_of_spilled_leases_is_caught(
+    bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed_bug(monkeypatch, *SPILL_BUGS[bug])
+    with pytest.raises(CAUGHT):
+        campaign(0, WALKS // 2, shrink=False, machine=SpillingMachine)
 
 
 @pytest.mark.parametrize("rule", [KeepWindow(4), KeepBoundary()], ids=["window", "state"])

@@ -99,7 +99,6 @@ class Prices:
         ``left``: tokens that are to be computed here before it decodes."""
         rules = self.spilling.rules
         wanted = self._demand(asked, end, left)
-        ahead = [rules.resident(self._demand(one, 0, 0)) for one in asked.ahead]
         keys = asked.prefix.keys
         available, on_host = list[int](), list[int]()
         pinned_on_host = dict.fromkeys(rules.buffers, 0)
@@ -122,11 +121,30 @@ class Prices:
             wanted = rules.spilled(wanted, self.limits.staged(left), away)
         else:
             wanted = rules.resident(wanted)
-        lacking = self._sequences.budget.lacks(wanted, available, ahead)
+        lacking = self._lacking(wanted, available, asked.ahead)
         if lacking:
             self.lacking[:] = lacking
             return None
         return wanted, on_host
+
+    def _lacking(
+        self, wanted: Demand, available: Sequence[int], ahead: Sequence[AdmissionRequest]
+    ) -> list[int]:
+        """The groups that have no room for it beside those ``ahead``. These may come in with all of
+        their pages on the device or spilled: it is enough that there is room for one or the
+        other, or somebody would be spilled, or wait, for pages that nobody is going to take."""
+        rules, budget = self.spilling.rules, self._sequences.budget
+        come = [(one.use, self._demand(one, 0, 0)) for one in ahead]
+        resident = [rules.resident(of) for _, of in come]
+        lacking = budget.lacks(wanted, available, resident)
+        if not lacking or not come or not self.spilling:
+            return lacking
+        tokens = self.limits.staged(0)
+        spilled = [
+            rules.spilled(of, tokens, {}) if use is CacheUse.ALL else whole
+            for (use, of), whole in zip(come, resident, strict=True)
+        ]
+        return budget.lacks(wanted, available, spilled)
 
     def _demand(self, asked: AdmissionRequest, end: int, left: int) -> Demand:
         total, limits = asked.total_tokens, self.limits

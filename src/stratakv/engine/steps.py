@@ -87,6 +87,7 @@ class Steps:
         self._totals = totals
         self._in_flight: deque[_Launched] = deque()
         self._until_return = 0
+        self._drains = False  # who is to become resident again is in a launched step
 
     def __len__(self) -> int:
         """Steps that are launched and not collected."""
@@ -98,6 +99,8 @@ class Steps:
         """Plan and launch the next step; False where there is nothing to compute now."""
         times = self._totals.times
         times.enter(StepPart.SCHEDULE)
+        if self._drains and self._in_flight:
+            return False
         step = self._planned()
         if step is None:
             return False
@@ -121,6 +124,7 @@ class Steps:
 
     def admit(self) -> None:
         self._until_return = max(0, self._until_return - 1)
+        self._drains = False
         if not self._until_return and not len(self._admissions.backlog):
             self._bring_back()
         self._admissions.admit(
@@ -129,20 +133,24 @@ class Steps:
 
     def _bring_back(self) -> None:
         """Nobody waits: a request that reads pages on the host, and for which there is room again,
-        is retracted, and comes in anew with all of them on the device."""
+        is retracted, and comes in anew with all of them on the device. Where it is in a launched
+        step, none is launched until that is collected."""
         self._until_return = RETRY_STEPS
         rows, columns = frozenset(self._cache.roomy()), self._running.rows
         for request in self._retractable() if rows else ():
             row = request.row
-            tokens = columns.length.item(row)
-            decodes = tokens - columns.computed.item(row) == 1 and not columns.in_flight.item(row)
-            if row not in rows or not decodes:
+            tokens = columns.length.item(row) + columns.pending.item(row)
+            if row not in rows or tokens - columns.launched.item(row) != 1:
                 continue
             asked = replace(admission_request(request), tokens=tokens, again=True)
-            if self._cache.would_be_resident(row, asked):
-                self._until_return = RETURN_STEPS
-                self.retract(request)
+            if not self._cache.would_be_resident(row, asked):
+                continue
+            if columns.in_flight.item(row):
+                self._drains, self._until_return = True, 0
                 return
+            self._until_return = RETURN_STEPS
+            self.retract(request)
+            return
 
     def _planned(self) -> ScheduledStep | None:
         """What runs next, without those who cannot be planned."""

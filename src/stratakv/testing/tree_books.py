@@ -37,13 +37,19 @@ class Spot:
 @dataclass(slots=True)
 class LeasedPages:
     """A lease on pages [starts[g], ``end``) of every group. ``on_host`` are the places that it pins
-    there: those that a planned load will read, or all that a hold (``retracted``) found."""
+    there: those that a planned load will read, or all that a hold (``retracted``) found. ``away``:
+    of a ``spilled`` request, those that it reads there."""
 
     prompt: Prefix
     end: int
     starts: list[int]
     on_host: set[PageAt] = field(default_factory=set[PageAt])
     retracted: bool = False
+    spilled: bool = False
+    away: set[PageAt] = field(default_factory=set[PageAt])
+
+    def spill(self) -> None:
+        self.spilled = True
 
     def places(self) -> list[PageAt]:
         return [

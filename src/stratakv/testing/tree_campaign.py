@@ -25,6 +25,7 @@ def campaign(
     policy: str = "lru",
     steps: int = STEPS,
     shrink: bool = True,
+    machine: type[TreeMachine] = StoringMachine,
 ) -> type[TreeMachine]:
     """Run ``walks`` random walks and return the machine with what they covered.
 
@@ -32,7 +33,7 @@ def campaign(
     Raises whatever the first failing walk raised, minimised if ``shrink``.
     """
 
-    class Campaign(StoringMachine):
+    class Campaign(machine):
         """A machine with counters of its own."""
 
         did: ClassVar[Counter[str]] = Counter()
@@ -48,9 +49,9 @@ def campaign(
         verbosity=Verbosity.normal if shrink else Verbosity.quiet,
         suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
     )
-    machine = Campaign if number is None else seed(number)(Campaign)
+    seeded = Campaign if number is None else seed(number)(Campaign)
     with _whatever_is_imported():
-        run_state_machine_as_test(machine, settings=profile)
+        run_state_machine_as_test(seeded, settings=profile)
     return Campaign
 
 

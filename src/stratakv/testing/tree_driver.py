@@ -12,13 +12,14 @@ import numpy as np
 from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.spec.groups import CacheSpec
 from stratakv.testing.tree_books import DEVICE, HOST, Prefix
+from stratakv.testing.tree_chunks import ChunkDriver, pages_of
 from stratakv.testing.tree_records import Claim, WalkFetch, WalkPrefetch, WalkRequest
-from stratakv.testing.tree_tiers import TierDriver
 from stratakv.testing.tree_verify import (
     verify_leases,
     verify_nodes,
     verify_pools,
     verify_reads,
+    verify_spilled,
     verify_store,
 )
 from stratakv.tree.check import check
@@ -27,7 +28,7 @@ from stratakv.tree.nodes import Tier
 from stratakv.tree.residency import Residency
 
 
-class TreeDriver(TierDriver):
+class TreeDriver(ChunkDriver):
     """Requests carry a page of their own for every state that they did not leave in the tree."""
 
     def __init__(
@@ -42,7 +43,6 @@ class TreeDriver(TierDriver):
         self.apart: list[WalkRequest] = []  # they go on beyond their leases
         self.fetches: list[WalkFetch] = []
         self.prefetches: list[WalkPrefetch] = []
-        self._stateful = [group.id for group in spec.groups if group.stateful]
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -54,23 +54,38 @@ class TreeDriver(TierDriver):
         return expected
 
     def arrive(
-        self, prompt: Prefix, limit: int, *, load: bool, decline: bool = False
+        self,
+        prompt: Prefix,
+        limit: int,
+        *,
+        load: bool,
+        decline: bool = False,
+        spill: bool = False,
     ) -> WalkRequest:
-        """Match and lease; ``load`` loads what is on the host alone unless the pools are short."""
+        """Match and lease; ``load`` loads what is on the host alone unless the pools are short.
+        ``spill``: but for what is read there."""
         device_end, end, _ = self.match(prompt, limit)
         request = None
         if load and end > device_end:
-            request = self.load(self.claim(prompt, end, load=True), decline=decline)
+            claim = self.claim(prompt, end, load=True, spill=spill)
+            request = self.load(claim, decline=decline)
         if request is None:
             device_end = self.match(prompt, limit)[0]  # room for a load may have cost some of it
-            request = self.load(self.claim(prompt, device_end, load=load), decline=False)
+            claim = self.claim(prompt, device_end, load=load, spill=spill)
+            request = self.load(claim, decline=False)
             assert request is not None, "what is on the device needs no load"
             self.did["device hit"] += device_end > 0
         self.admit(request)
         return request
 
     def claim(
-        self, prompt: Prefix, end: int, *, load: bool, starts: Sequence[int] | None = None
+        self,
+        prompt: Prefix,
+        end: int,
+        *,
+        load: bool,
+        starts: Sequence[int] | None = None,
+        spill: bool = False,
     ) -> Claim:
         """A lease on [starts[g], ``end``) of every group, after its price."""
         serial, keys = self.next_serial(), self.keys(prompt)
@@ -78,9 +93,13 @@ class TreeDriver(TierDriver):
         prices = [self.tree.leases.price(keys, end, first, group.id) for group in self.spec.groups]
         expected = self.model.prices(prompt, end, first)
         assert prices == expected, f"prices {prices}, not {expected}"
+        for group in self.tree.spilled.groups:
+            price = self.tree.spilled.price(keys, end, group)
+            right = self.model.spilled_price(prompt, end, group)
+            assert price == right, f"spilled at {price}, not {right}"
         take = self.tree.leases.take_to_load if load else self.tree.leases.take
-        lease = take(keys, end, starts=starts, priority=serial % 4)
-        held = self.model.lease(serial, prompt, end, load=load, starts=starts)
+        lease = take(keys, end, starts=starts, priority=serial % 4, spill=spill)
+        held = self.model.lease(serial, prompt, end, load=load, starts=starts, spill=spill)
         assert isinstance(lease, LoadLease) == bool(held.on_host), "what a lease must load"
         return Claim(serial, prompt, lease)
 
@@ -138,18 +157,27 @@ class TreeDriver(TierDriver):
         self.requests.append(request)
 
     def extend(
-        self, request: WalkRequest, count: int, *, generous: bool, state: bool = True
+        self,
+        request: WalkRequest,
+        count: int,
+        *,
+        generous: bool,
+        state: bool = True,
+        received: bool = False,
     ) -> bool:
         """Compute, insert and lease the next pages. ``generous``: give every group every page, not
         only what it needs at the new end. ``state``: give the state at the new end too; without
-        it a page of the request's own stands for it. False where the pools are short."""
+        it a page of the request's own stands for it. ``received``: another engine has written what
+        is at home on the host there. False where the pools are short."""
         first = request.lease.end
         prompt = request.prompt[: first + count]
-        live = state or self.go_live(request, self._stateful)
-        pages = self._chunk(DEVICE, prompt, first, generous=generous, state=state) if live else None
-        if pages is None:
+        live = state or self.go_live(request, self.stateful)
+        away = self.model.homes if received else set[int]()
+        taken = self.taken(prompt, first, away, generous=generous, state=state) if live else None
+        if taken is None:
             self.did["extend short"] += 1
             return False
+        pages, host = taken
         keys = self.keys(prompt)
         given = [np.array(column, np.int32) for column in pages]
         done = self.tree.insert(keys, first, given)
@@ -162,8 +190,13 @@ class TreeDriver(TierDriver):
                     if not kept and (group, at) not in expected.remapped:
                         request.own.append((DEVICE, group, page))
         request.table.update(self.apply(done.effects, expected, done.remaps).remapped)
-        self.tree.leases.advance(request.lease, keys, len(prompt))
-        self.model.advance(request.id, prompt, len(prompt))
+        if received:
+            came = self.tree.adopt_saved(keys, first, [np.array(of, np.int32) for of in host])
+            self.apply(came, self.model.adopt_saved(prompt, first, host))
+        self.tree.leases.advance(request.lease, keys, len(prompt), received=received)
+        self.model.advance(request.id, prompt, len(prompt), received=received)
+        if received:
+            self._reread(request)
         starts = request.lease.starts
         request.table = {at: p for at, p in request.table.items() if at[1] >= starts[at[0]]}
         for group, page in request.live.items():
@@ -172,9 +205,15 @@ class TreeDriver(TierDriver):
         if first == request.continued:
             self.branch(request)
         self.did["extend"] += 1
-        self.did["extend without state"] += not state and bool(self._stateful)
+        self.did["extend without state"] += not state and bool(self.stateful)
         self.did["duplicate"] += bool(expected.remapped)
         return True
+
+    def _reread(self, request: WalkRequest) -> None:
+        """Of what is at home on the host it reads what its lease says."""
+        for group in self.tree.spilled.groups:
+            pages = self.tree.leases.pages(request.lease, group).tolist()
+            request.table.update({(group, at): page for at, page in enumerate(pages)})
 
     def go_live(self, request: WalkRequest, groups: Sequence[int]) -> bool:
         """Take a page for each state of ``groups`` that the request has none for; all or none."""
@@ -278,29 +317,6 @@ class TreeDriver(TierDriver):
 
     # -- storage -------------------------------------------------------------------------------
 
-    def _chunk(
-        self, tier: Tier, prompt: Prefix, first: int, *, generous: bool, state: bool = True
-    ) -> list[list[int]] | None:
-        """Pages with bytes for [first, len(prompt)), NONE where a group holds none."""
-        chunk: list[list[int]] = []
-        for group in self.model.groups:
-            span = self.model.needed(group, len(prompt))
-            given = [generous or at in span for at in range(first, len(prompt))]
-            if not state and group in self._stateful:
-                given[-1:] = [False]
-            ids = self.alloc(tier, group, sum(given))
-            if ids is None:
-                self.give_back(
-                    [(tier, g, p) for g, column in enumerate(chunk) for p in column if p != NONE]
-                )
-                return None
-            pages = iter(ids.tolist())
-            chunk.append([next(pages) if give else NONE for give in given])
-            for at, page in enumerate(chunk[group], first):
-                if page != NONE:
-                    self.bytes[tier, group, page] = prompt[: at + 1]
-        return chunk
-
     def fetch(self, prompt: Prefix, *, generous: bool) -> bool:
         """Begin to read what follows the device match from storage."""
         request = self.load(
@@ -308,7 +324,7 @@ class TreeDriver(TierDriver):
         )
         assert request is not None, "what is on the device needs no load"
         first = request.lease.end
-        pages = self._chunk(HOST, prompt, first, generous=generous)
+        pages = self.chunk(HOST, prompt, first, generous=generous)
         if pages is None or first == len(prompt):
             self.release(request)
             return False
@@ -323,8 +339,7 @@ class TreeDriver(TierDriver):
             effects = self.tree.land(self.keys(fetch.prompt), first, given)
             self.apply(effects, self.model.place(HOST, fetch.prompt, first, fetch.pages))
         else:
-            mine = [(HOST, g, p) for g, column in enumerate(fetch.pages) for p in column]
-            self.give_back([page for page in mine if page[2] != NONE])
+            self.give_back(pages_of(HOST, fetch.pages))
         self.release(fetch)
         self.did["fetch landed" if landed else "fetch abandoned"] += 1
 
@@ -360,3 +375,4 @@ class TreeDriver(TierDriver):
         verify_store(self.tree, self.model)
         for request in requests:
             verify_reads(request, self.model, self.bytes)
+        verify_spilled(self.tree, self.model, requests)

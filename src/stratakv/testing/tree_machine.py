@@ -75,9 +75,7 @@ class TreeMachine(RuleBasedStateMachine):
         stored: int,
     ) -> None:
         groups = len(spec.groups)
-        self.it = TreeDriver(spec, device[:groups], host[:groups], self.policy)
-        self.retraction = RetractionDriver(self.it)
-        self.storing = StoringDriver(self.it)
+        self.opened(TreeDriver(self.drawn(spec), device[:groups], host[:groups], self.policy))
         if stored:
             self.storing.start()
         with self.step():
@@ -91,8 +89,21 @@ class TreeMachine(RuleBasedStateMachine):
                 prompt = self.prompt(pick, (*tail, 0))
                 request = self.it.arrive(prompt, len(prompt) - 1, load=True)
                 self.it.extend(request, chunk, generous=False, state=bool(pick & 1))
+                self.began(request, pick // 4)
                 if pick & 2:
                     self._park(request, pick // 4)
+
+    def drawn(self, spec: CacheSpec) -> CacheSpec:
+        """What a walk runs on."""
+        return spec
+
+    def opened(self, it: TreeDriver) -> None:
+        self.it = it
+        self.retraction = RetractionDriver(it)
+        self.storing = StoringDriver(it)
+
+    def began(self, request: WalkRequest, pick: int) -> None:
+        """A request runs as the walk begins."""
 
     @property
     def full(self) -> bool:
@@ -112,10 +123,6 @@ class TreeMachine(RuleBasedStateMachine):
         self.prompts.append(prompt)
         return prompt
 
-    def limit(self, prompt: Prefix, *, exact: bool) -> int:
-        """A prompt of exactly k pages may match k - 1: one token is always computed."""
-        return len(prompt) - exact
-
     def request(self, pick: int) -> WalkRequest:
         return self.it.requests[pick % len(self.it.requests)]
 
@@ -126,7 +133,8 @@ class TreeMachine(RuleBasedStateMachine):
     def arrive(self, pick: int, tail: Prefix, exact: bool, load: bool) -> None:  # noqa: FBT001
         with self.step() as it:
             prompt = self.prompt(pick, tail)
-            it.arrive(prompt, self.limit(prompt, exact=exact), load=load)
+            # A prompt of exactly k pages may match k - 1: one token is always computed.
+            it.arrive(prompt, len(prompt) - exact, load=load)
 
     @precondition(lambda self: not self.full)
     @rule(pick=PICK, tail=TAIL, chunk=CHUNK, generous=YES)
@@ -168,14 +176,18 @@ class TreeMachine(RuleBasedStateMachine):
         """Page by page, with a rolling checkpoint every few pages."""
         with self.step() as it:
             request = self.request(pick)
-            request.prompt = (*request.prompt, *answer)[:MAX_PAGES]
-            self.prompts.append(request.prompt)
+            self.extend_prompt(request, answer)
             for page in range(request.lease.end + 1, len(request.prompt) + 1):
                 due = not page % every
                 if not it.extend(request, 1, generous=False, state=due):
                     break
                 if due:
                     it.roll(request)
+
+    def extend_prompt(self, request: WalkRequest, answer: Prefix) -> None:
+        """Its prompt goes on with what it has generated."""
+        request.prompt = (*request.prompt, *answer)[:MAX_PAGES]
+        self.prompts.append(request.prompt)
 
     @precondition(lambda self: self.it.requests)
     @rule(pick=PICK)
@@ -213,6 +225,8 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(pick=PICK, beyond=CHUNK)
     def go_apart(self, pick: int, beyond: int) -> None:
         with self.step() as it:
+            if self.request(pick).lease.near:  # nobody who is spilled is apart
+                return
             it.go_apart(self.request(pick), beyond)
             while len(it.apart) > 1 + pick % 2:
                 it.finish(it.apart[0])

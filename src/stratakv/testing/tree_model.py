@@ -30,6 +30,7 @@ class TreeModel(MarksModel):
         self.hits: Counter[Prefix] = Counter()
         self.stepped: Counter[tuple[Residency, ResidencyEvent]] = Counter()
         self.byteless = spec.groups[0].page_bytes == 0
+        self.homes = {group.id for group in spec.groups if group.at_home_on_host}
         self.store = StoreModel(spec, self.nodes, self.wanted)
 
     # -- questions -----------------------------------------------------------------------------
@@ -58,7 +59,8 @@ class TreeModel(MarksModel):
         pins: tuple[Counter[PageAt], Counter[PageAt]] = (Counter(), self.store.pins())
         for held in self.leases.values():
             for place in held.on_host if held.retracted else held.places():
-                pins[HOST if place in held.on_host else DEVICE][place] += 1
+                far = place in held.on_host or place in held.away
+                pins[HOST if far else DEVICE][place] += 1
         for prefix, spots in self.nodes.items():
             for group, spot in enumerate(spots):
                 if spot.moving is not None:
@@ -76,6 +78,17 @@ class TreeModel(MarksModel):
             elif not pins[place]:
                 counts[place[1]][0] += 1
         return [(to_pin, to_load) for to_pin, to_load in counts]
+
+    def spilled_price(self, prompt: Prefix, end: int, group: int) -> tuple[int, int, int]:
+        """Of a group that such a lease spills: pages that nothing pins where it would, on the
+        device and on the host, and how many it would read there."""
+        pins, counts, away = self.pinned(), [0, 0], 0
+        for at in range(end):
+            place = (prompt[: at + 1], group)
+            far = self.store.readable(place)
+            away += far
+            counts[HOST if far else DEVICE] += not pins[HOST if far else DEVICE][place]
+        return counts[DEVICE], counts[HOST], away
 
     def sole(self, holder: int, group: int) -> int:
         """Pages of a group that nothing but this lease pins on the device."""
@@ -161,11 +174,16 @@ class TreeModel(MarksModel):
         *,
         load: bool,
         starts: Sequence[int] | None = None,
+        spill: bool = False,
     ) -> LeasedPages:
         held = LeasedPages(prompt, end, list(self.starts(end) if starts is None else starts))
         places = held.places()
+        if spill:
+            held.spill()
+            held.away.update(self._far(places))
         if load:
-            held.on_host = {p for p in places if self.spot(p).pages[DEVICE] == NONE}
+            here = {p for p in places if self.spot(p).pages[DEVICE] != NONE}
+            held.on_host = set(places) - here - held.away
         self.leases[holder] = held
         self.stamp(places)
         self.hits.update(prompt[: at + 1] for at in range(end))
@@ -178,15 +196,41 @@ class TreeModel(MarksModel):
         self.leases[holder] = held
         return held
 
-    def advance(self, holder: int, prompt: Prefix, end: int) -> None:
-        """A state that was not kept at ``end`` is the request's own: nothing is held of it."""
+    def _far(self, places: Sequence[PageAt]) -> set[PageAt]:
+        """Those that a spilled request reads on the host."""
+        return {place for place in places if place[1] in self.homes and self.store.readable(place)}
+
+    def spill(self, holder: int) -> None:
+        """All that a lease holds stays where it is, until ``settle``."""
+        self.leases[holder].spill()
+
+    def settle(self, holder: int) -> set[PageAt]:
+        """What a spilled lease finds whole on both tiers, and reads on the host from now on."""
+        held = self.leases[holder]
+        near = [p for p in held.places() if p[1] in self.homes and p not in held.away]
+        found = {p for p in near if held.spilled and self.spot(p).state == Residency.BOTH}
+        held.away.update(found)
+        return found
+
+    def leavable(self, holder: int, group: int) -> int:
+        """Pages of a group that nobody would hold on the device if this request were spilled."""
+        pins = self.pinned()[DEVICE]
+        mine = [p for p in self.leases[holder].places() if p[1] == group]
+        return sum(pins[p] == 1 and self.spot(p).state == Residency.BOTH for p in mine)
+
+    def advance(self, holder: int, prompt: Prefix, end: int, *, received: bool = False) -> None:
+        """A state that was not kept at ``end`` is the request's own: nothing is held of it.
+        ``received``: what a spilled request lacked is on the host."""
         held = self.leases[holder]
         before = set(held.places())
         held.prompt, held.end, held.starts = prompt, end, self.starts(end)
         for group in self.spec.groups:
             if group.stateful and self.spot((prompt[:end], group.id)).pages[DEVICE] == NONE:
                 held.starts[group.id] = end
-        self.stamp([place for place in held.places() if place not in before])
+        entering = [place for place in held.places() if place not in before]
+        self.stamp(entering)
+        if received and held.spilled:
+            held.away.update(self._far(entering))
 
     def let_go(self, holder: int, end: int) -> None:
         """Its request has got to ``end`` without it, and needs no more than that there."""
@@ -228,6 +272,28 @@ class TreeModel(MarksModel):
                 unsaved = [p for p in path if self.nodes[p][group].state == Residency.DEVICE]
                 if unsaved:
                     outcome.backups[group] = unsaved
+        return outcome
+
+    def adopt_saved(self, prompt: Prefix, first: int, pages: Sequence[Sequence[int]]) -> EffectSet:
+        """Host pages for [first, len(prompt)) that another engine has filled, of nodes that are
+        there."""
+        outcome = EffectSet()
+        self.clock += 1
+        for at in range(first, len(prompt)):
+            for group, spot in enumerate(self.nodes[prompt[: at + 1]]):
+                page = pages[group][at - first]
+                if page == NONE:
+                    continue
+                if spot.pages[HOST] != NONE:
+                    outcome.freed[HOST, group, page] += 1
+                    continue
+                spot.used = self.clock if spot.state == Residency.ABSENT else spot.used
+                self.step(spot, ResidencyEvent.SAVED)
+                spot.pages[HOST] = page
+                self.store.entered((prompt[: at + 1], group), self.clock, fetched=False)
+        path = [prompt[: at + 1] for at in range(first, len(prompt))]
+        for prefix, group in self.store.worthy([(p, g) for g in self.groups for p in path]):
+            outcome.persists.setdefault(group, []).append(prefix)
         return outcome
 
     def _offer(

@@ -116,17 +116,52 @@ def verify_store(tree: PrefixTree, model: TreeModel) -> None:
             )
 
 
+def verify_spilled(tree: PrefixTree, model: TreeModel, requests: Sequence[WalkRequest]) -> None:
+    """What of a spilled lease is near, where it reads the rest, and what would leave if another one
+    were spilled."""
+    spilled = tree.spilled
+    for request in requests:
+        lease, books = request.lease, model.leases[request.id]
+        assert bool(lease.near) == books.spilled, "who is spilled"
+        for group in spilled.groups:
+            places = [(request.prompt[: at + 1], int(group)) for at in range(lease.end)]
+            counts = np.array([lease.end], np.int64)
+            found = spilled.leavable(lease.path, counts, group).tolist()
+            assert found == [model.leavable(request.id, group)], f"{found} pages would leave"
+            if not books.spilled:
+                continue
+            far = [place in books.away for place in places]
+            near = lease.path[~np.array(far, np.bool_)] if far else lease.path
+            assert np.array_equal(np.sort(lease.near[group]), np.sort(near)), "what is near"
+            pages = spilled.host_pages(lease, group).tolist()
+            right = [
+                model.spot(place).pages[HOST] if away else NONE
+                for place, away in zip(places, far, strict=True)
+            ]
+            assert pages == right, f"{request.prompt} reads host pages {pages}, not {right}"
+            assert tree.leases.pages(lease, group).tolist() == [
+                NONE if away else model.spot(place).pages[DEVICE]
+                for place, away in zip(places, far, strict=True)
+            ]
+
+
 def verify_reads(request: WalkRequest, model: TreeModel, held: Mapping[Freed, Prefix]) -> None:
     """What a running request reads is what it should read, now or when its load has landed; of a
     state that is its own page, whatever else its lease holds."""
     for group, page in request.live.items():
         there = held.get((DEVICE, group, page))
         assert there == request.prompt[: request.lease.end], f"a state of {there}"
-    for prefix, group in model.leases[request.id].places():
+    books = model.leases[request.id]
+    for prefix, group in books.places():
         if group in request.live:
             continue
         page = request.table[group, len(prefix) - 1]
         spot = model.spot((prefix, group))
+        if (prefix, group) in books.away:
+            there = held.get((HOST, group, spot.pages[HOST]))
+            assert page == NONE, f"{request.prompt} reads {prefix} in two places"
+            assert there == prefix, f"{request.prompt} reads {there} on the host for {prefix}"
+            continue
         landing = spot.state == Residency.LOADING and page == spot.pages[DEVICE]
         there = held.get((DEVICE, group, page))
         assert landing or there == prefix, f"{request.prompt} reads {there} for {prefix}"

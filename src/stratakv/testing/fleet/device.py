@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stratakv.core.ids import GroupId, LayerId, PageIds, TicketId
 from stratakv.memory.allocator import PageAllocator
+from stratakv.memory.host_arena import HostArena
 from stratakv.memory.mapped import Bytes
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.testing.fleet.adversary import Adversary
@@ -25,21 +26,25 @@ from stratakv.transfer.engine import Completion
 
 class PageBytes:
     """Pages of one group on one tier: ``rows`` is float32 [pages, rows_per_page, row]. A group
-    without buffers has none."""
+    without buffers has none. ``arena``: where they lie, if anybody from outside writes to them."""
 
-    def __init__(self, group: CacheGroup, pages: int) -> None:
+    def __init__(self, group: CacheGroup, pages: int, arena: HostArena | None = None) -> None:
         assert len(group.buffers) <= 1, "the simulation has one buffer a group"
         shape = (
             (group.buffers[0].rows_per_page, *group.buffers[0].row_shape) if group.buffers else (0,)
         )
-        self.rows: npt.NDArray[np.float32] = np.full((pages, *shape), np.nan, np.float32)
-        self._size = self.rows[0].nbytes if pages else 0
-        self._whole = self.rows.reshape(-1).view(np.uint8).data if self._size else memoryview(b"")
+        self._size = group.page_bytes if pages else 0
+        bytes_ = np.empty((pages, group.page_bytes), np.uint8) if arena is None else arena.bytes
+        self._stride = bytes_.shape[1]
+        there = bytes_[:, : group.page_bytes].view(np.float32)
+        self.rows: npt.NDArray[np.float32] = there.reshape(pages, *shape)
+        self.rows[:] = np.nan
+        self._whole = bytes_.reshape(-1).data if self._size else memoryview(b"")
 
     def views(self, pages: PageIds) -> list[memoryview]:
         """The bytes of each page, writable; no copies."""
-        size = self._size
-        return [self._whole[at * size : (at + 1) * size] for at in pages.tolist()]
+        size, stride = self._size, self._stride
+        return [self._whole[at * stride : at * stride + size] for at in pages.tolist()]
 
 
 class SimPools:
@@ -182,22 +187,31 @@ class SimGate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimMemory:
-    """Both tiers of a rank. A ``Memory`` of the assembly."""
+    """Both tiers of a rank. A ``Memory`` of the assembly. ``home``: host pages of each group as
+    peers write to them; none but where a group has its home there."""
 
     device: Sequence[PageBytes]
     arenas: Sequence[PageBytes]
     pages: tuple[Allocators, Allocators]
     transfer: SimTransfer
+    home: Sequence[HostArena]
 
     @property
     def pools(self) -> SimPools:
         return SimPools(self.device)
 
     def assert_poisoned(self) -> None:
-        """AssertionError where a device page that nobody owns has been written to since."""
-        for group, (of, ids) in enumerate(zip(self.device, self.pages[0], strict=True)):
+        """AssertionError where a device page that nobody owns has been written to since, or a host
+        page that peers may write to."""
+        pages = [*zip(self.device, self.pages[0], strict=True)]
+        pages += [
+            (of, ids)
+            for of, ids, arena in zip(self.arenas, self.pages[1], self.home, strict=True)
+            if arena.pages
+        ]
+        for at, (of, ids) in enumerate(pages):
             free = of.rows[ids.next(ids.available())]
-            assert np.isnan(free).all(), f"a free page of group {group} was written to"
+            assert np.isnan(free).all(), f"a free page of pool {at} was written to"
 
     @classmethod
     def of(
@@ -208,10 +222,11 @@ class SimMemory:
         adversary: Adversary,
         later: Later = _at_once,
     ) -> "SimMemory":
-        near, far = (
-            [PageBytes(group, pages) for group, pages in zip(spec.groups, counts, strict=True)]
-            for counts in (device, host)
-        )
+        near = [PageBytes(group, pages) for group, pages in zip(spec.groups, device, strict=True)]
+        far, home = list[PageBytes](), list[HostArena]()
+        for group, pages in zip(spec.groups, host, strict=True):
+            home.append(HostArena(group, pages if group.at_home_on_host else 0))
+            far.append(PageBytes(group, pages, home[-1] if group.at_home_on_host else None))
         ids = [PoisoningAllocator(of, later) for of in near]
         host_ids = [PoisoningAllocator(of) for of in far]
-        return cls(near, far, (ids, host_ids), SimTransfer(spec, near, far, adversary))
+        return cls(near, far, (ids, host_ids), SimTransfer(spec, near, far, adversary), home)

@@ -53,7 +53,9 @@ class Member:
             for rank in range(plan.ranks)
         ]
         for peers, rank in zip(self.peers, self.ranks, strict=True):
-            peers.open(plan.rank_spec, rank.memory.pools, MODEL, open_transport)
+            memory = rank.memory
+            spec = plan.rank_spec
+            peers.open(spec, memory.pools, MODEL, open_transport, arenas=memory.home)
         self._faults: list[BaseException] = []
         self._threads = [
             Thread(target=self._follow, args=(rank,), name=f"{side.name}-{rank.rank}", daemon=True)

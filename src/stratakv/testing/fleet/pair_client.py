@@ -94,6 +94,10 @@ class PairClient:
             again = len(session.asked[client.side]) > 1
             session.excused |= again or self._down or not self._patient
         client.do(Submit(prompt))
+        if prompt.session is not None and prompt.id not in client.prompts:
+            # One side would never have room for it, as for one that is kept out of the cache and
+            # may not be spilled: the other side waits until somebody gives it up.
+            self._sessions[prompt.session.name].excused = True
 
     def see_links(self, *, down: bool) -> None:
         """Whether one is down from now on: whoever is submitted then may fail."""

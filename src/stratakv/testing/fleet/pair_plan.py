@@ -16,7 +16,7 @@ from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.session import SessionLimits
 from stratakv.engine.request import Prompt, TransferSession
 from stratakv.engine.step_messages import AbortRequest, Command, Flush, Submit
-from stratakv.spec.groups import CacheSpec
+from stratakv.spec.groups import ANCHOR, CacheSpec, Home
 from stratakv.testing.fleet.network import NetworkPace
 from stratakv.testing.fleet.scenario import (
     ADAPTERS,
@@ -29,7 +29,7 @@ from stratakv.testing.fleet.scenario import (
     prompt_of,
     tokens_of,
 )
-from stratakv.testing.fleet.variety import ahead
+from stratakv.testing.fleet.variety import ahead, spilling
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.transport_faults import TransportFaults
 
@@ -49,11 +49,13 @@ AGAIN: Final = 0.12
 NO_HOST: Final = 0.1
 NO_REUSE: Final = 0.2
 ADAPTED: Final = 0.3
+SPILLED: Final = 0.25
 """How many runs have several ranks a side, retractions from outside, deadlines that pass, links
 that break, faults of a transport, and one store for both sides; how many requests are aborted,
 known to one side alone, computed where they decode, and asked for once more under the name of their
 session; how many sides have no host tier, and no reuse either;
-how many runs have requests under adapters."""
+how many runs have requests under adapters, and a group whose home, where requests decode, is the
+host."""
 PATIENT: Final = HandOffLimits(sessions=SessionLimits(1e6, 1e6, 1e6), answer_s=1e6)
 
 
@@ -106,6 +108,9 @@ def pair_plan_of(seed: int) -> PairPlan:
     if under.random() < ADAPTED:
         rounds = _adapted(under, rounds)
     sides = {side: _side(draw, seed, ranks, spec, rounds, side) for side in HandOffSide}
+    offloads = Random(f"{seed} offload")
+    if offloads.random() < SPILLED and sides[DECODE].stores and spec.groups[ANCHOR].buffers:
+        sides = _spilled(offloads, sides)
     hasty = draw.random() < HASTY
     lost = draw.choice((0.0, 0.1)) if hasty else 0.0
     untidy = TransportFaults(late=draw.randrange(4), delay=2, parts=3, lost=lost)
@@ -157,6 +162,22 @@ def _side(
         if not isinstance(event.command, BreakLink)
     ]
     return replace(plan, events=tuple(events))
+
+
+def _spilled(draw: Random, sides: Mapping[HandOffSide, Plan]) -> dict[HandOffSide, Plan]:
+    """With one more group on both sides, which prefill has on its device and decode at home on its
+    host."""
+    decode, prefill = spilling(sides[DECODE], draw), sides[PREFILL]
+    selected = replace(decode.spec.groups[-1], home=Home.DEVICE)
+    return {
+        PREFILL: replace(
+            prefill,
+            spec=replace(prefill.spec, groups=(*prefill.spec.groups, selected)),
+            device=(*prefill.device, prefill.device[ANCHOR]),
+            host=(*prefill.host, prefill.host[ANCHOR]),
+        ),
+        DECODE: decode,
+    }
 
 
 def _rounds(draw: Random, ranks: int) -> Iterator[tuple[PairEvent, ...]]:
