@@ -35,6 +35,7 @@ ROLES = "tests/integration/test_disagg_servers.py starts these processes, on fre
 ENGINE = "needs the released engine: tests/connect/environment.py"
 NOT_RUN = {
     r"pip install ": "needs a network; tests/integration/test_packaging.py installs the wheel",
+    r"docker (build|run) ": "tests/integration/test_dockerfile.py, where a container engine runs",
     r"make (demo|test)$": "is a step of continuous integration",
     r"make serve$": "port 8000 may be taken; the demo's model is served by demo/servers.py",
     r"stratakv serve .* --role ": ROLES,

@@ -98,9 +98,22 @@ def not_printed(
     return None if shlex.split(printed) == words else f"the doctor prints {printed}"
 
 
+def no_image(words: list[str]) -> str | None:
+    """Of a Dockerfile that takes the argument, and serves from where the model is mounted."""
+    file = (ROOT / "Dockerfile").read_text("utf-8")
+    match words[1:]:
+        case ["build", "-t", "stratakv", "--build-arg", name, "."] if f"\nARG {name}\n" in file:
+            return None
+        case ["run", "-p", ports, "-v", mount, "stratakv"]:
+            served = f'"{mount.split(":")[1]}"' in file and f"EXPOSE {ports.split(':')[1]}" in file
+            return None if served else f"the image does not serve {mount} on {ports}"
+        case _:
+            return f"{shlex.join(words)} is not checked"
+
+
 CHECKS = {
     "stratakv": refused, "torchrun": refused, "make": no_target, "pip": no_extra, "curl": no_route,
-    "vllm": no_vllm, "python3": no_sglang,
+    "vllm": no_vllm, "python3": no_sglang, "docker": no_image,
 }  # fmt: skip
 
 
@@ -113,6 +126,7 @@ def test_a_command_of_the_documents_can_be_run(page, line):
     "stratakv serve MODEL --tpp 2", "stratakv serve MODEL --storage-shards 0", "make demmo",
     "curl localhost:8000/cache/stor", "curl -X PUT localhost:8000/cache/storage/clear",
     "pip install 'stratakv[server]'", "rm -rf store",
+    "docker build -t stratakv --build-arg INDEX .", "docker run -p 80:81 -v /m:/model:ro stratakv",
     """vllm serve MODEL --kv-transfer-config '{"kv_connector_extra_config": {"cpu_bytes_to_use": 1,
     "secondary_tiers": [{"storage": "memory://"}]}}'""",
 ])  # fmt: skip

@@ -25,6 +25,7 @@ SERVE: Final = PAGES["docs/serve.md"]
 ADR_LINES: Final = 60
 OTHERS_FLAGS: Final = {
     "--pd-disaggregation", "--vllm-pd-disaggregation",
+    "--build-arg",
     "--set-upstream", "--nproc-per-node", "--no-python", "--again", "--only", "--report", "--tests",
     "--kv-transfer-config", "--enable-lora", "--load-format", "--prefix-caching-hash-algo",
     "--enable-prompt-tokens-details", "--enable-cache-report", "--enable-hierarchical-cache",
