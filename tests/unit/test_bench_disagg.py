@@ -1,11 +1,13 @@
 """``stratakv bench disagg``: its figures are of what it says, on small pools."""
 
+from dataclasses import replace
+
 import pytest
 
 from stratakv.bench import disagg, token_gaps
-from stratakv.bench.transports import TransportChoice
+from stratakv.bench.hand_offs import HandOffs
+from stratakv.bench.transports import TRANSPORTS
 from stratakv.core.errors import ConfigError
-from stratakv.disagg.loopback import LoopbackTransport
 from stratakv.policy.preallocation import whole_prompts
 from stratakv.spec.retention import KeepAll, KeepWindow
 from tests.fixtures.transports import nixl_is_here
@@ -52,25 +54,25 @@ def test_the_report_has_every_transport_that_is_here(monkeypatch, capsys):
     for row in report["transport"]:
         assert row["ratio"] > 0
         assert row["gb_s"] > 0
+        assert min(row["alone_ms"], row["alone_library_ms"]) > 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in disagg.TRANSPORTS)
+    assert all(name in printed for name in TRANSPORTS)
 
 
 def test_a_transport_that_is_not_installed_is_left_out(monkeypatch, capsys):
-    def missing(_memories):
+    def missing():
         raise ConfigError("nowhere: its library cannot be imported")
 
-    nowhere = TransportChoice(missing, lambda: missing)
-    monkeypatch.setattr(disagg, "TRANSPORTS", {"nowhere": nowhere})
+    nowhere = replace(TRANSPORTS["loopback"], wire=missing)
+    monkeypatch.setitem(TRANSPORTS, "nowhere", nowhere)
     assert disagg.throughput("nowhere") is None
     assert "nowhere: left out: nowhere: its library" in capsys.readouterr().out
 
 
-def test_a_lap_brings_every_page_to_its_place():
-    with disagg.HandOffs.opened(LoopbackTransport, disagg.gpt_oss_spec(4)) as hand_offs:
-        hand_offs.round()
-        hand_offs.round()
-        assert hand_offs.case.size_bytes == 2 * (2 + 1) * 2 * 2 * 8 * 64 * 2 * 256
+def test_a_hand_off_that_brings_other_bytes_is_no_figure(monkeypatch):
+    monkeypatch.setattr(HandOffs, "sums", lambda *_: (1, 2))
+    with pytest.raises(AssertionError, match="what is there is not what was handed over"):
+        disagg.throughput("loopback")
 
 
 @pytest.mark.long  # three servers for one figure

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stratakv import cli
-from stratakv.bench import disagg, sparse, sparse_pages, sparse_throughput
+from stratakv.bench import sparse, sparse_pages, sparse_throughput
 from stratakv.bench.shapes import DEEPSEEK_V32_3X512
 from stratakv.bench.sparse_recall import recall_cases
 from stratakv.bench.sparse_selections import (
@@ -93,8 +93,8 @@ def small(monkeypatch):
         monkeypatch.setattr(sparse, name, value)
     for name, value in {"STORED_TOKENS": 64, "STORED_LAYERS": 2, "LAPS": 2}.items():
         monkeypatch.setattr(sparse_pages, name, value)
-    for name, value in {"REQUESTS": 1, "TRANSFER_PROMPT": 128}.items():
-        monkeypatch.setattr(disagg, name, value)
+    for name, value in {"HANDED_OVER": 1, "HANDED_OVER_PROMPT": 128}.items():
+        monkeypatch.setattr(sparse_pages, name, value)
     for name, value in {
         "CONCURRENCY": (1, 12), "CONTEXT_TOKENS": 344, "ANSWER_TOKENS": 4, "LAPS": 2,
         "CHUNK_TOKENS": 64, "DEEPSEEK_V32_3X512": TINY,

@@ -1,13 +1,14 @@
-"""The measurement of a transport's library by itself moves what it says."""
+"""The measurement of a hand-off, and of the library under it, move what they say."""
 
-import numpy as np
 import pytest
 
-from stratakv.bench.transports import TRANSPORTS, BareWires, WriteCase
-from stratakv.disagg.wire import Ranges
+from stratakv.bench import disagg
+from stratakv.bench.hand_offs import HandOffLoad, HandOffs
+from stratakv.bench.transports import TRANSPORTS, TransportChoice, on_a_thread
+from stratakv.core.errors import ConfigError, TransportError
 from tests.fixtures.transports import mooncake_is_here, nixl_is_here
 
-PAGES, PAGE = 64, 4096
+LOAD = HandOffLoad(spec=disagg.gpt_oss_spec(4), requests=2, prompt=512, under_way=1)
 
 
 def nothing_is_needed():
@@ -23,23 +24,39 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_every_byte_is_moved_in_a_round(name):
+def test_both_ways_bring_every_byte_of_their_requests_and_of_no_other(name):
     NEEDS[name]()
-    here = np.arange(PAGES * PAGE, dtype=np.uint64).view(np.uint8)
-    there = np.zeros_like(here)
-    places = np.random.default_rng(1).permutation(8 * PAGES).astype(np.uint64) * np.uint64(PAGE)
-    starts = np.arange(8 * PAGES, dtype=np.uint64) * np.uint64(PAGE)
-    batches = [
-        Ranges(
-            starts[part] + np.uint64(here.ctypes.data),
-            places[part] + np.uint64(there.ctypes.data),
-            np.full(len(starts[part]), PAGE, np.uint64),
-        )
-        for part in (slice(0, 100), slice(100, None))
-    ]
-    case = WriteCase([here], [there], batches)
-    assert case.size_bytes == len(here)
-    with BareWires.opened(TRANSPORTS[name].wire(), case) as bare:
-        bare.round()
-    pages = there.reshape(-1, PAGE)[(places // np.uint64(PAGE)).astype(int)]
-    assert (pages == here.reshape(-1, PAGE)).all()
+    with HandOffs.opened(name, LOAD) as hand_offs:
+        assert hand_offs.request_bytes == (2 + 1) * 2 * 2 * 8 * 64 * 2 * 256
+        assert hand_offs.by_library(1) > 0
+        here, there = hand_offs.sums(1)
+        assert here == there
+        here, there = hand_offs.sums(2)
+        assert here != there, "the second request was not written yet"
+        assert hand_offs.hand_over(2) > 0
+        here, there = hand_offs.sums(2)
+        assert here == there
+
+
+def test_a_side_that_ends_early_is_an_error_of_the_transport(monkeypatch):
+    def ends(pipe):
+        del pipe
+
+    loopback = TRANSPORTS["loopback"]
+    choice = TransportChoice(loopback.open, loopback.wire, lambda _: on_a_thread(ends))
+    monkeypatch.setitem(TRANSPORTS, "of nobody", choice)
+    with (
+        pytest.raises(TransportError, match="has ended"),
+        HandOffs.opened("of nobody", LOAD),
+    ):
+        pass
+
+
+def test_a_library_that_is_missing_is_refused_before_anything_is_started(monkeypatch):
+    def missing():
+        raise ConfigError("nowhere: its library cannot be imported")
+
+    loopback = TRANSPORTS["loopback"]
+    monkeypatch.setitem(TRANSPORTS, "nowhere", TransportChoice(loopback.open, missing, None))
+    with pytest.raises(ConfigError, match="nowhere"), HandOffs.opened("nowhere", LOAD):
+        pass

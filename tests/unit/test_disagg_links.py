@@ -18,7 +18,7 @@ from stratakv.disagg.transport import Disconnected, Failed, Lost, PeerId, Writes
 from stratakv.disagg.wire import Ranges
 from stratakv.disagg.wire_transport import WiredTransport
 from stratakv.disagg.writer_token import WriterToken, may_write
-from stratakv.testing.patience import wait_until
+from stratakv.testing.patience import PATIENCE_S, wait_until
 
 
 def ranges(*triples):
@@ -174,6 +174,75 @@ def test_a_notification_goes_with_the_last_slice_and_alone_only_where_there_are_
     assert [message for message in wires[0].alone if message != b"B"] == [b"Nalone"]
     one.close()
     two.close()
+
+
+class Paced(LoopbackWire):
+    """Writes when it may; what it did, in order."""
+
+    def __init__(self, memories, may_write, acts):
+        super().__init__(memories)
+        self.may_write, self.acts = may_write, acts
+
+    def write(self, ranges, message, given_up):
+        self.may_write.wait(PATIENCE_S)
+        self.acts.append("write")
+        super().write(ranges, message, given_up)
+
+    def notifications(self):
+        self.acts.append("look")
+        return super().notifications()
+
+
+def two_of_loopback(first_wire, clock=None, wake=None):
+    """Joined, with eight bytes each."""
+    memory = [np.zeros(8, np.uint8)]
+    one = WiredTransport("loopback", memory, first_wire, LinkOptions(), clock, wake)
+    two = LoopbackTransport(memory)
+    described, answer = one.describe(PeerId("two")), two.describe(PeerId("one"))
+    one.connect(PeerId("two"), answer)
+    two.connect(PeerId("one"), described)
+    return one, two
+
+
+BYTES = Writes(*(np.array([n], np.int64) for n in (0, 0, 0, 0, 8)))
+
+
+def test_who_has_more_to_write_looks_no_oftener_than_every_ten_milliseconds():
+    may_write, acts, clock, done = threading.Event(), [], ManualClock(), []
+    one, two = two_of_loopback(lambda memories: Paced(memories, may_write, acts), clock)
+    for _ in range(20):
+        one.post(PeerId("two"), BYTES)
+    may_write.set()
+    wait_until(lambda: done.extend(one.poll()) or len(done) == 20, "the end of all")
+    first = acts.index("write")
+    assert acts[first : first + 20] == ["write"] * 20, "no time has passed, and so no look is due"
+    clock.advance(0.01)
+    wait_until(lambda: acts[-1] == "look", "a look in the silence behind them")
+    one.close()
+    two.close()
+
+
+def test_whoever_polls_is_woken_by_a_notification_and_by_the_last_of_many_writes():
+    may_write, woken, done = threading.Event(), [], []
+    paced = two_of_loopback(
+        lambda memories: Paced(memories, may_write, []), wake=lambda: woken.append(len(done))
+    )
+    one, two = paced
+    for _ in range(5):
+        one.post(PeerId("two"), BYTES)
+    assert not woken
+    may_write.set()
+    wait_until(lambda: woken, "the end of the writes")
+    done += one.poll()
+    assert len(done) == 5
+    assert len(woken) == 1, "once for all of them"
+    two.post(PeerId("one"), BYTES, b"a page")
+    wait_until(lambda: len(woken) == 2, "a notification")
+    assert [event.notification for event in one.poll()] == [b"a page"]
+    two.close()
+    wait_until(lambda: Disconnected(PeerId("two")) in one.poll(), "the fence")
+    assert len(woken) >= 3, "a peer that ends wakes, too"
+    one.close()
 
 
 def test_looks_at_a_wire_are_rarer_in_silence_and_at_once_again_when_bytes_come():

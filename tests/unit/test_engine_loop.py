@@ -24,6 +24,7 @@ from stratakv.engine.executor import SerialExecutor
 from stratakv.engine.forward import Forward
 from stratakv.engine.request import Failure, FinishReason, Phase, Prompt, SamplingParams
 from stratakv.engine.roles import FirstToken, MayStart, Received, Start, UnifiedRole
+from stratakv.tiers.progress import PAUSE_POLLS, POLL_S
 from stratakv.transfer.copy_plan import NOTHING_LAUNCHED
 from tests.engines import token_spec
 
@@ -280,6 +281,14 @@ def test_who_waits_for_the_role_is_waited_for_and_not_spun_on():
     assert lab.slept
     lab.drain()
     assert lab.tokens("a") == [TOKEN] * 4
+
+
+def test_an_engine_that_waits_for_its_role_alone_pauses_once_until_something_comes():
+    """It looks at no copy meanwhile: a peer's event may end the pause, and nothing else has to."""
+    lab = Lab(role=Later)
+    lab.submit("a")
+    lab.step()
+    assert lab.slept == [PAUSE_POLLS * POLL_S]
 
 
 # -- the end between launch and collect ----------------------------------------------------------

@@ -18,6 +18,7 @@ from stratakv.assembly.sizing import Sizes
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import ConfigError
+from stratakv.core.wakeup import Wake, Wakeup
 from stratakv.disagg.agreeing_role import AgreeingRole, Lane
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
@@ -33,7 +34,7 @@ from stratakv.disagg.ranked_joining import RankedJoiner, RankedPeers, join_ranks
 from stratakv.disagg.rested_join import RestedJoin
 from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.statistics import SessionStats
-from stratakv.disagg.transport import Memory, PeerId, Transport
+from stratakv.disagg.transport import PeerId
 from stratakv.engine.loop import Engine
 from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Prompt, Request
@@ -58,19 +59,24 @@ OwnRole: TypeAlias = PrefillRole | DecodeRole
 class RoleParts:
     """``role``: of the engine that is to be built, and ``own`` what this rank has of it, by lane;
     the same with one rank and lane. ``peers``: whom each lane works with, once opened over the
-    engine's pools; ``rank``: which one this is, None where there are no others. ``stop``: ends what
-    ``role`` has begun on threads."""
+    engine's pools; ``rank``: which one this is, None where there are no others. ``wakeup``: ends an
+    engine's pause when a peer's event comes. ``stop``: ends what ``role`` has begun on threads."""
 
     role: Role
     own: tuple[OwnRole, ...]
     peers: tuple[Peers, ...]
     open_transport: OpenTransport
     rank: int | None
+    wakeup: Wakeup
     stop: Callable[[], None] = field(default=_nothing)
 
     def given(self) -> Role:
         """As a socket takes it."""
         return self.role
+
+    def sleep(self, wait_s: float) -> bool:
+        """As a socket takes it: how the engine lets a moment pass."""
+        return self.wakeup.wait(wait_s)
 
     def open(
         self,
@@ -154,12 +160,14 @@ def role_parts(
         carry = HttpCarry(PeerId(f"decode-{uuid.uuid4()}"), join_key)
     make = _prefill if server.role == "prefill" else partial(_decode, carry)
     role, own = make(peers, limits, ranks)
+    wakeup = Wakeup()
     return RoleParts(
         role=role,
         own=own,
         peers=peers,
-        open_transport=_transport(server),
+        open_transport=_transport(server, wakeup.set),
         rank=None if ranks is None else ranks.ranks.rank,
+        wakeup=wakeup,
         stop=_nothing if carry is None else carry.close,
     )
 
@@ -236,12 +244,8 @@ def _prefill_of(request: Request) -> PeerId | None:
     return None if session is None else PeerId(session.prefill)
 
 
-def _transport(server: ServerConfig) -> OpenTransport:
+def _transport(server: ServerConfig, wake: Wake) -> OpenTransport:
     if server.transport_name == "nixl":
-        return NixlTransport
+        return partial(NixlTransport, wake=wake)
     options = MooncakeTransportOptions(host=server.reached_at)
-    return partial(_mooncake, options)
-
-
-def _mooncake(options: MooncakeTransportOptions, memories: Sequence[Memory]) -> Transport:
-    return MooncakeTransport(memories, options)
+    return partial(MooncakeTransport, options=options, wake=wake)

@@ -2,41 +2,28 @@
 
 Owns four measurements. How many requests a decode engine admits that takes pages by group, beside
 one that takes them for whole prompts in every group, each with the split of the same bytes that is
-best for it. What one such decision takes. And bytes: pages of both sides through ``Peers``, with
-their pairing and the message that proves them, beside the same ranges by the transport's library
-alone (``transports``), lap by lap in this process. And what decoding gains under long prompts
-(``token_gaps``), by servers of their own. Needs the library alone for the others; a transport that
-is not installed is left out.
+best for it. What one such decision takes. And bytes: pages of one side handed over to the other's,
+beside the transport's library alone, lap by lap (``hand_offs``). And what decoding gains under long
+prompts (``token_gaps``), by servers of their own. Needs the library alone for the others; a
+transport that is not installed is left out.
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Final
 
-import numpy as np
-
 from stratakv.bench import token_gaps
+from stratakv.bench.hand_offs import HandOffLoad, HandOffs
 from stratakv.bench.rig import Laps, in_turn
-from stratakv.bench.transports import TRANSPORTS, BareWires, OpenTransport, WriteCase
-from stratakv.cache.footprint import TransferPages
-from stratakv.cache.records import TierTokens
+from stratakv.bench.transports import TRANSPORTS
 from stratakv.core.errors import ConfigError, TransportError
-from stratakv.disagg.messages import Arrival, Attempt
-from stratakv.disagg.page_places import pages_of, places_of
-from stratakv.disagg.peers import MessageReceived, Peers
-from stratakv.disagg.ranges import Regions, joined, located
-from stratakv.disagg.transport import Lost, Memory, PeerId
-from stratakv.engine.roles import FirstToken
-from stratakv.memory.device_pools import DevicePools
 from stratakv.policy.admission import PageBudget, demand
 from stratakv.policy.preallocation import Admitted, admitted
 from stratakv.spec.budget import ExpectedLoad, device_bytes, device_pages
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import needed
 
 POOL_BYTES: Final = 16 << 30
 RUNNING: Final = 64
@@ -45,22 +32,27 @@ PROMPTS: Final = tuple(1024 << n for n in range(8))
 RESERVE_TOKENS: Final = 512
 PAGE_TOKENS: Final = 256
 TRANSFER_PROMPT: Final = 4096
-REQUESTS: Final = 8
+REQUESTS: Final = 32
 """Of one lap; 17 MiB each, of pages anywhere in the pools."""
+UNDER_WAY: Final = 8
+"""Requests that are posted and not written."""
 LAPS: Final = 16
 DECISIONS: Final = 2000
-_PREFILL, _DECODE = PeerId("prefill"), PeerId("decode")
-_PAUSE_S: Final = 0.0002
+_LIBRARY, _HAND_OFF = "library", "hand-off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOffThroughput:
     """Medians. ``ratio``: of the seconds of the transport's library alone to the hand-off's, of the
-    same ranges in neighbouring laps; ``gb_s``: of the hand-off, 10^9 bytes."""
+    same ranges in neighbouring laps of ``REQUESTS``; ``gb_s``: of the hand-off, 10^9 bytes.
+    ``alone_*``: of one request while there is no other, until its proof is there, and its bytes by
+    the library."""
 
     name: str
     ratio: float
     gb_s: float
+    alone_ms: float
+    alone_library_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +93,10 @@ def run() -> dict[str, object]:
     print(f"one decision: {decision_us:.1f} us")
     found = [each for name in TRANSPORTS if (each := throughput(name)) is not None]
     for each in found:
-        print(f"{each.name:20} {each.gb_s:6.2f} GB/s, {each.ratio:.2f} of its library alone")
+        print(
+            f"{each.name:20} {each.gb_s:6.2f} GB/s, {each.ratio:.2f} of its library alone; one "
+            f"request alone {each.alone_ms:.2f} ms, by the library {each.alone_library_ms:.2f}"
+        )
     gaps = token_gaps.run()
     if gaps is not None:
         print(gaps.text())
@@ -161,118 +156,37 @@ def admit_us(spec: CacheSpec, pages: Sequence[int]) -> float:
 
 def throughput(name: str) -> HandOffThroughput | None:
     """None where the transport is not installed, or cannot be had here."""
-    choice = TRANSPORTS[name]
+    load = HandOffLoad(
+        spec=gpt_oss_spec(4), requests=REQUESTS, prompt=TRANSFER_PROMPT, under_way=UNDER_WAY
+    )
     try:
-        with HandOffs.opened(choice.open, gpt_oss_spec(4)) as hand_offs:
-            case = hand_offs.case
-            with BareWires.opened(choice.wire(), case) as bare:
-                laps = Laps()
-                contenders: list[tuple[str, Callable[[], object]]] = [
-                    ("bare", bare.round),
-                    ("hand-off", hand_offs.round),
-                ]
-                for turn in range(LAPS):
-                    for which, work in in_turn(contenders, turn):
-                        laps.time(which, work)
+        with HandOffs.opened(name, load) as hand_offs:
+            hand_offs.hand_over(REQUESTS)  # warm, and before the library may have brought anything
+            here, there = hand_offs.sums(REQUESTS)
+            if here != there:
+                raise AssertionError(f"{name}: what is there is not what was handed over")
+            many = _laps(hand_offs, LAPS, REQUESTS)
+            alone = _laps(hand_offs, LAPS * REQUESTS // 2, 1)
     except (ConfigError, TransportError) as error:
         print(f"{name}: left out: {error}")
         return None
-    gb_s = case.size_bytes / laps.median_s("hand-off") / 1e9
+    size = hand_offs.request_bytes * REQUESTS
     return HandOffThroughput(
-        name=name, ratio=round(laps.ratio("bare", "hand-off"), 3), gb_s=round(gb_s, 3)
+        name=name,
+        ratio=round(many.ratio(_LIBRARY, _HAND_OFF), 3),
+        gb_s=round(size / many.median_s(_HAND_OFF) / 1e9, 3),
+        alone_ms=round(alone.median_s(_HAND_OFF) * 1e3, 2),
+        alone_library_ms=round(alone.median_s(_LIBRARY) * 1e3, 2),
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Side:
-    """An engine's pools, and its way to the other one's."""
-
-    peers: Peers
-    memories: Sequence[Memory]
-
-    @classmethod
-    def opened(
-        cls, open_transport: OpenTransport, spec: CacheSpec, pages: Sequence[int]
-    ) -> "_Side":
-        pools, peers = DevicePools(spec, pages), Peers()
-        for group in spec.groups:
-            pools.poison(group.id, np.arange(pages[group.id], dtype=np.int32))
-        peers.open(spec, pools, b"bench", open_transport)
-        memories, _ = places_of(spec, pools, ())
-        return cls(peers, memories)
-
-    @property
-    def regions(self) -> Regions:
-        return Regions.of([(each.ctypes.data, each.nbytes) for each in self.memories])
-
-
-class HandOffs:
-    """``REQUESTS`` prompts from one engine's pools to another's, again and again."""
-
-    def __init__(self, spec: CacheSpec, prefill: "_Side", decode: "_Side") -> None:
-        self._prefill, self._decode = prefill.peers, decode.peers
-        self._laps = 0
-        random = np.random.default_rng(1)
-        self._source = _requests(spec, random)
-        self._target = _requests(spec, random)
-        pairing = self._prefill.pairing(_DECODE)
-        self.case = WriteCase(
-            prefill.memories,
-            decode.memories,
-            [
-                joined(located(pairing.writes(*pages), prefill.regions, decode.regions))
-                for pages in zip(self._source, self._target, strict=True)
-            ],
-        )
-
-    @classmethod
-    @contextmanager
-    def opened(cls, open_transport: OpenTransport, spec: CacheSpec) -> "Generator[HandOffs]":
-        sides: list[_Side] = []
-        pages = [
-            REQUESTS * len(needed(group.retention, TRANSFER_PROMPT, spec.page_tokens))
-            for group in spec.groups
-        ]
-        try:
-            sides.append(_Side.opened(open_transport, spec, pages))
-            sides.append(_Side.opened(open_transport, spec, pages))
-            prefill, decode = (side.peers for side in sides)
-            introduction, answer = prefill.introduce(_DECODE), decode.introduce(_PREFILL)
-            decode.meet(_PREFILL, introduction)
-            prefill.meet(_DECODE, answer)
-            yield cls(spec, *sides)
-        finally:
-            for side in sides:
-                side.peers.close()
-
-    def round(self) -> None:
-        """Until decode has the proof of each request. TransportError where a side is lost."""
-        self._laps += 1
-        pairing = self._prefill.pairing(_DECODE)
-        for at, (source, target) in enumerate(zip(self._source, self._target, strict=True)):
-            attempt = Attempt(f"r{at}", self._laps)
-            proof = Arrival(attempt, FirstToken(1), TierTokens(0, 0, 0))
-            self._prefill.send(_DECODE, proof, pairing.writes(source, target))
-        left = REQUESTS
-        while left:
-            for event in (*self._decode.poll(), *self._prefill.poll()):
-                if isinstance(event, Lost):
-                    raise TransportError(event.reason)
-                left -= isinstance(event, MessageReceived)
-            time.sleep(_PAUSE_S)
-
-
-def _requests(spec: CacheSpec, random: np.random.Generator) -> list[TransferPages]:
-    """Of every group the pages that decoding needs, scattered."""
-    spans = [needed(group.retention, TRANSFER_PROMPT, spec.page_tokens) for group in spec.groups]
-    pages = [random.permutation(REQUESTS * len(span)).tolist() for span in spans]
-    return [
-        TransferPages(
-            TRANSFER_PROMPT,
-            tuple(
-                pages_of(group.id, span.start, own[at * len(span) : (at + 1) * len(span)])
-                for group, span, own in zip(spec.groups, spans, pages, strict=True)
-            ),
-        )
-        for at in range(REQUESTS)
+def _laps(hand_offs: HandOffs, laps: int, requests: int) -> Laps:
+    found = Laps()
+    contenders: list[tuple[str, Callable[[int], float]]] = [
+        (_LIBRARY, hand_offs.by_library),
+        (_HAND_OFF, hand_offs.hand_over),
     ]
+    for turn in range(laps):
+        for which, seconds in in_turn(contenders, turn):
+            found.add(which, seconds(requests))
+    return found

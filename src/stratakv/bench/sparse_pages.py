@@ -14,11 +14,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from stratakv.bench.disagg import HandOffs
+from stratakv.bench.hand_offs import HandOffLoad, HandOffs
 from stratakv.bench.rig import Laps, in_turn
 from stratakv.core.clock import WallClock
 from stratakv.core.ids import GroupId, PageKey
-from stratakv.disagg.loopback import LoopbackTransport
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.offload import offloaded, selected_group
@@ -30,6 +29,8 @@ PAGE_TOKENS: Final = 64
 STORED_TOKENS: Final = 1536
 STORED_LAYERS: Final = 61
 HAND_OFF_LAYERS: Final = 4
+HANDED_OVER: Final = 8
+HANDED_OVER_PROMPT: Final = 4096
 LAPS: Final = 6
 _QUOTA_BYTES: Final = 4 << 30
 
@@ -122,5 +123,8 @@ def _read(
 def hand_off_rounds(page_tokens: int) -> Generator[tuple[int, Round]]:
     """Hand-offs of several prompts within this process, with all that proves them."""
     spec = selected_spec(HAND_OFF_LAYERS, page_tokens)
-    with HandOffs.opened(LoopbackTransport, spec) as hand_offs:
-        yield hand_offs.case.size_bytes, hand_offs.round
+    load = HandOffLoad(
+        spec=spec, requests=HANDED_OVER, prompt=HANDED_OVER_PROMPT, under_way=HANDED_OVER
+    )
+    with HandOffs.opened("loopback", load) as hand_offs:
+        yield hand_offs.request_bytes * HANDED_OVER, partial(hand_offs.hand_over, HANDED_OVER)

@@ -1,119 +1,98 @@
-"""How many bytes a transport's library moves by itself, within one process.
-
-Owns the measurement that a hand-off is compared with: the same ranges between the same memories,
-each request's one call of the library, with nothing of ours but its adapter (``Wire``): no thread
-of a link, no slices, beats, messages, pauses or pages.
+"""The transports that are measured: what opens each, the library under it, and where its other side
+runs. Owns no measurement.
 """
 
+import multiprocessing
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
 from typing import Final, TypeAlias
 
+from stratakv.core.wakeup import Wake
 from stratakv.disagg.loopback import LoopbackTransport, LoopbackWire
 from stratakv.disagg.mooncake import MooncakeTransport, MooncakeTransportOptions, mooncake_wire
 from stratakv.disagg.nixl import NixlOptions, NixlTransport, nixl_wire
 from stratakv.disagg.transport import Memory, Transport
-from stratakv.disagg.wire import OpenWire, Ranges, Wire
+from stratakv.disagg.wire import OpenWire
 
-OpenTransport: TypeAlias = Callable[[Sequence[Memory]], Transport]
-_PAUSE_S: Final = 0.0002
-"""Between two looks of the end that is written to: over TCP, NIXL takes bytes while it is looked
-at. Its own thread for that was slower in every case, and so were looks without a pause."""
+OtherSide: TypeAlias = Callable[[Connection], None]
+_ENDS_S: Final = 30.0
+
+
+@contextmanager
+def on_a_thread(act: OtherSide) -> Generator[Connection]:
+    """``act`` with one end of a pipe; the other end is given. It has ended afterwards."""
+    mine, theirs = Pipe()
+    thread = threading.Thread(target=_acted, args=(act, theirs), daemon=True)
+    thread.start()
+    try:
+        with mine:
+            yield mine
+    finally:
+        thread.join(_ENDS_S)
+
+
+def _acted(act: OtherSide, pipe: Connection) -> None:
+    with pipe:
+        act(pipe)
+
+
+@contextmanager
+def in_a_process(act: OtherSide) -> Generator[Connection]:
+    """The same in a process of its own; ``act`` can be pickled."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=act, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        with mine:
+            yield mine
+    finally:
+        process.join(_ENDS_S)
+        process.kill()
+        process.join()
 
 
 @dataclass(frozen=True, slots=True)
 class TransportChoice:
-    """``wire``: the library under ``open``, ConfigError where it is missing."""
+    """``open``: notifies of its events. ``wire``: the library under it, ConfigError where it is
+    missing. ``beside``: where the side runs that is written to."""
 
-    open: OpenTransport
+    open: Callable[[Wake, Sequence[Memory]], Transport]
     wire: Callable[[], OpenWire]
+    beside: Callable[[OtherSide], AbstractContextManager[Connection]] = in_a_process
 
 
-def _loopback() -> OpenWire:
+def _open_loopback(wake: Wake, memories: Sequence[Memory]) -> Transport:
+    return LoopbackTransport(memories, wake=wake)
+
+
+def _loopback_wire() -> OpenWire:
     return LoopbackWire
+
+
+def _open_nixl(options: NixlOptions, wake: Wake, memories: Sequence[Memory]) -> Transport:
+    return NixlTransport(memories, options, wake=wake)
 
 
 def _nixl(names: str) -> TransportChoice:
     options = NixlOptions(transports=names)
-    return TransportChoice(
-        lambda memories: NixlTransport(memories, options), lambda: nixl_wire(options)
-    )
+    return TransportChoice(partial(_open_nixl, options), partial(nixl_wire, options))
+
+
+def _open_mooncake(wake: Wake, memories: Sequence[Memory]) -> Transport:
+    return MooncakeTransport(memories, wake=wake)
 
 
 TRANSPORTS: Final[dict[str, TransportChoice]] = {
-    "loopback": TransportChoice(LoopbackTransport, _loopback),
+    "loopback": TransportChoice(_open_loopback, _loopback_wire, on_a_thread),
     "nixl, TCP": _nixl("tcp"),
     "nixl, shared memory": _nixl("sm,tcp,self"),
     "mooncake, TCP": TransportChoice(
-        MooncakeTransport, lambda: mooncake_wire(MooncakeTransportOptions())
+        _open_mooncake, partial(mooncake_wire, MooncakeTransportOptions())
     ),
 }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WriteCase:
-    """``batches``: of addresses in ``here`` and ``there``, in order."""
-
-    here: Sequence[Memory]
-    there: Sequence[Memory]
-    batches: Sequence[Ranges]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(int(batch.sizes.sum()) for batch in self.batches)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BareWires:
-    """Both ends of a wire, which carries ``case`` again and again."""
-
-    source: Wire
-    target: Wire
-    case: WriteCase
-    writer: ThreadPoolExecutor
-
-    @staticmethod
-    @contextmanager
-    def opened(open_wire: OpenWire, case: WriteCase) -> "Generator[BareWires]":
-        source, target = open_wire(case.here), open_wire(case.there)
-        try:
-            described = source.describe(), target.describe()
-            source.connect(described[1])
-            target.connect(described[0])
-            _meet(source, target)
-            with ThreadPoolExecutor(1) as writer:
-                yield BareWires(source, target, case, writer)
-        finally:
-            for wire in (source, target):
-                wire.sever()
-            for wire in (source, target):
-                while not wire.sever():
-                    time.sleep(_PAUSE_S)
-
-    def round(self) -> None:
-        """Every byte once. TransportError where the library fails."""
-        written = self.writer.submit(self._write)
-        while not written.done():
-            self.target.notifications()
-            time.sleep(_PAUSE_S)
-        written.result()
-
-    def _write(self) -> None:
-        never = threading.Event()
-        for batch in self.case.batches:
-            self.source.write(batch, None, never)
-
-
-def _meet(one: Wire, two: Wire) -> None:
-    """Of a peer that leaves while the two connect, UCX may abort the process."""
-    for wire in (one, two):
-        wire.notify(b"here")
-    met = [False, False]
-    while not all(met):
-        for at, wire in enumerate((one, two)):
-            met[at] |= bool(wire.notifications())
-        time.sleep(_PAUSE_S)

@@ -3,7 +3,6 @@
 Owns the copy. Addresses are this process's own, so no bytes go by any wire.
 """
 
-import ctypes
 import itertools
 import threading
 from collections import deque
@@ -12,10 +11,12 @@ from dataclasses import dataclass, field
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import TransportError
+from stratakv.core.wakeup import Wake
 from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
 from stratakv.disagg.transport import Memory
 from stratakv.disagg.wire import Ranges
 from stratakv.disagg.wire_transport import WiredTransport
+from stratakv.transfer.range_copy import copy_ranges
 
 _RANGES = 64
 """Copied under the lock at once: a fence waits for no more."""
@@ -71,15 +72,12 @@ class LoopbackWire:
 
     def write(self, ranges: Ranges, message: bytes | None, given_up: threading.Event) -> None:
         peer = self._connected()
-        columns = (ranges.targets.tolist(), ranges.sources.tolist(), ranges.sizes.tolist())
         for at in range(0, len(ranges.sizes), _RANGES):
             with peer.lock:
                 if given_up.is_set() or not peer.open:
                     raise TransportError("it has ended")
-                for target, source, size in zip(
-                    *(each[at : at + _RANGES] for each in columns), strict=True
-                ):
-                    ctypes.memmove(target, source, size)
+                part = slice(at, at + _RANGES)
+                copy_ranges(ranges.sources[part], ranges.targets[part], ranges.sizes[part])
         if message is not None:
             self.notify(message)
 
@@ -113,5 +111,6 @@ class LoopbackTransport(WiredTransport):
         memories: Sequence[Memory],
         options: LinkOptions = DEFAULT_LINK,
         clock: Clock | None = None,
+        wake: Wake | None = None,
     ) -> None:
-        super().__init__("loopback", memories, LoopbackWire, options, clock)
+        super().__init__("loopback", memories, LoopbackWire, options, clock, wake)

@@ -19,6 +19,7 @@ import numpy as np
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError, TransportError
+from stratakv.core.wakeup import Wake
 from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
 from stratakv.disagg.transport import Memory
 from stratakv.disagg.wire import OpenWire, Ranges
@@ -52,6 +53,7 @@ class MooncakeTransport(WiredTransport):
         memories: Sequence[Memory],
         options: MooncakeTransportOptions | None = None,
         clock: Clock | None = None,
+        wake: Wake | None = None,
     ) -> None:
         options = options or MooncakeTransportOptions()
         link = replace(
@@ -59,7 +61,7 @@ class MooncakeTransport(WiredTransport):
             slice_bytes=min(options.link.slice_bytes, _SLICE_BYTES),
             slice_ranges=min(options.link.slice_ranges, _RANGES),
         )
-        super().__init__("mooncake", memories, mooncake_wire(options), link, clock)
+        super().__init__("mooncake", memories, mooncake_wire(options), link, clock, wake)
 
 
 def mooncake_wire(options: MooncakeTransportOptions) -> OpenWire:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from stratakv.core.clock import Clock
 from stratakv.core.errors import ConfigError, TransportError
+from stratakv.core.wakeup import Wake
 from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
 from stratakv.disagg.transport import Memory
 from stratakv.disagg.wire import Addresses, OpenWire, Ranges
@@ -59,9 +60,10 @@ class NixlTransport(WiredTransport):
         memories: Sequence[Memory],
         options: NixlOptions | None = None,
         clock: Clock | None = None,
+        wake: Wake | None = None,
     ) -> None:
         options = options or NixlOptions()
-        super().__init__("nixl", memories, nixl_wire(options), options.link, clock)
+        super().__init__("nixl", memories, nixl_wire(options), options.link, clock, wake)
 
 
 def nixl_wire(options: NixlOptions) -> OpenWire:

@@ -14,7 +14,7 @@ import numpy as np
 
 from stratakv.cache.footprint import GroupPages, TransferPages
 from stratakv.core.errors import TransportError
-from stratakv.core.ids import NONE, GroupId
+from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.disagg.handshake import ALL, SideRank
 from stratakv.disagg.transport import Indices, Memory, Writes
 from stratakv.memory.device_pools import DevicePages
@@ -24,6 +24,8 @@ from stratakv.spec.retention import needed
 from stratakv.spec.sharding import row_slices
 from stratakv.tree.nodes import TIERS, Tier
 
+_OFFSETS, _PEER_OFFSETS = 1, 3
+"""Among the columns of ``Writes``."""
 _LARGEST: Final = 2**61
 """What no offset of any memory comes to. Three of them are an int64."""
 
@@ -175,16 +177,24 @@ TierRoute: TypeAlias = tuple[int, Tier, Tier]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pieces:
-    """Every piece of a page of one group that both sides have on a tier: page p's is ``size``
-    bytes from ``base + p * stride`` of ``region`` here to the same of the peer's. int64 [n, 1]."""
+    """Every piece of a page of one group that both sides have on a tier, as ``Writes`` has its
+    columns: those of page 0, and what comes to each with the next page here, or there. int64
+    [5, n, 1]."""
 
-    region: Indices
-    base: Indices
+    first: Indices
     stride: Indices
-    peer_region: Indices
-    peer_base: Indices
-    peer_stride: Indices
-    size: Indices
+
+    @property
+    def count(self) -> int:
+        return self.first.shape[1]
+
+    def write(self, here: PageIds, there: PageIds, found: Indices) -> None:
+        """Into ``found`` [5, n * pages], pages innermost."""
+        pages = np.zeros((5, 1, len(here)), np.int64)
+        pages[_OFFSETS], pages[_PEER_OFFSETS] = here, there
+        pages = self.stride * pages
+        pages += self.first
+        found[:] = pages.reshape(5, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,24 +214,13 @@ class PairedPlaces:
             for here, there in source.paired(target)
             if (pieces := self._ways.get((here.group, here.tier, there.tier))) is not None
         ]
-        total = sum(len(pieces.size) * len(here) for pieces, here, _ in found)
-        columns = Writes(*(np.empty(total, np.int64) for _ in fields(Writes)))
+        columns = np.empty((5, sum(each.count * len(here) for each, here, _ in found)), np.int64)
         at = 0
         for pieces, here, there in found:
-            shape = len(pieces.size), len(here)
-            part = slice(at, at + shape[0] * shape[1])
-            columns.regions[part].reshape(shape)[:] = pieces.region
-            columns.peer_regions[part].reshape(shape)[:] = pieces.peer_region
-            columns.sizes[part].reshape(shape)[:] = pieces.size
-            for column, stride, base, pages in (
-                (columns.offsets, pieces.stride, pieces.base, here),
-                (columns.peer_offsets, pieces.peer_stride, pieces.peer_base, there),
-            ):
-                offsets = column[part].reshape(shape)
-                np.multiply(stride, pages, out=offsets)
-                offsets += base
+            part = slice(at, at + pieces.count * len(here))
+            pieces.write(here, there, columns[:, part])
             at = part.stop
-        return columns
+        return Writes(*columns)
 
 
 def _pieces(
@@ -235,12 +234,13 @@ def _pieces(
     part = np.repeat(np.arange(len(ours)), count)
     piece = np.arange(len(part)) - np.repeat(np.cumsum(count) - count, count)
     size = (here.size[ours] // count)[part]
-    columns = (
-        here.region[ours[part]], _bases(here, ours[part], piece, size), here.stride[ours[part]],
-        there.region[theirs[part]], _bases(there, theirs[part], piece, size),
-        there.stride[theirs[part]], size,
+    first = (
+        here.region[ours[part]], _bases(here, ours[part], piece, size),
+        there.region[theirs[part]], _bases(there, theirs[part], piece, size), size,
     )  # fmt: skip
-    return _Pieces(*(column[:, None] for column in columns))
+    stride = np.zeros((5, len(part)), np.int64)
+    stride[_OFFSETS], stride[_PEER_OFFSETS] = here.stride[ours[part]], there.stride[theirs[part]]
+    return _Pieces(np.stack(first)[:, :, None], stride[:, :, None])
 
 
 def _bases(places: PagePlaces, rows: Indices, piece: Indices, size: Indices) -> Indices:

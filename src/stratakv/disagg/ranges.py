@@ -31,10 +31,11 @@ class Regions:
 
     def locate(self, regions: Addresses, offsets: Addresses, sizes: Addresses) -> Addresses | None:
         """Addresses of the ranges; None where one is not within its region."""
-        if not (regions < len(self.sizes)).all():
+        if len(regions) and regions.max() >= len(self.sizes):
             return None
         room = self.sizes[regions]
-        if not ((offsets <= room) & (sizes <= room - np.minimum(offsets, room))).all():
+        # Where an offset is beyond, the difference wraps around.
+        if not ((offsets <= room) & (sizes <= room - offsets)).all():
             return None
         return self.addresses[regions] + offsets
 
@@ -46,10 +47,12 @@ def located(writes: Writes, here: Regions, there: Regions) -> Ranges:
     every = [*columns, writes.sizes]
     count = len(writes.sizes)
     assert all(len(each) == count for each in every), "arrays of several lengths"
-    assert not count or min(each.min() for each in every) >= 0, "a negative index, offset or size"
-    if count and not writes.sizes.min():
+    least = writes.sizes.min() if count else 1
+    assert least >= 0, "a negative size"
+    if not least:
         kept = writes.sizes > 0
         every = [each[kept] for each in every]
+    # What is negative is beyond every region then.
     region, offset, peer_region, peer_offset, sizes = (each.view(np.uint64) for each in every)
     sources, targets = (
         here.locate(region, offset, sizes),
@@ -75,6 +78,10 @@ def joined(ranges: Ranges) -> Ranges:
 
 def slices(ranges: Ranges, most_bytes: int, most_ranges: int) -> Iterator[Ranges]:
     """``ranges`` in order, in parts of at most so many bytes and ranges."""
+    if len(ranges.sizes) <= most_ranges and ranges.sizes.sum() <= most_bytes:
+        if len(ranges.sizes):
+            yield ranges  # most are small: no arithmetic then
+        return
     most = np.uint64(most_bytes)
     parts = (ranges.sizes + (most - np.uint64(1))) // most  # of each range
     owner = np.repeat(np.arange(len(parts)), parts.astype(np.int64))

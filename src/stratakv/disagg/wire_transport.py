@@ -10,12 +10,14 @@ from itertools import count
 
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import TransportError
+from stratakv.core.wakeup import Wake
 from stratakv.disagg.description import Description, decode
 from stratakv.disagg.link import Link, LinkOptions
 from stratakv.disagg.ranges import Regions, located
 from stratakv.disagg.transport import (
     NOTIFICATION_BYTES,
     Disconnected,
+    Done,
     Event,
     Memory,
     PeerId,
@@ -28,6 +30,10 @@ _CLOSE_S = 30.0
 """How long ``close`` waits for the fences. A wire that blocks does so for less."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(slots=True, eq=False)
 class _Peer:
     link: Link
@@ -35,7 +41,10 @@ class _Peer:
 
 
 class WiredTransport:
-    """``name``: what both sides must agree on. ``memories``: the regions, by index."""
+    """``name``: what both sides must agree on. ``memories``: the regions, by index. ``wake``:
+    called from any thread when ``poll`` has something to return; of writes that are done, when
+    their link has nothing more to write: whoever is woken wants the interpreter's lock, which the
+    next write needs too."""
 
     def __init__(
         self,
@@ -44,6 +53,7 @@ class WiredTransport:
         open_wire: OpenWire,
         options: LinkOptions,
         clock: Clock | None = None,
+        wake: Wake | None = None,
     ) -> None:
         assert all(each.flags.c_contiguous for each in memories), "a region with gaps"
         self._name, self._memories, self._open_wire = name, tuple(memories), open_wire
@@ -52,6 +62,7 @@ class WiredTransport:
         self._peers: dict[PeerId, _Peer] = {}
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
+        self._wake = wake or _nothing
         self._transfers = count()
         self._closed = False
 
@@ -66,7 +77,7 @@ class WiredTransport:
         with self._lock:
             assert not self._closed, "the transport is closed"
             assert peer not in self._peers, f"{peer} is described already"
-            link = Link(peer, wire, self._options, self._clock, self._events.append)
+            link = Link(peer, wire, self._options, self._clock, self._report, self._wake)
             self._peers[peer] = _Peer(link)
         return described
 
@@ -89,6 +100,11 @@ class WiredTransport:
             transfer = TransferId(next(self._transfers))
             self._peers[peer].link.post(transfer, ranges, notification)
         return transfer
+
+    def _report(self, event: Event) -> None:
+        self._events.append(event)
+        if not isinstance(event, Done):
+            self._wake()
 
     def poll(self) -> Sequence[Event]:
         with self._lock:

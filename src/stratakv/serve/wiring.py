@@ -47,7 +47,6 @@ from stratakv.engine.grammars import RankZeroGrammars
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.request import Prompt
-from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.serve.admin import OPEN_S, StorageAdmin
 from stratakv.serve.api_keys import api_keys, join_key
 from stratakv.serve.driver import EngineDriver
@@ -102,8 +101,8 @@ def build_service(
         observer = None if publisher is None else publisher.observe(sizes.spec, digests)
         ends = model.eos_ids or tokenizer.eos
         grammars = guided_grammars(tokenizer.serialized, model.vocab_size, ends)
-        sockets = Sockets(role=_role(disagg), ranks=ranks, observer=observer, grammars=grammars)
-        parts = build_sized(model, config, sizes, sockets)
+        sockets = Sockets(ranks=ranks, observer=observer, grammars=grammars)
+        parts = build_sized(model, config, sizes, _for_role(sockets, disagg))
         _open(parts, disagg, store)
         if disagg is not None:
             disagg.serve_again(partial(_submit_again, parts))
@@ -183,8 +182,11 @@ def _submit_again(parts: EngineParts, prompt: Prompt) -> None:
     parts.port.submit(prompt)
 
 
-def _role(disagg: RoleParts | None) -> Callable[[], Role]:
-    return UnifiedRole if disagg is None else disagg.given
+def _for_role(sockets: Sockets, disagg: RoleParts | None) -> Sockets:
+    """Of a server that does both, they stay what they are."""
+    if disagg is None:
+        return sockets
+    return replace(sockets, role=disagg.given, sleep=disagg.sleep)
 
 
 def _joins(server: ServerConfig, disagg: RoleParts | None, parts: EngineParts) -> Joins | None:
@@ -247,8 +249,8 @@ def build_follower(
         model, sizes, store = _load(path, config, sizes, ranks)
         if store is not None:
             undo.callback(store.worker.close, 0)
-        sockets = Sockets(role=_role(disagg), ranks=ranks, grammars=RankZeroGrammars())
-        parts = build_sized(model, config, sizes, sockets)
+        sockets = Sockets(ranks=ranks, grammars=RankZeroGrammars())
+        parts = build_sized(model, config, sizes, _for_role(sockets, disagg))
         _open(parts, disagg, store)
         undo.pop_all()
     return parts, disagg

@@ -25,11 +25,13 @@ PAUSE_POLLS: Final = 25
 FLUSH_PAUSES: Final = 200
 """A flush gives storage a second or so: one that hangs must not stop the engine."""
 
-Sleep: TypeAlias = Callable[[float], None]
+Sleep: TypeAlias = Callable[[float], bool | None]
+"""How a moment is waited for, in seconds. True where something of a peer has come, before its end
+perhaps; there may be nobody who says so."""
 
 
 class Progress:
-    """``sleep``: how a moment is waited for, in seconds."""
+    """Of one cache; one thread calls it."""
 
     def __init__(
         self,
@@ -97,13 +99,18 @@ class Progress:
         return self._copies.busy or self._storage.busy
 
     def pause(self, head: RequestId | None = None) -> None:
-        """Let a little time pass, less where a copy or storage has something to report, and
+        """Let a little time pass, less where a copy, storage or a peer has something to report, and
         tick."""
-        for _ in range(PAUSE_POLLS):
-            if self._flights.ready or self._storage.ready:
-                break
-            self._sleep(POLL_S)
+        if self.busy:
+            self._pause_beside_copies()
+        else:
+            self._sleep(PAUSE_POLLS * POLL_S)
         self.tick(head)
+
+    def _pause_beside_copies(self) -> None:
+        for _ in range(PAUSE_POLLS):
+            if self._flights.ready or self._storage.ready or self._sleep(POLL_S):
+                return
 
     def settle(self) -> None:
         """Wait until no copy and no I/O operation is under way."""
