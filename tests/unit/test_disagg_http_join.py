@@ -9,6 +9,7 @@ import pytest
 from stratakv.core.clock import ManualClock
 from stratakv.disagg.http_join import CallLimits, HttpCarry
 from stratakv.disagg.joining import JoinRefused
+from stratakv.disagg.peer_limits import MOST_PEERS
 from stratakv.disagg.rested_join import REST_S, RestedJoin
 from stratakv.disagg.transport import PeerId
 from stratakv.testing.patience import PATIENCE_S
@@ -62,6 +63,16 @@ def test_hosts_that_never_answer_hold_up_nobody_else():
     with ExitStack() as undo:
         carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
         stuck = [carry(listens(undo)[1], ()) for _ in range(8)]
+        assert carry(refuses(undo), ()).result(PATIENCE_S) == JoinRefused("no")
+        assert not any(each.done() for each in stuck)
+
+
+def test_as_many_hosts_as_may_be_joined_are_called_at_once():
+    """A client can name dead ones; a new server is not behind them."""
+    with ExitStack() as undo:
+        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        _, silent = listens(undo)
+        stuck = [carry(silent, ()) for _ in range(MOST_PEERS - 1)]
         assert carry(refuses(undo), ()).result(PATIENCE_S) == JoinRefused("no")
         assert not any(each.done() for each in stuck)
 

@@ -8,6 +8,7 @@ import pytest
 
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import ConfigError
+from stratakv.disagg.peer_limits import MOST_PEERS
 from stratakv.serve import connection_limits as crowds
 from stratakv.serve.connection_limits import (
     LIMITS,
@@ -84,6 +85,19 @@ def test_no_more_connections_than_open_files_leave_room_for(monkeypatch):
         connection_limits(ServerConfig())
     monkeypatch.setattr(crowds, "raise_file_limit", lambda: 1 << 16)
     assert connection_limits(ServerConfig()).most == crowds.MOST_CONNECTIONS
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_links_to_other_servers_have_open_files_of_their_own(monkeypatch, role):
+    monkeypatch.setattr(crowds, "raise_file_limit", lambda: 8192)
+    alone = connection_limits(ServerConfig()).most
+    joined = connection_limits(ServerConfig(role=role)).most
+    assert alone - joined == 8192 // 4, "where that is less than all peers may take"
+    monkeypatch.setattr(crowds, "MOST_CONNECTIONS", 1 << 20)
+    monkeypatch.setattr(crowds, "raise_file_limit", lambda: 1 << 16)
+    alone = connection_limits(ServerConfig()).most
+    joined = connection_limits(ServerConfig(role=role)).most
+    assert alone - joined == MOST_PEERS * crowds.PEER_FILES
 
 
 @pytest.mark.parametrize(

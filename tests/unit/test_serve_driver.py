@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import numpy as np
@@ -324,3 +325,27 @@ def test_who_asked_for_what_kills_the_engine_and_who_stands_behind_him_get_an_er
                 answer.result(PATIENCE_S)
             assert caught.value.code == "engine_failed"
         assert driver.health is Health.FAILED
+
+
+def test_what_a_later_step_answers_is_passed_on_and_fails_at_once_where_the_engine_ends():
+    with driving(EchoEngine()) as driver:
+        asked = [Future() for _ in range(3)]
+        answers = [driver.ask_later(lambda one=one: one) for one in asked]
+        asked[0].set_result("joined")
+        assert answers[0].result(PATIENCE_S) == "joined"
+        killed = [driver.ask_later(work) for work in (lambda: 1 // 0, Future)]
+        for answer in (*answers[1:], *killed):
+            with pytest.raises(ApiError) as caught:
+                answer.result(PATIENCE_S)
+            assert caught.value.code == "engine_failed"
+        asked[1].set_result("too late")
+    with pytest.raises(ApiError, match="failed"):
+        driver.ask_later(Future)
+
+
+def test_what_a_later_step_would_answer_ends_with_a_driver_that_is_stopped():
+    with driving(EchoEngine()) as driver:
+        answer = driver.ask_later(Future)
+        driver.ask(lambda: None).result(PATIENCE_S)
+    with pytest.raises(ApiError):
+        answer.result(PATIENCE_S)

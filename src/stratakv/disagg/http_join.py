@@ -22,6 +22,7 @@ from stratakv.disagg.joining import (
     decode_answer,
     encode_call,
 )
+from stratakv.disagg.peer_limits import MOST_PEERS
 from stratakv.disagg.transport import PeerId
 
 JOIN_PATH: Final = "/disagg/join"
@@ -31,12 +32,12 @@ _MOST_KNOWN: Final = 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
     """``deadline_s``: of a whole call; ``connect_s``: of one address of its host. Calls at a time:
-    ``new`` of hosts that have not answered yet, and ``known`` of those that have, so that the
-    former do not hold up the latter."""
+    ``new`` of hosts that have not answered yet, as many as there may be, so that none waits for
+    others that never will; and ``known`` of those that have."""
 
     deadline_s: float = 30.0
     connect_s: float = 5.0
-    new: int = 64
+    new: int = MOST_PEERS
     known: int = 8
 
 

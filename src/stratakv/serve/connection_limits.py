@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import ConfigError
+from stratakv.disagg.peer_limits import MOST_PEERS
 from stratakv.serve.errors import crowded
 from stratakv.serve.middleware import OPEN_PATHS
 
@@ -27,6 +28,8 @@ SPARE: Final = 64
 RESERVED_FILES: Final = 3 * ACCEPTED_AT_ONCE + SPARE + 64
 """Open files that are none of a counted connection: those that are accepted and not yet made or
 closed and not yet gone, spare ones, and stores, sockets and weights of the server's own."""
+PEER_FILES: Final = 16
+"""Of a link to another server: NIXL's agent has 15 once it is connected, Mooncake's engine 7."""
 MOST_FILES: Final = 1 << 16
 """As far as the soft limit is raised: some systems have a hard one of a thousand million."""
 MOST_CONNECTIONS: Final = 8192
@@ -116,7 +119,7 @@ def connection_limits(config: ServerConfig) -> ConnectionLimits:
     """Raise the process's limit of open files, and say how many connections fit. ConfigError where
     that are fewer than were asked for."""
     files = raise_file_limit()
-    fit = files - len(os.listdir("/dev/fd")) - RESERVED_FILES
+    fit = files - len(os.listdir("/dev/fd")) - RESERVED_FILES - _of_peers(config, files)
     wanted = config.limit_concurrency
     if fit < (wanted or 1):
         asked = "" if wanted is None else f" {wanted}"
@@ -129,6 +132,14 @@ def connection_limits(config: ServerConfig) -> ConnectionLimits:
         keep_alive_s=config.timeout_keep_alive,
         request_s=config.timeout_request,
     )
+
+
+def _of_peers(config: ServerConfig, files: int) -> int:
+    """Open files that links to other servers may take. Where there are few, a quarter of ``files``:
+    a peer for which none is left is refused."""
+    if config.role == "unified":
+        return 0
+    return min(MOST_PEERS * PEER_FILES, files // 4)
 
 
 def raise_file_limit() -> int:

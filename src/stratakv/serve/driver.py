@@ -12,9 +12,11 @@ import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
 
 from stratakv.core.clock import Clock
@@ -76,7 +78,15 @@ class _Ask(Generic[T]):
     answer: "Future[T]"
 
 
-_Command: TypeAlias = _Submit | _Abort | _AbortAll | _Ask[Any]
+@dataclass(frozen=True, slots=True, eq=False)
+class _AskLater(Generic[T]):
+    """The same of something that a later step answers."""
+
+    work: Callable[[], "Future[T]"]
+    answer: "Future[T]"
+
+
+_Command: TypeAlias = _Submit | _Abort | _AbortAll | _Ask[Any] | _AskLater[Any]
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
 
@@ -109,6 +119,7 @@ class EngineDriver:
         self._waiting: set[RequestId] = set()
         # The engine thread's own:
         self._taken: deque[_Command] = deque()
+        self._later: list[Future[Any]] = []  # of which some have been answered
         self._routes: dict[RequestId, Subscription] = {}
         self._mail: defaultdict[_Loop, list[tuple[Subscription, SubscriptionEvent]]] = defaultdict(
             list
@@ -174,12 +185,22 @@ class EngineDriver:
         where the engine ended before; ApiError (503) at once where it has.
         """
         answer: Future[T] = Future()
+        self._put(_Ask(work, answer))
+        return answer
+
+    def ask_later(self, work: "Callable[[], Future[T]]") -> "Future[T]":
+        """As ``ask``, of what a later step answers, or whoever else: where the engine ends before,
+        the future fails then. What ``work`` returns never raises."""
+        answer: Future[T] = Future()
+        self._put(_AskLater(work, answer))
+        return answer
+
+    def _put(self, command: _Command) -> None:
         with self._wake:
             if self._health not in {Health.READY, Health.DRAINING}:
                 raise unavailable(self._health.value)
-            self._inbox.append(_Ask(work, answer))
+            self._inbox.append(command)
             self._wake.notify()
-        return answer
 
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
@@ -262,17 +283,25 @@ class EngineDriver:
                     if self._routes.pop(request, None) is not None:
                         self._engine.abort(request)
             case _AbortAll():
-                now_s = self._clock.now_s()
-                for request, subscription in self._routes.items():
-                    self._engine.abort(request)
-                    ended = Output(request=request, token=None, finish=FinishReason.ABORT)
-                    self._post(subscription, TimedOutput(now_s, ended))
-                self._routes.clear()
+                self._abort_every_request()
             case _Ask(work, answer):
                 if answer.set_running_or_notify_cancel():
                     answer.set_result(work())
+            case _AskLater(work, answer):
+                if answer.set_running_or_notify_cancel():
+                    later = work()
+                    self._later = [one for one in self._later if not one.done()] + [answer]
+                    later.add_done_callback(partial(_pass_on, answer))
             case _:
                 assert_never(command)
+
+    def _abort_every_request(self) -> None:
+        now_s = self._clock.now_s()
+        for request, subscription in self._routes.items():
+            self._engine.abort(request)
+            ended = Output(request=request, token=None, finish=FinishReason.ABORT)
+            self._post(subscription, TimedOutput(now_s, ended))
+        self._routes.clear()
 
     def _submit(self, subscription: Subscription) -> None:
         taken: list[RequestId] = []
@@ -324,9 +353,12 @@ class EngineDriver:
         for subscription in subscriptions:
             self._post(subscription, Refused(error))
         self._send_mail()
+        for answer in self._later:
+            with suppress(InvalidStateError):  # it has come
+                answer.set_exception(error)
         while self._taken:
             match self._taken.popleft():
-                case _Ask(answer=answer):
+                case _Ask(answer=answer) | _AskLater(answer=answer):
                     _refuse(answer, error)
                 case _Submit() | _Abort() | _AbortAll():
                     pass  # every open subscription was notified above
@@ -335,6 +367,11 @@ class EngineDriver:
 def _deliver(posted: list[tuple[Subscription, SubscriptionEvent]]) -> None:
     for subscription, event in posted:
         subscription.push(event)
+
+
+def _pass_on(answer: "Future[T]", later: "Future[T]") -> None:
+    with suppress(InvalidStateError):  # the engine has ended, which was the answer
+        answer.set_result(later.result())
 
 
 def _refuse(waiting: "Future[Any]", error: ApiError) -> None:

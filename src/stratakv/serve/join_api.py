@@ -36,6 +36,6 @@ class JoinApi:
             peer, introductions = decode_call(body)
         except TransportError as error:
             raise invalid("introduction", str(error)) from None
-        asked = self._driver.ask(partial(self._joins, peer, introductions))
-        answer = await asyncio.wrap_future(await asyncio.wrap_future(asked))
+        joined = self._driver.ask_later(partial(self._joins, peer, introductions))
+        answer = await asyncio.wrap_future(joined)
         return Response(encode_answer(answer), media_type="application/json")
