@@ -43,6 +43,8 @@ BLOCK, WINDOW, BLOCKS, VOCABULARY = 16, 64, 48, 500
 TOKEN_BYTES = 128
 MOST_IDLE = 300_000
 """Steps in which nothing is scheduled, one after another: some minutes of them."""
+STRANDED_IDLE = 100
+"""After so many of them, whoever vLLM has stranded is let go on: its own doing, not the tier's."""
 LONGEST = 400
 LAYERS = {"full.0": None, "full.1": None, "window.0": WINDOW, "window.1": WINDOW}
 MULTIPLIERS = np.random.default_rng(7).integers(1, 2**63, (len(LAYERS), 16), np.uint64) | 1
@@ -307,7 +309,31 @@ class Engine:
         self.scheduler.update_from_output(scheduled, output)
         self.counts["steps"] += 1
         self.idle = 0 if scheduled.num_scheduled_tokens else self.idle + 1
+        if self.idle >= STRANDED_IDLE and self.stranded:
+            self.give_up_first()
         assert self.idle < MOST_IDLE, f"nothing is scheduled any more: {self.state()}"
+
+    @property
+    def stranded(self):
+        """Whether loads have ended that vLLM does not look at: its scheduler stops at the first who
+        waits and does not fit, and those behind keep their blocks, so nothing ever becomes free
+        (vllm-project/vllm, pull request 57841). With vLLM's own tiers, too."""
+        (tier,) = self.scheduler.connector.connector_scheduler.manager.secondary_tiers
+        return bool(
+            self.scheduler.finished_recving_kv_req_ids
+            and not self.scheduler.running
+            and not tier.has_pending_work()
+        )
+
+    def give_up_first(self):
+        """As a client that waits no longer."""
+        first = next(
+            name
+            for name, request in self.scheduler.requests.items()
+            if request.status != RequestStatus.WAITING_FOR_REMOTE_KVS
+        )
+        self.scheduler.finish_requests([first], RequestStatus.FINISHED_ABORTED)
+        self.counts["stranded"] += 1
 
     def state(self):
         """For whoever looks why nothing goes on."""

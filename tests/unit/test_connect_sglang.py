@@ -223,6 +223,12 @@ def test_another_variable_never_hits(servers, model, storage, monkeypatch, varia
     assert servers(model, storage).batch_exists(KEYS) == 6
 
 
+def test_another_device_never_hits(servers, model, storage, monkeypatch):
+    fill(servers(model, storage))
+    monkeypatch.setattr(fake_sglang, "DEVICE", "another")
+    assert servers(model, storage).batch_exists(KEYS) == 0
+
+
 @pytest.mark.parametrize(
     "variable",
     ["SGLANG_RUN_ID", "SGLANG_LOG_MS", "SGLANG_PORT", "FLASHINFER_WORKSPACE_BASE", "HOSTNAME"],

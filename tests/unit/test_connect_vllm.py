@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from stratakv.connect import installed_code
 from stratakv.connect.whole_settings import setting_fields
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.testing.patience import wait_until
@@ -25,8 +26,21 @@ from tests.fixtures.fake_vllm import (
     record,
     speculative,
 )
+from tests.unit.test_connect_installed_code import Package
 
 KEYS = [make_offload_key(bytes([at]) * 32, group) for at in range(3) for group in (0, 1)]
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Other packages than there are, until the test ends."""
+
+    def act(*packages):
+        monkeypatch.setattr(installed_code, "distributions", lambda: packages)
+        installed_code.installed_packages.cache_clear()
+
+    yield act
+    installed_code.installed_packages.cache_clear()
 
 
 def checkpoint(path, seed=0, settings=None):
@@ -165,7 +179,8 @@ def test_another_setting_never_hits(managers, model, storage, changes):
 
 VARIABLES = (
     "VLLM_USE_DEEP_GEMM", "VLLM_THAT_NOBODY_KNOWS_YET", "VLLM_MARLIN_INPUT_DTYPE",
-    "NVIDIA_TF32_OVERRIDE", "DNNL_DEFAULT_FPMATH_MODE",
+    "NVIDIA_TF32_OVERRIDE", "DNNL_DEFAULT_FPMATH_MODE", "LD_LIBRARY_PATH",
+    "VLLM_CPU_OMP_THREADS_BIND", "VLLM_NCCL_SO_PATH",
 )  # fmt: skip
 
 
@@ -178,7 +193,7 @@ def test_another_variable_never_hits(managers, model, storage, monkeypatch, vari
 
 def test_what_decides_nothing_hits(managers, model, storage, monkeypatch):
     fill(managers(model, storage))
-    for variable in ("VLLM_PORT", "VLLM_LOGGING_LEVEL", "LD_LIBRARY_PATH", "HOSTNAME"):
+    for variable in ("VLLM_PORT", "VLLM_LOGGING_LEVEL", "NCCL_DEBUG", "HOSTNAME"):
         monkeypatch.setenv(variable, "another")
     more = {
         "ParallelConfig": {"master_port": 30000},
@@ -207,6 +222,25 @@ def test_another_release_of_vllm_never_hits(managers, model, storage, monkeypatc
     other = Manager(adapter, model, storage)
     assert other.lookup(KEYS) == [False] * 6
     other.end()
+
+
+def test_other_devices_never_hit(managers, model, storage, monkeypatch):
+    fill(managers(model, storage))
+    platform = vars(fake_vllm.NAMES["platforms"]["current_platform"])
+    monkeypatch.setitem(platform, "get_device_name", ["A", "B"].__getitem__)
+    assert managers(model, storage).lookup(KEYS) == [False] * 6
+    fill(managers(model, storage, tp=2))
+    monkeypatch.setitem(platform, "device_count", lambda: 2)
+    assert managers(model, storage, tp=2).lookup(KEYS) == [False] * 6
+
+
+def test_another_build_of_a_package_never_hits(managers, model, storage, install):
+    install(Package("torch", "2", "a"))
+    fill(managers(model, storage))
+    install(Package("torch", "2", "b"))
+    assert managers(model, storage).lookup(KEYS) == [False] * 6
+    install(Package("torch", "2", "a"), Package("uvicorn", "1", "a"))
+    assert managers(model, storage).lookup(KEYS) == [True] * 6
 
 
 @pytest.mark.parametrize("which", ["weights", "settings", "code"])

@@ -26,8 +26,10 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 from sglang.srt.runtime_context import get_context
+from sglang.srt.utils import get_device_name
 
 from stratakv.connect.blocking_pages import BlockingPages
+from stratakv.connect.installed_code import installed_fields
 from stratakv.connect.namespace import EngineNamespace, identify_weights
 from stratakv.connect.namespace_records import NamespaceRecord, StoredPart, save_record
 from stratakv.connect.page_counts import PageEvent
@@ -138,6 +140,7 @@ class StrataStorage(HiCacheStorage):
         arguments = get_context().resolved_server_args_dict()
         self._fields = {
             "engine": f"sglang {sglang.__version__}",
+            **installed_fields([] if (name := get_device_name()) is None else [name]),
             **fields_of(arguments, os.environ, _variables()),
             **shard_fields(storage_config),
         }

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.envs import environment_variables
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import (
     Locality,
@@ -39,6 +40,7 @@ from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from stratakv.connect.chunk_tier import ChunkTier
+from stratakv.connect.installed_code import installed_fields
 from stratakv.connect.namespace import EngineNamespace, identify_weights
 from stratakv.connect.namespace_records import NamespaceRecord, StoredPart, save_record
 from stratakv.connect.page_counts import EVENTS, PageEvent
@@ -82,6 +84,7 @@ class StrataConnector(OffloadingConnector):
                 "fields": fields_of(
                     vllm_config, kv_cache_config, os.environ, tuple(environment_variables)
                 ),
+                "devices": _devices(vllm_config.parallel_config.world_size),
                 "trailing": [
                     trailing_tokens(group.kv_cache_spec)
                     for group in kv_cache_config.kv_cache_groups
@@ -236,10 +239,17 @@ def _identity(
     models = [identify_weights(weights_directory(name)) for name in settings["models"]]
     fields = {
         "engine": f"vllm {_version()}",
+        **installed_fields(settings["devices"]),
         **settings["fields"],
         **layout_of(config, row_bytes),
     }
     return models, fields
+
+
+def _devices(ranks: int) -> Sequence[str]:
+    """Names of those of this machine that ranks compute on."""
+    count = min(ranks, int(current_platform.device_count()))
+    return [str(current_platform.get_device_name(at)) for at in range(count)]
 
 
 def _record(

@@ -77,12 +77,13 @@ CHECKPOINTS: Final = frozenset({"hf_config", "hf_text_config"})
 """Configurations of Hugging Face, which say where they lie and which release reads them."""
 _PLACES: Final = """
     VLLM_CACHE_ROOT VLLM_CONFIG_ROOT VLLM_XLA_CACHE_PATH VLLM_ASSETS_CACHE VLLM_MEDIA_CACHE
-    VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR VLLM_LORA_RESOLVER_CACHE_DIR VLLM_DEBUG_DUMP_PATH
-    VLLM_NCCL_SO_PATH VLLM_CUDART_SO_PATH VLLM_NCCL_INCLUDE_PATH CUDA_HOME LD_LIBRARY_PATH
-    CUDA_VISIBLE_DEVICES LOCAL_RANK MAX_JOBS NVCC_THREADS CMAKE_BUILD_TYPE VERBOSE
+    VLLM_LORA_RESOLVER_CACHE_DIR VLLM_DEBUG_DUMP_PATH VLLM_CUDART_SO_PATH
+    VLLM_NCCL_INCLUDE_PATH CUDA_VISIBLE_DEVICES LOCAL_RANK MAX_JOBS NVCC_THREADS
+    CMAKE_BUILD_TYPE VERBOSE
     VLLM_DOCKER_BUILD_CONTEXT VLLM_BUILD_COMMIT VLLM_BUILD_PIPELINE VLLM_BUILD_URL VLLM_IMAGE_TAG
 """
-"""Directories, libraries, devices, and what a build was made with."""
+"""Directories, which devices (their names are in a name) and what a build was made with. Not which
+libraries and compilers are found: ``LD_LIBRARY_PATH``, ``CUDA_HOME``, ``VLLM_NCCL_SO_PATH``."""
 
 _ADDRESSES: Final = """
     VLLM_HOST_IP VLLM_LOOPBACK_IP VLLM_PORT VLLM_RPC_BASE_PATH VLLM_DP_RANK VLLM_DP_RANK_LOCAL
@@ -108,9 +109,8 @@ _SEEN: Final = """
 
 _PROCESSES: Final = """
     VLLM_WORKER_MULTIPROC_METHOD VLLM_ENABLE_V1_MULTIPROCESSING VLLM_CPU_KVCACHE_SPACE
-    VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_NUM_OF_RESERVED_CPU
 """
-"""How processes and their memory are made."""
+"""How processes and their memory are made. Not how many threads divide a sum on a CPU."""
 
 VARIABLES: Final = frozenset(f"{_PLACES} {_ADDRESSES} {_SEEN} {_PROCESSES}".split())
 PLUGINS: Final = ("vllm.general_plugins", "vllm.platform_plugins")

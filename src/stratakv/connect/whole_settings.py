@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib.metadata import entry_points
@@ -29,24 +29,33 @@ SECRET: Final = re.compile(
 """Keys, at any depth of a setting, whose values are hashed before they are written down anywhere.
 Heads for keys and values (``num_key_value_heads``) are none."""
 ARITHMETIC: Final = (
-    "AITER_", "CK_MOE", "CUBLAS", "DG_", "DNNL_", "FLASHINFER_", "HIPBLASLT_", "MIOPEN_", "MKL_",
-    "NVIDIA_TF32_OVERRIDE", "ONEDNN_", "ROCBLAS_", "ROCM_QUICK_REDUCE_", "TORCHINDUCTOR_",
-    "TORCH_ALLOW_TF32", "TORCH_BLAS_", "TRITON_", "TRTLLM_",
+    "AITER_", "ATEN_", "CK_MOE", "CUBLAS", "CUDNN_", "DG_", "DNNL_", "FLASHINFER_", "HIPBLASLT_",
+    "KMP_DETERMINISTIC_REDUCTION", "MIOPEN_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS", "ONEDNN_", "PYTORCH_TUNABLEOP_", "RCCL_", "ROCBLAS_", "ROCM_QUICK_REDUCE_",
+    "TORCHINDUCTOR_", "TORCH_ALLOW_TF32", "TORCH_BLAS_", "TORCH_CUDA_ARCH_LIST",
+    "TRITON_", "TRTLLM_",
 )  # fmt: skip
 """Beginnings of variables by which libraries below the engines choose how to compute."""
 CACHES: Final = frozenset({
     "AITER_JIT_DIR", "CUBLASLT_LOG_FILE", "CUBLASLT_LOG_LEVEL", "CUBLAS_LOGDEST_DBG",
-    "CUBLAS_LOGINFO_DBG", "DG_JIT_CACHE_DIR", "DG_JIT_DEBUG", "DG_JIT_USE_NVRTC", "DNNL_VERBOSE",
-    "FLASHINFER_CACHE_DIR", "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_DISABLE_VERSION_CHECK",
+    "CUBLAS_LOGINFO_DBG", "DG_JIT_CACHE_DIR", "DG_JIT_DEBUG", "DNNL_VERBOSE",
+    "FLASHINFER_CACHE_DIR", "FLASHINFER_DISABLE_VERSION_CHECK",
     "FLASHINFER_JIT_DIR", "FLASHINFER_LOGDEST", "FLASHINFER_LOGLEVEL",
     "FLASHINFER_WORKSPACE_BASE", "FLASHINFER_WORKSPACE_DIR", "HIPBLASLT_LOG_FILE",
     "HIPBLASLT_LOG_LEVEL", "MIOPEN_CACHE_DIR", "MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_LOG_LEVEL",
-    "MIOPEN_USER_DB_PATH", "MKL_VERBOSE", "MKL_VERBOSE_OUTPUT_FILE", "ONEDNN_VERBOSE",
+    "MKL_VERBOSE", "MKL_VERBOSE_OUTPUT_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE",
+    "NCCL_DEBUG_SUBSYS", "ONEDNN_VERBOSE",
     "ROCBLAS_LOG_BENCH_PATH", "ROCBLAS_LOG_PATH", "ROCBLAS_LOG_PROFILE_PATH",
     "ROCBLAS_LOG_TRACE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR",
     "TRTLLM_LOG_LEVEL",
 })  # fmt: skip
-"""Of those: where compiled code is kept, which grows while an engine runs, and what is logged."""
+"""Of those: where compiled code is kept, which grows while an engine runs, and what is logged. A
+library keeps code under names of what it was made from. Databases of tuned choices are not here,
+nor compilers and what they compile for."""
+TOOLKITS: Final = frozenset({"CUDA_HOME", "CUDA_PATH"})
+"""Variables that name a directory of compilers, too large to list: of those below it that make
+kernels while an engine runs, every byte counts."""
+COMPILERS: Final = ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc")
 NO_PATH: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 """Errors that say that a text is no path of this machine."""
 MOST_FILES: Final = 10_000
@@ -67,14 +76,19 @@ def variable_fields(
 ) -> dict[str, str]:
     """Variables that are set, of those that the engine or a library below it reads: ``registered``
     and all with the engine's ``prefix``."""
-    known = set(registered)
+    known = {*registered, *TOOLKITS}
     return {
-        name: _text(name, value)
+        name: _compilers(name, value) if name in TOOLKITS else _text(name, value)
         for name, value in environment.items()
         if (name in known or name.startswith((prefix, *ARITHMETIC)))
         and name not in harmless
         and name not in CACHES
     }
+
+
+def _compilers(name: str, directory: str) -> str:
+    found = (f" {one}{_contents(name, f'{directory}/{one}')}" for one in COMPILERS)
+    return directory + "".join(found)
 
 
 def plugin_fields(*groups: str) -> dict[str, str]:
@@ -215,7 +229,7 @@ def _contents(name: str, value: str) -> str:
             with Path(value).open("rb") as file:
                 return f" {hashlib.file_digest(file, 'sha256').hexdigest()}"
         if stat.S_ISDIR(status.st_mode):
-            return f" {_listing(name, value)}"
+            return f" {listing(name, value)}"
     except OSError as error:
         _refuse(name, value, error)
     if stat.S_ISFIFO(status.st_mode):
@@ -237,15 +251,18 @@ def _where(name: str, value: str) -> str:
     return name if _is_secret(name) else f"{name} {value}"
 
 
-def _listing(name: str, directory: str) -> str:
+def listing(name: str, directory: str, without: Callable[[str], bool] = lambda _: False) -> str:
     """Of names, sizes and times: a directory may hold weights, which take minutes to read. Of a
     link, those of what it points to, and where that is: a snapshot of a hub is made of links.
-    OSError for what cannot be read."""
+    ``without``: files and directories that do not count, by their own names. OSError for what
+    cannot be read; ConfigError, under ``name``, for more than ``MOST_FILES``."""
     lines: list[str] = []
     seen = {_place(os.stat(directory))}
     for above, below, names in os.walk(directory, onerror=_raise, followlinks=True):
         new: list[str] = []
-        for one in sorted(below):  # which of two links to one directory is the first
+        for one in sorted(
+            one for one in below if not without(one)
+        ):  # which of two links to one directory is the first
             path = os.path.join(above, one)
             place = _place(os.stat(path))
             lines.append(f"{path}/\0{os.path.realpath(path)}")
@@ -253,7 +270,7 @@ def _listing(name: str, directory: str) -> str:
                 seen.add(place)
                 new.append(one)
         below[:] = new
-        lines += [_line(os.path.join(above, one)) for one in names]
+        lines += [_line(os.path.join(above, one)) for one in names if not without(one)]
         if len(lines) > MOST_FILES:
             where = _where(name, directory)
             raise ConfigError(
