@@ -1,6 +1,6 @@
-"""A back end that is wrong on purpose, which the traffic must see.
+"""Back ends that are wrong on purpose, which the traffic must see.
 
-Owns the bug: of pages that are asked for together, each but the first comes back as the one before
+Owns the bugs: of pages that are asked for together, each but the first comes back as the one before
 it. Their checksums are right.
 """
 
@@ -19,4 +19,15 @@ class PageBefore(StrataStorage):
 
     def batch_get_v2(self, transfers, extra_info=None):
         wrong = [replace(one, keys=shifted(one.keys or [])) for one in transfers]
+        return super().batch_get_v2(wrong, extra_info)
+
+
+class IndexBefore(StrataStorage):
+    """Wrong in pools beside KV alone."""
+
+    def batch_get_v2(self, transfers, extra_info=None):
+        wrong = [
+            one if str(one.name) == "kv" else replace(one, keys=shifted(one.keys or []))
+            for one in transfers
+        ]
         return super().batch_get_v2(wrong, extra_info)

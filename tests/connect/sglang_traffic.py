@@ -2,8 +2,9 @@
 back end, with a model that computes nothing (``sglang_models``).
 
 Owns the traffic. Runs in SGLang's environment on a CPU, as ``sglang_traffic.py CASE ANSWERS``, with
-``sglang_cpu`` on the path. Lives share a store; between them pages of it may be spoilt. A life
-attaches the store to an empty cache, as a restart does.
+``sglang_cpu`` on the path. ``capability`` of a case: the one that a GPU would have, or null. Lives
+share a store; between them pages of it may be spoilt. A life attaches the store to an empty cache,
+as a restart does.
 """
 
 import json
@@ -143,6 +144,9 @@ def spoil(storage, rng):
 
 def main(case):
     torch.set_num_threads(1)
+    if (capability := case["capability"]) is not None:
+        # Of a GPU: SGLang asks for it before it makes pools of index keys, and uses it in kernels.
+        torch.cuda.get_device_capability = lambda *_: tuple(capability)
     totals = PageTotals()
     log = logging.getLogger("stratakv.connect.sglang")
     log.addHandler(totals)

@@ -26,12 +26,19 @@ INTERVAL = 4
 STATES = {"page_size": 1, "mamba_radix_cache_strategy": "no_buffer", "max_mamba_cache_size": 24}
 """SGLang's plainest way with states; another has kernels write more of them, which no model here
 does. Nearly all of that store is states: what is spoilt in it is rarely a page of one token."""
+INDEXED = {"page_size": 64, "max_total_tokens": 2048, "chunked_prefill_size": 256,
+           "dtype": "bfloat16"}  # fmt: skip
 MODELS = {family: (changes, {}) for family, (changes, _) in FAMILIES.items()} | {
-    "qwen3_next": (VLLM_FAMILIES["qwen3_next"][0] | {"full_attention_interval": INTERVAL}, STATES)
+    "qwen3_next": (VLLM_FAMILIES["qwen3_next"][0] | {"full_attention_interval": INTERVAL}, STATES),
+    "deepseek_v32": ({"index_head_dim": 128}, INDEXED),
 }
-POOLS = {"llama": {"kv"}, "laguna": {"kv", "swa"}, "qwen3_next": {"kv", "mamba"}}
-LENGTHS = {"llama": (6, 400), "laguna": (6, 400), "qwen3_next": (4, 100)}
+POOLS = {
+    "llama": {"kv"}, "laguna": {"kv", "swa"}, "qwen3_next": {"kv", "mamba"},
+    "deepseek_v32": {"kv", "indexer"},
+}  # fmt: skip
+LENGTHS = {"llama": (6, 400), "laguna": (6, 400), "qwen3_next": (4, 100), "deepseek_v32": (4, 200)}
 """Lives, and steps of each: pages of one token take longer."""
+CAPABILITIES = {"deepseek_v32": (9, 0)}
 
 
 def traffic(family, directory, lives, steps, **extra):
@@ -46,6 +53,7 @@ def traffic(family, directory, lives, steps, **extra):
             {
                 "engine": case(directory / "model", None, [])["engine"] | small,
                 "extra": EXTRA | store | extra, "seed": 1, "lives": lives, "steps": steps,
+                "capability": CAPABILITIES.get(family),
             }
         )
     )  # fmt: skip
@@ -72,10 +80,13 @@ def test_attention_reads_what_would_be_computed(family, tmp_path):
         assert counts.get(event, 0) >= 5, (event, counts)
     assert counts["checked_bytes"] > 1 << (26 if STATES in MODELS[family] else 28)
     assert (counts.get("checked_states", 0) > 1000) == ("mamba" in POOLS[family])
+    assert (counts.get("checked_index_rows", 0) > 10_000) == ("indexer" in POOLS[family])
 
 
-def test_a_page_that_comes_back_under_another_name_is_seen(tmp_path):
-    process, _ = traffic("llama", tmp_path, 2, 100, module_path="sglang_seeded",
-                         class_name="PageBefore")  # fmt: skip
-    with pytest.raises(AssertionError, match=r"attention of layer 0 would read \d+ wrong tokens"):
+@pytest.mark.parametrize(
+    ("family", "bug"), [("llama", "PageBefore"), ("deepseek_v32", "IndexBefore")]
+)
+def test_a_page_that_comes_back_under_another_name_is_seen(family, bug, tmp_path):
+    process, _ = traffic(family, tmp_path, 2, 100, module_path="sglang_seeded", class_name=bug)
+    with pytest.raises(AssertionError, match=r"attention of layer \d would read \d+ wrong tokens"):
         ended(process)

@@ -15,9 +15,11 @@ from torch import nn
 PROMPTS = {}
 """Tokens by request, of all that are under way."""
 COUNTS = Counter()
+SCALE = 4
+"""Bytes of the scale of an index key."""
 BEGIN = 0x1E3779B97F4A7C15
 MULTIPLIERS = torch.randint(
-    1, 1 << 62, (64, 2, 512), generator=torch.Generator().manual_seed(7), dtype=torch.int64
+    1, 1 << 62, (64, 3, 512), generator=torch.Generator().manual_seed(7), dtype=torch.int64
 )
 
 
@@ -115,21 +117,45 @@ class Checked(nn.Module):
 
     def layer(self, name, layer, sliding, digests, place, span):
         pool = get_token_to_kv_pool()
-        first, begin, end = span
         if sliding:
             place = pool.translate_loc_from_full_to_swa(place).long()
-        for part, buffer in enumerate((pool.get_key_buffer(layer), pool.get_value_buffer(layer))):
-            words = buffer.view(torch.int64).flatten(1)
-            factors = MULTIPLIERS[layer, part, : words.shape[1]]
-            expected = digests[first:end, None] * factors
-            found = words[place[first:begin]]
-            wrong = (found != expected[: begin - first]).any(1).nonzero().flatten().tolist()
-            assert not wrong, (
-                f"{name}: attention of layer {layer} would read {len(wrong)} wrong tokens of "
-                f"{first} to {begin}, the first {first + wrong[0]}"
-            )
-            COUNTS["checked_bytes"] += found.numel() * 8
-            words[place[begin:end]] = expected[begin - first :]
+        for part, (words, at) in enumerate(self.rows_of(pool, layer, place)):
+            self.compare_and_write(f"{name}: attention of layer {layer}", words, at, digests, span,
+                                   MULTIPLIERS[layer, part])  # fmt: skip
+
+    def rows_of(self, pool, layer, place):
+        """Buffers that attention reads, and where in each the rows of tokens lie."""
+        for buffer in (pool.get_key_buffer(layer), pool.get_value_buffer(layer)):
+            yield buffer.view(torch.int64).flatten(1), (place,)
+
+    def compare_and_write(self, who, words, at, digests, span, factors):
+        first, begin, end = span
+        known = begin - first
+        expected = (digests[first:end, None] * factors[: words.shape[-1]]).to(words.dtype)
+        found = words[tuple(part[first:begin] for part in at)]
+        wrong = (found != expected[:known]).any(1).nonzero().flatten().tolist()
+        assert not wrong, (
+            f"{who} would read {len(wrong)} wrong tokens of {first} to {begin}, the first "
+            f"{first + wrong[0]}"
+        )
+        COUNTS["checked_bytes"] += found.numel() * found.element_size()
+        words[tuple(part[begin:end] for part in at)] = expected[known:]
+
+
+class Sparse(Checked):
+    """Latents, and index keys: of a page all keys, then all scales."""
+
+    def rows_of(self, pool, layer, place):
+        yield pool.get_key_buffer(layer).view(torch.int64).flatten(1), (place,)
+        pages = pool.get_index_k_with_scale_buffer(layer)
+        at, rows = (place // pool.page_size, place % pool.page_size), pool.page_size
+        width = pool.index_head_dim
+        for dtype, begin, size in ((torch.int64, 0, width), (torch.int32, rows * width, SCALE)):
+            words = pages.view(dtype)
+            step = size // dtype.itemsize
+            shape, strides = (len(pages), rows, step), (words.shape[1], step, 1)
+            yield words.as_strided(shape, strides, begin // dtype.itemsize), at
+        COUNTS["checked_index_rows"] += len(place)
 
 
 class Linear(Checked):
@@ -167,4 +193,10 @@ class Qwen3NextForCausalLM(Linear):
     """Of a gated delta rule."""
 
 
-EntryClass = [LlamaForCausalLM, LagunaForCausalLM, Qwen3NextForCausalLM]
+class DeepseekV32ForCausalLM(Sparse):
+    """Latents, and index keys beside them."""
+
+
+EntryClass = [
+    DeepseekV32ForCausalLM, LlamaForCausalLM, LagunaForCausalLM, Qwen3NextForCausalLM,
+]  # fmt: skip
