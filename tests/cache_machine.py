@@ -429,9 +429,16 @@ class CacheMachine:
             pool.check()
 
     def run(self, steps, moves):
-        for _ in range(steps):
-            getattr(self, self.draw.choice(moves))()
+        self.run_some(self.draw.choice(moves) for _ in range(steps))
+        self.drain()
+
+    def run_some(self, moves):
+        for move in moves:
+            getattr(self, move)()
             self.check()
+
+    def drain(self):
+        """All that was asked for ends, and nothing is left."""
         while self.waiting or self.running:
             self.receive()
             self.step()

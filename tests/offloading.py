@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, cached_property, partial
 
+import pytest
+
 from stratakv.assembly.device import CPU
 from stratakv.assembly.sizing import spec_for
 from stratakv.core.config import EngineConfig
@@ -116,6 +118,13 @@ CASES |= {"v4": _v4(deepseek_v4.TWICE), "narrow v4": _v4(deepseek_v4.NARROW)}
 SMALL = CASES["small"]
 PROMPTS = [random_tokens(seed, 60 + 13 * seed % 37) for seed in range(20)]
 """For the models of V3.2."""
+
+
+def levels(every, often):
+    """Host pages of a test: ``every`` number of them, of which only some are tried ``often``."""
+    return [
+        pages if pages in often else pytest.param(pages, marks=pytest.mark.long) for pages in every
+    ]
 
 
 def answers(prompts, parts, first=0, answer=ANSWER):

@@ -29,6 +29,7 @@ from tests.offloading import (
     CountedRows,
     answers,
     by_name,
+    levels,
     rows_of,
     spilled,
     submit,
@@ -74,9 +75,13 @@ def test_who_runs_on_the_device_alone_is_spilled_for_those_who_wait():
         assert CountedRows.rows
 
 
-def test_twenty_conversations_go_on_where_they_were():
+@pytest.mark.parametrize(
+    "buffer", [32, *(pytest.param(size, marks=pytest.mark.long) for size in (24, 40, 56))]
+)
+def test_twenty_conversations_go_on_where_they_were(buffer):
+    """From top-k on; a larger buffer has room for all of one."""
     chats = [list(prompt[:40]) for prompt in PROMPTS]
-    with SMALL.engine(32, selected=30) as parts:
+    with SMALL.engine(buffer, selected=SMALL.least(buffer) + 21) as parts:
         for turn in range(3):
             asked = rows_of(chats)
             found = answers(asked, parts, first=100 * turn, answer=6)
@@ -151,7 +156,7 @@ def test_an_abort_in_any_phase_leaves_nothing_behind(after):
         assert all_free(parts)
 
 
-@pytest.mark.parametrize("host", [13, 16, 19, 25, 34, 46, 58])
+@pytest.mark.parametrize("host", levels(range(13, 60), (13, 16, 19, 25, 34, 46, 58)))
 def test_a_full_host_is_waited_for_and_fails_nobody(host):
     some = rows_of(PROMPTS[:5])
     with SMALL.engine(24, selected=2 * SMALL.least(24), host=host) as parts:

@@ -23,7 +23,17 @@ from tests.engines import (
 )
 from tests.fixtures.deepseek_v4 import TWICE, config_of
 from tests.fixtures.deepseek_v32 import random_tokens
-from tests.offloading import ANSWER, CASES, CountedRows, answers, by_name, rows_of, spilled, submit
+from tests.offloading import (
+    ANSWER,
+    CASES,
+    CountedRows,
+    answers,
+    by_name,
+    levels,
+    rows_of,
+    spilled,
+    submit,
+)
 from tests.storage_cases import PATIENT, Shelf, attach_backend, format_of
 
 V4 = CASES["v4"]
@@ -85,9 +95,13 @@ def test_who_runs_on_the_device_alone_is_spilled_for_those_who_wait():
         assert CountedRows.rows
 
 
-def test_twenty_conversations_go_on_where_they_were():
+@pytest.mark.parametrize(
+    "buffer", [16, *(pytest.param(size, marks=pytest.mark.long) for size in (8, 24))]
+)
+def test_twenty_conversations_go_on_where_they_were(buffer):
+    """From what an indexer selects on; a larger buffer has room for all of one."""
     chats = [list(prompt[:70]) for prompt in PROMPTS]
-    with V4.engine(16, selected=24) as parts:
+    with V4.engine(buffer, selected=V4.least(buffer) + 15) as parts:
         for turn in range(3):
             asked = rows_of(chats)
             found = answers(asked, parts, first=100 * turn, answer=6)
@@ -161,7 +175,7 @@ def test_an_abort_in_any_phase_leaves_nothing_behind(after):
         assert all_free(parts)
 
 
-@pytest.mark.parametrize("host", range(11, 44, 4))
+@pytest.mark.parametrize("host", levels(range(11, 44), range(11, 44, 4)))
 def test_a_full_host_is_waited_for_and_fails_nobody(host):
     some = rows_of(PROMPTS[:5])
     with V4.engine(8, selected=2 * V4.least(8), host=host) as parts:

@@ -3,6 +3,14 @@
 from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
 
 from stratakv.core.ids import GroupId
 from stratakv.policy.admission import demand
@@ -24,7 +32,7 @@ SPARE = (0, 7, 1, 2, 30, 4, 13)
 WALKS = 60
 
 
-def walk(spec, seed, steps, machine=SpillingMachine):
+def machine_of(spec, seed, machine=SpillingMachine):
     """On a device where one spilled request fits, or a few; with every size of a host from the
     least that the longest request needs."""
     at_once = 1 + seed % 2
@@ -36,7 +44,11 @@ def walk(spec, seed, steps, machine=SpillingMachine):
         for group, most in zip(spec.groups, peak, strict=True)
     ]
     host = -(-MOST // spec.page_tokens) + SPARE[seed // 2 % len(SPARE)]
-    made = machine(spec, seed, device, host, buffers, at_once)
+    return machine(spec, seed, device, host, buffers, at_once)
+
+
+def walk(spec, seed, steps, machine=SpillingMachine):
+    made = machine_of(spec, seed, machine)
     made.run(steps, CALM[:-1] if seed % 3 == 2 else MOVES)
     return made.seen
 
@@ -56,6 +68,36 @@ def test_every_row_that_a_spilled_request_reads_is_its_own(name):
             "computed again",
         ):
             assert seen[what] > 0, what
+
+
+class SpilledRequests(RuleBasedStateMachine):
+    """``check`` holds all that a bounded buffer over host pages must be."""
+
+    machine = None
+    sound = True
+
+    @initialize(name=st.sampled_from(sorted(SPECS)), seed=st.integers(0, 1 << 16))
+    def begin(self, name, seed):
+        self.machine = machine_of(SPECS[name], seed)
+
+    @rule(moves=st.lists(st.sampled_from(sorted(set(MOVES))), min_size=1, max_size=6))
+    def go_on(self, moves):
+        self.sound = False
+        self.machine.run_some(moves)
+        self.sound = True
+
+    def teardown(self):
+        if self.machine is not None and self.sound:
+            self.machine.drain()
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(400, marks=pytest.mark.long)])
+def test_spilled_requests_keep_the_invariants_by_hypothesis(examples):
+    quick = settings(
+        max_examples=examples, stateful_step_count=12, deadline=None, database=None,
+        suppress_health_check=(HealthCheck.too_slow,),
+    )  # fmt: skip
+    run_state_machine_as_test(SpilledRequests, settings=quick)
 
 
 @pytest.mark.long

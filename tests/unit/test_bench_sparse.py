@@ -122,7 +122,8 @@ def test_the_report_has_what_the_table_shows(small, capsys, tmp_path):
     assert many["resident_at_once"] <= sparse_throughput.HELD
     assert many["same_memory_at_once"] > many["resident_at_once"]
     assert sparse_throughput.HELD < many["offload_at_once"] <= 12  # some may be coming back
-    assert all(case[name] > 0 for case in (alone, many) for name in ENGINES)
+    rates = (*ENGINES, "ratio", "cpu_ratio", "same_memory_ratio", "same_memory_cpu_ratio")
+    assert all(case[name] > 0 for case in (alone, many) for name in rates)
     printed = capsys.readouterr().out
     assert "recorded" in printed
     assert "approximate" in printed

@@ -214,7 +214,8 @@ _MISS_HEADER: Final = (
 _PLAN_HEADER: Final = "planner  batch  layers  entries  CPU ms a step  us a request and layer"
 
 _THROUGHPUT_HEADER: Final = (
-    "requests      resident       offload (ratio)   same memory (ratio)   tok/s, and how many ran"
+    "requests      resident       offload (ratio, CPU)   same memory (ratio, CPU)"
+    "   tok/s, and how many ran"
 )
 _RECALL_HEADER: Final = "pages   by bounds   the best   at random"
 
@@ -257,10 +258,12 @@ def _printed_size(case: PageSizeCase) -> PageSizeCase:
 
 
 def _print_throughput(case: ThroughputCase) -> None:
+    ratios = f"{case.ratio:.2f}, {case.cpu_ratio:.2f}"
+    same_memory = f"{case.same_memory_ratio:.2f}, {case.same_memory_cpu_ratio:.2f}"
     print(
         f"{case.concurrency:8d}  {case.resident_tok_s:6.1f} {case.resident_at_once:5.1f}"
-        f"  {case.offload_tok_s:6.1f} {case.offload_at_once:5.1f} ({case.ratio:.2f})"
+        f"  {case.offload_tok_s:6.1f} {case.offload_at_once:5.1f} ({ratios})"
         f"    {case.same_memory_tok_s:6.1f} {case.same_memory_at_once:5.1f}"
-        f" ({case.same_memory_ratio:.2f})",
+        f" ({same_memory})",
         flush=True,
     )

@@ -7,6 +7,7 @@ Contexts are cached before, so that what is timed is answers, with what it takes
 request. Directly on the engine, without HTTP; one torch thread.
 """
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -46,8 +47,9 @@ TARGET: Final = 2.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputCase:
     """Output tokens per second of each engine, medians. A ratio is of its tokens to those of the
-    resident one: the median of neighbouring laps. ``at_once``: of the requests that were asked for
-    together, how many answered in a step, on average."""
+    resident one: the median of neighbouring laps. ``cpu_ratio`` is the same of tokens per second of
+    processor time, which shows nothing of what else the machine does. ``at_once``: of the requests
+    that were asked for together, how many answered in a step, on average."""
 
     concurrency: int
     resident_tok_s: float
@@ -55,6 +57,8 @@ class ThroughputCase:
     same_memory_tok_s: float
     ratio: float
     same_memory_ratio: float
+    cpu_ratio: float
+    same_memory_cpu_ratio: float
     resident_at_once: float
     offload_at_once: float
     same_memory_at_once: float
@@ -78,10 +82,12 @@ def throughput_cases(show: Callable[[ThroughputCase], None]) -> list[ThroughputC
 
 
 def _case(engines: dict[str, Engine], prompts: Sequence[TokenIds]) -> ThroughputCase:
-    laps, at_once = Laps(), dict[str, float]()
+    laps, work, at_once = Laps(), Laps(), dict[str, float]()
 
     def lap(name: str) -> None:
+        begin_s = time.process_time()
         at_once[name] = _answer(engines[name], prompts, ANSWER_TOKENS)
+        work.add(name, time.process_time() - begin_s)
 
     for turn in range(LAPS):
         for name in in_turn(list(engines), turn):
@@ -89,6 +95,7 @@ def _case(engines: dict[str, Engine], prompts: Sequence[TokenIds]) -> Throughput
     tokens = len(prompts) * ANSWER_TOKENS
     tok_s = {name: round(tokens / laps.median_s(name), 1) for name in engines}
     ratios = {name: round(laps.ratio(RESIDENT, name), 3) for name in engines}
+    cpu = {name: round(work.ratio(RESIDENT, name), 3) for name in engines}
     seated = {name: round(count, 1) for name, count in at_once.items()}
     return ThroughputCase(
         concurrency=len(prompts),
@@ -97,6 +104,8 @@ def _case(engines: dict[str, Engine], prompts: Sequence[TokenIds]) -> Throughput
         same_memory_tok_s=tok_s[SAME_MEMORY],
         ratio=ratios[OFFLOAD],
         same_memory_ratio=ratios[SAME_MEMORY],
+        cpu_ratio=cpu[OFFLOAD],
+        same_memory_cpu_ratio=cpu[SAME_MEMORY],
         resident_at_once=seated[RESIDENT],
         offload_at_once=seated[OFFLOAD],
         same_memory_at_once=seated[SAME_MEMORY],

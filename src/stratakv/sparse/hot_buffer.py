@@ -71,7 +71,7 @@ class HotBuffers:
         most_entries: int,
         planner: Planner = DEFAULT_PLANNER,
     ) -> None:
-        if planner is plan_swap_in:
+        if planner is plan_swap_in and planner is DEFAULT_PLANNER:  # else it was asked for
             what = "stratakv.sparse._swap_in is not built"
             _logger.warning("%s: plans are made in NumPy, more slowly", what)
         self.shape = shape
