@@ -20,6 +20,7 @@ def subject_of(transports):
     return TransportSubject(
         open=partial(open_nixl, transports),
         elsewhere=True,
+        copies=transports == SHARED,
         impatient=partial(open_nixl, transports, link=IMPATIENT),
     )
 
@@ -88,6 +89,21 @@ def written_after_the_fence():
         one.transport.close()
 
 
+def test_over_tcp_nobody_is_asked_whether_a_peer_has_let_go(monkeypatch):
+    """A process that is stopped never does: the end of our agent is the fence."""
+    monkeypatch.setattr("stratakv.disagg.nixl.watched", lambda place: lambda: True)
+    opened = partial(open_nixl, "tcp")
+    one, two = TransportSide.of(opened, 100), TransportSide.of(opened, 100)
+    meet(one, A, two, B)
+    last = one.transport.post(B, writes_of((0, 0, 0, 0, 100)))
+    until(lambda: one.is_done(last), "a transfer", two)
+    one.transport.disconnect(B)
+    until(lambda: one.is_gone(B), "the fence", two)
+    until(lambda: two.is_gone(A), "the end of the other side")
+    one.transport.close()
+    two.transport.close()
+
+
 def test_of_shared_memory_the_fence_is_the_writers_own():
     """To delete our agent does not stop it, so we wait for its token."""
     assert not written_after_the_fence()
@@ -95,5 +111,5 @@ def test_of_shared_memory_the_fence_is_the_writers_own():
 
 @pytest.mark.long
 def test_without_the_token_it_would_not_be_one(monkeypatch):
-    monkeypatch.setattr("stratakv.disagg.nixl.may_write", lambda place: False)
+    monkeypatch.setattr("stratakv.disagg.nixl.watched", lambda place: lambda: False)
     assert any(written_after_the_fence() for _ in range(20))

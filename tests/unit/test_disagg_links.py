@@ -1,5 +1,7 @@
 """The parts of a transport without a library: ranges, descriptions, tokens, and silence."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,11 +15,12 @@ from stratakv.core.errors import TransportError
 from stratakv.disagg.description import Description, decode
 from stratakv.disagg.link import SHORTEST_PAUSE_S, WORK_S, LinkOptions, WorkSeen, pause_after
 from stratakv.disagg.loopback import LoopbackTransport, LoopbackWire
+from stratakv.disagg.nixl import peer_copies
 from stratakv.disagg.ranges import Regions, joined, slices
 from stratakv.disagg.transport import Disconnected, Failed, Lost, PeerId, Writes
 from stratakv.disagg.wire import Ranges
 from stratakv.disagg.wire_transport import WiredTransport
-from stratakv.disagg.writer_token import WriterToken, may_write
+from stratakv.disagg.writer_token import TokenPlace, WriterToken, watched
 from stratakv.testing.patience import PATIENCE_S, wait_until
 
 
@@ -71,29 +74,95 @@ def test_a_description_of_another_transport_or_version_is_refused_with_both_valu
 
 def test_a_token_says_until_it_is_closed_that_its_owner_may_write():
     token = WriterToken("a name")
-    assert may_write(token.place)
-    assert not may_write(replace(token.place, name="another"))
-    assert not may_write(replace(token.place, machine="another"))
-    other = WriterToken("another")
+    may_write = watched(token.place)
+    assert may_write()
     token.close()
     token.close()
-    assert not may_write(token.place)
-    other.close()
+    assert not may_write()
 
 
-def test_the_token_of_a_process_that_was_killed_is_closed():
-    code = (
-        "import signal; from dataclasses import astuple\n"
-        "from stratakv.disagg.writer_token import WriterToken\n"
-        "token = WriterToken('of a child'); print(astuple(token.place), flush=True)\n"
-        "signal.pause()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+def test_who_is_on_another_machine_writes_nothing_here():
+    token = WriterToken("a name")
+    assert not watched(replace(token.place, machine="another"))()
+    token.close()
+
+
+def test_a_file_of_our_own_that_is_no_token_is_refused():
+    """It would be open for ever, and the peer that names it never behind its fence."""
+    token = WriterToken("a name")
+    file = os.memfd_create("mine", os.MFD_CLOEXEC)
+    for wrong in ({"file": file, "name": "mine"}, {"name": "another"}, {"file": file}):
+        with pytest.raises(TransportError, match="none of this process's"):
+            watched(replace(token.place, **wrong))
+    token.close()
+    os.close(file)
+
+
+CHILD = """
+import signal; from dataclasses import astuple
+from stratakv.disagg.writer_token import WriterToken
+token = WriterToken('of a child'); print(astuple(token.place), flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def owner():
+    """A process with a token, and where that is."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
-        place = type(WriterToken("mine").place)(*eval(child.stdout.readline()))
-        assert may_write(place)
+        yield child, TokenPlace(*eval(child.stdout.readline()))
         child.kill()
-    assert not may_write(place)
+
+
+def test_the_token_of_a_process_that_was_killed_is_closed(owner):
+    child, place = owner
+    may_write = watched(place)
+    child.send_signal(signal.SIGSTOP)
+    assert may_write()
+    child.kill()
+    child.wait()
+    assert not may_write()
+    with pytest.raises(TransportError, match="no such token open"):
+        watched(place)
+
+
+def test_a_process_into_which_we_may_not_look_is_refused_and_does_not_hold_a_fence_for_ever(
+    owner, monkeypatch
+):
+    child, place = owner
+    may_write, readlink = watched(place), os.readlink
+
+    def denied(link):
+        if link == f"/proc/{place.pid}/fd/{place.file}":
+            raise PermissionError(13, "Permission denied")
+        return readlink(link)
+
+    monkeypatch.setattr("os.readlink", denied)
+    with pytest.raises(TransportError, match="cannot be looked into"):
+        watched(place)
+    assert may_write(), "the same process, and it could be looked into"
+    child.kill()
+    child.wait()
+    assert not may_write(), "there is no such process any more"
+
+
+@pytest.mark.parametrize("names", [
+    "all", "*", "sm,tcp,self", "shm", "tcp,cma", "tcp,\\cma", "mm", "xpmem", "tcp,knem:aux", "c*",
+    "^tcp", "^cma,knem", "^mm", "^posix",
+])  # fmt: skip
+def test_with_these_a_peer_s_own_process_copies(names):
+    assert peer_copies(names)
+
+
+@pytest.mark.parametrize("names", [
+    "tcp", "tcp,self", "self", "posix,sysv,tcp", "ib,tcp", "rc_x", "^cma,knem,xpmem", "^sm", "^shm",
+    "^cma,knem,mm", "^all",
+])  # fmt: skip
+def test_with_these_what_a_peer_writes_ends_with_our_agent(names):
+    assert not peer_copies(names)
 
 
 def test_who_is_silent_for_so_long_is_lost_also_where_its_thread_does_nothing():

@@ -11,9 +11,10 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -27,13 +28,16 @@ from stratakv.disagg.link import DEFAULT_LINK, LinkOptions
 from stratakv.disagg.transport import Memory
 from stratakv.disagg.wire import Addresses, OpenWire, Ranges
 from stratakv.disagg.wire_transport import WiredTransport
-from stratakv.disagg.writer_token import TokenPlace, WriterToken, may_write
+from stratakv.disagg.writer_token import TokenPlace, WriterToken, watched
 
 _MODULES: Final = ("nixl", "nixl_cu12", "nixl_cu13")
 """The first chooses between the others, where there are several."""
+_COPYING: Final = frozenset({"cma", "knem", "xpmem"})
+"""With these a peer's own process copies into our memory: what it has begun, we cannot stop
+(``writer_token``). Any other writes through what ends with our agent: a socket, a network card's
+registration, or, of ``posix`` and ``sysv``, segments of UCX's own."""
+_FAMILIES: Final = {"all": _COPYING, "sm": _COPYING, "shm": _COPYING, "mm": frozenset({"xpmem"})}
 _FENCED: Final = "^cma,knem,xpmem"
-"""Not those with which a peer's own process copies into our memory: what it has begun, we cannot
-stop (``writer_token``)."""
 _LOOK_S: Final = 0.0002
 """Between two looks at a write that is under way."""
 
@@ -45,7 +49,8 @@ Agent: TypeAlias = Any
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NixlOptions:
     """``transports``: which of UCX's may be used, as in its ``UCX_TLS``, which counts where this is
-    "". ``sm,tcp,self`` has shared memory; by default nobody is fenced by a peer's good will alone.
+    "". ``sm,tcp,self`` has shared memory, where the fence waits for the peer to let go, or to end;
+    with the default and any other that ``peer_copies`` denies, the end of our agent is the fence.
     The same on both sides."""
 
     transports: str = ""
@@ -64,6 +69,19 @@ class NixlTransport(WiredTransport):
     ) -> None:
         options = options or NixlOptions()
         super().__init__("nixl", memories, nixl_wire(options), options.link, clock, wake)
+
+
+def peer_copies(transports: str) -> bool:
+    """Whether UCX, where it may use these (as in its ``UCX_TLS``), may have a peer's own process
+    copy into our memory. Names may be patterns, and have an auxiliary one behind a colon."""
+    barring = transports.startswith("^")
+    names = [
+        each.strip().lstrip("\\").partition(":")[0]
+        for each in transports.removeprefix("^").split(",")
+    ]
+    named = {each for name in names for each in (*_COPYING, *_FAMILIES) if fnmatchcase(each, name)}
+    found = frozenset().union(*(_FAMILIES.get(each, frozenset({each})) for each in named))
+    return bool(_COPYING - found if barring else found)
 
 
 def nixl_wire(options: NixlOptions) -> OpenWire:
@@ -85,11 +103,12 @@ class NixlWire:
         self._name = f"stratakv-{uuid.uuid4()}"
         self._token = WriterToken(self._name)
         self._peer = ""
-        self._peer_token: TokenPlace | None = None
+        self._transports = transports or os.environ.get("UCX_TLS") or _FENCED
+        self._may_write: Callable[[], bool] | None = None  # the peer, whatever becomes of our agent
         self._agent: Agent | None = None
         self._handle: Any = None
         try:
-            with _ALONE, _ucx_transports(transports):
+            with _ALONE, _ucx_transports(self._transports):
                 # Its thread for progress would take a core; ``notifications`` makes progress.
                 config = library.nixl_agent_config(enable_prog_thread=False, backends=[])
                 self._agent = library.nixl_agent(self._name, config)
@@ -109,12 +128,13 @@ class NixlWire:
         head, _, metadata = description.partition(b"\n")
         with _errors("connect"):
             token: Any = json.loads(head)["token"]
-            self._peer_token = TokenPlace(
-                str(token["machine"]), int(token["pid"]), int(token["file"]), str(token["name"])
-            )
+            if peer_copies(self._transports):
+                name, machine = str(token["name"]), str(token["machine"])
+                place = TokenPlace(machine, int(token["pid"]), int(token["file"]), name)
+                self._may_write = watched(place)
             with _ALONE:
-                name: str | bytes = self._open().add_remote_agent(metadata)
-            self._peer = name.decode() if isinstance(name, bytes) else name
+                peer: str | bytes = self._open().add_remote_agent(metadata)
+            self._peer = peer.decode() if isinstance(peer, bytes) else peer
 
     def write(self, ranges: Ranges, message: bytes | None, given_up: threading.Event) -> None:
         with _errors("write"):
@@ -150,7 +170,7 @@ class NixlWire:
         with _ALONE:
             self._handle = self._agent = None
         self._token.close()
-        return self._peer_token is None or not may_write(self._peer_token)
+        return self._may_write is None or not self._may_write()
 
     def _open(self) -> Agent:
         if self._agent is None:
@@ -196,7 +216,7 @@ def _library() -> Library:
 def _ucx_transports(names: str) -> Generator[None]:
     """UCX reads what it may use from the environment, each time an agent is made."""
     before = os.environ.get("UCX_TLS")
-    os.environ["UCX_TLS"] = names or before or _FENCED
+    os.environ["UCX_TLS"] = names
     try:
         yield
     finally:

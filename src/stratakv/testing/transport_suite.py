@@ -27,12 +27,14 @@ class TransportSubject:
 
     ``open``: over these regions; a side calls it once. ``elsewhere``: whether the other side may be
     in another process of this machine; ``open`` is pickled for it then. ``impatient``: opens one
-    that soon gives up a peer which hangs; None where no process can.
+    that soon gives up a peer which hangs; None where no process can. ``copies``: what a peer writes
+    its own process copies, so that the fence of one that hangs waits until it goes on or ends.
     """
 
     open: OpenTransport
     elsewhere: bool
     impatient: OpenTransport | None = None
+    copies: bool = False
 
 
 Sides = Callable[..., TransportSide]
