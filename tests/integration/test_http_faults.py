@@ -112,6 +112,14 @@ def test_a_body_that_is_too_large(http):
     assert http.get("/health").status_code == 200
 
 
+def test_a_body_that_is_announced_as_far_too_large_is_refused_before_it_comes(http):
+    url = http.base_url
+    with socket.create_connection((url.host, url.port), PATIENCE_S) as client:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n"
+        client.sendall(head)
+        assert client.recv(1 << 10).startswith(b"HTTP/1.1 413 ")
+
+
 def test_unknown_paths_methods_and_models(http):
     assert error_of(http.get("/v1/nothing"), 404)["code"] == "not_found"
     wrong = http.get("/v1/completions")

@@ -52,11 +52,18 @@ def test_a_room_names_the_sessions_of_all_requests():
     several = asked_for({
         "bootstrap_host": ["a", "::1"], "bootstrap_port": [7, 8], "bootstrap_room": [3, 4],
     })  # fmt: skip
-    assert [several.session(at) for at in range(3)] == [
-        TransferSession("3-0", "a:7"),
-        TransferSession("4-1", "[::1]:8"),
-        TransferSession("3-2", "a:7"),
-    ]
+    own = [("3-0", "a:7"), ("4-1", "[::1]:8"), ("3-2", "a:7"), ("4-3", "[::1]:8")]
+    assert several.sessions(4) == tuple(TransferSession(*one) for one in own), "two choices each"
+
+
+@pytest.mark.parametrize(("lists", "count"), [(2, 1), (2, 3), (3, 1), (3, 4)])
+def test_lists_for_another_number_of_requests_are_refused(lists, count):
+    for field in ("bootstrap_host", "bootstrap_port", "bootstrap_room"):
+        several = asked_for(ROOM | {field: [ROOM[field]] * lists})
+        for rules in (PREFILL, DecodeRules()):
+            error = refused(rules.plan, several, count)
+            assert error.param == field
+            assert "allowed are one, or one for each prompt" in str(error)
 
 
 def test_params_name_the_session_or_ask_for_one():
@@ -187,7 +194,7 @@ HERE, FAR = ("127.0.0.1", "127.0.0.9", "::1", "Localhost"), ("a", "10.0.0.1", "1
 def refused_field(rules, body):
     """Which field of a body is refused; None: it is planned."""
     try:
-        rules.plan(asked_for(body), 1)
+        rules.plan(asked_for(body), 2)
     except ApiError as error:
         return error.body["error"]["param"] if error.status == 400 else error
     return None

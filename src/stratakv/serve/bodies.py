@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 TOGETHER_BYTES: Final = 256 << 20
 SMALL_BYTES: Final = 1 << 15
 """A body of that size is always taken: connections are bounded."""
+READ_ON: Final = 4
+"""Of one that is too large, that many times of what is allowed is read for its client's sake."""
 
 HoldBytes: TypeAlias = Callable[[int], bool]
 """To hold that many bytes for one body, in place of those before; False, and none, where there is
@@ -69,9 +71,11 @@ async def json_object(request: Request, most_bytes: int) -> JsonObject:
 async def whole(request: Request, most_bytes: int, hold: HoldBytes) -> bytes:
     """The body. ApiError for one that is too large (413) or for which there is no memory now (503):
     it is read a little further and thrown away, so that a client gets to read the answer instead of
-    a broken pipe."""
+    a broken pipe. One whose header names far too many bytes is refused before it comes."""
     body = bytearray()
     size, fits = 0, True
+    if _declared(request) > READ_ON * most_bytes:
+        raise _too_large(most_bytes)
     async for chunk in request.stream():
         size += len(chunk)
         fits = fits and size <= most_bytes and hold(size)
@@ -80,12 +84,22 @@ async def whole(request: Request, most_bytes: int, hold: HoldBytes) -> bytes:
             continue
         body.clear()
         hold(0)
-        if size > 4 * most_bytes:
+        if size > READ_ON * most_bytes:
             break
     if size > most_bytes:
-        message = f"the request body has more than {most_bytes} bytes"
-        raise ApiError(message, status=413, code="body_too_large")
+        raise _too_large(most_bytes)
     if not fits:
         log.warning("requests get a 503: other bodies take the memory that there is for them")
         raise too_many_bodies()
     return bytes(body)
+
+
+def _declared(request: Request) -> int:
+    """Bytes that the header says will come; the server's parser has checked it."""
+    given = request.headers.get("content-length", "")
+    return int(given) if given.isdecimal() else 0
+
+
+def _too_large(most_bytes: int) -> ApiError:
+    message = f"the request body has more than {most_bytes} bytes"
+    return ApiError(message, status=413, code="body_too_large")

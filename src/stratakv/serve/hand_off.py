@@ -40,8 +40,20 @@ class Rooms:
     ports: tuple[int, ...]
     rooms: tuple[int, ...]
 
-    def session(self, at: int) -> TransferSession:
-        """Of the request at ``at``, the same on both sides."""
+    def sessions(self, count: int) -> tuple[TransferSession, ...]:
+        """Of ``count`` requests, the same on both sides. ApiError (400) for lists that were made
+        for another number of them."""
+        for name, given in (
+            ("bootstrap_host", self.hosts),
+            ("bootstrap_port", self.ports),
+            ("bootstrap_room", self.rooms),
+        ):
+            if count % len(given):
+                message = f"{name!r} has {len(given)} items for {count} requests; allowed are one, "
+                raise invalid(name, message + "or one for each prompt")
+        return tuple(map(self._session, range(count)))
+
+    def _session(self, at: int) -> TransferSession:
         host, port = self.hosts[at % len(self.hosts)], self.ports[at % len(self.ports)]
         room = self.rooms[at % len(self.rooms)]
         return TransferSession(f"{room}-{at}", place(host, port))
@@ -105,9 +117,8 @@ class PrefillRules:
                 message += "'bootstrap_room' or 'kv_transfer_params', as a router sends them"
                 raise ApiError(message, param="bootstrap_room", code="no_session")
             case Rooms():
-                return HandOffPlan(
-                    tuple(TransferSession(asked.session(at).name) for at in range(count))
-                )
+                sessions = asked.sessions(count)
+                return HandOffPlan(tuple(TransferSession(one.name) for one in sessions))
             case RemoteDecode():
                 name = uuid.uuid4().hex
                 params = {
@@ -138,7 +149,7 @@ class DecodeRules:
             case Rooms():
                 for host in asked.hosts:
                     self.hosts.check("bootstrap_host", place(host, 0))
-                return HandOffPlan(tuple(asked.session(at) for at in range(count)))
+                return HandOffPlan(asked.sessions(count))
             case RemotePrefill():
                 self.hosts.check("remote_host", asked.prefill)
                 return HandOffPlan(
