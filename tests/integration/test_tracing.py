@@ -17,7 +17,7 @@ from stratakv.core.clock import WallClock
 from stratakv.core.config import ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.serve.tokenizer import Tokenizer
-from stratakv.serve.tracing import NoSpans, open_spans
+from stratakv.serve.tracing import NoSpans, OtlpSpans, open_spans
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.servers import free_port
 from tests.serving import EchoEngine, make_service, running, train_tokenizer
@@ -151,6 +151,25 @@ def test_a_collector_that_is_away_is_no_concern_of_a_request(tokenizer):
         for _ in range(3):
             answer = httpx.post(f"{live.url}/v1/completions", json=BODY)
             assert answer.json()["usage"]["completion_tokens"] == 5
+
+
+def test_spans_that_cannot_be_sent_hold_up_no_end():
+    released = threading.Event()
+
+    class Hanging:
+        def get_tracer(self, name):
+            return name
+
+        def shutdown(self):
+            assert released.wait(PATIENCE_S)
+
+    spans = OtlpSpans(Hanging(), WallClock(), WallClock())
+    ending = threading.Thread(target=spans.close)
+    ending.start()
+    ending.join(PATIENCE_S)
+    ended = not ending.is_alive()
+    released.set()
+    assert ended
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "grpc://a:1", "http://", "", "http://a:0"])

@@ -2,6 +2,7 @@
 
 import socket
 from contextlib import ExitStack, closing, suppress
+from itertools import count
 from threading import Event, Thread
 
 import pytest
@@ -42,19 +43,21 @@ def listens(undo):
     return found, PeerId(f"127.0.0.1:{found.getsockname()[1]}")
 
 
-def refuses(undo):
-    """A server that refuses whoever comes."""
+def refuses(undo, answers=None, after_s=0.0):
+    """A server that refuses whoever comes, ``after_s``; after so many ``answers`` it hangs."""
     found, peer = listens(undo)
     body = b'{"refused": "no"}'
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
 
     def serve():
         with suppress(OSError):
-            while True:
+            for _ in count() if answers is None else range(answers):
                 with found.accept()[0] as caller:
                     caller.recv(1 << 16)
+                    over.wait(after_s)
                     caller.sendall(head + body)
 
+    over = Event()
     Thread(target=serve, daemon=True).start()
     return peer
 
@@ -77,15 +80,24 @@ def test_as_many_hosts_as_may_be_joined_are_called_at_once():
         assert not any(each.done() for each in stuck)
 
 
-def test_whoever_has_answered_once_waits_for_no_host_that_has_not():
-    limits = CallLimits(new=1)
+def test_hosts_that_have_answered_and_hang_now_hold_up_nobody_else():
+    with ExitStack() as undo:
+        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        good = refuses(undo)
+        once = [refuses(undo, answers=1) for _ in range(9)]
+        for peer in (good, *once):
+            assert carry(peer, ()).result(PATIENCE_S) == JoinRefused("no")
+        stuck = [carry(peer, ()) for peer in once]
+        assert carry(good, ()).result(PATIENCE_S) == JoinRefused("no")
+        assert not any(each.done() for each in stuck)
+
+
+def test_an_answer_has_the_whole_call_s_time_and_not_that_of_connecting():
+    limits = CallLimits(deadline_s=PATIENCE_S, connect_s=DEADLINE)
     with ExitStack() as undo:
         carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None, limits)))
-        good = refuses(undo)
-        assert carry(good, ()).result(PATIENCE_S) == JoinRefused("no")
-        stuck = carry(listens(undo)[1], ())
-        assert carry(good, ()).result(PATIENCE_S) == JoinRefused("no")
-        assert not stuck.done()
+        slow = refuses(undo, after_s=2 * DEADLINE)
+        assert carry(slow, ()).result(PATIENCE_S) == JoinRefused("no")
 
 
 def test_one_deadline_holds_for_a_whole_call_however_its_answer_trickles():

@@ -26,19 +26,16 @@ from stratakv.disagg.peer_limits import MOST_PEERS
 from stratakv.disagg.transport import PeerId
 
 JOIN_PATH: Final = "/disagg/join"
-_MOST_KNOWN: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """``deadline_s``: of a whole call; ``connect_s``: of one address of its host. Calls at a time:
-    ``new`` of hosts that have not answered yet, as many as there may be, so that none waits for
-    others that never will; and ``known`` of those that have."""
+    """``deadline_s``: of a whole call; ``connect_s``: of one address of its host. ``at_once``: as
+    many calls as there may be peers, so that none waits for others that never answer."""
 
     deadline_s: float = 30.0
     connect_s: float = 5.0
-    new: int = MOST_PEERS
-    known: int = 8
+    at_once: int = MOST_PEERS
 
 
 DEFAULT_CALLS: Final = CallLimits()
@@ -55,17 +52,13 @@ class HttpCarry:
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._new = ThreadPoolExecutor(limits.new, thread_name_prefix="stratakv-join")
-        self._again = ThreadPoolExecutor(limits.known, thread_name_prefix="stratakv-rejoin")
-        self._known: dict[PeerId, None] = {}  # who has answered, the last one first to stay
+        self._threads = ThreadPoolExecutor(limits.at_once, thread_name_prefix="stratakv-join")
 
     def __call__(self, peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
-        threads = self._again if peer in self._known else self._new
-        return threads.submit(self._asked, peer, encode_call(self._name, introductions))
+        return self._threads.submit(self._asked, peer, encode_call(self._name, introductions))
 
     def close(self) -> None:
-        for threads in (self._new, self._again):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _asked(self, peer: PeerId, body: bytes) -> JoinAnswer:
         try:
@@ -79,22 +72,16 @@ class HttpCarry:
             if status != 200:
                 text = data[:500].decode(errors="replace")
                 return JoinRefused(f"the prefill server {peer} answers {status}: {text}")
-            answer = decode_answer(data)
+            return decode_answer(data)
         except TransportError as error:
             return JoinRefused(f"the prefill server {peer}: {error}")
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = self._late if connection.late else str(error) or repr(error)
             return JoinRefused(f"the prefill server {peer} cannot be reached: {reason}")
-        self._answered(peer)
-        return answer
 
     @property
     def _late(self) -> str:
         return f"it has not answered within {self._limits.deadline_s:g} s"
-
-    def _answered(self, peer: PeerId) -> None:
-        if len(self._known) < _MOST_KNOWN:
-            self._known[peer] = None
 
     def _post(self, connection: "_Connection", body: bytes) -> tuple[int, bytes]:
         try:
@@ -118,6 +105,7 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         opened = self._opened()
+        opened.settimeout(None)  # of the connecting alone: an answer has the whole call's time
         self.sock = opened
         left_s = max(0.0, self._until_s - self._clock.now_s())
         self._timer = Timer(left_s, self._end, (opened,))

@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from types import FrameType
 from typing import Final, TypedDict, cast
@@ -61,17 +62,17 @@ def serve_forever(
     quieten()
     server = Server(service, drain_s=drain_s, limits=limits)
     service.driver.start()
-    try:
-        server.run([listener] if joins is None else [listener, joins])
-    finally:
-        service.spans.close()
-        service.storage.settle(STORE_S)
-        ended = service.driver.stop(STOP_S)
-        if ended:  # the engine's thread was the store's owner
-            try:
-                stopped()
-            finally:
-                service.storage.close()
+    with closing(service.spans):
+        try:
+            server.run([listener] if joins is None else [listener, joins])
+        finally:
+            service.storage.settle(STORE_S)
+            ended = service.driver.stop(STOP_S)
+            if ended:  # the engine's thread was the store's owner
+                try:
+                    stopped()
+                finally:
+                    service.storage.close()
     if not ended:
         log.error("the engine's step did not end within %s s", STOP_S)
     return 0 if ended and service.driver.health is Health.STOPPED else 1

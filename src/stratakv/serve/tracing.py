@@ -4,6 +4,7 @@ Owns what a span says and how it is sent: one span for each client request, sent
 in batches over OTLP. Nothing of it runs on a step. Must not decide anything about a request.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 SPAN: Final = "llm_request"
-FLUSH_MS: Final = 2000
+FLUSH_S: Final = 2.0
 """What spans get to be sent when the server ends."""
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
 ABORTED: Final = "abort"
@@ -97,8 +98,10 @@ class OtlpSpans:
         made.end(_ns(span.end_s + offset_s))
 
     def close(self) -> None:
-        self._provider.force_flush(FLUSH_MS)
-        self._provider.shutdown()
+        # The SDK's own bounds are of one batch each, and a collector may hang with several.
+        last = threading.Thread(target=self._provider.shutdown, name="stratakv-spans", daemon=True)
+        last.start()
+        last.join(FLUSH_S)
 
 
 def attributes(span: RequestSpan) -> Mapping[str, str | int | float | Sequence[str]]:
