@@ -84,9 +84,10 @@ def test_two_hosts_behind_a_router_answer_as_one_server_does(transport, is_here,
         for seed in range(2):
             asked = completion(tokens(150, seed), 12)
             answers = [
-                httpx.post(one.url + COMPLETIONS, json=asked, timeout=PATIENCE_S).json()
+                httpx.post(one.url + COMPLETIONS, json=asked, timeout=PATIENCE_S)
                 for one in (unified, router)
             ]
-            expected, got = (answer["choices"][0]["text"] for answer in answers)
+            assert [one.status_code for one in answers] == [200, 200], [one.text for one in answers]
+            expected, got = (one.json()["choices"][0]["text"] for one in answers)
             assert got == expected
-            assert "prefill" in answers[1]["usage"]["prompt_tokens_details"]
+            assert "prefill" in answers[1].json()["usage"]["prompt_tokens_details"]

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -167,6 +167,11 @@ class NixlWire:
         return found.get(self._peer, [])
 
     def sever(self) -> bool:
+        if self._agent is not None:
+            # A write to a peer that has just left stays queued in UCX, which aborts our process if
+            # the agent ends so; a look takes it out.
+            with suppress(TransportError):
+                self.notifications()
         with _ALONE:
             self._handle = self._agent = None
         self._token.close()
