@@ -17,7 +17,7 @@ from tests.fixtures.fake_sglang import (
     arguments,
     storage_config,
 )
-from tests.unit.test_connect_vllm import checkpoint
+from tests.unit.test_connect_vllm import checkpoint, native_code
 
 KEYS = [f"{number:064x}" for number in range(6)]
 TRAILING, ALL = PoolHitPolicy.TRAILING_PAGES, PoolHitPolicy.ALL_PAGES
@@ -221,6 +221,17 @@ def test_another_variable_never_hits(servers, model, storage, monkeypatch, varia
         assert servers(model, storage).batch_exists(KEYS) == hits
     monkeypatch.delenv(variable)
     assert servers(model, storage).batch_exists(KEYS) == 6
+
+
+@pytest.mark.parametrize("where", ["LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"])
+def test_native_code_exchanged_in_place_never_hits(
+    servers, model, storage, monkeypatch, tmp_path, where
+):
+    file = native_code(monkeypatch, tmp_path, where)
+    fill(servers(model, storage))
+    assert servers(model, storage).batch_exists(KEYS) == 6
+    file.write_text("two")
+    assert servers(model, storage).batch_exists(KEYS) == 0
 
 
 def test_another_device_never_hits(servers, model, storage, monkeypatch):

@@ -2,6 +2,7 @@
 when the store does not. The released vLLM runs in tests/connect."""
 
 import json
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,17 @@ def checkpoint(path, seed=0, settings=None):
     save_file({"a": rng.standard_normal(8).astype(np.float32)}, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(settings or {"model_type": "llama"}))
     return path
+
+
+def native_code(monkeypatch, directory, where):
+    """A library or a compiler that is found by the variable ``where``, beside what it was."""
+    file = directory / "bin" / ("nvcc" if where == "PATH" else "libm.so")
+    file.parent.mkdir()
+    file.write_text("one")
+    file.chmod(0o755)
+    first = file if where == "LD_PRELOAD" else file.parent
+    monkeypatch.setenv(where, os.pathsep.join([str(first), os.environ.get(where, "")]))
+    return file
 
 
 @pytest.fixture
@@ -188,6 +200,17 @@ VARIABLES = (
 def test_another_variable_never_hits(managers, model, storage, monkeypatch, variable):
     fill(managers(model, storage))
     monkeypatch.setenv(variable, "1")
+    assert managers(model, storage).lookup(KEYS) == [False] * 6
+
+
+@pytest.mark.parametrize("where", ["LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"])
+def test_native_code_exchanged_in_place_never_hits(
+    managers, model, storage, monkeypatch, tmp_path, where
+):
+    file = native_code(monkeypatch, tmp_path, where)
+    fill(managers(model, storage))
+    assert managers(model, storage).lookup(KEYS) == [True] * 6
+    file.write_text("two")
     assert managers(model, storage).lookup(KEYS) == [False] * 6
 
 

@@ -9,16 +9,12 @@ from pathlib import Path
 import pytest
 
 from stratakv.connect import whole_settings
-from stratakv.connect.whole_settings import setting_fields, variable_fields
+from stratakv.connect.whole_settings import setting_fields
 from stratakv.core.errors import ConfigError
 
 
 def text(value, name="tables"):
     return setting_fields({name: value}, ())[name]
-
-
-def variables(**environment):
-    return variable_fields(environment, (), "VLLM_", ())
 
 
 @pytest.fixture
@@ -197,42 +193,3 @@ def test_what_is_no_secret_can_be_read():
         "num_key_value_heads": 8,
         "eos_token_id": 2,
     }
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "TRITON_DEFAULT_FP_FUSION", "TORCHINDUCTOR_EMULATE_PRECISION_CASTS",
-        "TORCH_BLAS_PREFER_CUBLASLT", "ROCBLAS_USE_HIPBLASLT", "HIPBLASLT_TENSILE_LIBPATH",
-        "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG", "DG_JIT_USE_NVRTC", "FLASHINFER_CUDA_ARCH_LIST",
-        "MIOPEN_USER_DB_PATH", "NCCL_ALGO", "OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY",
-        "PYTORCH_TUNABLEOP_ENABLED", "TORCH_CUDA_ARCH_LIST",
-    ],
-)  # fmt: skip
-def test_variables_that_choose_algorithms_are_in_a_name(name):
-    assert variables(**{name: "x:1"}) == {name: "x:1"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "AITER_JIT_DIR", "MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_CACHE_DIR", "TRITON_CACHE_DIR",
-        "TORCHINDUCTOR_CACHE_DIR", "DG_JIT_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE",
-    ],
-)  # fmt: skip
-def test_caches_of_compiled_code_are_in_no_name(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(whole_settings, "MOST_FILES", 0)
-    (tmp_path / "kernel.so").touch()
-    assert variables(**{name: str(tmp_path)}) == {}
-
-
-def test_compilers_of_a_toolkit_are_in_a_name_and_not_the_rest_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(whole_settings, "MOST_FILES", 0)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").write_text("one")
-    first = variables(CUDA_HOME=str(tmp_path))
-    assert first["CUDA_HOME"].startswith(str(tmp_path))
-    (tmp_path / "bin" / "other").touch()
-    assert variables(CUDA_HOME=str(tmp_path)) == first
-    (tmp_path / "bin" / "nvcc").write_text("two")
-    assert variables(CUDA_HOME=str(tmp_path)) != first

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from stratakv.connect.native_code import compiler_fields
 from stratakv.connect.sglang_harmless import (
     EXTERNAL_CODE,
     GRAPH_SIZES,
@@ -21,8 +22,8 @@ from stratakv.connect.whole_settings import (
     code_field,
     plugin_fields,
     setting_fields,
-    variable_fields,
 )
+from stratakv.connect.whole_variables import variable_fields
 from stratakv.core.errors import ConfigError
 
 FORMATS: Final = ("auto", "safetensors")
@@ -54,6 +55,7 @@ def fields_of(
     return {
         **setting_fields(known, SETTINGS),
         **variable_fields(environment, registered, "SGLANG_", VARIABLES),
+        **compiler_fields(environment),
         **plugin_fields(*PLUGINS),
         **code_field(_external_code(environment)),
     }

@@ -9,13 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from stratakv.connect.native_code import compiler_fields
 from stratakv.connect.vllm_harmless import CHECKPOINTS, PLUGINS, SETTINGS, VARIABLES
 from stratakv.connect.whole_settings import (
     flat_settings,
     plugin_fields,
     setting_fields,
-    variable_fields,
 )
+from stratakv.connect.whole_variables import variable_fields
 from stratakv.core.errors import ConfigError
 
 HASHES: Final = ("sha256", "sha256_cbor")
@@ -45,6 +46,7 @@ def fields_of(
     return {
         **setting_fields(settings, ()),
         **variable_fields(environment, registered, "VLLM_", VARIABLES),
+        **compiler_fields(environment),
         **plugin_fields(*PLUGINS),
         "hash": str(config.cache_config.prefix_caching_hash_algo),
         "groups": json.dumps(groups),

@@ -1,5 +1,5 @@
-"""What another engine computes with, as fields of a name: all of its settings and variables but
-those that are known to decide no byte of a page.
+"""What another engine computes with, as fields of a name: all of its settings but those that are
+known to decide no byte of a page (``whole_variables`` has its variables).
 
 Owns how a setting becomes text: of a file that it names every byte; of a directory names, sizes and
 times, links followed; of a secret a hash. A list of what matters would miss what a new release
@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib.metadata import entry_points
@@ -28,34 +28,6 @@ SECRET: Final = re.compile(
 )
 """Keys, at any depth of a setting, whose values are hashed before they are written down anywhere.
 Heads for keys and values (``num_key_value_heads``) are none."""
-ARITHMETIC: Final = (
-    "AITER_", "ATEN_", "CK_MOE", "CUBLAS", "CUDNN_", "DG_", "DNNL_", "FLASHINFER_", "HIPBLASLT_",
-    "KMP_DETERMINISTIC_REDUCTION", "MIOPEN_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS", "ONEDNN_", "PYTORCH_TUNABLEOP_", "RCCL_", "ROCBLAS_", "ROCM_QUICK_REDUCE_",
-    "TORCHINDUCTOR_", "TORCH_ALLOW_TF32", "TORCH_BLAS_", "TORCH_CUDA_ARCH_LIST",
-    "TRITON_", "TRTLLM_",
-)  # fmt: skip
-"""Beginnings of variables by which libraries below the engines choose how to compute."""
-CACHES: Final = frozenset({
-    "AITER_JIT_DIR", "CUBLASLT_LOG_FILE", "CUBLASLT_LOG_LEVEL", "CUBLAS_LOGDEST_DBG",
-    "CUBLAS_LOGINFO_DBG", "DG_JIT_CACHE_DIR", "DG_JIT_DEBUG", "DNNL_VERBOSE",
-    "FLASHINFER_CACHE_DIR", "FLASHINFER_DISABLE_VERSION_CHECK",
-    "FLASHINFER_JIT_DIR", "FLASHINFER_LOGDEST", "FLASHINFER_LOGLEVEL",
-    "FLASHINFER_WORKSPACE_BASE", "FLASHINFER_WORKSPACE_DIR", "HIPBLASLT_LOG_FILE",
-    "HIPBLASLT_LOG_LEVEL", "MIOPEN_CACHE_DIR", "MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_LOG_LEVEL",
-    "MKL_VERBOSE", "MKL_VERBOSE_OUTPUT_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE",
-    "NCCL_DEBUG_SUBSYS", "ONEDNN_VERBOSE",
-    "ROCBLAS_LOG_BENCH_PATH", "ROCBLAS_LOG_PATH", "ROCBLAS_LOG_PROFILE_PATH",
-    "ROCBLAS_LOG_TRACE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR",
-    "TRTLLM_LOG_LEVEL",
-})  # fmt: skip
-"""Of those: where compiled code is kept, which grows while an engine runs, and what is logged. A
-library keeps code under names of what it was made from. Databases of tuned choices are not here,
-nor compilers and what they compile for."""
-TOOLKITS: Final = frozenset({"CUDA_HOME", "CUDA_PATH"})
-"""Variables that name a directory of compilers, too large to list: of those below it that make
-kernels while an engine runs, every byte counts."""
-COMPILERS: Final = ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc")
 NO_PATH: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 """Errors that say that a text is no path of this machine."""
 MOST_FILES: Final = 10_000
@@ -66,29 +38,6 @@ def setting_fields(settings: Mapping[str, object], harmless: Collection[str]) ->
     """By name, all but ``harmless``. What a file or a directory that a setting names holds is a
     part of the setting."""
     return {name: _text(name, value) for name, value in settings.items() if name not in harmless}
-
-
-def variable_fields(
-    environment: Mapping[str, str],
-    registered: Collection[str],
-    prefix: str,
-    harmless: Collection[str],
-) -> dict[str, str]:
-    """Variables that are set, of those that the engine or a library below it reads: ``registered``
-    and all with the engine's ``prefix``."""
-    known = {*registered, *TOOLKITS}
-    return {
-        name: _compilers(name, value) if name in TOOLKITS else _text(name, value)
-        for name, value in environment.items()
-        if (name in known or name.startswith((prefix, *ARITHMETIC)))
-        and name not in harmless
-        and name not in CACHES
-    }
-
-
-def _compilers(name: str, directory: str) -> str:
-    found = (f" {one}{_contents(name, f'{directory}/{one}')}" for one in COMPILERS)
-    return directory + "".join(found)
 
 
 def plugin_fields(*groups: str) -> dict[str, str]:
@@ -167,7 +116,7 @@ def _plain(name: str, value: object) -> object:
         case None | bool() | int() | float():
             pass
         case str() | Path():
-            found = f"{_without_secrets(str(value))}{_contents(name, str(value))}"
+            found = f"{_without_secrets(str(value))}{contents(name, str(value))}"
         case Mapping():
             found = {str(key): _below(name, str(key), one) for key, one in value.items()}
         case list() | tuple():
@@ -213,7 +162,7 @@ def _masked(value: object) -> object:
             return value
 
 
-def _contents(name: str, value: str) -> str:
+def contents(name: str, value: str) -> str:
     """What lies where ``value`` points to: empty for anything but a path. ConfigError for what is
     there and cannot be read."""
     try:
@@ -223,7 +172,7 @@ def _contents(name: str, value: str) -> str:
     except OSError as error:
         if error.errno in NO_PATH:
             return ""
-        _refuse(name, value, error)
+        refuse(name, value, error)
     try:
         if stat.S_ISREG(status.st_mode):
             with Path(value).open("rb") as file:
@@ -231,13 +180,13 @@ def _contents(name: str, value: str) -> str:
         if stat.S_ISDIR(status.st_mode):
             return f" {listing(name, value)}"
     except OSError as error:
-        _refuse(name, value, error)
+        refuse(name, value, error)
     if stat.S_ISFIFO(status.st_mode):
-        _refuse(name, value, OSError(errno.ESPIPE, "it is a pipe"))
+        refuse(name, value, OSError(errno.ESPIPE, "it is a pipe"))
     return f" {stat.S_IFMT(status.st_mode):o} {status.st_rdev}"  # a device, or a socket
 
 
-def _refuse(name: str, value: str, error: OSError) -> NoReturn:
+def refuse(name: str, value: str, error: OSError) -> NoReturn:
     where, reason = _where(name, value), error.strerror
     if error.filename not in {None, value} and not _is_secret(name):
         reason = f"{error.filename}: {reason}"
@@ -251,36 +200,72 @@ def _where(name: str, value: str) -> str:
     return name if _is_secret(name) else f"{name} {value}"
 
 
-def listing(name: str, directory: str, without: Callable[[str], bool] = lambda _: False) -> str:
+def listing(name: str, directory: str) -> str:
     """Of names, sizes and times: a directory may hold weights, which take minutes to read. Of a
     link, those of what it points to, and where that is: a snapshot of a hub is made of links.
-    ``without``: files and directories that do not count, by their own names. OSError for what
-    cannot be read; ConfigError, under ``name``, for more than ``MOST_FILES``."""
-    lines: list[str] = []
-    seen = {_place(os.stat(directory))}
-    for above, below, names in os.walk(directory, onerror=_raise, followlinks=True):
-        new: list[str] = []
-        for one in sorted(
-            one for one in below if not without(one)
-        ):  # which of two links to one directory is the first
-            path = os.path.join(above, one)
-            place = _place(os.stat(path))
-            lines.append(f"{path}/\0{os.path.realpath(path)}")
-            if place not in seen:  # else a link leads round
-                seen.add(place)
-                new.append(one)
-        below[:] = new
-        lines += [_line(os.path.join(above, one)) for one in names if not without(one)]
-        if len(lines) > MOST_FILES:
+    OSError for what cannot be read; ConfigError, under ``name``, for more than ``MOST_FILES``."""
+    return _digest(name, directory, _all_lines(directory))
+
+
+def code_listing(
+    name: str, directory: str, enters: Callable[[str], bool], counts: Callable[[str], bool]
+) -> str:
+    """The same of files that ``counts``, in directories that are entered: both are asked for paths
+    below ``directory``. Directories themselves do not count, but where links lead."""
+    return _digest(name, directory, _code_lines(directory, enters, counts))
+
+
+def _digest(name: str, directory: str, lines: Iterator[str]) -> str:
+    held: list[str] = []
+    for line in lines:
+        held.append(line)
+        if len(held) > MOST_FILES:
             where = _where(name, directory)
             raise ConfigError(
                 f"{where}: holds more than {MOST_FILES:,} files and directories, "
                 "and no name of a page can hold them; allowed is a directory with fewer"
             )
-    return hashlib.sha256("\0".join(sorted(lines)).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256("\0".join(sorted(held)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _line(path: str) -> str:
+def _all_lines(directory: str) -> Iterator[str]:
+    for below, files in _walk(directory, lambda _: True):
+        yield from (_directory_line(path) for path in below)
+        yield from (_file_line(path) for path in files)
+
+
+def _code_lines(
+    directory: str, enters: Callable[[str], bool], counts: Callable[[str], bool]
+) -> Iterator[str]:
+    def relative(path: str) -> str:
+        return os.path.relpath(path, directory)
+
+    for below, files in _walk(directory, lambda path: enters(relative(path))):
+        yield from (_directory_line(path) for path in below if os.path.islink(path))
+        yield from (_file_line(path) for path in files if counts(relative(path)))
+
+
+def _walk(directory: str, enters: Callable[[str], bool]) -> Iterator[tuple[list[str], list[str]]]:
+    """Paths of directories and of files, directory by directory; links are followed, once."""
+    seen = {_place(os.stat(directory))}
+    for above, below, names in os.walk(directory, onerror=_raise, followlinks=True):
+        # Sorted: which of two links to one directory is the first.
+        found = [path for one in sorted(below) if enters(path := os.path.join(above, one))]
+        new: list[str] = []
+        for path in found:
+            place = _place(os.stat(path))
+            if place not in seen:  # else a link leads round
+                seen.add(place)
+                new.append(os.path.basename(path))
+        below[:] = new
+        yield found, [os.path.join(above, one) for one in names]
+
+
+def _directory_line(path: str) -> str:
+    return f"{path}/\0{os.path.realpath(path)}"
+
+
+def _file_line(path: str) -> str:
     target = os.path.realpath(path)
     try:
         status = os.stat(path)
