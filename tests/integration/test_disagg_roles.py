@@ -12,6 +12,7 @@ import pytest
 from stratakv.cache.records import TierTokens
 from stratakv.core.errors import TransportError
 from stratakv.core.ids import GroupId, LayerId, RequestId
+from stratakv.disagg.loopback import LoopbackWire
 from stratakv.disagg.peers import NO_WRITES
 from stratakv.disagg.session import SessionState
 from stratakv.engine.request import Failure, FinishReason, Phase, TransferSession
@@ -199,6 +200,32 @@ def test_pages_that_may_still_be_written_are_nobody_elses_until_the_fence():
         link.clock.advance(32)
         settle(pair)
         assert link.roles[HandOffSide.DECODE].lease_counts().overdue == 0, "prefill was first"
+
+
+def test_a_client_of_a_lost_peer_has_its_error_before_the_fence(monkeypatch):
+    """As of a stopped process that writes through shared memory: only the pages wait."""
+    fences, sever = [], LoopbackWire.sever
+    monkeypatch.setattr(LoopbackWire, "sever", lambda wire: bool(fences) and sever(wire))
+    link = Link(prefill=untidy(1, STUCK))
+    with tokens_over(link, KeepWindow(10)) as pair:
+        pair.submit(greedy("r", PROMPT[:30], 4))
+        until(
+            pair, lambda: pair.phase(HandOffSide.PREFILL, "r") is Phase.TRANSFERRING, "the writes"
+        )
+        decode, role = pair.sides[HandOffSide.DECODE], link.roles[HandOffSide.DECODE]
+        free = free_pages(decode)
+        link.peers[HandOffSide.DECODE].disconnect(P, "it hangs")
+        until(pair, lambda: ended(pair.outputs("r")), "the answer")
+        last = pair.outputs("r")[-1]
+        assert (last.finish, last.failure) == (FinishReason.ERROR, Failure.TRANSFER)
+        assert last.reason.endswith("is lost: it hangs")
+        counts = role.lease_counts()
+        assert counts.leased == counts.quarantined != {}
+        assert free_pages(decode) == free, "they may be written"
+        fences.append("holds")
+        settle(pair)
+        assert free_pages(decode) != free
+        assert not role.lease_counts().leased
 
 
 def holds(held, pages, tokens):

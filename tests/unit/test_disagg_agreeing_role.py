@@ -20,6 +20,7 @@ from stratakv.engine.roles import (
     Sent,
     Start,
     TransferFailed,
+    TransferLost,
 )
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = SessionState
@@ -222,6 +223,26 @@ def test_a_failure_of_one_rank_ends_where_no_rank_s_pages_are_touched():
     (end,) = group.ballot()
     assert end == TransferFailed("r", "r broke")
     assert group.ballot() == []
+
+
+def test_a_loss_is_reported_where_it_is_one_on_all_ranks_and_the_end_where_pages_are_free():
+    group = Group(3)
+    group.transferring()
+    for own in group.own:
+        own.states["r"] = FAILED
+    group.own[1].ends.append(TransferLost("r", "its peer is lost"))
+    for _ in range(3):
+        assert group.ballot() == []
+    group.own[0].ends.append(TransferLost("r", "its peer is lost"))
+    group.own[2].put("r", FAILED)
+    assert group.ballot() == [TransferLost("r", "its peer is lost")]
+    assert group.ballot() == [], "once"
+    group.own[0].put("r", FAILED)
+    assert group.ballot() == []
+    group.own[1].put("r", FAILED)
+    (end,) = group.ballot()
+    assert isinstance(end, TransferFailed)
+    assert group.alike("__len__") == 0
 
 
 def test_a_rank_that_had_success_learns_that_it_failed_elsewhere():

@@ -72,6 +72,20 @@ def test_a_fence_counts_for_all_writers_behind_it_and_no_other(leases):
     assert not leases
 
 
+def test_what_a_lost_peer_may_write_is_in_quarantine_at_once():
+    leases = PageLeases()
+    lease(leases)
+    theirs = lease(leases, "theirs", (TWO,), ids=(7,))
+    leases.lost(ONE)
+    leases.lost(ONE)
+    counts = leases.counts()
+    assert (counts.overdue, counts.quarantined[GroupId(0)], counts.leased[GroupId(0)]) == (0, 2, 3)
+    assert leases.expire(10.0) == {ONE, TWO}, "a writer that is there yet is torn down in time"
+    assert leases.disconnected(ONE) == {}
+    assert leases.disconnected(TWO)[RequestId("theirs")] is theirs
+    assert not leases
+
+
 def test_time_frees_nothing_but_puts_in_quarantine_and_names_whom_to_tear_down(leases):
     leased = lease(leases)
     lease(leases, "later", (TWO,), deadline_s=20.0, ids=(7,))

@@ -226,3 +226,12 @@ def test_a_server_joins_at_the_hosts_that_its_operator_names_and_at_no_other(key
     rules = DecodeRules(PrefillHosts(frozenset(("a",))))
     with pytest.raises(ApiError, match=r"'b'.*allowed"):
         rules.plan(Rooms(("a", "b"), (1,), (1, 2)), 2)
+
+
+@pytest.mark.parametrize(
+    ("spelt", "named"),
+    [("LOCALHOST", "localhost:7"), ("::1", "[::1]:7"), ("0:0:0:0:0:0:0:1", "[::1]:7")],
+)
+def test_one_server_is_one_peer_however_its_host_is_spelt(spelt, named):
+    (session,) = asked_for(ROOM | {"bootstrap_host": spelt}).sessions(1)
+    assert session.prefill == named

@@ -33,9 +33,13 @@ from stratakv.engine.roles import (
     Start,
     TransferEvent,
     TransferFailed,
+    TransferLost,
 )
 
 ELSEWHERE: Final = "its transfer has failed on another rank"
+_TOUCHED, _LOST, _FREE = range(3)
+"""Pages of a session that has failed: somebody else touches them and is asked not to; nobody knows
+for how long; nobody does any more."""
 _KINDS: Final = SlotKind.SESSION, SlotKind.PART, SlotKind.LEAST_TOKEN, SlotKind.MOST_TOKEN
 
 
@@ -66,16 +70,18 @@ class Lane:
 @dataclass(slots=True, eq=False)
 class _Entry:
     """``agreed``: its state on all ranks. ``engaged``: its pages are, or were, named to somebody.
-    ``ends``: how it has ended here, by lane. ``slot``: None while it waits for one. ``again``: of a
-    request that was retracted. Parts of its pages:
-    ``given`` to be read, ``sent`` from each lane, ``all_sent`` from all ranks, and ``reported``
-    so."""
+    ``ends``: how it has ended here, by lane, and ``lost``: why it is lost there, before it ends,
+    which the engine may know (``lost_reported``). ``slot``: None while it waits for one. ``again``:
+    of a request that was retracted. Parts of its pages: ``given`` to be read, ``sent`` from
+    each lane, ``all_sent`` from all ranks, and ``reported`` so."""
 
     request: Request
     sent: list[int]
     agreed: SessionState = SessionState.BOOTSTRAPPING
     engaged: bool = False
     ends: dict[int, TransferEvent] = field(default_factory=dict[int, TransferEvent])
+    lost: dict[int, str] = field(default_factory=dict[int, str])
+    lost_reported: bool = False
     slot: int | None = None
     again: bool = False
     given: int = 0
@@ -83,10 +89,11 @@ class _Entry:
     reported: int = 0
 
     def vote(self, lane: int, state: SessionState | None) -> int:
-        """Its state on a lane; once all know that it has failed, whether its pages are free
-        there."""
+        """Its state on a lane; once all know that it has failed, how far its end is there."""
         if self.agreed is SessionState.FAILED:
-            return int(state is None)
+            if state is None:
+                return _FREE
+            return _LOST if lane in self.lost else _TOUCHED
         if state is not None:
             return state
         well = isinstance(self.ends.get(lane), Received | Sent)
@@ -108,6 +115,7 @@ class _Entry:
     def failure(self) -> TransferFailed:
         ends = (self.ends[lane] for lane in sorted(self.ends))
         reasons = [end.reason for end in ends if isinstance(end, TransferFailed)]
+        reasons += self.lost.values()
         own = (reason for reason in reasons if reason != ELSEWHERE)
         return TransferFailed(self.request.id, next(own, ELSEWHERE))
 
@@ -263,7 +271,9 @@ class AgreeingRole:
                     continue  # its state says so
                 if (entry := self._entries.get(event.request)) is None:
                     continue
-                if isinstance(event, PartSent):
+                if isinstance(event, TransferLost):
+                    entry.lost[at] = event.reason
+                elif isinstance(event, PartSent):
                     entry.sent[at] = entry.given
                 else:
                     entry.ends[at] = event
@@ -293,8 +303,11 @@ class AgreeingRole:
                     -least[SlotKind.MOST_TOKEN].item(slot),
                 )
                 self._move(entry, SessionState(state), tokens)
-            elif state:
+            elif state == _FREE:
                 self._end(entry, entry.failure())
+            elif state == _LOST and not entry.lost_reported:
+                entry.lost_reported = True
+                self._events.append(TransferLost(entry.request.id, entry.failure().reason))
 
     def _move(self, entry: _Entry, state: SessionState, tokens: tuple[int, int]) -> None:
         """``tokens``: the least and the most of the first tokens that ranks have received."""

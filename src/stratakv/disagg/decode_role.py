@@ -1,8 +1,9 @@
 """Decodes what other engines have computed the prompts of.
 
 Owns the sessions of its requests and the leases of the pages that they write. A request's pages are
-its own again when prefill has reported that it writes no more, or is behind its fence; nothing is
-reported to the engine before. Must not know how messages and bytes travel (``peers``).
+its own again when prefill has reported that it writes no more, or is behind its fence; no end is
+reported to the engine before, but that prefill is lost is. Must not know how messages and bytes
+travel (``peers``).
 """
 
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ from stratakv.engine.roles import (
     RoleEvent,
     Start,
     TransferFailed,
+    TransferLost,
     computed_here,
 )
 
@@ -55,7 +57,7 @@ Route: TypeAlias = Callable[[Request], PeerId | None]
 class _Receiving:
     """``again``: what prefill is to compute of a request that was retracted and goes back.
     ``reserved``: prefill may know its pages, which are leased; ``parts`` of them are to come, at
-    most."""
+    most. ``reported``: that it is lost, the engine knows."""
 
     request: RequestId
     attempt: Attempt
@@ -64,6 +66,7 @@ class _Receiving:
     again: Recompute | None
     reserved: bool = False
     parts: int = 0
+    reported: bool = False
 
     @property
     def writer(self) -> Writer:
@@ -283,13 +286,22 @@ class DecodeRole:
             self._fail(entry)
 
     def _lose(self, peer: PeerId, reason: str) -> None:
-        """Its sessions fail: those whose pages it may write, when it is behind its fence."""
+        """Its sessions fail, at once; those whose pages it may write end behind its fence. What was
+        sent back may be computed here then, and is given up only when it is overdue."""
+        self._leases.lost(peer)
         for entry in [each for each in self._sessions.values() if each.peer == peer]:
             if entry.session.state is SessionState.BOOTSTRAPPING:
                 continue  # it may join again
             self._move(entry, Aborted(f"{peer} is lost: {reason}", FailureCause.PEER_LOST))
             if not entry.reserved:
                 self._fail(entry)
+            elif entry.again is None:
+                self._report(entry)
+
+    def _report(self, entry: _Receiving) -> None:
+        if not entry.reported:
+            entry.reported = True
+            self._events.append(TransferLost(entry.request, entry.session.reason))
 
     def _expire(self, now_s: float) -> None:
         for entry in list(self._sessions.values()):
@@ -308,6 +320,8 @@ class DecodeRole:
             until_s = entry.session.deadline_s + self._limits.answer_s
             if entry.reserved and now_s < until_s:
                 self._due.add(until_s)
+            elif entry.reserved:
+                self._report(entry)
 
     def _abandon(self, request: RequestId, reason: str, cause: FailureCause) -> None:
         entry = self._sessions.get(request)

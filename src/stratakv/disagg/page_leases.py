@@ -1,8 +1,8 @@
 """Pages that a remote writer may still touch, and who that is.
 
 Owns when a session's pages are this engine's own again: when each of its writers has reported that
-it writes no more, or is behind a fence. Time alone frees nothing: what is overdue is in quarantine,
-counted, until then. Pure; ``transport`` says what a fence is.
+it writes no more, or is behind a fence. Time alone frees nothing: what is overdue, and what a lost
+peer may write, is in quarantine, counted, until then. Pure; ``transport`` says what a fence is.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Writer:
 @dataclass(frozen=True, slots=True)
 class LeaseCounts:
     """``leased`` and ``quarantined``: pages now, by group, the second among the first. ``overdue``:
-    sessions that ever went to quarantine; ``ignored``: messages of writers without a lease."""
+    sessions that were ever past their deadline; ``ignored``: messages of writers without a lease."""
 
     leased: Mapping[GroupId, int]
     quarantined: Mapping[GroupId, int]
@@ -40,7 +40,8 @@ class _Lease:
     pages: TransferPages
     writers: dict[Writer, PeerId]
     deadline_s: float
-    quarantined: bool = False
+    overdue: bool = False
+    lost: bool = False  # a writer's peer
 
 
 class PageLeases:
@@ -94,18 +95,24 @@ class PageLeases:
         that such pages still wait for, named once for each session."""
         found: set[PeerId] = set()
         for lease in self._leases.values():
-            if now_s >= lease.deadline_s and not lease.quarantined:
-                lease.quarantined = True
+            if now_s >= lease.deadline_s and not lease.overdue:
+                lease.overdue = True
                 self._overdue += 1
                 found.update(lease.writers.values())
         return frozenset(found)
+
+    def lost(self, peer: PeerId) -> None:
+        """Nobody answers for ``peer`` any more: what it may write is in quarantine."""
+        for lease in self._leases.values():
+            if peer in lease.writers.values():
+                lease.lost = True
 
     def counts(self) -> LeaseCounts:
         leased, quarantined = Counter[GroupId](), Counter[GroupId]()
         for lease in self._leases.values():
             for group in lease.pages.groups:  # one may be on two tiers
                 leased[group.group] += len(group.pages)
-                if lease.quarantined:
+                if lease.overdue or lease.lost:
                     quarantined[group.group] += len(group.pages)
         return LeaseCounts(leased, quarantined, self._overdue, self._ignored)
 

@@ -22,6 +22,7 @@ from stratakv.engine.roles import (
     RoleEvent,
     Sent,
     TransferFailed,
+    TransferLost,
 )
 from stratakv.engine.running import Running
 
@@ -110,10 +111,10 @@ class Transfers:
         self._cache.prefilled(request.row, request.total_tokens)
 
     def events(self) -> Sequence[RoleEvent]:
-        """What the role reports; nobody else touches the rows of those transfers any more."""
+        """What the role reports; nobody else touches the rows of transfers that have ended."""
         found = self._role.poll()
         for end in found:
-            if isinstance(end, MayStart):
+            if isinstance(end, MayStart | TransferLost):
                 continue
             received = self._receiving.pop(end.request, None)
             sent = self._sending.pop(end.request, None)

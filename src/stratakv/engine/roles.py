@@ -77,6 +77,15 @@ class TransferFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class TransferLost:
+    """The transfer has failed, and nobody knows when its pages are this engine's own again: the
+    request need not wait for that. ``TransferFailed`` follows, when they are."""
+
+    request: RequestId
+    reason: str
+
+
 TransferEvent: TypeAlias = Received | Sent | TransferFailed | PartSent
 """How a transfer has ended, but for ``PartSent``. From then on nobody but this engine touches its
 pages."""
@@ -90,7 +99,7 @@ class MayStart:
     request: RequestId
 
 
-RoleEvent: TypeAlias = TransferEvent | MayStart
+RoleEvent: TypeAlias = TransferEvent | TransferLost | MayStart
 
 
 class Role(Protocol):

@@ -35,6 +35,7 @@ from stratakv.engine.roles import (
     Received,
     Sent,
     TransferFailed,
+    TransferLost,
 )
 from stratakv.engine.running import Running, ScheduledStep
 from stratakv.engine.sampling import Sampled
@@ -323,7 +324,7 @@ class Steps:
                         "request %s went back in vain, and is computed here: %s", name, reason
                     )
                     self._compute_here(request)
-                case TransferFailed(name, reason):
+                case TransferFailed(name, reason) | TransferLost(name, reason):
                     log.error("the transfer of request %s failed: %s", name, reason)
                     if request.row < 0:
                         self._admissions.backlog.remove(request)

@@ -16,7 +16,7 @@ from stratakv.engine.request import TransferSession
 from stratakv.serve import fields
 from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.fields import JsonObject
-from stratakv.serve.prefill_hosts import PrefillHosts
+from stratakv.serve.prefill_hosts import PrefillHosts, host_name
 
 FIELDS: Final = frozenset({
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params",
@@ -204,6 +204,8 @@ def check_salt(offs: HandOffOptions, asked: HandOffRequest | None, salt: str | N
 
 
 def place(host: str, port: int) -> str:
+    """One text for all spellings of a host: each text is another peer, whose link ends the last."""
+    host = host_name(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -144,7 +144,7 @@ OF_HAND_OFFS: Final = (
       "rank), `protocol`", ("cause",)),
     F("transfer_pages", "gauge",
       "of `--role decode`: pages that a peer may still write (`leased`), and those of them that "
-      "are past their deadline (`quarantined`)", ("state",)),
+      "are past their deadline, or whose peer is lost (`quarantined`)", ("state",)),
 )  # fmt: skip
 FAMILIES: Final = (*OF_REQUESTS, *OF_THE_ENGINE, *OF_PAGES, *OF_STORAGE, *OF_HAND_OFFS)
 BY_NAME: Final = {family.name: family for family in FAMILIES}

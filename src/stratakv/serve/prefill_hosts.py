@@ -24,12 +24,12 @@ class PrefillHosts:
 
     @staticmethod
     def of(server: ServerConfig, keys: Mapping[str, str]) -> "PrefillHosts":
-        return PrefillHosts(frozenset(map(_name, server.prefill_hosts)), bool(keys))
+        return PrefillHosts(frozenset(map(host_name, server.prefill_hosts)), bool(keys))
 
     def check(self, field: str, place: str) -> None:
         """``place``: HOST:PORT, from ``field`` of a body. ApiError (400) where nobody is joined
         at that host."""
-        host = _name(place.rpartition(":")[0].removeprefix("[").removesuffix("]"))
+        host = host_name(place.rpartition(":")[0].removeprefix("[").removesuffix("]"))
         if self.named:
             if host not in self.named:
                 message = f"this server joins no prefill server at {host!r}; allowed are the hosts "
@@ -40,7 +40,7 @@ class PrefillHosts:
             raise invalid(field, message)
 
 
-def _name(host: str) -> str:
+def host_name(host: str) -> str:
     """One text for all ways to write an address, or a name."""
     try:
         return str(ip_address(host))
