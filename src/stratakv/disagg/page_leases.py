@@ -27,7 +27,7 @@ class Writer:
 @dataclass(frozen=True, slots=True)
 class LeaseCounts:
     """``leased`` and ``quarantined``: pages now, by group, the second among the first. ``overdue``:
-    sessions that were ever past their deadline; ``ignored``: messages of writers without a lease."""
+    sessions that were ever past their deadline; ``ignored``: messages without a lease."""
 
     leased: Mapping[GroupId, int]
     quarantined: Mapping[GroupId, int]
