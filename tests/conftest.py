@@ -17,6 +17,8 @@ torch.set_num_threads(1)
 # A model comes from a directory or from a config; a test that asks a network is wrong.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Kernels run without a GPU; `make gpu` says 0. Read when the first of them is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # What a start keeps for the next one is this run's own, its servers' and its workers' too.
 if "STRATAKV_TEST_CACHE" not in os.environ:

@@ -19,6 +19,7 @@ SOURCES = (
     "engine/lora_hooks.py", "engine/lora_config.py", "engine/adapters.py", "engine/runner.py",
     "engine/forward.py", "engine/rows.py", "engine/selected_rows.py", "engine/hf_cache.py",
     "engine/last_hidden.py", "engine/parallel.py", "engine/batch.py", "engine/scratch_limit.py",
+    "engine/triton_attention.py",
 )  # fmt: skip
 PINNED = {b"stratakv-arithmetic-1": "be7bad4ec7871992"}
 """What the sources were when a revision was new."""
@@ -32,6 +33,7 @@ WAIVERS: dict[str, str] = {
     "f290382f48f36700": "the same, and V4 may read the same entries, in the same order, elsewhere",
     "d5a372ee2c889be4": "the same, and logits of prompt tokens are kept too, where they are wanted",
     "3cc207b3fdbb62ec": "refusals of ranks and dtypes in other words",
+    "c6cfe9a4dfd158cb": "the same, and kernels of a GPU, which no page was computed with before",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""
 

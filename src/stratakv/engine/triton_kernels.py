@@ -1,0 +1,395 @@
+"""Attention kernels of a GPU: one launch attends over the pages of a whole step.
+
+Owns what a step's launches are given: work items, tables, blocks that fit each shape of heads. All
+of a plan goes to the device in one copy. Arithmetic is ``triton_attention``'s; must not know rules
+beyond ``first_key``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from triton import knobs
+
+from stratakv.core.ids import NONE
+from stratakv.engine import triton_attention
+from stratakv.engine.kernels import AttentionGroup, Context, Expanded, Paged, SelectedRows
+from stratakv.engine.paged_layer import LatentPages, Scoring, Scratch
+from stratakv.engine.step_meta import Ints, StepShape
+from stratakv.engine.tensors import on_device
+from stratakv.spec.retention import first_key
+
+# What is launched takes options beside the function's own arguments, and numbers for its constants.
+attend_pages: Any = triton_attention.attend_pages
+attend_rows: Any = triton_attention.attend_rows
+combine: Any = triton_attention.combine
+WORK_FIELDS: Final[int] = triton_attention.WORK_FIELDS.value
+SPLIT_TOKENS: Final = 1024
+"""Context that one program reads for a decoding row; multiples of it from token 0 on."""
+SPLIT_ROWS: Final = 512
+"""Selected rows that one program reads."""
+QUERY_ROWS: Final = 64
+"""Rows of a chunk's tile, queries times their heads."""
+LEAST: Final = 16
+"""Of each side of a product of tiles."""
+NARROW: Final = 128
+"""Dims of key and value together, up to which four warps hold a tile of a chunk in registers."""
+FLOAT32_BYTES: Final = 4
+INTERPRETED: Final = bool(knobs.runtime.interpret)
+"""Without a GPU: kernels run in Triton's interpreter, on tensors of the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Tiles of one launch. heads, queries: of a tile's rows; keys: its columns. main, rest: how a
+    key's dim is cut in two; value: a value's, rounded up; warps: of a program; stages: tiles of
+    keys under way at once."""
+
+    heads: int
+    queries: int
+    keys: int
+    main: int
+    rest: int
+    value: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def paged(
+        cls, per_head: int, key_dim: int, value_dim: int, item_bytes: int, *, one_token: bool
+    ) -> "Blocks":
+        """Of keys and values apart. Float32 has no tensor cores: its tiles live in registers."""
+        rows = LEAST if one_token else QUERY_ROWS if item_bytes < FLOAT32_BYTES else QUERY_ROWS // 2
+        heads = min(_power_of_two(per_head), QUERY_ROWS)
+        main = max(LEAST, 1 << (key_dim.bit_length() - 1))
+        wide = main + _padded(key_dim - main) + _padded(value_dim)
+        return cls(
+            heads=max(heads, rows) if one_token else min(heads, rows),
+            queries=1 if one_token else max(1, rows // heads),
+            keys=_columns(wide, item_bytes),
+            main=main,
+            rest=_padded(key_dim - main),
+            value=_padded(value_dim),
+            warps=4 if one_token or wide <= NARROW else 8,
+            stages=3 if item_bytes < FLOAT32_BYTES else 2,
+        )
+
+    @classmethod
+    def selected(cls, heads: int, dim: int, value_dim: int, item_bytes: int) -> "Blocks":
+        """Of rows that are keys and values: all of a value is in the main part."""
+        main = _padded(value_dim)
+        large = main > 2 * NARROW
+        return cls(
+            heads=LEAST if large else min(max(LEAST, _power_of_two(heads)), QUERY_ROWS),
+            queries=1,
+            keys=_columns(main + _padded(dim - main), item_bytes),
+            main=main,
+            rest=_padded(dim - main),
+            value=main,
+            warps=8 if large else 4,
+            stages=3 if item_bytes < FLOAT32_BYTES else 2,
+        )
+
+
+def _ceil(whole: int, part: int) -> int:
+    return -(-whole // part)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _padded(dim: int) -> int:
+    """A side of a tile; 0 where nothing is left."""
+    return max(LEAST, _power_of_two(dim)) if dim > 0 else 0
+
+
+def _columns(wide: int, item_bytes: int) -> int:
+    """Keys of a tile: as many as 32 KiB hold, a power of two."""
+    fits = (32 << 10) // (wide * item_bytes)
+    return max(LEAST, min(64, 1 << (fits.bit_length() - 1))) if fits else LEAST
+
+
+class TritonKernels:
+    """``AttentionKernels`` on ``device``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._scratch = Scratch()
+        self._partial = Partial(device)
+
+    def plan(
+        self, group: AttentionGroup, shape: StepShape, table: npt.NDArray[np.int32]
+    ) -> "TritonAttention":
+        step = PagedWork.of(group, shape, table)
+        return TritonAttention(step, self._device, self._scratch, self._partial)
+
+    def write(self, pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        pool.index_copy_(0, slots, rows.to(pool.dtype))
+
+    def attend_selected(
+        self,
+        query: torch.Tensor,
+        parts: Sequence[SelectedRows],
+        value_dim: int,
+        scale: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        count, heads, dim = query.shape
+        blocks = Blocks.selected(heads, dim, value_dim, query.element_size())
+        query = query if query.stride(2) == 1 else query.contiguous()
+        cuts = [_ceil(part.rows.shape[-1], SPLIT_ROWS) for part in parts]
+        splits = sum(cuts)
+        partial, stats = self._partial.of(count * heads * splits, value_dim)
+        for at, (part, cut) in enumerate(zip(parts, cuts, strict=True)):
+            hidden = part.hidden
+            attend_rows[count, _ceil(heads, blocks.heads), cut](
+                partial, stats, query, part.pool, part.rows,
+                part.rows if hidden is None else hidden.contiguous().view(torch.uint8),
+                scale, query.stride(0), query.stride(1), part.pool.stride(0),
+                0 if part.rows.dim() == 1 else part.rows.stride(0),
+                heads, part.rows.shape[-1], sum(cuts[:at]), splits,
+                DIM=dim, VALUE_DIM=value_dim, BLOCK_H=blocks.heads, BLOCK_N=blocks.keys,
+                MAIN=blocks.main, REST=blocks.rest, SPLIT=SPLIT_ROWS, HIDES=hidden is not None,
+                UPCAST=_upcast(query.dtype), num_warps=blocks.warps, num_stages=blocks.stages,
+            )  # fmt: skip
+        return _combined(query, partial, stats, splits, value_dim, sinks)
+
+
+class Partial:
+    """Where splits leave what they found, kept between launches: dead as soon as the next asks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._flat = torch.empty(0, dtype=torch.float32, device=device)
+
+    def of(self, slots: int, value_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32: [slots * value_dim], [slots * 2]."""
+        size = slots * (value_dim + 2)
+        if self._flat.numel() < size:
+            self._flat = self._flat.new_empty(size + size // 4)
+        return self._flat[: slots * value_dim], self._flat[slots * value_dim : size]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedWork:
+    """What a group's step asks of the kernels, as numbers on the host; it knows no device.
+
+    slots: int64 [T]. table: int32 [R, W], each request's pages from the first that is read on, 0
+    behind the last. first_pages, widths: of each row of it, [R]. first: int32 [T], the first key
+    that each token sees. splits: of the decoding row that reads most.
+    """
+
+    slots: Ints
+    table: npt.NDArray[np.int32]
+    first_pages: Ints
+    widths: Ints
+    first: npt.NDArray[np.int32]
+    shape: StepShape
+    page_tokens: int
+    splits: int
+
+    @classmethod
+    def of(
+        cls, group: AttentionGroup, shape: StepShape, table: npt.NDArray[np.int32]
+    ) -> "PagedWork":
+        """AssertionError where a token that is needed has no page."""
+        size = group.page_tokens
+        low = first_key(group.rule, shape.starts)
+        first_pages = low // size
+        widths = (shape.ends - 1) // size - first_pages + 1
+        columns = np.arange(widths.max(initial=0))
+        inside = columns < widths[:, None]
+        column = first_pages[:, None] + np.where(inside, columns, 0)
+        pages = table[shape.rows[:, None], column]
+        assert pages.min(initial=0) > NONE, "a token that is needed has no page"
+        page, offset = np.divmod(shape.positions, size)
+        decodes = slice(shape.decodes)
+        reach = shape.starts[decodes] // SPLIT_TOKENS - low[decodes] // SPLIT_TOKENS
+        return cls(
+            slots=table[shape.token_rows, page].astype(np.int64) * size + offset,
+            table=np.where(inside, pages, 0).astype(np.int32),
+            first_pages=first_pages,
+            widths=widths,
+            first=first_key(group.rule, shape.positions).astype(np.int32),
+            shape=shape,
+            page_tokens=size,
+            splits=int(reach.max(initial=0)) + 1,
+        )
+
+    @property
+    def packed_table(self) -> npt.NDArray[np.int32]:
+        """The same table, over pages that were gathered request by request."""
+        begins = np.cumsum(self.widths) - self.widths
+        return (begins[:, None] + np.arange(self.table.shape[1])).astype(np.int32)
+
+    @property
+    def packed_pages(self) -> Ints:
+        """In the order of ``packed_table``."""
+        inside = np.arange(self.table.shape[1]) < self.widths[:, None]
+        return self.table[inside].astype(np.int64)
+
+    def decoding(self) -> npt.NDArray[np.int32]:
+        """Work items of the leading requests: a token each."""
+        shape, decodes = self.shape, self.shape.decodes
+        every = np.arange(decodes)
+        return _items(every, every, np.ones_like(every), shape.starts[:decodes], self)
+
+    def chunks(self, queries: int) -> npt.NDArray[np.int32]:
+        """Work items of the others, of ``queries`` tokens at most; tokens are counted from the
+        first chunk's on."""
+        shape, decodes = self.shape, self.shape.decodes
+        counts = (shape.ends - shape.starts)[decodes:]
+        blocks = -(-counts // queries)
+        request = np.repeat(np.arange(decodes, len(shape.rows)), blocks)
+        before = (np.arange(len(request)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * queries
+        position = shape.starts[request] + before
+        left = np.minimum(queries, shape.ends[request] - position)
+        return _items(request, shape.offsets[request] + before, left, position, self)
+
+
+def _items(
+    request: Ints, token: Ints, count: Ints, position: Ints, step: PagedWork
+) -> npt.NDArray[np.int32]:
+    items = np.zeros((len(request), WORK_FIELDS), np.int32)
+    numbers = (request, token, count, position, step.first[token], step.first_pages[request])
+    for at, column in enumerate(numbers):
+        items[:, at] = column
+    return items
+
+
+class TritonAttention:
+    """A ``GroupAttention``: layers with the same heads share their work items."""
+
+    def __init__(
+        self, step: PagedWork, device: torch.device, scratch: Scratch, partial: Partial
+    ) -> None:
+        self.decodes = step.shape.decodes
+        self._step, self._device = step, device
+        self._scratch, self._partial = scratch, partial
+        self.slots = on_device(step.slots, device)
+        self._first = on_device(step.first, device)
+        self._table = on_device(step.table, device)
+        self._decoding = on_device(step.decoding(), device)
+        self._chunks: dict[int, torch.Tensor] = {}
+        self._packed: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def gather(self, latents: LatentPages) -> torch.Tensor:
+        """Every request's pages, one request after the other."""
+        pages = self._gathered()[0]
+        return self._scratch.gather("latents", latents.pages, pages).view(-1, latents.dim)
+
+    def decode(self, query: torch.Tensor, context: Context, scoring: Scoring) -> torch.Tensor:
+        heads, value_dim, splits = query.shape[1], context.values.shape[-1], self._step.splits
+        partial, stats = self._partial.of(self.decodes * heads * splits, value_dim)
+        self._attend(partial, stats, query, context, scoring)
+        return _combined(query, partial, stats, splits, value_dim, scoring.sinks)
+
+    def prefill(self, query: torch.Tensor, context: Context, scoring: Scoring) -> torch.Tensor:
+        out = query.new_empty(len(query), query.shape[1], context.values.shape[-1])
+        self._attend(out, None, query, context, scoring)
+        return out
+
+    def _attend(
+        self,
+        out: torch.Tensor,
+        stats: torch.Tensor | None,
+        query: torch.Tensor,
+        context: Context,
+        scoring: Scoring,
+    ) -> None:
+        """Of one token each, in splits, where there are ``stats``."""
+        query = query if query.stride(2) == 1 else query.contiguous()
+        pages = self._pages(context)
+        per_head, value_dim = query.shape[1] // pages.heads, context.values.shape[-1]
+        blocks = Blocks.paged(
+            per_head, query.shape[2], value_dim, query.element_size(), one_token=stats is not None
+        )
+        work, first, splits = self._decoding, self._first, self._step.splits
+        if stats is None:
+            work, first, splits = self._items(blocks.queries), self._first[self.decodes :], 1
+        sinks, cap = scoring.sinks, scoring.softcap
+        grid = (len(work), pages.heads * _ceil(per_head, blocks.heads), splits)
+        attend_pages[grid](
+            out, out if stats is None else stats, query, pages.keys, pages.values, pages.table,
+            first, work, out if sinks is None else sinks,
+            scoring.scale, 1.0 if cap is None else cap, query.stride(0), query.stride(1),
+            pages.key_row, pages.key_head, pages.value_row, pages.value_head,
+            pages.table.stride(0), splits,
+            PER_HEAD=per_head, KEY_DIM=query.shape[2], VALUE_DIM=value_dim,
+            PAGE=self._step.page_tokens, BLOCK_H=blocks.heads, BLOCK_Q=blocks.queries,
+            BLOCK_N=blocks.keys, MAIN=blocks.main, REST=blocks.rest, BLOCK_V=blocks.value,
+            SPLIT=0 if stats is None else SPLIT_TOKENS, CAPPED=cap is not None,
+            SUNK=sinks is not None and stats is None, UPCAST=_upcast(query.dtype),
+            num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+
+    def _items(self, queries: int) -> torch.Tensor:
+        found = self._chunks.get(queries)
+        if found is None:
+            items = self._step.chunks(queries)
+            items[:, 1] -= self.decodes
+            found = self._chunks[queries] = on_device(items, self._device)
+        return found
+
+    def _gathered(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pages and table of what ``gather`` returns; worked out by the first layer that asks."""
+        if self._packed is None:
+            step = self._step
+            pages, table = step.packed_pages, step.packed_table
+            self._packed = on_device(pages, self._device), on_device(table, self._device)
+        return self._packed
+
+    def _pages(self, context: Context) -> "_Pages":
+        match context:
+            case Paged(layer):
+                return _Pages(
+                    layer.key_rows, layer.value_rows, self._table, layer.heads,
+                    layer.key_rows.stride(0), layer.key_dim,
+                    layer.value_rows.stride(0), layer.value_dim,
+                )  # fmt: skip
+            case Expanded(keys, values):
+                keys = keys if keys.stride(2) == 1 else keys.contiguous()
+                values = values if values.stride(2) == 1 else values.contiguous()
+                return _Pages(
+                    keys, values, self._gathered()[1], len(keys),
+                    keys.stride(1), keys.stride(0), values.stride(1), values.stride(0),
+                )  # fmt: skip
+            case _:
+                assert_never(context)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pages:
+    """Where keys and values lie: elements from one token's to the next, and from head to head."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    table: torch.Tensor
+    heads: int
+    key_row: int
+    key_head: int
+    value_row: int
+    value_head: int
+
+
+def _combined(
+    query: torch.Tensor,
+    partial: torch.Tensor,
+    stats: torch.Tensor,
+    splits: int,
+    value_dim: int,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    out = query.new_empty(*query.shape[:2], value_dim)
+    combine[out.shape[:2]](
+        out, partial, stats, out if sinks is None else sinks, splits,
+        VALUE_DIM=value_dim, BLOCK_V=_power_of_two(value_dim), SUNK=sinks is not None,
+    )  # fmt: skip
+    return out
+
+
+def _upcast(dtype: torch.dtype) -> bool:
+    return INTERPRETED and dtype == torch.bfloat16

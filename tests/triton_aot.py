@@ -1,0 +1,171 @@
+"""What launches of Triton's kernels become, without a GPU: compiled ahead of time, and measured.
+
+Run as a program, for the kernels must be imported without the interpreter:
+``python -m tests.triton_aot NAME [CAPABILITY ...]`` prints a JSON line for each kernel that the
+case launches and each capability. Owns the cases: launches over tensors of the shapes of real
+models, of which only shapes, strides and dtypes matter.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from stratakv.engine import triton_kernels
+from stratakv.engine.kernels import Expanded, Paged, SelectedRows
+from stratakv.engine.paged_layer import LatentPages, Scoring
+from stratakv.engine.triton_kernels import TritonKernels
+from stratakv.spec.retention import KeepAll, KeepWindow
+from stratakv.testing.kernel_oracle import Heads, KernelStep, PagedCase
+
+CAPABILITIES = (80, 90, 100)
+TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+POINTERS = {
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
+    torch.int64: "*i64", torch.uint8: "*u8", torch.bool: "*i1",
+}  # fmt: skip
+OPTIONS = ("num_warps", "num_stages")
+CPU = torch.device("cpu")
+DECODE = ((700, 1), (90, 1))
+CHUNK = ((200, 130),)
+
+
+class Recorder:
+    """Stands where a kernel is launched, and keeps with what."""
+
+    def __init__(self, kernel, launches):
+        self.kernel, self.launches = kernel, launches
+
+    def __getitem__(self, grid):
+        def launch(*args, **keywords):
+            options = {name: keywords.pop(name) for name in OPTIONS if name in keywords}
+            values = dict(zip(self.kernel.arg_names, args, strict=False)) | keywords
+            self.launches.append((self.kernel, values, options))
+
+        return launch
+
+
+def source(kernel, values):
+    """As Triton specialises a launch: what divides by 16, and what is 1."""
+    signature, constants, attributes = {}, {}, {}
+    marked = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
+    for at, name in enumerate(kernel.arg_names):
+        value = values[name]
+        if name in marked or (isinstance(value, int) and value == 1):
+            signature[name], constants[(at,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = POINTERS[value.dtype]
+            attributes[(at,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[(at,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def measured(kernel, values, options, capability):
+    target = GPUTarget("cuda", capability, 32)
+    made = triton.compile(source(kernel, values), target=target, options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [TOOL, "--dump-resource-usage", file.name]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = out.split("Function ", 1)[1].split("\n")[1].split()
+    numbers = {key: int(number) for key, number in (part.split(":") for part in usage[:2])}
+    ptx = made.asm["ptx"]
+    return {
+        "kernel": kernel.__name__,
+        "capability": capability,
+        "registers": numbers["REG"],
+        "spilled_bytes": numbers["STACK"],
+        "shared_bytes": made.metadata.shared,
+        "wide_loads": sum(
+            ptx.count(of) for of in ("ld.global.v4.b32", "cp.async.cg.shared.global")
+        ),
+        "tensor_cores": any(of in ptx for of in ("mma.sync", "wgmma", "tcgen05.mma")),
+    }
+
+
+def paged(heads, spans, rule, dtype, *, cap=None, sinks=False, size=64):
+    step = KernelStep(rule, size, spans, dtype)
+    case = PagedCase.of(step, heads)
+    keys, values = step.fresh(case.keys), step.fresh(case.values)
+    plan = TritonKernels(CPU).plan(case.group, step.shape, step.table)
+    logits = torch.zeros(heads.query, dtype=dtype) if sinks else None
+    scoring = Scoring(0.1, cap, logits)
+    context = Paged(case.layer, keys.transpose(0, 1), values.transpose(0, 1))
+    run = plan.decode if plan.decodes else plan.prefill
+    run(case.query, context, scoring)
+
+
+def expanded(heads, spans, dtype):
+    step = KernelStep(KeepAll(), 64, spans, dtype)
+    plan = TritonKernels(CPU).plan(step.attention_group(400), step.shape, step.table)
+    found = plan.gather(LatentPages.of(step.group, step.pool(step.contexts(64, salt=1))))
+    keys = torch.zeros(heads.key, len(found), heads.key_dim, dtype=dtype)
+    values = torch.zeros(heads.key, len(found), heads.value_dim, dtype=dtype)
+    query = torch.zeros(len(step.shape.positions), heads.query, heads.key_dim, dtype=dtype)
+    run = plan.decode if plan.decodes else plan.prefill
+    run(query, Expanded(keys, values), Scoring(0.1, None, None))
+
+
+def selected(heads, dim, value_dim, dtype, *, parts, sinks=False):
+    pool, query = torch.zeros(64, dim, dtype=dtype), torch.zeros(2, heads, dim, dtype=dtype)
+    rows = torch.zeros(2, 2048, dtype=torch.int64)
+    some = [SelectedRows(pool, rows, torch.zeros(2, 2048, dtype=torch.bool))]
+    if parts > 1:
+        some.append(SelectedRows(pool, rows[0, :128], None))
+    logits = torch.zeros(heads, dtype=dtype) if sinks else None
+    TritonKernels(CPU).attend_selected(query, some, value_dim, 0.1, logits)
+
+
+B, H, F = torch.bfloat16, torch.float16, torch.float32
+LLAMA, GEMMA, OSS = Heads(32, 8, 128, 128), Heads(8, 4, 256, 256), Heads(64, 8, 64, 64)
+CASES = {
+    "llama decode": lambda: paged(LLAMA, DECODE, KeepAll(), B),
+    "llama chunk": lambda: paged(LLAMA, CHUNK, KeepAll(), B),
+    "llama decode fp32": lambda: paged(LLAMA, DECODE, KeepAll(), F),
+    "llama chunk fp32": lambda: paged(LLAMA, CHUNK, KeepAll(), F),
+    "llama chunk fp16": lambda: paged(LLAMA, CHUNK, KeepAll(), H),
+    "gemma 2 decode": lambda: paged(GEMMA, DECODE, KeepWindow(512), B, cap=50.0),
+    "gemma 2 chunk": lambda: paged(GEMMA, CHUNK, KeepWindow(512), B, cap=50.0),
+    "gpt-oss decode": lambda: paged(OSS, DECODE, KeepWindow(128), B, sinks=True),
+    "gpt-oss chunk": lambda: paged(OSS, CHUNK, KeepWindow(128), B, sinks=True),
+    "deepseek v3 decode": lambda: expanded(Heads(16, 16, 192, 128), DECODE, B),
+    "deepseek v3 chunk": lambda: expanded(Heads(16, 16, 192, 128), CHUNK, B),
+    "deepseek v3.2 selected": lambda: selected(128, 576, 512, B, parts=1),
+    "deepseek v4 selected": lambda: selected(64, 512, 512, B, parts=2, sinks=True),
+}
+
+
+def launches_of(name):
+    launches = []
+    real = SimpleNamespace(**vars(triton_kernels))
+    for kernel in ("attend_pages", "attend_rows", "combine"):
+        setattr(triton_kernels, kernel, Recorder(getattr(real, kernel), launches))
+    try:
+        CASES[name]()
+    finally:
+        for kernel in ("attend_pages", "attend_rows", "combine"):
+            setattr(triton_kernels, kernel, getattr(real, kernel))
+    return launches
+
+
+if __name__ == "__main__":
+    name, *some = sys.argv[1:]
+    for kernel, values, options in launches_of(name):
+        for capability in map(int, some or CAPABILITIES):
+            print(json.dumps(measured(kernel, values, options, capability)), flush=True)
