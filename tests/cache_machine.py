@@ -21,7 +21,7 @@ from stratakv.memory.block_table import NO_BUFFERS, BlockTable
 from stratakv.policy.checkpoints import last_end
 from stratakv.policy.load_back import LoadBackPolicy
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec, Home
-from stratakv.spec.retention import KeepAll, needed
+from stratakv.spec.retention import KeepAll, handed_over, needed
 from stratakv.tiers.tiered_cache import TierOptions
 from stratakv.transfer.copy_plan import Direction
 from stratakv.tree.nodes import Tier
@@ -117,7 +117,8 @@ class CacheMachine:
         )
         self.waiting, self.running, self.asked = [], [], 0
         self.finished: list[list[int]] = []
-        # Those that were computed here, and their prompts: of others no state came inside.
+        # Those who come after find these, and these prompts: of others no state came inside.
+        self.states = any(group.stateful and not group.scratch for group in spec.groups)
         self.whole: list[list[int]] = []
         self.prompts: list[list[int]] = []
         self.seen = Counter()
@@ -248,8 +249,9 @@ class CacheMachine:
         tokens, held = len(one.known), one.computed // self.page
         pages = self.cache.hand_off.reserve(one.row, tokens)
         assert pages.tokens == tokens
+        rule = handed_over if CacheUse.STORE in one.use else needed
         for group in self.spec.groups:
-            span = needed(group.retention, tokens, self.page)
+            span = rule(group.retention, tokens, self.page)
             parts = [mine for mine in pages.groups if mine.group == group.id]
             first, count = parts[0].first, sum(len(mine.pages) for mine in parts)
             if group.stateful:
@@ -268,7 +270,7 @@ class CacheMachine:
                 self._gate([one])
                 self.cache.hand_off.received(one.row, np.array(one.known, np.int32))
                 one.receives, one.computed_here, one.computed = False, False, len(one.known)
-                self.cache.prefilled(one.row, one.total)
+                self.cache.prefilled(one.row, one.computed, one.total)
                 self.seen["received"] += 1
                 return
 
@@ -303,12 +305,14 @@ class CacheMachine:
             self.forward(one, start, end)
         gives = self.cache.hand_off.gives_state(at.astype(np.int32), ends)
         for (one, start, end), gave in zip(plan, gives.tolist(), strict=True):
-            one.computed = end
+            one.computed, whole = end, start < one.prompt <= end
             if end // self.page > start // self.page:
                 self.cache.commit(one.row, np.array(one.known[:end], np.int32))
                 self._gave(one, gave)
-            if start < one.prompt <= end:
-                self.cache.prefilled(one.row, one.total)
+            if whole:
+                if self.draw.random() < 0.2:
+                    self.send(one)
+                self.cache.prefilled(one.row, end, one.total)
             if end >= one.total:
                 self.finish(one)
 
@@ -357,23 +361,22 @@ class CacheMachine:
 
     def finish(self, one):
         self.running.remove(one)
-        if self.draw.random() < 0.2 and one.prefilled:
-            self.send(one)
         if one.use is CacheUse.ALL:
             self.finished.append(one.known[: one.computed])
-            if one.computed_here:
+            if one.computed_here or not self.states:
                 self.whole.append(one.known[: one.computed])
                 self.prompts.append(one.known[: one.prompt])
         self.cache.release(one.row, np.array(one.known[: one.computed], np.int32))
         self.seen["finished"] += 1
 
     def send(self, one):
-        """Another engine goes on: all that it needs lies where the cache says."""
+        """Another engine goes on: all that it needs, or the same prompt could hit there, lies where
+        the cache says."""
         self._gate([one])
         tokens = one.known[: one.computed]
         pages = self.cache.hand_off.pages(one.row, len(tokens))
         for group, mine in zip(self.spec.groups, pages.groups, strict=True):
-            span = needed(group.retention, len(tokens), self.page)
+            span = handed_over(group.retention, len(tokens), self.page)
             assert len(mine.pages) == (min(1, len(span)) if group.stateful else len(span))
             for at, page in enumerate(mine.pages.tolist()):
                 self.verify(group, page, tokens, span.start + at)

@@ -19,7 +19,7 @@ from tests.pairs import PAGE, right
 from tests.rank_processes import COMPLETIONS
 from tests.real_server import Bystanders, tokens
 from tests.request_fuzzer import judge, mixed
-from tests.split_servers import begun, model_directory, split_servers
+from tests.split_servers import SplitServers, begun, model_directory, split_servers
 
 AT_ONCE = 30
 FAMILIES = ("llama", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v3")
@@ -45,7 +45,18 @@ def ids(answer: dict) -> list[int]:
 def test_what_two_servers_answer_is_what_the_model_says(case):
     """In one chunk and in several, at and off the end of a page; then as conversations go on, from
     what both sides have by then."""
-    family, servers = case
+    answers_as_the_model(*case)
+
+
+@pytest.mark.parametrize("transport", ["nixl", pytest.param("mooncake", marks=pytest.mark.long)])
+@pytest.mark.parametrize("family", ["deepseek_v32", "deepseek_v4"])
+def test_deepseek_s_newest_models_are_handed_over_between_servers(family, transport, tmp_path):
+    model = model_directory(family, tmp_path / "model")
+    with split_servers(model, transport, tmp_path / "logs") as servers:
+        answers_as_the_model(family, servers)
+
+
+def answers_as_the_model(family: str, servers: SplitServers) -> None:
     prompts = [prompt(PAGE, 70 + n, n) for n in (1, 16, 48, 101, 200)]
     with ThreadPoolExecutor(len(prompts)) as threads:
         answers = list(threads.map(lambda each: servers.ask(each, 9), prompts))

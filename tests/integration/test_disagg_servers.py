@@ -97,6 +97,22 @@ def test_a_room_brings_two_servers_together_and_the_answer_is_that_of_one(server
         assert details["cached_tokens"] == (0, 0, 144)[number]
 
 
+def test_a_prefill_server_of_two_names_is_joined_under_both(servers):
+    """And each link lasts, whatever the other one does."""
+    asked = completion(tokens(80, 40), 6)
+    expected = texts(post(servers.unified.url, asked))
+
+    def one(number: int) -> list[str]:
+        named = {
+            "bootstrap_host": ("127.0.0.1", "localhost")[number % 2],
+            "cache_salt": f"{number}",
+        }
+        return texts(both(servers, 0, asked | servers.room(300 + number) | named)[1])
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(one, range(24))) == [expected] * 24
+
+
 def test_several_prompts_and_choices_of_one_body_have_a_session_each(servers):
     asked = completion([tokens(60, 2), tokens(40, 3)], 6, n=2, seed=3, temperature=1.0)
     expected = texts(post(servers.unified.url, asked))

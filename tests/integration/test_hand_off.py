@@ -9,13 +9,14 @@ from random import Random
 import numpy as np
 import pytest
 
+from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import GroupId, RequestId
 from stratakv.engine.request import Failure, FinishReason, Phase
 from stratakv.engine.roles import MayStart, Start
 from stratakv.policy.admission import demand
 from stratakv.spec.derive import spec_of
-from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow, needed
+from stratakv.spec.retention import KeepBoundary, KeepLive, KeepWindow, handed_over
 from stratakv.testing.hand_off import HandOffSide, LocalDecodeRole, LocalHandOff
 from stratakv.tiers import progress
 from stratakv.tree.nodes import Tier
@@ -115,13 +116,13 @@ def test_what_is_taken_and_sent_is_what_each_group_needs_at_the_end(rules, token
         pair.decode.engine.step()
         groups = pair.decode.spec.groups
         for group in groups:
-            wanted = len(needed(group.retention, tokens, 4))
+            wanted = len(handed_over(group.retention, tokens, 4))
             space = allocator(pair.decode, Tier.DEVICE, group.id)
             assert space.capacity - space.available() == wanted, group.name
         pair.drain()
         assert tokens_of(pair.outputs("r")) == expected_tokens(PROMPT[:tokens], 3)
         moved = [pair.link.moved.get(group.id, 0) for group in groups]
-        assert moved == [len(needed(group.retention, tokens, 4)) for group in groups]
+        assert moved == [len(handed_over(group.retention, tokens, 4)) for group in groups]
         pair.assert_nothing_left()
 
 
@@ -138,7 +139,7 @@ def test_pages_are_sent_while_the_rest_of_the_prompt_is_computed(rules):
         assert len(moved) > 5
         for tokens, counts in moved.items():
             for group in pair.decode.spec.groups:
-                span = needed(group.retention, len(PROMPT), 4)
+                span = handed_over(group.retention, len(PROMPT), 4)
                 full = 0 if group.stateful else len(range(span.start, min(span.stop, tokens // 4)))
                 assert counts.get(group.id, 0) == (full if tokens < len(PROMPT) else len(span))
         pair.drain()
@@ -186,9 +187,56 @@ def test_what_decode_has_cached_is_not_sent_again(rules, more):
         assert held % 4 == 0
         assert held or KeepBoundary() in rules or KeepLive() in rules
         for group in pair.decode.spec.groups:
-            span = needed(group.retention, len(asked), 4)
+            span = handed_over(group.retention, len(asked), 4)
             fresh = len(span) if group.stateful else span.stop - max(span.start, held // 4)
             assert pair.link.moved.get(group.id, 0) - before.get(group.id, 0) == fresh
+        pair.assert_nothing_left()
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("rules", [RULES[name] for name in RULES if name not in ("state", "all")])
+def test_the_same_prompt_sent_again_is_found_where_it_decodes(rules, page):
+    """Wherever it ends, also at the end of a page: one page of it at most comes again."""
+    with token_pair(*rules, page=page, device=60, host=0, snapshot_tokens=8) as pair:
+        for tokens in (1, 3, 4, 5, 8, 11, 12, 13, 16, 23, 24, 25):
+            asked = [tokens, *PROMPT[: tokens - 1]]
+            for name in ("first", "again"):
+                before = pair.link.moved.get(GroupId(0), 0)
+                one = greedy(f"{name}{tokens}", asked, 3)
+                assert pair.run(one) == [expected_tokens(asked, 3)]
+                held = pair.outputs(one.id)[0].cached.total
+                assert held == (0 if name == "first" else (tokens - 1) // page * page)
+                sent = -(-tokens // page) - held // page
+                assert pair.link.moved.get(GroupId(0), 0) - before == sent
+        pair.assert_nothing_left()
+
+
+def test_a_prompt_that_is_retracted_where_it_is_computed_is_handed_over_whole():
+    """Also the page that is behind its window at its end, and that the same prompt can hit."""
+    for tokens in (10, 11, 12):
+        with token_pair(KeepWindow(5), device=60) as pair:
+            pair.submit(greedy("r", PROMPT[:tokens], 3))
+            prefill = pair.sides[HandOffSide.PREFILL]
+            computed = RecordingRunner(prefill)
+            while computed.computed_tokens < 9:
+                pair.step()
+            prefill.engine.retract(RequestId("r"))
+            prefill.cache.progress.push_out(Tier.DEVICE)
+            pair.drain()
+            assert tokens_of(pair.outputs("r")) == expected_tokens(PROMPT[:tokens], 3)
+            assert prefill.cache.tiers.pools.counters.retracted == 1
+            pair.run(greedy("again", PROMPT[:tokens], 3))
+            assert pair.outputs("again")[0].cached.total == (tokens - 1) // 4 * 4
+            pair.assert_nothing_left()
+
+
+def test_who_leaves_nothing_takes_no_more_than_it_needs():
+    with token_pair(KeepWindow(4), device=60, host=0) as pair:
+        asked = replace(greedy("r", PROMPT[:24], 3), use=CacheUse.NOTHING)
+        assert pair.run(asked) == [expected_tokens(PROMPT[:24], 3)]
+        assert pair.link.moved == {GroupId(0): 6, GroupId(1): 1}
+        assert pair.run(greedy("s", PROMPT[:24], 3)) == [expected_tokens(PROMPT[:24], 3)]
+        assert pair.link.moved == {GroupId(0): 12, GroupId(1): 3}
         pair.assert_nothing_left()
 
 

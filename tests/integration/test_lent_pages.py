@@ -11,7 +11,7 @@ from stratakv.core.ids import LayerId, RequestId
 from stratakv.engine.request import Phase
 from stratakv.engine.roles import ChunkComputed, MayStart, Sent, Start, UnifiedRole
 from stratakv.policy.admission import demand
-from stratakv.spec.retention import KeepWindow, needed
+from stratakv.spec.retention import KeepWindow, handed_over
 from tests.engines import VOCABULARY, drain, evict_device, greedy, run, token_engine, token_spec
 
 PAGE = 4
@@ -43,7 +43,7 @@ def assert_lent(parts, lent, tokens):
     for part in lent:
         for group, pages in zip(parts.spec.groups, part.groups, strict=True):
             first, stop = pages.first * PAGE, (pages.first + len(pages.pages)) * PAGE
-            assert first == needed(group.retention, len(tokens), PAGE).start * PAGE
+            assert first == handed_over(group.retention, len(tokens), PAGE).start * PAGE
             bytes_of = parts.pools.layer(group.id, "tokens", LayerId(group.id)).numpy()
             held = bytes_of[pages.pages].reshape(-1)
             assert held[: len(tokens) - first].tolist() == tokens[first:stop], group.name

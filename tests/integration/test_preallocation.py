@@ -8,7 +8,7 @@ import pytest
 
 from stratakv.core.ids import GroupId, RequestId
 from stratakv.engine.request import Phase
-from stratakv.spec.retention import KeepWindow, needed
+from stratakv.spec.retention import KeepWindow, handed_over, needed
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.tree.nodes import Tier
 from tests.engines import allocator, expected_tokens, greedy, tokens_of
@@ -38,7 +38,7 @@ def test_requests_at_the_same_place_of_a_page_all_get_their_next_one(window, pag
         pair.decode.engine.step()
         assert pair.decode.engine.stats().running == 3
         assert pair.phase(HandOffSide.DECODE, "3") is Phase.WAITING
-        assert held(pair, WINDOW) == 3 * len(needed(KeepWindow(window), count, page))
+        assert held(pair, WINDOW) == 3 * len(handed_over(KeepWindow(window), count, page))
         pair.link.go()
         pair.drain()
         for n in range(4):
@@ -92,7 +92,7 @@ def test_with_a_prefix_hit_the_window_below_it_is_kept_as_far_as_it_is_needed(ru
             pair.decode.engine.step()
             pair.decode.cache.progress.push_out(Tier.DEVICE)  # all that nobody pins
             pair.decode.engine.check()
-            span = needed(rule, len(asked), page)
+            span = handed_over(rule, len(asked), page)
             assert held(pair, WINDOW) == len(span)
             pair.link.go()
             pair.drain()

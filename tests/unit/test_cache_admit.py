@@ -182,7 +182,7 @@ def test_who_decodes_leaves_room_for_another_ones_prompt():
     row = cache.enter(tokens, more=4).row
     cache.compute(row, tokens, 0)
     assert cache.admission.admit(cache.ask([2] * 8, more=4)) is Refusal.NO_PAGES
-    cache.prefilled(row, 12)
+    cache.prefilled(row, 8, 12)
     other = cache.enter([2] * 8, more=4).row
     cache.compute(other, [2] * 8, 0)
     cache.compute(row, [*tokens, 5, 6, 7], 8)

@@ -28,7 +28,7 @@ def demand_of(growth: tuple[int, int], peak: tuple[int, int]) -> Demand:
 
 def sequence(growth: tuple[int, int], peak: tuple[int, int] = (4, 3)) -> SequenceState:
     lease = DeviceLease(0, [0, 0], np.empty(0, np.intp))
-    return SequenceState(PageHasher(NAMESPACE, 2), lease, demand_of(growth, peak), 0, [], [], 1)
+    return SequenceState(PageHasher(NAMESPACE, 2), lease, demand_of(growth, peak), 0, 0, [], [], 1)
 
 
 def states() -> tuple[SequenceStates, BlockTable]:

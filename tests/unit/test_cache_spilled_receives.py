@@ -86,12 +86,12 @@ def both_have_the_same(*, ok: bool) -> tuple[KVCache, int, int]:
         end = min(start + CHUNK, len(SAME))
         cache.extend(at, np.array([start]), np.array([end]))
         cache.commit(mine.row, SAME[:end])
-    cache.prefilled(mine.row, 20)
+    cache.prefilled(mine.row, len(SAME), 20)
     cache.progress.tick()
     host = cache.tiers.pools.tiers[1][SELECTED]
     assert host.available() == 40 - 2 * len(SAME) // PAGE, "they are not being saved"
     cache.hand_off.received(theirs.row, SAME)
-    cache.prefilled(theirs.row, 20)
+    cache.prefilled(theirs.row, len(SAME), 20)
     return cache, mine.row, theirs.row
 
 

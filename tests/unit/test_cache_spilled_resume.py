@@ -88,7 +88,7 @@ def computed(
             assert cache.progress.wait()
         cache.extend(row, *ends)
         cache.commit(found.row, tokens[:end])
-    cache.prefilled(found.row, total)
+    cache.prefilled(found.row, len(tokens), total)
     return found.row
 
 
@@ -184,7 +184,7 @@ def test_who_is_spilled_in_the_middle_of_its_prompt_books_a_chunk():
     assert cache.tiers.pools.counters.spilled == 1
     chunk = -(-CHUNK // PAGE) + FILLING_PAGES
     assert booked(cache, 1)[found.row] == chunk
-    cache.prefilled(found.row, 32)
+    cache.prefilled(found.row, 3 * CHUNK, 32)
     assert booked(cache, 1)[found.row] == 1 + FILLING_PAGES
     cache.check()
 

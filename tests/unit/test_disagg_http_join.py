@@ -9,7 +9,7 @@ import pytest
 
 from stratakv.core.clock import ManualClock
 from stratakv.disagg.http_join import CallLimits, HttpCarry
-from stratakv.disagg.joining import JoinRefused
+from stratakv.disagg.joining import JoinRefused, decode_call
 from stratakv.disagg.peer_limits import MOST_PEERS
 from stratakv.disagg.rested_join import REST_S, RestedJoin
 from stratakv.disagg.transport import PeerId
@@ -43,8 +43,9 @@ def listens(undo):
     return found, PeerId(f"127.0.0.1:{found.getsockname()[1]}")
 
 
-def refuses(undo, answers=None, after_s=0.0):
-    """A server that refuses whoever comes, ``after_s``; after so many ``answers`` it hangs."""
+def refuses(undo, answers=None, after_s=0.0, asked=None):
+    """A server that refuses whoever comes, ``after_s``; after so many ``answers`` it hangs.
+    ``asked``: takes what it is sent."""
     found, peer = listens(undo)
     body = b'{"refused": "no"}'
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -53,13 +54,33 @@ def refuses(undo, answers=None, after_s=0.0):
         with suppress(OSError):
             for _ in count() if answers is None else range(answers):
                 with found.accept()[0] as caller:
-                    caller.recv(1 << 16)
+                    came = b""
+                    while b"}" not in came:
+                        came += caller.recv(1 << 16)
+                    if asked is not None:
+                        asked.append(came)
                     over.wait(after_s)
                     caller.sendall(head + body)
 
     over = Event()
     Thread(target=serve, daemon=True).start()
     return peer
+
+
+def test_a_server_of_two_addresses_knows_us_by_two_names():
+    """Else the second joining would end the link of the first, and the other way round."""
+    asked = []
+    with ExitStack() as undo:
+        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        for _ in range(2):
+            port = refuses(undo, asked=asked).rpartition(":")[2]
+            for host in ("127.0.0.1", "localhost", "127.0.0.1"):
+                assert carry(PeerId(f"{host}:{port}"), ()).result(PATIENCE_S) == JoinRefused("no")
+    names = [decode_call(one.partition(b"\r\n\r\n")[2])[0] for one in asked]
+    assert names[0] == names[2] != names[1]
+    assert names[3] == names[5] != names[4]
+    assert len(set(names)) == 4
+    assert all(name.startswith("decode by ") for name in names)
 
 
 def test_hosts_that_never_answer_hold_up_nobody_else():

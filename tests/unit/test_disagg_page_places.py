@@ -225,7 +225,7 @@ def test_a_layout_that_is_none_is_refused(change):
 
 WRONG = {
     "another group": TransferPages(19, TARGET.groups[:3]),
-    "too early": asked(19, (2, [0, 6, 3]), (2, [1, 5, 0]), (NONE, [0]), (2, [8, 7, 6])),
+    "too early": asked(19, (2, [0, 6, 3]), (1, [1, 5, 0, 2]), (NONE, [0]), (2, [8, 7, 6])),
     "too few": asked(19, (2, [0, 6]), (3, [1, 5]), (NONE, [0]), (2, [8, 7, 6])),
     "no state": asked(19, (2, [0, 6, 3]), (3, [1, 5]), (NONE, []), (2, [8, 7, 6])),
     "tokens for a state": asked(19, (2, [0, 6, 3]), (3, [1, 5]), (0, [0]), (2, [8, 7, 6])),
@@ -239,5 +239,7 @@ WRONG = {
 def test_a_peer_that_asks_for_what_nobody_may_want_is_refused(wrong):
     _, _, places = opened("device")
     places.verify(TARGET, SPEC)
+    again = asked(19, (2, [0, 6, 3]), (2, [1, 5, 0]), (NONE, [0]), (2, [8, 7, 6]))
+    places.verify(again, SPEC)  # what the same prompt can hit
     with pytest.raises(TransportError, match="the peer"):
         places.verify(wrong, SPEC)

@@ -398,7 +398,7 @@ def test_a_lease_that_let_go_takes_nothing_back_at_its_own_end() -> None:
     serve(it, (0, 1, 2, 3))
     keys, leases = it.keys((0, 1, 2, 3)), it.tree.leases
     lease = leases.take(keys, 4)
-    leases.let_go(lease, 5)
+    leases.let_go(lease, it.tree.starts(5))
     assert lease.starts == [0, 3]
     leases.advance(lease, keys, 4)
     assert lease.starts == [0, 3]

@@ -11,6 +11,7 @@ from typing import TypeVar, assert_never
 
 import numpy as np
 
+from stratakv.cache.footprint import taken_spans
 from stratakv.cache.live import LivePages
 from stratakv.cache.losses import LossBook, Missed
 from stratakv.cache.prices import AdmissionRequest, Prices
@@ -23,7 +24,6 @@ from stratakv.policy.checkpoints import CheckpointPolicy, last_end
 from stratakv.policy.load_back import LoadBack
 from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
 from stratakv.spec.groups import ANCHOR
-from stratakv.spec.retention import needed
 from stratakv.tiers.prefetch.fetches import FromStorage
 from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.lease import DeviceLease, LoadLease
@@ -249,7 +249,15 @@ class Admitter:
         if lease is None:
             return None
         sequence = SequenceState(
-            asked.prefix, lease, wanted, end, checkpoints, milestones, staged, asked.use
+            asked.prefix,
+            lease,
+            wanted,
+            asked.tokens,
+            end,
+            checkpoints,
+            milestones,
+            staged,
+            asked.use,
         )
         self._open_sequence(row, sequence)
         self._live.open(row, lease)
@@ -263,11 +271,11 @@ class Admitter:
         starts = self._tree.starts(end)
         if not asked.receives:
             return starts
+        stored = CacheUse.STORE in asked.use
+        spans = taken_spans(self._spec, asked.tokens, stored=stored)
         return [
-            end
-            if group.stateful
-            else max(start, min(end, needed(group.retention, asked.tokens, self._page).start))
-            for group, start in zip(self._spec.groups, starts, strict=True)
+            end if group.stateful else max(start, min(end, span.start))
+            for group, start, span in zip(self._spec.groups, starts, spans, strict=True)
         ]
 
     def _lease(

@@ -29,17 +29,16 @@ that is apart goes through ``_drop_behind`` alone until it ends: its lease stays
 what it computes its own. ``finish`` is the last hand-over, and makes the end a checkpoint.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from stratakv.cache.footprint import taken_spans
 from stratakv.cache.live import Given, LivePages
-from stratakv.cache.records import CacheUse
 from stratakv.cache.sequence_states import Int64s, SequenceState, SequenceStates
 from stratakv.core.ids import NONE, GroupId, PageIds, TokenIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.checkpoints import CheckpointPolicy
-from stratakv.spec.retention import needed
 from stratakv.tiers.tiered_cache import TieredCache
 from stratakv.tree.effects import Backup
 from stratakv.tree.nodes import Tier
@@ -79,11 +78,13 @@ class Committer:
 
     def commit(self, row: int, sequence: SequenceState, tokens: TokenIds) -> None:
         """``tokens`` (all computed so far) have their KV: full pages enter the tree, the lease
-        moves on, and pages behind a window become anybody's."""
+        moves on, and pages behind a window become anybody's; at the end of its prompt, which may be
+        handed over, not those that another engine may take, until ``decodes``."""
+        starts = self._taken_starts(len(tokens)) if len(tokens) == sequence.prompt else None
         if sequence.apart:
-            self._drop_behind(row, sequence, len(tokens) // self._page)
+            self._drop_behind(row, sequence, len(tokens) // self._page, starts)
         else:
-            self._hand_over(row, sequence, tokens, last=False)
+            self._hand_over(row, sequence, tokens, last=False, starts=starts)
 
     def receive(self, row: int, sequence: SequenceState, tokens: TokenIds) -> None:
         """Another engine has computed ``tokens``, and of what it has sent the same is true. Of a
@@ -93,22 +94,45 @@ class Committer:
         else:
             self._hand_over(row, sequence, tokens, last=False, received=True)
 
+    def decodes(self, row: int, sequence: SequenceState, tokens: int) -> None:
+        """Its prompt, of ``tokens``, goes nowhere else: what is behind a window is anybody's."""
+        if sequence.apart:
+            self._drop_behind(row, sequence, tokens // self._page)
+            return
+        before, lease = sequence.lease.starts, sequence.lease
+        self._leases.let_go(lease, self._tree.starts(lease.end))
+        self._forget(row, before, lease.starts)
+
+    def _taken_starts(self, tokens: int) -> list[int]:
+        """First page of each group that a request keeps whose prompt of ``tokens`` another engine
+        may take."""
+        starts = self._tree.starts(tokens // self._page)
+        return [
+            start if group.stateful else min(start, span.start)
+            for group, start, span in zip(
+                self._spec.groups, starts, taken_spans(self._spec, tokens), strict=True
+            )
+        ]
+
     def gives_state(self, sequence: SequenceState, tokens: int) -> bool:
         """Whether a commit of ``tokens`` gives the request's state to the tree, so that its next
         step goes on from another page."""
         whole = self._states and not sequence.apart and tokens % self._page == 0
         return whole and self._due(sequence, tokens // self._page)
 
-    def _drop_behind(self, row: int, sequence: SequenceState, end: int) -> None:
+    def _drop_behind(
+        self, row: int, sequence: SequenceState, end: int, starts: list[int] | None = None
+    ) -> None:
         """Of what a request that is apart needs no more at ``end`` pages, its own pages are free,
-        and those that it has read are anybody's."""
-        starts, own = self._tree.starts(end), sequence.lease.end
+        and those that it has read are anybody's. ``starts``: the first pages that it keeps, if not
+        the usual ones."""
+        starts, own = starts or self._tree.starts(end), sequence.lease.end
         for group in self._spec.groups:
             pages = self._tables.pages(group.id)[row, : starts[group.id]]
             behind = pages[own:]
             self._pools.tiers[Tier.DEVICE][group.id].free(behind[behind != NONE])
             pages[:] = NONE
-        self._leases.let_go(sequence.lease, end)
+        self._leases.let_go(sequence.lease, starts)
 
     def _hand_over(
         self,
@@ -118,9 +142,10 @@ class Committer:
         *,
         last: bool,
         received: bool = False,
+        starts: list[int] | None = None,
     ) -> None:
-        """``last``: the request ends here. ``received``: it has what it needs after ``tokens``, and
-        may lack what is needed at their last full page."""
+        """``last``: the request ends here. ``received``: what is new of it may be on the host.
+        ``starts``: first page of each group that the lease is to hold, if not the usual ones."""
         end, first = len(tokens) // self._page, sequence.lease.end
         grown = end > first
         if not grown and not last:
@@ -144,7 +169,6 @@ class Committer:
                 self._tiers.receive(keys, start, self._on_host(row, start, end))
             self._live.gave(row, given)
             if grown:
-                starts = self._received_starts(end, len(tokens)) if received else None
                 self._move_on(row, sequence, first, end, starts, received=received)
                 if first == sequence.continued:  # while what it continued is sure to be there
                     effects = self._marks.branch(sequence.lease, first)
@@ -176,33 +200,26 @@ class Committer:
             for group in self._spec.groups
         ]
 
-    def _received_starts(self, end: int, tokens: int) -> list[int]:
-        """First pages of a lease at ``end`` whose request has what it needs at ``tokens``."""
-        return [
-            start
-            if group.stateful
-            else max(start, min(end, needed(group.retention, tokens, self._page).start))
-            for group, start in zip(self._spec.groups, self._tree.starts(end), strict=True)
-        ]
-
     def _move_on(
         self,
         row: int,
         sequence: SequenceState,
         first: int,
         end: int,
-        needs: list[int] | None,
+        starts: list[int] | None,
         *,
         received: bool,
     ) -> None:
-        """``needs``: first page of each group that the lease is to hold, if not the usual ones."""
-        starts = sequence.lease.starts
+        before = sequence.lease.starts
         keys = sequence.prefix.keys[:end]
-        self._leases.advance(sequence.lease, keys, end, needs, received=received)
+        self._leases.advance(sequence.lease, keys, end, starts, received=received)
         self._note_duplicates(row, sequence, first)
+        self._forget(row, before, sequence.lease.starts)
+
+    def _forget(self, row: int, before: Sequence[int], starts: Sequence[int]) -> None:
+        """The row's table has no pages of what its lease held from ``before`` to ``starts``."""
         for group in self._spec.groups:
-            table = self._tables.pages(group.id)
-            table[row, starts[group.id] : sequence.lease.starts[group.id]] = NONE
+            self._tables.pages(group.id)[row, before[group.id] : starts[group.id]] = NONE
 
     def _keep_due(self, sequence: SequenceState, end: int, given: Given) -> None:
         if not self._partial:
@@ -235,10 +252,9 @@ class Committer:
     def finish(self, row: int, sequence: SequenceState, tokens: TokenIds) -> None:
         """The request ends after ``tokens``: what it leaves behind is its last checkpoint. One that
         was apart has read none of the pages that the tree may have had already, nor will it."""
-        if CacheUse.STORE not in sequence.use:
+        if not sequence.stores:
             return
-        lacks = sequence.apart and self._lacks(row, sequence, len(tokens) // self._page)
-        self._hand_over(row, sequence, tokens, last=True, received=lacks)
+        self._hand_over(row, sequence, tokens, last=True)
         end, rolling = sequence.lease.end, sequence.rolling
         self._to_save.want(self._keep(sequence, end, rolling if rolling < end else 0))
         if self._marks.at(sequence.lease, rolling):
@@ -248,18 +264,6 @@ class Committer:
             self._to_save.want(self._backups.marked(sequence.lease))
         # What the host had no room for then.
         self._to_save.want(self._backups.whole(sequence.lease))
-
-    def _lacks(self, row: int, sequence: SequenceState, end: int) -> bool:
-        """Whether a page that is needed at ``end`` pages has never come: another engine has sent
-        what was needed at a later token."""
-        starts, own = self._tree.starts(end), sequence.lease.end
-        return any(
-            bool(
-                (self._tables.pages(group.id)[row, max(own, starts[group.id]) : end] == NONE).any()
-            )
-            for group in self._spec.groups
-            if not group.stateful
-        )
 
     # -- duplicates -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from stratakv.cache.sequence_states import SequenceState
 from stratakv.core.ids import NONE, GroupId, PageIds
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheGroup, CacheSpec
-from stratakv.spec.retention import needed
+from stratakv.spec.retention import handed_over, needed
 from stratakv.tree.nodes import Tier
 
 
@@ -106,6 +106,13 @@ class TransferPages:
             yield replace(here, first=there.first, pages=found), there
 
 
+def taken_spans(spec: CacheSpec, tokens: int, *, stored: bool = True) -> list[range]:
+    """Page indices, by group, that are taken of a prompt of ``tokens`` that another engine
+    computes. ``stored``: they stay for those who come after."""
+    rule = handed_over if stored else needed
+    return [rule(group.retention, tokens, spec.page_tokens) for group in spec.groups]
+
+
 class Footprints:
     def __init__(self, spec: CacheSpec, tables: BlockTable, live: LivePages) -> None:
         self._spec = spec
@@ -114,17 +121,25 @@ class Footprints:
 
     def of(self, row: int, sequence: SequenceState, tokens: int) -> Footprint:
         """Of the request at ``row``, of which ``tokens`` have their KV."""
-        page, end = self._spec.page_tokens, sequence.lease.end
-        own = self._own(row, tokens)
+        end, own = sequence.lease.end, self._own(row, tokens)
         stateful = {live.group for live in own if live.index == NONE}
         starts = [
-            end if group.id in stateful else min(end, needed(group.retention, tokens, page).start)
+            end if group.id in stateful else min(end, self._kept(group, tokens, sequence).start)
             for group in self._spec.groups
         ]
         for group in self._live.groups:  # no live page: its state is the snapshot it stands on
             if group not in stateful:
                 starts[group] = sequence.lease.starts[group]
         return Footprint(tokens, end, starts, own)
+
+    def _kept(self, group: CacheGroup, tokens: int, sequence: SequenceState) -> range:
+        """Page indices of a group that a request needs after ``tokens``; before its prompt's end
+        also what another engine may take there."""
+        span = needed(group.retention, tokens, self._spec.page_tokens)
+        if group.stateful or tokens >= sequence.prompt:
+            return span
+        taken = handed_over(group.retention, tokens + 1, self._spec.page_tokens)
+        return range(min(span.start, taken.start), span.stop)
 
     def _own(self, row: int, tokens: int) -> list[LivePage]:
         """Live pages that have bytes of the first ``tokens`` tokens."""
@@ -139,12 +154,12 @@ class Footprints:
                 own.append(LivePage(group.id, at, page, NONE))
         return own
 
-    def assert_restored(self, row: int, saved: Footprint) -> None:
+    def assert_restored(self, row: int, saved: Footprint, sequence: SequenceState) -> None:
         """AssertionError unless the request at ``row``, just seated again, has exactly what was
         saved of it, and that is all it needs: a page more would hold anything, one less was lost.
         """
         for group in self._spec.groups:
-            span = needed(group.retention, saved.tokens, self._spec.page_tokens)
+            span = self._kept(group, saved.tokens, sequence)
             if group.stateful:
                 there = not span or self._live.current(row, group.id) != NONE
                 assert there, f"the state of group {group.name} was not restored"
@@ -158,51 +173,53 @@ class Footprints:
             assert np.array_equal(mapped, kept), f"group {group.name} maps what was not saved"
             assert kept == list(span), f"group {group.name} was not saved as it is needed"
 
-    def transfer_pages(self, row: int, tokens: int, held: int = 0) -> TransferPages:
-        """What the request at ``row`` needs after ``tokens``, but for the first ``held`` pages of
-        every prefix; AssertionError where it has no page for some of it."""
+    def transfer_pages(
+        self, row: int, tokens: int, held: int = 0, *, stored: bool = True
+    ) -> TransferPages:
+        """``taken_spans`` of the request at ``row``, but for the first ``held`` pages of every
+        prefix; AssertionError where it has no page for some of it."""
         found: list[GroupPages] = []
-        for group in self._spec.groups:
+        spans = taken_spans(self._spec, tokens, stored=stored)
+        for group, span in zip(self._spec.groups, spans, strict=True):
             if group.stateful:
                 found.append(self._state(row, group, tokens))
             else:
-                found += self._tokens(row, group, tokens, held, tokens)
+                found += self._tokens(row, group, span, held, tokens)
         return TransferPages(tokens, tuple(found))
 
     def full_pages(self, row: int, tokens: int, total: int) -> TransferPages:
-        """What the request at ``row`` needs after ``total``, but for pages that are not full after
-        ``tokens``, and states. AssertionError where it has no page for some of it."""
+        """``taken_spans`` of the request at ``row`` after ``total``, but for pages that are not
+        full after ``tokens``, and states. AssertionError where it has no page for some of it."""
         end = tokens // self._spec.page_tokens
         found: list[GroupPages] = []
-        for group in self._spec.groups:
+        for group, span in zip(self._spec.groups, taken_spans(self._spec, total), strict=True):
             if group.stateful:
                 found.append(GroupPages(group.id, NONE, np.empty(0, np.int32)))
             else:
-                found += self._tokens(row, group, total, 0, end)
+                found += self._tokens(row, group, span, 0, end)
         return TransferPages(total, tuple(found))
 
     def _state(self, row: int, group: CacheGroup, tokens: int) -> GroupPages:
         span = needed(group.retention, tokens, self._spec.page_tokens)
         found = [self._live.current(row, group.id)] if span else []
-        return self._there(GroupPages(group.id, NONE, np.array(found, np.int32)), group, tokens)
+        return self._there(GroupPages(group.id, NONE, np.array(found, np.int32)), group)
 
     def _tokens(
-        self, row: int, group: CacheGroup, tokens: int, first: int, end: int
+        self, row: int, group: CacheGroup, span: range, first: int, end: int
     ) -> Iterator[GroupPages]:
-        """Of the pages that are needed after ``tokens`` those with indices in [first, end)."""
-        span = needed(group.retention, tokens, self._spec.page_tokens)
+        """Of ``span`` those with indices in [first, end)."""
         first = max(span.start, min(first, span.stop))
         stop = max(first, min(span.stop, end))
         spilled = self._tables.spilled.get(group.id)
         if spilled is not None and row in spilled:
             host = spilled.host[row, first:stop]
             away = host[: np.count_nonzero(host != NONE)].copy()
-            yield self._there(GroupPages(group.id, first, away, Tier.HOST), group, tokens)
+            yield self._there(GroupPages(group.id, first, away, Tier.HOST), group)
             first += len(away)
         pages = self._tables.pages(group.id)[row, first:stop].copy()
-        yield self._there(GroupPages(group.id, first, pages), group, tokens)
+        yield self._there(GroupPages(group.id, first, pages), group)
 
-    def _there(self, found: GroupPages, group: CacheGroup, tokens: int) -> GroupPages:
+    def _there(self, found: GroupPages, group: CacheGroup) -> GroupPages:
         there = (found.pages != NONE).all()
-        assert there, f"group {group.name} lacks a page at {tokens} tokens"
+        assert there, f"group {group.name} lacks a page that is to be handed over"
         return found

@@ -1,20 +1,20 @@
 """Requests that begin on one engine and go on in another: pages for what comes, and of what goes.
 
-Owns the taking of pages that another engine fills, exactly ``needed`` at the end of the prompt and
-nothing that is here already. Must not move bytes, nor know how they travel (``engine.roles``).
+Owns the taking of pages that another engine fills, what is ``needed`` at the end of the prompt and
+what the same prompt can hit, and nothing that is here already. Must not move bytes, nor know how
+they travel (``engine.roles``).
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from stratakv.cache.commits import Committer
-from stratakv.cache.footprint import Footprints, TransferPages
+from stratakv.cache.footprint import Footprints, TransferPages, taken_spans
 from stratakv.cache.live import LivePages
 from stratakv.cache.sequence_states import SequenceStates
 from stratakv.cache.spilling import Spilling
 from stratakv.core.ids import RowIds, TokenIds
 from stratakv.memory.block_table import BlockTable
-from stratakv.spec.retention import needed
 from stratakv.tiers.tiered_cache import TieredCache
 
 
@@ -40,16 +40,16 @@ class HandOff:
         self._footprints = Footprints(tiers.spec, tables, live)
 
     def reserve(self, row: int, tokens: int) -> TransferPages:
-        """Take pages for what the request at ``row``, just admitted to ``receive``, needs after
-        ``tokens`` and does not stand on; cannot fail, admission has booked them. Of what it reads
-        on the host the full ones are there. They are the row's own until ``received``, or until it
-        is dropped."""
-        held = self._sequences[row].lease.end
+        """Take pages for what the request at ``row``, just admitted to ``receive``, is to have
+        after ``tokens`` and does not stand on; cannot fail, admission has booked them. Of what it
+        reads on the host the full ones are there. They are the row's own until ``received``, or
+        until it is dropped."""
+        held, stored = self._sequences[row].lease.end, self._sequences[row].stores
         rows = np.array([row], np.int32)
         whole = tokens // self._spec.page_tokens
         spilled = self._tables.spilled if row in self._spilling else ()
-        for group in self._spec.groups:
-            span = needed(group.retention, tokens, self._spec.page_tokens)
+        spans = taken_spans(self._spec, tokens, stored=stored)
+        for group, span in zip(self._spec.groups, spans, strict=True):
             first = max(span.start, min(held, span.stop))
             if group.id in spilled:
                 first = self._spilling.reserve(row, group.id, first, whole)
@@ -63,7 +63,7 @@ class HandOff:
                 self._tables.remap(row, group.id, first, pages)
                 self._sequences.grow(rows, group.id, np.array([count]))
         self._flights.wait_for_device()  # a launched step may still read what was just freed
-        return self._footprints.transfer_pages(row, tokens, held)
+        return self._footprints.transfer_pages(row, tokens, held, stored=stored)
 
     def received(self, row: int, tokens: TokenIds) -> None:
         """What was reserved holds the KV of ``tokens``: full pages enter the tree."""
@@ -76,14 +76,15 @@ class HandOff:
         return bool(self._sequences[row].duplicates)
 
     def part(self, row: int, tokens: int, total: int) -> TransferPages:
-        """Of what the request at ``row`` will need after ``total`` tokens, the pages that are full
-        by now, ``tokens`` having their KV. They stay there while the row is open."""
+        """Of what another engine may take of the request at ``row``, of ``total`` tokens, the
+        pages that are full by now, ``tokens`` having their KV. They stay there while the row is
+        open."""
         assert not self.is_loading(row), "pages that are about to go"
         return self._footprints.full_pages(row, tokens, total)
 
     def pages(self, row: int, tokens: int) -> TransferPages:
-        """Where all that lies which the request at ``row`` needs after ``tokens``, which have their
-        KV. It stays there while the row is open and computes nothing."""
+        """Where all that lies which another engine may take of the request at ``row``, whose prompt
+        of ``tokens`` has its KV. It stays there while the row is open and computes nothing."""
         while self.is_loading(row):
             assert self._wait(), "a page has two places, and nothing is under way"
         return self._footprints.transfer_pages(row, tokens)

@@ -169,13 +169,15 @@ class KVCache:
 
     def commit(self, row: int, tokens: TokenIds) -> None:
         """``tokens`` (all computed so far) have their KV: full pages enter the tree, the lease
-        moves on, and pages behind a window become anybody's."""
+        moves on, and pages behind a window become anybody's; those that another engine may take of
+        a whole prompt stay until ``prefilled``."""
         self._commits.commit(row, self._sequences[row], tokens)
         self._spilling.committed(row)
 
-    def prefilled(self, row: int, total_tokens: int) -> None:
-        """The row's prompt is computed: from now on it takes one token a step, up to
-        ``total_tokens``, and holds less than a chunk would."""
+    def prefilled(self, row: int, tokens: int, total_tokens: int) -> None:
+        """The row's prompt, of ``tokens``, is computed: from now on it takes one token a step, up
+        to ``total_tokens``, and holds less than a chunk would."""
+        self._commits.decodes(row, self._sequences[row], tokens)
         at_once = self._steps_at_once
         peak = demand(self.spec, total_tokens, total_tokens, at_once, 0).peak
         self._sequences.decodes(row, self._spilling.peak(row, peak, at_once))

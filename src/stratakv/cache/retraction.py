@@ -1,9 +1,10 @@
 """Retracted requests: off the device, with everything they need to go on kept on the host.
 
 Owns the host pages of live pages, and the hold on the tree's. A retraction saves exactly
-``needed(n)`` of every group: pages of the tree under their own keys, live pages into host pages of
-the request's own. Where the host has no room nothing is held, and the request is recomputed. Must
-not choose who is retracted (``engine``), nor sequence anybody.
+``needed(n)`` of every group, and of a prompt in the middle what another engine may take at its end:
+pages of the tree under their own keys, live pages into host pages of the request's own. Where the
+host has no room nothing is held, and the request is recomputed. Must not choose who is retracted
+(``engine``), nor sequence anybody.
 """
 
 from collections.abc import Sequence
@@ -176,7 +177,7 @@ class Retraction:
         """AssertionError unless the row, seated again with the live pages ``taken``, has exactly
         what was saved."""
         saved = Footprint(retracted.tokens, retracted.end, retracted.starts, taken)
-        self._footprints.assert_restored(row, saved)
+        self._footprints.assert_restored(row, saved, retracted.sequence)
 
     def landed(self, row: int) -> None:
         """See to it that nothing is written to the row's live pages any more."""

@@ -26,17 +26,18 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 class SequenceState:
     """What an admitted request holds; ends are in pages.
 
-    ``continued``: end of what it matched. ``checkpoints``, ``milestones``: ends of its prompt still
-    to be kept. ``at_once``: the most tokens that it computes before they are committed. ``use``: a
-    sequence that does not use all of the cache is *apart*: what it computes stays its own, and its
-    lease where it was admitted. ``rolling``: end of its latest checkpoint beyond the prompt, 0 if
-    none. ``duplicates``: group, page indices and pages of its own whose place in the tree another
-    request's load is filling.
+    ``prompt``: tokens that it knew when it came. ``continued``: end of what it matched.
+    ``checkpoints``, ``milestones``: ends of its prompt still to be kept. ``at_once``: the most
+    tokens that it computes before they are committed. ``use``: a sequence that does not use all of
+    the cache is *apart*: what it computes stays its own, and its lease where it was admitted.
+    ``rolling``: end of its latest checkpoint beyond the prompt, 0 if none. ``duplicates``: group,
+    page indices and pages of its own whose place in the tree another request's load is filling.
     """
 
     prefix: PageHasher
     lease: DeviceLease
     demand: Demand
+    prompt: int
     continued: int
     checkpoints: list[int]
     milestones: list[int]
@@ -58,6 +59,11 @@ class SequenceState:
     @property
     def apart(self) -> bool:
         return self.use is not CacheUse.ALL
+
+    @property
+    def stores(self) -> bool:
+        """Whether it leaves pages for those who come after."""
+        return CacheUse.STORE in self.use
 
     @property
     def receives(self) -> bool:

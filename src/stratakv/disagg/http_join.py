@@ -15,6 +15,7 @@ from typing import Final
 
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.errors import TransportError
+from stratakv.disagg.deadlines import bounded
 from stratakv.disagg.joining import (
     JOIN_BYTES,
     JoinAnswer,
@@ -42,8 +43,10 @@ DEFAULT_CALLS: Final = CallLimits()
 
 
 class HttpCarry:
-    """``name``: of this side, for its peers. ``api_key``: what they may ask for; whom it is named
-    to is for those to decide who ask (``serve/prefill_hosts``)."""
+    """``name``: of this side, for its peers. Each is told under which address of its own it was
+    found too: a server of several (``localhost``, a name of the network's) is a peer for each of
+    them, on both sides, with a link of its own. ``api_key``: what they may ask for; whom it is
+    named to is for those to decide who ask (``serve/prefill_hosts``)."""
 
     def __init__(
         self, name: PeerId, api_key: str | None, limits: CallLimits = DEFAULT_CALLS
@@ -55,7 +58,8 @@ class HttpCarry:
         self._threads = ThreadPoolExecutor(limits.at_once, thread_name_prefix="stratakv-join")
 
     def __call__(self, peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
-        return self._threads.submit(self._asked, peer, encode_call(self._name, introductions))
+        name = PeerId(bounded(f"{self._name} by {peer}"))
+        return self._threads.submit(self._asked, peer, encode_call(name, introductions))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

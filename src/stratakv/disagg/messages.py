@@ -21,7 +21,7 @@ from stratakv.disagg.transport import NOTIFICATION_BYTES
 from stratakv.engine.request import LARGEST, TokenLogprob
 from stratakv.engine.roles import FirstToken
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 """Of these messages; two sides must have the same."""
 MESSAGE_BYTES: Final = 16 << 20
 """The longest message that is read."""

@@ -20,7 +20,7 @@ from stratakv.disagg.transport import Indices, Memory, Writes
 from stratakv.memory.device_pools import DevicePages
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheGroup, CacheSpec
-from stratakv.spec.retention import needed
+from stratakv.spec.retention import handed_over
 from stratakv.spec.sharding import row_slices
 from stratakv.tree.nodes import TIERS, Tier
 
@@ -130,7 +130,7 @@ class PagePlaces:
         if len(asked) != len(spec.groups) or not in_order or not there:
             raise TransportError("the peer names pages of other groups")
         for group in spec.groups:
-            span = needed(group.retention, pages.tokens, spec.page_tokens)
+            span = handed_over(group.retention, pages.tokens, spec.page_tokens)
             self._verify_span(asked[group.id], group, span, pages.tokens)
             for one in asked[group.id]:
                 self._verify_pages(one, group)

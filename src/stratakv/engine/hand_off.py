@@ -108,7 +108,8 @@ class Transfers:
 
     def _decode(self, request: Request) -> None:
         self._running.decode(request)
-        self._cache.prefilled(request.row, request.total_tokens)
+        tokens = self._running.rows.computed.item(request.row)
+        self._cache.prefilled(request.row, tokens, request.total_tokens)
 
     def events(self) -> Sequence[RoleEvent]:
         """What the role reports; nobody else touches the rows of transfers that have ended."""

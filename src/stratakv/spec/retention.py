@@ -84,6 +84,22 @@ def needed(rule: Retention, end_tokens: int, page_tokens: int) -> range:
     return range(min(first, stop), stop)
 
 
+def handed_over(rule: Retention, end_tokens: int, page_tokens: int) -> range:
+    """What is taken of a prompt of ``end_tokens`` that another engine computes: what is ``needed``
+    and, of a group of tokens, what the same prompt sent again can hit. One token of that is always
+    computed, so its deepest hit may lie a page lower, and its window with it.
+    """
+    span = needed(rule, end_tokens, page_tokens)
+    match rule:
+        case KeepAll() | KeepWindow() | KeepChunk():
+            hit = max(0, end_tokens - 1) // page_tokens * page_tokens
+            return range(min(span.start, needed(rule, hit, page_tokens).start), span.stop)
+        case KeepBoundary() | KeepLive():
+            return span
+        case _:
+            assert_never(rule)
+
+
 def needed_starts(rule: Retention, page_tokens: int, ends: int) -> npt.NDArray[np.int64]:
     """First needed page at every page boundary: ``out[e] == needed(rule, e * P, P).start`` for e in
     [0, ends]; int64 [ends + 1]. One table turns a whole path's question into array work."""

@@ -304,7 +304,7 @@ class TreeDriver(ChunkDriver):
         self.apart.append(request)
         self.did["apart"] += 1
         end = request.lease.end + beyond
-        self.tree.leases.let_go(request.lease, end)
+        self.tree.leases.let_go(request.lease, self.tree.starts(end))
         self.model.let_go(request.id, end)
         starts = request.lease.starts
         request.table = {at: p for at, p in request.table.items() if at[1] >= starts[at[0]]}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId, NodeIds
 from stratakv.spec.groups import ANCHOR
-from stratakv.spec.retention import needed
+from stratakv.spec.retention import handed_over, needed
 from stratakv.tree.lease import DeviceLease, HostHold, LoadLease
 from stratakv.tree.nodes import ANY, CHECKPOINT, MILESTONE, TIERS, NodeTable
 from stratakv.tree.order import COLD, WARM
@@ -117,9 +117,9 @@ def _pins(tree: Internals, rows: NodeIds) -> None:
             assert len(lease.path) == lease.end, "a lease's path ends elsewhere"
             first = lease.starts[group]  # later than needed where a live page stands in
             end, page = lease.end, tree.spec.page_tokens
-            least = (
-                0 if isinstance(lease, HostHold) else needed(spec.retention, end * page, page).start
-            )
+            # A prompt that may be handed over keeps what another engine may take.
+            taken = handed_over(spec.retention, end * page, page)
+            least = 0 if isinstance(lease, HostHold) else taken.start
             assert least <= first <= end, f"group {group}: a lease begins at {first}"
             held = nodes.tail(lease.path.item(-1), end - first) if end else lease.path
             match lease:

@@ -285,10 +285,10 @@ class Leases:
             pins.unpin(DEVICE, group, path[old : max(old, min(new, lease.end))])
         lease.move(end, starts, path)
 
-    def let_go(self, lease: DeviceLease, end: int) -> None:
-        """Pin no more of what a lease holds than its request needs at ``end`` pages: the request
-        has gone on, and the lease does not move on with it."""
-        starts = [min(start, lease.end) for start in self._matcher.starts(end)]
+    def let_go(self, lease: DeviceLease, starts: Sequence[int]) -> None:
+        """Pin nothing of what a lease holds that is before page ``starts[g]`` of a group: its
+        request does without, and the lease stays where it is."""
+        starts = [min(start, lease.end) for start in starts]
         for group in self._groups:
             behind = lease.path[lease.starts[group] : starts[group]]
             self._pins.unpin(DEVICE, group, behind)
