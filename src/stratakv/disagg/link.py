@@ -43,6 +43,10 @@ slow processor as long as another one's work."""
 _WRITING_S = 0.01
 """Between two looks while there is more to write: a look costs what 2 % of a write of 17 MiB does,
 and on busy cores it is where another thread gets its turn."""
+_STALL = 0.25
+"""Of the time after which a silent peer is lost: what may pass between two looks and count. Where
+more has, this process was stopped, or without a processor, and what the peer has sent meanwhile
+was not read yet."""
 _CONNECTING_S = 1.0
 """How long an end waits for a peer that never sent anything."""
 
@@ -121,7 +125,8 @@ class Link:
         self._looks = WorkSeen()
         self._posts: deque[_Post] = deque()
         self._description: bytes | None = None
-        self._last_received_s = 0.0
+        self._silent_s = 0.0  # as far as it was looked for, the last time at ``_counted_s``
+        self._counted_s = 0.0
         self._looked_s = -inf
         self._beaten_s: float | None = None
         self._met = False
@@ -134,7 +139,7 @@ class Link:
         self._thread.start()
 
     def connect(self, description: bytes) -> None:
-        self._last_received_s = self._clock.now_s()
+        self._is_there()
         self._description = description
         self._wake.put(None)
 
@@ -150,9 +155,19 @@ class Link:
 
     def look(self) -> None:
         """Whether the peer is still there, also while its thread waits for it."""
-        silent_s = self._clock.now_s() - self._last_received_s
-        if self._description is not None and silent_s > self._options.lost_after_s:
+        if self._description is None:
+            return
+        most_s = self._options.lost_after_s
+        with self._lock:
+            now_s = self._clock.now_s()
+            self._silent_s += min(now_s - self._counted_s, _STALL * most_s)
+            self._counted_s, silent_s = now_s, self._silent_s
+        if silent_s > most_s:
             self._lose(f"nothing came from it for {silent_s:.1f} s")
+
+    def _is_there(self) -> None:
+        with self._lock:
+            self._silent_s, self._counted_s = 0.0, self._clock.now_s()
 
     def disconnect(self) -> None:
         with self._lock:
@@ -237,7 +252,8 @@ class Link:
         messages = self._wire.notifications()
         worked = self._looks.busy(self._work_s() - begun_s)
         if messages:
-            self._last_received_s, self._met = self._clock.now_s(), True
+            self._is_there()
+            self._met = True
         for message in messages:
             match _Kind(message[:1]):
                 case _Kind.BEAT:
@@ -266,7 +282,7 @@ class Link:
             message = _Kind.NOTIFICATION.value + post.notification
         if part is not None:
             self._wire.write(part, message, self._given_up)
-            self._last_received_s = self._clock.now_s()  # who takes bytes is there
+            self._is_there()  # who takes bytes is
         elif message is not None:
             self._wire.notify(message)
         if message is not None:
