@@ -1,4 +1,4 @@
-"""``stratakv VERB``: serve, route, plan, config, verify, bench, fsck, doctor, completion.
+"""``stratakv VERB``: serve, route, plan, config, verify, bench, fsck, doctor, why-miss, completion.
 
 Owns exit codes: 0 done, 1 an engine or a rank died, a store has damage that was not mended, or a
 check has failed, 2 a flag, a model or a store that cannot be honoured, 130 interrupted before there
@@ -30,7 +30,7 @@ from stratakv.core.flag_parser import FlagParser, Renamed, WholeNumber
 from stratakv.core.options import MODEL, options_of
 from stratakv.core.server_checks import check_together
 from stratakv.core.settings import resolve
-from stratakv.serve import config_command, verify_command
+from stratakv.serve import config_command, verify_command, why_miss_command
 from stratakv.serve.config_command import (
     SERVER_OPTIONS,
     model_of,
@@ -157,6 +157,7 @@ def argument_parser() -> FlagParser:
             _policy_flags(part)
     _fsck_flags(add_verb("fsck", help="check a file store", allow_abbrev=False))
     doctor_command.add_verb(add_verb)
+    why_miss_command.add_verb(add_verb)
     completion = add_verb("completion", help="print what completes words in a shell")
     completion.need("SHELL", "bash, also for zsh's bashcompinit")
     completion.set_defaults(run=_completion)

@@ -71,6 +71,8 @@ class Words(HTMLParser):
 def test_a_browser_draws_what_the_server_counts(live, tmp_path):
     line = [
         BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-breakpad",
+        "--disable-quic", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync",
         f"--user-data-dir={tmp_path}",
         "--virtual-time-budget=9000", "--dump-dom", f"{live.url}/",
     ]  # fmt: skip

@@ -42,6 +42,7 @@ NOT_RUN = {
     r"stratakv route ": ROLES,
     r"(torchrun .* )?stratakv serve .* --tp ": "tests/integration/test_serve_ranks.py starts ranks",
     r"stratakv verify ": "tests/integration/test_verify.py runs it, on shorter prompts",
+    r"stratakv why-miss ": "tests/integration/test_why_miss.py asks a server that has had requests",
     r"vllm serve ": ENGINE,
     r"stratakv bench connect ": ENGINE,
     r"stratakv bench sparse ": "takes minutes; tests/unit/test_bench_sparse.py runs its parts",

@@ -32,6 +32,7 @@ FROZEN = {
     "verify": "--dtype --help --json --page-tokens --prompt-tokens --storage --threads",
     "fsck": "--help --json --repair",
     "doctor": "--help --host-memory --json --storage --storage-key-file --why-miss",
+    "why-miss": "--help --json --prompts --url",
     "completion": "--help",
 }
 """By verb; what a bench takes may change."""

@@ -14,15 +14,18 @@ import numpy as np
 from stratakv.cache.footprint import taken_spans
 from stratakv.cache.live import LivePages
 from stratakv.cache.losses import LossBook, Missed
+from stratakv.cache.misses import MissLog
 from stratakv.cache.prices import AdmissionRequest, Prices
 from stratakv.cache.records import Admission, CachedTokens, CacheUse, Refusal
 from stratakv.cache.retraction import RetractedState, Retraction
 from stratakv.cache.sequence_states import SequenceState, SequenceStates
+from stratakv.core.ids import RequestId
 from stratakv.core.page_keys import PageHasher
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.checkpoints import CheckpointPolicy, last_end
 from stratakv.policy.load_back import LoadBack
 from stratakv.policy.losses import NOTHING_KNOWN, Declined, Known
+from stratakv.policy.prefetch_reasons import Tally
 from stratakv.spec.groups import ANCHOR
 from stratakv.tiers.prefetch.fetches import FromStorage
 from stratakv.tiers.tiered_cache import TieredCache
@@ -33,7 +36,8 @@ Entered = TypeVar("Entered")
 
 
 class Admitter:
-    """``losses``: why tokens that were known are computed all the same."""
+    """``losses``: why tokens that were known are computed all the same; ``misses``: the same of
+    each of the last requests."""
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class Admitter:
         self._prices = prices
         self._limits, self._spilling = prices.limits, prices.spilling
         self.losses = LossBook(self._page)
+        self.misses = MissLog(tiers.spec, tiers.tree, tiers.clock.now_s)
 
     def refusal(self, total_tokens: int, use: CacheUse = CacheUse.ALL) -> str | None:
         """None, or why a request of ``total_tokens`` could not run even alone."""
@@ -154,12 +159,18 @@ class Admitter:
         self._persister.used(lease)
         if asked.again:  # its prompt has counted, and its prefetch has ended
             return admission
-        settled = partial(self.losses.admitted, missed, lease.end)
+        settled = partial(self._settled, asked.request, missed, lease.end)
         if asked.request is None:
             settled(None)
             return admission
+        self.misses.admitted(asked, missed.known, admission.cached)
         came = self._prefetcher.admitted(asked.request, lease.end, settled)
         return admission if came is None else self._with_storage(admission, came, lease)
+
+    def _settled(
+        self, request: RequestId | None, missed: Missed, end: int, storage: Tally | None
+    ) -> None:
+        self.misses.billed(request, self.losses.admitted(missed, end, storage))
 
     def _with_storage(
         self, admission: Admission, came: FromStorage, lease: DeviceLease

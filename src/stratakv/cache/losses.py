@@ -35,9 +35,11 @@ class LossBook:
         self.known = self.hits = 0
         self.lost = dict.fromkeys(CAUSES, 0)
 
-    def admitted(self, missed: Missed, hit: int, storage: Tally | None) -> None:
+    def admitted(self, missed: Missed, hit: int, storage: Tally | None) -> Bill:
         """A request stands on ``hit`` pages; ``storage``: what its prefetch has come to."""
-        self._add(bill(missed.known, hit, missed.declined, storage))
+        found = bill(missed.known, hit, missed.declined, storage)
+        self._add(found)
+        return found
 
     def left(self, known: Known, storage: Tally | None) -> None:
         """A request has left before it was admitted."""

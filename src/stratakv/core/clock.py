@@ -1,7 +1,16 @@
 """Time. Owns the only reading of a clock that decisions may see; must never sleep."""
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+NowS: TypeAlias = Callable[[], float]
+"""Seconds of some clock, for figures alone."""
+
+
+def never() -> float:
+    """``NowS`` where nobody asks when something was."""
+    return 0.0
 
 
 class Clock(Protocol):

@@ -34,6 +34,7 @@ from stratakv.engine.stats import EngineStats, RequestStatus, Totals, stats_of, 
 from stratakv.engine.step_times import StepPart
 from stratakv.engine.steps import Steps
 from stratakv.engine.storage_control import NO_STORES, BackgroundStores, Openable, StorageControl
+from stratakv.engine.why_miss import EngineMisses
 from stratakv.storage.io_worker import IoWorker
 from stratakv.tiers.statistics import StorageStats
 
@@ -56,7 +57,8 @@ class EngineLimits:
 
 class Engine:
     """``namespaces``: where a request's pages belong. ``stores``: what opens one, once it runs.
-    ``grammars``: forms that answers may have to have."""
+    ``grammars``: forms that answers may have to have. Beside its own verbs, ``misses``: why
+    prompts were computed."""
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Engine:
         self._namespaces = namespaces
         self._limits = limits
         self._page = cache.spec.page_tokens
+        self.misses = EngineMisses(cache.admission.misses, namespaces, self._page)
         self._grammars = grammars
         rows = Rows(limits.max_running, limits.max_model_len, self._grammars)
         self._running = Running(rows, limits.step, cache.cut, cache.hand_off.gives_state)

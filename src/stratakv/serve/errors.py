@@ -118,8 +118,8 @@ def wrong_key(which: str) -> ApiError:
 
 
 def no_admin_key() -> ApiError:
-    message = "the storage of this server cannot be changed or seen: it was started without a key "
-    message += "for that; --admin-key KEY allows it"
+    message = "this is for the server's operator, and it was started without a key for that; "
+    message += "--admin-key KEY allows it"
     return ApiError(message, status=403, kind="permission_error", code="no_admin_key")
 
 

@@ -51,9 +51,8 @@ from stratakv.serve.schemas import ChatCall, CompletionCall, PromptOptions
 from stratakv.serve.service import Service
 from stratakv.serve.tool_parsers import no_parser, parser_of
 from stratakv.serve.tools import AutoCall, ToolUse
+from stratakv.serve.why_miss_api import WhyMissApi
 
-COMPLETION_TOKENS: Final = 16
-"""OpenAI's default of ``max_tokens`` for completions."""
 SCRAPE_S: Final = 2.0
 
 T = TypeVar("T")
@@ -62,14 +61,14 @@ T = TypeVar("T")
 class Api:
     """The endpoints of one service."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, prompts: PromptEncoder) -> None:
         self._service = service
         self._created = int(time.time())
         self._stats: EngineStats | None = None
         self._sessions: SessionStats | None = None
         self._lanes = service.lanes
         self._bodies = service.bodies
-        self._prompts = PromptEncoder(service.tokenizer, service.limits, service.lanes)
+        self._prompts = prompts
 
     def routes(self) -> list[Route]:
         get, post = ["GET"], ["POST"]
@@ -102,7 +101,7 @@ class Api:
         return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
-        name, _ = self._named(request.path_params["model"])
+        name, _ = self._service.named(request.path_params["model"])
         return JSONResponse(self._model(name))
 
     async def tokenize(self, request: Request) -> Response:
@@ -187,26 +186,20 @@ class Api:
         start_s, service = self._service.clock.now_s(), self._service
         with self._bodies.share(client_of(request)) as hold:
             found = await self._read(request, hold, read)
-            name, adapter = self._named(found.model)
-            decoding = self._salted(request, found.decoding)
-            encoder, parser = self._prompts, no_parser
+            name, adapter = service.named(found.model)
+            decoding, parser = self._salted(request, found.decoding), no_parser
             match found:
                 case CompletionCall():
                     spell, prefix, field = CompletionFormat, "cmpl", "prompt"
-                    default_tokens = COMPLETION_TOKENS
-                    options = encoder.cut(found.options, decoding.max_tokens or default_tokens)
                     self._check_choices(len(found.prompts), found.decoding.n)
-                    prompts = await encoder.encode(request, found.prompts, options)
                 case ChatCall():
                     spell, prefix, field = ChatFormat, "chatcmpl", "messages"
-                    default_tokens = service.limits.default_max_tokens
-                    options = encoder.cut(found.options, decoding.max_tokens or default_tokens)
                     self._check_choices(1, found.decoding.n)
                     parser = partial(parser_of, found.use, service.tool_format)
                     decoding = self._marked(found.use, decoding)
-                    prompts = [await encoder.encode_chat(request, found.conversation, options)]
                 case _:
                     assert_never(found)
+            prompts = await self._prompts.of_call(request, found)
         unique = uuid.uuid4().hex
         call = GenerateCall(
             id=f"{prefix}-{unique}" if decoding.id is None else f"{decoding.id}-{unique}",
@@ -222,7 +215,7 @@ class Api:
                 prompts=_of_choices(prompts, decoding) if decoding.text.token_ids else None,
             ),
             field=field,
-            default_tokens=default_tokens,
+            default_tokens=self._prompts.default_tokens(found),
             start_s=start_s,
             plan=service.hand_offs.rules.plan(decoding.hand_off, len(prompts) * decoding.n),
             parser=parser,
@@ -265,18 +258,6 @@ class Api:
             client_of(request), len(body), lambda: make(json_body.read_object(body))
         )
 
-    def _named(self, name: str | None) -> tuple[str, str]:
-        """What a client calls a model: its name, and the adapter that it stands for, "" for the
-        model itself. An adapter has a name of its own beside the model's, as in vLLM."""
-        service = self._service
-        if name is None or name == service.model:
-            return service.model, ""
-        if name in service.adapters:
-            return name, name
-        known = ", ".join(f"'{one}'" for one in (service.model, *service.adapters))
-        message = f"the model '{name}' does not exist; this server has {known}"
-        raise ApiError(message, status=404, param="model", code="model_not_found")
-
     def _check_choices(self, prompts: int, n: int) -> None:
         most = self._service.driver.max_waiting
         if prompts * n > most:
@@ -302,7 +283,9 @@ def _of_choices(prompts: Sequence[TokenIds], decoding: Decoding) -> Sequence[Tok
 def build_app(service: Service, crowd: Crowd) -> ASGIApp:
     """The ASGI application of ``service``, whose driver is started by whoever runs it. ``crowd``:
     of the connections over which it is asked."""
-    routes = [*Api(service).routes(), *AdminApi(service).routes()]
+    prompts = PromptEncoder(service.tokenizer, service.limits, service.lanes)
+    routes = [*Api(service, prompts).routes(), *AdminApi(service).routes()]
+    routes += WhyMissApi(service, prompts).routes()
     if service.joins is not None:
         routes += JoinApi(service, service.joins).routes()
     routes += DocsPages(service.version, [route.path for route in routes]).routes()

@@ -39,6 +39,10 @@ ADMIN_PATHS: Final = frozenset({"/flush_cache"})
 """What needs the admin key where there is one."""
 
 
+MISS_PATHS: Final = frozenset({"/cache/why_miss"})
+"""What shows something of other clients' requests: needs the admin key where there is any key."""
+
+
 class RequestIds:
     """Gives every response an ``X-Request-Id``, the client's own where it is printable, and calls
     ``responded(path, status)``; ``paths`` bounds what can be counted. What is logged meanwhile has
@@ -103,7 +107,8 @@ def _log_access(scope: Scope, statuses: Sequence[int], took_s: float) -> None:
 
 class BearerKeys:
     """Refuses requests without their path's key, except for probes: ``admin_key`` opens
-    ``STORAGE_PATHS``, which nothing else does, and where there is one ``ADMIN_PATHS`` too;
+    ``STORAGE_PATHS``, which nothing else does, and where there is one ``ADMIN_PATHS`` and
+    ``MISS_PATHS`` too;
     any of ``api_keys`` (by the client's name) opens the rest. None: anyone may ask, but for the
     storage. Leaves the name in the scope, as ``CLIENT``."""
 
@@ -131,9 +136,11 @@ class BearerKeys:
     def _refusal(self, path: str, given: bytes, client: str | None) -> ApiError | None:
         if path in OPEN_PATHS:
             return None
-        if path in STORAGE_PATHS and self._admin_key is None:
+        if self._admin_key is None and (
+            path in STORAGE_PATHS or (path in MISS_PATHS and self._api_keys)
+        ):
             return no_admin_key()
-        if path in STORAGE_PATHS | ADMIN_PATHS and self._admin_key is not None:
+        if path in STORAGE_PATHS | ADMIN_PATHS | MISS_PATHS and self._admin_key is not None:
             return None if _fits(given, self._admin_key) else wrong_key("admin")
         if not self._api_keys or client is not None:
             return None

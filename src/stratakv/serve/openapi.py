@@ -340,6 +340,30 @@ _PATHS: Final[Mapping[str, Json]] = {
             _json(_object(clearing={"const": True}, url=_STRING)), *_STORAGE_ERRORS, status=202,
         )
     },
+    "/cache/why_miss": {
+        "post": _operation(
+            "Why a request's prompt was computed, or would be",
+            _json(_object(requests={"type": "array", "items": {"type": "object"}})),
+            400, 403, 404, 408, 413,
+            body={
+                "type": "object",
+                "properties": {
+                    "request": {
+                        "type": ["string", "null"],
+                        "description": "the id of an answer, or the client's own",
+                    },
+                    "prompts": {
+                        "type": ["array", "null"], "minItems": 2, "maxItems": 2,
+                        "items": {"anyOf": [
+                            _ref("CompletionRequest"), _ref("ChatCompletionRequest"),
+                        ]},
+                        "description": "in its place, an earlier and a later request",
+                    },
+                },
+                "additionalProperties": False,
+            },
+        )
+    },
     "/": {"get": _operation("The dashboard", _PAGE, key=False)},
     "/docs": {"get": _operation("This document as a page", _PAGE, key=False)},
     "/openapi.json": {

@@ -7,15 +7,25 @@ the answer is to be.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final, assert_never
 
 from starlette.requests import Request
 
 from stratakv.core.ids import TokenIds
 from stratakv.serve.errors import ClientGoneError, invalid, too_long
 from stratakv.serve.lanes import EACH_BYTES, INLINE_BYTES, Lanes, client_of, in_pieces
-from stratakv.serve.schemas import WHAT_FITS, Conversation, PromptOptions
+from stratakv.serve.schemas import (
+    WHAT_FITS,
+    ChatCall,
+    CompletionCall,
+    Conversation,
+    PromptOptions,
+)
 from stratakv.serve.service import Limits
 from stratakv.serve.tokenizer import Tokenizer
+
+COMPLETION_TOKENS: Final = 16
+"""OpenAI's default of ``max_tokens`` for completions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +36,29 @@ class PromptEncoder:
     limits: Limits
     lanes: Lanes
 
-    def cut(self, options: PromptOptions, answer_tokens: int) -> PromptOptions:
+    def default_tokens(self, call: CompletionCall | ChatCall) -> int:
+        """The most tokens of an answer to a call that does not say."""
+        match call:
+            case CompletionCall():
+                return COMPLETION_TOKENS
+            case ChatCall():
+                return self.limits.default_max_tokens
+            case _:
+                assert_never(call)
+
+    async def of_call(
+        self, request: Request, call: CompletionCall | ChatCall
+    ) -> Sequence[TokenIds]:
+        options = self._cut(call.options, call.decoding.max_tokens or self.default_tokens(call))
+        match call:
+            case CompletionCall():
+                return await self.encode(request, call.prompts, options)
+            case ChatCall():
+                return [await self.encode_chat(request, call.conversation, options)]
+            case _:
+                assert_never(call)
+
+    def _cut(self, options: PromptOptions, answer_tokens: int) -> PromptOptions:
         """With the number of tokens that are kept of a prompt whose answer may have so many."""
         longest = self.limits.max_model_len
         if options.most is None:

@@ -22,7 +22,7 @@ from stratakv.serve.tools import ToolUse
 
 HARMLESS: Final = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "prediction",
+    "prompt_cache_retention", "prediction", "session_id", "custom_labels",
 })  # fmt: skip
 """Fields that cannot change the answer."""
 
@@ -41,6 +41,18 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "prompt_logprobs": (), "return_tokens_as_token_ids": (False,), "detokenize": (True,),
     "spaces_between_special_tokens": (True,), "truncation_side": ("left",), "lora_path": (),
     "session_params": (), "mm_processor_kwargs": ({},), "prompt_embeds": (),
+    # vLLM's
+    "watermarking": (False,), "logprob_token_ids": (), "media_io_kwargs": ({},),
+    "routed_experts_prompt_start": (0,), "return_token_offsets": (False,),
+    "return_prompt_text": (False,), "return_mm_kwargs": (True, False), "ec_transfer_params": ({},),
+    "repetition_detection": (), "stream_interval": (1,),
+    # SGLang's
+    "return_routed_experts": (False,), "routed_experts_start_len": (0,),
+    "return_cached_tokens_details": (False,), "return_prompt_token_ids": (False,),
+    "return_meta_info": (False,), "reasoning": (), "task": (), "input_ids": (), "extra_key": (),
+    "ngram_corpus_id": (), "images_config": (), "max_dynamic_patch": (), "min_dynamic_patch": (),
+    "use_audio_in_video": (False,), "routed_dp_rank": (0,), "disagg_prefill_dp_rank": (0,),
+    "data_parallel_rank": (0,),
 }  # fmt: skip
 """Fields that are not supported, with the values that ask for nothing."""
 

@@ -13,9 +13,11 @@ from stratakv.core.ids import GroupId
 from stratakv.disagg.joining import JoinAnswer
 from stratakv.disagg.transport import PeerId
 from stratakv.engine.grammars import Grammars
+from stratakv.engine.why_miss import NothingRemembered, WhyMiss
 from stratakv.serve.admin import StorageAdmin
 from stratakv.serve.bodies import BodyMemory
 from stratakv.serve.driver import EngineDriver
+from stratakv.serve.errors import ApiError
 from stratakv.serve.hand_off import HandOffOptions
 from stratakv.serve.lanes import Lanes
 from stratakv.serve.metrics import ServerMetrics
@@ -77,7 +79,7 @@ class Service:
     decodes; ``joins``: of the first, how others join it, on the engine's thread; ``hand_offs``:
     what it does with requests that name a session. ``web``: how browsers and others reach it;
     ``tool_format``: in which form the model writes calls of tools, None: in none that is known.
-    ``spans``: where those of requests go."""
+    ``spans``: where those of requests go. ``misses``: why prompts were computed."""
 
     driver: EngineDriver
     storage: StorageAdmin
@@ -104,3 +106,15 @@ class Service:
     detached: DetachedTasks = field(default_factory=DetachedTasks)
     tool_format: ToolFormat | None = None
     spans: SpanExporter = field(default_factory=NoSpans)
+    misses: WhyMiss = field(default_factory=NothingRemembered)
+
+    def named(self, name: str | None) -> tuple[str, str]:
+        """What a client calls a model: its name, and the adapter that it stands for, "" for the
+        model itself. An adapter has a name of its own beside the model's, as in vLLM."""
+        if name is None or name == self.model:
+            return self.model, ""
+        if name in self.adapters:
+            return name, name
+        known = ", ".join(f"'{one}'" for one in (self.model, *self.adapters))
+        message = f"the model '{name}' does not exist; this server has {known}"
+        raise ApiError(message, status=404, param="model", code="model_not_found")

@@ -131,6 +131,7 @@ def build_service(
         hand_offs=_hand_offs(server, keys),
         tool_format=format_of(server.tool_call_parser, tokenizer.template),
         spans=spans,
+        misses=parts.engine.misses,
     )
     return service, parts
 

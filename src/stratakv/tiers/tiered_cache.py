@@ -51,8 +51,8 @@ from stratakv.tree.prefix_tree import PrefixTree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """``prefetch`` None: the usual thresholds. ``clock``:
-    of its deadlines alone; the same on every rank, as is all else here. ``observer``: notified
+    """``prefetch`` None: the usual thresholds. ``clock``: of its deadlines, and for figures of when
+    pages left; the same on every rank, as is all else here. ``observer``: notified
     of pages. ``agreement``: where ranks meet. ``sleep``: how a moment is waited for, in seconds.
     ``progress``: what drives it. ``launched``: what copies come after, where the device computes
     while this goes on.
@@ -104,8 +104,9 @@ class TieredCache:
         capacity = device[ANCHOR].capacity + host[ANCHOR].capacity
         rows = capacity + 1  # and the root's
         self._ages = PageAges(spec, rows, options.clock) if options.page_ages else None
+        self.clock = options.clock
         self.tree = tree = PrefixTree(
-            spec, capacity, options.eviction, options.observer, self._ages
+            spec, capacity, options.eviction, options.observer, self._ages, self.clock.now_s
         )
         store = AttachedStore()
         persister = Persister(tree.stored, arenas, store, options.observer)

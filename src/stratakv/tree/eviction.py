@@ -187,6 +187,7 @@ class Evictor:
     def _leave(self, tier: Tier, group: GroupId, rows: NodeIds, effects: list[Effect]) -> None:
         nodes = self._nodes
         nodes.residency[group].move(rows, EVICTED[tier])
+        nodes.left_s[tier][group][rows] = nodes.now_s()
         pages = nodes.page[tier][group]
         effects.append(FREE[tier](group, pages[rows]))
         pages[rows] = NONE

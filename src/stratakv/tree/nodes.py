@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from stratakv.core.clock import NowS, never
 from stratakv.core.ids import NONE, GroupId, NodeIds, PageIds, PageKey
 from stratakv.spec.groups import CacheSpec
 from stratakv.tree.gone import Gone
@@ -27,6 +28,7 @@ from stratakv.tree.residency import Moved, ResidencyColumn
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+Float64s = npt.NDArray[np.float64]
 
 
 class Tier(IntEnum):
@@ -66,12 +68,19 @@ class NodeTable:
         capacity: int,
         observer: CacheObserver | None = None,
         watcher: PageWatcher | None = None,
+        now_s: NowS = never,
     ) -> None:
         groups = range(len(spec.groups))
         size = capacity + 1  # the root's row
         self.capacity = capacity
         self.index: dict[PageKey, int] = {}
-        self.gone = Gone(capacity)
+        self.gone = Gone(capacity, now_s)
+        # When a page of a group left a tier, while its node stayed; 0: never. For figures alone.
+        self.now_s = now_s
+        self._left_s: Float64s = np.zeros((size, len(TIERS) * len(groups)))
+        self.left_s = [
+            [self._left_s[:, len(TIERS) * group + tier] for group in groups] for tier in TIERS
+        ]
         self.parent: NodeIds = np.full(size, NONE, np.intp)
         self.depth: Int32s = np.full(size, NONE, np.int32)  # page index in the prefix
         self._kids: Int32s = np.zeros((size, 3), np.int32)
@@ -189,6 +198,7 @@ class NodeTable:
         kids[rows] = ONE_CHILD[tier]
         kids[rows[-1]] = 0
         kids[parent] += ONE_CHILD[tier]
+        self._left_s[rows] = 0.0
         self._run_of[rows] = self._append(parent, start, rows, keys)
         if self._journal is not None:
             self._journal.grown(rows, keys)

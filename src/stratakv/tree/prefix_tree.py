@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from stratakv.core.clock import NowS, never
 from stratakv.core.ids import NONE, GroupId, PageIds, PageKey
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.tree.backups import Backups
@@ -28,7 +29,9 @@ from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Effect, Inserted
 from stratakv.tree.eviction import Evictor
+from stratakv.tree.gone import Departure
 from stratakv.tree.insertion import Insertion
+from stratakv.tree.lacking import Lacking, lacking
 from stratakv.tree.leases import Leases
 from stratakv.tree.matching import Beyond, Match, Matcher
 from stratakv.tree.nodes import TIERS, NodeTable, Tier
@@ -53,7 +56,8 @@ class Internals:
 
 
 class PrefixTree:
-    """``capacity``: the most nodes there can be, that is device plus host pages of the anchor."""
+    """``capacity``: the most nodes there can be, that is device plus host pages of the anchor.
+    ``now_s``: what it remembers of when pages left, by which it decides nothing."""
 
     def __init__(
         self,
@@ -62,9 +66,10 @@ class PrefixTree:
         policy: MakePolicy = LeastRecentlyUsed,
         observer: CacheObserver | None = None,
         watcher: PageWatcher | None = None,
+        now_s: NowS = never,
     ) -> None:
         self.spec = spec
-        self._nodes = nodes = NodeTable(spec, capacity, observer, watcher)
+        self._nodes = nodes = NodeTable(spec, capacity, observer, watcher, now_s)
         self._pins = pins = Pins(nodes, len(spec.groups), policy, watcher)
         self._matcher = Matcher(spec, nodes)
         self.checkpoints = Checkpoints(spec, nodes, pins)
@@ -96,6 +101,14 @@ class PrefixTree:
         """Whether the page at ``key`` has the group on the device."""
         row = self._nodes.index.get(key)
         return row is not None and ON_DEVICE.item(self._nodes.state[group].item(row))
+
+    def lacking(self, keys: Sequence[PageKey], end: int) -> list[Lacking]:
+        """What groups lack to go on at ``end`` pages, as far as which the anchor is there."""
+        return lacking(self.spec, self._nodes, self._matcher.starts(end), keys, end)
+
+    def departures(self, keys: Sequence[PageKey], start: int, end: int) -> list[Departure]:
+        """How pages [start, ...) left, as far as it is remembered and at most to ``end``."""
+        return self._nodes.gone.departures(keys, start, end)
 
     # -- what comes and goes ---------------------------------------------------------------------
 
