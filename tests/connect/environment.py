@@ -43,6 +43,27 @@ def ended(process):
     return output
 
 
+def faulty_package(directory):
+    """Where it is, for ``PYTHONPATH``: what an installer writes down of ``faulty_store``."""
+    written = directory / "site" / "faulty_store-1.0.dist-info"
+    written.mkdir(parents=True)
+    (written / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-store\nVersion: 1.0\n")
+    (written / "entry_points.txt").write_text(
+        "[stratakv.storage]\nfaulty = faulty_store:open_store\n"
+    )
+    return written.parent
+
+
+def misbehaving(directory):
+    """URLs of one store, by how it behaves."""
+    faults = {
+        "well": "", "lying": "contains_lies=0.3&read_misses=0.2&read_corrupt=0.2&write_lost=0.2",
+        "down": "call_fails=0.2&call_breaks=0.1&read_fails=0.2&write_fails=0.2",
+        "slow": "delay_s=0.02", "full": "write_refused=0.5",
+    }  # fmt: skip
+    return {name: f"faulty://{directory}?{query}" for name, query in faults.items()}
+
+
 class Lives:
     """Runs ``program`` on cases, in a directory of its own."""
 

@@ -1,7 +1,7 @@
 """Back ends that are wrong on purpose, which the traffic must see.
 
 Owns the bugs: of pages that are asked for together, each but the first comes back as the one before
-it. Their checksums are right.
+it, or pages are said to be there that nobody has read. Checksums are right.
 """
 
 from dataclasses import replace
@@ -31,3 +31,13 @@ class IndexBefore(StrataStorage):
             for one in transfers
         ]
         return super().batch_get_v2(wrong, extra_info)
+
+
+class StatesLeftOut(StrataStorage):
+    """DeepSeek-V4's, of tokens that have no row yet."""
+
+    def batch_get_v2(self, transfers, extra_info=None):
+        states = [one for one in transfers if str(one.name).endswith("_state")]
+        rest = [one for one in transfers if not str(one.name).endswith("_state")]
+        unread = {one.name: [True] * len(one.keys or []) for one in states}
+        return super().batch_get_v2(rest, extra_info) | unread

@@ -2,9 +2,9 @@
 back end, with a model that computes nothing (``sglang_models``).
 
 Owns the traffic. Runs in SGLang's environment on a CPU, as ``sglang_traffic.py CASE ANSWERS``, with
-``sglang_cpu`` on the path. ``capability`` of a case: the one that a GPU would have, or null. Lives
-share a store; between them pages of it may be spoilt. A life attaches the store to an empty cache,
-as a restart does.
+``sglang_cpu`` on the path. ``capability`` of a case: the one that a GPU would have, or null;
+``longest``: tokens of what prompts share; ``stores``: URLs, for lives in turns, all of one store.
+Between lives its pages may be spoilt. A life attaches it to an empty cache, as a restart does.
 """
 
 import json
@@ -16,6 +16,7 @@ import time
 from array import array
 from collections import Counter
 from pathlib import Path
+from urllib.parse import urlsplit
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -38,7 +39,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 from sglang_models.checked import COUNTS, PROMPTS
 
-LONGEST, VOCABULARY = 400, 512
+VOCABULARY = 512
 POLICIES = ("wait_complete", "timeout", "best_effort")
 
 
@@ -64,13 +65,13 @@ class Engine:
         publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
         self.scheduler = Scheduler(arguments, PortArgs.init_new(arguments))
         self.counts = Counter()
-        self.alive = []
+        self.longest = case["longest"]
 
     def ask(self, rng):
         """A prompt that shares a beginning with others, of this life and of others."""
         document = random.Random(rng.randrange(8))
-        words = [document.randrange(VOCABULARY) for _ in range(LONGEST)]
-        shared = words[: rng.randrange(1, LONGEST - 40)]
+        words = [document.randrange(VOCABULARY) for _ in range(self.longest)]
+        shared = words[: rng.randrange(1, self.longest - 40)]
         prompt = shared + [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 40))]
         self.counts["requests"] += 1
         name = f"r{self.counts['requests']}"
@@ -89,7 +90,6 @@ class Engine:
                 )
             ]
         )  # fmt: skip
-        self.alive.append(name)
 
     def step(self):
         """As SGLang's own loop does, and whether anything ran."""
@@ -135,7 +135,7 @@ class Engine:
 
 def spoil(storage, rng):
     """Some bytes of the store are other ones."""
-    for path in Path(storage.removeprefix("file://").partition("?")[0]).rglob("*.seg"):
+    for path in Path(urlsplit(storage).path).rglob("*.seg"):
         data = bytearray(path.read_bytes())
         for at in range(rng.randrange(1 << 12), len(data), 1 << 16):
             data[at] ^= 1 << rng.randrange(8)
@@ -153,15 +153,18 @@ def main(case):
     log.setLevel(logging.INFO)
     engine = Engine(case)
     for life in range(case["lives"]):
+        storage = case["stores"][life % len(case["stores"])]
         attach = AttachHiCacheStorageReqInput(
             hicache_storage_backend="dynamic",
-            hicache_storage_backend_extra_config_json=json.dumps(case["extra"]),
+            hicache_storage_backend_extra_config_json=json.dumps(
+                case["extra"] | {"storage": storage}
+            ),
             hicache_storage_prefetch_policy=POLICIES[life % len(POLICIES)],
             hicache_write_policy="write_through",
         )
         engine.live(random.Random(case["seed"] + life), case["steps"], attach)
         if life % 2:
-            spoil(case["extra"]["storage"], random.Random(life))
+            spoil(storage, random.Random(life))
     return {"release": sglang.__version__, **engine.counts, **COUNTS, **totals.total}
 
 

@@ -8,7 +8,14 @@ import os
 
 import pytest
 
-from tests.connect.environment import ENGINES, HERE, ended, engine_process
+from tests.connect.environment import (
+    ENGINES,
+    HERE,
+    ended,
+    engine_process,
+    faulty_package,
+    misbehaving,
+)
 from tests.fixtures.models import changed_model
 from tests.meta.source import ROOT
 
@@ -25,24 +32,48 @@ def skip_without(release):
         pytest.skip("no newest vLLM: make test-connect installs it")
 
 
-@pytest.mark.parametrize("release", PATHS)
-def test_attention_reads_what_would_be_computed(release, tmp_path):
+def traffic(release, directory, stores, lives, steps):
+    """What it has counted. ``stores``: settings of the tier, for lives in turns."""
     skip_without(release)
-    changed_model("llama").save_pretrained(tmp_path / "model")
-    case, answers = tmp_path / "case.json", tmp_path / "answers.json"
+    changed_model("llama").save_pretrained(directory / "model")
+    case, answers = directory / "case.json", directory / "answers.json"
     case.write_text(
         json.dumps(
             {
-                "model": str(tmp_path / "model"), "seed": 1, "lives": LIVES, "steps": STEPS,
-                "storage": f"file://{tmp_path}/store?quota=64MiB", "host_bytes": 400_000,
+                "model": str(directory / "model"), "seed": 1, "lives": lives, "steps": steps,
+                "stores": stores, "host_bytes": 400_000,
             }
         )
     )  # fmt: skip
-    paths = os.pathsep.join(map(str, [*PATHS[release], ROOT / "src", HERE]))
-    ended(engine_process("vllm_traffic.py", case, answers, PYTHONPATH=paths))
+    paths = [*PATHS[release], ROOT / "src", HERE, faulty_package(directory)]
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    ended(engine_process("vllm_traffic.py", case, answers, **environment))
     counts = json.loads(answers.read_text())
-    assert counts["steps"] >= LIVES * STEPS
-    # Everything that could go wrong has been tried.
-    for event in ("resumed", "aborted", "loaded", "stored", "damaged", "cached_tokens"):
+    assert counts["steps"] >= lives * steps
+    return counts
+
+
+def assert_seen(counts, *events):
+    """Everything that could go wrong has been tried."""
+    for event in events:
         assert counts.get(event, 0) >= 5, (event, counts)
+
+
+@pytest.mark.parametrize("release", PATHS)
+def test_attention_reads_what_would_be_computed(release, tmp_path):
+    store = {"storage": f"file://{tmp_path}/store?quota=64MiB"}
+    counts = traffic(release, tmp_path, [store], LIVES, STEPS)
+    assert_seen(counts, "resumed", "aborted", "loaded", "stored", "damaged", "cached_tokens")
     assert counts["checked_bytes"] > 1 << 28
+
+
+@pytest.mark.parametrize("release", PATHS)
+def test_a_store_that_lies_fails_hangs_or_is_full_costs_hits_and_nothing_else(release, tmp_path):
+    urls = misbehaving(tmp_path / "store")
+    stores = [{"storage": url} for url in urls.values()] + [
+        {"storage": urls["slow"], "timeout_s": 0.01}
+    ]
+    counts = traffic(release, tmp_path, stores, len(stores), 300)
+    assert_seen(
+        counts, "stored", "loaded", "missing", "damaged", "unread", "unwritten", "refused", "late"
+    )

@@ -3,7 +3,8 @@ that computes nothing writes for each token what only its whole prefix decides, 
 looks at every byte that attention would read.
 
 Owns the traffic and those bytes. Runs in vLLM's environment, as ``vllm_traffic.py CASE ANSWERS``,
-on a CPU and with a CUDA wheel. Lives share a store; between them pages of it may be spoilt.
+on a CPU and with a CUDA wheel. ``stores``: settings of the tier, for lives in turns, all of one
+store; between lives its pages may be spoilt.
 """
 
 import inspect
@@ -13,6 +14,7 @@ import random
 import sys
 from collections import Counter, deque
 from pathlib import Path
+from urllib.parse import urlsplit
 
 os.environ.update(
     VLLM_TARGET_DEVICE="cpu",
@@ -241,10 +243,9 @@ def planned(config, specs):
 class Engine:
     """vLLM's scheduler over a runner that computes nothing."""
 
-    def __init__(self, case, seed):
+    def __init__(self, case, store, seed):
         self.rng = random.Random(seed)
-        tier = {"type": "StrataTier", "module_path": "stratakv.connect.vllm"}
-        tier["storage"] = case["storage"]
+        tier = {"type": "StrataTier", "module_path": "stratakv.connect.vllm", **store}
         extra = {
             "spec_name": "LaggingSpec", "spec_module_path": "vllm_traffic",
             "cpu_bytes_to_use": case["host_bytes"], "secondary_tiers": [tier],
@@ -374,7 +375,7 @@ class Engine:
 
 def spoil(storage, rng):
     """Some bytes of the store are other ones."""
-    for path in Path(storage.removeprefix("file://").partition("?")[0]).rglob("*.seg"):
+    for path in Path(urlsplit(storage).path).rglob("*.seg"):
         data = bytearray(path.read_bytes())
         for at in range(rng.randrange(1 << 12), len(data), 1 << 16):
             data[at] ^= 1 << rng.randrange(8)
@@ -384,9 +385,10 @@ def spoil(storage, rng):
 def main(case):
     total = Counter()
     for life in range(case["lives"]):
-        total += Engine(case, case["seed"] + life).live(case["steps"])
+        store = case["stores"][life % len(case["stores"])]
+        total += Engine(case, store, case["seed"] + life).live(case["steps"])
         if life % 2:
-            spoil(case["storage"], random.Random(life))
+            spoil(store["storage"], random.Random(life))
     return {"release": vllm.__version__, **total}
 
 

@@ -72,6 +72,18 @@ def test_another_life_loads_what_the_first_has_stored_and_nothing_beside_it(
     assert not any(pool.page(page).any() for page in range(16) if page not in {9, 4, 12})
 
 
+def test_large_pages_come_back_in_parts_and_the_head_of_a_chain_stays_longest(servers, model):
+    page_bytes = 2 * 4 * 4 * (1 << 18)
+    backend = servers(model, f"memory://?quota={3 * page_bytes}B", Pool(pages=7, width=1 << 18))
+    pool = backend.mem_pool_host
+    fill(backend, range(3))
+    assert backend.batch_get_v1(KEYS[:3], pool.indices(5, 4, 6)) == [True] * 3
+    for at, page in enumerate((5, 4, 6)):
+        assert torch.equal(pool.page(page), pool.page(at))
+    fill(backend, [3])
+    assert backend.batch_exists(KEYS[:3]) == 2
+
+
 def test_a_prefix_ends_at_the_first_gap(servers, model, storage):
     backend = servers(model, storage)
     fill(backend, [0, 1, 3])

@@ -74,15 +74,18 @@ class BlockingPages:
         return present
 
     def read(self, keys: Sequence[ObjectKey], into: Sequence[memoryview]) -> list[bool]:
-        """Which buffers hold their page; what the others hold is undefined."""
+        """Which buffers hold their page; what the others hold is undefined. Say ``touch`` then."""
         statuses = self._reading.call(lambda backend: backend.read(keys, into)) or []
         hit = [status is ReadStatus.HIT for status in statuses]
         with self._counting:
             self.counts.add_reads(statuses, len(keys))
-        used = [key for key, there in zip(keys, hit, strict=False) if there]
+        return hit + [False] * (len(keys) - len(hit))
+
+    def touch(self, keys: Sequence[ObjectKey], hit: Sequence[bool]) -> None:
+        """Of a chain, its head first, the pages that were read are of use to somebody."""
+        used = [key for key, there in zip(keys, hit, strict=True) if there]
         if used:
             self._writing.call(lambda backend: backend.touch(used[::-1]))
-        return hit + [False] * (len(keys) - len(hit))
 
     def write(self, keys: Sequence[ObjectKey], pages: Sequence[memoryview]) -> list[bool]:
         """Which are stored now, the head of a chain first."""

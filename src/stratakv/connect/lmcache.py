@@ -201,6 +201,7 @@ class StrataL2(L2AdapterInterface):
             shelf = self._shelf(layout)
             names = [shelf.name(keys[at]) for at in places]
             hit = shelf.pages.read(names, [_bytes_of(objects[at]) for at in places])
+            shelf.pages.touch(names, hit)
             _set(bits, (at for at, there in zip(places, hit, strict=True) if there))
         return bits
 

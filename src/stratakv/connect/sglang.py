@@ -8,11 +8,9 @@ Owns the words between SGLang's pools and ``BlockingPages``. SGLang loads the cl
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import sglang
 import torch
 from sglang.srt.environ import EnvField, Envs
@@ -42,16 +40,13 @@ from stratakv.connect.sglang_fields import (
     shard_fields,
     state_fields,
 )
+from stratakv.connect.sglang_pool import MARK, HostKVCache, HostPool, lies_in_one_piece
 from stratakv.connect.stores import format_of, open_engine_store
 from stratakv.connect.vllm_fields import weights_directory
 from stratakv.core.clock import MonotonicClock, WallClock
-from stratakv.core.ids import GroupId
-from stratakv.storage.backend import ObjectKey
 from stratakv.storage.urls import hidden
 
 log = logging.getLogger(__name__)
-HostKVCache: TypeAlias = Any
-"""SGLang's host pools, which have no class in common."""
 Pages: TypeAlias = Any
 """Tensors of pages, or None where SGLang gives none."""
 FLAG: Final = "--hicache-storage-backend-extra-config"
@@ -59,75 +54,8 @@ KV: Final = str(PoolName.KV)
 STATES: Final = frozenset({str(PoolName.MAMBA)})
 """Pools of states: each rank has a part, also where latents are the same on all, and a page is
 bytes of several dtypes."""
-MARK: Final = b"\1"
-"""Of a page without bytes: what is stored in its place."""
 LAST_PAGE: Final = frozenset({str(PoolName.MAMBA), str(PoolName.SWA)})
 """Pools of which a prefix needs its last page at least; of others, all pages."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pool:
-    """One host pool and where its pages are kept. ``rows``: indices that a page has.
-    ``page_bytes``: 0 of an anchor without bytes, whose pages are marked as stored (DeepSeek-V4's:
-    what counts lies in the pools beside it). ``in_place``: a page lies in one piece."""
-
-    host: Any
-    rows: int
-    page_bytes: int
-    dtype: torch.dtype
-    namespace: EngineNamespace
-    shard: int
-    pages: BlockingPages
-    in_place: bool
-
-    def names(self, keys: Sequence[str]) -> list[ObjectKey]:
-        return [
-            ObjectKey(self.namespace.page_key(key.encode()), GroupId(0), self.shard) for key in keys
-        ]
-
-    def contains(self, keys: Sequence[str]) -> Flags:
-        return self.pages.contains(self.names(keys))
-
-    def load(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
-        """What pages hold that were not loaded is undefined."""
-        names = self.names(keys)
-        if self.in_place:
-            return self.pages.read(names, self._memory(keys, indices))
-        memory = self._scratch(len(keys))
-        hit = self.pages.read(names, [row.data for row in memory])
-        for at, (row, there) in enumerate(zip(memory, hit, strict=True)):
-            if there and self.page_bytes:
-                page = torch.from_numpy(row).view(self.dtype)
-                self.host.set_from_flat_data_page(int(indices[at * self.rows]), page)
-        return hit
-
-    def store(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
-        return self._write(keys, self._memory(keys, indices) if self.page_bytes else ())
-
-    def load_into(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
-        """Pages that lie outside the pool; what those hold that were not loaded is undefined."""
-        if self.page_bytes:
-            return self.pages.read(self.names(keys), [_bytes_of(page) for page in pages])
-        return self.pages.read(self.names(keys), [row.data for row in self._scratch(len(keys))])
-
-    def store_from(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
-        return self._write(keys, [_bytes_of(page) for page in pages])
-
-    def _write(self, keys: Sequence[str], pages: Sequence[memoryview]) -> list[bool]:
-        stored = pages if self.page_bytes else [memoryview(MARK)] * len(keys)
-        return self.pages.write(self.names(keys), stored)
-
-    def _scratch(self, count: int) -> npt.NDArray[np.uint8]:
-        """For what is stored of pages, [count, bytes]."""
-        return np.empty((count, max(self.page_bytes, len(MARK))), np.uint8)
-
-    def _memory(self, keys: Sequence[str], indices: torch.Tensor) -> list[memoryview]:
-        """Of each page; a copy where it does not lie in one piece."""
-        firsts = [int(indices[at * self.rows]) for at in range(len(keys))]
-        return [_bytes_of(self.host.get_data_page(first, flat=True)) for first in firsts]
-
-    def fits(self, keys: Sequence[str], indices: torch.Tensor | None) -> bool:
-        return indices is not None and len(indices) == len(keys) * self.rows
 
 
 class StrataStorage(HiCacheStorage):
@@ -146,7 +74,7 @@ class StrataStorage(HiCacheStorage):
         }
         paths = model_paths(arguments)
         self._models = [identify_weights(weights_directory(path)) for path in paths]
-        self._pools: dict[str, _Pool] = {}
+        self._pools: dict[str, HostPool] = {}
         self._recorded: dict[str, str] = {}
 
     def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
@@ -186,7 +114,7 @@ class StrataStorage(HiCacheStorage):
             format_of(namespace, [max(sample.nbytes, len(MARK))]),
         )
         whole = self._config.is_mla_model and name not in STATES
-        self._pools[name] = _Pool(
+        self._pools[name] = HostPool(
             host=host,
             rows=rows,
             page_bytes=int(sample.nbytes),
@@ -194,7 +122,7 @@ class StrataStorage(HiCacheStorage):
             namespace=namespace,
             shard=0 if whole else int(self._config.tp_rank),
             pages=BlockingPages(ends, MonotonicClock()),
-            in_place=_lies_in_one_piece(host, sample.nbytes),
+            in_place=lies_in_one_piece(host, sample.nbytes),
         )
         self._recorded |= {f"{name} {field}": value for field, value in fields.items()}
         if self._config.tp_rank == 0:  # names of the others differ in the rank alone
@@ -354,7 +282,7 @@ def _variables() -> list[str]:
     return [name for name, field in vars(Envs).items() if isinstance(field, EnvField)]
 
 
-def _save_record(where: str, fields: Mapping[str, str], pools: Mapping[str, _Pool]) -> None:
+def _save_record(where: str, fields: Mapping[str, str], pools: Mapping[str, HostPool]) -> None:
     """A pool's row may stand for a whole page, as a state's does: its keys are KV's."""
     kv = pools.get(KV)
     if kv is None:
@@ -381,16 +309,3 @@ def _save_record(where: str, fields: Mapping[str, str], pools: Mapping[str, _Poo
         parts=tuple(sorted(parts, key=lambda part: part.name != f"pool {KV}")),
     )
     save_record(record)
-
-
-def _bytes_of(page: torch.Tensor) -> memoryview:
-    """Its own where it lies in one piece; the view keeps what it is of."""
-    return page.flatten().view(torch.uint8).numpy().data
-
-
-def _lies_in_one_piece(host: HostKVCache, page_bytes: int) -> bool:
-    """Whether a flat page is the pool's own memory: two copies would lie in two places."""
-    if not page_bytes:
-        return False
-    one, other = (host.get_data_page(0, flat=True) for _ in range(2))
-    return bool(one.is_contiguous() and one.data_ptr() == other.data_ptr())

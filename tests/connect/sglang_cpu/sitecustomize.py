@@ -19,7 +19,7 @@ from transformers import AutoImageProcessor, AutoProcessor
 from transformers.utils import import_utils
 
 ABSENT = ("torchvision", "torchaudio", "torchcodec", "decord")
-POOLS = "sglang.srt.mem_cache.pool_host."
+POOLS = ("sglang.srt.mem_cache.pool_host.", "sglang.srt.mem_cache.memory_pool_host")
 ATTENTION = "sglang.srt.layers.attention.torch_native_backend"
 
 

@@ -8,6 +8,8 @@ tokens a request has. Runs in SGLang's environment.
 from collections import Counter
 
 import torch
+from sglang.srt.layers.attention.attention_registry import register_attention_backend
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_context import get_req_to_token_pool, get_token_to_kv_pool
 from torch import nn
@@ -17,10 +19,23 @@ PROMPTS = {}
 COUNTS = Counter()
 SCALE = 4
 """Bytes of the scale of an index key."""
+ROW = (576, 8)
+"""Bytes of a latent of DeepSeek-V4's, and of its scales."""
+OVERLAPPED = 4
+"""Tokens of a row that is made from the tokens of the row before it, too."""
 BEGIN = 0x1E3779B97F4A7C15
 MULTIPLIERS = torch.randint(
-    1, 1 << 62, (64, 3, 512), generator=torch.Generator().manual_seed(7), dtype=torch.int64
+    1, 1 << 62, (64, 8, 1024), generator=torch.Generator().manual_seed(7), dtype=torch.int64
 )
+
+
+@register_attention_backend("dsv4")
+class NoAttention(AttentionBackend):
+    """In place of DeepSeek-V4's, which plans each step by kernels: no model here calls it."""
+
+    def __init__(self, runner):
+        self.req_to_token_pool = runner.req_to_token_pool
+        self.token_to_kv_pool = runner.token_to_kv_pool
 
 
 def chained(tokens, digests):
@@ -142,19 +157,26 @@ class Checked(nn.Module):
         words[tuple(part[begin:end] for part in at)] = expected[known:]
 
 
+def with_scales(pages, rows, sizes, place):
+    """Of pages that have all rows of one size, then all of another: both, and where ``place`` is
+    in each."""
+    begin = 0
+    for size in sizes:
+        words = pages.view(torch.int64 if size % 8 == 0 else torch.int32)
+        step = size // words.itemsize
+        shape, strides = (len(pages), rows, step), (words.shape[1], step, 1)
+        split = words.as_strided(shape, strides, begin // words.itemsize)
+        yield split, (place // rows, place % rows)
+        begin += rows * size
+
+
 class Sparse(Checked):
     """Latents, and index keys: of a page all keys, then all scales."""
 
     def rows_of(self, pool, layer, place):
         yield pool.get_key_buffer(layer).view(torch.int64).flatten(1), (place,)
-        pages = pool.get_index_k_with_scale_buffer(layer)
-        at, rows = (place // pool.page_size, place % pool.page_size), pool.page_size
-        width = pool.index_head_dim
-        for dtype, begin, size in ((torch.int64, 0, width), (torch.int32, rows * width, SCALE)):
-            words = pages.view(dtype)
-            step = size // dtype.itemsize
-            shape, strides = (len(pages), rows, step), (words.shape[1], step, 1)
-            yield words.as_strided(shape, strides, begin // dtype.itemsize), at
+        keys = pool.get_index_k_with_scale_buffer(layer)
+        yield from with_scales(keys, pool.page_size, (pool.index_head_dim, SCALE), place)
         COUNTS["checked_index_rows"] += len(place)
 
 
@@ -181,6 +203,61 @@ class Linear(Checked):
                 kept[slot] = written.view(kept[slot].shape)
 
 
+class Compressed(Checked):
+    """DeepSeek-V4: windows, one row for several tokens in most layers, index keys beside some of
+    those, and states of the tokens that have no row yet."""
+
+    def windows(self):
+        return dict.fromkeys(range(self.config.num_hidden_layers), self.config.sliding_window - 1)
+
+    def layer(self, name, layer, sliding, digests, place, span):
+        del sliding
+        pool, (_, begin, end) = get_token_to_kv_pool(), span
+        recent = pool.translate_loc_from_full_to_swa(place).long()
+        who = f"{name}: attention of layer {layer}"
+        rows = with_scales(pool.swa_kv_pool.kv_buffer[layer], pool.swa_page_size, ROW, recent)
+        part = self.parts(who, layer, 0, rows, digests, span)
+        if ratio := self.config.compress_ratios[layer]:
+            whole, last = end // ratio, slice(ratio - 1, end, ratio)
+            few = place[last] // ratio
+            pages, size = pool.get_extra_key_buffer(layer), pool.get_extra_key_page_size(layer)
+            rows = [*with_scales(pages.view(torch.uint8), size, ROW, few)]
+            if ratio == OVERLAPPED:
+                keys, width = pool.get_index_k_with_scale_buffer(layer), pool.indexer_head_dim
+                size = pool.get_index_k_page_size()
+                rows += with_scales(keys, size, (width, SCALE), few)
+            of_rows = (0, begin // ratio, whole)
+            part = self.parts(who, layer, part, rows, digests[last], of_rows)
+            COUNTS["checked_rows"] += begin // ratio
+        if ratio == OVERLAPPED:
+            for kept in (pool.compress_state_pools, pool.indexer_compress_state_pools):
+                self.pending(who, layer, part, kept[layer], digests, recent, span)
+                part += 1
+
+    def parts(self, who, layer, part, rows, digests, span):
+        """The number of the next part of a layer."""
+        for words, at in rows:
+            self.compare_and_write(who, words, at, digests, span, MULTIPLIERS[layer, part])
+            part += 1
+        return part
+
+    def pending(self, who, layer, part, states, digests, recent, span):
+        """Tokens that a row to come is made from: those before it, and those of the row before. A
+        page keeps its last ones."""
+        _, begin, end = span
+        first = max(0, begin // OVERLAPPED * OVERLAPPED - OVERLAPPED)
+        at = states.translate_from_swa_loc_to_state_loc(recent.clone())
+        words = states.kv_score_buffer.kv_score.view(torch.int64)
+        factors = MULTIPLIERS[layer, part]
+        self.compare_and_write(f"{who}, its states,", words, (at,), digests, (first, begin, begin),
+                               factors)  # fmt: skip
+        place, page = torch.arange(begin, end), states.swa_page_size
+        ends = torch.minimum((place // page + 1) * page, torch.tensor(end))
+        kept = place[place >= ends - states.ring_size]
+        words[at[kept]] = digests[kept, None] * factors[: words.shape[1]]
+        COUNTS["checked_states"] += begin - first
+
+
 class LlamaForCausalLM(Checked):
     """Full attention."""
 
@@ -197,6 +274,11 @@ class DeepseekV32ForCausalLM(Sparse):
     """Latents, and index keys beside them."""
 
 
+class DeepseekV4ForCausalLM(Compressed):
+    """Layers of all three kinds."""
+
+
 EntryClass = [
-    DeepseekV32ForCausalLM, LlamaForCausalLM, LagunaForCausalLM, Qwen3NextForCausalLM,
+    DeepseekV32ForCausalLM, DeepseekV4ForCausalLM, LlamaForCausalLM, LagunaForCausalLM,
+    Qwen3NextForCausalLM,
 ]  # fmt: skip
