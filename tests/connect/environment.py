@@ -57,8 +57,9 @@ def faulty_package(directory):
 def misbehaving(directory):
     """URLs of one store, by how it behaves."""
     faults = {
-        "well": "", "lying": "contains_lies=0.3&read_misses=0.2&read_corrupt=0.2&write_lost=0.2",
-        "down": "call_fails=0.2&call_breaks=0.1&read_fails=0.2&write_fails=0.2",
+        "well": "",
+        "lying": "contains_lies=0.3&read_misses=0.1&read_fails=0.1&read_corrupt=0.1&write_lost=0.2",
+        "down": "call_fails=0.2&call_breaks=0.1&write_fails=0.2",
         "slow": "delay_s=0.02", "full": "write_refused=0.5",
     }  # fmt: skip
     return {name: f"faulty://{directory}?{query}" for name, query in faults.items()}

@@ -67,12 +67,14 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lived:
-    """By prompt: seconds to the first token, and tokens that were not computed. ``written_s``,
-    ``cpu_s`` (of the engine's processors) and ``written_bytes``: from the first prompt until the
-    last page was written. ``disk_bytes``: what the directory takes then."""
+    """By prompt: seconds to the first token, and tokens that were not computed. ``answer_cpu_s``: of
+    the engine's processors, from the first prompt to the last answer; ``cpu_s``, ``written_s`` and
+    ``written_bytes``: until the last page was written. ``disk_bytes``: what the directory takes
+    then."""
 
     first_token_s: tuple[float, ...]
     cached: tuple[int, ...]
+    answer_cpu_s: float
     written_s: float
     cpu_s: float
     written_bytes: int
@@ -93,10 +95,12 @@ def measure(life: Life, answer: Answer, settle: Settle) -> Lived:
         asked_s = time.perf_counter()
         cached.append(answer(tokens))
         taken_s.append(time.perf_counter() - asked_s)
+    answered_s = cpu_s()
     written_s = settle(begun_s)
     return Lived(
         first_token_s=tuple(taken_s),
         cached=tuple(cached),
+        answer_cpu_s=answered_s - used_s,
         written_s=written_s,
         cpu_s=cpu_s() - used_s,
         written_bytes=written_bytes() - before,
