@@ -38,8 +38,8 @@ _ENGINE_PATHS: Final = {"vllm": (".",), "sglang": (".", "sglang_cpu")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierFigures:
-    """Medians over rounds. ``hit_cpu_s``: of processors, for a restart hit. ``store_cpu_s``: from the
-    first prompt to the last page. ``cached``: tokens of each prompt after a restart."""
+    """Medians over rounds. ``hit_cpu_s``: of processors, for a restart hit. ``store_cpu_s``: from
+    the first prompt to the last page. ``cached``: tokens of each prompt after a restart."""
 
     ttft_s: float
     hit_cpu_s: float

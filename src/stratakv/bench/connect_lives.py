@@ -67,9 +67,9 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lived:
-    """By prompt: seconds to the first token, and tokens that were not computed. ``answer_cpu_s``: of
-    the engine's processors, from the first prompt to the last answer; ``cpu_s``, ``written_s`` and
-    ``written_bytes``: until the last page was written. ``disk_bytes``: what the directory takes
+    """By prompt: seconds to the first token, and tokens that were not computed. ``answer_cpu_s``:
+    of the engine's processors, from the first prompt to the last answer; ``cpu_s``, ``written_s``
+    and ``written_bytes``: until the last page was written. ``disk_bytes``: what the directory takes
     then."""
 
     first_token_s: tuple[float, ...]
