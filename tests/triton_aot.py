@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "0"
 
@@ -27,6 +26,7 @@ from stratakv.engine.paged_layer import LatentPages, Scoring
 from stratakv.engine.triton_kernels import TritonKernels
 from stratakv.spec.retention import KeepAll, KeepWindow
 from stratakv.testing.kernel_oracle import Heads, KernelStep, PagedCase
+from stratakv.transfer import triton_copy
 
 CAPABILITIES = (80, 90, 100)
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -34,6 +34,7 @@ POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
     torch.int64: "*i64", torch.uint8: "*u8", torch.bool: "*i1",
 }  # fmt: skip
+WIDE_LOADS = ("ld.global.v4.b32", "ld.global.v2.b64", "cp.async.cg.shared.global")
 OPTIONS = ("num_warps", "num_stages")
 CPU = torch.device("cpu")
 DECODE = ((700, 1), (90, 1))
@@ -92,9 +93,7 @@ def measured(kernel, values, options, capability):
         "registers": numbers["REG"],
         "spilled_bytes": numbers["STACK"],
         "shared_bytes": made.metadata.shared,
-        "wide_loads": sum(
-            ptx.count(of) for of in ("ld.global.v4.b32", "cp.async.cg.shared.global")
-        ),
+        "wide_loads": sum(ptx.count(of) for of in WIDE_LOADS),
         "tensor_cores": any(of in ptx for of in ("mma.sync", "wgmma", "tcgen05.mma")),
     }
 
@@ -132,6 +131,11 @@ def selected(heads, dim, value_dim, dtype, *, parts, sinks=False):
     TritonKernels(CPU).attend_selected(query, some, value_dim, 0.1, logits)
 
 
+def copied(size):
+    ends = torch.arange(3) * 4096
+    triton_copy.launch_moves(ends, ends, ends * 0 + size, size, wide=not size % 16)
+
+
 B, H, F = torch.bfloat16, torch.float16, torch.float32
 LLAMA, GEMMA, OSS = Heads(32, 8, 128, 128), Heads(8, 4, 256, 256), Heads(64, 8, 64, 64)
 CASES = {
@@ -147,20 +151,27 @@ CASES = {
     "deepseek v3 decode": lambda: expanded(Heads(16, 16, 192, 128), DECODE, B),
     "deepseek v3 chunk": lambda: expanded(Heads(16, 16, 192, 128), CHUNK, B),
     "deepseek v3.2 selected": lambda: selected(128, 576, 512, B, parts=1),
+    "copy": lambda: copied(131_072),
+    "copy of odd bytes": lambda: copied(131_071),
     "deepseek v4 selected": lambda: selected(64, 512, 512, B, parts=2, sinks=True),
 }
 
 
+KERNELS = (
+    (triton_kernels, "attend_pages"), (triton_kernels, "attend_rows"), (triton_kernels, "combine"),
+    (triton_copy, "copy_moves"),
+)  # fmt: skip
+
+
 def launches_of(name):
-    launches = []
-    real = SimpleNamespace(**vars(triton_kernels))
-    for kernel in ("attend_pages", "attend_rows", "combine"):
-        setattr(triton_kernels, kernel, Recorder(getattr(real, kernel), launches))
+    launches, real = [], [getattr(*where) for where in KERNELS]
+    for where, kernel in zip(KERNELS, real, strict=True):
+        setattr(*where, Recorder(kernel, launches))
     try:
         CASES[name]()
     finally:
-        for kernel in ("attend_pages", "attend_rows", "combine"):
-            setattr(triton_kernels, kernel, getattr(real, kernel))
+        for where, kernel in zip(KERNELS, real, strict=True):
+            setattr(*where, kernel)
     return launches
 
 

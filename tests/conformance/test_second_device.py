@@ -9,6 +9,7 @@ from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.engine.model import wrap
+from stratakv.engine.torch_pools import TensorPools
 from stratakv.engine.verify_report import Way
 from stratakv.testing.hit_equals_recompute import HitEqualsRecompute
 from tests.engines import greedy, run, tokens_of
@@ -18,7 +19,7 @@ from tests.fixtures.models import (
     reference_greedy,
     tiny_model,
 )
-from tests.second_device import Arena, CountingTransfer, LayerPools, second_device
+from tests.second_device import Arena, CountingTransfer, second_device
 
 LEFT_OUT = {
     Way.STORAGE, Way.STORAGE_TURN, Way.STORAGE_BATCHED, Way.RESTART, Way.BATCHED, Way.HOST_BATCHED,
@@ -55,7 +56,7 @@ def test_settings_become_an_engine_on_it(family, monkeypatch):
         build_engine(wrap(model_to_give_away(family)), config, replace(device, on_host=True))
     parts = build_engine(wrap(model_to_give_away(family)), config, device)
     monkeypatch.setattr(sizing, "free_host_bytes", need)
-    assert isinstance(parts.pools, LayerPools)
+    assert isinstance(parts.pools, TensorPools)
     assert {type(arena) for arena in parts.arenas} == {Arena}
     try:
         prompts = [random_prompt(seed, 300 + 7 * seed) for seed in range(3)]

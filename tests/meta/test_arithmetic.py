@@ -34,6 +34,7 @@ WAIVERS: dict[str, str] = {
     "d5a372ee2c889be4": "the same, and logits of prompt tokens are kept too, where they are wanted",
     "3cc207b3fdbb62ec": "refusals of ranks and dtypes in other words",
     "c6cfe9a4dfd158cb": "the same, and kernels of a GPU, which no page was computed with before",
+    "40bc1232076ba342": "the same, and a forward may bring the tokens that were chosen from it",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""
 

@@ -136,6 +136,8 @@ ALLOWED: dict[Rule, dict[str, str]] = {
     makes_threads: {
         "core/identity/tensor_reader.py": "several files are hashed while the weights load",
         "transfer/cpu.py": "one worker per direction",
+        "transfer/pinning.py": "host memory is registered while the server serves",
+        "engine/thread_executor.py": "steps are computed while the next is launched",
         "connect/lmcache.py": "LMCache asks and goes on: one thread writes, one reads",
         "storage/io_worker.py": "one worker per open backend",
         "storage/opening.py": "no step may wait for a store that opens or closes",

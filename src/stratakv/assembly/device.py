@@ -22,6 +22,7 @@ from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.row_kernels import RowKernels
 from stratakv.engine.runner import ModelRunner
+from stratakv.engine.thread_executor import MirroredRunner
 from stratakv.engine.torch_pools import LayerTensors, TorchPools
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
@@ -61,6 +62,18 @@ def runner_of(
     """What runs the model: Hugging Face's module unmodified, or our own in its place."""
     own = OWN_RUNNERS.get(str(model.config["model_type"]), ModelRunner)
     return own(model, spec, pools, tables, kernels)
+
+
+def mirrored_runner(
+    model: HuggingFaceModel,
+    spec: CacheSpec,
+    pools: LayerTensors,
+    tables: BlockTable,
+    kernels: AttentionKernels,
+) -> MirroredRunner:
+    """The same on a copy of the block table, for a device that runs ahead."""
+    mirror = BlockTable(len(spec.groups), tables.rows, tables.max_pages)
+    return MirroredRunner(tables, mirror, runner_of(model, spec, pools, mirror, kernels))
 
 
 def spilling_runner(

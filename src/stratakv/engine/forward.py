@@ -5,12 +5,16 @@ there; what its keys, values and states hold was computed from the same. Must no
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stratakv.engine.batch import StepBatch
+
+if TYPE_CHECKING:
+    from stratakv.engine.sampling import Sampled
 
 Bools = npt.NDArray[np.bool_]
 
@@ -26,6 +30,7 @@ class Forward:
     finite: Bools
     sampled: Bools
     scored: torch.Tensor | None = None
+    chosen: "Sampled | None" = None
 
     @classmethod
     def of_numbers(cls, logits: torch.Tensor, batch: StepBatch) -> "Forward":

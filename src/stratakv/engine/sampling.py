@@ -68,7 +68,9 @@ class Sampled:
 
 
 def choose(forward: Forward, params: SamplingBatch) -> Sampled:
-    """A token for every row that can have one."""
+    """A token for every row that can have one; of a forward that brings its own, those."""
+    if forward.chosen is not None:
+        return forward.chosen
     sampled = sample_each(forward.logits, params)
     if params.targets is not None:
         assert forward.scored is not None, "the runner has scored nothing"

@@ -1,5 +1,5 @@
-"""The device tier's bytes as tensors: what a model's layers read and write. Owns the views; the
-memory is ``memory.device_pools``'.
+"""The device tier's bytes as tensors: what a model's layers read and write. Owns the views, and the
+memory where it is a device's own; on the CPU that is ``memory.device_pools``'.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,8 @@ import torch
 
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.memory.device_pools import DevicePools
+from stratakv.memory.foreign_pages import ForeignPages, Place
+from stratakv.memory.mapped import Bytes
 from stratakv.spec.groups import BufferSpec, CacheSpec
 
 TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
@@ -45,6 +47,34 @@ class TorchPools(DevicePools):
     def layer(self, group: GroupId, buffer_name: str, layer_id: LayerId) -> torch.Tensor:
         """As ``LayerTensors.layer``, sharing memory with ``raw``."""
         return self._layers[group, buffer_name, layer_id]
+
+
+class TensorPools:
+    """The same in torch's memory on ``device``. What copies gets addresses: ``layer_pages`` are
+    arrays that only the device may follow, where it is not the CPU. torch.OutOfMemoryError where
+    the device has not so much."""
+
+    def __init__(self, spec: CacheSpec, pages: Sequence[int], device: torch.device) -> None:
+        self._layers: dict[tuple[GroupId, str, LayerId], torch.Tensor] = {}
+        places: dict[tuple[GroupId, str, int], Place] = {}
+        for group, count in zip(spec.groups, pages, strict=True):
+            for buffer in group.buffers:
+                shape = (len(buffer.layers), max(count, 1), buffer.layer_bytes)
+                whole = torch.empty(shape, dtype=torch.uint8, device=device)
+                for at, (layer_id, layer) in enumerate(zip(buffer.layers, whole, strict=True)):
+                    self._layers[group.id, buffer.name, layer_id] = _typed(layer[:count], buffer)
+                    places[group.id, buffer.name, at] = Place(layer.data_ptr(), buffer.layer_bytes)
+        self._places = ForeignPages(spec, pages, places)
+
+    @property
+    def pages(self) -> Sequence[int]:
+        return self._places.pages
+
+    def layer(self, group: GroupId, buffer_name: str, layer_id: LayerId) -> torch.Tensor:
+        return self._layers[group, buffer_name, layer_id]
+
+    def layer_pages(self, group: GroupId, buffer_name: str, layer: int) -> Bytes:
+        return self._places.layer_pages(group, buffer_name, layer)
 
 
 def _typed(layer: torch.Tensor, buffer: BufferSpec) -> torch.Tensor:

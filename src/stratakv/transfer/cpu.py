@@ -1,4 +1,5 @@
-"""The transfer engine for memory that the CPU can address: one worker thread per direction.
+"""The transfer engine: one worker thread per direction, which copies, or queues copies on a stream
+of its device.
 
 Owns its threads and every copy in flight. Must not choose what to copy, nor pin or free a page:
 plans come complete, and the pages they name stay the caller's.
@@ -7,10 +8,11 @@ plans come complete, and the pages they name stay the caller's.
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.copier import Copier, CopyRoute
 from stratakv.transfer.copy_plan import CopyPlan, Direction, Fence, GroupCopy, PageRows, RowCopy
-from stratakv.transfer.engine import Completion
+from stratakv.transfer.engine import AtOnce, Completion, CopyOrder
 from stratakv.transfer.numpy_copy import NumpyCopier
 
 _logger = logging.getLogger(__name__)
@@ -34,13 +36,20 @@ except ImportError:
     _logger.warning("stratakv.transfer._gather is not built: copies run in NumPy, more slowly")
 
 DEFAULT_COPIER: Final[Copier] = _fastest()
+AT_ONCE: Final[CopyOrder] = AtOnce()
 _NOTHING_LANDED: Final = -1
 _ALL_LANDED: Final = sys.maxsize
 
 
+_Ended: TypeAlias = tuple[Completion, Fence]
+"""Valid once the fence has passed."""
+_POLL_S: Final = 0.0005
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A plan under way. Layers land in ascending order: all up to ``landed`` are there."""
+    """A plan under way. Layers land in ascending order: all up to ``landed`` have been copied, or
+    queued, and are there once their ``marks`` have passed."""
 
     ticket: TicketId
     copies: tuple[GroupCopy, ...]
@@ -49,16 +58,22 @@ class _Job:
     size_bytes: int
     layers: frozenset[LayerId]
     landed: int = field(default=_NOTHING_LANDED)
+    marks: dict[int, Fence] = field(default_factory=dict[int, Fence])
+
+    def mark(self, layer: LayerId) -> Fence:
+        """Of a layer that has landed; a backup has one for all."""
+        return self.marks.get(layer) or self.marks[_ALL_LANDED]
 
 
 class _Lane:
     """One direction: a queue, the thread that works it in order, and what has finished."""
 
-    def __init__(self, name: str, work: Callable[[_Job], Completion]) -> None:
+    def __init__(self, name: str, work: Callable[[_Job], _Ended]) -> None:
         self._fatal: BaseException | None = None
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
-        self._finished: deque[Completion] = deque()
+        self._finished: deque[_Ended] = deque()
+        self._passed = 0
         self._closed = False
         # A daemon: a process that dies without close() must not hang in its last moment.
         # Only the thread holds ``work``, the engine's method: it ends, and the engine can be freed.
@@ -72,17 +87,22 @@ class _Lane:
             self._changed.notify_all()
 
     def finished(self) -> int:
-        return len(self._finished)
+        """Asked by the owner's thread alone."""
+        while self._passed < len(self._finished) and self._finished[self._passed][1].passed():
+            self._passed += 1
+        return self._passed
 
     def first(self, count: int) -> list[Completion]:
-        return [self._finished[at] for at in range(count)]  # the thread may add behind them
+        return [self._finished[at][0] for at in range(count)]  # the thread may add behind them
 
     def pop(self, count: int) -> list[Completion]:
-        return [self._finished.popleft() for _ in range(count)]
+        self._passed -= count
+        return [self._finished.popleft()[0] for _ in range(count)]
 
-    def land(self, job: _Job, layer: int) -> None:
+    def land(self, job: _Job, layer: int, mark: Fence) -> None:
         """Open every gate of ``job`` up to ``layer``; called by the worker, bytes first."""
         with self._changed:
+            job.marks[layer] = mark
             job.landed = layer
             self._changed.notify_all()
 
@@ -102,8 +122,10 @@ class _Lane:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+        while self.finished() < len(self._finished):
+            time.sleep(_POLL_S)
 
-    def _run(self, work: Callable[[_Job], Completion]) -> None:
+    def _run(self, work: Callable[[_Job], _Ended]) -> None:
         try:
             while (job := self._next()) is not None:
                 self._finished.append(work(job))
@@ -120,8 +142,8 @@ class _Lane:
 
 
 class CpuTransferEngine:
-    """A ``TransferEngine`` by real copies. All methods belong to one owner thread, except that
-    gates may be waited on anywhere.
+    """A ``TransferEngine`` by real copies; ``copier`` and ``order`` belong together. All methods
+    belong to one owner thread, except that gates may be waited on anywhere.
 
     A backup that raises completes with ``ok=False``. A load that raises is fatal: every later call,
     and every gate waiter, gets an AssertionError, since a reader may hold the landing pages.
@@ -133,6 +155,7 @@ class CpuTransferEngine:
         device_pools: DevicePages,
         arenas: Sequence[HostArena],
         copier: Copier = DEFAULT_COPIER,
+        order: CopyOrder = AT_ONCE,
     ) -> None:
         assert tuple(arena.group for arena in arenas) == spec.groups, (
             "one arena per group, in order"
@@ -143,6 +166,7 @@ class CpuTransferEngine:
         self._device_capacity = tuple(device_pools.pages)
         self._arenas = tuple(arenas)
         self._copier = copier
+        self._order = order
         self._layers = [
             frozenset(layer for buffer in group.buffers for layer in buffer.layers)
             for group in spec.groups
@@ -244,8 +268,8 @@ class CpuTransferEngine:
     def _row_bytes(self, copy: RowCopy) -> int:
         return self._buffers[copy.group, copy.buffer].row_bytes
 
-    def _back_up(self, job: _Job) -> Completion:
-        job.after.wait()
+    def _back_up(self, job: _Job) -> _Ended:
+        self._order.after(Direction.BACKUP, job.after)
         done = Completion(job.ticket, ok=True, bytes_moved=job.size_bytes)
         try:
             for copy in job.copies:
@@ -255,14 +279,15 @@ class CpuTransferEngine:
         except Exception:  # what is not backed up is only not backed up; the log says why
             _logger.exception("backup %d failed", job.ticket)
             done = Completion(job.ticket, ok=False, bytes_moved=0)
-        self._lanes[Direction.BACKUP].land(job, _ALL_LANDED)
-        return done
+        mark = self._order.mark(Direction.BACKUP)
+        self._lanes[Direction.BACKUP].land(job, _ALL_LANDED, mark)
+        return done, mark
 
     def _row_route(self, copy: RowCopy) -> CopyRoute:
         return self._rows[copy.group, copy.buffer, copy.layer]
 
-    def _load(self, job: _Job) -> Completion:
-        job.after.wait()
+    def _load(self, job: _Job) -> _Ended:
+        self._order.after(Direction.LOAD, job.after)
         lane = self._lanes[Direction.LOAD]
         for layer in sorted(job.layers):
             for copy in job.copies:
@@ -272,9 +297,10 @@ class CpuTransferEngine:
             for copy in job.rows:
                 if copy.layer == layer:
                     self._copier.scatter_rows(self._row_route(copy), copy.device, copy.host)
-            lane.land(job, layer)
-        lane.land(job, _ALL_LANDED)
-        return Completion(job.ticket, ok=True, bytes_moved=job.size_bytes)
+            lane.land(job, layer, self._order.mark(Direction.LOAD))
+        mark = self._order.mark(Direction.LOAD)
+        lane.land(job, _ALL_LANDED, mark)
+        return Completion(job.ticket, ok=True, bytes_moved=job.size_bytes), mark
 
 
 class CpuLayerGate:
@@ -288,9 +314,13 @@ class CpuLayerGate:
         never blocks. AssertionError if a load has failed."""
         for lane, job in self._jobs:
             # Plans finish in order and ``landed`` only grows, so most waits end at this compare.
-            if layer in job.layers and job.landed < layer:
+            if layer not in job.layers:
+                lane.check()
+                continue
+            if job.landed < layer:
                 lane.wait(job, layer)
             lane.check()
+            job.mark(layer).wait()
 
 
 def _checked(pages: PageIds, capacity: int, tier: str) -> PageIds:

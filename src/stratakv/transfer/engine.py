@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stratakv.core.ids import LayerId, TicketId
-from stratakv.transfer.copy_plan import CopyPlan, Direction
+from stratakv.transfer.copy_plan import NOTHING_LAUNCHED, CopyPlan, Direction, Fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,31 @@ class Completion:
     ticket: TicketId
     ok: bool
     bytes_moved: int
+
+
+class CopyOrder(Protocol):
+    """How what a thread copies stands to the device's other work. A device with streams queues its
+    copies there; elsewhere a copy is done when its call returns (``AtOnce``)."""
+
+    def after(self, direction: Direction, fence: Fence) -> None:
+        """What is copied in this direction from now on comes after ``fence``; may block."""
+        ...
+
+    def mark(self, direction: Direction) -> Fence:
+        """Passes when all that was copied in this direction so far is there."""
+        ...
+
+
+class AtOnce:
+    """The ``CopyOrder`` of copies that are done when their call returns."""
+
+    def after(self, direction: Direction, fence: Fence) -> None:
+        del direction
+        fence.wait()
+
+    def mark(self, direction: Direction) -> Fence:
+        del direction
+        return NOTHING_LAUNCHED
 
 
 class LayerGate(Protocol):

@@ -1,0 +1,131 @@
+"""A step is launched before the last one is collected, and takes its tokens from it."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from stratakv.core.ids import NONE, GroupId
+from stratakv.engine.batch import SamplingBatch, StepBatch
+from stratakv.engine.executor import OwnTokens
+from stratakv.engine.forward import Forward
+from stratakv.engine.thread_executor import MirroredRunner, ThreadExecutor
+from stratakv.memory.block_table import BlockTable
+from stratakv.testing.patience import PATIENCE_S
+
+VOCAB = 100
+
+
+def batch(rows, tokens):
+    count = len(rows)
+    return StepBatch(
+        rows=np.array(rows, np.int32), starts=np.full(count, 4, np.int32),
+        counts=np.ones(count, np.int32), tokens=np.array(tokens, np.int32),
+        sampled=np.ones(count, np.bool_), gate=None,
+    )  # fmt: skip
+
+
+def greedy(count):
+    return SamplingBatch(
+        temperature=np.zeros(count, np.float32), top_p=np.ones(count, np.float32),
+        top_k=np.zeros(count, np.int32), seeds=np.zeros(count, np.uint64),
+        positions=np.full(count, 5), logprobs=np.full(count, -1, np.int32),
+        min_p=np.zeros(count, np.float32),
+    )  # fmt: skip
+
+
+class Counts:
+    """A model that counts on: after t comes t + 1. ``held``: until it is let go."""
+
+    def __init__(self):
+        self.let, self.seen, self.pages = threading.Event(), [], []
+        self.mirror = BlockTable(1, 4, 2)
+
+    def forward(self, batch):
+        assert self.let.wait(PATIENCE_S)
+        self.seen.append(batch.tokens.tolist())
+        self.pages.append(int(self.mirror.pages(GroupId(0))[1, 0]))
+        if 66 in batch.tokens:
+            raise RuntimeError("the device is gone")
+        logits = torch.nn.functional.one_hot(
+            torch.from_numpy(batch.tokens).long() + 1, VOCAB
+        ).float()
+        return Forward.of_numbers(logits, batch)
+
+
+class CountedTokens(OwnTokens):
+    calls = 0
+
+    def choose(self, forward, params):
+        self.calls += 1
+        return super().choose(forward, params)
+
+
+def executor():
+    model, tables = Counts(), BlockTable(1, 4, 2)
+    runner = MirroredRunner(tables, model.mirror, model)
+    source = CountedTokens()
+    return ThreadExecutor(runner, source), model, tables, source
+
+
+def test_the_next_step_is_launched_before_the_last_one_is_collected():
+    steps, model, tables, _ = executor()
+    assert steps.launched().passed()
+    tables.pages(GroupId(0))[1, 0] = 7
+    steps.launch(batch([1, 3], [10, 20]), greedy(2))
+    first = steps.launched()
+    tables.pages(GroupId(0))[1, 0] = 8  # of a later step: this one was launched before
+    steps.launch(batch([3, 1, 2], [NONE, NONE, 50]), greedy(3))
+    second = steps.launched()
+    with pytest.raises(AssertionError):
+        steps.launch(batch([1], [NONE]), greedy(1))
+    assert not first.passed()
+    assert not second.passed()
+    model.let.set()
+    first.wait()
+    assert steps.collect().tokens.tolist() == [11, 21]
+    assert steps.collect().tokens.tolist() == [22, 12, 51]
+    assert second.passed()
+    assert model.seen == [[10, 20], [21, 11, 50]]
+    assert model.pages == [7, 8]
+
+
+def test_a_step_that_fails_raises_where_it_is_collected_and_holds_nothing_up():
+    steps, model, _, _ = executor()
+    model.let.set()
+    steps.launch(batch([1], [66]), greedy(1))
+    steps.launched().wait()
+    assert steps.launched().passed()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        steps.collect()
+    steps.launch(batch([1], [5]), greedy(1))
+    assert steps.collect().tokens.tolist() == [6]
+
+
+def test_a_row_without_logits_goes_on_until_somebody_knows():
+    steps, model, _, _ = executor()
+    model.let.set()
+    forward = model.forward
+
+    def broken(batch):
+        found = forward(batch)
+        found.logits[0] = torch.nan
+        return found
+
+    model.forward = broken
+    steps.launch(batch([1], [5]), greedy(1))
+    steps.launch(batch([1], [NONE]), greedy(1))
+    assert steps.collect().tokens.tolist() == [-1]
+    steps.collect()
+    assert model.seen[1] == [0]
+
+
+def test_tokens_are_chosen_once_and_the_source_is_asked_when_they_are_collected():
+    steps, model, _, source = executor()
+    model.let.set()
+    steps.launch(batch([1], [5]), greedy(1))
+    steps.launched().wait()
+    assert source.calls == 0
+    steps.collect()
+    assert source.calls == 1
