@@ -282,8 +282,7 @@ class Admitter:
         starts = self._tree.starts(end)
         if not asked.receives:
             return starts
-        stored = CacheUse.STORE in asked.use
-        spans = taken_spans(self._spec, asked.tokens, stored=stored)
+        spans = taken_spans(self._spec, asked.tokens, stored=CacheUse.STORE in asked.use)
         return [
             end if group.stateful else max(start, min(end, span.start))
             for group, start, span in zip(self._spec.groups, starts, spans, strict=True)
