@@ -339,18 +339,9 @@ class Admitter:
         else:
             self._spilling.open_resident(row)
 
-    def _cached(self, lease: DeviceLease, device_end: int, host: Sequence[int]) -> CachedTokens:
+    def _cached(self, lease: DeviceLease, device_end: int, loaded: Sequence[int]) -> CachedTokens:
         spans = [lease.end - start for start in lease.starts]
-        return CachedTokens(
-            device=device_end * self._page,
-            host=(lease.end - device_end) * self._page,
-            storage=0,
-            groups_device=tuple(
-                (span - loaded) * self._page for span, loaded in zip(spans, host, strict=True)
-            ),
-            groups_host=tuple(loaded * self._page for loaded in host),
-            groups_storage=(0,) * len(spans),
-        )
+        return CachedTokens.of_pages(self._page, device_end, lease.end, spans, loaded)
 
     # -- one that was retracted ------------------------------------------------------------------
 

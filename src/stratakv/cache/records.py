@@ -55,6 +55,27 @@ class CachedTokens:
     def total(self) -> int:
         return self.device + self.host + self.storage
 
+    @classmethod
+    def of_pages(
+        cls,
+        page_tokens: int,
+        device_end: int,
+        end: int,
+        spans: Sequence[int],
+        loaded: Sequence[int],
+    ) -> "CachedTokens":
+        """``end`` pages, ``device_end`` of them without a load; of group g ``spans[g]`` were
+        needed, ``loaded[g]`` of those from the host."""
+        there = map(sub, spans, loaded)
+        return cls(
+            device=device_end * page_tokens,
+            host=(end - device_end) * page_tokens,
+            storage=0,
+            groups_device=tuple(pages * page_tokens for pages in there),
+            groups_host=tuple(pages * page_tokens for pages in loaded),
+            groups_storage=(0,) * len(loaded),
+        )
+
     def fetched(self, tokens: int, groups: Sequence[int]) -> "CachedTokens":
         """The same, where up to ``tokens``, and up to ``groups[g]`` of group g, of what the host
         had came from storage."""
