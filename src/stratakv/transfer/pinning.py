@@ -25,7 +25,7 @@ OS_PAGE_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PinnedSpan:
     """``end_bytes``: of its group's arena, counted from the first byte on."""
 
     group: GroupId
@@ -34,10 +34,10 @@ class Chunk:
     end_bytes: int
 
 
-def chunks_of(arenas: Sequence[HostArena], chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
+def chunks_of(arenas: Sequence[HostArena], chunk_bytes: int = CHUNK_BYTES) -> list[PinnedSpan]:
     """All groups advance alike. No chunk cuts a host page, which one copy may move, nor a page of
     the machine, which is registered once."""
-    found: list[tuple[float, Chunk]] = []
+    found: list[tuple[float, PinnedSpan]] = []
     for arena in arenas:
         whole = arena.size_bytes
         if not whole:
@@ -46,7 +46,7 @@ def chunks_of(arenas: Sequence[HostArena], chunk_bytes: int = CHUNK_BYTES) -> li
         step = max(1, chunk_bytes // unit) * unit
         for start in range(0, whole, step):
             size = min(step, whole - start)
-            chunk = Chunk(arena.group.id, arena.bytes.ctypes.data + start, size, start + size)
+            chunk = PinnedSpan(arena.group.id, arena.bytes.ctypes.data + start, size, start + size)
             found.append((start / whole, chunk))
     return [chunk for _, chunk in sorted(found, key=lambda each: each[0])]
 
