@@ -146,9 +146,11 @@ def started(
     command: tuple[object, ...] = STRATAKV,
     *,
     in_terminal: bool = False,
+    lives_s: float = 2 * PATIENCE_S,
     **more: str,
 ) -> Iterator[Ranked]:
-    """``command`` with ``words``, in an environment with ``more``; nobody has waited for it.
+    """``command`` with ``words``, in an environment with ``more``; nobody has waited for it. It is
+    killed after ``lives_s``, whatever becomes of the test.
     ``in_terminal``: all it starts can be sent Ctrl-C together."""
     mark = uuid.uuid4().hex
     # A test run that is killed takes its servers with it.
@@ -162,7 +164,7 @@ def started(
             process_group=0 if in_terminal else None,
             env=os.environ | {"OMP_NUM_THREADS": "1", MARK: mark} | more,
         )
-    limit = threading.Timer(2 * PATIENCE_S, end_all, [mark])
+    limit = threading.Timer(lives_s, end_all, [mark])
     limit.start()
     try:
         yield Ranked(process, log, mark)

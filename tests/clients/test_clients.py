@@ -21,6 +21,7 @@ pytestmark = pytest.mark.clients
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[1] / ".venv-clients" / "bin"
 PARIS = {"city": "Paris"}
+ADMIN, LONGEST_S = "an-operator", 600
 
 
 def ran(folder, name, *arguments, limit_s=PATIENCE_S, offline="1"):
@@ -151,7 +152,8 @@ def test_guidellm(tiny, directory, tmp_path):
 def small(directory, tmp_path):
     """The longest answer is short, whatever is asked for."""
     limits = ("--max-model-len", 48, "--max-waiting", 16)
-    with started(["serve", directory, *FLAGS, *map(str, limits)], tmp_path / "log") as server:
+    words = ["serve", directory, *FLAGS, *map(str, limits), "--admin-key", ADMIN]
+    with started(words, tmp_path / "log", lives_s=LONGEST_S + 3 * PATIENCE_S) as server:
         yield server.listen().url
 
 
@@ -161,6 +163,7 @@ def schemathesis(folder, url, seconds):
     ran(
         folder, "schemathesis", "run", f"{url}/openapi.json", "--no-color", "--phases", "fuzzing",
         "--exclude-checks", "positive_data_acceptance", "--exclude-path", "/flush_cache",
+        "--header", f"Authorization: Bearer {ADMIN}",
         "--request-timeout", PATIENCE_S, "--max-time", seconds, limit_s=seconds + PATIENCE_S,
     )  # fmt: skip
 
@@ -171,4 +174,4 @@ def test_schemathesis(small, tmp_path):
 
 @pytest.mark.long
 def test_schemathesis_for_ten_minutes(small, tmp_path):
-    schemathesis(tmp_path, small, 600)
+    schemathesis(tmp_path, small, LONGEST_S)
