@@ -84,6 +84,32 @@ def test_answers_are_those_of_one_engine_that_has_everything_on_its_device(name,
         over(pair)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "small" else pytest.mark.long) for name in BUFFER],
+)
+def test_twenty_conversations_go_on_after_their_hand_offs(name):
+    """What a first turn has left on the decode side is not sent again."""
+    case, page = CASES[name], CASES[name].plain["page_tokens"]
+    asked = rows_of(prompt[: LENGTHS[name][0] - 20] for prompt in prompts(name, 20))
+    with offloading_pair(name, case.least(BUFFER[name]) + 4, link="loopback") as pair:
+        for turn in range(2):
+            right = case.right(*asked, answer=6)
+            names = [f"{100 * turn + at}" for at in range(20)]
+            assert right == pair.run(
+                *(greedy(name, prompt, 6) for name, prompt in zip(names, asked, strict=True))
+            )
+            before = asked
+            asked = rows_of(
+                [*prompt, *answer, *random_tokens(50, page)]
+                for prompt, answer in zip(asked, right, strict=True)
+            )
+        cached = [pair.outputs(name)[0].cached for name in names]
+        assert sum(one.device + one.host for one in cached) >= 10 * len(before[0]) // page
+        assert CountedRows.rows
+        over(pair)
+
+
 @pytest.mark.parametrize("name", BUFFER)
 def test_who_fits_the_device_is_received_there(name):
     some = prompts(name, 4)

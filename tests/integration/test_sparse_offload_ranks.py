@@ -35,13 +35,14 @@ def right(model, config, prompts):
         ]
 
 
+@pytest.mark.parametrize("count", [5, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", MODELS)
-def test_two_ranks_say_what_one_says_without_offload(tmp_path, name):
+def test_two_ranks_say_what_one_says_without_offload(tmp_path, name, count):
     torch.set_num_threads(1)
     make, page, buffer = MODELS[name]
     logging.disable_progress_bar()
     make().save_pretrained(tmp_path / "model")
-    prompts = [random_tokens(seed, 12 * page + 5 * seed) for seed in range(5)]
+    prompts = [random_tokens(seed, 12 * page + 5 * seed % 21) for seed in range(count)]
     settings = {
         "page_tokens": page, "dtype": "float32", "max_running": 5, "max_model_len": 16 * page,
         "chunk_tokens": 3 * page, "step_tokens": 8 * page, "reserve_tokens": ANSWER,

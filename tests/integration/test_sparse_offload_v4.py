@@ -95,24 +95,6 @@ def test_who_runs_on_the_device_alone_is_spilled_for_those_who_wait():
         assert CountedRows.rows
 
 
-@pytest.mark.parametrize(
-    "buffer", [16, *(pytest.param(size, marks=pytest.mark.long) for size in (8, 24))]
-)
-def test_twenty_conversations_go_on_where_they_were(buffer):
-    """From what an indexer selects on; a larger buffer has room for all of one."""
-    chats = [list(prompt[:70]) for prompt in PROMPTS]
-    with V4.engine(buffer, selected=V4.least(buffer) + 15) as parts:
-        for turn in range(3):
-            asked = rows_of(chats)
-            found = answers(asked, parts, first=100 * turn, answer=6)
-            assert found == V4.right(*asked, answer=6)
-            chats = [
-                [*chat, *answer, *random_tokens(50 + turn, 19)]
-                for chat, answer in zip(chats, found, strict=True)
-            ]
-        assert CountedRows.rows
-
-
 @pytest.mark.parametrize("selected", [None, 60])
 def test_a_prefix_comes_from_the_host_spilled_or_not(selected):
     prompt = PROMPTS[0]

@@ -35,6 +35,8 @@ CONCURRENCY: Final = (1, 4, 16, 64)
 CONTEXT_TOKENS: Final = 2032
 """With a top-k of 64 a thirty-second of V3.2's 2,048 of 65,536."""
 ANSWER_TOKENS: Final = 32
+BUFFER_ROWS: Final = 96
+"""One and a half selections, so that buffers of all 64 fit beside each other."""
 PAGE_TOKENS: Final = 8
 CHUNK_TOKENS: Final = 512
 LAPS: Final = 4
@@ -165,4 +167,5 @@ def _config(model: HuggingFaceModel, *, offload: bool) -> EngineConfig:
         reserve_tokens=ANSWER_TOKENS,
         load_back_threshold=1,
         sparse_offload=offload,
+        device_buffer_size=BUFFER_ROWS if offload else None,
     )

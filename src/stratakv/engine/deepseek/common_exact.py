@@ -17,6 +17,12 @@ import torch
 MANTISSA_BITS: Final = 53
 """Of float64: every whole number up to 2**53 has a place there."""
 _EXPONENT: Final = 0x7FF0000000000000
+_SIGNLESS: Final = {
+    2: (torch.int16, 0x7FFF),
+    4: (torch.int32, 0x7FFFFFFF),
+    8: (torch.int64, 0x7FFFFFFFFFFFFFFF),
+}
+"""By bytes of a float: a whole number as wide, and what of it is not the sign."""
 
 
 def exact_bits(terms: int) -> int:
@@ -32,12 +38,21 @@ def on_grid(rows: torch.Tensor, bits: int) -> torch.Tensor:
     partial sum is a whole multiple of both grids, and small enough. An element is off by no more
     than 2**-bits of its row's largest. A row with an element that is not finite is all NaN.
     """
-    largest = rows.abs().amax(-1, keepdim=True).double()
+    largest = _largest(rows).double()
     # Of the largest only the power of two below it: 0, and infinity or NaN, stay what they are.
     power = (largest.view(torch.int64) & _EXPONENT).view(torch.float64)
     # Beside this number float64 has room for multiples of 2**(1 - bits) * power and no finer ones.
     coarse = power.mul_(1.5 * 2.0 ** (MANTISSA_BITS - bits))
     return rows.double().add_(coarse).sub_(coarse)
+
+
+def _largest(rows: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of each row, [..., 1]; NaN where an element is. By their bits, whose
+    order is that of magnitudes with NaN at the end: torch reduces whole numbers two to four times
+    as fast as floats."""
+    whole, mask = _SIGNLESS[rows.element_size()]
+    bits = rows.view(whole).bitwise_and(mask)
+    return bits.amax(-1, keepdim=True).view(rows.dtype)
 
 
 def limbs(rows: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
