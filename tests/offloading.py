@@ -36,6 +36,10 @@ class CountedRows(CpuHostRows):
         CountedRows.rows += len(host)
         super().load(layer, device, host)
 
+    def load_pages(self, layer, device, host):
+        CountedRows.rows += len(host)
+        super().load_pages(layer, device, host)
+
     def pages(self, layer, pages):
         CountedRows.pages_read += len(pages)
         return super().pages(layer, pages)

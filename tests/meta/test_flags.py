@@ -10,6 +10,7 @@ PLAN = """--cache --chat-tokens --chunk-tokens --config --device-memory --dtype 
     --host-memory --host-ratio --json --max-model-len --max-running --page-tokens --rows
     --snapshot-tokens --step-tokens --tp"""
 SERVE = """--admin-key --advertise-host --allowed-origins --api-key --api-key-file
+    --approximate-pages
     --bootstrap-port --cache --chat-tokens --chunk-tokens --config --default-max-tokens
     --device-buffer-size --device-memory --drain-s --dtype --eviction --help --host
     --host-memory --host-ratio --kv-cache-metrics --kv-events --kv-events-replay --kv-events-topic

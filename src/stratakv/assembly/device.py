@@ -20,6 +20,7 @@ from stratakv.engine.dense_kernels import DenseKernels
 from stratakv.engine.executor import Runner, SerialExecutor
 from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.page_selection import PageSelectingRunner
 from stratakv.engine.row_kernels import RowKernels
 from stratakv.engine.runner import ModelRunner
 from stratakv.engine.thread_executor import MirroredRunner
@@ -28,7 +29,7 @@ from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.offload import SELECTED
+from stratakv.spec.offload import SELECTED, bounds_pages
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import TransferEngine
 from stratakv.transfer.host_rows import CpuHostRows, HostRows
@@ -85,6 +86,8 @@ def spilling_runner(
     host: HostRows,
 ) -> Runner:
     """The same where a group has its home on the host, which ``host`` reads."""
+    if bounds_pages(spec):
+        return PageSelectingRunner(model, spec, pools, tables, kernels, host)
     own = SPILLING_RUNNERS[str(model.config["model_type"])]
     return own(model, spec, pools, tables, kernels, host)
 

@@ -6,7 +6,7 @@ the same, but for what only the machine at hand could answer.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +16,7 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.free_memory import free_host_bytes
 from stratakv.core.identity.safetensors_layout import read_layout
-from stratakv.core.ids import GroupId
+from stratakv.core.ids import GroupId, LayerId
 from stratakv.core.units import format_bytes, parse_bytes
 from stratakv.sparse.hot_buffer import MOST_ENTRIES, HotBuffers
 from stratakv.sparse.sizing import OffloadPages, advice
@@ -30,10 +30,18 @@ from stratakv.spec.budget import (
     shortage,
 )
 from stratakv.spec.derive import default_page_tokens, spec_of
-from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheSpec, Home
+from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheGroup, CacheSpec, Home
 from stratakv.spec.longest import bytes_for_length, load_for_length, longest_fitting
 from stratakv.spec.model_facts import ModelFacts
-from stratakv.spec.offload import SELECTED, indexers, offloaded, top_k
+from stratakv.spec.offload import (
+    SELECTED,
+    bounds_pages,
+    has_pages_to_select,
+    indexers,
+    offloaded,
+    top_k,
+    with_bounds,
+)
 from stratakv.spec.sharding import Sharding, sharding_of, unshared
 from stratakv.spec.support import refusal
 
@@ -145,7 +153,16 @@ def spec_for(facts: ModelFacts, config: EngineConfig, home: Home = Home.HOST) ->
         page_tokens = default_page_tokens(facts.config)
     config.snapshot_pages(page_tokens)  # refuses before memory is taken
     spec = spec_of(facts.config, page_tokens=page_tokens, dtype=facts.dtype)
-    return offloaded(spec, facts.config, home) if buffer_rows(facts, config) else spec
+    if not buffer_rows(facts, config):
+        return spec
+    if config.approximate_pages is None:
+        return offloaded(spec, facts.config, home)
+    if not has_pages_to_select(spec):
+        raise ConfigError(
+            "--approximate-pages: this model has no keys and values of its whole context, or more "
+            "than those; allowed with a model like Llama"
+        )
+    return with_bounds(spec, config.approximate_pages)
 
 
 def buffer_rows(facts: ModelFacts, config: EngineConfig) -> int:
@@ -154,6 +171,15 @@ def buffer_rows(facts: ModelFacts, config: EngineConfig) -> int:
     if not config.sparse_offload:
         return 0
     least = top_k(facts.config)
+    page = config.page_tokens or default_page_tokens(facts.config)
+    unit = 1  # rows of a position
+    if config.approximate_pages is not None:
+        if least is not None:
+            raise ConfigError(
+                "--approximate-pages: this model selects its rows itself; allowed with one that "
+                "does not"
+            )
+        least, unit = config.approximate_pages * page, page
     if least is None:
         raise ConfigError(f"--sparse-offload: {_selects_nothing(facts.config)}")
     wanted = config.device_buffer_size
@@ -161,8 +187,7 @@ def buffer_rows(facts: ModelFacts, config: EngineConfig) -> int:
         raise ConfigError(
             f"--device-buffer-size {wanted}: a step selects {least} rows; allowed is that or more"
         )
-    page = config.page_tokens or default_page_tokens(facts.config)
-    most, rows = MOST_ENTRIES // page * page, 2 * least if wanted is None else wanted
+    most, rows = MOST_ENTRIES * unit // page * page, 2 * least if wanted is None else wanted
     if rows > most:
         raise ConfigError(
             f"--device-buffer-size {rows}: with --page-tokens {page} allowed is {most} or less"
@@ -179,7 +204,7 @@ def _selects_nothing(config: Mapping[str, object]) -> str:
         )
     return (
         f"model type {name!r} selects no rows that can be on the host; allowed with "
-        f"{', '.join(sorted(SELECTED))}"
+        f"{', '.join(sorted(SELECTED))}, or, approximately, with --approximate-pages"
     )
 
 
@@ -268,11 +293,20 @@ def offload_bytes(spec: CacheSpec, load: ExpectedLoad) -> int:
     found = 0
     for group in spec.groups:
         if group.at_home_on_host:
-            rows = pages * group.page_rows
-            entries = -(-load.buffer_rows // group.page_rows) * group.page_rows
-            found += HotBuffers.bytes_of(entries, indexers(spec), load.max_running, rows)
-            found += 2 * rows * max(buffer.row_bytes for buffer in group.buffers)
+            unit = 1 if bounds_pages(spec) else group.page_rows  # positions of a page
+            entries = -(-load.buffer_rows // group.page_rows) * unit
+            found += HotBuffers.bytes_of(entries, indexers(spec), load.max_running, pages * unit)
+            found += 2 * pages * max(_layer_bytes(group))
     return found
+
+
+def _layer_bytes(group: CacheGroup) -> Iterable[int]:
+    """What each layer has of a page."""
+    found: dict[LayerId, int] = {}
+    for buffer in group.buffers:
+        for layer in buffer.layers:
+            found[layer] = found.get(layer, 0) + buffer.layer_bytes
+    return found.values()
 
 
 def _longest_pages(spec: CacheSpec, device: Pages, host: Pages) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
+import torch
 
-from stratakv.sparse.page_bounds import Floats, page_bounds, page_scores, recall, select_pages
+from stratakv.engine.page_bounds import chosen_pages, page_scores
 
 TOKENS: Final = 16_384
 PAGE_ROWS: Final = 16
@@ -20,7 +20,6 @@ HEAD_DIM: Final = 64
 SPAN_TOKENS: Final = 100
 SPANS_ASKED: Final = 12
 SHARPNESS: Final = 10.0
-NEWEST: Final = 4
 QUERIES: Final = 40
 PARTS: Final = (0.05, 0.10, 0.20)
 
@@ -37,46 +36,37 @@ class RecallCase:
 
 
 def recall_cases() -> Iterator[RecallCase]:
-    rng = np.random.default_rng(0)
-    spans = -(-TOKENS // SPAN_TOKENS)
-    directions = rng.normal(size=(spans, KV_HEADS, HEAD_DIM))
-    noise = rng.normal(size=(TOKENS, KV_HEADS, HEAD_DIM))
-    keys = np.repeat(directions, SPAN_TOKENS, 0)[:TOKENS] + noise
-    asked = [_query(rng, directions) for _ in range(QUERIES)]
-    pages = TOKENS // PAGE_ROWS
-    by_page = keys.reshape(pages, PAGE_ROWS, KV_HEADS, HEAD_DIM).astype(np.float32)
-    bounds = page_bounds(by_page, np.full(pages, PAGE_ROWS, np.int32))
-    weights = np.stack([_weights(query, keys) for query in asked])
-    scores = np.stack([page_scores(query, bounds) for query in asked])
-    of_page = weights.reshape(QUERIES, pages, PAGE_ROWS).sum(2)
+    random = torch.Generator().manual_seed(0)
+    spans, pages = -(-TOKENS // SPAN_TOKENS), TOKENS // PAGE_ROWS
+    directions = torch.randn(spans, KV_HEADS, HEAD_DIM, generator=random)
+    noise = torch.randn(TOKENS, KV_HEADS, HEAD_DIM, generator=random)
+    keys = directions.repeat_interleave(SPAN_TOKENS, 0)[:TOKENS] + noise
+    asked = torch.stack([_query(random, directions) for _ in range(QUERIES)])
+    by_page = keys.view(pages, PAGE_ROWS, KV_HEADS, HEAD_DIM)
+    bounds = torch.stack((by_page.amin(1), by_page.amax(1)), 1)
+    weights = _weights(asked, keys).view(QUERIES, pages, PAGE_ROWS).sum(2)
+    ranked = {
+        "recall": page_scores(asked, bounds),
+        "best_recall": weights,
+        "random_recall": torch.rand(QUERIES, pages, generator=random),
+    }
+    own = torch.full((QUERIES,), pages - 1)
     for part in PARTS:
         count = round(part * pages)
-        ranked = {
-            "recall": scores,
-            "best_recall": of_page,
-            "random_recall": rng.random(scores.shape).astype(np.float32),
-        }
         yield RecallCase(part=part, **{
-            name: _recall(weights, ranks, count) for name, ranks in ranked.items()
+            name: float((weights * chosen_pages(ranks, own, count)).sum(1).mean())
+            for name, ranks in ranked.items()
         })  # fmt: skip
 
 
-def _query(rng: np.random.Generator, directions: np.ndarray) -> Floats:
-    chosen = rng.choice(len(directions), SPANS_ASKED, replace=False)
-    wanted = np.repeat(directions[chosen].mean(0), HEADS // KV_HEADS, 0)
-    return (SHARPNESS * wanted + rng.normal(size=wanted.shape)).astype(np.float32)
+def _query(random: torch.Generator, directions: torch.Tensor) -> torch.Tensor:
+    chosen = torch.randperm(len(directions), generator=random)[:SPANS_ASKED]
+    wanted = directions[chosen].mean(0).repeat_interleave(HEADS // KV_HEADS, 0)
+    return SHARPNESS * wanted + torch.randn(wanted.shape, generator=random)
 
 
-def _weights(query: Floats, keys: np.ndarray) -> Floats:
-    """Of all heads together, float32 [tokens]."""
-    shared = np.repeat(keys, HEADS // KV_HEADS, 1)
-    scores = np.einsum("thd,hd->ht", shared, query) / np.sqrt(HEAD_DIM)
-    each = np.exp(scores - scores.max(1, keepdims=True))
-    return (each / each.sum(1, keepdims=True)).mean(0).astype(np.float32)
-
-
-def _recall(weights: Floats, ranks: Floats, count: int) -> float:
-    lengths = np.full(len(ranks), ranks.shape[1], np.int32)
-    selected = select_pages(ranks, lengths, count, NEWEST)
-    each = [recall(one, pages, PAGE_ROWS) for one, pages in zip(weights, selected, strict=True)]
-    return float(np.mean(each))
+def _weights(asked: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Of all heads together, [queries, tokens]."""
+    shared = keys.repeat_interleave(HEADS // KV_HEADS, 1)
+    scores = torch.einsum("thd,qhd->qht", shared, asked) / HEAD_DIM**0.5
+    return scores.softmax(-1).mean(1)

@@ -45,6 +45,8 @@ from stratakv.core.server_checks import (
 )
 from stratakv.core.units import parse_bytes
 
+LEAST_PAGES: Final = 3
+"""A query sees its own page and the one before in any case, and one that is chosen."""
 ADDRESS: Final = "an address of this machine, as 127.0.0.1, or 0.0.0.0 for all of them"
 
 
@@ -56,7 +58,8 @@ class EngineConfig:
     later, and ``storage_root`` only for one: directories below which it may be.
     ``storage_key_file``: holds the secret that stored pages are sealed with. ``tp``:
     tensor-parallel ranks; sizes are of each. ``sparse_offload``: rows that an indexer selects may
-    stay on the host; ``device_buffer_size``: so many of a request and layer are on the device.
+    stay on the host; ``device_buffer_size``: so many of a request and layer are on the device;
+    ``approximate_pages``: of a model without an indexer a query sees so many pages of its context.
     ``kv_cache_metrics``: measure how old cached pages grow, for a few microseconds a request."""
 
     page_tokens: int | None = None
@@ -92,6 +95,7 @@ class EngineConfig:
     storage_shards: int | None = None
     sparse_offload: bool = False
     device_buffer_size: int | None = None
+    approximate_pages: int | None = None
     kv_cache_metrics: bool = False
 
     def __post_init__(self) -> None:
@@ -211,7 +215,14 @@ class EngineConfig:
         if not self.sparse_offload:
             if self.device_buffer_size is not None:
                 raise ConfigError("--device-buffer-size: allowed with --sparse-offload")
+            if self.approximate_pages is not None:
+                raise ConfigError("--approximate-pages: allowed with --sparse-offload")
             return
+        check_count("--approximate-pages", self.approximate_pages, LEAST_PAGES)
+        if self.approximate_pages is not None and self.tp > 1:
+            raise ConfigError(
+                f"--approximate-pages: allowed with --tp 1; bounds of --tp {self.tp} ranks differ"
+            )
         if self.cache != "host":
             raise ConfigError(
                 f"--sparse-offload: --cache {self.cache} has no host pages; allowed with --cache "

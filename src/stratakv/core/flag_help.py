@@ -106,6 +106,9 @@ HELP: Final = {
     "there is room",
     "device_buffer_size": "of --sparse-offload: rows of each layer that a request whose pages have "
     "left the device has there, the model's top-k at least; default: twice that",
+    "approximate_pages": "of --sparse-offload, APPROXIMATE: a model without an indexer (Llama and "
+    "the like) sees so many pages of its context in each step, chosen by bounds of their keys, and "
+    "its answers are not quite its own; default: such a model is refused",
     "kv_cache_metrics": "measure how long cached pages stay, how long they are idle before they "
     "leave, and the gap between two uses; a few microseconds a request",
     "model": "a directory with config.json and safetensors; of serve also a name on the Hugging "

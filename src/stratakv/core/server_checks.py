@@ -132,6 +132,11 @@ def check_together(engine: "EngineConfig", server: "ServerConfig") -> None:
             "--device-buffer-size: with --role prefill no request has a buffer; allowed with the "
             "others"
         )
+    if engine.approximate_pages is not None and server.role != "unified":
+        raise ConfigError(
+            f"--approximate-pages: --role {server.role} hands over no bounds of pages; allowed is "
+            "--role unified"
+        )
     if server.peer_tp is not None and server.peer_tp % engine.tp:
         raise ConfigError(
             f"--peer-tp {server.peer_tp}: allowed are multiples of --tp {engine.tp}; where the "

@@ -9,13 +9,23 @@ from typing import cast
 
 import torch
 
-from stratakv.core.ids import GroupId
+from stratakv.core.ids import GroupId, LayerId
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyBounds:
+    """Of the keys of each page of a layer the least and the greatest of every element, [pages, 2,
+    heads, dim]; they share memory with the pools."""
+
+    layer: LayerId
+    rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerPages:
     """One layer's keys and values, [pages, P, heads, dim] each; they share memory with the pools.
-    The same again by row, [pages * P, heads * dim], and by page, [pages, P * heads * dim]."""
+    The same again by row, [pages * P, heads * dim], and by page, [pages, P * heads * dim].
+    ``bounds``: where queries see selected pages alone."""
 
     group: GroupId
     heads: int
@@ -25,9 +35,16 @@ class LayerPages:
     value_rows: torch.Tensor
     key_pages: torch.Tensor
     value_pages: torch.Tensor
+    bounds: KeyBounds | None = None
 
     @classmethod
-    def of(cls, group: GroupId, keys: torch.Tensor, values: torch.Tensor) -> "LayerPages":
+    def of(
+        cls,
+        group: GroupId,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        bounds: KeyBounds | None = None,
+    ) -> "LayerPages":
         pages, size, heads, key_dim = keys.shape
         assert values.shape[:3] == keys.shape[:3], f"{tuple(keys.shape)}, {tuple(values.shape)}"
         rows = pages * size
@@ -40,6 +57,7 @@ class LayerPages:
             value_rows=values.view(rows, -1),
             key_pages=keys.view(pages, -1),
             value_pages=values.view(pages, -1),
+            bounds=bounds,
         )
 
 

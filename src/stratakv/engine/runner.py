@@ -19,7 +19,7 @@ from stratakv.engine.hf_cache import PagedCache
 from stratakv.engine.kernels import AttentionGroup, AttentionKernels
 from stratakv.engine.last_hidden import LastHidden
 from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.paged_layer import LatentPages, LayerPages, Scratch
+from stratakv.engine.paged_layer import KeyBounds, LatentPages, LayerPages, Scratch
 from stratakv.engine.state_layer import OpenStates, StateBuffer, StatePages, StateRows
 from stratakv.engine.step_calls import (
     ForwardCall,
@@ -34,7 +34,8 @@ from stratakv.engine.tensors import on_device
 from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.derive import shared_layers
-from stratakv.spec.groups import CacheSpec
+from stratakv.spec.groups import ANCHOR, CacheSpec
+from stratakv.spec.offload import bounds_places
 from stratakv.spec.support import (
     continues_token_by_token,
     key_value_places,
@@ -183,11 +184,16 @@ def token_pages(
     spec: CacheSpec, pools: LayerTensors, config: Mapping[str, object]
 ) -> dict[LayerId, TokenPages]:
     """Where each layer of attention keeps its tokens; a layer that owns none reads its owner's."""
+    bounds = {
+        layer: KeyBounds(layer, pools.layer(ANCHOR, buffer.name, layer).squeeze(1))
+        for layer, buffer in bounds_places(spec).items()
+    }
     found: dict[LayerId, TokenPages] = {
         layer: LayerPages.of(
             place.group,
             pools.layer(place.group, place.key.name, layer),
             pools.layer(place.group, place.value.name, layer),
+            bounds.get(layer),
         )
         for layer, place in key_value_places(spec).items()
     }

@@ -15,6 +15,8 @@ KEY: Final = "k"
 VALUE: Final = "v"
 LATENT: Final = "latent"
 INDEX_KEY: Final = "index_k"
+BOUNDS: Final = "bounds"
+"""Of the keys of each page, with the number of pages that a query sees: ``bounds16``."""
 CONV: Final = "conv"
 RECURRENT: Final = "recurrent"
 

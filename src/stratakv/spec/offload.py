@@ -5,13 +5,14 @@ the device, as does whatever every query reads: DeepSeek-V4's coarse entries, it
 open blocks. Must not know sizes (``budget``).
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.spec.groups import ANCHOR, BufferSpec, CacheSpec, Home
-from stratakv.spec.kinds import INDEX_KEY, LATENT
+from stratakv.spec.kinds import BOUNDS, INDEX_KEY, KEY, LATENT, VALUE
 from stratakv.spec.model_config import ModelConfig
 from stratakv.spec.support import kind_of
 
@@ -54,7 +55,10 @@ def indexers(spec: CacheSpec) -> int:
     """Layers that select rows themselves; the others read what one of these has selected."""
     names = (buffer for group in spec.groups for buffer in group.buffers)
     return len({
-        layer for buffer in names if kind_of(buffer).endswith(INDEX_KEY) for layer in buffer.layers
+        layer
+        for buffer in names
+        if kind_of(buffer).endswith(INDEX_KEY) or _bounded(buffer)
+        for layer in buffer.layers
     })  # fmt: skip
 
 
@@ -63,12 +67,59 @@ def offloaded(spec: CacheSpec, config: Mapping[str, object], home: Home = Home.H
     or the device where no request may leave any there. ``config``: of a model that has a
     ``top_k``."""
     kind = selected_kind(config)
-    anchor, *others = spec.groups
+    anchor = spec.groups[ANCHOR]
     chosen = tuple(buffer for buffer in anchor.buffers if kind_of(buffer) == kind)
     rest = tuple(buffer for buffer in anchor.buffers if kind_of(buffer) != kind)
+    return _cut(spec, rest, chosen, home)
+
+
+def has_pages_to_select(spec: CacheSpec) -> bool:
+    """Whether its anchor has keys and values, and nothing else."""
+    return {kind_of(buffer) for buffer in spec.groups[ANCHOR].buffers} == {KEY, VALUE}
+
+
+def with_bounds(spec: CacheSpec, pages: int) -> CacheSpec:
+    """The same cache of a model without an indexer, each of whose queries sees so many ``pages``:
+    keys and values in a group of their own, at home on the host, beside bounds of each page, which
+    stay. Bounds are named after ``pages``: what is computed with another number is another
+    cache."""
+    anchor = spec.groups[ANCHOR]
+    bounds = tuple(
+        replace(
+            buffer,
+            name=f"{BOUNDS}{pages}{buffer.name.removeprefix(KEY)}",
+            rows_per_page=1,
+            row_shape=(2, *buffer.row_shape),
+        )
+        for buffer in anchor.buffers
+        if kind_of(buffer) == KEY
+    )
+    return _cut(spec, bounds, anchor.buffers, Home.HOST)
+
+
+def _cut(
+    spec: CacheSpec, rest: tuple[BufferSpec, ...], chosen: tuple[BufferSpec, ...], home: Home
+) -> CacheSpec:
+    anchor, *others = spec.groups
     selected = replace(anchor, id=GroupId(1), name=SELECTED_GROUP, buffers=chosen, home=home)
     moved = (replace(group, id=GroupId(group.id + 1)) for group in others)
     return replace(spec, groups=(replace(anchor, buffers=rest), selected, *moved))
+
+
+def _bounded(buffer: BufferSpec) -> re.Match[str] | None:
+    return re.fullmatch(rf"{BOUNDS}(\d+)", kind_of(buffer))
+
+
+def bounds_pages(spec: CacheSpec) -> int:
+    """Pages that a query sees where they are selected by bounds; 0 where they are not."""
+    found = [match for b in spec.groups[ANCHOR].buffers if (match := _bounded(b))]
+    return int(found[0][1]) if found else 0
+
+
+def bounds_places(spec: CacheSpec) -> dict[LayerId, BufferSpec]:
+    """The anchor's buffer with the bounds of each layer that has some."""
+    of = spec.groups[ANCHOR].buffers
+    return {layer: buffer for buffer in of if _bounded(buffer) for layer in buffer.layers}
 
 
 def selected_group(spec: CacheSpec) -> GroupId:

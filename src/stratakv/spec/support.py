@@ -12,7 +12,7 @@ from typing import Final, assert_never
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.spec.derive import family_of
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
-from stratakv.spec.kinds import CONV, INDEX_KEY, KEY, LATENT, RECURRENT, VALUE
+from stratakv.spec.kinds import BOUNDS, CONV, INDEX_KEY, KEY, LATENT, RECURRENT, VALUE
 from stratakv.spec.model_config import ModelConfig
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.spec.time_steps import TimeSteps
@@ -131,7 +131,7 @@ def _group_refusal(group: CacheGroup) -> str | None:
         case KeepBoundary():
             known = f"{CONV}|{RECURRENT}"
         case KeepAll():
-            known = f"{KEY}|{VALUE}|{LATENT}|{INDEX_KEY}|{ENTRIES}"
+            known = f"{KEY}|{VALUE}|{LATENT}|{INDEX_KEY}|{ENTRIES}|{BOUNDS}\\d+"
         case KeepWindow():
             known = f"{KEY}|{VALUE}|{LATENT}|{OVERLAP}"
         case KeepChunk():

@@ -20,14 +20,19 @@ from stratakv.transfer.cpu import DEFAULT_COPIER
 
 
 class HostRows(Protocol):
-    """Of one group, whose layers have one buffer each."""
+    """Of one group."""
 
     def load(self, layer: LayerId, device: PageRows, host: PageRows) -> None:
-        """Copy host rows to device rows, one by one."""
+        """Copy host rows to device rows, one by one, in a layer that has one buffer."""
+        ...
+
+    def load_pages(self, layer: LayerId, device: PageIds, host: PageIds) -> None:
+        """Copy what the layer has on host pages to device pages."""
         ...
 
     def pages(self, layer: LayerId, pages: PageIds) -> Bytes:
-        """What a layer has on host ``pages``: uint8 [n, bytes], the caller's own."""
+        """What a layer has on host ``pages``: uint8 [n, bytes], the caller's own; one buffer after
+        the other."""
         ...
 
 
@@ -50,8 +55,14 @@ class CpuHostRows:
         if len(host):
             self._copier.scatter_rows(self._routes[layer], device, host)
 
+    def load_pages(self, layer: LayerId, device: PageIds, host: PageIds) -> None:
+        if len(host):
+            self._copier.scatter(self._routes[layer], device, host)
+
     def pages(self, layer: LayerId, pages: PageIds) -> Bytes:
         route = self._routes[layer]
-        (segment,) = route.segments
-        part = slice(segment.offset_bytes, segment.offset_bytes + segment.bytes)
-        return np.ascontiguousarray(route.arena[pages, part])
+        parts = [
+            route.arena[pages, part.offset_bytes : part.offset_bytes + part.bytes]
+            for part in route.segments
+        ]
+        return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, 1)
