@@ -13,8 +13,10 @@ from stratakv.spec.retention import (
     KeepLive,
     KeepWindow,
     Retention,
+    handed_over,
     needed,
     needed_starts,
+    peak_pages,
 )
 
 SIZE = st.integers(1, 80)
@@ -65,6 +67,24 @@ def by_definition(rule: Retention, end: int, page: int) -> set[int]:
 @example(KeepLive(), 70, 16)
 def test_needed_is_the_designs_table(rule: Retention, end: int, page: int) -> None:
     assert set(needed(rule, end, page)) == by_definition(rule, end, page)
+
+
+@settings(deadline=None)
+@given(RULES, END, PAGE)
+@example(KeepWindow(16), 64, 16)
+@example(KeepWindow(17), 64, 16)
+@example(KeepChunk(24), 48, 16)
+@example(KeepBoundary(), 64, 16)
+def test_handed_over_is_what_is_needed_and_what_the_same_prompt_can_hit(
+    rule: Retention, end: int, page: int
+) -> None:
+    taken, span = handed_over(rule, end, page), needed(rule, end, page)
+    hit = max(0, end - 1) // page * page
+    state = isinstance(rule, KeepBoundary | KeepLive)
+    assert taken.stop == span.stop
+    assert taken.start == (span.start if state else min(span.start, needed(rule, hit, page).start))
+    if end:
+        assert len(taken) <= peak_pages(rule, end, 1, page), "it is booked"
 
 
 @settings(deadline=None)

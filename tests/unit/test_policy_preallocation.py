@@ -16,6 +16,7 @@ from stratakv.spec.retention import (
     KeepChunk,
     KeepLive,
     KeepWindow,
+    handed_over,
     needed,
     peak_pages,
 )
@@ -71,17 +72,17 @@ SAME_AGAIN = [
 def test_a_window_below_the_last_boundary_fits_what_decoding_books(
     n, window, page, start, tail, pages
 ):
-    """What is needed where the same prompt can hit begins a page earlier at most."""
+    """What is handed over for the same prompt to hit begins a page earlier at most."""
     rule = KeepWindow(window)
-    first = needed(rule, last_end(n, page) * page, page).start
-    assert (first * page, n - first * page, -(-n // page) - first) == (start, tail, pages)
+    span = handed_over(rule, n, page)
+    assert (span.start * page, n - span.start * page, len(span)) == (start, tail, pages)
+    assert span.start == needed(rule, last_end(n, page) * page, page).start
     assert pages <= peak_pages(rule, n, 1, page)
 
 
 def test_a_window_of_no_whole_pages_is_whole_below_the_last_boundary():
     """SGLang's formula begins at 3,072 of 5,120 here, and the window at 4,992 begins at 2,945."""
-    first = needed(KeepWindow(2047), last_end(5120, 128) * 128, 128).start
-    assert first * 128 == 2944
+    assert handed_over(KeepWindow(2047), 5120, 128).start * 128 == 2944
     assert (5120 - 1 - 2047) // 128 * 128 == 3072
 
 

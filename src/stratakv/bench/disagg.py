@@ -9,8 +9,9 @@ transport that is not installed is left out.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -31,10 +32,12 @@ CHAT_TOKENS: Final = 8192
 PROMPTS: Final = tuple(1024 << n for n in range(8))
 RESERVE_TOKENS: Final = 512
 PAGE_TOKENS: Final = 256
-TRANSFER_PROMPT: Final = 4096
-REQUESTS: Final = 32
-"""Of one lap; 17 MiB each, of pages anywhere in the pools."""
-UNDER_WAY: Final = 8
+LAYERS: Final = 24
+LONG_PROMPT: Final = 4096
+SHORT_PROMPT: Final = 512
+LAP_BYTES: Final = 600 << 20
+"""Of the requests of one lap, of pages anywhere in the pools: five long prompts, 25 short ones."""
+UNDER_WAY: Final = 4
 """Requests that are posted and not written."""
 LAPS: Final = 16
 DECISIONS: Final = 2000
@@ -44,12 +47,16 @@ _LIBRARY, _HAND_OFF = "library", "hand-off"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOffThroughput:
     """Medians. ``ratio``: of the seconds of the transport's library alone to the hand-off's, of the
-    same ranges in neighbouring laps of ``REQUESTS``; ``gb_s``: of the hand-off, 10^9 bytes.
-    ``alone_*``: of one request while there is no other, until its proof is there, and its bytes by
-    the library."""
+    same ranges in neighbouring laps of requests of ``LONG_PROMPT`` tokens, ``short_ratio`` of
+    ``SHORT_PROMPT``; ``processor_ratio``: of long prompts, of the processor's seconds that the
+    process took which sends, which others on the same cores do not change. ``gb_s``: of the
+    hand-off of long prompts, 10^9 bytes. ``alone_*``: of one short
+    request while there is no other, until its proof is there, and its bytes by the library."""
 
     name: str
     ratio: float
+    short_ratio: float
+    processor_ratio: float
     gb_s: float
     alone_ms: float
     alone_library_ms: float
@@ -83,8 +90,8 @@ def gpt_oss_spec(layers: int, page_tokens: int = PAGE_TOKENS) -> CacheSpec:
 
 def run() -> dict[str, object]:
     """Measure, and print tables; the servers take a few minutes."""
-    table, pages = admissions(gpt_oss_spec(24))
-    decision_us = admit_us(gpt_oss_spec(24), pages)
+    table, pages = admissions(gpt_oss_spec(LAYERS))
+    decision_us = admit_us(gpt_oss_spec(LAYERS), pages)
     print(f"gpt-oss-20b, windows of 128, pages of {PAGE_TOKENS}, {POOL_BYTES >> 30} GiB:")
     print(f"prompt   admitted by group   by whole prompts   by group, split for {CHAT_TOKENS:,}")
     for row in table:
@@ -94,8 +101,10 @@ def run() -> dict[str, object]:
     found = [each for name in TRANSPORTS if (each := throughput(name)) is not None]
     for each in found:
         print(
-            f"{each.name:20} {each.gb_s:6.2f} GB/s, {each.ratio:.2f} of its library alone; one "
-            f"request alone {each.alone_ms:.2f} ms, by the library {each.alone_library_ms:.2f}"
+            f"{each.name:20} {each.gb_s:6.2f} GB/s, {each.ratio:.2f} of its library alone (by the "
+            f"processor's seconds {each.processor_ratio:.2f}); prompts of {SHORT_PROMPT} tokens "
+            f"{each.short_ratio:.2f}, one of them alone {each.alone_ms:.2f} ms, by the library "
+            f"{each.alone_library_ms:.2f}"
         )
     gaps = token_gaps.run()
     if gaps is not None:
@@ -156,37 +165,50 @@ def admit_us(spec: CacheSpec, pages: Sequence[int]) -> float:
 
 def throughput(name: str) -> HandOffThroughput | None:
     """None where the transport is not installed, or cannot be had here."""
-    load = HandOffLoad(
-        spec=gpt_oss_spec(4), requests=REQUESTS, prompt=TRANSFER_PROMPT, under_way=UNDER_WAY
-    )
     try:
-        with HandOffs.opened(name, load) as hand_offs:
-            hand_offs.hand_over(REQUESTS)  # warm, and before the library may have brought anything
-            here, there = hand_offs.sums(REQUESTS)
-            if here != there:
-                raise AssertionError(f"{name}: what is there is not what was handed over")
-            many = _laps(hand_offs, LAPS, REQUESTS)
-            alone = _laps(hand_offs, LAPS * REQUESTS // 2, 1)
+        with _opened(name, LONG_PROMPT) as (hand_offs, requests):
+            many, work = _laps(hand_offs, LAPS, requests)
+            size = hand_offs.load.request_bytes * requests
+        with _opened(name, SHORT_PROMPT) as (hand_offs, requests):
+            short, _ = _laps(hand_offs, LAPS, requests)
+            alone, _ = _laps(hand_offs, LAPS * requests // 2, 1)
     except (ConfigError, TransportError) as error:
         print(f"{name}: left out: {error}")
         return None
-    size = hand_offs.request_bytes * REQUESTS
     return HandOffThroughput(
         name=name,
         ratio=round(many.ratio(_LIBRARY, _HAND_OFF), 3),
+        short_ratio=round(short.ratio(_LIBRARY, _HAND_OFF), 3),
+        processor_ratio=round(work.median_s(_LIBRARY) / work.median_s(_HAND_OFF), 3),
         gb_s=round(size / many.median_s(_HAND_OFF) / 1e9, 3),
         alone_ms=round(alone.median_s(_HAND_OFF) * 1e3, 2),
         alone_library_ms=round(alone.median_s(_LIBRARY) * 1e3, 2),
     )
 
 
-def _laps(hand_offs: HandOffs, laps: int, requests: int) -> Laps:
-    found = Laps()
+@contextmanager
+def _opened(name: str, prompt: int) -> Generator[tuple[HandOffs, int]]:
+    """Both sides, and how many requests of so many tokens are a lap; their bytes were looked at."""
+    load = HandOffLoad(spec=gpt_oss_spec(LAYERS), requests=1, prompt=prompt, under_way=UNDER_WAY)
+    load = replace(load, requests=max(1, LAP_BYTES // load.request_bytes))
+    with HandOffs.opened(name, load) as hand_offs:
+        hand_offs.hand_over(load.requests)  # before the library may have brought anything
+        here, there = hand_offs.sums(load.requests)
+        if here != there:
+            raise AssertionError(f"{name}: what is there is not what was handed over")
+        yield hand_offs, load.requests
+
+
+def _laps(hand_offs: HandOffs, laps: int, requests: int) -> tuple[Laps, Laps]:
+    """By the clock, and by the processor's seconds of this process."""
+    found, work = Laps(), Laps()
     contenders: list[tuple[str, Callable[[int], float]]] = [
         (_LIBRARY, hand_offs.by_library),
         (_HAND_OFF, hand_offs.hand_over),
     ]
     for turn in range(laps):
         for which, seconds in in_turn(contenders, turn):
+            begun_s = time.process_time()
             found.add(which, seconds(requests))
-    return found
+            work.add(which, time.process_time() - begun_s)
+    return found, work

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias, assert_never
 import numpy as np
 
 from stratakv.bench.transports import TRANSPORTS, TransportChoice
-from stratakv.cache.footprint import TransferPages
+from stratakv.cache.footprint import TransferPages, taken_spans
 from stratakv.cache.records import TierTokens
 from stratakv.core.errors import TransportError
 from stratakv.core.wakeup import Wakeup
@@ -34,7 +34,6 @@ from stratakv.disagg.wire import Ranges, Wire
 from stratakv.engine.roles import FirstToken
 from stratakv.memory.device_pools import DevicePools
 from stratakv.spec.groups import CacheSpec
-from stratakv.spec.retention import needed
 
 _PREFILL, _DECODE = PeerId("prefill"), PeerId("decode")
 _PAUSE_S: Final = 0.0002
@@ -59,9 +58,13 @@ class HandOffLoad:
     under_way: int
 
     def spans(self) -> list[range]:
-        """Page indexes of one request that decoding needs, by group."""
-        groups, page = self.spec.groups, self.spec.page_tokens
-        return [needed(group.retention, self.prompt, page) for group in groups]
+        """Page indexes of one request that decode takes, by group."""
+        return taken_spans(self.spec, self.prompt)
+
+    @property
+    def request_bytes(self) -> int:
+        groups = zip(self.spec.groups, self.spans(), strict=True)
+        return sum(group.page_bytes * len(span) for group, span in groups)
 
     def pages(self, seed: int) -> list[TransferPages]:
         """Of each request, scattered."""
@@ -219,7 +222,7 @@ class HandOffs:
     """The side that writes."""
 
     def __init__(self, side: _Side, load: HandOffLoad, pipe: Connection, there: Regions) -> None:
-        self._side, self._load, self._pipe = side, load, pipe
+        self._side, self.load, self._pipe = side, load, pipe
         self._pairing = side.peers.pairing(_DECODE)
         self._pages = list(zip(load.pages(1), load.pages(2), strict=True))
         self._ranges = [
@@ -245,10 +248,6 @@ class HandOffs:
             finally:
                 side.close()
 
-    @property
-    def request_bytes(self) -> int:
-        return sum(each.sizes.sum().item() for each in self._ranges) // len(self._ranges)
-
     def hand_over(self, requests: int) -> float:
         """Seconds until decode has the proof of each of the first ``requests``. TransportError
         where a side is lost."""
@@ -258,7 +257,7 @@ class HandOffs:
         sent = done = 0
         while done < requests:
             pause_s = _STEP_S
-            if sent < min(requests, done + self._load.under_way):
+            if sent < min(requests, done + self.load.under_way):
                 self._send(sent)
                 sent, pause_s = sent + 1, _BETWEEN_S
             done += sum(isinstance(event, Done) for event in self._side.events(pause_s))
