@@ -8,6 +8,7 @@ from scripts.metrics_page import DOCUMENT, document
 from stratakv.core.ids import GroupId
 from stratakv.disagg.page_leases import PageLeases
 from stratakv.disagg.statistics import SessionCounts
+from stratakv.engine.page_selection import Recall
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.metric_families import FAMILIES
 from stratakv.serve.metrics import ServerMetrics
@@ -128,11 +129,12 @@ def every_family():
     )
     stats = replace(with_storage(), counters=Counters().snapshot(), ages=ages)
     sessions = SessionCounts().stats([], PageLeases().counts())
-    text = ServerMetrics(GROUPS, "m").render(stats, sessions).decode()
+    metrics = ServerMetrics(GROUPS, "m")
+    metrics.watch(Recall())
+    text = metrics.render(stats, sessions).decode()
     found = list(text_string_to_metric_families(rendered(stats)))
-    found += [
-        family for family in text_string_to_metric_families(text) if "_transfer_" in family.name
-    ]
+    there = {family.name for family in found}
+    found += [one for one in text_string_to_metric_families(text) if one.name not in there]
     return [family for family in found if not family.name.endswith("_created")]
 
 
@@ -155,6 +157,16 @@ def test_the_page_on_metrics_is_made_of_the_list():
     assert DOCUMENT.read_text("utf-8") == document()
     page = DOCUMENT.read_text("utf-8")
     assert all(f"`{event}`" in page for event in asdict(PersistCounters()))
+
+
+def test_the_recall_of_selected_pages_is_a_sum_and_a_number():
+    metrics, recall = ServerMetrics(GROUPS, "m"), Recall()
+    metrics.watch(recall)
+    recall.add(0.5)
+    recall.add(0.75)
+    found = scraped(metrics.render(None).decode())
+    name = "stratakv_page_selection_{}_total"
+    assert [found[(name.format(one),)] for one in ("queries", "recall")] == [2, 1.25]
 
 
 def test_ages_that_are_not_measured_are_not_there():

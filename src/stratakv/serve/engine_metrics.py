@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from stratakv.disagg.statistics import SessionStats
+from stratakv.engine.page_selection import Recall
 from stratakv.engine.stats import EngineStats
 from stratakv.serve.metric_families import BY_NAME, PREFIX
 from stratakv.tiers.statistics import AGE_BOUNDS_S, AgeCounts, PageAgeStats, PoolStats, StorageStats
@@ -43,6 +44,11 @@ class EngineCollector(Collector):
     def __init__(self) -> None:
         self._stats: EngineStats | None = None
         self._sessions: SessionStats | None = None
+        self._recall: Recall | None = None
+
+    def watch(self, recall: Recall) -> None:
+        """Show it too."""
+        self._recall = recall
 
     def show(self, stats: EngineStats | None, sessions: SessionStats | None) -> None:
         self._stats, self._sessions = stats, sessions
@@ -58,6 +64,9 @@ class EngineCollector(Collector):
                 yield from _of_storage(self._stats.storage)
         if self._sessions is not None:
             yield from _of_sessions(self._sessions)
+        if self._recall is not None:
+            yield _family("page_selection_queries", {(): self._recall.queries})
+            yield _family("page_selection_recall", {(): self._recall.weight})
 
 
 def _family(name: str, values: Labelled) -> Metric:

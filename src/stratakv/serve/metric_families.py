@@ -112,6 +112,12 @@ OF_PAGES: Final = (
     F("cache_spilled", "counter",
       "requests that, as they ran, left pages of selected rows on the host to go on",
       see="[sparse decode](sparse-decode.md)"),
+    F("page_selection_queries", "counter",
+      "with `--approximate-pages`: queries of which it was measured what they saw, the last of "
+      "each chunk of a prompt in each layer, where something was left out",
+      see="[sparse decode](sparse-decode.md#dense-models-approximately)"),
+    F("page_selection_recall", "counter",
+      "sum over them of the part of attention's weight that they saw: by their number, the recall"),
     F("cache_retracted", "counter", "requests that were retracted when pages ran short"),
     F("cache_retracted_pages", "counter", "pages that were saved for it, beyond what the host had"),
     F("cache_retracted_unsaved", "counter",

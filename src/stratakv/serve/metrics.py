@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from stratakv.core.ids import GroupId
 from stratakv.disagg.statistics import SessionStats
+from stratakv.engine.page_selection import Recall
 from stratakv.engine.request import CachedTokens
 from stratakv.engine.stats import EngineStats
 from stratakv.serve.engine_metrics import EngineCollector
@@ -107,6 +108,10 @@ class ServerMetrics:
     def lost_kv_events(self) -> None:
         """A batch found its queue full."""
         self._lost_events.inc()
+
+    def watch(self, recall: Recall) -> None:
+        """Of a model whose queries see selected pages."""
+        self._engine.watch(recall)
 
     def render(self, stats: EngineStats | None, sessions: SessionStats | None = None) -> bytes:
         """The text format; without the engine's figures if it cannot give them. ``sessions``: of a

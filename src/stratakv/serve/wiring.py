@@ -46,6 +46,7 @@ from stratakv.engine.adapters import check_directories
 from stratakv.engine.grammars import RankZeroGrammars
 from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
 from stratakv.engine.model_facts import read_facts
+from stratakv.engine.page_selection import PageSelectingRunner
 from stratakv.engine.request import Prompt
 from stratakv.serve.admin import OPEN_S, StorageAdmin
 from stratakv.serve.api_keys import api_keys, join_key
@@ -104,6 +105,8 @@ def build_service(
         sockets = Sockets(ranks=ranks, observer=observer, grammars=grammars)
         parts = build_sized(model, config, sizes, _for_role(sockets, disagg))
         _open(parts, disagg, store)
+        if isinstance(parts.runner, PageSelectingRunner):
+            metrics.watch(parts.runner.recall)
         if disagg is not None:
             disagg.serve_again(partial(_submit_again, parts))
         undo.pop_all()
