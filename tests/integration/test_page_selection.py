@@ -7,7 +7,8 @@ from functools import cache, partial
 
 import pytest
 
-from stratakv.assembly.models import build_engine
+from stratakv.core.config import ServerConfig
+from stratakv.serve.wiring import build_service
 from tests.engines import (
     all_free,
     computing,
@@ -20,7 +21,7 @@ from tests.engines import (
     run,
     tokens_of,
 )
-from tests.fixtures.models import FAMILIES, random_prompt
+from tests.fixtures.models import FAMILIES, random_prompt, tiny_model
 from tests.hit_cases import engine_model
 from tests.offloading import (
     ANSWER,
@@ -33,6 +34,8 @@ from tests.offloading import (
     spilled,
     submit,
 )
+from tests.scraped import scraped
+from tests.serving import train_tokenizer
 from tests.storage_cases import PATIENT, Shelf, attach_backend, format_of
 
 PAGE, SEEN, PLENTY = V32["page_tokens"], 4, 200
@@ -159,11 +162,20 @@ def test_recall_is_the_weight_that_was_seen():
     assert found[20].mean == 1
 
 
-def test_a_server_sized_by_bytes_logs_what_fits_and_answers(caplog):
+def test_a_server_logs_what_fits_and_answers_and_tells_its_recall(tmp_path, caplog):
     caplog.set_level("INFO")
-    settings = {"device_memory": "192KiB", "host_memory": "4MiB", "chat_tokens": 120}
-    config = LLAMA.config(32, **settings)
-    with closing(build_engine(engine_model("llama"), config)) as parts:
+    path = train_tokenizer(tmp_path)
+    tiny_model("llama").save_pretrained(path)
+    config = LLAMA.config(
+        32, device_memory="192KiB", host_memory="4MiB", chat_tokens=120, dtype="float32"
+    )
+    service, parts = build_service(path, config, ServerConfig())
+    with closing(parts):
         assert answers(PROMPTS[:3], parts) == LLAMA.right(*rows_of(PROMPTS[:3]))
+        found = scraped(service.metrics.render(parts.engine.stats()).decode())
     assert "120 tokens each: 1 requests with all on the device" in caplog.text
     assert "with offload, which pays above" in caplog.text
+    queries, recall = (
+        found[(f"stratakv_page_selection_{name}_total",)] for name in ("queries", "recall")
+    )
+    assert 0.2 * queries < recall < queries
