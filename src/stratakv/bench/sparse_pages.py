@@ -127,4 +127,4 @@ def hand_off_rounds(page_tokens: int) -> Generator[tuple[int, Round]]:
         spec=spec, requests=HANDED_OVER, prompt=HANDED_OVER_PROMPT, under_way=HANDED_OVER
     )
     with HandOffs.opened("loopback", load) as hand_offs:
-        yield hand_offs.request_bytes * HANDED_OVER, partial(hand_offs.hand_over, HANDED_OVER)
+        yield load.request_bytes * HANDED_OVER, partial(hand_offs.hand_over, HANDED_OVER)
