@@ -35,7 +35,7 @@ from tests.serving import ProcessSize, size_of
 
 ROUNDS, TINY, CONNECTIONS, HOSTILE, LEAVING = 3, 10_000, 1_000, 600, 60
 WORKERS = 16
-LIVES_S = 3600
+LIVES_S = 12 * PATIENCE_S
 ANSWER = 24
 PROMPTS = [tokens(30 + 45 * at, 900 + at) for at in range(6)]
 PATHS = (

@@ -162,7 +162,7 @@ def test_recall_is_the_weight_that_was_seen():
     assert found[20].mean == 1
 
 
-def test_a_server_logs_what_fits_and_answers_and_tells_its_recall(tmp_path, caplog):
+def test_a_server_logs_what_fits_and_answers_and_reports_its_recall(tmp_path, caplog):
     caplog.set_level("INFO")
     path = train_tokenizer(tmp_path)
     tiny_model("llama").save_pretrained(path)

@@ -50,13 +50,15 @@ def asked(directory, tmp_path_factory):
 
             def query(expression: str) -> list[dict]:
                 filled = expression.replace("$model", ".*").replace("$__rate_interval", "1m")
-                answer = httpx.get(f"{url}/api/v1/query", params={"query": filled}, timeout=60)
+                answer = httpx.get(
+                    f"{url}/api/v1/query", params={"query": filled}, timeout=PATIENCE_S
+                )
                 assert answer.status_code == 200, (filled, answer.text)
                 return answer.json()["data"]["result"]
 
             def ready() -> bool:
                 try:
-                    return httpx.get(f"{url}/-/ready", timeout=60).status_code == 200
+                    return httpx.get(f"{url}/-/ready", timeout=PATIENCE_S).status_code == 200
                 except httpx.TransportError:
                     return False
 

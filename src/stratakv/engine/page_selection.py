@@ -144,7 +144,7 @@ class SelectedPages:
         self._bounds = on_device(bounds.astype(np.int64), device)
         self._begun = on_device(bounds[offset == 0].astype(np.int64), device)
         self._widened: LayerId | None = None
-        self._decoding = Decoding.of(shape, table, kept, kernels.page_tokens)
+        self._decoding = DecodingQueries.of(shape, table, kept, kernels.page_tokens)
 
     def gather(self, latents: LatentPages) -> torch.Tensor:
         raise AssertionError("pages of latents have no bounds")
@@ -257,7 +257,7 @@ class SelectedPages:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decoding:
+class DecodingQueries:
     """b one-token queries. own, positions: int64 [b]. pages, bounds: int64 [b, n], device pages of
     either group, of which those behind a query's own are its own once more."""
 
@@ -267,7 +267,7 @@ class Decoding:
     bounds: torch.Tensor
 
     @classmethod
-    def of(cls, shape: StepShape, table: Table, kept: Table, page_tokens: int) -> "Decoding":
+    def of(cls, shape: StepShape, table: Table, kept: Table, page_tokens: int) -> "DecodingQueries":
         rows, positions = shape.rows[: shape.decodes], shape.starts[: shape.decodes]
         own = positions // page_tokens
         column = np.minimum(np.arange(own.max(initial=0) + 1), own[:, None])

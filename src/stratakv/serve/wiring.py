@@ -105,8 +105,7 @@ def build_service(
         sockets = Sockets(ranks=ranks, observer=observer, grammars=grammars)
         parts = build_sized(model, config, sizes, _for_role(sockets, disagg))
         _open(parts, disagg, store)
-        if isinstance(parts.runner, PageSelectingRunner):
-            metrics.watch(parts.runner.recall)
+        _watch_recall(metrics, parts)
         if disagg is not None:
             disagg.serve_again(partial(_submit_again, parts))
         undo.pop_all()
@@ -137,6 +136,11 @@ def build_service(
         misses=parts.engine.misses,
     )
     return service, parts
+
+
+def _watch_recall(metrics: ServerMetrics, parts: EngineParts) -> None:
+    if isinstance(parts.runner, PageSelectingRunner):
+        metrics.watch(parts.runner.recall)
 
 
 def _driver(
