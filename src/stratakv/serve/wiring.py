@@ -7,7 +7,7 @@ take memory), and the checks of ``--kv-events`` that need more than its text.
 import logging
 import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -89,8 +89,7 @@ def build_service(
     metrics = ServerMetrics(groups, server.served_model_name or path.resolve().name)
     now = MonotonicClock()
     with ExitStack() as undo:
-        spans = open_spans(server, now, WallClock())
-        undo.callback(spans.close)
+        spans = undo.enter_context(closing(open_spans(server, now, WallClock())))
         publisher = open_publisher(server, metrics.lost_kv_events)
         if publisher is not None:
             undo.callback(publisher.close)
