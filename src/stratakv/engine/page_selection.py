@@ -153,14 +153,13 @@ class SelectedPages:
         layer, bounds = self._ready(context)
         asked = self._decoding
         entries = asked.entries(query, bounds.rows, self._kernels.pages)
-        hidden = entries > asked.own[:, None]
-        pages = self._pages(bounds.layer, asked.pages.gather(1, entries), entries, hidden)
+        pages = self._pages(bounds.layer, asked.pages.gather(1, entries), entries)
         size, read = self._kernels.page_tokens, self._kernels.scratch.gather
         shape = (len(query), -1, layer.heads)
         keys = read("keys", layer.key_pages, pages.view(-1)).view(*shape, layer.key_dim)
         values = read("values", layer.value_pages, pages.view(-1)).view(*shape, layer.value_dim)
         at = (entries[:, :, None] * size + torch.arange(size)).flatten(1)
-        unseen = (at > asked.positions[:, None]) | hidden.repeat_interleave(size, 1)
+        unseen = at > asked.positions[:, None]
         keys.masked_fill_(unseen[:, :, None, None], 0)
         values.masked_fill_(unseen[:, :, None, None], 0)
         mask = torch.zeros(unseen.shape, dtype=query.dtype).masked_fill_(unseen, -torch.inf)
@@ -232,15 +231,13 @@ class SelectedPages:
         keys, values = keys.view(*shape, layer.key_dim), values.view(*shape, layer.value_dim)
         return keys.transpose(0, 1), values.transpose(0, 1)
 
-    def _pages(
-        self, layer: LayerId, found: torch.Tensor, entries: torch.Tensor, hidden: torch.Tensor
-    ) -> torch.Tensor:
+    def _pages(self, layer: LayerId, found: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
         """Device pages behind ``entries`` [b, k], what is missing copied there first."""
         bucket = None if self._spilled is None else self._spilled.bucket(np.arange(self.decodes))
         if bucket is None:
             return found
         plan = self._kernels.plan_of[layer]
-        read, missing = bucket.read(plan, found, entries, hidden)
+        read, missing = bucket.read(plan, found, entries, None)
         self._kernels.host.load_pages(layer, missing.device.pages, missing.host.pages)
         return read
 
