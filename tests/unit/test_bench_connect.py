@@ -29,6 +29,11 @@ if sys.argv[1] == "-c":
 given = json.loads(Path(sys.argv[3]).read_text())
 if "family" in given:
     sys.exit()
+if given["alone"]:
+    calls = {{tier: {{"store": [[a, a]] * 3, "read": [[b, b / 2]] * 3}}
+             for tier, a, b in (("strata", 1.0, 1.0), ("own", 3.0, 4.0))}}
+    Path(sys.argv[4]).write_text(json.dumps(calls))
+    sys.exit()
 ours, full = given["tier"] == "strata", given["quota_bytes"]
 with open(Path(__file__).with_name("lives"), "a") as log:
     print(given["tier"], full, *given["prompts"], file=log)
@@ -84,6 +89,18 @@ def test_tiers_take_turns_and_then_get_half_of_what_they_would_write(engine, tmp
     assert lives[-1][2:] == [str(seed) for seed in range(7, -1, -1)]
     assert (case["quota_bytes"], case["ours_full"]["disk_bytes"]) == (200, 200)
     assert case["theirs_full"]["disk_bytes"] == 1000
+
+
+def test_back_ends_that_work_without_an_engine_are_measured_alone_too(engine, tmp_path, capsys):
+    engine.write_text(ENGINE.replace('if "vllm" in sys.argv', "if True"))
+    flags = ["--engine", "sglang", "--model", str(tmp_path)]
+    (case,) = measured(engine, tmp_path, *flags)["cases"]
+    assert case["alone"] == {
+        "store_ratio": 3.0, "store_cpu_ratio": 3.0, "read_ratio": 0.25, "read_cpu_ratio": 0.25,
+    }  # fmt: skip
+    assert "ours stores 3.00 times as fast" in capsys.readouterr().out
+    (other,) = measured(engine, tmp_path, "--engine", "vllm", "--model", str(tmp_path))["cases"]
+    assert other["alone"] is None
 
 
 def test_the_built_in_models_are_those_of_the_engine(engine, tmp_path):

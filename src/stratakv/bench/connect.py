@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from stratakv.bench.connect_lives import BenchTier, Life, Lived
+from stratakv.bench.connect_lives import BenchTier, Calls, Life, Lived
 from stratakv.connect.engines import ENGINES
 from stratakv.core.errors import ConfigError
 
@@ -59,12 +59,25 @@ class QuotaFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallFigures:
+    """The back ends alone, without an engine around them: a prompt's pages are stored, and read
+    from the disk. Medians of ratios of seconds, and of seconds of processors: how many times as
+    fast ours stores, and how much of the time of theirs it reads in."""
+
+    store_ratio: float
+    store_cpu_ratio: float
+    read_ratio: float
+    read_cpu_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectCase:
     """A ratio is ours to theirs: of the seconds to the first token of a restart hit (the median of
     all prompts of all rounds, ours and theirs of one prompt together), of the seconds of processors
     that it takes, of the tokens that are computed and stored in a second, of the seconds of
     processors that this takes, of the bytes that are written. ``hits_lost``: tokens that theirs has
-    served after a restart, and ours has not."""
+    served after a restart, and ours has not. ``alone``: None where an engine's tier has threads of
+    its own, and does not work without one."""
 
     engine: str
     model: str
@@ -79,6 +92,7 @@ class ConnectCase:
     quota_bytes: int
     ours_full: QuotaFigures
     theirs_full: QuotaFigures
+    alone: CallFigures | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +201,6 @@ def _measure(
         lives.live(tier, fresh=True, quota_bytes=quota_bytes)
         again = lives.live(tier, quota_bytes=quota_bytes, prompts=PROMPTS[::-1])
         full[tier] = QuotaFigures(disk_bytes=again.disk_bytes, cached=again.cached)
-    lives.end()
     ours, theirs = restarted["strata"], restarted["own"]
     return ConnectCase(
         engine=engine,
@@ -207,6 +220,7 @@ def _measure(
         quota_bytes=quota_bytes,
         ours_full=full["strata"],
         theirs_full=full["own"],
+        alone=lives.alone() if engine == "sglang" else None,
     )
 
 
@@ -222,6 +236,31 @@ class _Lives:
         self, tier: BenchTier, *, fresh: bool = False, quota_bytes: int = 0,
         prompts: Sequence[int] = PROMPTS,
     ) -> Lived:  # fmt: skip
+        found = self._call(tier, fresh=fresh, quota_bytes=quota_bytes, prompts=tuple(prompts))
+        for name in ("first_token_s", "cached"):
+            found[name] = tuple(found[name])
+        return Lived(**found)
+
+    def alone(self) -> CallFigures:
+        found = self._call("strata", fresh=True, alone=True)
+        ours, theirs = (Calls(**found[tier]) for tier in _TIERS)
+
+        def ratio(
+            one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], at: int
+        ) -> float:
+            return median(a[at] / b[at] for a, b in zip(one, other, strict=True))
+
+        return CallFigures(
+            store_ratio=ratio(theirs.store, ours.store, 0),
+            store_cpu_ratio=ratio(theirs.store, ours.store, 1),
+            read_ratio=ratio(ours.read, theirs.read, 0),
+            read_cpu_ratio=ratio(ours.read, theirs.read, 1),
+        )
+
+    def _call(
+        self, tier: BenchTier, *, fresh: bool, quota_bytes: int = 0, prompts: tuple[int, ...] = (),
+        alone: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
         directory = self._there.root / tier
         if fresh:
             shutil.rmtree(directory, ignore_errors=True)
@@ -231,18 +270,11 @@ class _Lives:
             tier=tier,
             directory=str(directory),
             quota_bytes=quota_bytes,
-            prompts=tuple(prompts),
+            prompts=prompts,
             prompt_tokens=PROMPT_TOKENS,
             stand_ins=self._there.stand_ins is not None,
         )
-        found = self._there.call(self._engine, asdict(life))
-        for name in ("first_token_s", "cached"):
-            found[name] = tuple(found[name])
-        return Lived(**found)
-
-    def end(self) -> None:
-        for tier in _TIERS:
-            shutil.rmtree(self._there.root / tier, ignore_errors=True)
+        return self._there.call(self._engine, {**asdict(life), "alone": alone})
 
 
 def _first_tokens(lives: Sequence[Lived]) -> Iterator[float]:
@@ -302,3 +334,10 @@ def _print(case: ConnectCase) -> None:
         shown = "" if ratio is None else f"{ratio:7.2f}"
         print(f"  {text:40s} {one:11,.1f} {other:11,.1f} {shown}")
     print(f"  tokens that theirs serves and ours does not: {case.hits_lost}", flush=True)
+    if (alone := case.alone) is not None:
+        print(
+            f"  back ends alone: ours stores {alone.store_ratio:.2f} times as fast (by processors "
+            f"{alone.store_cpu_ratio:.2f}), reads in {alone.read_ratio:.2f} of the time (by "
+            f"processors {alone.read_cpu_ratio:.2f})",
+            flush=True,
+        )

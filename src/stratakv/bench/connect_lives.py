@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -32,11 +32,14 @@ VOCABULARY: Final = 512
 _PAGES_FROM_BYTES: Final = 1 << 16
 """A smaller file holds no pages."""
 _QUIET_S: Final = 1.0
-_HEADS: Final = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+LAYERS: Final = 4
+HEADS: Final = 8
+HEAD_WIDTH: Final = 128
 _USUAL: Final = {
-    "vocab_size": VOCABULARY, "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512,
-    "max_position_embeddings": 8192, "bos_token_id": None, "eos_token_id": None,
-    "pad_token_id": None, **_HEADS,
+    "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "hidden_size": 256,
+    "intermediate_size": 512, "max_position_embeddings": 8192, "bos_token_id": None,
+    "eos_token_id": None, "pad_token_id": None, "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS, "head_dim": HEAD_WIDTH,
 }  # fmt: skip
 _MIXED: Final = {
     "sliding_window": 256,
@@ -79,6 +82,15 @@ class Lived:
     cpu_s: float
     written_bytes: int
     disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Of each batch of pages: seconds, and seconds of processors, to store it, and to read it from
+    files that have left the page cache."""
+
+    store: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    read: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
 
 
 def measure(life: Life, answer: Answer, settle: Settle) -> Lived:
@@ -196,13 +208,20 @@ def _files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def main(life_file: str, lived_file: str) -> None:
+    """``alone`` of a life: of the tiers' calls, without a model."""
     given: dict[str, Any] = json.loads(Path(life_file).read_text())
     if "family" in given:
         write_model(given["family"], Path(given["directory"]))
         return
     given["prompts"] = tuple(given["prompts"])
+    alone = given.pop("alone")
     life = Life(**given)
     Path(life.directory).mkdir(exist_ok=True)
+    if alone:
+        found = import_module("stratakv.bench.connect_calls").measure_calls(life)
+        calls = {tier: asdict(one) for tier, one in found.items()}
+        Path(lived_file).write_text(json.dumps(calls))
+        return
     drop_cached(Path(life.directory))
     live = import_module(f"stratakv.bench.connect_{life.engine}").live
     Path(lived_file).write_text(json.dumps(asdict(live(life))))

@@ -22,7 +22,7 @@ from stratakv.bench.connect_lives import (
 def live(life: Life) -> Lived:
     import sglang  # noqa: PLC0415 - takes seconds
 
-    engine = sglang.Engine(**_arguments(life))
+    engine = sglang.Engine(**engine_arguments(life))
     sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
 
     def answer(tokens: list[int]) -> int:
@@ -35,7 +35,8 @@ def live(life: Life) -> Lived:
     return lived
 
 
-def _arguments(life: Life) -> Mapping[str, Any]:
+def engine_arguments(life: Life) -> Mapping[str, Any]:
+    """Of ``Engine``, and of ``ServerArgs``."""
     on_cpu = {
         "device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch",
         "dtype": "float32", "disable_overlap_schedule": True, "hicache_io_backend": "direct",
@@ -54,20 +55,22 @@ def _arguments(life: Life) -> Mapping[str, Any]:
 
 
 def _storage(life: Life) -> Mapping[str, str]:
+    return {
+        "hicache_storage_backend": "file" if life.tier == "own" else "dynamic",
+        "hicache_storage_backend_extra_config": json.dumps(storage_config(life)),
+    }
+
+
+def storage_config(life: Life) -> dict[str, Any]:
+    """Of its back end."""
     if life.tier == "own":
         extra = {"file_storage_path": life.directory, "prefetch_threshold": PAGE_TOKENS}
         if life.quota_bytes:
             extra["max_size"] = str(life.quota_bytes)
-        name = "file"
-    else:
-        quota = f"?quota={life.quota_bytes}B" if life.quota_bytes else ""
-        extra = {
-            "backend_name": "strata", "module_path": "stratakv.connect.sglang",
-            "class_name": "StrataStorage", "interface_v1": 1, "prefetch_threshold": PAGE_TOKENS,
-            "storage": f"file://{life.directory}{quota}",
-        }  # fmt: skip
-        name = "dynamic"
+        return extra
+    quota = f"?quota={life.quota_bytes}B" if life.quota_bytes else ""
     return {
-        "hicache_storage_backend": name,
-        "hicache_storage_backend_extra_config": json.dumps(extra),
-    }
+        "backend_name": "strata", "module_path": "stratakv.connect.sglang",
+        "class_name": "StrataStorage", "interface_v1": 1, "prefetch_threshold": PAGE_TOKENS,
+        "storage": f"file://{life.directory}{quota}",
+    }  # fmt: skip
