@@ -146,6 +146,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "disagg/peers.py": "no step may wait for all memory to be registered with a new peer",
         "serve/driver.py": "the engine's own thread",
         "serve/kv_events.py": "who publishes must not hold a step up",
+        "serve/load_progress.py": "the load itself is one call of Hugging Face's",
         "serve/tracing.py": "an end waits only so long for a collector of spans",
         "serve/followers.py": "who watches the processes of other ranks",
         "serve/lanes.py": "what takes long runs beside the event loop, one thread for each lane",

@@ -60,6 +60,7 @@ from stratakv.serve.hand_off import (
     PrefillRules,
     UnifiedRules,
 )
+from stratakv.serve.load_progress import load_progress
 from stratakv.serve.metrics import ServerMetrics
 from stratakv.serve.prefill_hosts import PrefillHosts
 from stratakv.serve.service import Joins, Limits, Service, WebOptions
@@ -277,7 +278,9 @@ def _load(
         if reached is not None:
             undo.callback(reached.close)
         log.info("loading the model in %s", path)
-        model = load_model(path, config.dtype, ranks=config.tp, identity=identity)
+        weights = weights_bytes(path, read_facts(path, config.dtype).dtype)
+        with load_progress(weights // config.tp):
+            model = load_model(path, config.dtype, ranks=config.tp, identity=identity)
         if spec_for(model.facts, config).digest != sizes.sharding.whole.digest:
             if reached is not None or ranks is not None:
                 raise ConfigError(
