@@ -14,6 +14,7 @@ setup(
         )
         for package, name in (
             ("core", "_page_keys"),
+            ("tree", "_path_columns"),
             ("transfer", "_gather"),
             ("sparse", "_swap_in"),
         )

@@ -49,7 +49,10 @@ SERVE_MODULES: Final = (
 ROUTE_MODULES: Final = ("httpx", "starlette", "uvicorn", "h11")
 """The same of the extra ``route``."""
 BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "tree": ("match, lease, insert, evict of the prefix tree", ()),
+    "tree": (
+        "match, lease, insert, evict of the prefix tree, beside SGLang's",
+        ("python", "stand-ins"),
+    ),
     "transfer": ("copies between device and host", ()),
     "serve": (
         "the engine by cache tier, beside Hugging Face's, and to the first token",
@@ -86,7 +89,7 @@ _BENCH_FLAGS: Final[Mapping[str, dict[str, Any]]] = {
         "help": "also what was recorded: .npy of int32 [steps, top-k], -1 for none",
     },
     "tp": {"action": WholeNumber, "default": 2, "metavar": "INT", "help": "ranks (default: 2)"},
-    "python": {"metavar": "FILE", "help": "the Python that has the engines; default: this one"},
+    "python": {"metavar": "FILE", "help": "the Python that has the engines (tree: SGLang)"},
     "stand-ins": {
         "type": Path,
         "metavar": "DIR",
@@ -356,13 +359,19 @@ def _bench(arguments: argparse.Namespace) -> int:
             options[flag] = tuple(filter(None, values[flag].split(",")))
         chosen["options"] = bench.PolicyOptions(**options)
     try:
-        _write_json(arguments.json, bench.run(**chosen))
+        _report(arguments.json, bench.run(**chosen))
     except ConfigError as error:  # a model is an argument of a server, and a flag of a bench
         raise ConfigError(re.sub(r"^MODEL\b", "--model", str(error))) from error
     except RankLostError as error:
         print(f"stratakv: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _report(path: str | None, found: dict[str, object]) -> None:
+    _write_json(path, found)
+    if found.get("interrupted"):  # what it had by then has been printed and is written
+        raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from stratakv.bench.per_request import PER_REQUEST
 from stratakv.bench.play import play
 from stratakv.bench.shapes import BASELINES, FIRST_TOKENS, build
 from stratakv.bench.workload import Chat
+from stratakv.cli import main
 from stratakv.core.config import EngineConfig
 from stratakv.engine.model import wrap
 from tests.engines import greedy, run, small_engine, tokens_of
@@ -75,6 +77,34 @@ def test_a_race_beside_generate_serves_every_token_of_both():
     assert ours_s > 0 < plain_s
 
 
+def test_what_was_measured_before_ctrl_c_is_printed_and_written(monkeypatch, capsys, tmp_path):
+    """The signal comes in the middle of the second model's comparison."""
+    figures = baselines.Baseline(
+        model="llama 8x256", ours_tok_s=2.0, generate_tok_s=1.0, generate_batch_tok_s=1.0,
+        ragged_ratio=1.0, no_reuse_ratio=1.0, no_reuse_storage_ratio=1.0,
+    )  # fmt: skip
+
+    def compare(name, model):
+        if name != figures.model:
+            signal.raise_signal(signal.SIGINT)
+        return figures
+
+    monkeypatch.setattr(serve, "compare", compare)
+    monkeypatch.setattr(serve, "DEVICE_LONGEST", 2)
+    monkeypatch.setattr(serve.Chat, "within", lambda longest, vocabulary: CHAT)
+    threads, written = torch.get_num_threads(), tmp_path / "figures.json"
+    assert main(["bench", "serve", "--json", str(written)]) == 130
+    report = json.loads(written.read_text())
+    assert report["interrupted"]
+    assert [mode["mode"] for mode in report["modes"]] == ["off", "device", "device+host"]
+    assert [one["model"] for one in report["baselines"]] == ["llama 8x256"]
+    assert report["first_tokens"] == []
+    shown = capsys.readouterr()
+    assert "llama 8x256: ours 2, generate 1 tok/s" in shown.out
+    assert "stratakv: interrupted" in shown.err
+    assert torch.get_num_threads() == threads
+
+
 def test_the_report_has_every_mode_baseline_and_first_token(monkeypatch, capsys):
     monkeypatch.setattr(baselines, "PROMPTS", 2)
     monkeypatch.setattr(baselines, "PROMPT_TOKENS", 8)
@@ -96,6 +126,7 @@ def test_the_report_has_every_mode_baseline_and_first_token(monkeypatch, capsys)
     report = serve.run(trace=None, model=None)
     assert torch.get_num_threads() == threads
     assert json.loads(json.dumps(report)) == report
+    assert not report["interrupted"]
     assert [mode["mode"] for mode in report["modes"]] == ["off", "device", "device+host"]
     off, device, host = report["modes"]
     assert off["cached_device_tokens"] == off["cached_host_tokens"] == 0

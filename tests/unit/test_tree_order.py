@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
-from stratakv.core.ids import NodeIds
+from stratakv.core.ids import NodeIds, PageKey
+from stratakv.spec.retention import KeepWindow
 from stratakv.testing.specs import small_spec
+from stratakv.tree.check import check
 from stratakv.tree.nodes import NodeTable, Tier
 from stratakv.tree.order import COLD, LAST_USE, WARM, EvictionQueue, LeastRecentlyUsed
+from stratakv.tree.prefix_tree import PrefixTree
 
 
 def rows(*of: int) -> NodeIds:
@@ -66,3 +69,34 @@ def test_between_the_cold_end_and_every_rank_there_is_room_for_each_last_use() -
     for stamp in (WARM + 1, WARM + 12345, 2 * WARM - 1):
         assert COLD < stamp & LAST_USE < WARM
         assert ((7 << 44) + stamp) & LAST_USE == stamp - WARM
+
+
+def test_of_batches_alike_the_newest_stays_and_others_stay_whole() -> None:
+    queue = EvictionQueue()
+    depth = np.arange(10, dtype=np.int32)
+    queue.push(3, 2, rows(0, 1, 2))
+    queue.push(4, 2, rows(1, 2))
+    queue.push(5, 6, rows(3, 6))  # with a hole: other rows may have the same ends
+    queue.push(6, 6, rows(3, 6))
+    queue.push(7, 2, rows(0, 1, 2))
+    queue.push(8, 0, rows())
+    queue.compact(depth)
+    found = sorted((key, some.tolist()) for key, some in queue.batches())
+    assert found == [(4, [1, 2]), (5, [3, 6]), (6, [3, 6]), (7, [0, 1, 2]), (8, [])]
+    assert queue.weight == 3 + 3 + 3 + 4 + 1
+    assert queue.pop()[0] == 4
+    assert queue.weight == 3 + 3 + 4 + 1
+
+
+def test_a_queue_is_tidied_once_it_is_long_and_what_may_leave_stays_in_it() -> None:
+    spec = small_spec([KeepWindow(40)], page_tokens=4)
+    tree = PrefixTree(spec, 64)
+    keys = [PageKey(bytes([at]) * 32) for at in range(40)]
+    tree.insert(keys, 0, [np.arange(40, dtype=np.int32)] * len(spec.groups))
+    queues = tree.internals.pins.queues[Tier.DEVICE]
+    weights: set[int] = set()
+    for _ in range(1000):
+        tree.leases.release(tree.leases.take(keys, len(keys)))
+        weights.update(queue.weight for queue in queues)
+    check(tree)
+    assert max(weights) <= 4 * 64 + 4096 + 41

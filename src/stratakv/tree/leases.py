@@ -28,6 +28,7 @@ from stratakv.tree.stored import host_prefix
 
 DEVICE, HOST = Tier.DEVICE, Tier.HOST
 HIGHEST_PRIORITY: Final = 2**31 - 1
+RELEASED_TWICE: Final = "a lease was released twice"
 NO_ROWS: Final[NodeIds] = np.empty(0, np.intp)
 
 
@@ -98,21 +99,23 @@ class Leases:
         counted as a use of these pages before, and only comes back to them. ``spill``: of groups
         that have their home on the host, what can be read there is pinned there alone.
         """
-        first = list(self._matcher.starts(end) if starts is None else starts)
+        first = self._matcher.starts(end) if starts is None else list(starts)
         path, loading = NO_ROWS, ()
         near: dict[GroupId, NodeIds] = {}
         if end:
-            path = self._path(keys, end, priority)
-            self._nodes.hits[path] += not again
-            pins = self._pins
-            use = pins.stamp if again else pins.hit
-            stamp = pins.tick()
-            for group in self._groups:
-                rows = path[first[group] :]
-                use(group, rows, stamp)
-                if spill and group in self._spilled.groups:
-                    rows = near[GroupId(group)] = self._spilled.pin(GroupId(group), rows)
-                pins.pin(DEVICE, group, rows)
+            path = self._nodes.tail(self._nodes.index[keys[end - 1]], end)
+            if priority > 0:
+                self._raise_priority(path, priority)
+            pins, pinned = self._pins, first
+            if spill:
+                pinned, stamp = first[:], pins.tick()
+                for group in self._spilled.groups:
+                    rows = path[first[group] :]
+                    (pins.stamp if again else pins.hit)(group, rows, stamp)
+                    near[group] = self._spilled.pin(group, rows)
+                    pins.pin(DEVICE, group, near[group])
+                    pinned[group] = end  # nothing of it is left to pin
+            pins.lease(path, pinned, again=again)
             if self._copies.loads:
                 loading = self._tickets(first, path)
         elif spill:
@@ -183,7 +186,8 @@ class Leases:
         """Land what ``lease`` is to load on device ``pages`` (per group) with the plan ``ticket``,
         which other leases may share. The lease that is returned takes its place: it stands on the
         device alone, and the copy holds both ends."""
-        self._end(lease)
+        assert lease in self._open, RELEASED_TWICE
+        del self._open[lease]
         self._copies.begin_load(lease.host, pages, ticket)
         loading = lease.loading
         if ticket not in loading:  # it may stand on pages of the same plan already
@@ -299,7 +303,8 @@ class Leases:
 
     def release(self, lease: Lease) -> None:
         """End a lease; what it held may leave from now on."""
-        self._end(lease)
+        assert lease in self._open, RELEASED_TWICE
+        del self._open[lease]
         if not lease.end:
             return
         match lease:
@@ -328,19 +333,16 @@ class Leases:
     def is_open(self, lease: Lease) -> bool:
         return lease in self._open
 
-    def _end(self, lease: Lease) -> None:
-        assert lease in self._open, "a lease was released twice"
-        del self._open[lease]
-
     def _release(self, lease: DeviceLease) -> None:
         pins, path, starts = self._pins, lease.path, lease.starts
-        stamp = pins.tick()
-        for group in reversed(self._groups):  # the anchor last: its node waits for the others
-            rows = path[starts[group] :]
-            pins.stamp(group, rows, stamp)
-            if lease.near:
-                rows = self._spilled.unpin(GroupId(group), rows, lease.near)
-            pins.unpin(DEVICE, group, rows)
+        if lease.near:
+            starts, stamp = starts[:], pins.tick()
+            for group in reversed(lease.near):
+                rows = path[starts[group] :]
+                pins.stamp(group, rows, stamp)
+                pins.unpin(DEVICE, group, self._spilled.unpin(group, rows, lease.near))
+                starts[group] = lease.end
+        pins.release(path, starts)
 
     def _release_unloaded(self, lease: LoadLease) -> None:
         pins = self._pins

@@ -44,6 +44,7 @@ class Matcher:
         self._nodes = nodes
         self._others = [group.id for group in spec.groups[1:]]
         self._starts: list[npt.NDArray[np.int64]] = []
+        self._at_end: list[tuple[int, ...]] = []  # the same by end, for who asks for all groups
         self._tables(64)
 
     def _tables(self, ends: int) -> None:
@@ -51,12 +52,13 @@ class Matcher:
             needed_starts(group.retention, self._spec.page_tokens, ends)
             for group in self._spec.groups
         ]
+        self._at_end = list(zip(*(table.tolist() for table in self._starts), strict=True))
 
     def starts(self, end: int) -> list[int]:
         """First needed page of every group at ``end``."""
         if end >= len(self._starts[0]):
             self._tables(2 * end)
-        return [table.item(end) for table in self._starts]
+        return list(self._at_end[end])
 
     def match(self, keys: Sequence[PageKey], limit: int) -> Match:
         """Match at most ``limit`` pages of ``keys``."""

@@ -24,6 +24,7 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.tree.gone import Gone
 from stratakv.tree.journal import Journal
 from stratakv.tree.observer import CacheObserver, PageWatcher
+from stratakv.tree.path_columns import DEFAULT_PATH_COLUMNS, TIER_BITS, MakePathColumns, PathColumns
 from stratakv.tree.residency import Moved, ResidencyColumn
 
 Int32s = npt.NDArray[np.int32]
@@ -50,12 +51,14 @@ ONE_CHILD: Final = (np.array((1, 0, 1), np.int32), np.array((0, 1, 1), np.int32)
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """``rows[:len(keys)]`` is a chain, top first; page ``start`` of the prefix is ``rows[0]``."""
+    """``rows[:len(keys)]`` is a chain, top first; page ``start`` of the prefix is ``rows[0]``, and
+    hangs under ``parent``, a row of the run ``above``."""
 
     rows: NodeIds
     keys: list[PageKey]
     parent: int
     start: int
+    above: "Run | None"
 
 
 class NodeTable:
@@ -69,6 +72,7 @@ class NodeTable:
         observer: CacheObserver | None = None,
         watcher: PageWatcher | None = None,
         now_s: NowS = never,
+        path_columns: MakePathColumns = DEFAULT_PATH_COLUMNS,
     ) -> None:
         groups = range(len(spec.groups))
         size = capacity + 1  # the root's row
@@ -102,6 +106,10 @@ class NodeTable:
         self.ticket = [np.full(size, NONE, np.int64) for _ in groups]  # load that is landing it
         self.checkpoint: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
         self.milestone: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
+        device, host = self.pins
+        self.paths: PathColumns = path_columns(
+            self.hits, device, host, self.rank, self.need, self.state, TIER_BITS
+        )
         self._run_of: Int32s = np.full(size, NONE, np.int32)
         self._runs: dict[int, Run] = {}
         self._next_run = 0
@@ -127,19 +135,21 @@ class NodeTable:
 
     def tail(self, tip: int, count: int) -> NodeIds:
         """The last ``count`` rows of the path to ``tip``, top first."""
-        parts: list[NodeIds] = []
-        runs, run_of, depth = self._runs, self._run_of, self.depth
-        while count > 0:
-            run = runs[run_of.item(tip)]
-            stop = depth.item(tip) - run.start + 1
-            part = run.rows[max(0, stop - count) : stop]
-            parts.append(part)
-            count -= len(part)
-            tip = run.parent
-        if len(parts) == 1:
-            return parts[0]
-        parts.reverse()
-        return np.concatenate(parts) if parts else np.empty(0, np.intp)
+        if not count:
+            return np.empty(0, np.intp)
+        run = self._runs[self._run_of.item(tip)]
+        stop = self.depth.item(tip) - run.start + 1
+        if count <= stop:
+            return run.rows[stop - count : stop]
+        rows = np.empty(count, np.intp)
+        while count > stop:
+            rows[count - stop : count] = run.rows[:stop]
+            count -= stop
+            above = run.above
+            assert above is not None, "the path is shorter"
+            run, stop = above, run.start - above.start
+        rows[:count] = run.rows[stop - count : stop]
+        return rows
 
     def keys_to(self, tip: int, count: int) -> list[PageKey]:
         """Keys of ``tail(tip, count)``."""
@@ -206,6 +216,7 @@ class NodeTable:
 
     def _append(self, parent: int, start: int, rows: NodeIds, keys: Sequence[PageKey]) -> int:
         """Lengthen the parent's run where ``parent`` ends it, else open a run; returns its id."""
+        run = None
         if parent >= 0:
             run_id = self._run_of.item(parent)
             run = self._runs[run_id]
@@ -220,7 +231,7 @@ class NodeTable:
                 run.keys += keys
                 return run_id
         self._next_run += 1
-        self._runs[self._next_run] = Run(rows.copy(), list(keys), parent, start)
+        self._runs[self._next_run] = Run(rows.copy(), list(keys), parent, start, run)
         return self._next_run
 
     def remove(self, chain: NodeIds, *, from_host: bool) -> None:

@@ -15,7 +15,9 @@ rank.
 """
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -23,6 +25,7 @@ import numpy.typing as npt
 
 from stratakv.core.ids import NodeIds
 from stratakv.tree.nodes import NodeTable, Tier
+from stratakv.tree.path_columns import EvictionRanks, Ranks
 
 COLD: Final = 0
 """Rank of a page that nothing is expected to need again; below every other rank."""
@@ -30,8 +33,6 @@ WARM: Final = 1 << 43
 """Lowest rank of a policy. Between it and ``COLD`` is what milestones alone need, by its last use:
 ``rank & LAST_USE`` of the rank that it had, as every policy has the stamp in its low bits."""
 LAST_USE: Final = WARM - 1
-EvictionRanks: TypeAlias = int | npt.NDArray[np.int64]
-"""One rank > 0 for all rows of a call, or int64 [n]."""
 
 
 class Queue(Protocol):
@@ -57,6 +58,10 @@ class Queue(Protocol):
         ...
 
     def clear(self) -> None: ...
+
+    def compact(self, depth: npt.NDArray[np.int32]) -> None:
+        """Forget batches that a newer one repeats: every lease of a path queues it once more."""
+        ...
 
     def batches(self) -> list[tuple[int, NodeIds]]:
         """Every batch, for ``check``."""
@@ -87,9 +92,27 @@ class EvictionPolicy(Protocol):
         """The request that holds them still uses them, or has just let go: no other use."""
         ...
 
+    def on_path(self, path: NodeIds, starts: list[int], stamp: int, *, hit: bool) -> Ranks:
+        """``hit`` or else ``touch`` of ``path[starts[g]:]`` of every group g."""
+        ...
+
     def gone(self, group: int, rows: Sequence[int] | NodeIds) -> None:
         """The last copies of pages have left; their nodes still have their keys."""
         ...
+
+
+class RanksByGroup(ABC):
+    """A policy that ranks the pages of a path group by group."""
+
+    @abstractmethod
+    def hit(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks: ...
+
+    @abstractmethod
+    def touch(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks: ...
+
+    def on_path(self, path: NodeIds, starts: list[int], stamp: int, *, hit: bool) -> Ranks:
+        rank = self.hit if hit else self.touch
+        return [rank(group, path[start:], stamp) for group, start in enumerate(starts)]
 
 
 MakePolicy: TypeAlias = Callable[[NodeTable], EvictionPolicy]
@@ -111,6 +134,10 @@ class LeastRecentlyUsed:
 
     hit = enter
     touch = enter
+
+    def on_path(self, path: NodeIds, starts: list[int], stamp: int, *, hit: bool) -> Ranks:
+        del path, hit
+        return [stamp] * len(starts)
 
     def gone(self, group: int, rows: Sequence[int] | NodeIds) -> None:
         """Nothing is remembered."""
@@ -150,6 +177,23 @@ class EvictionQueue:
     def clear(self) -> None:
         self._heap.clear()
         self.weight = 0
+
+    def compact(self, depth: npt.NDArray[np.int32]) -> None:
+        seen: set[tuple[int, int, int]] = set()
+        kept: list[Batch] = []
+        for batch in sorted(self._heap, key=itemgetter(2), reverse=True):  # the newest first
+            rows = batch[3]
+            count = len(rows)
+            if count:
+                ends = rows.item(0), rows.item(-1), count
+                if depth.item(ends[1]) - depth.item(ends[0]) == count - 1:  # no hole: ends name it
+                    if ends in seen:
+                        continue
+                    seen.add(ends)
+            kept.append(batch)
+        heapq.heapify(kept)
+        self._heap = kept
+        self.weight = sum(len(batch[3]) + 1 for batch in kept)
 
     def batches(self) -> list[tuple[int, NodeIds]]:
         return [(key, rows) for key, _, _, rows in self._heap]

@@ -5,6 +5,8 @@ tier by every lease that stands on it there and by every copy that touches it. M
 residency or free a page.
 """
 
+from typing import Final
+
 import numpy as np
 
 from stratakv.core.ids import GroupId, NodeIds
@@ -12,7 +14,11 @@ from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import CHECKPOINT, TIERS, NodeTable, Tier
 from stratakv.tree.observer import PageWatcher
 from stratakv.tree.order import COLD, LAST_USE, WARM, MakePolicy
+from stratakv.tree.path_columns import SOME_WARM
 from stratakv.tree.residency import ON_DEVICE, ON_TIER, count_on_tier
+
+DEVICE = Tier.DEVICE
+TIERS_BY_BITS: Final = ((), (0,), (1,), (0, 1))
 
 
 class Pins:
@@ -27,6 +33,8 @@ class Pins:
     ) -> None:
         self._nodes = nodes
         self._watcher = watcher
+        self._most_queued = 4 * nodes.capacity + 4096
+        self._anchor_last = range(groups - 1, -1, -1)  # its node waits for them
         self.policy = policy(nodes)
         self.evictable = [[0] * groups for _ in TIERS]
         """``evictable[tier][group]``: resident pages of the group that nothing pins on the tier."""
@@ -104,9 +112,45 @@ class Pins:
         """Unpinned pages that have just left ``tier``."""
         self.evictable[tier][group] -= len(rows)
 
+    # -- pins of a whole path ------------------------------------------------------------------
+
+    def lease(self, path: NodeIds, starts: list[int], *, again: bool) -> None:
+        """A request uses ``path[starts[g]:]`` of every group g: rank them by that, and pin them on
+        the device. ``again``: it has counted as a use of them before."""
+        self._clock += 1
+        ranks = self.policy.on_path(path, starts, self._clock, hit=not again)
+        self._nodes.paths.lease(path, starts, ranks, not again, self.evictable[DEVICE])
+        if self._watcher is not None:
+            self._used(path, starts, hit=not again)
+
+    def release(self, path: NodeIds, starts: list[int]) -> None:
+        """The reverse of ``lease``; pages that lose their last pin may be evicted again."""
+        self._clock += 1
+        ranks = self.policy.on_path(path, starts, self._clock, hit=False)
+        become = self._nodes.paths.release(path, starts, ranks, self.evictable[DEVICE])
+        deepest = len(path) - 1
+        for group in self._anchor_last:
+            if what := become[group]:
+                rows = path[starts[group] :]
+                if group == ANCHOR:
+                    self._push(DEVICE, group, what, deepest, rows)
+                elif what == SOME_WARM:
+                    pins = self._nodes.pins[DEVICE][group]
+                    self.cool(group, rows[pins[rows] == 0])
+                else:
+                    for tier in TIERS_BY_BITS[what]:
+                        self._push(tier, group, COLD, deepest, rows)
+        if self._watcher is not None:
+            self._used(path, starts, hit=False)
+
+    def _used(self, path: NodeIds, starts: list[int], *, hit: bool) -> None:
+        assert self._watcher is not None
+        for group, start in enumerate(starts):
+            self._watcher.used(group, path[start:], hit=hit)
+
     # -- queues --------------------------------------------------------------------------------
 
-    def queue(self, tier: Tier, group: int, rows: NodeIds) -> None:
+    def queue(self, tier: int, group: int, rows: NodeIds) -> None:
         """Offer rows of one path, top first, for eviction in their rank's order."""
         if not len(rows):
             return
@@ -114,12 +158,19 @@ class Pins:
         # On the device only the last row of a path can be a leaf; elsewhere any of them may leave.
         lone = len(rows) == 1 or (group == ANCHOR and tier == Tier.DEVICE)
         key = rank.item(rows.item(-1)) if lone else int(rank[rows].min())
-        self._push(tier, group, key, rows)
+        self._push(tier, group, key, self._nodes.depth.item(rows.item(-1)), rows)
 
-    def _push(self, tier: Tier, group: int, key: int, rows: NodeIds) -> None:
+    def _push(self, tier: int, group: int, key: int, depth: int, rows: NodeIds) -> None:
         queue = self.queues[tier][group]
-        queue.push(key, self._nodes.depth.item(rows.item(-1)), rows)
-        if queue.weight > 4 * self._nodes.capacity + 4096:
+        queue.push(key, depth, rows)
+        if queue.weight > self._most_queued:
+            self.tidy(tier, group)
+
+    def tidy(self, tier: int, group: int) -> None:
+        """Throw away what others repeat, or all stale batches where that is not half of them."""
+        queue = self.queues[tier][group]
+        queue.compact(self._nodes.depth)
+        if queue.weight > self._most_queued // 2:
             self.rebuild(tier, group)
 
     def cool(self, group: int, rows: NodeIds) -> None:
@@ -133,7 +184,7 @@ class Pins:
             nodes.rank[group][rows] = COLD
             for tier in TIERS:
                 if count_on_tier(tier, state):
-                    self._push(tier, group, COLD, rows)
+                    self.queue(tier, group, rows)
             return
         free = [held == 0 for held in pins]
         idle = free[0] & free[1]
@@ -164,7 +215,7 @@ class Pins:
                 self.queue(tier, ANCHOR, rows)
             self.offer_above(rows.item(-1))
 
-    def rebuild(self, tier: Tier, group: int) -> None:
+    def rebuild(self, tier: int, group: int) -> None:
         """Throw stale batches away: O(n log n), amortised over 4 n queued rows."""
         nodes = self._nodes
         rows = nodes.rows()

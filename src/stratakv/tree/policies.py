@@ -14,7 +14,8 @@ from stratakv.core.choices import EVICTIONS
 from stratakv.core.ids import NodeIds
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import EvictionQueue, EvictionRanks, LeastRecentlyUsed, MakePolicy, Queue
+from stratakv.tree.order import EvictionQueue, LeastRecentlyUsed, MakePolicy, Queue, RanksByGroup
+from stratakv.tree.path_columns import EvictionRanks
 from stratakv.tree.s3_fifo import S3Fifo
 from stratakv.tree.slru import SegmentedLru
 
@@ -25,7 +26,7 @@ MOST: Final = (1 << 18) - 1
 UseCounts = npt.NDArray[np.int64]
 
 
-class LeastFrequentlyUsed:
+class LeastFrequentlyUsed(RanksByGroup):
     """Rank is how often a group's page was leased since it came, then the time of the last use."""
 
     def __init__(self, nodes: NodeTable) -> None:
@@ -50,7 +51,7 @@ class LeastFrequentlyUsed:
         """A page that comes again counts from nothing."""
 
 
-class ByPriority:
+class ByPriority(RanksByGroup):
     """Rank is the highest priority of any request that used the page, then the time of the last
     use. Priorities below 0 rank as 0."""
 

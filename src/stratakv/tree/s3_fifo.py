@@ -21,7 +21,8 @@ import numpy.typing as npt
 from stratakv.core.ids import NodeIds, PageKey
 from stratakv.spec.groups import ANCHOR
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import WARM, EvictionQueue, EvictionRanks, Queue
+from stratakv.tree.order import WARM, EvictionQueue, Queue, RanksByGroup
+from stratakv.tree.path_columns import EvictionRanks
 from stratakv.tree.residency import ON_DEVICE
 from stratakv.tree.segmented_queue import HIGH, Bools, Pair, Segments
 
@@ -32,7 +33,7 @@ TO_MAIN: Final = 2
 """Uses of a page in the small segment that save it."""
 
 
-class S3Fifo:
+class S3Fifo(RanksByGroup):
     def __init__(self, nodes: NodeTable) -> None:
         groups, size = range(len(nodes.state)), len(nodes.depth)
         self._nodes = nodes

@@ -13,13 +13,14 @@ import numpy as np
 
 from stratakv.core.ids import NodeIds
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.order import EvictionRanks, Queue
+from stratakv.tree.order import Queue, RanksByGroup
+from stratakv.tree.path_columns import EvictionRanks
 from stratakv.tree.segmented_queue import HIGH, Pair, Segments
 
 PROTECTED_SHARE: Final = 0.8
 
 
-class SegmentedLru:
+class SegmentedLru(RanksByGroup):
     def __init__(self, nodes: NodeTable) -> None:
         self._nodes = nodes
         self._pairs = [Pair(nodes, group) for group in range(len(nodes.state))]

@@ -57,7 +57,7 @@ OWN: Final = (
 """Types of which every rank has its own, or the same for ever."""
 OWN_PARTS: Final[dict[type, frozenset[str]]] = {
     Abandoned: frozenset({"reason"}),
-    NodeTable: frozenset({"kids"}),  # views
+    NodeTable: frozenset({"kids", "paths"}),  # views
 }
 """Public attributes of which every rank has its own, by type."""
 _NO_ROWS: Final = np.empty(0, np.intp)
