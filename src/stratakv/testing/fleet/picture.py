@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from stratakv.agreement.agreement import Agreement
 from stratakv.cache.losses import LossBook
+from stratakv.cache.misses import MissLog
 from stratakv.cache.prices import AdmissionLimits
 from stratakv.core.clock import BroadcastClock
 from stratakv.disagg.agreeing_role import AgreeingRole
@@ -47,7 +48,8 @@ OWN: Final = (
     Agreement, StepSync, BroadcastClock, IoWorker, SimTransfer, PageBytes, TokenRunner,
     AheadDevice, AheadExecutor,
     MethodType, FunctionType, BuiltinFunctionType,
-    PersistCounters, PrefetchCounters, Tally, LossBook,  # what this rank's store has answered
+    # What this rank's store has answered, and what is made of it.
+    PersistCounters, PrefetchCounters, Tally, LossBook, MissLog,
     StepTimes,  # of this rank's processor
     CacheSpec, CacheGroup, AdmissionLimits, EngineLimits,  # never change
     Namespaces, PrefetchRules, Prompt,
