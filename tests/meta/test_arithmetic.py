@@ -19,7 +19,7 @@ SOURCES = (
     "engine/lora_hooks.py", "engine/lora_config.py", "engine/adapters.py", "engine/runner.py",
     "engine/forward.py", "engine/rows.py", "engine/selected_rows.py", "engine/hf_cache.py",
     "engine/last_hidden.py", "engine/parallel.py", "engine/batch.py", "engine/scratch_limit.py",
-    "engine/triton_attention.py",
+    "engine/triton_attention.py", "engine/page_selection.py",
 )  # fmt: skip
 PINNED = {b"stratakv-arithmetic-1": "be7bad4ec7871992"}
 """What the sources were when a revision was new."""
@@ -35,6 +35,7 @@ WAIVERS: dict[str, str] = {
     "3cc207b3fdbb62ec": "refusals of ranks and dtypes in other words",
     "c6cfe9a4dfd158cb": "the same, and kernels of a GPU, which no page was computed with before",
     "40bc1232076ba342": "the same, and a forward may bring the tokens that were chosen from it",
+    "b4e301a50475fa0b": "the same, the largest of a row by bits, and pages by bounds (a new cache)",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""
 

@@ -30,9 +30,9 @@ TIERS: Final[tuple[BenchTier, ...]] = ("strata", "own")
 BATCHES: Final = 16
 PAGES: Final = 32
 """Of a batch: a prompt's, of 1 MiB each."""
-Rows: TypeAlias = Any
+CallRows: TypeAlias = Any
 """A tensor of the rows of pages."""
-Call: TypeAlias = Callable[[list[str], Rows], None]
+Call: TypeAlias = Callable[[list[str], CallRows], None]
 
 
 def measure_calls(life: Life) -> Mapping[BenchTier, Calls]:
@@ -70,7 +70,7 @@ def measure_calls(life: Life) -> Mapping[BenchTier, Calls]:
     return found
 
 
-def _timed(into: list[tuple[float, float]], call: Call, keys: list[str], rows: Rows) -> None:
+def _timed(into: list[tuple[float, float]], call: Call, keys: list[str], rows: CallRows) -> None:
     begun = time.perf_counter(), time.process_time()
     call(keys, rows)
     into.append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
@@ -109,10 +109,10 @@ def _ours(host: Any, life: Life) -> tuple[Call, Call]:  # noqa: ANN401 - SGLang'
     backend = StrataStorage(_config(life), {})
     backend.register_mem_pool_host(host)
 
-    def store(keys: list[str], rows: Rows) -> None:
+    def store(keys: list[str], rows: CallRows) -> None:
         assert all(backend.batch_set_v1(keys, rows))
 
-    def read(keys: list[str], rows: Rows) -> None:
+    def read(keys: list[str], rows: CallRows) -> None:
         assert backend.batch_exists(keys) == len(keys)
         assert all(backend.batch_get_v1(keys, rows))
 
@@ -125,14 +125,14 @@ def _theirs(host: Any, life: Life) -> tuple[Call, Call]:  # noqa: ANN401 - SGLan
 
     backend = HiCacheFile(_config(life))
 
-    def firsts(rows: Rows) -> Sequence[int]:
+    def firsts(rows: CallRows) -> Sequence[int]:
         return rows[::PAGE_TOKENS].tolist()
 
-    def store(keys: list[str], rows: Rows) -> None:
+    def store(keys: list[str], rows: CallRows) -> None:
         pages = [host.get_data_page(first, flat=True) for first in firsts(rows)]
         assert backend.batch_set(keys, pages)
 
-    def read(keys: list[str], rows: Rows) -> None:
+    def read(keys: list[str], rows: CallRows) -> None:
         assert backend.batch_exists(keys) == len(keys)
         pages = [host.get_dummy_flat_data_page() for _ in keys]
         for first, page in zip(firsts(rows), backend.batch_get(keys, pages), strict=True):
