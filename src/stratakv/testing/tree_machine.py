@@ -371,12 +371,12 @@ class TreeMachine(RuleBasedStateMachine):
             for prompt in self.prompts:
                 it.match(prompt, len(prompt))
 
-    @rule(tier=TIER, group=st.integers(0, MAX_GROUPS - 1), all_of_it=st.booleans())
-    def rebuild(self, tier: Tier, group: int, *, all_of_it: bool) -> None:
+    @precondition(lambda self: len(self.it.model.nodes) > 4)
+    @rule(tier=TIER, group=st.integers(0, MAX_GROUPS - 1))
+    def rebuild(self, tier: Tier, group: int) -> None:
         """What the tree does on its own once a queue has grown long must change no order."""
         with self.step() as it:
-            of = it.tree.internals.pins
-            (of.rebuild if all_of_it else of.tidy)(tier, group % len(it.spec.groups))
+            it.tree.internals.pins.rebuild(tier, group % len(it.spec.groups))
 
     @precondition(lambda self: len(self.it.model.nodes) > 6)
     @rule(pick=PICK)

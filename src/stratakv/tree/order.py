@@ -20,9 +20,6 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Final, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from stratakv.core.ids import NodeIds
 from stratakv.tree.nodes import NodeTable, Tier
 from stratakv.tree.path_columns import EvictionRanks, Ranks
@@ -58,10 +55,6 @@ class Queue(Protocol):
         ...
 
     def clear(self) -> None: ...
-
-    def compact(self, depth: npt.NDArray[np.int32]) -> None:
-        """Forget batches that a newer one repeats: every lease of a path queues it once more."""
-        ...
 
     def batches(self) -> list[tuple[int, NodeIds]]:
         """Every batch, for ``check``."""
@@ -143,17 +136,20 @@ class LeastRecentlyUsed:
         """Nothing is remembered."""
 
 
+SMALL: Final = 64
+"""Up to this weight nobody looks whether batches are repeated."""
 Batch = tuple[int, int, int, NodeIds]  # key, -depth of the last row, serial, rows
 
 
 class EvictionQueue:
     """Coldest first; equal keys give the deepest first."""
 
-    __slots__ = ("_heap", "_serial", "weight")
+    __slots__ = ("_heap", "_most", "_serial", "weight")
 
     def __init__(self) -> None:
         self._heap: list[Batch] = []
         self._serial = 0
+        self._most = SMALL
         self.weight = 0
 
     def __len__(self) -> int:
@@ -168,6 +164,8 @@ class EvictionQueue:
         self._serial += 1
         self.weight += len(rows) + 1
         heapq.heappush(self._heap, (key, -depth, self._serial, rows))
+        if self.weight > self._most:
+            self._compact()
 
     def pop(self) -> tuple[int, NodeIds]:
         key, _, _, rows = heapq.heappop(self._heap)
@@ -178,22 +176,19 @@ class EvictionQueue:
         self._heap.clear()
         self.weight = 0
 
-    def compact(self, depth: npt.NDArray[np.int32]) -> None:
-        seen: set[tuple[int, int, int]] = set()
+    def _compact(self) -> None:
+        """Forget batches that a newer one repeats: every lease of a path queues it once more."""
+        seen: set[bytes] = set()
         kept: list[Batch] = []
         for batch in sorted(self._heap, key=itemgetter(2), reverse=True):  # the newest first
-            rows = batch[3]
-            count = len(rows)
-            if count:
-                ends = rows.item(0), rows.item(-1), count
-                if depth.item(ends[1]) - depth.item(ends[0]) == count - 1:  # no hole: ends name it
-                    if ends in seen:
-                        continue
-                    seen.add(ends)
-            kept.append(batch)
+            name = batch[3].tobytes()
+            if name not in seen:
+                seen.add(name)
+                kept.append(batch)
         heapq.heapify(kept)
         self._heap = kept
         self.weight = sum(len(batch[3]) + 1 for batch in kept)
+        self._most = max(SMALL, 2 * self.weight)
 
     def batches(self) -> list[tuple[int, NodeIds]]:
         return [(key, rows) for key, _, _, rows in self._heap]

@@ -164,13 +164,6 @@ class Pins:
         queue = self.queues[tier][group]
         queue.push(key, depth, rows)
         if queue.weight > self._most_queued:
-            self.tidy(tier, group)
-
-    def tidy(self, tier: int, group: int) -> None:
-        """Throw away what others repeat, or all stale batches where that is not half of them."""
-        queue = self.queues[tier][group]
-        queue.compact(self._nodes.depth)
-        if queue.weight > self._most_queued // 2:
             self.rebuild(tier, group)
 
     def cool(self, group: int, rows: NodeIds) -> None:

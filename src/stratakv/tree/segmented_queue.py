@@ -50,10 +50,6 @@ class Segments:
         self.low.clear()
         self.high.clear()
 
-    def compact(self, depth: npt.NDArray[np.int32]) -> None:
-        self.low.compact(depth)
-        self.high.compact(depth)
-
     def batches(self) -> list[tuple[int, NodeIds]]:
         return self.low.batches() + self.high.batches()
 
