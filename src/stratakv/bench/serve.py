@@ -62,14 +62,14 @@ def _measure(trace: str | None, model: str | None, report: _Report, progress: Co
     for tier in TIERS:
         mode = _mode(own, workload, tier)
         cells = [f"{mode[name]:>{len(name)}.0f}" for name in names]
-        _found(report["modes"], mode, progress, "  ".join([f"{mode['mode']:11s}", *cells]))
+        _report_one(report["modes"], mode, progress, "  ".join([f"{mode['mode']:11s}", *cells]))
     progress.at("beside Hugging Face")
     print("16 prompts of 256 + 128 new tokens; ratios (and what they must reach)", flush=True)
     for name, shape in BASELINES.items():
         one = compare(name, build(shape))
         line = f"{name}: ours {one.ours_tok_s:.0f}, generate {one.generate_tok_s:.0f} tok/s\n"
         line += "  ".join(f"  {text}" for text in _ratios(one))
-        _found(report["baselines"], asdict(one), progress, line)
+        _report_one(report["baselines"], asdict(one), progress, line)
     progress.at("first tokens")
     print(
         f"first token of {PROMPT_TOKENS:,} tokens: computed, and what a hit takes of that "
@@ -78,10 +78,10 @@ def _measure(trace: str | None, model: str | None, report: _Report, progress: Co
     )
     for family, shape in FIRST_TOKENS.items():
         case = first_token(family, build(shape))
-        _found(report["first_tokens"], asdict(case), progress, _line(case))
+        _report_one(report["first_tokens"], asdict(case), progress, _line(case))
 
 
-def _found(
+def _report_one(
     so_far: list[dict[str, object]], one: dict[str, object], progress: Countdown, line: str
 ) -> None:
     so_far.append(one)

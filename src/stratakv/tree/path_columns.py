@@ -18,7 +18,7 @@ from stratakv.tree.residency import TIERS_OF
 Columns: TypeAlias = Sequence[npt.NDArray[Any]]
 EvictionRanks: TypeAlias = int | npt.NDArray[np.int64]
 """One rank > 0 for all rows of a call, or int64 [n]."""
-Ranks: TypeAlias = list[EvictionRanks]
+RanksByGroup: TypeAlias = list[EvictionRanks]
 """By group."""
 SOME_WARM: Final = -1
 """Of ``release``: pages have come free, and one of their group has pins or is needed."""
@@ -31,14 +31,20 @@ class PathColumns(Protocol):
     ``starts``: of its rows, the first that each group has."""
 
     def lease(
-        self, path: NodeIds, starts: list[int], ranks: Ranks, hits: int, evictable: list[int], /
+        self,
+        path: NodeIds,
+        starts: list[int],
+        ranks: RanksByGroup,
+        hits: int,
+        evictable: list[int],
+        /,
     ) -> None:
         """Rank and pin each group's rows on the device; those that had no pin are taken from
         ``evictable`` of their group."""
         ...
 
     def release(
-        self, path: NodeIds, starts: list[int], ranks: Ranks, evictable: list[int], /
+        self, path: NodeIds, starts: list[int], ranks: RanksByGroup, evictable: list[int], /
     ) -> list[int]:
         """The reverse. By group: 0 where no row has lost its last pin, and else, of the anchor, the
         rank of its last row; of another group, where nothing pins any of its rows on any tier and
@@ -70,7 +76,13 @@ class NumpyPathColumns:
         self._tiers_of = np.frombuffer(tiers_of, np.uint8)
 
     def lease(
-        self, path: NodeIds, starts: list[int], ranks: Ranks, hits: int, evictable: list[int], /
+        self,
+        path: NodeIds,
+        starts: list[int],
+        ranks: RanksByGroup,
+        hits: int,
+        evictable: list[int],
+        /,
     ) -> None:
         if hits:
             self._hits[path] += hits
@@ -82,7 +94,7 @@ class NumpyPathColumns:
             evictable[group] -= len(rows) - int(np.count_nonzero(before))
 
     def release(
-        self, path: NodeIds, starts: list[int], ranks: Ranks, evictable: list[int], /
+        self, path: NodeIds, starts: list[int], ranks: RanksByGroup, evictable: list[int], /
     ) -> list[int]:
         found: list[int] = []
         for group, start in enumerate(starts):
