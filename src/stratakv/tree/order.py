@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeAlias
 
 from stratakv.core.ids import NodeIds
 from stratakv.tree.nodes import NodeTable, Tier
-from stratakv.tree.path_columns import EvictionRanks, RanksByGroup
+from stratakv.tree.path_columns import EvictionRanks, PathRanks
 
 COLD: Final = 0
 """Rank of a page that nothing is expected to need again; below every other rank."""
@@ -85,7 +85,7 @@ class EvictionPolicy(Protocol):
         """The request that holds them still uses them, or has just let go: no other use."""
         ...
 
-    def on_path(self, path: NodeIds, starts: list[int], stamp: int, *, hit: bool) -> RanksByGroup:
+    def on_path(self, path: NodeIds, starts: list[int], stamp: int, *, hit: bool) -> PathRanks:
         """``hit`` or else ``touch`` of ``path[starts[g]:]`` of every group g."""
         ...
 
@@ -103,7 +103,7 @@ class RanksByGroup(ABC):
     @abstractmethod
     def touch(self, group: int, rows: NodeIds, stamp: int) -> EvictionRanks: ...
 
-    def on_path(self, path: NodeIds, starts: list[int], stamp: int, *, hit: bool) -> RanksByGroup:
+    def on_path(self, path: NodeIds, starts: list[int], stamp: int, *, hit: bool) -> PathRanks:
         rank = self.hit if hit else self.touch
         return [rank(group, path[start:], stamp) for group, start in enumerate(starts)]
 
@@ -128,7 +128,7 @@ class LeastRecentlyUsed:
     hit = enter
     touch = enter
 
-    def on_path(self, path: NodeIds, starts: list[int], stamp: int, *, hit: bool) -> RanksByGroup:
+    def on_path(self, path: NodeIds, starts: list[int], stamp: int, *, hit: bool) -> PathRanks:
         del path, hit
         return [stamp] * len(starts)
 

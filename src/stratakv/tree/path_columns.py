@@ -18,7 +18,7 @@ from stratakv.tree.residency import TIERS_OF
 Columns: TypeAlias = Sequence[npt.NDArray[Any]]
 EvictionRanks: TypeAlias = int | npt.NDArray[np.int64]
 """One rank > 0 for all rows of a call, or int64 [n]."""
-RanksByGroup: TypeAlias = list[EvictionRanks]
+PathRanks: TypeAlias = list[EvictionRanks]
 """By group."""
 SOME_WARM: Final = -1
 """Of ``release``: pages have come free, and one of their group has pins or is needed."""
@@ -34,7 +34,7 @@ class PathColumns(Protocol):
         self,
         path: NodeIds,
         starts: list[int],
-        ranks: RanksByGroup,
+        ranks: PathRanks,
         hits: int,
         evictable: list[int],
         /,
@@ -44,7 +44,7 @@ class PathColumns(Protocol):
         ...
 
     def release(
-        self, path: NodeIds, starts: list[int], ranks: RanksByGroup, evictable: list[int], /
+        self, path: NodeIds, starts: list[int], ranks: PathRanks, evictable: list[int], /
     ) -> list[int]:
         """The reverse. By group: 0 where no row has lost its last pin, and else, of the anchor, the
         rank of its last row; of another group, where nothing pins any of its rows on any tier and
@@ -79,7 +79,7 @@ class NumpyPathColumns:
         self,
         path: NodeIds,
         starts: list[int],
-        ranks: RanksByGroup,
+        ranks: PathRanks,
         hits: int,
         evictable: list[int],
         /,
@@ -94,7 +94,7 @@ class NumpyPathColumns:
             evictable[group] -= len(rows) - int(np.count_nonzero(before))
 
     def release(
-        self, path: NodeIds, starts: list[int], ranks: RanksByGroup, evictable: list[int], /
+        self, path: NodeIds, starts: list[int], ranks: PathRanks, evictable: list[int], /
     ) -> list[int]:
         found: list[int] = []
         for group, start in enumerate(starts):
