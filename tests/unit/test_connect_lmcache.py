@@ -167,6 +167,8 @@ def test_each_kind_of_task_has_a_notifier_of_its_own(adapters):
         ({"model": "org/name"}, "MODEL org/name: allowed"),
         ({"timeout_s": 1}, "timeout_s: allowed are LMCache's own"),
         ({"root": "/x"}, "root: allowed are"),
+        ({"storage": "bogus://x"}, "bogus"),
+        ({"storage": "file:///x?quta=3"}, "quta"),
     ],
     ids=str,
 )

@@ -96,3 +96,22 @@ def test_names_that_have_changed_make_every_verdict_void():
     lookups.lookup(B, "x")
     lookups.forget()
     assert [lookups.lookup(key, "x") for key in (A, B)] == [False, False]
+
+
+def test_what_was_decided_and_given_up_before_the_store_was_asked_is_not_asked():
+    lookups, _ = table()
+    lookups.lookup(A, "x")
+    lookups.lookup(B, "x")
+    lookups.mark_present([A])
+    lookups.release("x")
+    assert list(lookups.take_unasked()) == []
+    assert lookups.size == 0
+
+
+def test_what_is_asked_again_before_the_store_was_asked_is_asked_once():
+    lookups, _ = table()
+    lookups.lookup(A, "x")
+    lookups.mark_present([A])
+    lookups.release("x")
+    lookups.lookup(A, "y")
+    assert list(lookups.take_unasked()) == [A]

@@ -163,11 +163,19 @@ def test_other_weights_in_the_same_place_never_hit(servers, tmp_path, model, sto
     assert servers(checkpoint(tmp_path / "copy"), storage).batch_exists(KEYS) == 6
 
 
+class MLATokenToKVPoolHost(Pool):
+    """Of latents, by the name that SGLang gives it."""
+
+
 def test_ranks_have_pages_of_their_own_but_for_latents(servers, model, storage):
-    for latents, hits in ((False, 0), (True, 6)):
+    for latents, kind, hits in (
+        (False, Pool, 0),
+        (True, MLATokenToKVPoolHost, 6),
+        (True, Pool, 0),  # the heads of a draft model, say
+    ):
         config = {"tp_size": 2, "is_mla_model": latents}
-        fill(servers(model, storage, config=config))
-        other = servers(model, storage, config={**config, "tp_rank": 1})
+        fill(servers(model, storage, kind(), config=config))
+        other = servers(model, storage, kind(), config={**config, "tp_rank": 1})
         assert other.batch_exists(KEYS) == hits
 
 

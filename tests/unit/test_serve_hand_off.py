@@ -174,6 +174,7 @@ def test_an_address_of_six_has_brackets():
         ({"bootstrap_port": 9}, "--bootstrap-port"),
         ({"role": "decode", "bootstrap_port": 9}, "--bootstrap-port"),
         ({"role": "prefill", "bootstrap_port": 70000}, "--bootstrap-port"),
+        ({"role": "prefill", "port": 9, "bootstrap_port": 9}, "--bootstrap-port"),
         ({"role": "prefill", "prefill_hosts": ("a",)}, "--prefill-hosts"),
         ({"role": "decode", "prefill_hosts": ("a:8998",)}, "--prefill-hosts"),
         ({"role": "decode", "prefill_hosts": ("http://a",)}, "--prefill-hosts"),

@@ -33,6 +33,8 @@ from stratakv.core.errors import ConfigError
 from stratakv.core.identity.digests import framed
 from stratakv.core.ids import GroupId
 from stratakv.storage.backend import ObjectKey
+from stratakv.storage.registry import plugin_schemes
+from stratakv.storage.urls import parse_storage_url
 
 log = logging.getLogger(__name__)
 FLAG: Final = "--l2-adapter adapter_params"
@@ -88,6 +90,7 @@ class StrataL2(L2AdapterInterface):
         if "timeout_s" in given:
             raise ConfigError(f"{FLAG} timeout_s: allowed are LMCache's own deadlines")
         self._settings = TierSettings.of(FLAG, given)
+        parse_storage_url(self._settings.storage, plugin_schemes())  # ConfigError now, not later
         self._models = [identify_weights(weights_directory(model))]
         self._lock = Lock()
         self._shelves: dict[ChunkLayout, _Shelf] = {}

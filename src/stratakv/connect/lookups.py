@@ -45,13 +45,17 @@ class LookupTable:
 
     def take_unasked(self) -> Sequence[bytes]:
         """What the store is to be asked now, all at once; each is given once."""
-        unasked, self._unasked = self._unasked, []
-        keys = [key for key in unasked if self._verdicts[key].requests]
+        unasked, self._unasked = dict.fromkeys(self._unasked), []
+        keys: list[bytes] = []
         for key in unasked:
-            if not self._verdicts[key].requests:
+            verdict = self._verdicts.get(key)
+            if verdict is None:  # decided without the store, and nobody is left who asked
+                continue
+            if verdict.requests:
+                verdict.asked = True
+                keys.append(key)
+            else:
                 del self._verdicts[key]
-        for key in keys:
-            self._verdicts[key].asked = True
         if keys:
             self._under_way.append((self._clock.now_s(), keys))
         return keys

@@ -14,6 +14,8 @@ from typing import Final
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.identity.digests import framed
+from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
+from stratakv.core.identity.model_files import read_checkpoint
 from stratakv.core.ids import PageKey
 from stratakv.core.model_identity import ModelIdentity
 
@@ -51,7 +53,8 @@ class EngineNamespace:
 
 def identify_weights(directory: Path) -> bytes:
     """32 bytes over every byte in ``directory`` that decides what a model computes, also the code
-    that comes with it. Reads all weights that were not read lately.
+    that comes with it, and files of weights that Hugging Face's loader leaves out: engines choose
+    others (``consolidated``, or all there are). Reads all weights that were not read lately.
 
     ConfigError where it holds no model with safetensors.
     """
@@ -62,4 +65,20 @@ def identify_weights(directory: Path) -> bytes:
     except OSError as error:
         raise ConfigError(f"MODEL {directory}: its code cannot be read: {error}") from error
     with ModelIdentity(directory) as identity:
-        return framed([identity.finish(), *code])
+        return framed([identity.finish(), *code, *_other_weights(directory)])
+
+
+def _other_weights(directory: Path) -> list[bytes]:
+    """Indexes as they stand, and files of weights that ``ModelIdentity`` does not read, by name."""
+    kernel, found = Kernel(boot=boot_of_this_machine()), list[bytes]()
+    try:
+        chosen = {file.path.name for file in read_checkpoint(directory.resolve(), kernel).weights}
+        for path in sorted(directory.glob("*.safetensors.index.json")):
+            found += [path.name.encode(), path.read_bytes()]
+        for path in sorted(directory.glob("*.safetensors")):
+            if path.name not in chosen:
+                with path.open("rb") as file:
+                    found += [path.name.encode(), hashlib.file_digest(file, "sha256").digest()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"MODEL {directory}: its weights cannot be read: {error}") from error
+    return found

@@ -1,6 +1,7 @@
 """What an operator says of the tier, inside another engine's own settings. Owns the record, and the
 refusals of what it cannot hold."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -29,6 +30,10 @@ class TierSettings:
             raise ConfigError(f"{flag} storage {storage}: allowed is a URL, as --storage takes it")
         if key_file is not None and not isinstance(key_file, str):
             raise ConfigError(f"{flag} storage_key_file {key_file}: allowed is the path of a file")
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
+        if (
+            isinstance(timeout_s, bool)
+            or not isinstance(timeout_s, int | float)
+            or not 0 < timeout_s < math.inf  # nor NaN, of which nothing is ever late
+        ):
             raise ConfigError(f"{flag} timeout_s {timeout_s}: allowed is a number above 0")
         return cls(storage=storage, storage_key_file=key_file, timeout_s=float(timeout_s))

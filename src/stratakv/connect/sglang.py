@@ -52,6 +52,9 @@ Pages: TypeAlias = Any
 FLAG: Final = "--hicache-storage-backend-extra-config"
 KV: Final = str(PoolName.KV)
 STATES: Final = frozenset({str(PoolName.MAMBA)})
+LATENT_POOLS: Final = ("MLA", "DSA", "DeepSeekV4", "Logical")
+"""In the names of host pools that are alike on every rank of a model with latents. A draft model
+beside it may keep heads, of which each rank has its own."""
 """Pools of states: each rank has a part, also where latents are the same on all, and a page is
 bytes of several dtypes."""
 LAST_PAGE: Final = frozenset({str(PoolName.MAMBA), str(PoolName.SWA)})
@@ -113,7 +116,7 @@ class StrataStorage(HiCacheStorage):
             self._settings.storage_key_file,
             format_of(namespace, [max(sample.nbytes, len(MARK))]),
         )
-        whole = self._config.is_mla_model and name not in STATES
+        whole = self._config.is_mla_model and name not in STATES and _holds_latents(host)
         self._pools[name] = HostPool(
             host=host,
             rows=rows,
@@ -280,6 +283,11 @@ class StrataStorage(HiCacheStorage):
 def _variables() -> list[str]:
     """That SGLang knows, also without its prefix."""
     return [name for name, field in vars(Envs).items() if isinstance(field, EnvField)]
+
+
+def _holds_latents(host: HostKVCache) -> bool:
+    name = type(host).__name__
+    return "MHA" not in name and any(kind in name for kind in LATENT_POOLS)
 
 
 def _save_record(where: str, fields: Mapping[str, str], pools: Mapping[str, HostPool]) -> None:

@@ -12,15 +12,20 @@ from stratakv.connect.native_code import LIBRARY_PATHS, PRELOADED, TOOLKITS, nat
 from stratakv.connect.whole_settings import setting_fields
 
 ARITHMETIC: Final = (
-    "AITER_", "ATEN_", "CK_MOE", "CUBLAS", "CUDNN_", "DG_", "DNNL_", "FLASHINFER_", "HIPBLASLT_",
-    "KMP_DETERMINISTIC_REDUCTION", "MIOPEN_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS", "ONEDNN_", "PYTORCH_TUNABLEOP_", "RCCL_", "ROCBLAS_", "ROCM_QUICK_REDUCE_",
-    "TORCHINDUCTOR_", "TORCH_ALLOW_TF32", "TORCH_BLAS_", "TORCH_CUDA_ARCH_LIST",
-    "TRITON_", "TRTLLM_",
+    "AITER_", "ASCEND_USE_", "ATEN_", "CK_MOE", "CUBLAS", "CUDNN_", "CUTE_DSL_", "DG_", "DNNL_",
+    "FA_", "FLASHINFER_", "FLASH_ATTENTION_", "FLA_", "FORCE_NUM_KV_SPLITS", "HIPBLASLT_",
+    "HIP_ONLINE_TUNING", "HSA_OVERRIDE_GFX_VERSION", "INKLING_", "KMP_DETERMINISTIC_REDUCTION",
+    "MIOPEN_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "ONEDNN_",
+    "PYTORCH_TUNABLEOP_", "RCCL_", "ROCBLAS_", "ROCM_QUICK_REDUCE_", "TORCHDYNAMO_",
+    "TORCHINDUCTOR_", "TORCH_ALLOW_TF32", "TORCH_BLAS_", "TORCH_COMPILE_", "TORCH_CUDA_ARCH_LIST",
+    "TRITON_", "TRTLLM_", "USE_DEFAULT_FLA_NORM", "XPU_USE_TRITON_KERNEL",
 )  # fmt: skip
 """Beginnings of variables by which libraries below the engines choose how to compute."""
+COMPILERS: Final = ("CC", "CXX")
+"""Variables that name what Inductor and Triton compile with."""
 CACHES: Final = frozenset({
-    "AITER_JIT_DIR", "CUBLASLT_LOG_FILE", "CUBLASLT_LOG_LEVEL", "CUBLAS_LOGDEST_DBG",
+    "AITER_JIT_DIR", "CUTE_DSL_CACHE_DIR", "TORCHDYNAMO_VERBOSE", "TORCH_COMPILE_DEBUG",
+    "TORCH_COMPILE_DEBUG_DIR", "CUBLASLT_LOG_FILE", "CUBLASLT_LOG_LEVEL", "CUBLAS_LOGDEST_DBG",
     "CUBLAS_LOGINFO_DBG", "DG_JIT_CACHE_DIR", "DG_JIT_DEBUG", "DNNL_VERBOSE",
     "FLASHINFER_CACHE_DIR", "FLASHINFER_DISABLE_VERSION_CHECK",
     "FLASHINFER_JIT_DIR", "FLASHINFER_LOGDEST", "FLASHINFER_LOGLEVEL",
@@ -48,7 +53,7 @@ def variable_fields(
 ) -> dict[str, str]:
     """Variables that are set, of those that the engine or a library below it reads: ``registered``
     and all with the engine's ``prefix``."""
-    known = {*registered, *LIBRARY_PATHS, *PRELOADED, *TOOLKITS}
+    known = {*registered, *LIBRARY_PATHS, *PRELOADED, *TOOLKITS, *COMPILERS}
     counted = {
         name: value
         for name, value in environment.items()

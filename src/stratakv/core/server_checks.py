@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from stratakv.core.choices import (
+    BOOTSTRAP_PORT,
     ROLES,
     TRANSFER_TIMEOUT_S,
     TRANSPORTS,
@@ -49,6 +50,9 @@ def check_role(config: "ServerConfig") -> None:
             )
     if config.bootstrap_port is not None:
         check_port("--bootstrap-port", config.bootstrap_port)
+    port = BOOTSTRAP_PORT if config.bootstrap_port is None else config.bootstrap_port
+    if config.role == "prefill" and port and port == config.port:
+        raise ConfigError(f"--bootstrap-port {port}: allowed is another port than --port's")
     if config.role != "unified" and config.reached_at in {"0.0.0.0", "::", ""}:
         flag = "--host" if config.advertise_host is None else "--advertise-host"
         raise ConfigError(

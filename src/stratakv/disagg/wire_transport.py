@@ -5,6 +5,7 @@ and the queue of what has happened. Must not know what a wire is made of.
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 
@@ -67,13 +68,16 @@ class WiredTransport:
         self._closed = False
 
     def describe(self, peer: PeerId) -> bytes:
-        try:
-            wire = self._open_wire(self._memories)
-            described = Description(self._name, self._regions, wire.describe()).encode()
-        except TransportError:
-            raise
-        except Exception as error:  # a library's own, or the system's: no file is left
-            raise TransportError(f"{self._name}: no link for {peer}: {error!r}") from error
+        with ExitStack() as undo:
+            try:
+                wire = self._open_wire(self._memories)
+                undo.callback(wire.sever)
+                described = Description(self._name, self._regions, wire.describe()).encode()
+            except TransportError:
+                raise
+            except Exception as error:  # a library's own, or the system's: no file is left
+                raise TransportError(f"{self._name}: no link for {peer}: {error!r}") from error
+            undo.pop_all()
         with self._lock:
             assert not self._closed, "the transport is closed"
             assert peer not in self._peers, f"{peer} is described already"

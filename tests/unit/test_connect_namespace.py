@@ -1,0 +1,49 @@
+"""Which bytes of a model directory are in the names of another engine's pages."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from stratakv.connect.namespace import identify_weights
+from stratakv.core.errors import ConfigError
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_weights_that_hugging_faces_loader_leaves_out_are_in_a_name(model):
+    """vLLM takes ``consolidated*.safetensors`` where there are any, else all there are."""
+    for name in ("extra.safetensors", "consolidated.safetensors"):
+        seen = {identify_weights(model)}
+        for value in (1, 2):
+            save_file({"b": torch.full((2,), value)}, model / name)
+            seen.add(identify_weights(model))
+        assert len(seen) == 3
+
+
+def test_shards_beside_a_whole_file_are_in_a_name(model):
+    shard, index = "model-00001-of-00001.safetensors", model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    seen = set()
+    for value in (1, 2):
+        save_file({"a": torch.full((2,), value)}, model / shard)
+        seen.add(identify_weights(model))
+    index.write_text(json.dumps({"weight_map": {"b": shard}}))
+    assert len({*seen, identify_weights(model)}) == 3
+
+
+def test_a_name_is_the_same_again(model):
+    save_file({"b": torch.ones(2)}, model / "extra.safetensors")
+    assert identify_weights(model) == identify_weights(model)
+
+
+def test_weights_that_cannot_be_read_are_refused(model):
+    (model / "extra.safetensors").mkdir()
+    with pytest.raises(ConfigError, match="weights cannot be read"):
+        identify_weights(model)
