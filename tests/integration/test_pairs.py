@@ -47,6 +47,11 @@ def test_what_two_engines_answer_together_is_right_in_many_runs(first):
         run_pair(seed)
 
 
+def test_a_request_that_is_submitted_behind_its_abort_is_given_up_all_the_same():
+    """Of seed 6283: what it holds where it decodes, another one waits for."""
+    run_pair(6283)
+
+
 @pytest.mark.parametrize("again", [9, 10, 11])
 def test_a_link_that_breaks_while_it_is_met_again_is_lost_once_more(again):
     """At the turn ``again``. Who asks between the meeting and that loss may fail."""

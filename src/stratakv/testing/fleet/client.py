@@ -72,6 +72,7 @@ class EngineClient:
             return
         self.prompts[prompt.id] = prompt
         self.outputs[prompt.id] = []
+        self.aborted.discard(prompt.id)  # an abort that came before it was nobody's
 
     def go_on(self) -> None:
         """After a step: ask until the store is free, as an operator does."""
