@@ -231,8 +231,10 @@ def test_every_module_of_the_library_can_be_imported_alone(bare):
         "stratakv.connect.lmcache": "lmcache",
         "stratakv.connect.sglang": "sglang",
         "stratakv.connect.sglang_hashes": "sglang",
+        "stratakv.connect.sglang_pool": "torch",
         "stratakv.connect.vllm": "vllm",
         "stratakv.connect.vllm_hashes": "vllm",
+        "stratakv.transfer.triton_copy": "triton",
     }
 
 

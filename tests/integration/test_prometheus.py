@@ -49,7 +49,7 @@ def asked(directory, tmp_path_factory):
         try:
 
             def query(expression: str) -> list[dict]:
-                filled = expression.replace("$model", ".*").replace("$__rate_interval", "1m")
+                filled = expression.replace("$model", ".*").replace("$__rate_interval", "1h")
                 answer = httpx.get(
                     f"{url}/api/v1/query", params={"query": filled}, timeout=PATIENCE_S
                 )
@@ -75,7 +75,16 @@ def asked(directory, tmp_path_factory):
                 assert done.status_code == 200
 
             def seen() -> bool:
-                return int(query("stratakv_engine_steps_total")[0]["value"][1]) >= before + 10
+                """All of both requests, and each series twice: a rate needs two scrapes."""
+                steps = int(query("stratakv_engine_steps_total")[0]["value"][1])
+                cached = query("sum(stratakv_cached_prompt_tokens_total)")
+                scrapes = query("min(count_over_time(stratakv_cached_prompt_tokens_total[1h]))")
+                return (
+                    steps >= before + 10
+                    and bool(cached and scrapes)
+                    and int(cached[0]["value"][1]) == 96
+                    and int(scrapes[0]["value"][1]) >= 2
+                )
 
             wait_until(seen)
             yield query
