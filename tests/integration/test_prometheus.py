@@ -108,7 +108,7 @@ def test_the_hit_rate_is_that_of_the_requests(asked):
     assert float(found["value"][1]) == 96 / 200
 
 
-def test_the_models_are_what_the_variable_lists(asked):
+def test_the_models_are_what_the_variable_lists(asked, directory):
     """As Grafana asks for ``label_values``."""
     found = asked("group by (model_name) (stratakv_engine_steps_total)")
-    assert [one["metric"]["model_name"] for one in found] == ["model0"]
+    assert [one["metric"]["model_name"] for one in found] == [directory.name]

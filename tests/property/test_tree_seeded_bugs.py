@@ -107,8 +107,8 @@ BUGS: dict[str, tuple[Edit, ...]] = {
         (Copies, "begin_backup", "self._pins.pin(DEVICE, group, rows)", "pass"),
     ),
     "a lease forgets the other groups": (
-        (Leases, "take", "pins.pin(DEVICE, group, rows)",
-         "group or pins.pin(DEVICE, group, rows)"),
+        (Leases, "take", "pins.lease(path, pinned, again=again)",
+         "pins.lease(path, pinned[:1] + [end] * len(pinned[1:]), again=again)"),
     ),
     "a waiting page is never offered": (
         (Pins, "offer_above", "if on_device:", "if row < 0:"),
@@ -127,7 +127,7 @@ BUGS: dict[str, tuple[Edit, ...]] = {
     ),
     "branch superseded": ((Checkpoints, "_supersede", "<= 1]", "<= 9]"),),
     "stale recency": (
-        (Leases, "_release", "pins.stamp(group, rows, stamp)", "pass"),
+        (Pins, "release", "path, starts, self._clock, hit=False", "path, starts, 1, hit=False"),
     ),
     "evictable count": (
         (Pins, "pin", "len(rows) - int(np.count_nonzero(before))", "len(rows)"),
@@ -166,7 +166,7 @@ BUGS: dict[str, tuple[Edit, ...]] = {
         (Leases, "advance", "new = starts[group] = end", "new = end"),
     ),
     "a resumed lease wants everything": (
-        (Leases, "take", "if starts is None else starts", "if not starts or True else starts"),
+        (Leases, "take", "if starts is None else list(starts)", "if not starts or True else []"),
         (Leases, "take_to_load", "if starts is None else starts",
          "if not starts or True else starts"),
     ),
@@ -185,7 +185,7 @@ BUGS: dict[str, tuple[Edit, ...]] = {
         (Leases, "let_go", "self._pins.unpin(DEVICE, group, behind)", "pass"),
     ),
     "one apart lets go too early": (
-        (Leases, "let_go", "self._matcher.starts(end)", "self._matcher.starts(end + 1)"),
+        (Leases, "let_go", "min(start, lease.end)", "min(start + 1, lease.end)"),
     ),
     "a milestone is a checkpoint": ((Pins, "cool", "needs < CHECKPOINT", "needs < 0"),),
     "a milestone is for ever": ((Checkpoints, "clear", "(tip), 0)", "(tip), MILESTONE)"),),

@@ -22,6 +22,7 @@ LEFT_OUT = re.compile(
     r"|nodes\.kids\.|nodes\._runs"  # views; chains, as the parents say
     r"|_transfer\."  # addresses
     r"|queues"  # batches: from ranks that are compared
+    r"|left_s|\.misses\."  # when pages left, for why-miss: nothing is decided by it
     r"|_seated"  # what the tables say
     r"|_candidates\."  # what the leases say, which SpillCandidates.check compares
 )

@@ -55,11 +55,19 @@ class Gone:
     def of(self, keys: Sequence[PageKey], start: int, end: int) -> npt.NDArray[np.bool_]:
         """Of pages [start, ...), as far as they are remembered and at most to ``end``, whether the
         host had the last copy."""
-        found = self.departures(keys, start, end)
-        return np.fromiter((one.from_host for one in found), np.bool_, len(found))
+        found = [self._of(key) for key in self._path(keys, start, end)]
+        hosts = (one is not None and one.from_host for one in found)
+        return np.fromiter(hosts, np.bool_, len(found))
 
     def departures(self, keys: Sequence[PageKey], start: int, end: int) -> list[Departure]:
-        """Of the same pages, how each of them left."""
+        """Of the same pages, how each of them left, but for those that were dropped meanwhile."""
+        found = (self._of(key) for key in self._path(keys, start, end))
+        return [one for one in found if one is not None]
+
+    def _of(self, key: PageKey) -> Departure | None:
+        return self._new.get(key) or self._old.get(key)
+
+    def _path(self, keys: Sequence[PageKey], start: int, end: int) -> Iterable[PageKey]:
         new, old = self._new, self._old
         low, high = start, min(end, len(keys))
         while low < high:  # the first page that is not remembered
@@ -68,7 +76,7 @@ class Gone:
                 low = middle + 1
             else:
                 high = middle
-        return [new.get(key) or old[key] for key in islice(keys, start, low)]
+        return islice(keys, start, low)
 
     def clear(self) -> None:
         self._new, self._old = {}, {}
