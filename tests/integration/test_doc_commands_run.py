@@ -132,7 +132,8 @@ def settings(words: list[str]) -> tuple[EngineConfig, ServerConfig]:
 @pytest.mark.parametrize("line", SERVERS)
 def test_a_server_of_the_documents_starts_and_answers(line, here, models, redis):
     engine, server = settings(words_here(line, here, redis))
-    model = models["sparse"] if engine.sparse_offload else here / "path/to/model"
+    selects = engine.sparse_offload and engine.approximate_pages is None
+    model = models["sparse"] if selects else here / "path/to/model"
     with real_server(model, engine, server) as live:
         for name in (None, *engine.adapters()):
             body = completion(PROMPT, 4) | ({} if name is None else {"model": name})

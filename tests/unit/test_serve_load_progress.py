@@ -6,7 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-from transformers.utils.logging import is_progress_bar_enabled
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
+)
 
 from stratakv.core.logs import DETAILS
 from stratakv.serve.load_progress import load_progress
@@ -14,6 +18,16 @@ from stratakv.testing.patience import wait_until
 
 MIB = 1 << 20
 LOGGER = "stratakv.serve.load_progress"
+
+
+@pytest.fixture(autouse=True)
+def bar():
+    """It is the process's: ranks that are threads of it leave it disabled."""
+    shown = is_progress_bar_enabled()
+    enable_progress_bar()
+    yield
+    if not shown:
+        disable_progress_bar()
 
 
 def lines(caplog):
