@@ -1,5 +1,8 @@
 """What is remembered of pages that have left."""
 
+import numpy as np
+
+from stratakv.core.clock import ManualClock
 from stratakv.core.ids import PageKey
 from stratakv.tree.gone import Gone
 
@@ -58,3 +61,21 @@ def test_of_a_tree_of_one_page_the_last_that_left_is_remembered():
         for key in KEYS[:3]:
             gone.add_one(key, from_host=True)
         assert len(gone) == len(gone.of(KEYS, 2, 3)) == 1
+
+
+def test_how_pages_left_stays_beside_the_page_where_one_is_not_remembered():
+    clock = ManualClock(7.5)
+    gone = Gone(4, clock.now_s)
+    gone.add([KEYS[1]], from_host=True)
+    gone.add(KEYS[10:13], from_host=True)  # that half is full
+    clock.advance(1.25)
+    gone.add([KEYS[3], KEYS[2]], from_host=False)
+    gone.add_one(KEYS[0], from_host=True)
+    found = gone.departures(KEYS[:4], 0, 4)
+    assert found.from_host.tolist() == [True, True, False, False]
+    assert found.at_s.tolist() == [8.75, 7.5, 8.75, 8.75]
+    gone.add([KEYS[20], KEYS[21]], from_host=True)
+    gone.add_one(KEYS[0], from_host=True)
+    found = gone.departures([KEYS[0], KEYS[1], KEYS[2], KEYS[3]], 0, 4)
+    assert found.from_host.tolist() == [True, False, False, False]
+    np.testing.assert_array_equal(found.at_s, [8.75, np.nan, 8.75, 8.75])

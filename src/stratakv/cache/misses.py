@@ -6,10 +6,11 @@ Owns what is remembered of admitted prompts, for people alone. Nothing may be de
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import groupby
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from stratakv.cache.prices import AdmissionRequest
 from stratakv.cache.records import CachedTokens, CacheUse
@@ -19,7 +20,7 @@ from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.policy.checkpoints import last_end
 from stratakv.policy.losses import Bill, Known, label
 from stratakv.spec.groups import CacheSpec
-from stratakv.tree.gone import Departure
+from stratakv.tree.gone import NO_DEPARTURES, Departures
 from stratakv.tree.lacking import Lacking
 from stratakv.tree.prefix_tree import PrefixTree
 
@@ -108,7 +109,7 @@ class Remembered:
     usable: int
     known: int
     lacking: Sequence[Lacking]
-    departures: Sequence[Departure]
+    departures: Departures
     bill: Bill | None = None
 
 
@@ -133,7 +134,7 @@ class MissLog:
         found = self._of_tree(
             asked.prefix.keys, known.usable, known.anchor, known.whole, len(tokens)
         )
-        lacking, departures = found if CacheUse.READ in asked.use else ([], [])
+        lacking, departures = found if CacheUse.READ in asked.use else ([], NO_DEPARTURES)
         self._prompts[asked.request] = Remembered(
             request=asked.request,
             use=asked.use,
@@ -192,7 +193,7 @@ class MissLog:
 
     def _of_tree(
         self, keys: Sequence[PageKey], usable: int, anchor: int, whole: int, tokens: int
-    ) -> tuple[list[Lacking], list[Departure]]:
+    ) -> tuple[list[Lacking], Departures]:
         """What stops a prompt at ``usable``, and how pages behind ``whole`` left."""
         lacking = self._tree.lacking(keys, anchor) if usable < anchor else []
         return lacking, self._tree.departures(keys, whole, tokens // self._page)
@@ -248,14 +249,26 @@ class MissLog:
         )
 
     def _evicted(self, one: Remembered, now_s: float) -> tuple[Evicted, ...]:
-        """Pages that left together are one."""
-        found, at = list[Evicted](), one.known * self._page
-        for left, pages in groupby(one.departures):
-            end = at + len(list(pages)) * self._page
-            tier = "host" if left.from_host else "device"
-            found.append(Evicted(start=at, end=end, tier=tier, ago_s=now_s - left.at_s))
-            at = end
-        return tuple(found)
+        """Pages that left together are one; those of which nothing is remembered are left out."""
+        from_host, at_s = one.departures.from_host, one.departures.at_s
+        first, page = one.known * self._page, self._page
+        return tuple(
+            Evicted(
+                start=first + start * page,
+                end=first + end * page,
+                tier="host" if from_host[start] else "device",
+                ago_s=now_s - at_s.item(start),
+            )
+            for start, end in pairwise(_parts(from_host, at_s))
+            if not np.isnan(at_s[start])
+        )
+
+
+def _parts(*columns: npt.NDArray[np.generic]) -> list[int]:
+    """Where a row of any column is not as the one before it, and how many rows there are."""
+    differs = np.ones(len(columns[0]), np.bool_)
+    differs[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return [*np.flatnonzero(differs).tolist(), len(differs)]
 
 
 def _names_of(request: RequestId | None) -> set[str]:

@@ -29,7 +29,7 @@ from stratakv.tree.checkpoints import Checkpoints
 from stratakv.tree.copies import Copies
 from stratakv.tree.effects import Effect, Inserted
 from stratakv.tree.eviction import Evictor
-from stratakv.tree.gone import Departure
+from stratakv.tree.gone import Departures
 from stratakv.tree.insertion import Insertion
 from stratakv.tree.lacking import Lacking, lacking
 from stratakv.tree.leases import Leases
@@ -106,7 +106,7 @@ class PrefixTree:
         """What groups lack to go on at ``end`` pages, as far as which the anchor is there."""
         return lacking(self.spec, self._nodes, self._matcher.starts(end), keys, end)
 
-    def departures(self, keys: Sequence[PageKey], start: int, end: int) -> list[Departure]:
+    def departures(self, keys: Sequence[PageKey], start: int, end: int) -> Departures:
         """How pages [start, ...) left, as far as it is remembered and at most to ``end``."""
         return self._nodes.gone.departures(keys, start, end)
 
