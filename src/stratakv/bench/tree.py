@@ -10,15 +10,16 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from stratakv.bench.tree_subjects import Sketch, Strata, Subject
 from stratakv.bench.tree_traffic import (
     CASES,
-    LEAVES,
-    LONG,
+    FULL_SIZE,
     Times,
+    TrafficSize,
     chat_pages,
     chats,
     long,
@@ -34,8 +35,8 @@ ROWS: Final[Mapping[str, str]] = {
     "insert": "insert 256 tokens",
     "hash_match": "hash and match, 3k new ones",
     "evict_4096": "evict 4,096 tokens",
-    **{f"evict_one_of_{count}": f"evict one of {count:,} leaves" for count in LEAVES},
-    "long_match": "match 131,072 tokens",
+    **{f"evict_one_of_{count}": f"evict one of {count:,} leaves" for count in FULL_SIZE.leaves},
+    "long_match": f"match {FULL_SIZE.long:,} tokens",
     "long_lock_unlock": "lease and release them",
     "long_insert": "insert them",
 }
@@ -62,18 +63,20 @@ SIDE_BY_SIDE_S: Final = 1800.0
 """Four cases that take longer hang."""
 
 
-def run(python: str | None = None, stand_ins: Path | None = None) -> dict[str, object]:
+def run(
+    python: str | None = None, stand_ins: Path | None = None, size: TrafficSize = FULL_SIZE
+) -> dict[str, object]:
     """Measure, and print tables. ``python``: of an environment that has SGLang."""
-    theirs = None if python is None else _side_by_side(Path(python), stand_ins)
+    theirs = None if python is None else _side_by_side(Path(python), stand_ins, size)
     cases: list[dict[str, Any]] = []
     for at, (page, window) in enumerate(CASES):
         with no_collections():
-            ours, sketch = measure(lambda n, p=page, w=window: _beside_sketch(p, w, n), page)
+            ours, sketch = measure(lambda n, p=page, w=window: _beside_sketch(p, w, n), page, size)
         ratios = _recorded(at) if theirs is None else _ratios(*theirs[at])
         case = {"page": page, "window": window, "us": ours, "sketch": _ratios(ours, sketch)}
         cases.append({**case, "sglang": ratios, "sglang_recorded": theirs is None})
         _print(cases[-1])
-    grown = _growth(16, 4096)
+    grown = _growth(16, 4096, size)
     return {"cases": cases, "side_by_side": theirs, "exponents": grown}
 
 
@@ -81,7 +84,7 @@ def _beside_sketch(page: int, window: int, pages: int) -> Sequence[Subject]:
     return Strata(page, window, pages), Sketch(page, pages)
 
 
-def _side_by_side(python: Path, stand_ins: Path | None) -> list[list[Times]]:
+def _side_by_side(python: Path, stand_ins: Path | None, size: TrafficSize) -> list[list[Times]]:
     """Of each case our times and SGLang's, operation by operation in one process of its own."""
     if not python.exists():
         raise ConfigError(f"--python {python}: allowed is a Python that has SGLang")
@@ -92,7 +95,10 @@ def _side_by_side(python: Path, stand_ins: Path | None) -> list[list[Times]]:
         answer = Path(name) / "answer.json"
         around = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [str(python.absolute()), "-m", "stratakv.bench.tree_sglang", str(answer)],
+            [
+                str(python.absolute()), "-m", "stratakv.bench.tree_sglang", str(answer),
+                json.dumps(asdict(size)),
+            ],
             env=around, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=SIDE_BY_SIDE_S, check=False,
         )  # fmt: skip
@@ -119,14 +125,17 @@ def _print(case: Mapping[str, Any]) -> None:
         print(f"  {text:28s} {' '.join(cells).replace('nan', '  -')}", flush=True)
 
 
-def _growth(page: int, window: int) -> dict[str, float]:
+def _growth(page: int, window: int, size: TrafficSize) -> dict[str, float]:
     """Of each operation the exponent by which its time grows with the pages in the tree, or, of
     those of one long prompt, with its tokens."""
     with no_collections():
         parts = [
             chats([Strata(page, window, chat_pages(page, count))], page, count)[0]
             | long([Strata(page, window, tokens // page + 1)], page, tokens)[0]
-            for count, tokens in ((200, LONG // GROWN), (200 * GROWN, LONG))
+            for count, tokens in (
+                (size.conversations, size.long // GROWN),
+                (size.conversations * GROWN, size.long),
+            )
         ]
     small, large = parts
     found = {name: math.log(large[name] / us, GROWN) for name, us in small.items() if name in ROWS}

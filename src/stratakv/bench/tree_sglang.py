@@ -4,7 +4,7 @@
 """SGLang's released tree with its Rust core, and ours beside it in one process, for ``bench tree``.
 
 Owns how SGLang's public classes are driven. Runs in SGLang's environment as ``python -m
-stratakv.bench.tree_sglang ANSWER``, which gets the medians.
+stratakv.bench.tree_sglang ANSWER SIZE``: the file gets the medians of traffic of that size.
 """
 
 import json
@@ -28,7 +28,7 @@ from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.server_args import ServerArgs
 
 from stratakv.bench.tree_subjects import Operation, Strata, Subject
-from stratakv.bench.tree_traffic import CASES, Times, measure, no_collections
+from stratakv.bench.tree_traffic import CASES, Times, TrafficSize, measure, no_collections
 from stratakv.core.ids import TokenIds
 
 
@@ -117,21 +117,22 @@ class Sglang:
         return lambda: self._cache.evict(params)
 
 
-def side_by_side(page: int, window: int) -> list[Times]:
+def side_by_side(page: int, window: int, size: TrafficSize) -> list[Times]:
     """Of our tree, and of SGLang's."""
 
     def both(pages: int) -> list[Subject]:
         return [Strata(page, window, pages), Sglang(page, window, pages)]
 
     with no_collections():
-        return measure(both, page)
+        return measure(both, page, size)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     reset_context()
     publish(ServerArgs(model_path="dummy", device="cpu"), role="tokenizer")
-    answer = [side_by_side(page, window) for page, window in CASES]
+    size = TrafficSize(**json.loads(sys.argv[2]))
+    answer = [side_by_side(page, window, size) for page, window in CASES]
     Path(sys.argv[1]).write_text(json.dumps(answer))
 
 

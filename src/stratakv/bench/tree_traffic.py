@@ -1,14 +1,15 @@
 """What ``bench tree`` does to its subjects, each operation to one after the other.
 
-Owns the operations and their times: 200 conversations that share a prompt of 1,024 tokens and take
-8 turns of 256; one-page evictions among many leaves; one prompt of 131,072 tokens. Medians of an
-operation, in microseconds, one thread. Must not know who is measured.
+Owns the operations and their times: conversations that share a prompt of 1,024 tokens and take 8
+turns of 256; one-page evictions among many leaves; one long prompt. Medians of an operation, in
+microseconds, one thread. Must not know who is measured.
 """
 
 import gc
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
 from typing import Final, TypeAlias
 
@@ -18,14 +19,24 @@ from stratakv.bench.tree_subjects import Operation, Subject, tokens_of
 
 CASES: Final = tuple((page, window) for page in (16, 64) for window in (0, 4096))
 """Tokens of a page, and of a second group's window: 0 for none."""
-CONVERSATIONS: Final = 200
 SHARED: Final = 1024
 TURNS: Final = 8
 TURN: Final = 256
-LONG: Final = 131072
-LEAVES: Final = (2000, 20000, 60000)
-ONE_PAGE_EVICTIONS: Final = 500
+NEW_PROMPTS: Final = 200
 Times: TypeAlias = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficSize:
+    """``leaves``: of the trees in which one page is evicted so many times; ``long``: tokens."""
+
+    conversations: int = 200
+    leaves: tuple[int, ...] = (2000, 20000, 60000)
+    evictions: int = 500
+    long: int = 131072
+
+
+FULL_SIZE: Final = TrafficSize()
 
 
 @contextmanager
@@ -57,13 +68,11 @@ class _Clock:
         return {name: float(np.median(of)) / 1000 for name, of in self._times.items()}
 
 
-def chat_pages(page: int, conversations: int = CONVERSATIONS) -> int:
+def chat_pages(page: int, conversations: int) -> int:
     return conversations * (SHARED + TURNS * TURN) // page
 
 
-def chats(
-    subjects: Sequence[Subject], page: int, conversations: int = CONVERSATIONS
-) -> list[Times]:
+def chats(subjects: Sequence[Subject], page: int, conversations: int) -> list[Times]:
     rng = np.random.default_rng(0)
     shared = tokens_of(rng, SHARED)
     prompts = [np.concatenate([shared, tokens_of(rng, TURNS * TURN)]) for _ in range(conversations)]
@@ -75,7 +84,7 @@ def chats(
     for turn, clock in product(turns, clocks):
         for name, operation in clock.subject.uses(turn).items():
             clock.run(name, operation)
-    for _ in range(CONVERSATIONS):
+    for _ in range(NEW_PROMPTS):
         prompt = np.concatenate([shared, tokens_of(rng, TURNS * TURN)])
         for clock in clocks:
             clock.run("hash_match", clock.subject.new(prompt))
@@ -85,19 +94,19 @@ def chats(
     return [clock.medians() for clock in clocks]
 
 
-def leaves(subjects: Sequence[Subject], page: int, count: int) -> list[Times]:
+def leaves(subjects: Sequence[Subject], page: int, count: int, evictions: int) -> list[Times]:
     clocks = [_Clock(subject) for subject in subjects]
     for clock in clocks:
         rng = np.random.default_rng(1)
         for _ in range(count):
             clock.subject.insert(tokens_of(rng, page))()
-    for _ in range(ONE_PAGE_EVICTIONS):
+    for _ in range(evictions):
         for clock in clocks:
             clock.run(f"evict_one_of_{count}", clock.subject.evict(1))
     return [clock.medians() for clock in clocks]
 
 
-def long(subjects: Sequence[Subject], page: int, tokens: int = LONG) -> list[Times]:
+def long(subjects: Sequence[Subject], page: int, tokens: int) -> list[Times]:
     prompt = tokens_of(np.random.default_rng(2), tokens)
     clocks = [_Clock(subject) for subject in subjects]
     for _ in range(9):
@@ -112,11 +121,11 @@ def long(subjects: Sequence[Subject], page: int, tokens: int = LONG) -> list[Tim
     return [clock.medians() for clock in clocks]
 
 
-def measure(make: Callable[[int], Sequence[Subject]], page: int) -> list[Times]:
+def measure(make: Callable[[int], Sequence[Subject]], page: int, size: TrafficSize) -> list[Times]:
     """Of subjects that ``make`` makes for a number of pages: medians in microseconds, of each."""
-    parts = [chats(make(chat_pages(page)), page)]
-    parts += [leaves(make(count), page, count) for count in LEAVES]
-    parts.append(long(make(LONG // page + 1), page))
+    parts = [chats(make(chat_pages(page, size.conversations)), page, size.conversations)]
+    parts += [leaves(make(count), page, count, size.evictions) for count in size.leaves]
+    parts.append(long(make(size.long // page + 1), page, size.long))
     return [
         {name: us for part in of_one for name, us in part.items()}
         for of_one in zip(*parts, strict=True)
