@@ -23,6 +23,7 @@ from stratakv.testing.kernel_oracle import (
     latent_layer,
     poisoned,
     selected,
+    shape_of,
 )
 
 CPU = torch.device("cpu")
@@ -172,3 +173,30 @@ def test_tiles_hold_any_heads_and_dims(item_bytes, one_token):
             assert not one_token or found.queries == 1
     wide = Blocks.selected(128, 576, 512, item_bytes)
     assert (wide.main, wide.rest, wide.keys) == (512, 64, LEAST)
+
+
+@pytest.mark.parametrize("scoring", ["plain", "both"])
+@pytest.mark.parametrize("rule", [KeepAll(), KeepWindow(700), KeepChunk(900)], ids=str)
+def test_the_bits_of_a_token_do_not_depend_on_who_is_beside_it(rule, scoring):
+    """Alone no request but the first is split, or has chunks of others beside its own."""
+    spans = ((2 * SPLIT_TOKENS + 300, 1), (SPLIT_TOKENS - 1, 1), (5, 1), (40, 70), (0, 9))
+    step, kernels = KernelStep(rule, 16, spans), TritonKernels(CPU)
+    case = PagedCase.of(step)
+    how = scoring_of(scoring, case.heads.query, CPU, step.dtype)
+    keys, values = step.fresh(case.keys), step.fresh(case.values)
+
+    def bits(requests):
+        chosen = [spans[at] for at in requests]
+        tokens = np.flatnonzero(np.isin(step.shape.token_rows, np.array(requests) + 1))
+        table = step.table[[0, *(at + 1 for at in requests)]]
+        plan = kernels.plan(case.group, shape_of(chosen), table)
+        kernels.write(case.layer.key_rows, plan.slots, keys[tokens].flatten(1))
+        kernels.write(case.layer.value_rows, plan.slots, values[tokens].flatten(1))
+        context = Paged(case.layer, keys[tokens].transpose(0, 1), values[tokens].transpose(0, 1))
+        return both(plan, case.query[tokens], context, how).view(torch.int32)
+
+    together = bits(range(len(spans)))
+    near(together.view(torch.float32), case.right(how))
+    assert together.equal(torch.cat([bits([at]) for at in range(len(spans))]))
+    two = bits([0, 2])
+    assert two.equal(together[[0, 2]])
