@@ -81,7 +81,8 @@ class RankedPair:
         play, alone = self.play, side is self.play.alone
         context = RankContext.of(SingleRank() if alone else self.ranks, self.clock)
         count = self.ranks.size if alone else 1
-        lanes, clock = [Peers() for _ in range(count)], context.clock
+        clock = context.clock
+        lanes = [Peers(clock) for _ in range(count)]
         joiner = None
         if side is DECODE and play.asks:
             carry = None if self.rank else self._carry

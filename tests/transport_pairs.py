@@ -7,6 +7,7 @@ from random import Random
 from stratakv.core.clock import ManualClock
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
+from stratakv.disagg.joining import PeerJoiner, join
 from stratakv.disagg.peers import Peers, StillEndingError
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.session import SessionLimits
@@ -50,19 +51,22 @@ def on_device(spec):
 
 
 class Link:
-    """Both roles, and the transports between them."""
+    """Both roles, and the transports between them. ``joins``: the sides are introduced by hand.
+    ``asks``: the one that decodes joins the other when a request needs it, and parts when idle."""
 
-    def __init__(self, prefill=open_loopback, decode=open_loopback, joins=True):
+    def __init__(self, prefill=open_loopback, decode=open_loopback, joins=True, asks=False):
         self.clock = ManualClock()
-        self.peers = {HandOffSide.PREFILL: Peers(), HandOffSide.DECODE: Peers()}
+        self.peers = {side: Peers(self.clock) for side in HandOffSide}
+        self.asked = 0
+        joiner = PeerJoiner(self.peers[HandOffSide.DECODE], self._carry) if asks else None
         self.opens = {HandOffSide.PREFILL: prefill, HandOffSide.DECODE: decode}
         self.roles = {
             HandOffSide.PREFILL: PrefillRole(self.peers[HandOffSide.PREFILL], LIMITS, self.clock),
             HandOffSide.DECODE: DecodeRole(
-                self.peers[HandOffSide.DECODE], lambda _: P, LIMITS, self.clock
+                self.peers[HandOffSide.DECODE], lambda _: P, LIMITS, self.clock, joiner
             ),
         }
-        self.joins = joins
+        self.joins = joins and not asks
         self._returned = []
         self.roles[HandOffSide.PREFILL].submit_to(self._returned.append)
         self.models = {HandOffSide.PREFILL: b"model", HandOffSide.DECODE: b"model"}
@@ -81,6 +85,11 @@ class Link:
         introduction, answer = prefill.introduce(D), decode.introduce(P)
         decode.meet(P, introduction)
         prefill.meet(D, answer)
+
+    def _carry(self, peer, introductions):
+        assert peer == P
+        self.asked += 1
+        return join(self.peers[HandOffSide.PREFILL], D, introductions)
 
     def returned(self):
         found = self._returned[:]

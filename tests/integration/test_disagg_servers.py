@@ -111,6 +111,9 @@ def test_a_prefill_server_of_two_names_is_joined_under_both(servers):
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(one, range(24))) == [expected] * 24
+    for server in (servers.decodes[0], servers.prefill):
+        links = (f'stratakv_transfer_peers{{state="{state}"}}' for state in ("in_use", "idle"))
+        assert sum(metric(server, name) for name in links) >= 2
 
 
 def test_several_prompts_and_choices_of_one_body_have_a_session_each(servers):
@@ -329,7 +332,9 @@ def test_nothing_is_left_of_any_session(servers):
         ]
         held = [metric(one, name) for one in (servers.prefill, *servers.decodes) for name in names]
         pages = [metric(one, 'stratakv_transfer_pages{state="leased"}') for one in servers.decodes]
-        return not any(held + pages)
+        names = [f'stratakv_transfer_peers{{state="{state}"}}' for state in ("joining", "in_use")]
+        links = [metric(one, name) for one in (servers.prefill, *servers.decodes) for name in names]
+        return not any(held + pages + links)
 
     wait_until(over, "the end of every session")
     for one in (servers.prefill, *servers.decodes):

@@ -253,7 +253,7 @@ def crowded(monkeypatch):
 def test_more_peers_than_have_a_place_are_refused(crowded):
     fits = [crowded.introduce(PeerId(f"{n}")) for n in range(3)]
     assert join(crowded, PeerId("3"), fits).result(timeout=0) == JoinRefused(
-        "3 peers are joined already; no more are allowed"
+        "3 peers are joined already, none idle; no more fit"
     )
     crowded.disconnect(PeerId("0"))
     wait_until(lambda: Disconnected(PeerId("0")) in crowded.poll(), "the fence")

@@ -24,7 +24,7 @@ from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.handshake import ALL, SideRank
 from stratakv.disagg.http_join import HttpCarry
-from stratakv.disagg.joining import JoinAnswer, JoinedByHand, PeerJoiner, join
+from stratakv.disagg.joining import JoinAnswer, JoinedByHand, PeerJoiner, ask_to_leave, join
 from stratakv.disagg.lanes import shares
 from stratakv.disagg.mooncake import MooncakeTransport, MooncakeTransportOptions
 from stratakv.disagg.nixl import NixlTransport
@@ -106,6 +106,7 @@ class RoleParts:
             case RankedEngine():
                 answer: Future[JoinAnswer] = Future()
                 answer.set_result(join_ranks(port.call_peers, peer, introductions))
+                ask_to_leave(self.peers[0])
                 return answer
             case Engine():
                 return join(self.peers[0], peer, introductions)
@@ -153,7 +154,8 @@ def role_parts(
         return None
     check_role(server)
     seconds, lanes = server.transfer_timeout, lanes_of(server, ranks)
-    peers = tuple(Peers() for _ in range(lanes))
+    clock = MonotonicClock() if ranks is None else ranks.clock
+    peers = tuple(Peers(clock) for _ in range(lanes))
     limits = HandOffLimits(sessions=SessionLimits(seconds, seconds, seconds))
     carry = None
     if server.role == "decode" and (ranks is None or ranks.leads):

@@ -21,7 +21,16 @@ from stratakv.disagg.deadlines import (
     session_name,
 )
 from stratakv.disagg.joining import Join, JoinedByHand
-from stratakv.disagg.messages import Abort, Arrival, Attempt, Ended, Message, PartWritten, Reserve
+from stratakv.disagg.messages import (
+    Abort,
+    Arrival,
+    Attempt,
+    Ended,
+    Leave,
+    Message,
+    PartWritten,
+    Reserve,
+)
 from stratakv.disagg.page_leases import LeaseCounts, PageLeases, Writer
 from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.recompute import Recompute
@@ -108,7 +117,7 @@ class DecodeRole:
 
     def stats(self) -> SessionStats:
         sessions = [entry.session for entry in self._sessions.values()]
-        return self._counts.stats(sessions, self._leases.counts())
+        return self._counts.stats(sessions, self._leases.counts(), self._peers.counts())
 
     # -- the engine's calls ----------------------------------------------------------------------
 
@@ -153,6 +162,7 @@ class DecodeRole:
         session = Session.opened(str(attempt), self._limits.sessions, self._clock.now_s())
         entry = _Receiving(request.id, attempt, peer, session, again)
         self._sessions[request.id] = self._attempts[attempt] = entry
+        self._peers.uses.use(peer)
         self._due.add(session.deadline_s)
         return entry
 
@@ -199,6 +209,8 @@ class DecodeRole:
         for peer, reason in self._join.refused():
             self._refused(peer, reason)
         self._agree()
+        for peer in self._peers.uses.overdue():
+            self._join.part(peer)
         now_s = self._clock.now_s()
         if self._due.passed(now_s):
             self._expire(now_s)
@@ -243,6 +255,8 @@ class DecodeRole:
                     self._answered(entry, message)
                 else:
                     self._peers.disconnect(peer, f"it answers {attempt}, of which it was not asked")
+            case Leave():
+                self._peers.uses.choose(peer)
             case Reserve() | Abort():
                 self._peers.disconnect(peer, "it asks for pages of an engine that decodes")
             case _:
@@ -346,6 +360,7 @@ class DecodeRole:
             self._here.add(entry.request)
         del self._sessions[entry.request]
         del self._attempts[entry.attempt]
+        self._peers.uses.leave(entry.peer)
         joining = self._joining.get(entry.peer, {})
         if joining.pop(entry.request, None) is not None and not joining:
             del self._joining[entry.peer]

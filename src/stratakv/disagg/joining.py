@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 from stratakv.core.errors import TransportError
+from stratakv.disagg.messages import Leave
 from stratakv.disagg.peer_limits import short
 from stratakv.disagg.peers import Peers, StillEndingError
 from stratakv.disagg.transport import PeerId
@@ -39,7 +40,7 @@ class JoinRefused:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The last link of this name is still being torn down there."""
+    """The last link of this name is still being torn down there, or one that makes room for it."""
 
 
 JoinAnswer: TypeAlias = Joined | JoinRefused | Again
@@ -57,6 +58,11 @@ class Join(Protocol):
         """Whom nobody can join, and why, since the last call."""
         ...
 
+    def part(self, peer: PeerId) -> None:
+        """End the link of ``peer``, which has no session. Asked again and again until it has
+        one, or is gone."""
+        ...
+
 
 class JoinedByHand:
     """Somebody else introduces peers to each other."""
@@ -66,6 +72,9 @@ class JoinedByHand:
 
     def refused(self) -> Sequence[tuple[PeerId, str]]:
         return ()
+
+    def part(self, peer: PeerId) -> None:
+        pass  # whoever has introduced it does
 
 
 class PeerJoiner:
@@ -116,6 +125,15 @@ class PeerJoiner:
                     assert_never(answer)
         return found
 
+    def part(self, peer: PeerId) -> None:
+        self._peers.disconnect(peer, "it had no session")
+
+
+def ask_to_leave(peers: Peers) -> None:
+    """Who decodes is to end links that stand in the way of new ones; on rank 0."""
+    for peer in peers.uses.overdue():
+        peers.send(peer, Leave())
+
 
 def join(peers: Peers, peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
     """The other side of it: work with a ``peer`` that has introduced itself. Who does not fit is
@@ -138,6 +156,7 @@ def join(peers: Peers, peer: PeerId, introductions: Sequence[bytes]) -> "Future[
         peers.verify(peer, theirs)
         peers.introduce_then(peer, introduced)
     except StillEndingError:
+        ask_to_leave(peers)
         answer.set_result(Again())
     except TransportError as error:
         answer.set_result(JoinRefused(str(error)))

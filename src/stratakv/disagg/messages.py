@@ -21,7 +21,7 @@ from stratakv.disagg.transport import NOTIFICATION_BYTES
 from stratakv.engine.request import LARGEST, TokenLogprob
 from stratakv.engine.roles import FirstToken
 
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 """Of these messages; two sides must have the same."""
 MESSAGE_BYTES: Final = 16 << 20
 """The longest message that is read."""
@@ -86,12 +86,22 @@ class Ended:
     reason: str
 
 
-Message: TypeAlias = Reserve | PartWritten | Arrival | Abort | Ended
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Prefill needs the place of this link for another peer. Decode alone knows whether a session
+    is about to begin, so it ends the link, when none is open."""
+
+
+Message: TypeAlias = Reserve | PartWritten | Arrival | Abort | Ended | Leave
 
 
 def encode(message: Message) -> bytes:
-    fields: dict[str, Any] = {"word": type(message).__name__, **asdict(message.attempt)}
+    fields: dict[str, Any] = {"word": type(message).__name__}
+    if not isinstance(message, Leave):
+        fields |= asdict(message.attempt)
     match message:
+        case Leave():
+            pass
         case Reserve():
             groups = [
                 (each.group, each.first, each.pages.tolist(), each.tier)
@@ -126,6 +136,8 @@ def decode(data: bytes) -> Message:
 
 
 def _read(fields: Any) -> Message:  # noqa: ANN401 - from a peer
+    if fields["word"] == "Leave":
+        return Leave()
     attempt = Attempt(short(fields["session"]), _generation(fields["generation"]))
     match fields["word"]:
         case "Reserve":

@@ -1,12 +1,13 @@
 """Sessions of a side that computes prompts, by name, and how much of them each peer has asked for.
 
-Owns which of them count against a peer's limits. Must not know who is notified of their ends
-(``prefill_role``).
+Owns which of them count against a peer's limits, and that its link is in use. Must not know who is
+notified of their ends (``prefill_role``).
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from stratakv.disagg.link_uses import LinkUses
 from stratakv.disagg.messages import Reserve
 from stratakv.disagg.peer_limits import PeerLimits
 from stratakv.disagg.sending import PagesWanted, Sending
@@ -20,8 +21,8 @@ class _Use:
 
 
 class OpenSessions:
-    def __init__(self, limits: PeerLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: PeerLimits, links: LinkUses) -> None:
+        self._limits, self._links = limits, links
         self._sessions: dict[str, Sending] = {}
         self._uses: dict[PeerId, _Use] = {}
 
@@ -51,6 +52,7 @@ class OpenSessions:
     def want(self, entry: Sending, wanted: PagesWanted) -> None:
         """``entry``, which is here, is ``wanted``."""
         entry.want(wanted)
+        self._links.use(wanted.peer)
         use = self._uses.setdefault(wanted.peer, _Use())
         use.sessions += 1
         use.numbers += _numbers(wanted.reserve)
@@ -59,6 +61,7 @@ class OpenSessions:
         del self._sessions[entry.session.name]
         if entry.wanted is None:
             return
+        self._links.leave(entry.wanted.peer)
         use = self._uses[entry.wanted.peer]
         use.sessions -= 1
         use.numbers -= _numbers(entry.wanted.reserve)

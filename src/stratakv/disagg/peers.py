@@ -7,18 +7,21 @@ a peer's bytes and words are the transport's.
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import TransportError
 from stratakv.disagg.handshake import ALL, Handshake, SideRank
+from stratakv.disagg.link_uses import LinkUses
 from stratakv.disagg.messages import PROTOCOL, Joiner, Message, encode, parts
 from stratakv.disagg.page_places import PagePlaces, PairedPlaces, places_of
 from stratakv.disagg.peer_limits import MOST_PEERS
+from stratakv.disagg.statistics import LinkState
 from stratakv.disagg.transport import (
     Disconnected,
     Done,
@@ -37,7 +40,7 @@ from stratakv.spec.groups import CacheSpec
 
 
 class StillEndingError(TransportError):
-    """The last link of that name is being torn down: ask again."""
+    """The last link of that name, or one that makes room for it, is being torn down: ask again."""
 
 
 NO_WRITES: Final = Writes(*(np.empty(0, np.int64) for _ in range(5)))
@@ -93,9 +96,11 @@ def handshake_of(spec: CacheSpec, model: bytes, share: SideRank) -> Handshake:
 
 
 class Peers:
-    """Knows nobody until it is opened, which is when the engine has its pools."""
+    """Knows nobody until it is opened, which is when the engine has its pools. ``uses``: which
+    links have sessions, as the roles say, and which are to end; the one that decodes ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.uses = LinkUses(clock or MonotonicClock())
         self._opened: _Opened | None = None
         self._peers: dict[PeerId, _Peer] = {}
         self._events: list[PeerEvent] = []
@@ -128,8 +133,8 @@ class Peers:
 
     def introduce(self, peer: PeerId) -> bytes:
         """What ``peer`` must be given to ``meet`` this side. StillEndingError while one of that
-        name is here; it is ended then, so that it can be asked again. TransportError where there
-        are too many."""
+        name is here, which is ended then, or where one without sessions is to make room: it can
+        be asked again. TransportError where there are too many, all with sessions."""
         self._expect_nobody(peer)
         described = self._end.transport.describe(peer)
         self._peers[peer] = _Peer()
@@ -147,8 +152,11 @@ class Peers:
         if peer in self._peers:
             self.disconnect(peer)
             raise StillEndingError(f"the last link of {peer} is being torn down: ask again")
-        if len(self._peers) == MOST_PEERS:
-            raise TransportError(f"{MOST_PEERS} peers are joined already; no more are allowed")
+        if len(self._peers) < MOST_PEERS:
+            return
+        if self.uses.makes_room():
+            raise StillEndingError("a link without sessions makes room: ask again")
+        raise TransportError(f"{MOST_PEERS} peers are joined already, none idle; no more fit")
 
     def _words(self, described: bytes) -> bytes:
         fields = {
@@ -186,6 +194,7 @@ class Peers:
             self.disconnect(peer)
             raise
         entry.pairing = self._end.places.paired(places)
+        self.uses.joined(peer)
 
     def knows(self, peer: PeerId) -> bool:
         """Whether messages can be sent to it."""
@@ -227,10 +236,10 @@ class Peers:
                 case Notified(peer, notification):
                     self._on_notification(peer, notification)
                 case Lost(peer):
-                    self._peers[peer].ending = True
+                    self._ends(peer)
                     self._events.append(event)
                 case Disconnected(peer):
-                    del self._peers[peer]
+                    self._remove(peer)
                     self._events.append(event)
                 case Done() | Failed():
                     self._events.append(event)
@@ -242,7 +251,7 @@ class Peers:
         entry = self._peers.get(peer)
         if entry is None or entry.ending:
             return
-        entry.ending = True
+        self._ends(peer)
         self._events.append(Lost(peer, reason or "it was disconnected"))
         if peer not in self._described:  # else when it is
             self._end.transport.disconnect(peer)
@@ -254,11 +263,32 @@ class Peers:
             return
         opened, self._opened = self._opened, None
         opened.describing.shutdown(cancel_futures=True)
-        self._peers.clear()
+        for peer in list(self._peers):
+            self._ends(peer)
+            self._remove(peer)
         waiting, self._described = self._described, {}
         for peer, (_, then) in waiting.items():
             then(TransportError(f"{peer} was not joined: this side ends"))
         opened.transport.close()
+
+    def counts(self) -> Mapping[LinkState, int]:
+        """Places that are taken, by what they are taken for."""
+        ending = sum(entry.ending for entry in self._peers.values())
+        joined = sum(not one.ending and one.pairing is not None for one in self._peers.values())
+        return {
+            LinkState.JOINING: len(self._peers) - joined - ending,
+            LinkState.IN_USE: joined - self.uses.idle,
+            LinkState.IDLE: self.uses.idle,
+            LinkState.ENDING: ending,
+        }
+
+    def _ends(self, peer: PeerId) -> None:
+        self._peers[peer].ending = True
+        self.uses.ends(peer)
+
+    def _remove(self, peer: PeerId) -> None:
+        del self._peers[peer]
+        self.uses.ended(peer)
 
     @property
     def _end(self) -> _Opened:
@@ -273,7 +303,7 @@ class Peers:
             try:
                 found = described.result()
             except TransportError as error:
-                del self._peers[peer]
+                self._remove(peer)
                 if entry.ending:
                     self._events.append(Disconnected(peer))
                 then(error)

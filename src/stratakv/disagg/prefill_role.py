@@ -15,7 +15,7 @@ from stratakv.core.errors import RequestError, TransportError
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, session_name
 from stratakv.disagg.ended_early import FAILED_OVER, EarlyEnd, EarlyEnds
-from stratakv.disagg.messages import Abort, Arrival, Ended, Message, PartWritten, Reserve
+from stratakv.disagg.messages import Abort, Arrival, Ended, Leave, Message, PartWritten, Reserve
 from stratakv.disagg.open_sessions import OpenSessions
 from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.sending import PagesWanted, Sending, tiers_of
@@ -50,7 +50,7 @@ class PrefillRole:
     def __init__(self, peers: Peers, limits: HandOffLimits, clock: Clock | None = None) -> None:
         self._peers, self._limits = peers, limits
         self._clock = clock or MonotonicClock()
-        self._sessions = OpenSessions(limits.peer)  # those that are not all written
+        self._sessions = OpenSessions(limits.peer, peers.uses)  # not all written
         self._requests: dict[RequestId, Sending] = {}  # of which the engine knows no end
         self._returned: dict[RequestId, Sending] = {}  # given to it, and not yet arrived
         self._arrived: set[RequestId] = set()
@@ -71,7 +71,8 @@ class PrefillRole:
         self._submit = submit
 
     def stats(self) -> SessionStats:
-        return self._counts.stats([entry.session for entry in self._all()], None)
+        sessions = [entry.session for entry in self._all()]
+        return self._counts.stats(sessions, None, self._peers.counts())
 
     def _all(self) -> list[Sending]:
         return list(dict.fromkeys([*self._sessions.entries(), *self._writes.values()]))
@@ -255,7 +256,7 @@ class PrefillRole:
                 self._ask(peer, message)
             case Abort():
                 self._abort(peer, message)
-            case Arrival() | Ended() | PartWritten():
+            case Arrival() | Ended() | PartWritten() | Leave():
                 self._peers.disconnect(peer, "it sends pages to an engine that computes prompts")
             case _:
                 assert_never(message)

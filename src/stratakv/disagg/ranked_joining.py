@@ -75,16 +75,28 @@ class RankedPeers:
                 return Joined(())
             case PeerVerb.LEAVE:
                 return JoinRefused(asked.reason) if asked.reason else Again()
+            case PeerVerb.PART:
+                used = any(one.uses.in_use(peer) for one in self._peers)
+                return JoinRefused("it has a session") if used else Joined(())
             case _:
                 assert_never(asked.verb)
 
     def answered(self, asked: PeerCall, reports: Sequence[str]) -> None:
         answer, peer = together(reports), PeerId(asked.peer)
-        if not isinstance(answer, Joined):
+        if asked.verb is PeerVerb.PART:
+            self._part(peer, answer)
+        elif not isinstance(answer, Joined):
             self._disconnect(peer)
         elif asked.verb is PeerVerb.MEET:
             self._links.append(peer)
         self._then(asked, answer)
+
+    def _part(self, peer: PeerId, answer: JoinAnswer) -> None:
+        if isinstance(answer, Joined):
+            self._disconnect(peer, "it had no session")
+            return
+        for one in self._peers:
+            one.uses.kept(peer)
 
     # -- ballots ---------------------------------------------------------------------------------
 
@@ -127,6 +139,7 @@ class RankedJoiner:
         self._send, self._carry = send, carry
         self._asked: dict[PeerId, Future[JoinAnswer] | None] = {}  # None: a call is under way
         self._refused: list[tuple[PeerId, str]] = []
+        self._parting: set[PeerId] = set()  # of which the ranks are being asked
 
     def ask(self, peer: PeerId) -> None:
         if self._carry is None or peer in self._asked or self.links.knows(peer):
@@ -143,8 +156,16 @@ class RankedJoiner:
         refused, self._refused = self._refused, []
         return refused
 
+    def part(self, peer: PeerId) -> None:
+        if self._carry is not None and peer not in self._parting:
+            self._parting.add(peer)
+            self._send(PeerCall(PeerVerb.PART, peer))
+
     def _answered(self, asked: PeerCall, answer: JoinAnswer) -> None:
         peer = PeerId(asked.peer)
+        if asked.verb is PeerVerb.PART:
+            self._parting.discard(peer)
+            return
         match answer:
             case Joined(introductions):
                 if asked.verb is PeerVerb.INTRODUCE:

@@ -32,6 +32,9 @@ class RestedJoin:
         else:
             self._join.ask(peer)
 
+    def part(self, peer: PeerId) -> None:
+        self._join.part(peer)
+
     def refused(self) -> Sequence[tuple[PeerId, str]]:
         found, self._asked = list(self._asked.items()), {}
         for peer, reason in self._join.refused():

@@ -12,6 +12,7 @@ class PeerVerb(Enum):
     INTRODUCE = auto()  # say what the peer must know of this rank
     MEET = auto()  # work with the peer's rank of the same number
     LEAVE = auto()  # do not
+    PART = auto()  # no more, if no rank has a session with it
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,8 @@ def _of_sessions(stats: SessionStats) -> Iterator[Metric]:
     yield _family("transfer_sessions_succeeded", {(): stats.succeeded})
     causes = {cause.value: count for cause, count in stats.failed.items()}
     yield _family("transfer_sessions_failed", _by(causes))
+    links = {state.value: count for state, count in stats.links.items()}
+    yield _family("transfer_peers", _by(links))
     if stats.leases is not None:
         leased, quarantined = stats.leases.leased, stats.leases.quarantined
         pages = {"leased": sum(leased.values()), "quarantined": sum(quarantined.values())}

@@ -151,6 +151,9 @@ OF_HAND_OFFS: Final = (
     F("transfer_pages", "gauge",
       "of `--role decode`: pages that a peer may still write (`leased`), and those of them that "
       "are past their deadline, or whose peer is lost (`quarantined`)", ("state",)),
+    F("transfer_peers", "gauge",
+      "places for peers that are taken, of 256: `joining`, `in_use` (a session is open, or its "
+      "pages may still be written), `idle` (joined, without a session) and `ending`", ("state",)),
 )  # fmt: skip
 FAMILIES: Final = (*OF_REQUESTS, *OF_THE_ENGINE, *OF_PAGES, *OF_STORAGE, *OF_HAND_OFFS)
 BY_NAME: Final = {family.name: family for family in FAMILIES}
