@@ -63,6 +63,7 @@ class Insertion:
             return found
         known = nodes.reach(keys, first, len(keys))
         stamp = pins.tick()
+        rows = None
         if known > first:
             rows = nodes.tail(nodes.index[keys[known - 1]], known - first)
             for group in self._groups:
@@ -71,6 +72,7 @@ class Insertion:
         if known < len(keys):
             parent = nodes.index[keys[known - 1]] if known else NONE
             fresh_rows = nodes.grow(tier, parent, keys[known:])
+            rows = fresh_rows if known == first else None
             self._stored.grown(fresh_rows)
             fetched = event is ResidencyEvent.FETCHED
             for group in self._groups:
@@ -80,11 +82,14 @@ class Insertion:
                     held = mine != NONE
                     fresh, mine = fresh[held], mine[held]
                 if len(fresh):
-                    self._pins.enter(group, fresh, stamp)
+                    nodes.residency[group].move(fresh, event)
+                    nodes.page[tier][group][fresh] = mine
                     self._stored.entered(group, fresh, fetched=fetched)
-                    self._adopt(event, group, fresh, mine)
+                    pins.arrive(tier, group, fresh, stamp)
         if tier == DEVICE:
-            found.effects.extend(self._unsaved(keys, first, known))
+            if rows is None:
+                rows = nodes.tail(nodes.index[keys[-1]], len(keys) - first)
+            found.effects.extend(self._unsaved(rows, met=known - first))
         return found
 
     def _adopt(self, event: ResidencyEvent, group: GroupId, rows: NodeIds, pages: PageIds) -> None:
@@ -134,11 +139,9 @@ class Insertion:
         found.remaps.append(Remap(group, at, canonical))
         found.effects.append(FreeDevice(group, mine[spare]))
 
-    def _unsaved(self, keys: Sequence[PageKey], first: int, known: int) -> list[Effect]:
+    def _unsaved(self, rows: NodeIds, met: int) -> list[Effect]:
         """Pages without a host copy among those just inserted, of the groups that keep all; those
-        from ``known`` on are new and have none."""
-        rows = self._nodes.tail(self._nodes.index[keys[-1]], len(keys) - first)
-        met = known - first
+        behind the first ``met`` are new and have none."""
         effects: list[Effect] = []
         for group in self._keep_all:
             found = rows

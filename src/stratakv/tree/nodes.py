@@ -43,10 +43,8 @@ CHECKPOINT: Final = 1 << 32
 MILESTONE: Final = 1
 """What each adds to the need of a page: nobody has so many milestones that they look like one."""
 ANY: Final = 2
-"""Third index of ``kids``: children whose anchor is on either tier."""
+"""Third of ``kids``, whose first are the tiers': children whose anchor is on either tier."""
 TIERS: Final = (Tier.DEVICE, Tier.HOST)
-ONE_CHILD: Final = (np.array((1, 0, 1), np.int32), np.array((0, 1, 1), np.int32))
-"""By tier: what a child whose anchor lies on that tier alone adds to its parent's counts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,14 +79,10 @@ class NodeTable:
         self.gone = Gone(capacity, now_s)
         # When a page of a group left a tier, while its node stayed; 0: never. For figures alone.
         self.now_s = now_s
-        self._left_s: Float64s = np.zeros((size, len(TIERS) * len(groups)))
-        self.left_s = [
-            [self._left_s[:, len(TIERS) * group + tier] for group in groups] for tier in TIERS
-        ]
+        self.left_s: list[list[Float64s]] = [[np.zeros(size) for _ in groups] for _ in TIERS]
         self.parent: NodeIds = np.full(size, NONE, np.intp)
         self.depth: Int32s = np.full(size, NONE, np.int32)  # page index in the prefix
-        self._kids: Int32s = np.zeros((size, 3), np.int32)
-        self.kids = [self._kids[:, of] for of in (Tier.DEVICE, Tier.HOST, ANY)]
+        self.kids: list[Int32s] = [np.zeros(size, np.int32) for _ in (*TIERS, ANY)]
         self.hits: Int32s = np.zeros(size, np.int32)
         self.priority: Int32s = np.zeros(size, np.int32)  # of any request that used it, the highest
         self._journal = None if observer is None else Journal(size, observer)
@@ -113,6 +107,7 @@ class NodeTable:
         self._run_of: Int32s = np.full(size, NONE, np.int32)
         self._runs: dict[int, Run] = {}
         self._next_run = 0
+        self._depths: Int32s = np.arange(size, dtype=np.int32)
         self._free: NodeIds = np.arange(capacity - 1, -1, -1, dtype=np.intp)
         self._free_rows = capacity
 
@@ -167,6 +162,8 @@ class NodeTable:
         index = self.index
         if high <= low or keys[high - 1] in index:
             return max(low, high)
+        if keys[low] not in index:  # as a rule nothing of a new turn is there
+            return low
         high -= 1
         while low < high:
             middle = (low + high + 1) >> 1
@@ -199,16 +196,16 @@ class NodeTable:
         rows = self._free[self._free_rows : self._free_rows + count][::-1].copy()
         self.index.update(zip(keys, rows.tolist(), strict=True))
         start = self.depth.item(parent) + 1
-        self.depth[rows] = np.arange(start, start + count, dtype=np.int32)
-        above = np.empty_like(rows)
-        above[0] = parent
-        above[1:] = rows[:-1]
-        self.parent[rows] = above
-        kids = self._kids
-        kids[rows] = ONE_CHILD[tier]
-        kids[rows[-1]] = 0
-        kids[parent] += ONE_CHILD[tier]
-        self._left_s[rows] = 0.0
+        self.depth[rows] = self._depths[start : start + count]
+        above = rows[:-1]
+        self.parent[rows[1:]] = above
+        self.parent[rows.item(0)] = parent
+        for kids in (self.kids[tier], self.kids[ANY]):
+            kids[above] = 1  # a row that is free has none
+            kids[parent] = kids.item(parent) + 1
+        for columns in self.left_s:
+            for left_s in columns:
+                left_s[rows] = 0.0
         self._run_of[rows] = self._append(parent, start, rows, keys)
         if self._journal is not None:
             self._journal.grown(rows, keys)
@@ -238,8 +235,9 @@ class NodeTable:
         """Forget a chain that ends in a leaf and owns no page any more; top first. ``from_host``:
         its last copy was there."""
         count = len(chain)
-        self._kids[self.parent.item(chain.item(0)), ANY] -= 1
-        self._kids[chain] = 0
+        self.kids[ANY][self.parent.item(chain.item(0))] -= 1
+        for kids in self.kids:
+            kids[chain] = 0
         self.hits[chain] = 0
         row, left = chain.item(-1), count
         while left:  # run by run, deepest first
@@ -271,7 +269,8 @@ class NodeTable:
         if not run.keys:
             del self._runs[run_id]
         top = self.parent.item(row)
-        self._kids[top, ANY] = self._kids.item(top, ANY) - 1
+        kids = self.kids[ANY]
+        kids[top] = kids.item(top) - 1
         self.hits[row] = 0
         self._run_of[row] = NONE
         self._free[self._free_rows] = row
@@ -297,7 +296,11 @@ class NodeTable:
     def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Every array by name, for those who compare two tables; what nodes that are gone have left
         in them counts."""
-        yield from (("parent", self.parent), ("depth", self.depth), ("kids", self._kids))
+        yield from (("parent", self.parent), ("depth", self.depth))
+        yield from (
+            (f"kids {of}", kids)
+            for of, kids in zip(("device", "host", "any"), self.kids, strict=True)
+        )
         yield from (("hits", self.hits), ("priority", self.priority), ("run", self._run_of))
         yield from (("checkpoint", self.checkpoint), ("milestone", self.milestone))
         yield ("free row", self._free)

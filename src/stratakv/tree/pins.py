@@ -104,6 +104,18 @@ class Pins:
         self.evictable[tier][group] += len(rows)
         self.queue(tier, group, rows)
 
+    def arrive(self, tier: Tier, group: int, rows: NodeIds, stamp: int) -> None:
+        """``enter`` and ``born`` of new nodes, whose pages nothing warms as a rule."""
+        nodes = self._nodes
+        if group == ANCHOR or np.count_nonzero(nodes.need[group][rows]):
+            self.enter(group, rows, stamp)
+            self.born(tier, group, rows)
+            return
+        self.policy.enter(group, rows, stamp)
+        nodes.rank[group][rows] = COLD
+        self.evictable[tier][group] += len(rows)
+        self._push(tier, group, COLD, nodes.depth.item(rows.item(-1)), rows)
+
     def born_pinned(self, tier: Tier, group: int, rows: NodeIds, pins: int) -> None:
         """Pages that have just become resident with ``pins`` pins of their makers."""
         self._nodes.pins[tier][group][rows] = pins
