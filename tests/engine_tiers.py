@@ -4,6 +4,7 @@ the lanes; what is tested is ``connect.chunk_tier``."""
 import numpy as np
 
 from stratakv.connect.chunk_tier import ChunkTier
+from stratakv.connect.lent_rows import staged
 from stratakv.connect.namespace import EngineNamespace
 from stratakv.core.clock import ManualClock
 from stratakv.core.ids import GroupId
@@ -51,17 +52,23 @@ class EngineRows:
         self.memory = bytearray(byte for row in range(1, ROWS + 1) for byte in [row] * ROW)
         self.clock = ManualClock()
         self.hands = []
-        worker = IoWorker(
-            Backends(backend, backend), FORM, IoLimits(**limits), self.clock, self._hand
-        )
+        ends = staged(Backends(backend, backend))
+        worker = IoWorker(ends, FORM, IoLimits(**limits), self.clock, self._hand)
         view = memoryview(self.memory)
         self.tier = ChunkTier(
-            worker, name_of, view, (ROW, USED), self.clock, patience_s, lambda _: self.work()
+            worker, name_of, view, (ROW, USED), self.clock, patience_s, self._wait
         )
 
     @property
     def rows(self):
         return np.frombuffer(self.memory, np.uint8).reshape(ROWS, ROW)
+
+    def _wait(self, _):
+        """The store works meanwhile; one that hangs does nothing for a second."""
+        if any(hand.stuck for hand in self.hands):
+            self.clock.advance(1.0)
+        else:
+            self.work()
 
     def _hand(self, lane, name):
         del name

@@ -61,6 +61,7 @@ def misbehaving(directory):
         "lying": "contains_lies=0.3&read_misses=0.1&read_fails=0.1&read_corrupt=0.1&write_lost=0.2",
         "down": "call_fails=0.2&call_breaks=0.1&write_fails=0.2",
         "slow": "delay_s=0.02", "full": "write_refused=0.5",
+        "hanging": "call_hangs=0.05&hang_s=1.0",
     }  # fmt: skip
     return {name: f"faulty://{directory}?{query}" for name, query in faults.items()}
 

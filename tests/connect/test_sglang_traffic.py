@@ -21,6 +21,8 @@ EXTRA = {
     "backend_name": "strata", "module_path": "stratakv.connect.sglang",
     "class_name": "StrataStorage", "interface_v1": 1, "prefetch_threshold": 16,
 }  # fmt: skip
+SOON = {"timeout_s": 0.2}
+"""Before a store that hangs comes back."""
 INTERVAL = 4
 """Of qwen3_next's layers, one has keys and values: SGLang's name for what layer types say."""
 STATES = {"page_size": 1, "mamba_radix_cache_strategy": "no_buffer", "max_mamba_cache_size": 24}
@@ -122,11 +124,11 @@ def test_attention_reads_what_would_be_computed(family, tmp_path):
 
 def test_a_store_that_lies_fails_hangs_or_is_full_costs_hits_and_nothing_else(tmp_path):
     urls = misbehaving(tmp_path / "store").values()
-    process, answers = traffic("laguna", tmp_path, 2 * len(urls), 150, urls)
+    process, answers = traffic("laguna", tmp_path, 2 * len(urls), 150, urls, **SOON)
     ended(process)
     counts = json.loads(answers.read_text())
     for event in (
-        "stored", "loaded", "missing", "damaged", "unread", "unwritten", "refused",
+        "stored", "loaded", "missing", "damaged", "unread", "unwritten", "refused", "late",
     ):  # fmt: skip
         assert counts.get(f"kv {event}", 0) >= 5, (event, counts)
 

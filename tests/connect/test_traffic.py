@@ -73,6 +73,8 @@ def test_a_store_that_lies_fails_hangs_or_is_full_costs_hits_and_nothing_else(re
     stores = [{"storage": url} for url in urls.values()] + [
         {"storage": urls["slow"], "timeout_s": 0.01}
     ]
+    hanging = next(store for store in stores if store["storage"] == urls["hanging"])
+    hanging["timeout_s"] = 0.05  # what comes back comes much later
     counts = traffic(release, tmp_path, stores, len(stores), 300)
     assert_seen(
         counts, "stored", "loaded", "missing", "damaged", "unread", "unwritten", "refused", "late"

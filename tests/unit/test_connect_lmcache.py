@@ -1,17 +1,20 @@
 """The L2 adapter as LMCache drives it, without LMCache: what comes back is what was stored, and
 what another server must never hit."""
 
+from threading import Event
+
 import pytest
 import torch
 
 from stratakv.core.errors import ConfigError
 from stratakv.storage.memory import MemoryBackend
-from stratakv.testing.patience import wait_until
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from tests.fixtures import fake_lmcache
 from tests.fixtures.fake_lmcache import MemoryLayoutDesc, MemoryObj, ObjectKey
 from tests.unit.test_connect_vllm import checkpoint
 
+SOON = {"timeout_s": 0.05}
 ENGINE = "vllm 0.32.0 --dtype float32"
 KEYS = [ObjectKey(bytes([at]) * 16) for at in range(4)]
 DESCS = {0: MemoryLayoutDesc([torch.Size([64])], [torch.uint8])}
@@ -143,6 +146,28 @@ def test_a_store_that_is_down_or_full_costs_hits_and_nothing_else(adapters, monk
     assert stored(adapter) == -1
 
 
+def test_a_store_that_hangs_is_a_miss_in_time_and_touches_no_object(adapters, monkeypatch, quiet):
+    go_on, memories, faulty = Event(), {}, []
+
+    def opened(_, form):
+        memory = memories.setdefault(form, MemoryBackend(form))
+        faulty.append(FaultyBackend(memory, Faults(), lambda _: go_on.wait(PATIENCE_S)))
+        return faulty[-1]
+
+    monkeypatch.setattr("stratakv.storage.ends.open_storage", opened)
+    stored(adapters(storage="memory://"))
+    adapter = adapters(storage="memory://", **SOON)
+    stored(adapter, KEYS[:1])
+    faulty[-1].change(Faults(call_hangs=1.0))
+    hits, objects = loaded(adapter)
+    assert hits == [False] * 4
+    assert present(adapter) == [False] * 4
+    faulty[-1].change(Faults())
+    go_on.set()
+    wait_until(lambda: present(adapter) == [True] * 4, "the store's return")
+    assert not any(bool(one.raw.any()) for one in objects)
+
+
 def test_what_breaks_here_is_an_answer_all_the_same(adapters, quiet):
     adapter = adapters()
     task = adapter.submit_load_task(KEYS, [None] * 4)
@@ -165,8 +190,11 @@ def test_each_kind_of_task_has_a_notifier_of_its_own(adapters):
         ({"engine": None}, "adapter_params engine None: allowed is a text"),
         ({"engine": " "}, "adapter_params engine  : allowed is a text"),
         ({"model": "org/name"}, "MODEL org/name: allowed"),
-        ({"timeout_s": 1}, "timeout_s: allowed are LMCache's own"),
-        ({"root": "/x"}, "root: allowed are"),
+        ({"timeout_s": -1}, "timeout_s -1: allowed is a number above 0"),
+        (
+            {"root": "/x"},
+            "root: allowed are storage, storage_key_file, timeout_s, engine, model",
+        ),
         ({"storage": "bogus://x"}, "bogus"),
         ({"storage": "file:///x?quta=3"}, "quta"),
     ],

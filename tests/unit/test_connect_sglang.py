@@ -1,11 +1,14 @@
 """The back end as SGLang drives it, without SGLang: what comes back is what was stored, and what
 another server must never hit."""
 
+from threading import Event
+
 import pytest
 import torch
 
 from stratakv.core.errors import ConfigError
 from stratakv.storage.memory import MemoryBackend
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.storage_faults import Faults, FaultyBackend
 from tests.fixtures import fake_sglang
 from tests.fixtures.fake_sglang import (
@@ -48,6 +51,20 @@ def servers(monkeypatch):
     yield make
     for one in made:
         one.close()
+
+
+class InOnePiece(Pool):
+    """A page is a run of the pool's own memory, as latents' is."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = torch.zeros((16, 2, self.page_size, 6))
+
+    def _page(self, index):
+        return self.buffer[index // self.page_size]
+
+    def set_from_flat_data_page(self, index, data_page):
+        raise AssertionError("a page is copied to where it lies, once")
 
 
 def fill(backend, pages=range(6)):
@@ -364,20 +381,6 @@ def test_a_pool_without_flat_pages_is_not_stored(servers, model, storage):
     assert not backend.batch_set(KEYS[:1], [torch.zeros(1)])
 
 
-class InOnePiece(Pool):
-    """A page is a run of the pool's own memory, as latents' is."""
-
-    def __init__(self):
-        super().__init__()
-        self.buffer = torch.zeros((16, 2, self.page_size, 6))
-
-    def _page(self, index):
-        return self.buffer[index // self.page_size]
-
-    def set_from_flat_data_page(self, index, data_page):
-        raise AssertionError("a page is read where it lies")
-
-
 def test_pages_that_lie_in_one_piece_are_read_and_written_in_place(servers, model, storage):
     first = servers(model, storage, InOnePiece())
     pool = first.mem_pool_host
@@ -464,6 +467,79 @@ def test_a_store_that_is_down_or_full_costs_hits_and_nothing_else(
     faulty[0].change(Faults())
 
 
+def hanging(monkeypatch):
+    """Stores open one memory. The backends, and what lets those that hang go on."""
+    go_on, memories, faulty = Event(), {}, []
+
+    def opened(_, form):
+        memory = memories.setdefault(form, MemoryBackend(form))
+        faulty.append(FaultyBackend(memory, Faults(), lambda _: go_on.wait(PATIENCE_S)))
+        return faulty[-1]
+
+    monkeypatch.setattr("stratakv.storage.ends.open_storage", opened)
+    return faulty, go_on
+
+
+SOON = {"extra": {"timeout_s": 0.05}}
+
+
+@pytest.mark.parametrize("kind", [Pool, InOnePiece])
+def test_a_read_that_hangs_is_a_miss_in_time_and_writes_into_no_page(
+    servers, model, monkeypatch, quiet, kind
+):
+    faulty, go_on = hanging(monkeypatch)
+    fill(servers(model, "memory://", kind()))
+    backend = servers(model, "memory://", kind(), config=SOON)
+    pool = backend.mem_pool_host
+    faulty[-1].change(Faults(call_hangs=1.0))
+    assert backend.batch_get_v1(KEYS[:3], pool.indices(9, 4, 12)) == [False] * 3
+    assert backend.batch_exists(KEYS) == 0  # at once: nobody waits for a store that hangs
+    assert backend.batch_get(KEYS[:1], [pool.get_dummy_flat_data_page()]) == [None]
+    assert backend.totals["kv"]["late"] == 10
+    pool.buffer.fill_(7)  # SGLang has used the pages for something else
+    faulty[-1].change(Faults())
+    go_on.set()
+    wait_until(lambda: backend.batch_exists(KEYS) == 6, "the store's return")
+    assert (pool.buffer == 7).all()
+    asked = KEYS[:3], pool.indices(9, 4, 12)
+    wait_until(lambda: backend.batch_get_v1(*asked) == [True] * 3, "a page in time")
+
+
+@pytest.mark.parametrize("kind", [Pool, InOnePiece])
+def test_a_write_that_hangs_is_given_up_in_time_and_writes_what_it_was_given(
+    servers, model, monkeypatch, quiet, kind
+):
+    faulty, go_on = hanging(monkeypatch)
+    backend = servers(model, "memory://", kind(), config=SOON)
+    pool = backend.mem_pool_host
+    pool.fill(0)
+    written = pool.page(0).clone()
+    faulty[-1].change(Faults(call_hangs=1.0))
+    assert backend.batch_set_v1(KEYS[:1], pool.indices(0)) == [False]
+    assert backend.totals["kv"] == {"unwritten": 1}
+    pool.buffer.fill_(7)
+    faulty[-1].change(Faults())
+    go_on.set()
+    wait_until(lambda: backend.batch_exists(KEYS[:1]) == 1, "the store's return")
+    asked = KEYS[:1], pool.indices(3)
+    wait_until(lambda: backend.batch_get_v1(*asked) == [True], "a page in time")
+    assert torch.equal(pool.page(3), written)
+
+
+def test_an_end_over_a_store_that_hangs_comes_in_time_and_closes_it_when_it_is_back(
+    servers, model, monkeypatch, quiet
+):
+    faulty, go_on = hanging(monkeypatch)
+    backend, closed = servers(model, "memory://", config=SOON), []
+    monkeypatch.setattr(faulty[-1], "close", lambda: closed.append(True))
+    faulty[-1].change(Faults(call_hangs=1.0))
+    assert backend.batch_exists(KEYS) == 0
+    backend.close()
+    assert closed == []
+    go_on.set()
+    wait_until(lambda: closed, "the store's end")
+
+
 def test_clearing_forgets_every_page(servers, model, storage):
     backend = servers(model, storage)
     fill(backend)
@@ -481,8 +557,12 @@ def test_clearing_forgets_every_page(servers, model, storage):
         ({"model_path": "org/name"}, {}, "MODEL org/name"),
         ({}, {"storage": "ftp://x"}, "--storage ftp://x"),
         ({}, {"storage": None}, "--hicache-storage-backend-extra-config storage None"),
-        ({}, {"storage_keyfile": "/x"}, "storage_keyfile: allowed are"),
-        ({}, {"timeout_s": 3}, "timeout_s: allowed are SGLang's own"),
+        (
+            {},
+            {"storage_keyfile": "/x"},
+            "storage_keyfile: allowed are storage, storage_key_file, timeout_s, backend_name, ",
+        ),
+        ({}, {"timeout_s": 0}, "timeout_s 0: allowed is a number above 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,85 +1,77 @@
 """Pages of an engine that asks on threads of its own and waits for the answer.
 
-Owns the turns at each open backend, and the back-off: a store that fails is left alone for a while,
-and then has nothing. Must not raise what a store does: it costs hits, and is counted.
+Owns the counts, and the memory that pages are read into: an engine uses its own again once a call
+has returned, and a store that hangs may still write then. Must not raise what a store does: it
+costs hits, and is counted.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Final, TypeVar
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from stratakv.connect.page_counts import PageCounts
+from stratakv.connect.bounded_calls import BoundedCalls, NoAnswer
+from stratakv.connect.page_counts import PageCounts, PageEvent
 from stratakv.core.clock import Clock
-from stratakv.core.errors import StorageError
 from stratakv.storage.backend import (
     Everything,
     ObjectKey,
     ReadStatus,
-    StorageBackend,
     WriteStatus,
 )
-from stratakv.storage.breaker import Breaker
 from stratakv.storage.io_worker import Backends
 
-log = logging.getLogger(__name__)
-T = TypeVar("T")
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 SERVED: Final = frozenset({WriteStatus.STORED, WriteStatus.PRESENT})
-
-
-class _End:
-    """One open backend, which one thread at a time may call."""
-
-    def __init__(self, backend: StorageBackend, clock: Clock) -> None:
-        self.backend = backend
-        self._breaker = Breaker(clock)
-        self._turn = Lock()
-
-    def call(self, work: Callable[[StorageBackend], T]) -> T | None:
-        """None where the store failed, or is left alone."""
-        with self._turn:
-            if not self._breaker.closed:
-                return None
-            try:
-                answer = work(self.backend)
-            except Exception as error:  # noqa: BLE001 - a client library may raise anything
-                self._breaker.failed()
-                log.warning("the store failed: %s: %s", type(error).__name__, error)
-                return None
-            self._breaker.worked()
-            return answer
+COPIED_BYTES: Final = 8 << 20
+"""Read at a time: pages are still in the processor's cache when they are copied, and the memory
+that they pass through is made once."""
 
 
 class BlockingPages:
-    """Of one open store; from any thread, each of which waits for its own answer alone."""
+    """Of one open store; from any thread, each of which waits for its own answer alone.
+    ``patience_s``: what the store has not answered by then is a miss."""
 
-    def __init__(self, ends: Backends, clock: Clock) -> None:
-        self._reading = _End(ends.reading, clock)
+    def __init__(self, ends: Backends, clock: Clock, patience_s: float) -> None:
+        self._reading = BoundedCalls(ends.reading, clock, patience_s)
         self._writing = self._reading
         if ends.writing is not ends.reading:
-            self._writing = _End(ends.writing, clock)
+            self._writing = BoundedCalls(ends.writing, clock, patience_s)
         self._counting = Lock()
-        self.counts = PageCounts()
+        self._spare: list[Bytes] = []
+        self._counts = PageCounts()
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         """Which are there, bool [n]."""
         found = self._reading.call(lambda backend: backend.contains(keys))
-        present = np.zeros(len(keys), np.bool_) if found is None else found
+        present = np.zeros(len(keys), np.bool_) if isinstance(found, NoAnswer) else found
         with self._counting:
-            self.counts.add("asked", len(keys))
-            self.counts.add("present", int(present.sum()))
+            self._counts.add("asked", len(keys))
+            self._counts.add("present", int(present.sum()))
+            if found is NoAnswer.LATE:
+                self._counts.add("late", len(keys))
         return present
 
-    def read(self, keys: Sequence[ObjectKey], into: Sequence[memoryview]) -> list[bool]:
-        """Which buffers hold their page; what the others hold is undefined. Say ``touch`` then."""
-        statuses = self._reading.call(lambda backend: backend.read(keys, into)) or []
-        hit = [status is ReadStatus.HIT for status in statuses]
-        with self._counting:
-            self.counts.add_reads(statuses, len(keys))
-        return hit + [False] * (len(keys) - len(hit))
+    def read(
+        self, keys: Sequence[ObjectKey], page_bytes: int, put: Callable[[int, Bytes], None]
+    ) -> list[bool]:
+        """Which pages have come, each of which is given to ``put`` with its place in ``keys``, to
+        be copied at once. Say ``touch`` then."""
+        some = max(1, COPIED_BYTES // page_bytes)
+        hit: list[bool] = []
+        for start in range(0, len(keys), some):
+            part = keys[start : start + some]
+            memory = self._memory(len(part) * page_bytes)
+            pages = memory[: len(part) * page_bytes].reshape(len(part), page_bytes)
+            for at, there in enumerate(self._read(part, pages)):
+                hit.append(there)
+                if there:
+                    put(start + at, pages[at])
+            # A store that hangs may write there still: it begins nothing else until that ends.
+            self._spare.append(memory)
+        return hit
 
     def touch(self, keys: Sequence[ObjectKey], hit: Sequence[bool]) -> None:
         """Of a chain, its head first, the pages that were read are of use to somebody."""
@@ -88,22 +80,56 @@ class BlockingPages:
             self._writing.call(lambda backend: backend.touch(used[::-1]))
 
     def write(self, keys: Sequence[ObjectKey], pages: Sequence[memoryview]) -> list[bool]:
-        """Which are stored now, the head of a chain first."""
-        statuses = self._writing.call(lambda backend: backend.write(keys, pages)) or []
+        """Which are stored now, the head of a chain first. Nobody may change ``pages`` any more:
+        a store that hangs writes them later."""
+        answer = self._writing.call(lambda backend: backend.write(keys, pages))
+        statuses = [] if isinstance(answer, NoAnswer) else answer
         with self._counting:
-            self.counts.add_writes(statuses, len(keys))
+            self._counts.add_writes(statuses, len(keys))
         served = [status in SERVED for status in statuses]
         return served + [False] * (len(keys) - len(served))
 
     def clear(self) -> bool:
         """Forget every page; whether that could be done."""
         gone = self._writing.call(lambda backend: backend.remove(Everything.EVERYTHING))
-        return gone is not None
+        return not isinstance(gone, NoAnswer)
 
     def close(self) -> None:
         """Write out what is known."""
         for end in {self._reading, self._writing}:
-            try:
-                end.backend.close()
-            except StorageError as error:
-                log.warning("the store could not be closed: %s", error)
+            end.close()
+
+    @property
+    def totals(self) -> dict[PageEvent, int]:
+        """What became of pages since the start."""
+        with self._counting:
+            return dict(self._counts.total)
+
+    def take_counts(self) -> dict[PageEvent, int]:
+        """What became of pages since the last call."""
+        with self._counting:
+            return dict(self._counts.take())
+
+    @property
+    def off(self) -> bool:
+        """Whether the store has failed or hung lately and is left alone for now."""
+        return self._reading.off or self._writing.off
+
+    def _read(self, keys: Sequence[ObjectKey], pages: Bytes) -> list[bool]:
+        into = [page.data for page in pages]
+        answer = self._reading.call(lambda backend: backend.read(keys, into))
+        statuses = [] if isinstance(answer, NoAnswer) else answer
+        with self._counting:
+            if answer is NoAnswer.LATE:
+                self._counts.add("late", len(keys))
+            else:
+                self._counts.add_reads(statuses, len(keys))
+        hit = [status is ReadStatus.HIT for status in statuses]
+        return hit + [False] * (len(keys) - len(hit))
+
+    def _memory(self, size_bytes: int) -> Bytes:
+        try:
+            memory = self._spare.pop()
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        return memory if len(memory) >= size_bytes else np.empty(size_bytes, np.uint8)

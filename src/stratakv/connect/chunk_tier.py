@@ -5,18 +5,22 @@ and a store. Rows are the job's from ``store`` or ``load`` until it is reported.
 engine's classes, nor choose what is kept: the engine does.
 
 A page that is damaged, gone or not answered for is a miss, and counted; no error of a store ever
-reaches the engine.
+reaches the engine. Rows are lent to the store, and taken back from one that hangs (``lent_rows``).
 """
 
+import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+import numpy as np
+
+from stratakv.connect.lent_rows import Loan
 from stratakv.connect.lookups import LookupTable
-from stratakv.connect.page_counts import PageCounts
+from stratakv.connect.page_counts import PageCounts, PageEvent
 from stratakv.core.clock import Clock
-from stratakv.core.errors import StorageError
 from stratakv.core.ids import TicketId
 from stratakv.storage.backend import ObjectKey, ReadStatus, WriteStatus
 from stratakv.storage.io_jobs import (
@@ -34,9 +38,12 @@ from stratakv.storage.io_jobs import (
 )
 from stratakv.storage.io_worker import IoWorker
 
+log = logging.getLogger(__name__)
+
 POLL_S: Final = 0.0005
 CLOSE_S: Final = 30.0
-"""How long what is queued may take to be written, when the engine ends."""
+"""How long what is queued may take to be written when the engine ends, and after that once more
+what has begun."""
 SERVED: Final = frozenset({WriteStatus.STORED, WriteStatus.PRESENT})
 
 
@@ -57,14 +64,16 @@ class _Job:
     number: int
     loading: bool
     keys: Sequence[bytes]
+    loan: Loan
     begun_s: float
 
 
 class ChunkTier:
-    """``rows``: the engine's host tier, each row ``row_bytes`` of it; ``used_bytes`` of a row hold
-    a page. ``name``: of the engine's key, that of the object. ``patience_s``: what the store has
-    not answered by then is a miss. ``wait``: how ``drain`` does, for so many seconds at a time. For
-    one owner thread."""
+    """``worker``: over ends that are ``staged``. ``rows``: the engine's host tier, each row
+    ``row_bytes`` of it; ``used_bytes`` of a row hold a page. ``name``: of the engine's key, that of
+    the object. ``patience_s``: what the store has not answered by then is a miss, and a store of
+    which nothing was written for as long gets nothing more. ``wait``: how ``drain`` does, for so
+    many seconds at a time. For one owner thread."""
 
     def __init__(
         self,
@@ -78,14 +87,21 @@ class ChunkTier:
     ) -> None:
         self._worker = worker
         self._name = name
-        self._rows = rows
-        self._row_bytes, self._used_bytes = page
+        row_bytes, used_bytes = page
+        count = len(rows) // row_bytes
+        self._rows = np.frombuffer(rows, np.uint8, count * row_bytes).reshape(count, row_bytes)
+        self._rows = self._rows[:, :used_bytes]
         self._clock = clock
         self._patience_s = patience_s
         self._wait = wait
         self._lookups = LookupTable(clock, patience_s)
-        self._asked: dict[TicketId, Sequence[bytes]] = {}
+        self._asked: dict[TicketId, tuple[float, Sequence[bytes]]] = {}
         self._jobs: dict[TicketId, _Job] = {}
+        self._late: dict[TicketId, _Job] = {}
+        """Reported, and still in the store's hands."""
+        self._writing: tuple[TicketId, int] | None = None
+        """The first job that is being stored, and how many of its pages were tried."""
+        self._written_s = clock.now_s()
         self._reports: list[JobReport] = []
         self.counts = PageCounts()
 
@@ -97,26 +113,37 @@ class ChunkTier:
         """Take the store's answers and ask it what the engine's step has asked, all at once."""
         self._take_answers()
         self.counts.add("late", self._lookups.give_up_late())
-        self._stop_late_loads()
+        self._give_up_late_loads()
+        self._give_up_stuck_stores()
         keys = self._lookups.take_unasked()
-        if keys:
-            self.counts.add("asked", len(keys))
-            ticket = self._worker.submit(Query([self._name(key) for key in keys]))
-            if ticket is None:
-                self.counts.add("dropped", len(keys))
-                self._lookups.answer(keys, [False] * len(keys))
-            else:
-                self._asked[ticket] = keys
+        if not keys:
+            return
+        if self._reading_stuck:
+            self._answer_no(keys, "late")
+            return
+        self.counts.add("asked", len(keys))
+        ticket = self._worker.submit(Query([self._name(key) for key in keys]))
+        if ticket is None:
+            self._answer_no(keys, "dropped")
+        else:
+            self._asked[ticket] = self._clock.now_s(), keys
 
     def store(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Copy rows to the store, the head of each chain first."""
-        pages = self._pages(rows)
-        self._submit(self._job(job, keys, loading=False), Store(self._names(keys), pages))
+        made = self._job(job, keys, rows, loading=False)
+        if self._writing_stuck:
+            self.counts.add("unwritten", len(keys))
+            self._report(made, [])
+        else:
+            self._submit(made, Store(self._names(keys), made.loan.pages))
 
     def load(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Copy pages of the store to rows."""
-        pages = self._pages(rows)
-        self._submit(self._job(job, keys, loading=True), Fetch(self._names(keys), pages))
+        made = self._job(job, keys, rows, loading=True)
+        if self._reading_stuck:
+            self._miss(made, [])
+        else:
+            self._submit(made, Fetch(self._names(keys), made.loan.pages))
 
     def take_reports(self) -> Sequence[JobReport]:
         """Jobs that have ended since the last call."""
@@ -138,13 +165,15 @@ class ChunkTier:
         self._lookups.release(request)
 
     def drain(self) -> None:
-        """Begin nothing more, and return once no job touches a row. Waits as long as the store
-        takes over what it has begun."""
+        """Begin nothing more, and return once no job touches a row: after ``patience_s`` those of
+        a store that hangs are taken back."""
         for ticket in self._jobs:
             self._worker.cancel(ticket)
-        while self._jobs:
+        latest_s = self._clock.now_s() + self._patience_s
+        while self._jobs and self._clock.now_s() < latest_s:
             self._wait(POLL_S)
             self._take_answers()
+        self._give_up([*self._jobs])
 
     def rename(self, name: Callable[[bytes], ObjectKey]) -> None:
         """Pages have other names from now on: nothing that was stored before is of use."""
@@ -153,32 +182,41 @@ class ChunkTier:
         self._lookups.forget()
 
     def close(self) -> None:
-        """Write what is queued, for ``CLOSE_S`` at most, and let go of the rows.
-
-        StorageError where the store has not come back: it may still touch them.
-        """
-        if not self._worker.close(CLOSE_S):
-            raise StorageError(
-                "the store has not come back; rows of the host tier are in its hands"
-            )
+        """Write what is queued, for ``CLOSE_S`` and as long again at most, and let go of the rows,
+        also where the store has not come back."""
+        ended = self._worker.close(CLOSE_S)
         self._take_answers()
-        self._rows.release()
+        self._give_up([*self._jobs])
+        self._rows = np.empty((0, 0), np.uint8)
+        if not ended:
+            log.warning("the store has not come back: its thread is left behind")
 
     @property
     def off(self) -> bool:
-        """Whether the store has failed lately and is left alone for now."""
+        """Whether the store has failed or hung lately and is left alone for now."""
         stats = self._worker.stats
-        return stats.reading_off or stats.writing_off
+        stuck = self._reading_stuck or self._writing_stuck
+        return stats.reading_off or stats.writing_off or stuck
 
-    def _job(self, number: int, keys: Sequence[bytes], *, loading: bool) -> _Job:
-        return _Job(number, loading, keys, self._clock.now_s())
+    @property
+    def _reading_stuck(self) -> bool:
+        """Whether the store owes an answer that nobody waits for any more: then it is asked for
+        nothing, since whoever asked would wait as long."""
+        first_s, _ = next(iter(self._asked.values()), (math.inf, ()))
+        owes = first_s <= self._clock.now_s() - self._patience_s
+        return owes or any(job.loading for job in self._late.values())
+
+    @property
+    def _writing_stuck(self) -> bool:
+        return any(not job.loading for job in self._late.values())
+
+    def _job(
+        self, number: int, keys: Sequence[bytes], rows: Sequence[int], *, loading: bool
+    ) -> _Job:
+        return _Job(number, loading, keys, Loan(self._rows, rows), self._clock.now_s())
 
     def _names(self, keys: Sequence[bytes]) -> list[ObjectKey]:
         return [self._name(key) for key in keys]
-
-    def _pages(self, rows: Sequence[int]) -> list[memoryview]:
-        starts = [row * self._row_bytes for row in rows]
-        return [self._rows[start : start + self._used_bytes] for start in starts]
 
     def _submit(self, job: _Job, work: Fetch | Store) -> None:
         ticket = self._worker.submit(work)
@@ -190,12 +228,45 @@ class ChunkTier:
         else:
             self._jobs[ticket] = job
 
-    def _stop_late_loads(self) -> None:
-        """A request waits for them: what has not begun by now is a miss."""
+    def _answer_no(self, keys: Sequence[bytes], event: PageEvent) -> None:
+        self.counts.add(event, len(keys))
+        self._lookups.answer(keys, [False] * len(keys))
+
+    def _give_up_late_loads(self) -> None:
+        """A request waits for them."""
         oldest_s = self._clock.now_s() - self._patience_s
-        for ticket, job in self._jobs.items():
-            if job.loading and job.begun_s <= oldest_s:
-                self._worker.cancel(ticket)
+        self._give_up(
+            [at for at, job in self._jobs.items() if job.loading and job.begun_s <= oldest_s]
+        )
+
+    def _give_up_stuck_stores(self) -> None:
+        """However much is queued, something is written now and then: else the engine could never
+        use their rows again."""
+        storing = [at for at, job in self._jobs.items() if not job.loading]
+        writing = (storing[0], self._worker.progress(storing[0])) if storing else None
+        now_s = self._clock.now_s()
+        if writing != self._writing or writing is None:
+            self._writing, self._written_s = writing, now_s
+        elif self._written_s <= now_s - self._patience_s:
+            self._give_up(storing)
+
+    def _give_up(self, tickets: Sequence[TicketId]) -> None:
+        """Report jobs now, with what was done by now; their rows are the engine's."""
+        for ticket in tickets:
+            self._worker.cancel(ticket)
+            job = self._late[ticket] = self._jobs.pop(ticket)
+            filled = job.loan.take_back()
+            if job.loading:
+                self._miss(job, [job.keys[at] for at in filled])
+            else:
+                self.counts.add("unwritten", len(job.keys))
+                self._report(job, [])
+
+    def _miss(self, job: _Job, done: Sequence[bytes]) -> None:
+        """A load that has come too late but for ``done``."""
+        self.counts.add("loaded", len(done))
+        self.counts.add("late", len(job.keys) - len(done))
+        self._end_load(job, done)
 
     def _take_answers(self) -> None:
         for kind in Kind:
@@ -203,9 +274,11 @@ class ChunkTier:
                 self._settle(answer)
 
     def _settle(self, answer: Answer) -> None:
+        if self._late.pop(answer.ticket, None) is not None:
+            return
         match answer:
             case Queried():
-                keys = self._asked.pop(answer.ticket)
+                _, keys = self._asked.pop(answer.ticket)
                 self.counts.add("present", int(answer.present.sum()))
                 self._lookups.answer(keys, answer.present.tolist())
             case Fetched():
@@ -221,6 +294,9 @@ class ChunkTier:
         hit = [status is ReadStatus.HIT for status in answer.statuses]
         done = [key for key, there in zip(job.keys, hit, strict=False) if there]
         self.counts.add_reads(answer.statuses, len(job.keys))
+        self._end_load(job, done)
+
+    def _end_load(self, job: _Job, done: Sequence[bytes]) -> None:
         if len(done) < len(job.keys):
             kept = set(done)
             self._lookups.mark_missing([key for key in job.keys if key not in kept])

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from threading import Lock
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.distributed.api import ObjectKey as ChunkKey
@@ -23,7 +24,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
-from stratakv.connect.blocking_pages import BlockingPages
+from stratakv.connect.blocking_pages import BlockingPages, Bytes
 from stratakv.connect.namespace import EngineNamespace, identify_weights
 from stratakv.connect.settings import TierSettings
 from stratakv.connect.stores import format_of, open_engine_store
@@ -38,6 +39,8 @@ from stratakv.storage.urls import parse_storage_url
 
 log = logging.getLogger(__name__)
 FLAG: Final = "--l2-adapter adapter_params"
+OWN: Final = ("model", "engine")
+"""Settings of this adapter alone."""
 ChunkLayout: TypeAlias = tuple[str, int]
 """Shapes and dtypes as text, and bytes."""
 
@@ -74,22 +77,20 @@ class StrataL2(L2AdapterInterface):
         super().__init__()
         del l1_memory_desc
         given = dict(adapter_params)
-        model = given.pop("model", None)
+        model = given.get("model")
         if not isinstance(model, str):
             raise ConfigError(
                 f"{FLAG} model {model}: allowed is the directory of the checkpoint, whose weights "
                 "LMCache's keys do not name"
             )
-        engine = given.pop("engine", None)
+        engine = given.get("engine")
         if not isinstance(engine, str) or not engine.strip():
             raise ConfigError(
                 f"{FLAG} engine {engine}: allowed is a text with the engine, its release and every "
                 "setting that decides what it computes, such as quantisation and overrides"
             )
         self._engine = engine
-        if "timeout_s" in given:
-            raise ConfigError(f"{FLAG} timeout_s: allowed are LMCache's own deadlines")
-        self._settings = TierSettings.of(FLAG, given)
+        self._settings = TierSettings.of(FLAG, given, OWN)
         parse_storage_url(self._settings.storage, plugin_schemes())  # ConfigError now, not later
         self._models = [identify_weights(weights_directory(model))]
         self._lock = Lock()
@@ -142,7 +143,7 @@ class StrataL2(L2AdapterInterface):
             hand.shutdown(wait=True)
         for shelf in self._shelves.values():
             shelf.pages.close()
-            log.info("pages, since the start: %s", dict(shelf.pages.counts.total))
+            log.info("pages, since the start: %s", dict(shelf.pages.totals))
         for results in (self._stores, self._lookups, self._loads):
             results.notifier.close()
 
@@ -172,7 +173,8 @@ class StrataL2(L2AdapterInterface):
             self._met.add(layout)
             shelf = self._shelf(layout)
             names = [shelf.name(keys[at]) for at in places]
-            stored = shelf.pages.write(names, [_bytes_of(objects[at]) for at in places])
+            copies = [np.array(_bytes_of(objects[at]), np.uint8) for at in places]
+            stored = shelf.pages.write(names, [copy.data for copy in copies])
             there = [keys[at] for at, served in zip(places, stored, strict=True) if served]
             done += there
             sizes += [layout[1]] * len(there)
@@ -203,7 +205,11 @@ class StrataL2(L2AdapterInterface):
             self._met.add(layout)
             shelf = self._shelf(layout)
             names = [shelf.name(keys[at]) for at in places]
-            hit = shelf.pages.read(names, [_bytes_of(objects[at]) for at in places])
+
+            def put(one: int, page: Bytes, chunks: Sequence[int] = tuple(places)) -> None:
+                np.copyto(np.frombuffer(_bytes_of(objects[chunks[one]]), np.uint8), page)
+
+            hit = shelf.pages.read(names, layout[1], put)
             shelf.pages.touch(names, hit)
             _set(bits, (at for at, there in zip(places, hit, strict=True) if there))
         return bits
@@ -219,7 +225,7 @@ class StrataL2(L2AdapterInterface):
                     self._settings.storage_key_file,
                     format_of(namespace, [layout[1]]),
                 )
-                pages = BlockingPages(ends, MonotonicClock())
+                pages = BlockingPages(ends, MonotonicClock(), self._settings.timeout_s)
                 self._shelves[layout] = _Shelf(namespace, pages)
             return self._shelves[layout]
 

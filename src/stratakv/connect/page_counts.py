@@ -13,7 +13,7 @@ PageEvent: TypeAlias = Literal[
 EVENTS: Final[Mapping[PageEvent, str]] = {
     "asked": "the store was asked for it",
     "present": "the store has it",
-    "late": "the store had not answered in time, which is a miss",
+    "late": "the store had not answered in time or hangs, which is a miss",
     "loaded": "read from the store, its checksum right",
     "missing": "it was there when it was asked for, and gone when it was read",
     "damaged": "it was not what was stored, and was put aside",
@@ -21,7 +21,7 @@ EVENTS: Final[Mapping[PageEvent, str]] = {
     "stored": "written to the store",
     "already_stored": "the store had it already, and nothing was written",
     "refused": "the store had no room for it, or takes nothing for now",
-    "unwritten": "the store failed or was left alone when it was to be written",
+    "unwritten": "the store failed, hung or was left alone when it was to be written",
     "dropped": "too much was queued for the store",
 }
 _READS: Final[Mapping[ReadStatus, PageEvent]] = {

@@ -2,7 +2,7 @@
 refusals of what it cannot hold."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 
 from stratakv.core.errors import ConfigError
@@ -19,11 +19,15 @@ class TierSettings:
     timeout_s: float = TIMEOUT_S
 
     @classmethod
-    def of(cls, flag: str, given: Mapping[str, object]) -> "TierSettings":
-        """``given``: as it stands in the JSON of ``flag``."""
+    def of(
+        cls, flag: str, given: Mapping[str, object], others: Collection[str] = ()
+    ) -> "TierSettings":
+        """``given``: as it stands in the JSON of ``flag``. ``others``: what else may stand there,
+        which is not ours."""
         known = [field.name for field in fields(cls)]
-        if unknown := sorted(given.keys() - known):
-            raise ConfigError(f"{flag} {', '.join(unknown)}: allowed are {', '.join(known)}")
+        if unknown := sorted(given.keys() - {*known, *others}):
+            allowed = ", ".join([*known, *sorted(others)])
+            raise ConfigError(f"{flag} {', '.join(unknown)}: allowed are {allowed}")
         storage, key_file = given.get("storage"), given.get("storage_key_file")
         timeout_s = given.get("timeout_s", TIMEOUT_S)
         if not isinstance(storage, str):

@@ -34,9 +34,9 @@ from stratakv.connect.page_counts import PageEvent
 from stratakv.connect.pool_hits import Flags, PoolPages, leading, prefix_hits
 from stratakv.connect.settings import TierSettings
 from stratakv.connect.sglang_fields import (
+    OWN,
     fields_of,
     model_paths,
-    own_settings,
     shard_fields,
     state_fields,
 )
@@ -62,12 +62,12 @@ LAST_PAGE: Final = frozenset({str(PoolName.MAMBA), str(PoolName.SWA)})
 
 
 class StrataStorage(HiCacheStorage):
-    """``storage_config.extra_config`` has ``storage`` and ``storage_key_file``, beside SGLang's."""
+    """``storage_config.extra_config`` has what ``TierSettings`` has, beside SGLang's own."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: object) -> None:
         del kwargs
         self._config = storage_config
-        self._settings = TierSettings.of(FLAG, own_settings(storage_config.extra_config or {}))
+        self._settings = TierSettings.of(FLAG, storage_config.extra_config or {}, OWN)
         arguments = get_context().resolved_server_args_dict()
         self._fields = {
             "engine": f"sglang {sglang.__version__}",
@@ -124,7 +124,7 @@ class StrataStorage(HiCacheStorage):
             dtype=sample.dtype,
             namespace=namespace,
             shard=0 if whole else int(self._config.tp_rank),
-            pages=BlockingPages(ends, MonotonicClock()),
+            pages=BlockingPages(ends, MonotonicClock(), self._settings.timeout_s),
             in_place=lies_in_one_piece(host, sample.nbytes),
         )
         self._recorded |= {f"{name} {field}": value for field, value in fields.items()}
@@ -261,7 +261,7 @@ class StrataStorage(HiCacheStorage):
     @property
     def totals(self) -> Mapping[str, Mapping[PageEvent, int]]:
         """By pool, what became of its pages since the start (``EVENTS``)."""
-        return {name: pool.pages.counts.total for name, pool in self._pools.items()}
+        return {name: pool.pages.totals for name, pool in self._pools.items()}
 
     def _present(self, name: str, keys: Sequence[str]) -> Flags:
         pool = self._pools.get(name)

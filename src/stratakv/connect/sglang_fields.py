@@ -90,17 +90,6 @@ def model_paths(settings: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(str(name) for name in names if name is not None))
 
 
-def own_settings(extra: Mapping[str, object]) -> dict[str, object]:
-    """What of the back end's configuration is ours."""
-    found = {name: value for name, value in extra.items() if name not in OWN}
-    if "timeout_s" in found:
-        raise ConfigError(
-            "--hicache-storage-backend-extra-config timeout_s: allowed are SGLang's own "
-            "prefetch_timeout_base and prefetch_timeout_per_ki_token"
-        )
-    return found
-
-
 def _external_code(environment: Mapping[str, str]) -> list[str]:
     """Directories of packages whose models are used in place of SGLang's."""
     found: list[str] = []

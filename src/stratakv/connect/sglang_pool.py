@@ -4,14 +4,14 @@ Owns the way between a page's rows in the pool and the bytes that are stored. Mu
 SGLang, nor say which pages a prefix needs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 
-from stratakv.connect.blocking_pages import BlockingPages
+from stratakv.connect.blocking_pages import BlockingPages, Bytes
 from stratakv.connect.namespace import EngineNamespace
 from stratakv.connect.pool_hits import Flags
 from stratakv.core.ids import GroupId
@@ -21,9 +21,6 @@ HostKVCache: TypeAlias = Any
 """SGLang's host pools, which have no class in common."""
 MARK: Final = b"\1"
 """Of a page without bytes: what is stored in its place."""
-COPIED_BYTES: Final = 8 << 20
-"""Read at a time where pages are copied: they are still in the processor's cache then, and the
-memory that they pass through is made once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,56 +47,50 @@ class HostPool:
         return self.pages.contains(self.names(keys))
 
     def load(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
-        """What pages hold that were not loaded is undefined."""
-        names = self.names(keys)
-        if self.in_place:
-            return self._read(names, self._memory(keys, indices))
-        if not self.page_bytes:
-            return self._read(names, self._marks(len(keys)))
-        some = max(1, COPIED_BYTES // self.page_bytes)
-        memory = np.empty((min(some, len(keys)), self.page_bytes), np.uint8)
-        hit: list[bool] = []
-        for start in range(0, len(keys), some):
-            part = names[start : start + some]
-            hit += self.pages.read(part, [row.data for row in memory[: len(part)]])
-            for row, at in zip(memory, range(start, len(hit)), strict=False):
-                if hit[at]:
-                    page = torch.from_numpy(row).view(self.dtype)
-                    self.host.set_from_flat_data_page(int(indices[at * self.rows]), page)
-        self.pages.touch(names, hit)
-        return hit
+        """What was not loaded is as it was."""
+
+        def put(at: int, row: Bytes) -> None:
+            first = int(indices[at * self.rows])
+            if self.in_place:
+                _copy(row, self.host.get_data_page(first, flat=True))
+            else:
+                self.host.set_from_flat_data_page(first, torch.from_numpy(row).view(self.dtype))
+
+        return self._read(keys, put)
 
     def store(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
-        return self._write(keys, self._memory(keys, indices) if self.page_bytes else ())
+        firsts = [int(indices[at * self.rows]) for at in range(len(keys))]
+        return self.store_from(
+            keys, [self.host.get_data_page(first, flat=True) for first in firsts]
+        )
 
     def load_into(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
-        """Pages that lie outside the pool; what those hold that were not loaded is undefined."""
-        into = [_bytes_of(page) for page in pages] if self.page_bytes else self._marks(len(keys))
-        return self._read(self.names(keys), into)
+        """Pages that lie outside the pool; what was not loaded is as it was."""
+        return self._read(keys, lambda at, row: _copy(row, pages[at]))
 
     def store_from(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
-        return self._write(keys, [_bytes_of(page) for page in pages])
-
-    def _write(self, keys: Sequence[str], pages: Sequence[memoryview]) -> list[bool]:
-        stored = pages if self.page_bytes else [memoryview(MARK)] * len(keys)
+        """A page that lies in one piece is the pool's own memory, and is copied: a store that
+        hangs may write it when SGLang has another page there."""
+        marks = [memoryview(MARK)] * len(keys)
+        own = [page.clone() for page in pages] if self.in_place else pages
+        stored = [_bytes_of(page) for page in own] if self.page_bytes else marks
         return self.pages.write(self.names(keys), stored)
 
-    def _read(self, names: Sequence[ObjectKey], into: Sequence[memoryview]) -> list[bool]:
-        hit = self.pages.read(names, into)
+    def _read(self, keys: Sequence[str], put: Callable[[int, Bytes], None]) -> list[bool]:
+        names = self.names(keys)
+        if self.page_bytes:
+            hit = self.pages.read(names, self.page_bytes, put)
+        else:
+            hit = self.pages.read(names, len(MARK), lambda _at, _row: None)
         self.pages.touch(names, hit)
         return hit
-
-    def _marks(self, count: int) -> list[memoryview]:
-        """For what is stored of pages without bytes."""
-        return [memoryview(bytearray(len(MARK))) for _ in range(count)]
-
-    def _memory(self, keys: Sequence[str], indices: torch.Tensor) -> list[memoryview]:
-        """Of each page; a copy where it does not lie in one piece."""
-        firsts = [int(indices[at * self.rows]) for at in range(len(keys))]
-        return [_bytes_of(self.host.get_data_page(first, flat=True)) for first in firsts]
 
     def fits(self, keys: Sequence[str], indices: torch.Tensor | None) -> bool:
         return indices is not None and len(indices) == len(keys) * self.rows
+
+
+def _copy(row: Bytes, page: torch.Tensor) -> None:
+    np.copyto(np.frombuffer(_bytes_of(page), np.uint8), row)
 
 
 def _bytes_of(page: torch.Tensor) -> memoryview:

@@ -41,6 +41,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from stratakv.connect.chunk_tier import ChunkTier
 from stratakv.connect.installed_code import installed_fields
+from stratakv.connect.lent_rows import staged
 from stratakv.connect.namespace import EngineNamespace, identify_weights
 from stratakv.connect.namespace_records import NamespaceRecord, StoredPart, save_record
 from stratakv.connect.page_counts import EVENTS, PageEvent
@@ -66,8 +67,12 @@ SETTINGS: Final = "stratakv_engine"
 """Under which the connector leaves the engine's configuration for its tiers."""
 PAGES: Final = "stratakv:kv_pages"
 OFF: Final = "stratakv:store_off"
+OWN: Final = ("type", "module_path", "locality")
+"""Settings of a tier that are vLLM's."""
 MOST_QUEUED: Final = 8192
 LEAST_QUEUED: Final = 64
+COPIED_BYTES: Final = 8 << 20
+"""Of a batch: it is still in the processor's cache when it is copied once more."""
 
 
 class StrataConnector(OffloadingConnector):
@@ -110,7 +115,7 @@ class StrataTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else Locality(locality)
         config = offloading_spec.config
-        settings = TierSettings.of("--kv-transfer-config", given)
+        settings = TierSettings.of("--kv-transfer-config", given, OWN)
         view = np.frombuffer(primary_kv_view, np.uint8)
         row_bytes = self.block_size_bytes
         rows = len(view) // row_bytes
@@ -120,10 +125,12 @@ class StrataTier(SecondaryTierManager):
         form = format_of(self._namespace, [row_bytes] * len(config.groups))
         ends = open_engine_store(settings.storage, settings.storage_key_file, form)
         # What waits to be written is pinned in the CPU tier: half of that must come and go.
-        limits = IoLimits(queue_pages=min(max(rows // 2, LEAST_QUEUED), MOST_QUEUED))
+        limits = IoLimits(
+            queue_pages=min(max(rows // 2, LEAST_QUEUED), MOST_QUEUED), batch_bytes=COPIED_BYTES
+        )
         clock = MonotonicClock()
         self._tier = ChunkTier(
-            IoWorker(ends, form, limits, clock),
+            IoWorker(staged(ends), form, limits, clock),
             self._name,
             view.data,
             (row_bytes, row_bytes),

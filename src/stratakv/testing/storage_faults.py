@@ -31,8 +31,9 @@ from stratakv.storage.backend import (
 class Faults:
     """Probabilities, per call or per object; ``delay_s``: each call takes that much longer.
 
-    Per call: ``call_fails`` before anything is done, ``call_breaks`` after a part is done, as of a
-    connection that is cut. Per object that is there: ``read_misses``, ``read_fails``,
+    Per call: ``call_hangs`` for ``hang_s`` before anything is done, and does it all the same then;
+    ``call_fails`` before anything is done, ``call_breaks`` after a part is done, as of a connection
+    that is cut. Per object that is there: ``read_misses``, ``read_fails``,
     ``read_corrupt``; what is written: ``write_refused``, ``write_fails``, and ``write_lost``, which
     is called stored and is not there. ``contains_lies``: an object that is not there is reported to
     be.
@@ -42,6 +43,8 @@ class Faults:
     """
 
     seed: int = 0
+    call_hangs: float = 0.0
+    hang_s: float = 60.0
     call_fails: float = 0.0
     call_breaks: float = 0.0
     contains_lies: float = 0.0
@@ -128,6 +131,8 @@ class FaultyBackend:
         self.calls[verb] = self.calls.get(verb, 0) + 1
         if self.faults.delay_s > 0:
             self._sleep(self.faults.delay_s)
+        if self._strikes(self.faults.call_hangs):
+            self._sleep(self.faults.hang_s)
         if self._strikes(self.faults.call_fails):
             raise StorageError(f"{verb}: injected")
         broken = count > 0 and self._strikes(self.faults.call_breaks)
