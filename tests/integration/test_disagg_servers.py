@@ -160,6 +160,16 @@ def test_prefill_names_the_session_where_it_is_asked_first(servers):
     assert "prefill" in decode.json()["usage"]["prompt_tokens_details"]
 
 
+def test_a_room_that_is_used_again_ends_at_once(servers):
+    """Asked of decode alone, and of both."""
+    body = completion(tokens(60, 50), 4) | servers.room(400) | {"cache_salt": ""}
+    assert all(answer.status_code == 200 for answer in both(servers, 0, body))
+    for answer in (post(servers.decodes[1].url, body), *both(servers, 0, body)):
+        error = error_of(answer, 500)
+        assert error["code"] == "request_failed_transfer"
+        assert "a session is one request" in error["message"]
+
+
 def test_decode_computes_what_names_no_session(servers):
     asked = completion(tokens(50, 5), 8)
     answer = post(servers.decodes[1].url, asked)
@@ -296,7 +306,8 @@ def test_a_server_that_is_killed_fails_its_requests_and_joins_again(servers, who
     killed = servers.prefill if who == "prefill" else servers.decodes[0]
     asked = completion(tokens(70, 9), 10)
     expected = texts(post(servers.unified.url, asked))
-    _, decode = both(servers, 0, asked | servers.room(20) | {"cache_salt": ""})
+    first, again = (23, 33) if who == "prefill" else (20, 30)
+    _, decode = both(servers, 0, asked | servers.room(first) | {"cache_salt": ""})
     assert texts(decode) == expected
     if who == "prefill":  # decode waits for it, or writes are under way
         with ThreadPoolExecutor(1) as threads:
@@ -319,7 +330,7 @@ def test_a_server_that_is_killed_fails_its_requests_and_joins_again(servers, who
         servers.decodes[0] = servers.fleet.again(killed)
         ready(servers.decodes[0])
     for number in range(2):
-        _, decode = both(servers, number, asked | servers.room(30 + number) | {"cache_salt": ""})
+        _, decode = both(servers, number, asked | servers.room(again + number) | {"cache_salt": ""})
         assert texts(decode) == expected
         assert texts(post(servers.router.url, asked)) == expected
 

@@ -14,11 +14,13 @@ from stratakv.engine.request import Prompt, Request, SamplingParams
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOffLimits:
     """``sessions``: how long each state may take. ``answer_s``: how much later the pages of a
-    transfer that has taken too long are in quarantine and its peer's link is torn down. ``peer``:
-    how much one may ask for."""
+    transfer that has taken too long are in quarantine and its peer's link is torn down.
+    ``claim_s``: how long decode's pages wait for a request that has not come to prefill at all, if
+    that is less. ``peer``: how much one may ask for."""
 
     sessions: SessionLimits = field(default_factory=SessionLimits)
     answer_s: float = 30.0
+    claim_s: float = 30.0
     peer: PeerLimits = field(default_factory=PeerLimits)
 
 

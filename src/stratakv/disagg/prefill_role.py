@@ -14,7 +14,7 @@ from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.errors import RequestError, TransportError
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import Due, HandOffLimits, session_name
-from stratakv.disagg.ended_early import FAILED_OVER, EarlyEnd, EarlyEnds
+from stratakv.disagg.ended_sessions import FAILED_OVER, HANDED_OVER, EndedSessions, How
 from stratakv.disagg.messages import Abort, Arrival, Ended, Leave, Message, PartWritten, Reserve
 from stratakv.disagg.open_sessions import OpenSessions
 from stratakv.disagg.peers import MessageReceived, Peers
@@ -56,7 +56,7 @@ class PrefillRole:
         self._arrived: set[RequestId] = set()
         self._writes: dict[TransferId, Sending] = {}
         self._given: dict[Sending, None] = {}  # of which a part is not reported as sent
-        self._early = EarlyEnds(limits.peer.ended)
+        self._ended = EndedSessions(limits.peer.ended, limits.sessions.bootstrap_s)
         self._counts = SessionCounts()
         self._submit: Callable[[Prompt], None] | None = None
         self._events: list[RoleEvent] = []
@@ -64,7 +64,7 @@ class PrefillRole:
 
     def __len__(self) -> int:
         """Sessions that have not ended, or whose end the other side does not know."""
-        return len(self._all()) + len(self._early)
+        return len(self._all()) + len(self._ended)
 
     def submit_to(self, submit: Callable[[Prompt], None]) -> None:
         """Who takes what decode sends back, on the first rank; RequestError: it never could."""
@@ -83,9 +83,9 @@ class PrefillRole:
         self._returned.pop(request.id, None)
         self._arrived.add(request.id)
         name = session_name(request.prompt)
-        entry, end = self._sessions.get(name), self._early.pop(name)
-        if end is not None and end.peer is not None:
-            self._events.append(TransferFailed(request.id, end.reason))
+        entry, reason = self._sessions.get(name), self._ended.arrived(name, self._clock.now_s())
+        if reason is not None:
+            self._events.append(TransferFailed(request.id, reason))
             return
         if entry is not None and entry.request is not None:
             taken = f"the session {name} is another request's"
@@ -136,7 +136,7 @@ class PrefillRole:
         entry = self._sessions.get(name)
         if entry is not None and entry.request is None:
             self._fail(entry, Aborted(FAILED_OVER))
-        elif entry is None and self._early.pop(name) is None:
+        elif entry is None and self._ended.arrived(name, self._clock.now_s()) is None:
             self._ended_early(name, None, FAILED_OVER)
 
     def poll(self) -> Sequence[RoleEvent]:
@@ -222,6 +222,8 @@ class PrefillRole:
                 assert entry.request is not None
                 self._requests.pop(entry.request, None)
                 self._events.append(Sent(entry.request))
+                name, peer = entry.session.name, entry.computed_for.peer
+                self._ended.add(name, How.HANDED_OVER, peer, HANDED_OVER, self._clock.now_s())
             case SessionState.FAILED:
                 self._report_failure(entry)
             case _:
@@ -263,14 +265,15 @@ class PrefillRole:
 
     def _ask(self, peer: PeerId, asked: Reserve) -> None:
         name = asked.attempt.session
-        end = self._early.pop(name)
-        if reason := self._sessions.refusal(peer, asked) if end is None else end.reason:
-            if end is None:
+        over = self._ended.asked(name, self._clock.now_s())
+        if reason := self._sessions.refusal(peer, asked) if over is None else over:
+            if over is None:
                 self._counts.refused()
             self._peers.send(peer, Ended(asked.attempt, reason))
             return
         entry = self._sessions.get(name) or self._opened(name)
-        self._sessions.want(entry, PagesWanted(peer, asked))
+        until_s = self._clock.now_s() + self._limits.claim_s
+        self._sessions.want(entry, PagesWanted(peer, asked, until_s))
         self._agree(entry)
         if asked.again is not None and not entry.session.ended:
             self._compute_again(entry, asked.again.prompt(name))
@@ -290,7 +293,7 @@ class PrefillRole:
         entry = self._returned.pop(request)
         if not entry.session.ended:
             self._fail(entry, Aborted(reason, FailureCause.REFUSED))
-        self._early.pop(entry.session.name)
+        self._ended.forget(entry.session.name)
 
     def _agree(self, entry: Sending) -> None:
         """Both sides have come, or one of them."""
@@ -310,13 +313,11 @@ class PrefillRole:
     def _abort(self, peer: PeerId, message: Abort) -> None:
         attempt = message.attempt
         name, aborted = attempt.session, Aborted(message.reason, FailureCause.PEER)
-        entry = self._sessions.get(name)
-        if entry is not None and entry.is_of(attempt, peer):
+        if (entry := self._sessions.get(name)) is not None and entry.is_of(attempt, peer):
             self._fail(entry, aborted)
             return
         if not message.reserved and (entry is None or entry.wanted is None):
-            end = self._early.pop(name)
-            if end is not None and end.peer is None:
+            if self._ended.given_up(name, self._clock.now_s()):
                 return  # both know
             entry = entry or self._opened(name)
             self._move(entry, aborted)
@@ -351,18 +352,19 @@ class PrefillRole:
             self._ended_early(entry.session.name, None, entry.session.reason)
             return
         self._peers.send(entry.wanted.peer, Ended(entry.wanted.attempt, entry.session.reason))
-        if entry.request is None and entry.wanted.reserve.again is not None:
+        again = entry.wanted.reserve.again is not None
+        if entry.request is None and (again or aborted.cause is FailureCause.TIMEOUT):
             # It may be on its way to this engine, which several ranks take a step for.
             self._ended_early(entry.session.name, entry.wanted.peer, entry.session.reason)
 
     def _ended_early(self, name: str, peer: PeerId | None, reason: str) -> None:
-        until_s = self._clock.now_s() + self._limits.sessions.bootstrap_s
-        self._early.add(name, EarlyEnd(peer, reason, until_s))
-        self._due.add(until_s)
+        """``peer``: who knows; None: this side alone."""
+        how = How.GIVEN_UP_HERE if peer is None else How.GIVEN_UP_THERE
+        self._due.add(self._ended.add(name, how, peer, reason, self._clock.now_s()))
 
     def _expire(self, now_s: float) -> None:
         for entry in self._all():
-            expired = entry.session.expire(now_s)
+            expired = entry.expire(now_s)
             if entry.writes:
                 if now_s < entry.session.deadline_s:
                     self._due.add(entry.session.deadline_s)
@@ -372,8 +374,8 @@ class PrefillRole:
             elif expired.ended:
                 self._fail(entry, Aborted(expired.reason, FailureCause.TIMEOUT))
             else:
-                self._due.add(expired.deadline_s)
-        self._due.add(self._early.expire(now_s))
+                self._due.add(entry.deadline_s)
+        self._due.add(self._ended.expire(now_s))
 
     # -- sessions --------------------------------------------------------------------------------
 
@@ -395,4 +397,4 @@ class PrefillRole:
 
     def _count(self, entry: Sending, before: Session) -> None:
         self._counts.moved(before, entry.session)
-        self._due.add(entry.session.deadline_s)
+        self._due.add(entry.deadline_s)

@@ -5,6 +5,7 @@ Owns the record, and whether its two sides fit together. Must not know who is no
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from stratakv.cache.footprint import TransferPages
 from stratakv.cache.records import CachedTokens, TierTokens
@@ -12,9 +13,18 @@ from stratakv.core.errors import TransportError
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import prompt_identity
 from stratakv.disagg.messages import Attempt, Reserve
-from stratakv.disagg.session import Session, SessionEvent, SessionState, TransferBegun
+from stratakv.disagg.session import (
+    Aborted,
+    FailureCause,
+    Session,
+    SessionEvent,
+    SessionState,
+    TransferBegun,
+)
 from stratakv.disagg.transport import PeerId, TransferId
 from stratakv.engine.request import Request
+
+UNCLAIMED: Final = "nobody has brought its request to prefill in time, which has none of that name"
 
 
 def tiers_of(cached: CachedTokens | None) -> TierTokens:
@@ -26,10 +36,12 @@ def tiers_of(cached: CachedTokens | None) -> TierTokens:
 
 @dataclass(frozen=True, slots=True)
 class PagesWanted:
-    """Who has asked for the pages, and which."""
+    """Who has asked for the pages, and which. ``claim_until_s``: until when the request must have
+    come here; decode holds the pages of its whole prompt meanwhile."""
 
     peer: PeerId
     reserve: Reserve
+    claim_until_s: float
 
     @property
     def attempt(self) -> Attempt:
@@ -94,6 +106,19 @@ class Sending:
             return self.move(TransferBegun(), now_s)
         before, self.session = self.session, self.session.extended(now_s)
         return before
+
+    @property
+    def deadline_s(self) -> float:
+        """When it is next to be looked at."""
+        if self.wanted is None or self.request is not None:
+            return self.session.deadline_s
+        return min(self.session.deadline_s, self.wanted.claim_until_s)
+
+    def expire(self, now_s: float) -> Session:
+        """The session by ``now_s``, failed where somebody waits for too long."""
+        if self.deadline_s <= now_s < self.session.deadline_s:
+            return self.session.after(Aborted(UNCLAIMED, FailureCause.TIMEOUT), now_s)
+        return self.session.expire(now_s)
 
     def prove(self) -> None:
         self.proved = True

@@ -56,7 +56,7 @@ known to one side alone, computed where they decode, and asked for once more und
 session; how many sides have no host tier, and no reuse either;
 how many runs have requests under adapters, and a group whose home, where requests decode, is the
 host."""
-PATIENT: Final = HandOffLimits(sessions=SessionLimits(1e6, 1e6, 1e6), answer_s=1e6)
+PATIENT: Final = HandOffLimits(sessions=SessionLimits(1e6, 1e6, 1e6), answer_s=1e6, claim_s=1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def pair_plan_of(seed: int) -> PairPlan:
         seed=seed,
         sides=sides,
         rounds=rounds,
-        limits=_hasty(draw) if hasty else PATIENT,
+        limits=_hasty(draw, seed) if hasty else PATIENT,
         network=NetworkPace(
             moves=draw.choice((0.1, 0.3, 0.7, 1.0)),
             ranges=draw.choice((1, 4, 64)),
@@ -132,9 +132,13 @@ def pair_plan_of(seed: int) -> PairPlan:
     )
 
 
-def _hasty(draw: Random) -> HandOffLimits:
+def _hasty(draw: Random, seed: int) -> HandOffLimits:
     seconds = [draw.uniform(1.0, 12.0) for _ in range(3)]
-    return HandOffLimits(sessions=SessionLimits(*seconds), answer_s=draw.uniform(0.5, 4.0))
+    return HandOffLimits(
+        sessions=SessionLimits(*seconds),
+        answer_s=draw.uniform(0.5, 4.0),
+        claim_s=Random(f"{seed} claim").uniform(0.5, 8.0),
+    )
 
 
 def _side(
