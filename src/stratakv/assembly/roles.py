@@ -138,11 +138,14 @@ def check_role(server: ServerConfig) -> None:
 
 
 def role_parts(
-    server: ServerConfig, ranks: RankContext | None = None, join_key: str | None = None
+    server: ServerConfig,
+    vocab_size: int,
+    ranks: RankContext | None = None,
+    join_key: str | None = None,
 ) -> RoleParts | None:
     """None: a server that does both. ConfigError where the transport's library is missing, or
-    where ranks were started with other roles. ``join_key``: what opens the other servers' API, None
-    where anyone may ask."""
+    where ranks were started with other roles. ``vocab_size``: token ids are below it.
+    ``join_key``: what opens the other servers' API, None where anyone may ask."""
     if ranks is not None:
         ranks.same([
             ("--role", server.role),
@@ -160,7 +163,7 @@ def role_parts(
     carry = None
     if server.role == "decode" and (ranks is None or ranks.leads):
         carry = HttpCarry(PeerId(f"decode-{uuid.uuid4()}"), join_key)
-    make = _prefill if server.role == "prefill" else partial(_decode, carry)
+    make = _prefill if server.role == "prefill" else partial(_decode, carry, vocab_size)
     role, own = make(peers, limits, ranks)
     wakeup = Wakeup()
     return RoleParts(
@@ -208,6 +211,7 @@ def _prefill(
 
 def _decode(
     carry: HttpCarry | None,
+    vocab_size: int,
     peers: tuple[Peers, ...],
     limits: HandOffLimits,
     ranks: RankContext | None,
@@ -215,13 +219,13 @@ def _decode(
     if ranks is None:
         assert carry is not None, "nobody brings introductions"
         rested = RestedJoin(PeerJoiner(peers[0], carry), MonotonicClock())
-        own = DecodeRole(peers[0], _prefill_of, limits, join=rested)
+        own = DecodeRole(peers[0], _prefill_of, limits, join=rested, vocab_size=vocab_size)
         return own, (own,)
     first = ranks.ranks.rank * len(peers)
     joiner = RankedJoiner(peers, first, ranks.sync.outbox.append, carry)
     joins = [joiner, *(JoinedByHand() for _ in peers[1:])]  # which joins for all of them
     lanes = tuple(
-        DecodeRole(one, _prefill_of, limits, ranks.clock, join)
+        DecodeRole(one, _prefill_of, limits, ranks.clock, join, vocab_size)
         for one, join in zip(peers, joins, strict=True)
     )
     return agreeing(lanes, joiner.links, ranks), lanes

@@ -13,6 +13,7 @@ from typing import TypeAlias, assert_never
 from stratakv.cache.footprint import TransferPages
 from stratakv.core.clock import Clock, MonotonicClock
 from stratakv.core.ids import RequestId
+from stratakv.disagg.arrivals import ArrivalBounds
 from stratakv.disagg.deadlines import (
     Due,
     HandOffLimits,
@@ -46,7 +47,7 @@ from stratakv.disagg.session import (
 )
 from stratakv.disagg.statistics import SessionCounts, SessionStats
 from stratakv.disagg.transport import Disconnected, Done, Failed, Lost, PeerId
-from stratakv.engine.request import Phase, Prompt, Request
+from stratakv.engine.request import LARGEST, Phase, Prompt, Request
 from stratakv.engine.roles import (
     Computed,
     MayStart,
@@ -66,7 +67,8 @@ Route: TypeAlias = Callable[[Request], PeerId | None]
 class _Receiving:
     """``again``: what prefill is to compute of a request that was retracted and goes back.
     ``reserved``: prefill may know its pages, which are leased; ``parts`` of them are to come, at
-    most. ``reported``: that it is lost, the engine knows."""
+    most, and what comes behind them is within ``bounds``. ``reported``: that it is lost, the engine
+    knows."""
 
     request: RequestId
     attempt: Attempt
@@ -75,6 +77,7 @@ class _Receiving:
     again: Recompute | None
     reserved: bool = False
     parts: int = 0
+    bounds: ArrivalBounds | None = None
     reported: bool = False
 
     @property
@@ -85,7 +88,7 @@ class _Receiving:
 class DecodeRole:
     """Of one rank. A retracted request whose pages nobody has saved goes back to prefill, in a
     session of its own; where that fails, or nobody is there, it is computed again here. ``join``:
-    makes a peer known that a request needs."""
+    makes a peer known that a request needs. ``vocab_size``: token ids are below it."""
 
     def __init__(
         self,
@@ -94,9 +97,10 @@ class DecodeRole:
         limits: HandOffLimits,
         clock: Clock | None = None,
         join: Join | None = None,
+        vocab_size: int = LARGEST,
     ) -> None:
         self._peers, self._route, self._limits = peers, route, limits
-        self._join = join or JoinedByHand()
+        self._join, self._vocab_size = join or JoinedByHand(), vocab_size
         self._clock = clock or MonotonicClock()
         self._sessions: dict[RequestId, _Receiving] = {}
         self._attempts: dict[Attempt, _Receiving] = {}
@@ -174,6 +178,9 @@ class DecodeRole:
         self._due.add(until_s)
         entry.reserved, entry.parts = True, pages.count  # no part is without a page
         sampling = request.prompt.sampling if entry.again is None else entry.again.sampling
+        entry.bounds = ArrivalBounds(
+            tokens=pages.tokens, logprobs=sampling.logprobs, vocab_size=self._vocab_size
+        )
         prompt = prompt_identity(request, sampling)
         self._peers.send(entry.peer, Reserve(entry.attempt, prompt, pages, entry.again))
 
@@ -282,6 +289,9 @@ class DecodeRole:
             case Ended():
                 self._move(entry, Aborted(message.reason, FailureCause.PEER))
             case Arrival():
+                assert entry.bounds is not None, f"{entry.attempt} was not reserved"
+                if reason := entry.bounds.refusal(message):
+                    self._move(entry, Aborted(reason, FailureCause.PROTOCOL))
                 self._move(entry, Arrived(str(message.attempt)))
             case _:
                 assert_never(message)

@@ -82,7 +82,7 @@ def build_service(
     """A server over the model directory ``path``; nothing runs yet. ``ranks``: rank 0's."""
     sizes = check_service(path, config, server)
     keys, started, ranks = api_keys(server), ranks, _with_peers(server, ranks)
-    disagg = role_parts(server, ranks, join_key(keys))
+    disagg = role_parts(server, _vocab_size(path, config), ranks, join_key(keys))
     if ranks is not None:
         sizes = ranks.all_reduce_min(sizes)  # before anything is made as long as they are
     tokenizer = Tokenizer(path)
@@ -251,7 +251,7 @@ def build_follower(
 ) -> tuple[EngineParts, RoleParts | None]:
     """What a rank has that no client talks to; nothing runs yet."""
     sizes = check_service(path, config, server)
-    disagg = role_parts(server, ranks)
+    disagg = role_parts(server, _vocab_size(path, config), ranks)
     sizes = ranks.all_reduce_min(sizes)
     with ExitStack() as undo:
         model, sizes, store = _load(path, config, sizes, ranks)
@@ -262,6 +262,10 @@ def build_follower(
         _open(parts, disagg, store)
         undo.pop_all()
     return parts, disagg
+
+
+def _vocab_size(path: Path, config: EngineConfig) -> int:
+    return read_facts(path, config.dtype).vocab_size
 
 
 def _load(
