@@ -5,6 +5,7 @@ are made by Triton's interpreter or by ``memmove``: of whatever lies at the addr
 """
 
 import ctypes
+import threading
 from functools import partial
 from random import Random
 
@@ -21,9 +22,14 @@ def by_memmove(moves):
         ctypes.memmove(target, source, size)
 
 
+_INTERPRETER = threading.Lock()
+"""Which program runs is a global of Triton's interpreter: two streams' kernels would mix."""
+
+
 def by_kernel(moves):
     ends = [torch.from_numpy(one) for one in (moves.targets, moves.sources, moves.sizes)]
-    launch_moves(*ends, largest=int(moves.sizes.max()), wide=moves.wide)
+    with _INTERPRETER:
+        launch_moves(*ends, largest=int(moves.sizes.max()), wide=moves.wide)
 
 
 def moves_of(moves):

@@ -250,6 +250,9 @@ class CpuTransferEngine:
     def _owned(self, copy: GroupCopy) -> GroupCopy:
         device = _checked(copy.device, self._device_capacity[copy.group], "device")
         host = _checked(copy.host, self._arenas[copy.group].pages, "host")
+        if len(device) > 1 and (device[1:] < device[:-1]).any():  # neighbours are cheaper in turn
+            order = device.argsort()
+            device, host = device[order], host[order]
         return GroupCopy(copy.group, device, host)
 
     def _owned_rows(self, copy: RowCopy) -> RowCopy:
