@@ -211,6 +211,24 @@ def test_the_same_prompt_sent_again_is_found_where_it_decodes(rules, page):
         pair.assert_nothing_left()
 
 
+@pytest.mark.parametrize("rules", [RULES["state"], RULES["all"][:2]], ids=["state", "window too"])
+def test_a_prompt_of_a_model_with_states_is_found_where_it_decodes_by_what_is_longer(rules):
+    """And that only where it ends with a page: there its one snapshot is. Where it was computed it
+    is found again itself."""
+    with token_pair(*rules, device=60, snapshot_tokens=4) as pair:
+        for tokens in range(5, 22):
+            asked = [tokens, *PROMPT[: tokens - 1]]
+            held = {}
+            for name, more in (("first", []), ("again", []), ("longer", PROMPT[:5])):
+                one = greedy(f"{name}{tokens}", asked + more, 1)
+                assert pair.run(one) == [expected_tokens(asked + more, 1)]
+                held[name] = [pair.outputs(one.id, side)[0].cached.total for side in HandOffSide]
+            below, whole = (tokens - 1) // 4 * 4, tokens // 4 * 4
+            assert held["again"] == [below, 0]
+            assert held["longer"] == [whole, tokens if tokens == whole else 0]
+        pair.assert_nothing_left()
+
+
 def test_a_prompt_that_is_retracted_where_it_is_computed_is_handed_over_whole():
     """Also the page that is behind its window at its end, and that the same prompt can hit."""
     for tokens in (10, 11, 12):
