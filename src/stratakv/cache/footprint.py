@@ -103,7 +103,7 @@ class TransferPages:
             found = here.pages[at : at + len(there.pages)]
             assert at >= 0, f"group {here.group}: pages from {there.first} on, not {here.first}"
             assert len(found) == len(there.pages), f"group {here.group}: too few pages"
-            yield replace(here, first=there.first, pages=found), there
+            yield GroupPages(here.group, there.first, found, here.tier), there
 
 
 def taken_spans(spec: CacheSpec, tokens: int, *, stored: bool = True) -> list[range]:

@@ -7,7 +7,7 @@ from another machine: nothing of it is believed before it was read here.
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, assert_never
 
 from stratakv.cache.footprint import TransferPages
@@ -98,7 +98,8 @@ Message: TypeAlias = Reserve | PartWritten | Arrival | Abort | Ended | Leave
 def encode(message: Message) -> bytes:
     fields: dict[str, Any] = {"word": type(message).__name__}
     if not isinstance(message, Leave):
-        fields |= asdict(message.attempt)
+        fields["session"] = message.attempt.session
+        fields["generation"] = message.attempt.generation
     match message:
         case Leave():
             pass
@@ -110,11 +111,11 @@ def encode(message: Message) -> bytes:
             fields |= {"prompt": message.prompt, "tokens": message.pages.tokens, "groups": groups}
             fields |= {"again": None if message.again is None else message.again.fields()}
         case Arrival():
-            logprob = message.first.logprob
+            logprob, cached = message.first.logprob, message.cached
             fields |= {
                 "token": message.first.token,
                 "logprob": None if logprob is None else (logprob.chosen, logprob.top),
-                "cached": astuple(message.cached),
+                "cached": (cached.device, cached.host, cached.storage),
             }
         case PartWritten():
             pass

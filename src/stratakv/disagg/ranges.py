@@ -33,11 +33,12 @@ class Regions:
         """Addresses of the ranges; None where one is not within its region."""
         if len(regions) and regions.max() >= len(self.sizes):
             return None
-        room = self.sizes[regions]
+        at = regions.view(np.int64)  # NumPy's own index: it converts no other
+        room = self.sizes[at]
         # Where an offset is beyond, the difference wraps around.
         if not ((offsets <= room) & (sizes <= room - offsets)).all():
             return None
-        return self.addresses[regions] + offsets
+        return self.addresses[at] + offsets
 
 
 def located(writes: Writes, here: Regions, there: Regions) -> Ranges:
