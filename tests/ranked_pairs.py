@@ -24,10 +24,10 @@ from stratakv.disagg.joining import JoinAnswer
 from stratakv.disagg.lanes import shares
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.prefill_role import PrefillRole
-from stratakv.disagg.ranked_joining import RankedJoiner, RankedPeers, join_ranks
+from stratakv.disagg.ranked_joining import RankedHost, RankedJoiner
+from stratakv.disagg.rested_join import Rests
 from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.transport import PeerId
-from stratakv.engine.peer_calls import PeerCall
 from stratakv.engine.request import Output, Prompt
 from stratakv.spec.sharding import Sharding
 from stratakv.testing.fleet.thread_ranks import Rendezvous, ThreadRanks
@@ -66,7 +66,7 @@ class RankedPair:
         self.clock = ManualClock()
         self.calls: list[tuple[tuple[bytes, ...], Future[JoinAnswer]]] = []
         self.peers: dict[HandOffSide, list[Peers]] = {}
-        self.inner, self.sides, self.roles = {}, {}, {}
+        self.inner, self.sides, self.roles, self.hosts = {}, {}, {}, {}
         self.out: dict[HandOffSide, dict[str, list[Output]]] = {side: {} for side in HandOffSide}
         for side in HandOffSide:
             if side is not play.alone or not self.rank:
@@ -83,18 +83,18 @@ class RankedPair:
         count = self.ranks.size if alone else 1
         clock = context.clock
         lanes = [Peers(clock) for _ in range(count)]
-        joiner = None
+        joiner, send = None, context.sync.outbox.append
         if side is DECODE and play.asks:
             carry = None if self.rank else self._carry
-            send = context.sync.outbox.append
-            joiner = RankedJoiner(lanes, self.rank, send, carry)
+            joiner = RankedJoiner(lanes, self.rank, send, carry, Rests(clock))
         own = [
             PrefillRole(peers, LIMITS, clock)
             if side is PREFILL
             else DecodeRole(peers, lambda _: P, LIMITS, clock, joiner if not at else None)
             for at, peers in enumerate(lanes)
         ]
-        links = RankedPeers(lanes, self.rank) if joiner is None else joiner.links
+        host = self.hosts[side] = RankedHost(lanes, self.rank, send)
+        links = host.links if joiner is None else joiner.links
         self.peers[side], self.inner[side] = lanes, own
         self.roles[side] = agreeing(own, links, context)
         sockets = Sockets(role=lambda: self.roles[side], ranks=context)
@@ -169,14 +169,11 @@ class RankedPair:
         self.calls.append((tuple(introductions), Future()))
         return self.calls[-1][1]
 
-    def _call_prefill(self, call: PeerCall) -> Sequence[str]:
-        self.ranks.gather(PREFILL.name)  # the others' step
-        return self.sides[PREFILL].port.call_peers(call)
-
     def step(self) -> None:
         calls, self.calls = self.calls, []
         for introductions, answer in calls:
-            answer.set_result(join_ranks(self._call_prefill, D, introductions))
+            joined = self.hosts[PREFILL].join(D, introductions)
+            joined.add_done_callback(lambda one, answer=answer: answer.set_result(one.result()))
         for side in HandOffSide:
             for output in self.do(side.name):
                 self.out[side].setdefault(output.request, []).append(output)

@@ -11,39 +11,16 @@ from stratakv.core.errors import TransportError
 from stratakv.disagg.joining import Again, Joined, JoinRefused, PeerJoiner, join
 from stratakv.disagg.link import DEFAULT_LINK
 from stratakv.disagg.peers import Peers
-from stratakv.disagg.ranked_joining import RankedPeers, join_ranks
+from stratakv.disagg.ranked_joining import RankedHost
 from stratakv.disagg.transport import Disconnected, PeerId
 from stratakv.disagg.wire_transport import WiredTransport
 from stratakv.memory.device_pools import DevicePools
-from stratakv.testing.patience import PATIENCE_S, wait_until
+from stratakv.testing.patience import wait_until
 from tests.engines import token_spec
-from tests.fixtures.transports import open_loopback
+from tests.fixtures.transports import Slow
 from tests.transport_pairs import D, Link, P, tokens_over
 
 SPEC = token_spec(4)
-
-
-class Slow:
-    """A transport whose agents take as long as somebody likes; ``fails``: and are none then."""
-
-    def __init__(self, memories):
-        self._inner = open_loopback(memories)
-        self.described, self.may, self.fails = [], threading.Event(), False
-        self.connect, self.post, self.poll = (
-            self._inner.connect, self._inner.post, self._inner.poll
-        )  # fmt: skip
-        self.disconnect = self._inner.disconnect
-
-    def describe(self, peer):
-        self.described.append(threading.current_thread())
-        assert self.may.wait(PATIENCE_S)
-        if self.fails:
-            raise TransportError("no agent")
-        return self._inner.describe(peer)
-
-    def close(self):
-        self.may.set()
-        self._inner.close()
 
 
 @contextmanager
@@ -76,8 +53,12 @@ def test_who_does_not_fit_is_refused_and_costs_no_agent(wrong):
         called = {"another model": (decode.introduce(P),), "nonsense": (b"{",), "none": ()}[wrong]
         answer = join(prefill, D, called).result(timeout=0)
         assert isinstance(answer, JoinRefused)
-        ranked = RankedPeers([prefill], 0)
-        assert isinstance(join_ranks(lambda one: [ranked.call(one)], D, called), JoinRefused)
+        calls = []
+        ranked = RankedHost([prefill], 0, calls.append)
+        answer = ranked.join(D, called)
+        for call in calls:
+            ranked.links.answered(call, [ranked.links.call(call)])
+        assert isinstance(answer.result(timeout=0), JoinRefused)
         assert not transport.described
         assert not prefill.poll()
 

@@ -27,6 +27,7 @@ from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.ranked_joining import RankedJoiner
 from stratakv.disagg.recompute import Recompute
+from stratakv.disagg.rested_join import Rests
 from stratakv.disagg.session import FailureCause, SessionState
 from stratakv.disagg.transport import Disconnected, PeerId
 from stratakv.engine.request import SamplingParams
@@ -272,7 +273,8 @@ def test_who_would_join_too_many_is_answered_at_once(crowded):
 
 def test_so_is_who_would_on_several_ranks(crowded):
     calls = []
-    joiner = RankedJoiner([crowded], 0, calls.append, lambda peer, introductions: Future())
+    rests = Rests(ManualClock())
+    joiner = RankedJoiner([crowded], 0, calls.append, lambda *_: Future(), rests)
     for n in range(5):
         joiner.ask(PeerId(f"{n}"))
     for call in calls:

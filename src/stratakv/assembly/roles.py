@@ -24,19 +24,18 @@ from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.handshake import ALL, SideRank
 from stratakv.disagg.http_join import HttpCarry
-from stratakv.disagg.joining import JoinAnswer, JoinedByHand, PeerJoiner, ask_to_leave, join
+from stratakv.disagg.joining import JoinAnswer, JoinedByHand, PeerJoiner, join
 from stratakv.disagg.lanes import shares
 from stratakv.disagg.mooncake import MooncakeTransport, MooncakeTransportOptions
 from stratakv.disagg.nixl import NixlTransport
 from stratakv.disagg.peers import OpenTransport, Peers
 from stratakv.disagg.prefill_role import PrefillRole
-from stratakv.disagg.ranked_joining import RankedJoiner, RankedPeers, join_ranks
-from stratakv.disagg.rested_join import RestedJoin
+from stratakv.disagg.ranked_joining import RankedHost, RankedJoiner
+from stratakv.disagg.ranked_peers import RankedPeers
+from stratakv.disagg.rested_join import RestedJoin, Rests
 from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.statistics import SessionStats
 from stratakv.disagg.transport import PeerId
-from stratakv.engine.loop import Engine
-from stratakv.engine.ranked import RankedEngine
 from stratakv.engine.request import Prompt, Request
 from stratakv.engine.roles import Role
 from stratakv.memory.device_pools import DevicePools
@@ -53,20 +52,24 @@ def _nothing() -> None:
 
 
 OwnRole: TypeAlias = PrefillRole | DecodeRole
+Host: TypeAlias = Callable[[PeerId, Sequence[bytes]], "Future[JoinAnswer]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoleParts:
     """``role``: of the engine that is to be built, and ``own`` what this rank has of it, by lane;
     the same with one rank and lane. ``peers``: whom each lane works with, once opened over the
-    engine's pools; ``rank``: which one this is, None where there are no others. ``wakeup``: ends an
-    engine's pause when a peer's event comes. ``stop``: ends what ``role`` has begun on threads."""
+    engine's pools; ``rank``: which one this is, None where there are no others. ``join``: work with
+    a peer that has introduced itself, on the engine's thread, rank 0's; a later step brings the
+    answer. ``wakeup``: ends an engine's pause when a peer's event comes. ``stop``: ends what
+    ``role`` has begun on threads."""
 
     role: Role
     own: tuple[OwnRole, ...]
     peers: tuple[Peers, ...]
     open_transport: OpenTransport
     rank: int | None
+    join: Host
     wakeup: Wakeup
     stop: Callable[[], None] = field(default=_nothing)
 
@@ -96,20 +99,6 @@ class RoleParts:
             )
         for peers, share in zip(self.peers, parts, strict=True):
             peers.open(sizes.spec, pools, model, self.open_transport, share, arenas)
-
-    def join(
-        self, port: Engine | RankedEngine, peer: PeerId, introductions: Sequence[bytes]
-    ) -> "Future[JoinAnswer]":
-        """Work with a peer that has introduced itself; on the thread of ``port``, rank 0's, whose
-        later step may bring the answer."""
-        match port:
-            case RankedEngine():
-                answer: Future[JoinAnswer] = Future()
-                answer.set_result(join_ranks(port.call_peers, peer, introductions))
-                ask_to_leave(self.peers[0])
-                return answer
-            case Engine():
-                return join(self.peers[0], peer, introductions)
 
     def serve_again(self, submit: Callable[[Prompt], None]) -> None:
         """Prompts that decode sends back are given to ``submit``, rank 0's."""
@@ -164,7 +153,7 @@ def role_parts(
     if server.role == "decode" and (ranks is None or ranks.leads):
         carry = HttpCarry(PeerId(f"decode-{uuid.uuid4()}"), join_key)
     make = _prefill if server.role == "prefill" else partial(_decode, carry, vocab_size)
-    role, own = make(peers, limits, ranks)
+    role, own, host = make(peers, limits, ranks)
     wakeup = Wakeup()
     return RoleParts(
         role=role,
@@ -172,6 +161,7 @@ def role_parts(
         peers=peers,
         open_transport=_transport(server, wakeup.set),
         rank=None if ranks is None else ranks.ranks.rank,
+        join=host,
         wakeup=wakeup,
         stop=_nothing if carry is None else carry.close,
     )
@@ -200,13 +190,13 @@ def lane_shares(
 
 def _prefill(
     peers: tuple[Peers, ...], limits: HandOffLimits, ranks: RankContext | None
-) -> tuple[Role, tuple[OwnRole, ...]]:
+) -> tuple[Role, tuple[OwnRole, ...], Host]:
     if ranks is None:
         own = PrefillRole(peers[0], limits)
-        return own, (own,)
+        return own, (own,), partial(join, peers[0])
     lanes = tuple(PrefillRole(one, limits, ranks.clock) for one in peers)
-    links = RankedPeers(peers, ranks.ranks.rank * len(peers))
-    return agreeing(lanes, links, ranks), lanes
+    host = RankedHost(peers, ranks.ranks.rank * len(peers), ranks.sync.outbox.append)
+    return agreeing(lanes, host.links, ranks), lanes, host.join
 
 
 def _decode(
@@ -215,20 +205,24 @@ def _decode(
     peers: tuple[Peers, ...],
     limits: HandOffLimits,
     ranks: RankContext | None,
-) -> tuple[Role, tuple[OwnRole, ...]]:
+) -> tuple[Role, tuple[OwnRole, ...], Host]:
     if ranks is None:
         assert carry is not None, "nobody brings introductions"
         rested = RestedJoin(PeerJoiner(peers[0], carry), MonotonicClock())
         own = DecodeRole(peers[0], _prefill_of, limits, join=rested, vocab_size=vocab_size)
-        return own, (own,)
+        return own, (own,), _joins_itself
     first = ranks.ranks.rank * len(peers)
-    joiner = RankedJoiner(peers, first, ranks.sync.outbox.append, carry)
+    joiner = RankedJoiner(peers, first, ranks.sync.outbox.append, carry, Rests(ranks.clock))
     joins = [joiner, *(JoinedByHand() for _ in peers[1:])]  # which joins for all of them
     lanes = tuple(
         DecodeRole(one, _prefill_of, limits, ranks.clock, join, vocab_size)
         for one, join in zip(peers, joins, strict=True)
     )
-    return agreeing(lanes, joiner.links, ranks), lanes
+    return agreeing(lanes, joiner.links, ranks), lanes, _joins_itself
+
+
+def _joins_itself(peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
+    raise AssertionError(f"{peer} joins a side that decodes, which takes {len(introductions)}")
 
 
 def agreeing(own: Sequence[OwnRole], links: RankedPeers, ranks: RankContext) -> AgreeingRole:

@@ -135,7 +135,7 @@ class Peers:
         """What ``peer`` must be given to ``meet`` this side. StillEndingError while one of that
         name is here, which is ended then, or where one without sessions is to make room: it can
         be asked again. TransportError where there are too many, all with sessions."""
-        self._expect_nobody(peer)
+        self.expect_place(peer)
         described = self._end.transport.describe(peer)
         self._peers[peer] = _Peer()
         return self._words(described)
@@ -143,12 +143,13 @@ class Peers:
     def introduce_then(self, peer: PeerId, then: OnIntroduced) -> None:
         """As ``introduce``, on a thread of its own: ``then`` is called by a later ``poll``, or by
         ``close``. StillEndingError at once, and TransportError where there are too many."""
-        self._expect_nobody(peer)
+        self.expect_place(peer)
         self._peers[peer] = _Peer()
         described = self._end.describing.submit(self._end.transport.describe, peer)
         self._described[peer] = described, then
 
-    def _expect_nobody(self, peer: PeerId) -> None:
+    def expect_place(self, peer: PeerId) -> None:
+        """Nothing where ``introduce`` would not raise now."""
         if peer in self._peers:
             self.disconnect(peer)
             raise StillEndingError(f"the last link of {peer} is being torn down: ask again")

@@ -17,17 +17,35 @@ MOST: Final = 1024
 """Peers whose reasons are kept: names are clients'. The oldest goes first."""
 
 
+class Rests:
+    """Why nobody could join a peer, for as long as that holds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rests: dict[PeerId, tuple[float, str]] = {}  # until when and why; in order of the end
+
+    def reason(self, peer: PeerId) -> str | None:
+        """None: it may be asked."""
+        until_s, reason = self._rests.get(peer, (0.0, ""))
+        return reason if self._clock.now_s() < until_s else None
+
+    def add(self, peer: PeerId, reason: str) -> None:
+        self._rests.pop(peer, None)
+        if len(self._rests) == MOST:
+            del self._rests[next(iter(self._rests))]
+        self._rests[peer] = self._clock.now_s() + REST_S, reason
+
+
 class RestedJoin:
-    """Around ``join``."""
+    """Around ``join``, of a side of one rank."""
 
     def __init__(self, join: Join, clock: Clock) -> None:
-        self._join, self._clock = join, clock
-        self._rests: dict[PeerId, tuple[float, str]] = {}  # until when and why; in order of the end
+        self._join, self._rests = join, Rests(clock)
         self._asked: dict[PeerId, str] = {}
 
     def ask(self, peer: PeerId) -> None:
-        until_s, reason = self._rests.get(peer, (0.0, ""))
-        if self._clock.now_s() < until_s:
+        reason = self._rests.reason(peer)
+        if reason is not None:
             self._asked[peer] = reason
         else:
             self._join.ask(peer)
@@ -38,9 +56,6 @@ class RestedJoin:
     def refused(self) -> Sequence[tuple[PeerId, str]]:
         found, self._asked = list(self._asked.items()), {}
         for peer, reason in self._join.refused():
-            self._rests.pop(peer, None)
-            if len(self._rests) == MOST:
-                del self._rests[next(iter(self._rests))]
-            self._rests[peer] = self._clock.now_s() + REST_S, reason
+            self._rests.add(peer, reason)
             found.append((peer, reason))
         return found

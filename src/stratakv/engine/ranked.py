@@ -35,7 +35,6 @@ class RankedEngine:
         self._outputs: list[Output] = []
         self._flushed = False
         self._reports: tuple[AttachmentReport, ...] = ()
-        self._peer_reports: Sequence[str] = ()
         self._stopped = False
 
     # -- requests --------------------------------------------------------------------------------
@@ -101,11 +100,6 @@ class RankedEngine:
     def storage_stats(self) -> StorageStats | None:
         return self._engine.storage_stats()
 
-    def call_peers(self, call: PeerCall) -> Sequence[str]:
-        """Have every rank do it, in one step; what each reports."""
-        self._now(call)
-        return self._peer_reports
-
     def close(self, timeout_s: float = CLOSE_S, stopped: Callable[[], None] = nothing) -> None:
         """End all ranks, if they have not ended of themselves. ``stopped``: called when no rank
         steps any more, before anything is given back."""
@@ -151,7 +145,7 @@ class RankedEngine:
                     map(AttachmentReport.unpack, self._sync.gather(report.pack()))
                 )
             case PeerCall():
-                self._peer_reports = self._sync.call_peers(command)
+                self._sync.call_peers(command)
             case Stop():
                 self._stop()
             case _:

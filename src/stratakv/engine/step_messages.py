@@ -109,11 +109,10 @@ class StepSync:
         """Have ``peers`` do what a ``PeerCall`` asks for."""
         self._peers = peers
 
-    def call_peers(self, asked: PeerCall) -> Sequence[str]:
-        """On every rank, between two steps; the reports of all."""
+    def call_peers(self, asked: PeerCall) -> None:
+        """On every rank, between two steps."""
         reports = self._agreement.gather(self._peers.call(asked))
         self._peers.answered(asked, reports)
-        return reports
 
     def part(self) -> None:
         """Meet nobody any more."""

@@ -129,7 +129,7 @@ def build_service(
         admin_key=server.admin_key,
         adapters=tuple(parts.model.adapters.digests),
         disagg=disagg,
-        joins=_joins(server, disagg, parts),
+        joins=_joins(server, disagg),
         hand_offs=_hand_offs(server, keys),
         tool_format=format_of(server.tool_call_parser, tokenizer.template),
         spans=spans,
@@ -197,10 +197,10 @@ def _for_role(sockets: Sockets, disagg: RoleParts | None) -> Sockets:
     return replace(sockets, role=disagg.given, sleep=disagg.sleep)
 
 
-def _joins(server: ServerConfig, disagg: RoleParts | None, parts: EngineParts) -> Joins | None:
+def _joins(server: ServerConfig, disagg: RoleParts | None) -> Joins | None:
     if disagg is None or server.role != "prefill":
         return None
-    return partial(disagg.join, parts.port)
+    return disagg.join
 
 
 def _heartbeat_s(
