@@ -87,6 +87,20 @@ def test_a_request_that_nobody_brings_to_prefill_gives_its_pages_back_soon():
         settle(pair)
 
 
+def test_what_came_during_a_step_that_takes_minutes_is_in_time():
+    """It waits in a queue of prefill's, which is looked at between two steps."""
+    link = hasty()
+    with tokens_over(link) as pair:
+        to(pair, DECODE, "r", "room")
+        asks(pair, link)
+        link.clock.advance(HASTY.claim_s + 1)
+        pair.step()
+        to(pair, PREFILL, "r", "room")
+        pair.drain()
+        assert tokens_of(pair.outputs("r")) == expected_tokens(PROMPT[:30], 4)
+        settle(pair)
+
+
 @pytest.mark.parametrize("first", HandOffSide)
 def test_once_both_have_come_a_session_has_all_its_time(first):
     link = hasty()

@@ -16,7 +16,7 @@ class HandOffLimits:
     """``sessions``: how long each state may take. ``answer_s``: how much later the pages of a
     transfer that has taken too long are in quarantine and its peer's link is torn down.
     ``claim_s``: how long decode's pages wait for a request that has not come to prefill at all, if
-    that is less. ``peer``: how much one may ask for."""
+    that is less, and for a few of its steps. ``peer``: how much one may ask for."""
 
     sessions: SessionLimits = field(default_factory=SessionLimits)
     answer_s: float = 30.0

@@ -18,7 +18,7 @@ from stratakv.disagg.ended_sessions import FAILED_OVER, HANDED_OVER, EndedSessio
 from stratakv.disagg.messages import Abort, Arrival, Ended, Leave, Message, PartWritten, Reserve
 from stratakv.disagg.open_sessions import OpenSessions
 from stratakv.disagg.peers import MessageReceived, Peers
-from stratakv.disagg.sending import PagesWanted, Sending, tiers_of
+from stratakv.disagg.sending import CLAIM_LOOKS, ClaimDue, PagesWanted, Sending, tiers_of
 from stratakv.disagg.session import (
     Aborted,
     Agreed,
@@ -60,7 +60,7 @@ class PrefillRole:
         self._counts = SessionCounts()
         self._submit: Callable[[Prompt], None] | None = None
         self._events: list[RoleEvent] = []
-        self._due = Due()
+        self._due, self._looks = Due(), 0
 
     def __len__(self) -> int:
         """Sessions that have not ended, or whose end the other side does not know."""
@@ -154,7 +154,7 @@ class PrefillRole:
                     self._lose(peer, "its link has ended")
                 case _:
                     assert_never(event)
-        now_s = self._clock.now_s()
+        now_s, self._looks = self._clock.now_s(), self._looks + 1
         if self._due.passed(now_s):
             self._expire(now_s)
         events, self._events = self._events, []
@@ -272,8 +272,8 @@ class PrefillRole:
             self._peers.send(peer, Ended(asked.attempt, reason))
             return
         entry = self._sessions.get(name) or self._opened(name)
-        until_s = self._clock.now_s() + self._limits.claim_s
-        self._sessions.want(entry, PagesWanted(peer, asked, until_s))
+        claim = ClaimDue(self._clock.now_s() + self._limits.claim_s, self._looks + CLAIM_LOOKS)
+        self._sessions.want(entry, PagesWanted(peer, asked, claim))
         self._agree(entry)
         if asked.again is not None and not entry.session.ended:
             self._compute_again(entry, asked.again.prompt(name))
@@ -364,7 +364,7 @@ class PrefillRole:
 
     def _expire(self, now_s: float) -> None:
         for entry in self._all():
-            expired = entry.expire(now_s)
+            expired = entry.expire(now_s, self._looks)
             if entry.writes:
                 if now_s < entry.session.deadline_s:
                     self._due.add(entry.session.deadline_s)

@@ -24,6 +24,7 @@ from stratakv.disagg.session import (
 from stratakv.disagg.transport import PeerId, TransferId
 from stratakv.engine.request import Request
 
+CLAIM_LOOKS: Final = 8
 UNCLAIMED: Final = "nobody has brought its request to prefill in time, which has none of that name"
 
 
@@ -35,13 +36,25 @@ def tiers_of(cached: CachedTokens | None) -> TierTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimDue:
+    """It passes at a time, and not before this side has looked so often: what came during one step
+    that takes minutes is taken in the ones after it."""
+
+    until_s: float
+    looks: int
+
+    def passed(self, now_s: float, looks: int) -> bool:
+        return now_s >= self.until_s and looks >= self.looks
+
+
+@dataclass(frozen=True, slots=True)
 class PagesWanted:
-    """Who has asked for the pages, and which. ``claim_until_s``: until when the request must have
-    come here; decode holds the pages of its whole prompt meanwhile."""
+    """Who has asked for the pages, and which. ``claim``: until when the request must have come
+    here; decode holds the pages of its whole prompt meanwhile."""
 
     peer: PeerId
     reserve: Reserve
-    claim_until_s: float
+    claim: ClaimDue
 
     @property
     def attempt(self) -> Attempt:
@@ -112,11 +125,12 @@ class Sending:
         """When it is next to be looked at."""
         if self.wanted is None or self.request is not None:
             return self.session.deadline_s
-        return min(self.session.deadline_s, self.wanted.claim_until_s)
+        return min(self.session.deadline_s, self.wanted.claim.until_s)
 
-    def expire(self, now_s: float) -> Session:
+    def expire(self, now_s: float, looks: int) -> Session:
         """The session by ``now_s``, failed where somebody waits for too long."""
-        if self.deadline_s <= now_s < self.session.deadline_s:
+        waits = self.wanted if self.request is None else None
+        if waits is not None and waits.claim.passed(now_s, looks):
             return self.session.after(Aborted(UNCLAIMED, FailureCause.TIMEOUT), now_s)
         return self.session.expire(now_s)
 
