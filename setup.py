@@ -8,8 +8,9 @@ setup(
     ext_modules=[
         Extension(
             f"stratakv.{package}.{name}",
-            sources=[f"src/stratakv/{package}/{name}.c"],
-            extra_compile_args=["-O3"],
+            sources=[f"src/stratakv/{package.replace('.', '/')}/{name}.c"],
+            # Without contraction: a sum in C is rounded as the same sum in torch is.
+            extra_compile_args=["-O3", "-ffp-contract=off"],
             optional=True,
         )
         for package, name in (
@@ -17,6 +18,8 @@ setup(
             ("tree", "_path_columns"),
             ("transfer", "_gather"),
             ("sparse", "_swap_in"),
+            ("sparse", "_reads"),
+            ("engine.deepseek", "_scores"),
         )
     ]
 )

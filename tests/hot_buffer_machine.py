@@ -9,10 +9,17 @@ import numpy as np
 
 from stratakv.core.ids import NONE
 from stratakv.memory.allocator import PageAllocator
-from stratakv.sparse.hot_buffer import DEFAULT_PLANNER, HotBuffers, HotBufferShape, device_rows
+from stratakv.sparse.hot_buffer import (
+    DEFAULT_PLANNER,
+    DEFAULT_READS,
+    HotBuffers,
+    HotBufferShape,
+)
+from stratakv.sparse.reads import EntryPlaces
 from tests.hot_buffer_model import HotBufferModel
 
 POISON = -7
+UNREAD = -5
 PLANS = 2
 MOST_ENTRIES = 40
 ROWS = 4
@@ -25,12 +32,12 @@ def ints(values):
 class HotBufferMachine:
     """``entries[row]`` are those that the request of a row has; 0 where there is none."""
 
-    def __init__(self, rng, planner=DEFAULT_PLANNER):
+    def __init__(self, rng, planner=DEFAULT_PLANNER, reads=DEFAULT_READS):
         page_rows, pages = rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
         self.shape = HotBufferShape(
             entries=page_rows * pages, page_rows=page_rows, top_k=rng.randint(1, page_rows * pages)
         )
-        self.buffers = HotBuffers(self.shape, PLANS, ROWS, MOST_ENTRIES, planner)
+        self.buffers = HotBuffers(self.shape, PLANS, ROWS, MOST_ENTRIES, planner, reads)
         self.pages = PageAllocator(rng.randint(pages, 3 * pages))
         self.owned = np.zeros((ROWS, pages), np.int32)
         self.bytes = np.full((PLANS, self.pages.capacity, page_rows), POISON, np.int64)
@@ -91,17 +98,21 @@ class HotBufferMachine:
     def read(self, plan, rows, selection):
         swap = self.buffers.swap_in(plan, rows, selection)
         misses, size = swap.misses, self.shape.page_rows
-        page, offset = np.divmod(misses.positions, size)
-        self.bytes[plan, self.owned[rows[misses.batch], page], offset] = [
-            self.value(plan, row, entry)
-            for row, entry in zip(rows[misses.batch], misses.entries, strict=True)
+        pages = np.arange(-(-MOST_ENTRIES // size), dtype=np.int32)
+        places = EntryPlaces(np.tile(pages, (ROWS, 1)), self.owned, size)
+        at = np.full(selection.shape, UNREAD, np.int64)
+        copies = self.buffers.reads.place(places, rows, swap, at)
+        self.bytes[plan, copies.device_pages, copies.device_offsets] = [
+            self.value(plan, row, page * size + offset)
+            for row, page, offset in zip(
+                rows[misses.batch], copies.host_pages, copies.host_offsets, strict=True
+            )
         ]
-        at = device_rows(swap.positions, self.owned[rows], size)
         flat = self.bytes[plan].reshape(-1)
         listed = list(zip(misses.batch, misses.entries, misses.positions, strict=True))
         for index, row in enumerate(rows.tolist()):
             there = selection[index] != NONE
-            assert ((at[index] != NONE) == there).all()
+            assert ((at[index] != UNREAD) == there).all()
             assert (flat[at[index][there]] == self.value(plan, row, selection[index][there])).all()
             positions, expected = self.models[row][plan].select(selection[index].tolist())
             assert swap.positions[index].tolist() == positions
@@ -128,9 +139,9 @@ class HotBufferMachine:
 WEIGHTS = {"come": 3, "go": 1, "step": 9}
 
 
-def walk(rng, steps, planner=DEFAULT_PLANNER):
+def walk(rng, steps, planner=DEFAULT_PLANNER, reads=DEFAULT_READS):
     """One random walk; what it has seen."""
-    machine = HotBufferMachine(rng, planner)
+    machine = HotBufferMachine(rng, planner, reads)
     for verb in rng.choices(list(WEIGHTS), WEIGHTS.values(), k=steps):
         getattr(machine, verb)(rng)
         machine.check()

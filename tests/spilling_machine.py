@@ -12,7 +12,8 @@ import numpy as np
 
 from stratakv.cache.records import CacheUse
 from stratakv.core.ids import NONE
-from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape, device_rows
+from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape
+from stratakv.sparse.reads import device_rows
 from tests.cache_machine import CHUNK, DEVICE, HOST, MOST, CacheMachine, value_of
 
 TOP_K = 3

@@ -67,7 +67,7 @@ BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "disagg": ("prompts computed elsewhere: admission by group, and bytes", ()),
     "ranks": ("what ranks exchange in a step, beside bare collectives", ("tp",)),
-    "sparse": ("what selected rows on the host cost and bring", ("selections",)),
+    "sparse": ("what selected rows on the host cost and bring", ("selections", "text")),
     "http": ("how long others wait while a server works on a body that takes long", ("model",)),
     "connect": (
         "the tier inside vLLM and SGLang, beside the engine's own",
@@ -87,6 +87,11 @@ _BENCH_FLAGS: Final[Mapping[str, dict[str, Any]]] = {
     "selections": {
         "metavar": "FILE",
         "help": "also what was recorded: .npy of int32 [steps, top-k], -1 for none",
+    },
+    "text": {
+        "metavar": "FILE",
+        "help": "what the built-in model reads while its selections are recorded; default: its own "
+        "sources",
     },
     "tp": {"action": WholeNumber, "default": 2, "metavar": "INT", "help": "ranks (default: 2)"},
     "python": {"metavar": "FILE", "help": "the Python that has the engines (tree: SGLang)"},

@@ -9,18 +9,6 @@ import pytest
 
 from stratakv.core.config import ServerConfig
 from stratakv.serve.wiring import build_service
-from tests.engines import (
-    all_free,
-    computing,
-    drain,
-    evict_device,
-    greedy,
-    on_host,
-    on_storage,
-    retract_youngest,
-    run,
-    tokens_of,
-)
 from tests.fixtures.models import FAMILIES, random_prompt, tiny_model
 from tests.hit_cases import engine_model
 from tests.offloading import (
@@ -29,14 +17,16 @@ from tests.offloading import (
     CountedRows,
     OffloadCase,
     answers,
-    by_name,
     rows_of,
     spilled,
-    submit,
+)
+from tests.offloading_cases import (
+    prefix_from_a_store,
+    prefix_from_the_host,
+    retracted_again_and_again,
 )
 from tests.scraped import scraped
 from tests.serving import train_tokenizer
-from tests.storage_cases import PATIENT, Shelf, attach_backend, format_of
 
 PAGE, SEEN, PLENTY = V32["page_tokens"], 4, 200
 BUFFERS = (32, 40, 72)
@@ -117,37 +107,13 @@ def test_what_an_answer_has_left_is_what_a_prompt_would_have():
 
 @pytest.mark.parametrize("selected", [None, 60])
 def test_a_prefix_comes_from_the_host_and_from_a_store_spilled_or_not(selected):
-    prompt, settings = PROMPTS[0], {"selected": selected, **PATIENT}
-    shelf = Shelf(format_of(LLAMA.spec(32)), 1 << 30)
-    whole = (len(prompt) - 1) // PAGE * PAGE
-    for name, stored in (("first", 0), ("second", whole)):
-        with LLAMA.engine(32, **settings) as parts:
-            attach_backend(parts, shelf)
-            outputs = run(parts, greedy(name, prompt, ANSWER))[name]
-            assert tokens_of(outputs) == LLAMA.right(tuple(prompt))[0]
-            assert outputs[0].cached == on_storage(parts.spec, stored)
-            evict_device(parts)
-            outputs = run(parts, greedy("again", prompt, ANSWER))["again"]
-            assert tokens_of(outputs) == LLAMA.right(tuple(prompt))[0]
-            assert outputs[0].cached == on_host(parts.spec, whole)
-            parts.cache.progress.settle()
+    prefix_from_the_host(LLAMA, 32, PROMPTS[0], selected)
+    prefix_from_a_store(LLAMA, 32, PROMPTS[0], selected)
 
 
 @pytest.mark.parametrize("after", [2, 5, 9])
 def test_a_retracted_request_answers_as_without_a_retraction(after):
-    some = rows_of(PROMPTS[:3])
-    with LLAMA.engine(32, selected=2 * LLAMA.least(32)) as parts:
-        submit(parts, some)
-        outputs = []
-        for step in range(3 * after):
-            outputs += parts.engine.step()
-            if step % after == after - 1 and len(computing(parts)) > 1:
-                retract_youngest(parts)
-                parts.engine.check()
-        outputs += drain(parts)
-        assert list(map(tokens_of, by_name(outputs, 3))) == LLAMA.right(*some)
-        assert parts.cache.progress.flush()
-        assert all_free(parts)
+    retracted_again_and_again(LLAMA, 32, rows_of(PROMPTS[:3]), after)
 
 
 def test_recall_is_the_weight_that_was_seen():

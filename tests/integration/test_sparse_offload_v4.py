@@ -8,17 +8,9 @@ import pytest
 
 from stratakv.assembly.sizing import buffer_rows
 from stratakv.core.errors import ConfigError, RequestError
-from stratakv.core.ids import RequestId
 from tests.engines import (
-    all_free,
-    computing,
     drain,
-    evict_device,
     greedy,
-    on_host,
-    on_storage,
-    retract_youngest,
-    run,
     tokens_of,
 )
 from tests.fixtures.deepseek_v4 import TWICE, config_of
@@ -32,9 +24,14 @@ from tests.offloading import (
     levels,
     rows_of,
     spilled,
-    submit,
 )
-from tests.storage_cases import PATIENT, Shelf, attach_backend, format_of
+from tests.offloading_cases import (
+    a_full_host,
+    prefix_from_a_store,
+    prefix_from_the_host,
+    retracted_again_and_again,
+    two_of_four_aborted,
+)
 
 V4 = CASES["v4"]
 PAGE, PLENTY = V4.plain["page_tokens"], 100
@@ -97,73 +94,27 @@ def test_who_runs_on_the_device_alone_is_spilled_for_those_who_wait():
 
 @pytest.mark.parametrize("selected", [None, 60])
 def test_a_prefix_comes_from_the_host_spilled_or_not(selected):
-    prompt = PROMPTS[0]
-    with V4.engine(8, selected=selected) as parts:
-        answers([prompt], parts)
-        evict_device(parts)
-        asked = greedy("again", prompt, ANSWER)
-        outputs = run(parts, asked)["again"]
-        assert tokens_of(outputs) == V4.right(tuple(prompt))[0]
-        assert outputs[0].cached == on_host(parts.spec, (len(prompt) - 1) // PAGE * PAGE)
+    prefix_from_the_host(V4, 8, PROMPTS[0], selected)
 
 
 @pytest.mark.parametrize("selected", [None, 60])
 def test_a_prefix_comes_from_a_store_after_a_restart_spilled_or_not(selected):
-    prompt, settings = PROMPTS[0], {"selected": selected, **PATIENT}
-    form = format_of(V4.spec(8))
-    shelf = Shelf(form, 1 << 30)
-    for name, stored in (("first", 0), ("second", 1)):
-        with V4.engine(8, **settings) as parts:
-            attach_backend(parts, shelf)
-            outputs = run(parts, greedy(name, prompt, ANSWER))[name]
-            assert tokens_of(outputs) == V4.right(tuple(prompt))[0]
-            whole = (len(prompt) - 1) // PAGE * PAGE * stored
-            assert outputs[0].cached == on_storage(parts.spec, whole)
-            parts.cache.progress.settle()
+    prefix_from_a_store(V4, 8, PROMPTS[0], selected)
 
 
 @pytest.mark.parametrize("after", range(1, 16, 2))
 def test_a_retracted_request_answers_as_without_a_retraction(after):
-    some = rows_of(PROMPTS[:3])
-    with V4.engine(8, selected=2 * V4.least(8)) as parts:
-        submit(parts, some)
-        outputs = []
-        for step in range(3 * after):
-            outputs += parts.engine.step()
-            if step % after == after - 1 and len(computing(parts)) > 1:
-                retract_youngest(parts)
-                parts.engine.check()
-        outputs += drain(parts)
-        assert list(map(tokens_of, by_name(outputs, 3))) == V4.right(*some)
+    retracted_again_and_again(V4, 8, rows_of(PROMPTS[:3]), after)
 
 
 @pytest.mark.parametrize("after", range(0, 14, 2))
 def test_an_abort_in_any_phase_leaves_nothing_behind(after):
-    some = rows_of(PROMPTS[:4])
-    with V4.engine(8, selected=2 * V4.least(8)) as parts:
-        submit(parts, some)
-        outputs = []
-        for _ in range(after):
-            outputs += parts.engine.step()
-            parts.engine.check()
-        parts.engine.abort(RequestId("0"))
-        parts.engine.abort(RequestId("2"))
-        parts.engine.check()
-        outputs += drain(parts)
-        found = by_name(outputs, 4)
-        for at in (1, 3):
-            assert tokens_of(found[at]) == V4.right(*some)[at]
-        assert parts.cache.progress.flush()
-        assert all_free(parts)
+    two_of_four_aborted(V4, 8, rows_of(PROMPTS[:4]), after)
 
 
 @pytest.mark.parametrize("host", levels(range(11, 44), range(11, 44, 4)))
 def test_a_full_host_is_waited_for_and_fails_nobody(host):
-    some = rows_of(PROMPTS[:5])
-    with V4.engine(8, selected=2 * V4.least(8), host=host) as parts:
-        assert answers(some, parts) == V4.right(*some)
-        assert parts.cache.progress.flush()
-        assert all_free(parts)
+    a_full_host(V4, 8, rows_of(PROMPTS[:5]), host)
 
 
 def test_a_request_longer_than_either_tier_is_refused():

@@ -35,6 +35,7 @@ WAIVERS: dict[str, str] = {
     "3cc207b3fdbb62ec": "refusals of ranks and dtypes in other words",
     "c6cfe9a4dfd158cb": "the same, and kernels of a GPU, which no page was computed with before",
     "40bc1232076ba342": "the same, and a forward may bring the tokens that were chosen from it",
+    "46b6c129ed53d03e": "scores and choice in C, torch's to the bit (test_deepseek_scores.py)",
     "b4e301a50475fa0b": "the same, the largest of a row by bits, and pages by bounds (a new cache)",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""

@@ -15,20 +15,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stratakv.sparse.hot_buffer import DEFAULT_PLANNER
+from stratakv.sparse.hot_buffer import DEFAULT_PLANNER, DEFAULT_READS
+from stratakv.sparse.reads import NumpyReads
 from stratakv.sparse.swap_in import plan_swap_in
 from tests.hot_buffer_machine import HotBufferMachine, walk
 
 RANDOM = st.randoms(use_true_random=False)
-PLANNERS = [plan_swap_in, DEFAULT_PLANNER]
+WAYS = [(plan_swap_in, NumpyReads()), (DEFAULT_PLANNER, DEFAULT_READS)]
 
 
 class Buffers(RuleBasedStateMachine):
     machine = None
 
-    @initialize(rng=RANDOM, planner=st.sampled_from(PLANNERS))
-    def begin(self, rng, planner):
-        self.machine = HotBufferMachine(rng, planner)
+    @initialize(rng=RANDOM, way=st.sampled_from(WAYS))
+    def begin(self, rng, way):
+        self.machine = HotBufferMachine(rng, *way)
 
     @rule(rng=RANDOM)
     def come(self, rng):
@@ -56,7 +57,7 @@ def test_the_invariants_hold_by_hypothesis():
 def test_walks_pass_everywhere():
     seen = Counter()
     for seed in range(60):
-        seen += walk(random.Random(seed), 80, PLANNERS[seed % 2])
+        seen += walk(random.Random(seed), 80, *WAYS[seed % 2])
     for what in ("come", "no room", "go", "step", "misses", "hits"):
         assert seen[what] > 100, what
 
@@ -65,4 +66,4 @@ def test_walks_pass_everywhere():
 @pytest.mark.parametrize("tenth", range(10))
 def test_longer_walks(tenth):
     for seed in range(200):
-        walk(random.Random(1000 + 200 * tenth + seed), 200, PLANNERS[seed % 2])
+        walk(random.Random(1000 + 200 * tenth + seed), 200, *WAYS[seed % 2])

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from stratakv.sparse import swap_in
+from stratakv.sparse import reads, swap_in
 from stratakv.sparse.hot_buffer import HotBuffers
-from tests import hot_buffer_machine
+from stratakv.sparse.reads import NumpyReads
 from tests.hot_buffer_machine import walk
 from tests.seeded_bugs import seed_bug
 
@@ -35,11 +35,11 @@ BUGS = {
         swap_in, "plan_swap_in", "np.arange(count) * marks.shape[1]", "np.arange(count) * 1",
     ),
     "the tables of others": (swap_in, "plan_swap_in", "resident[rows]", "resident[: len(rows)]"),
-    "a stale table": (HotBuffers, "swap_in", "= misses.entries", "= misses.entries * 0 - 1"),
+    "a stale table": (NumpyReads, "keep", "= misses.entries", "= misses.entries * 0 - 1"),
     "a table of another request": (
-        HotBuffers, "swap_in", "rows[misses.batch]", "misses.batch",
+        NumpyReads, "keep", "rows[misses.batch]", "misses.batch",
     ),
-    "the order is not kept": (HotBuffers, "swap_in", "lru[rows] = swap.lru", "pass"),
+    "the order is not kept": (NumpyReads, "keep", "lru[rows] = swap.lru", "pass"),
     "one order for all plans": (
         HotBuffers, "swap_in", "self._lru[plan]", "self._lru[0]",
     ),
@@ -51,17 +51,20 @@ BUGS = {
         HotBuffers, "clear", "self._lru[:, row]", "self._lru[:0, row]",
     ),
     "rows of another page": (
-        hot_buffer_machine, "device_rows", "pages[at, page]", "pages[at, 0 * page]",
+        reads, "device_rows", "pages[at, page]", "pages[at, 0 * page]",
     ),
     "nobody's entry has a row": (
-        hot_buffer_machine, "device_rows", "np.where(positions >= 0, rows, np.int32(NONE))", "rows",
+        NumpyReads, "place", "swap.positions < 0", "swap.positions < -1",
     ),
+    "copied to another page": (NumpyReads, "place", "buffer[misses.batch, at]", "buffer[:, at][0]"),
+    "copied to another row": (NumpyReads, "place", "inside, host", "inside * 0, host"),
+    "another row is copied": (NumpyReads, "place", "host, offset", "host, offset * 0"),
 }  # fmt: skip
 
 
 def walk_on():
     for seed in range(WALKS):
-        walk(random.Random(seed), STEPS, swap_in.plan_swap_in)
+        walk(random.Random(seed), STEPS, swap_in.plan_swap_in, NumpyReads())
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -2,9 +2,10 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from stratakv import cli
-from stratakv.bench import sparse, sparse_pages, sparse_throughput
+from stratakv.bench import sparse, sparse_pages, sparse_recorded, sparse_throughput
 from stratakv.bench.shapes import DEEPSEEK_V32_3X512
 from stratakv.bench.sparse_recall import recall_cases
 from stratakv.bench.sparse_selections import (
@@ -100,6 +101,10 @@ def small(monkeypatch):
         "CHUNK_TOKENS": 64, "DEEPSEEK_V32_3X512": TINY,
     }.items():  # fmt: skip
         monkeypatch.setattr(sparse_throughput, name, value)
+    for name, value in {
+        "PROMPT_TOKENS": 120, "ANSWER_TOKENS": 20, "DEEPSEEK_V32_3X512": TINY,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(sparse_recorded, name, value)
 
 
 def test_the_report_has_what_the_table_shows(small, capsys, tmp_path):
@@ -108,7 +113,8 @@ def test_the_report_has_what_the_table_shows(small, capsys, tmp_path):
     figures = sparse.run(str(tmp_path / "recorded.npy"))
     names = {"drift", "buffer", "per_step", "hit_rate", "clairvoyant_hit_rate", "bytes_per_step"}
     assert all(names <= case.keys() for case in figures["misses"])
-    assert len(figures["misses"]) == 3 + 2 * 3 * 2
+    layers = TINY["num_hidden_layers"]
+    assert len(figures["misses"]) == 3 + 3 * layers + 2 * 3 * 2
     assert all(case["hit_rate"] <= case["clairvoyant_hit_rate"] for case in figures["misses"])
     planners = {case["planner"] for case in figures["plan_us"]}
     assert "numpy" in planners
@@ -127,6 +133,37 @@ def test_the_report_has_what_the_table_shows(small, capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "recorded" in printed
     assert "approximate" in printed
+
+
+def test_what_a_running_model_selects_is_recorded_step_by_step(small, tmp_path):
+    text = tmp_path / "text"
+    text.write_bytes(bytes(range(256)))
+    layers = sparse_recorded.recorded_selections(str(text))
+    assert len(layers) == TINY["num_hidden_layers"]
+    for steps in layers:
+        assert steps.shape == (19, 16)  # the first token is the prompt's
+        assert steps.dtype == np.int32
+        for step, selection in enumerate(steps.tolist()):
+            assert sorted(set(selection)) == selection, "in the order of the context"
+            assert selection[0] >= 0
+            assert selection[-1] <= 120 + step, "of the context, the newest token among it"
+    assert not np.array_equal(layers[0], layers[1])
+    assert np.array_equal(layers[0], sparse_recorded.recorded_selections(str(text))[0])
+
+
+def test_recorded_positions_are_those_of_the_context():
+    context = torch.tensor([40, 41, 8, 9, 16])
+    found = sparse_recorded.positions(context, torch.tensor([41, 8, 16]))
+    assert found.tolist() == [1, 2, 4]
+
+
+@pytest.mark.parametrize("length", [None, 119])
+def test_a_text_that_cannot_be_read_is_refused(length, small, tmp_path, capsys):
+    path = tmp_path / "text"
+    if length is not None:
+        path.write_bytes(bytes(length))
+    assert cli.main(["bench", "sparse", "--text", str(path)]) == 2
+    assert "--text" in capsys.readouterr().err
 
 
 def test_pages_by_bounds_carry_more_than_at_random_and_less_than_the_best():

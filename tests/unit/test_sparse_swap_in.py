@@ -6,7 +6,8 @@ import pytest
 
 from stratakv.core.ids import NONE
 from stratakv.sparse import hot_buffer
-from stratakv.sparse.hot_buffer import HotBufferShape, device_rows
+from stratakv.sparse.hot_buffer import HotBufferShape
+from stratakv.sparse.reads import device_rows
 from stratakv.sparse.swap_in import empty_marks, plan_swap_in
 
 MOST = 64

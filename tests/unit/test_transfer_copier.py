@@ -207,6 +207,54 @@ def test_the_helper_refuses_what_would_leave_its_pages(changed, verb):
     assert (host.ravel() == np.arange(64)).all()
 
 
+def row_arguments(**changed):
+    """Of a sound call for one row of two in a page."""
+    device, host, (segments, *_) = arguments()
+    sound = {
+        "segments": segments,
+        "device_pages": np.array([1], np.int32),
+        "device_offsets": np.array([0], np.int32),
+        "host_pages": np.array([1], np.int32),
+        "host_offsets": np.array([1], np.int32),
+        "rows": 2,
+        "device_capacity": 2,
+        "host_capacity": 2,
+        "host_address": host.ctypes.data,
+        "host_stride": 32,
+    }
+    return device, host, tuple((sound | changed).values())
+
+
+def test_the_helper_copies_single_rows():
+    device, host, call = row_arguments()
+    _gather.scatter_rows(*call)
+    assert (device[1, :8] == host[1, 16:24]).all()
+    assert not device[0].any()
+    assert not device[1, 8:].any()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"device_pages": np.array([2], np.int32)},
+        {"device_offsets": np.array([2], np.int32)},
+        {"host_pages": np.array([-1], np.int32)},
+        {"host_offsets": np.array([-1], np.int32)},
+        {"host_offsets": np.array([2], np.int32)},
+        {"host_pages": np.array([0, 1], np.int32)},
+        {"device_offsets": np.array([0], np.int64)},
+        {"segments": np.zeros((2, 4), np.int64)},
+        {"segments": np.array([[1 << 40, 16, 17, 16]], np.int64)},
+        {"rows": 0},
+    ],
+)
+def test_the_helper_refuses_rows_that_would_leave_their_pages(changed):
+    device, _, call = row_arguments(**changed)
+    with pytest.raises(ValueError, match=r"page|segment|items|length"):
+        _gather.scatter_rows(*call)
+    assert not device.any()
+
+
 def test_without_the_helper_the_engine_copies_with_numpy(monkeypatch, caplog):
     monkeypatch.delitem(sys.modules, "stratakv.transfer.compiled_copy")
     monkeypatch.setitem(sys.modules, "stratakv.transfer._gather", None)

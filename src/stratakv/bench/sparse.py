@@ -2,14 +2,14 @@
 a server gains by it.
 
 Owns what is measured and the report; served throughput is ``sparse_throughput``'s, copies by page
-and by token ``sparse_pages``'. Misses are those of the production planner, on made-up
-selections or recorded ones, beside the plainest LRU and beside a buffer that knows the future.
-Plans are timed for a whole step: every layer's selection of every request of a batch, through the
-tables that an engine keeps.
+and by token ``sparse_pages``'. Misses are those of the production planner, on made-up selections,
+on what a running model selects, and on recorded ones, beside the plainest LRU and beside a buffer
+that knows the future. Plans are timed for a whole step: every layer's selection of every request
+of a batch, through the tables that an engine keeps.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from stratakv.bench.sparse_pages import PageSizeCase, page_size_cases
 from stratakv.bench.sparse_recall import RecallCase, recall_cases
+from stratakv.bench.sparse_recorded import recorded_selections
 from stratakv.bench.sparse_selections import (
     Selections,
     SelectionTraffic,
@@ -85,13 +86,14 @@ class PlanCase:
     us: float
 
 
-def run(selections: str | None = None) -> dict[str, object]:
-    """Measure, and print tables; ten minutes. ConfigError where recorded ``selections`` cannot be
-    read."""
+def run(selections: str | None = None, text: str | None = None) -> dict[str, object]:
+    """Measure, and print tables; ten minutes. ConfigError where recorded ``selections`` or the
+    ``text`` that the built-in model reads cannot be used."""
     recorded = None if selections is None else read_selections(Path(selections))
+    watched = recorded_selections(text)
     print(f"one request, {TOP_K} of {ENTRIES} entries a step, one layer; rates are parts of them")
     print(_MISS_HEADER)
-    misses = [_printed_miss(case) for case in miss_cases(recorded)]
+    misses = [_printed_miss(case) for case in miss_cases(recorded, watched)]
     print(f"\nplans of a step, buffers of {PLAN_BUFFER}, {PLAN_DRIFT:.0%} new a step")
     print(_PLAN_HEADER)
     plans = [_printed_plan(case) for case in plan_cases()]
@@ -117,11 +119,14 @@ def run(selections: str | None = None) -> dict[str, object]:
     }
 
 
-def miss_cases(recorded: Selections | None) -> Iterator[MissCase]:
-    if recorded is not None:
-        top_k = recorded.shape[1]
+def miss_cases(recorded: Selections | None, watched: Sequence[Selections]) -> Iterator[MissCase]:
+    """``recorded``: of a file; ``watched``: of each layer of the built-in model."""
+    named = [(f"layer {at}", each) for at, each in enumerate(watched)]
+    replayed = named if recorded is None else [("recorded", recorded), *named]
+    for name, each in replayed:
+        top_k = each.shape[1]
         for buffer in (size for size in (top_k, 2 * top_k, 3 * top_k) if size <= MOST_ENTRIES):
-            yield miss_case("recorded", drift_of(recorded), recorded, buffer)
+            yield miss_case(name, drift_of(each), each, buffer)
     for uniform in (False, True):
         for drift in DRIFTS:
             traffic = SelectionTraffic(entries=ENTRIES, top_k=TOP_K, drift=drift, uniform=uniform)

@@ -17,7 +17,8 @@ import torch
 from stratakv.core.ids import NONE, LayerId, PageIds
 from stratakv.engine.step_meta import Ints, StepShape
 from stratakv.memory.block_table import SpilledPages
-from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape, device_rows
+from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape
+from stratakv.sparse.reads import EntryIds, EntryPlaces, Hidden
 from stratakv.transfer.copy_plan import PageRows
 from stratakv.transfer.host_rows import HostRows
 
@@ -77,22 +78,20 @@ class SpilledRows:
         table[rows] = np.where(away, newest[:, None], table[rows])
         return table
 
-    def away(self, rows: Ints, entries: Ints) -> npt.NDArray[np.bool_]:
-        """Which of each row's ``entries`` [n, k] lie on the host."""
-        return self._places.host[rows[:, None], entries // self.page_rows] != NONE
-
-    def swap_in(self, plan: int, rows: Ints, selection: Table) -> tuple[Table, Missing]:
-        """Device rows [n, k] for what ``selection`` names, -1 elsewhere, and what to copy there."""
-        which = rows.astype(np.int32)
+    def read(
+        self, plan: int, rows: Ints, entries: EntryIds, hidden: Hidden | None, found: EntryIds
+    ) -> Missing:
+        """Write into ``found`` [n, k] the device rows of those ``entries`` of requests ``rows``
+        that lie on the host; what to copy there first."""
+        which, places = rows.astype(np.int32), self._places
+        lie = EntryPlaces(places.host, places.buffer, self.page_rows)
+        selection = self._buffers.reads.away(lie, which, entries, hidden)
         swap = self._buffers.swap_in(plan, which, selection)
-        buffer, misses, size = self._places.buffer[rows], swap.misses, np.int32(self.page_rows)
-        page, offset = np.divmod(misses.entries, size)
-        at, inside = np.divmod(misses.positions, size)
-        missing = Missing(
-            PageRows(buffer[misses.batch, at], inside),
-            PageRows(self._places.host[rows[misses.batch], page], offset),
+        copies = self._buffers.reads.place(lie, which, swap, found)
+        return Missing(
+            PageRows(copies.device_pages, copies.device_offsets),
+            PageRows(copies.host_pages, copies.host_offsets),
         )
-        return device_rows(swap.positions, buffer, self.page_rows), missing
 
     def host_pages(self, row: int, pages: int) -> PageIds:
         """Of the first ``pages`` of a request those on the host, NONE elsewhere."""
@@ -127,20 +126,19 @@ class SpilledStep:
         """Where requests ``rows`` [b] read their ``entries`` [b, k], all from the first on where
         that is None; ``found`` [b, k] are the rows by ``table``, right for what is on the device.
         ``at``: which of them are spilled. ``hidden``: what is nobody's entry."""
-        chosen = (
-            np.broadcast_to(np.arange(found.shape[1]), found.shape)[at]
-            if entries is None
-            else entries[at].numpy(force=True)
-        )
-        away = self.rows.away(rows[at], chosen)
-        if hidden is not None:
-            away &= ~hidden[at].numpy(force=True)
-        selection = np.where(away, chosen, NONE).astype(np.int32)
-        there, missing = self.rows.swap_in(plan, rows[at], selection)
-        read = found.clone()
-        mine = found[at].numpy(force=True)
-        read[at] = torch.from_numpy(np.where(away, there, mine).astype(np.int64)).to(found.device)
-        return read, missing
+        everyone = len(at) == len(rows)
+        some = slice(None) if everyone else at
+        if entries is None:
+            chosen = np.broadcast_to(np.arange(found.shape[1]), (len(at), found.shape[1]))
+        else:
+            chosen = entries.numpy(force=True)[some]
+        hides = None if hidden is None else hidden.numpy(force=True)[some]
+        read = found.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        mine = read.numpy() if everyone else read.numpy()[at]
+        missing = self.rows.read(plan, rows[some], chosen, hides, mine)
+        if not everyone:
+            read.numpy()[at] = mine
+        return read.to(found.device), missing
 
     def context(
         self, layer: LayerId, row: int, pool: torch.Tensor, found: torch.Tensor

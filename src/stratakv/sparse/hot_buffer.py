@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.ids import NONE, RowIds
+from stratakv.sparse.reads import NumpyReads, Reads
 from stratakv.sparse.swap_in import Planner, SwapIn, Table, empty_marks, plan_swap_in
 
 _logger = logging.getLogger(__name__)
@@ -27,7 +28,16 @@ try:
 except ImportError:  # the log has a line where there are buffers
     pass
 
+_reads: Reads = NumpyReads()
+try:
+    from stratakv.sparse.compiled_reads import CompiledReads
+
+    _reads = CompiledReads()
+except ImportError:  # as above
+    pass
+
 DEFAULT_PLANNER: Final[Planner] = _fastest
+DEFAULT_READS: Final[Reads] = _reads
 POSITION_BYTES: Final = 6
 """Of the tables: an int32 and an int16."""
 MARK_BYTES: Final = 2
@@ -70,12 +80,13 @@ class HotBuffers:
         rows: int,
         most_entries: int,
         planner: Planner = DEFAULT_PLANNER,
+        reads: Reads = DEFAULT_READS,
     ) -> None:
         if planner is plan_swap_in and planner is DEFAULT_PLANNER:  # else it was asked for
             what = "stratakv.sparse._swap_in is not built"
             _logger.warning("%s: plans are made in NumPy, more slowly", what)
         self.shape = shape
-        self._planner = planner
+        self._planner, self.reads = planner, reads
         self._resident = np.full((plans, rows, shape.entries), NONE, np.int32)
         self._lru = np.empty((plans, rows, shape.entries), np.int16)
         self._lru[:] = np.arange(shape.entries, dtype=np.int16)
@@ -106,21 +117,10 @@ class HotBuffers:
         from now on the tables say what is true once its misses are copied."""
         resident, lru = self._resident[plan], self._lru[plan]
         swap = self._planner(rows, selection, resident, lru, self._marks)
-        lru[rows] = swap.lru
-        misses = swap.misses
-        resident[rows[misses.batch], misses.positions] = misses.entries
+        self.reads.keep(rows, swap, resident, lru)
         return swap
 
     def clear(self, row: int) -> None:
         """Nothing of a request is in its buffer."""
         self._resident[:, row] = NONE
         self._lru[:, row] = np.arange(self.shape.entries, dtype=np.int16)
-
-
-def device_rows(positions: Table, pages: Table, page_rows: int) -> Table:
-    """The row of the device pool behind each position [R, K] of requests whose buffers are
-    ``pages`` [R, n]; -1 stays -1."""
-    page, offset = np.divmod(positions, np.int32(page_rows))
-    at = np.arange(len(positions))[:, None]
-    rows = pages[at, page] * np.int32(page_rows) + offset
-    return np.where(positions >= 0, rows, np.int32(NONE))

@@ -98,6 +98,29 @@ static void run(const Copy *copy, int to_host)
 #endif
 }
 
+/* Rows of pages, of a route of one segment; as a rule they are short, and anywhere. */
+typedef struct {
+    Segment segment;
+    const int32_t *ends[4]; /* device pages and offsets, host pages and offsets */
+    Py_ssize_t count;
+    int64_t row_bytes;
+    char *host;
+    int64_t host_stride;
+} RowCopy;
+
+static void scatter_each_row(const RowCopy *copy)
+{
+    const Segment *segment = &copy->segment;
+    for (Py_ssize_t i = 0; i < copy->count; i++) {
+        char *device = (char *)(intptr_t)segment->device_address
+                       + copy->ends[0][i] * segment->device_stride
+                       + copy->ends[1][i] * copy->row_bytes;
+        const char *host = copy->host + copy->ends[2][i] * copy->host_stride + segment->host_offset
+                           + copy->ends[3][i] * copy->row_bytes;
+        memcpy(device, host, (size_t)copy->row_bytes);
+    }
+}
+
 static int check_pages(const int32_t *pages, Py_ssize_t count, Py_ssize_t capacity, const char *tier)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -191,6 +214,70 @@ static PyObject *copy_pages(PyObject *args, int to_host)
     Py_RETURN_NONE;
 }
 
+static int rows_checked(RowCopy *copy, const Py_buffer views[5], Py_ssize_t rows,
+                        Py_ssize_t device_capacity, Py_ssize_t host_capacity)
+{
+    const Copy pages = {.segments = &copy->segment, .segment_count = 1,
+                        .host_stride = copy->host_stride};
+    if (views[0].len != (Py_ssize_t)sizeof(Segment) || rows < 1) {
+        PyErr_SetString(PyExc_ValueError, "rows are copied in one segment");
+        return -1;
+    }
+    memcpy(&copy->segment, views[0].buf, sizeof(Segment));
+    copy->count = views[1].len / (Py_ssize_t)sizeof(int32_t);
+    for (int end = 0; end < 4; end++) {
+        if (views[1 + end].len != views[1].len) {
+            PyErr_SetString(PyExc_ValueError, "pages and offsets differ in length");
+            return -1;
+        }
+        copy->ends[end] = views[1 + end].buf;
+    }
+    copy->row_bytes = copy->segment.bytes / rows;
+    return check_segments(&pages) < 0
+                   || check_pages(copy->ends[0], copy->count, device_capacity, "device") < 0
+                   || check_pages(copy->ends[1], copy->count, rows, "device row of") < 0
+                   || check_pages(copy->ends[2], copy->count, host_capacity, "host") < 0
+                   || check_pages(copy->ends[3], copy->count, rows, "host row of") < 0
+               ? -1
+               : 0;
+}
+
+static PyObject *scatter_rows(PyObject *module, PyObject *args)
+{
+    static const char *const names[5] = {"segments", "device_pages", "device_offsets",
+                                         "host_pages", "host_offsets"};
+    PyObject *objects[5];
+    Py_buffer views[5];
+    Py_ssize_t rows, host_address, host_stride, device_capacity, host_capacity;
+    RowCopy copy;
+    int opened = 0, failed = 0;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOOOnnnnn", &objects[0], &objects[1], &objects[2], &objects[3],
+                          &objects[4], &rows, &device_capacity, &host_capacity, &host_address,
+                          &host_stride))
+        return NULL;
+    copy.host = (char *)(intptr_t)host_address;
+    copy.host_stride = host_stride;
+    while (opened < 5 && !failed) {
+        const Py_ssize_t item = opened ? sizeof(int32_t) : sizeof(int64_t);
+        failed = open_buffer(objects[opened], &views[opened], item, names[opened]) < 0;
+        opened += !failed;
+    }
+    if (!failed)
+        failed = rows_checked(&copy, views, rows, device_capacity, host_capacity) < 0;
+    if (!failed) {
+        Py_BEGIN_ALLOW_THREADS
+        scatter_each_row(&copy);
+        Py_END_ALLOW_THREADS
+    }
+    while (opened > 0)
+        PyBuffer_Release(&views[--opened]);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *gather(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -213,6 +300,10 @@ static PyObject *scatter(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, "Device pages -> host pages. gather" ARGUMENTS},
     {"scatter", scatter, METH_VARARGS, "Host pages -> device pages. scatter" ARGUMENTS},
+    {"scatter_rows", scatter_rows, METH_VARARGS,
+     "Host rows -> device rows, one by one. scatter_rows(segments, device_pages, device_offsets, "
+     "host_pages, host_offsets, rows, device_capacity, host_capacity, host_address, host_stride)"
+     "\n\nThe one segment has ``rows`` rows in a page; else as scatter."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -21,3 +21,16 @@ def scatter(
     host_stride: int,
     /,
 ) -> None: ...
+def scatter_rows(
+    segments: SegmentRows,
+    device_pages: PageIds,
+    device_offsets: PageIds,
+    host_pages: PageIds,
+    host_offsets: PageIds,
+    rows: int,
+    device_capacity: int,
+    host_capacity: int,
+    host_address: int,
+    host_stride: int,
+    /,
+) -> None: ...

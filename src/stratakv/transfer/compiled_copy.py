@@ -6,12 +6,13 @@ then does the same work.
 from stratakv.core.ids import PageIds
 from stratakv.transfer import _gather
 from stratakv.transfer.copier import CopyRoute
+from stratakv.transfer.copy_plan import PageRows
 from stratakv.transfer.numpy_copy import NumpyCopier
 
 
 class CompiledCopier(NumpyCopier):
-    """Copies pages with the GIL released; ValueError for ids outside the pools, before any byte
-    moves. Rows go NumPy's way."""
+    """Copies with the GIL released; ValueError for ids outside the pools, before any byte moves.
+    Rows that go to the host go NumPy's way."""
 
     def gather(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
         if not route.device:
@@ -19,7 +20,7 @@ class CompiledCopier(NumpyCopier):
         arena = route.arena
         _gather.gather(
             *(route.rows, device, host, route.device[0].shape[0]),
-            *(arena.shape[0], arena.ctypes.data, arena.shape[1]),
+            *(arena.shape[0], route.arena_address, arena.shape[1]),
         )
 
     def scatter(self, route: CopyRoute, device: PageIds, host: PageIds) -> None:
@@ -28,5 +29,13 @@ class CompiledCopier(NumpyCopier):
         arena = route.arena
         _gather.scatter(
             *(route.rows, device, host, route.device[0].shape[0]),
-            *(arena.shape[0], arena.ctypes.data, arena.shape[1]),
+            *(arena.shape[0], route.arena_address, arena.shape[1]),
+        )
+
+    def scatter_rows(self, route: CopyRoute, device: PageRows, host: PageRows) -> None:
+        (segment,), arena = route.segments, route.arena
+        _gather.scatter_rows(
+            *(route.rows, device.pages, device.offsets, host.pages, host.offsets),
+            route.group.buffers[segment.buffer].rows_per_page,
+            *(route.device[0].shape[0], arena.shape[0], route.arena_address, arena.shape[1]),
         )

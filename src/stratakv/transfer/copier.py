@@ -36,6 +36,7 @@ class CopyRoute:
     segments: tuple[PageSlice, ...]
     device: tuple[Bytes, ...]
     arena: Bytes
+    arena_address: int
     rows: SegmentRows
 
     @classmethod
@@ -68,7 +69,14 @@ class CopyRoute:
             for pages, item in zip(device, segments, strict=True)
         ]
         table = np.array(rows, np.int64).reshape(len(segments), 4)
-        return cls(group=group, segments=segments, device=device, arena=arena.bytes, rows=table)
+        return cls(
+            group=group,
+            segments=segments,
+            device=device,
+            arena=arena.bytes,
+            arena_address=arena.bytes.ctypes.data,
+            rows=table,
+        )
 
 
 class Copier(Protocol):

@@ -11,6 +11,11 @@ import torch
 
 from stratakv.engine.scratch_limit import PairCost
 
+try:
+    from stratakv.engine.deepseek import compiled_scores as _compiled
+except ImportError:  # the same in torch, some times more slowly
+    _compiled = None
+
 Score: TypeAlias = Callable[[slice, slice], torch.Tensor]
 """Of some queries and some of their keys, float32 [r, m]."""
 CHOOSING_BYTES: Final = 64
@@ -29,6 +34,13 @@ def highest(scores: torch.Tensor, k: int) -> torch.Tensor:
 
 def highest_indices(scores: torch.Tensor, k: int) -> torch.Tensor:
     """The same as indices, int64 [..., k], ascending."""
+    if scores.dtype == torch.float32 and _compiled is not None and _compiled.near(scores):
+        return _compiled.compiled_best(scores, k)
+    return torch_highest_indices(scores, k)
+
+
+def torch_highest_indices(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """The same by torch's operations."""
     return highest(scores, k).nonzero()[:, -1].view(*scores.shape[:-1], k)
 
 

@@ -13,6 +13,11 @@ import torch
 from stratakv.engine.deepseek.common_exact import exact_bits, folded, on_grid
 from stratakv.engine.scratch_limit import PairCost
 
+try:
+    from stratakv.engine.deepseek import compiled_scores as _compiled
+except ImportError:  # the same in torch, some times more slowly
+    _compiled = None
+
 WIDE_BYTES: Final = 8
 """Of float64."""
 VOTES_COST: Final = PairCost(0, 8)
@@ -27,6 +32,15 @@ def votes(
     query: [m, H, d]. weights: [m, H], of either sign. pool: keys, [any, d]. rows: int64 [n], or
     [m, n], each query's own. NaN where a query or a key has an element that is not finite.
     """
+    if rows.dim() == 2 and _compiled is not None and _compiled.reads(pool):
+        return _compiled.compiled_votes(query, weights, pool, rows)
+    return torch_votes(query, weights, pool, rows)
+
+
+def torch_votes(
+    query: torch.Tensor, weights: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """The same by torch's operations: one large product where all share ``rows``."""
     (count, heads, dim), keys = query.shape, rows.shape[-1]
     bits, shared = exact_bits(dim), rows.dim() == 1
     found = torch.empty(count, keys, dtype=torch.float32, device=query.device)

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from stratakv.core.ids import NONE, GroupId
 from stratakv.memory.block_table import BlockTable, SpilledPages
-from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape, device_rows
+from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape
+from stratakv.sparse.reads import device_rows
 
 TOP_K: Final = 3
 Floats = npt.NDArray[np.float32]
