@@ -338,3 +338,31 @@ def test_a_resealed_page_is_a_hit_for_one_request_and_for_no_other(directory, mo
             assert failure_of(http, prompt) == (alone, 96)  # and cached again
         assert live.stats().storage.pages["distrusted"] == 6
         live.settled()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_leaves_no_token_harms_no_page_that_it_was_read_with(directory, stream):
+    """It is the request's own fault: what storage gave stays there, for it and for others."""
+    config = replace(CONFIG, storage="memory://?quota=32MiB", prefetch_threshold=PAGE)
+    prompt = tokens(100, 400)
+    with (
+        real_server(directory, config) as live,
+        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
+    ):
+        alone, _ = failure_of(http, prompt)
+        live.settled()
+        for tier in TIERS:
+            live.driver.ask(partial(live.parts.cache.progress.push_out, tier)).result(PATIENCE_S)
+        wrong = completion(prompt, 8, regex="a{1000000}", stream=stream, ignore_eos=False)
+        answer = http.post(COMPLETIONS, json=wrong)
+        if stream:
+            assert "request_failed_no_token" in answer.text
+        else:
+            error = error_of(answer, 400)
+            assert error["code"] == "request_failed_no_token"
+            assert "too complex" in error["message"]
+        assert failure_of(http, prompt) == (alone, 96)
+        assert live.stats().storage.pages["distrusted"] == 0
+        assert failures(http, "no_token") == 1
+        assert failures(http, "not_finite") == 0
+        live.settled()

@@ -1,11 +1,14 @@
 """Sampling: the right distribution, the same token whoever shares the batch, ties to the lowest."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from stratakv.engine import sampling
-from stratakv.engine.sampling import likeliest, sample, uniform
+from stratakv.engine.grammars import TokenMasks
+from stratakv.engine.sampling import NO_TOKEN, NOT_FINITE, likeliest, sample, uniform
 from tests.sampling_rows import logits_of, params
 
 
@@ -173,3 +176,17 @@ def test_likeliest_takes_exactly_as_many_as_asked():
     weights = torch.tensor([[3.0, 1.0, 3.0, 3.0], [0.0, 2.0, 1.0, 0.0]])
     mask = likeliest(weights, torch.tensor([2, 3]))
     assert mask.tolist() == [[True, False, True, False], [True, True, True, False]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_request_bars_is_told_from_what_the_model_computed(temperature):
+    logits = logits_of(5, 5, 40)
+    logits[1, 7] = torch.nan
+    logits[2] = -torch.inf
+    logits[3, 3] = torch.inf
+    alone = sample(logits, params(5, temperature=temperature)).tokens
+    assert alone[1:4].tolist() == [NOT_FINITE] * 3
+    nothing = TokenMasks(at=np.arange(4), words=np.zeros((4, 2), np.int32))
+    asked = replace(params(5, temperature=temperature), masks=nothing)
+    barred = sample(logits, asked).tokens
+    assert barred.tolist() == [NO_TOKEN, *[NOT_FINITE] * 3, alone[4]]

@@ -82,6 +82,7 @@ class Failure(Enum):
 
     INTERNAL = "internal"  # an exception while it was taken, admitted, planned or sampled
     NOT_FINITE = "not_finite"  # the model computed NaN or infinity
+    NO_TOKEN = "no_token"  # what the request itself asks of tokens leaves none
     COPY = "copy"  # its pages could not be copied to the host, and the device has no room for all
     TRANSFER = "transfer"  # its pages did not reach the engine that was to decode
 

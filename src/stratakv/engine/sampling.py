@@ -27,7 +27,10 @@ SCORED_AT_ONCE: Final = 64
 
 NOT_FINITE: Final = -1
 FAILED: Final = -2
-FAILURES: Final = {NOT_FINITE: Failure.NOT_FINITE, FAILED: Failure.INTERNAL}
+NO_TOKEN: Final = -3
+FAILURES: Final = {
+    NOT_FINITE: Failure.NOT_FINITE, FAILED: Failure.INTERNAL, NO_TOKEN: Failure.NO_TOKEN,
+}  # fmt: skip
 """What stands where there is no token, and why: ranks exchange tokens."""
 
 Places: TypeAlias = npt.NDArray[np.intp]
@@ -123,8 +126,9 @@ def sample(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
     then to the fewest of these that hold ``top_p`` of their mass (at least one). All that after
     ``masks`` and ``processors``. Log-probabilities are of the raw logits, as OpenAI's and vLLM's.
 
-    A row that holds NaN or +infinity, or nothing that is finite, gets ``NOT_FINITE``. -infinity is
-    the logits of tokens that it never chooses.
+    A row that holds NaN or +infinity, or nothing that is finite, gets ``NOT_FINITE``; one that does
+    so only after ``masks`` and ``processors`` gets ``NO_TOKEN``: that is its request's fault, not
+    the model's or a page's. -infinity is the logits of tokens that it never chooses.
     """
     if not len(logits):
         return Sampled(np.empty(0, np.int32), [])
@@ -139,6 +143,8 @@ def sample(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
     random, wanted = params.temperature > 0, params.logprobs
     if not finite.all():
         tokens[~finite] = NOT_FINITE
+        if logits is not raw:
+            tokens[~finite & raw.amax(-1).isfinite().cpu().numpy()] = NO_TOKEN
         random, wanted = random & finite, np.where(finite, wanted, np.int32(NONE))
     if random.any():
         drawn = np.flatnonzero(random)

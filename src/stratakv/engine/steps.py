@@ -248,7 +248,7 @@ class Steps:
         rows."""
         failures = sampled.failures(batch, rows)
         for row, failure in failures.items():
-            if suspect := self._cache.suspect(row):
+            if failure is Failure.NOT_FINITE and (suspect := self._cache.suspect(row)):
                 self.suspects.add(suspect)
             if self._endings.has_left(row):
                 self._endings.spoil(row)

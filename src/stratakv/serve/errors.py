@@ -144,6 +144,13 @@ def request_failed(failure: Failure, reason: str = "") -> ApiError:
                 "the model computed NaN or infinity where it continues this prompt, so that no "
             )
             message += "token could be chosen: its weights or its dtype, or a damaged cached page"
+        case Failure.NO_TOKEN:
+            message = (
+                "what this request asks of its tokens left none to go on with: its form (schema, "
+            )
+            message += "regex or grammar) is too complex, or every token is barred"
+            code = f"request_failed_{failure.value}"
+            return ApiError(message, code=code)
         case Failure.COPY:
             message = (
                 "this request is longer than the device holds, and its pages could not be copied "

@@ -58,8 +58,8 @@ OF_REQUESTS: Final = (
 """What the server sees of its requests."""
 OF_THE_ENGINE: Final = (
     F("requests_failed", "counter",
-      "requests that ended with an error of their own: `internal`, `not_finite`, `copy`, "
-      "`transfer`", ("cause",)),
+      "requests that ended with an error of their own: `internal`, `not_finite`, `no_token`, "
+      "`copy`, `transfer`", ("cause",)),
     F("requests_waiting", "gauge", "requests that wait, retracted ones among them"),
     F("requests_retracted", "gauge", "retracted requests that wait to come back"),
     F("requests_running", "gauge", "requests that run"),
