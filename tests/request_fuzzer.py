@@ -115,6 +115,11 @@ def _own(field: str) -> Iterator[object]:
             yield from (*decoding.CACHE_WORDS, "no-cache")
         case "stream_options":
             yield from ({"include_usage": True}, {"include_usage": 1}, {"include_usage": None})
+            yield from (
+                {"include_usage": True, "continuous_usage_stats": True},
+                {"x": 1},
+                {LONE: 1},
+            )
         case "bootstrap_host":
             yield from ("127.0.0.1", "a/b", "user@host", "h" * 513, ["a", "b"], [LONE])
         case "bootstrap_port":

@@ -190,6 +190,19 @@ def test_a_use_of_the_cache_reaches_the_engine_and_usage_says_it(client, live, w
     assert complete(client, FOX).usage.prompt_tokens_details.cache == "default"
 
 
+def test_each_part_of_a_stream_says_what_was_used_so_far_where_that_is_asked_for(client, live):
+    live.engine.pause_s = 0.002
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *parts, last = complete(client, FOX, stream=True, max_tokens=20, stream_options=options)
+    counts = [part.usage.completion_tokens for part in parts]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] <= counts[-1] == last.usage.completion_tokens
+    assert {part.usage.prompt_tokens for part in parts} == {last.usage.prompt_tokens}
+    alone = {"continuous_usage_stats": True, "include_obfuscation": False}
+    parts = complete(client, FOX, stream=True, max_tokens=3, stream_options=alone)
+    assert {part.usage for part in parts} == {None}
+
+
 @pytest.mark.parametrize("word", ["no-cache", "", ["bypass"], {"no-store": True}, True])
 def test_another_word_is_refused_by_name(client, word):
     with pytest.raises(openai.BadRequestError) as caught:

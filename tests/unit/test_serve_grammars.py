@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from stratakv.engine.grammars import Grammar, TokenMasks
 from stratakv.engine.processed_logits import masked
 from stratakv.serve import grammars as grammars_module
+from stratakv.serve import grammars as serve_grammars
 from stratakv.serve.grammars import GuidedGrammars, grammar_tokenizer
 from stratakv.serve.structured_outputs import MAX_CHOICES, grammar_of
 from stratakv.serve.tokenizer import Tokenizer
@@ -166,3 +167,20 @@ def test_masks_bar_what_they_do_not_name():
     assert torch.isfinite(logits).all()
     assert masks.only(np.array([0, 2])) is None
     assert masks.only(np.array([1, 2])).at.tolist() == [0]
+
+
+def test_what_is_kept_of_compiled_forms_is_bounded_by_their_length(grammars, monkeypatch):
+    forms = [Grammar(LLMatcher.grammar_from_regex(f"a{{{at}}}" + "b" * 200)) for at in range(1, 9)]
+    longest = max(len(form.text) for form in forms)
+    monkeypatch.setattr(serve_grammars, "KEPT_CHARS", 3 * longest)
+    made = []
+    compiled = serve_grammars.LLMatcher
+
+    def counted(*of, **more):
+        made.append(of[1])
+        return compiled(*of, **more)
+
+    monkeypatch.setattr(serve_grammars, "LLMatcher", counted)
+    for form in (*forms, *forms[-3:], forms[0]):
+        assert grammars.refusal(form) is None
+    assert made == [form.text for form in (*forms, forms[0])]

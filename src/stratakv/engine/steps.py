@@ -18,6 +18,7 @@ import numpy.typing as npt
 from stratakv.cache.kv_cache import KVCache
 from stratakv.cache.records import TierTokens
 from stratakv.core.ids import PageKey, RequestId, RowIds
+from stratakv.core.logs import DETAILS
 from stratakv.engine.admission_scheduler import (
     REQUEST_FAULTS,
     AdmissionScheduler,
@@ -254,7 +255,9 @@ class Steps:
                 self._endings.spoil(row)
                 continue
             request = self._running.by_row[row]
-            log.error("request %s failed: %s", request.id, failure.value)
+            level = logging.INFO if failure is Failure.NO_TOKEN else logging.ERROR
+            details = {DETAILS: {"id": request.id, "cause": failure.value}}
+            log.log(level, "request %s failed: %s", request.id, failure.value, extra=details)
             self._endings.fail(request, failure)
         return list(failures)
 

@@ -88,11 +88,14 @@ def shown(setting: Setting) -> Value:
 
 
 def _line(setting: Setting) -> str:
-    """As a file of settings would have it; what is not set is a comment."""
+    """As a file of settings would have it; what is not set is a comment, and what is hidden: such a
+    file must not make a key of the mask."""
     value = shown(setting)
     text = f"# {setting.option.key} is not set"
     if value is not None:
         text = f"{setting.option.key} = {json.dumps(value, ensure_ascii=False)}"
+        if value != setting.value:
+            text = f"# {text}"
     return f"{text:<44} # {setting.source}"
 
 

@@ -13,12 +13,12 @@ from stratakv.core.choices import MAX_NAME_CHARS
 from stratakv.engine.grammars import Grammar
 from stratakv.engine.request import SamplingParams
 from stratakv.serve import fields, hand_off, structured_outputs
-from stratakv.serve.errors import invalid
+from stratakv.serve.errors import ApiError, invalid
 from stratakv.serve.fields import JsonObject
 from stratakv.serve.hand_off import HandOffRequest, RemoteDecode, RemotePrefill
 
 MAX_CHOICES: Final = 128
-MAX_STOPS: Final = 4
+MAX_STOPS: Final = 64
 MAX_STOP_CHARS: Final = 1024
 MAX_TOKEN_LIST: Final = 1024
 """Of token ids in ``stop_token_ids`` and ``logit_bias``."""
@@ -54,6 +54,9 @@ DECODING: Final = frozenset({
     "priority", "skip_special_tokens", "include_stop_str_in_output", "no_stop_trim",
     "return_token_ids", "rid", "request_id",
 }) | hand_off.FIELDS | structured_outputs.FIELDS  # fmt: skip
+
+STREAM_OPTIONS: Final = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+"""The last hides the lengths of tokens from who sees the line: nothing is added here."""
 
 CACHE_WORDS: Final[Mapping[str, CacheUse]] = {
     "default": CacheUse.ALL,
@@ -102,6 +105,7 @@ class Decoding:
     priority: int
     stream: bool
     include_usage: bool
+    usage_each: bool
     id: str | None
     hand_off: HandOffRequest | None
 
@@ -116,9 +120,7 @@ def decoding(
     """Token ids must be below ``vocab``; ``max_tokens``: the field that holds the most tokens;
     ``form``: what the answer has to be, and the field that says so."""
     stream = fields.boolean(data, "stream", default=False)
-    if data.get("stream_options") is not None and not stream:
-        raise invalid("stream_options", "'stream_options' needs 'stream': true")
-    options = fields.child(data, "stream_options")
+    options = _stream_options(data, stream=stream)
     transfer = hand_off.asked_for(data)
     sampling = _sampling(data, vocab, logprobs, transfer)
     if form is not None:
@@ -152,7 +154,8 @@ def decoding(
         salt=name_of(data, "cache_salt", "" if "cache_salt" in data else None),
         priority=whole(data, "priority", 0),
         stream=stream,
-        include_usage=fields.boolean(options, "include_usage", default=False),
+        include_usage=options["include_usage"],
+        usage_each=options["include_usage"] and options["continuous_usage_stats"],
         id=_id(data),
         hand_off=transfer,
     )
@@ -161,6 +164,16 @@ def decoding(
 def whole(data: JsonObject, name: str, default: T) -> int | T:
     low, high = WHOLE[name]
     return fields.integer(data, name, default, low=low, high=high)
+
+
+def _stream_options(data: JsonObject, *, stream: bool) -> Mapping[str, bool]:
+    if data.get("stream_options") is not None and not stream:
+        raise invalid("stream_options", "'stream_options' needs 'stream': true")
+    found = fields.child(data, "stream_options")
+    for name in found.keys() - STREAM_OPTIONS:
+        message = f"unrecognized request argument: 'stream_options.{name}'"
+        raise ApiError(message, param=f"stream_options.{name}", code="unknown_parameter")
+    return {name: fields.boolean(found, name, default=False) for name in STREAM_OPTIONS}
 
 
 def _most_tokens(data: JsonObject, name: str, *, echo: bool) -> int | None:

@@ -231,13 +231,16 @@ async def _chunks(
     service: Service, call: GenerateCall, generation: Generation
 ) -> AsyncIterator[bytes]:
     head = call.format.chunk_head()
-    tail: Json = {"usage": None} if call.decoding.include_usage else {}
+    decoding = call.decoding
+    tail: Json = {"usage": None} if decoding.include_usage else {}
     async with aclosing(generation.deltas()) as deltas:
         async for found in deltas:
+            if decoding.usage_each:
+                tail = {"usage": _usage(service, call, generation)}
             yield b"".join(
                 [event({**head, "choices": [call.format.chunk(delta)], **tail}) for delta in found]
             )
-    if call.decoding.include_usage:
+    if decoding.include_usage:
         yield event({**head, "choices": [], "usage": _usage(service, call, generation)})
 
 

@@ -18,7 +18,9 @@ from stratakv.core.ids import RowIds, TokenIds
 from stratakv.engine.grammars import Grammar
 
 KEPT: Final = 64
-"""Compiled grammars; one is some hundred kilobytes."""
+KEPT_CHARS: Final = 1 << 20
+"""Of compiled grammars, of whose texts together. One of a common size is some hundred kilobytes;
+one of 3,000 properties is 11 MiB, and has 130,000 characters."""
 LIMITS: Final = LLParserLimits(
     max_items_in_row=8192, step_lexer_fuel=50_000, max_lexer_states=30_000
 )
@@ -35,6 +37,7 @@ class GuidedGrammars:
         self._lock = Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._chars = 0
         self._executor = LLExecutor()
         self._rows: dict[int, LLMatcher] = {}
 
@@ -83,9 +86,12 @@ class GuidedGrammars:
         if not found.is_error():
             found.compute_bitmask()  # no engine waits here; and one that fails is refused
         with self._lock:
-            self._compiled[grammar] = found
-            if len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
+            if grammar not in self._compiled:
+                self._compiled[grammar] = found
+                self._chars += len(grammar.text)
+            while len(self._compiled) > KEPT or self._chars > KEPT_CHARS:
+                oldest, _ = self._compiled.popitem(last=False)
+                self._chars -= len(oldest.text)
         return found
 
 

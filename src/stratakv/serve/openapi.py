@@ -60,7 +60,8 @@ _SHAPES: Final[Mapping[str, Json]] = {
     },
     "stream_options": {
         "type": ["object", "null"],
-        "properties": {"include_usage": {"type": ["boolean", "null"]}},
+        "properties": {name: {"type": ["boolean", "null"]} for name in decoding.STREAM_OPTIONS},
+        "additionalProperties": False,
     },
     "cache": {"enum": [*CACHE_WORDS, None]},
     "tools": {"type": ["array", "null"], "items": _OBJECT, "maxItems": tools.MAX_TOOLS},

@@ -52,7 +52,16 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "return_meta_info": (False,), "reasoning": (), "task": (), "input_ids": (), "extra_key": (),
     "ngram_corpus_id": (), "images_config": (), "max_dynamic_patch": (), "min_dynamic_patch": (),
     "use_audio_in_video": (False,), "routed_dp_rank": (0,), "disagg_prefill_dp_rank": (0,),
-    "data_parallel_rank": (0,),
+    "data_parallel_rank": (0,), "return_spec_tokens_details": (False,), "watermark": (),
+    "thinking": (), "video_config": (), "sampling_logprobs_mode": (),
+    "return_sampling_mask": (False,), "return_input_ids_in_sglext": (False,),
+    "return_output_ids_in_sglext": (False,), "return_flat_raw_output_top_logprobs": (False,),
+    "return_flat_raw_top_logprobs_b64": (True, False),
+    # of chats alone
+    "add_generation_prompt": (True, False), "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    # OpenAI's
+    "moderation": (), "prompt_cache_options": (),
 }  # fmt: skip
 """Fields that are not supported, with the values that ask for nothing."""
 
@@ -140,7 +149,7 @@ def chat_call(data: JsonObject, vocab: int) -> ChatCall:
     _check_fields(data, CHAT)
     wanted = fields.boolean(data, "logprobs", default=False)
     top = whole(data, "top_logprobs", None)
-    if top is not None and not wanted:
+    if top and not wanted:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true")
     most = "max_tokens" if data.get("max_completion_tokens") is None else "max_completion_tokens"
     use = tools.tool_use(data)
