@@ -1,17 +1,16 @@
-"""What the released engines' own classes look like, where our adapters and their stand-ins rely on
-it. Owns no judgement. Runs in the engines' environment, as ``contract.py ENGINE ANSWERS.json``.
+"""What a released engine's own classes look like, and where they are not what our adapters rely on.
+Owns no judgement. Runs in the engines' environment, as ``contract.py ENGINE ANSWERS.json``.
 """
 
 import dataclasses
-import inspect
 import json
 import sys
 from importlib import import_module
 from pathlib import Path
 
+from stratakv.connect.contract import broken, demanded
 from stratakv.connect.engines import ENGINES
 
-CLASSES = {"vllm": ("StrataTier", "StrataConnector"), "sglang": ("StrataStorage",)}
 RECORDS = {
     "vllm": {
         "vllm.v1.kv_offload.base": ("ReqContext",),
@@ -23,36 +22,24 @@ RECORDS = {
 }
 
 
-def parameters(function):
-    return [name for name in inspect.signature(function).parameters if name != "self"]
-
-
-def overridden(cls):
-    """Methods that have a namesake in the engine's class: both lists of parameters."""
-    found = {}
-    for name, made in vars(cls).items():
-        inherited = [vars(base)[name] for base in cls.__mro__[1:-1] if name in vars(base)]
-        if inspect.isfunction(made) and inherited and not name.startswith("__"):
-            found[name] = [parameters(made), parameters(inherited[0])]
-    return found
-
-
-def looks(engine):
-    adapter = import_module(ENGINES[engine].adapter)
-    classes = {}
-    for name in CLASSES[engine]:
-        cls = getattr(adapter, name)
-        classes[name] = {
-            "abstract": sorted(cls.__abstractmethods__),
-            "overridden": overridden(cls),
-        }
-    records = {
-        name: [field.name for field in dataclasses.fields(getattr(import_module(module), name))]
-        for module, names in RECORDS[engine].items()
-        for name in names
+def looks(name):
+    """As it is recorded in ``contracts``."""
+    engine = ENGINES[name]
+    adapter = import_module(engine.adapter)
+    return {
+        "classes": {
+            cls: dataclasses.asdict(demanded(vars(adapter)[cls])) for cls in engine.classes
+        },
+        "records": {
+            record: [
+                field.name for field in dataclasses.fields(vars(import_module(module))[record])
+            ]
+            for module, records in RECORDS[name].items()
+            for record in records
+        },
     }
-    return {"classes": classes, "records": records}
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(looks(sys.argv[1])))
+    found = {"looks": looks(sys.argv[1]), "broken": broken(ENGINES[sys.argv[1]])}
+    Path(sys.argv[2]).write_text(json.dumps(found, indent=1))

@@ -32,7 +32,7 @@ FROZEN = {
     "config schema": "--help",
     "verify": "--dtype --help --json --page-tokens --prompt-tokens --storage --threads",
     "fsck": "--help --json --repair",
-    "doctor": "--help --host-memory --json --storage --storage-key-file --why-miss",
+    "doctor": "--help --engine-flags --host-memory --json --storage --storage-key-file --why-miss",
     "why-miss": "--help --json --prompts --url",
     "completion": "--help",
 }

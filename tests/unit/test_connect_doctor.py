@@ -42,7 +42,7 @@ def test_all_is_fine_and_the_store_is_as_it_was(monkeypatch, model, storage, tmp
     line = ["doctor", "vllm", str(model), "--storage", storage, "--host-memory", "1GiB"]
     assert main(line) == 0
     shown = capsys.readouterr().out
-    assert [part.split()[0] for part in shown.splitlines()[:4]] == ["fine"] * 4
+    assert [part.split()[0] for part in shown.splitlines()[:5]] == ["fine"] * 5
     assert main(["fsck", str(tmp_path / "store")]) == 0
     assert "0 sound pages" in capsys.readouterr().out
 
@@ -69,6 +69,65 @@ def test_an_engine_that_has_changed_its_interface_is_seen(monkeypatch, model, st
     verdict, text = verdicts(model, storage)["interface"]
     assert verdict == "bad"
     assert "LookupResult" in text
+
+
+def test_an_engine_whose_method_is_given_something_else_is_seen(monkeypatch, model, storage):
+    released(monkeypatch, "0.32.0")
+    changed = lambda self, block, context: None  # noqa: E731 - a method as a newer vLLM has it
+    monkeypatch.setattr(fake_vllm.SecondaryTierManager, "lookup", changed, raising=False)
+    verdict, text = verdicts(model, storage)["interface"]
+    assert (verdict, text) == ("bad", "StrataTier.lookup is given (block, context)")
+
+
+@pytest.mark.parametrize(
+    ("flags", "verdict", "words"),
+    [
+        ("--max-model-len 4096", "fine", "vllm takes them"),
+        ("--max-model-len x", "bad", "argument --max-model-len: invalid int value: 'x'"),
+        ("--enable-lora", "bad", "--enable-lora: vLLM names an adapter's pages"),
+        ("--load-format dummy", "bad", "--load-format dummy: allowed are"),
+        ("--prefix-caching-hash-algo xxhash", "bad", "--prefix-caching-hash-algo xxhash"),
+        ("--no-enable-prefix-caching", "bad", "allowed is prefix caching"),
+        ("--port 1", "untested", "--port 1: not the engine's"),
+    ],
+)
+def test_flags_are_read_by_the_engines_own_parser_and_stand_in_the_command(
+    monkeypatch, model, storage, flags, verdict, words
+):
+    released(monkeypatch, "0.32.0")
+    setup = EngineSetup(
+        engine="vllm", model=str(model), storage=storage, storage_key_file=None, host_bytes=1,
+        flags=tuple(flags.split()),
+    )  # fmt: skip
+    found = {check.what: check for check in examine(setup)}["flags"]
+    assert found.verdict == verdict
+    assert words in found.text
+    assert command_line(setup).endswith(flags)
+
+
+def test_flags_of_sglang_are_read_by_its_parser_too(monkeypatch, model, storage, capsys):
+    fake_sglang.install(monkeypatch, fake_sglang.arguments(model))
+    monkeypatch.setattr("stratakv.connect.doctor.version", lambda _: "0.5.23")
+    line = ["doctor", "sglang", str(model), "--storage", storage]
+    assert main([*line, "--engine-flags=--load-format safetensors"]) == 0
+    shown = capsys.readouterr().out
+    assert "fine     flags: sglang takes them" in shown
+    assert shown.splitlines()[-1].endswith("--load-format safetensors")
+    assert main([*line, "--engine-flags=--enable-lora"]) == 1
+    assert "bad      flags: --enable-lora: SGLang" in capsys.readouterr().out
+    assert main([*line, "--engine-flags='"]) == 2
+    assert "allowed are a shell's words" in capsys.readouterr().err
+
+
+def test_a_quota_that_the_disk_cannot_hold_is_poor(model, tmp_path):
+    for quota, found, words in (
+        ("1MiB", "fine", "removed; quota 1 MiB, of which"),  # a new store, then one that is there
+        ("1MiB", "fine", "nothing was written to it; quota 1 MiB, of which"),
+        ("1000TiB", "poor", "but the disk has no more than"),
+    ):
+        verdict, text = verdicts(model, f"file://{tmp_path}/store?quota={quota}")["store"]
+        assert verdict == found
+        assert words in text
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import re
 import pytest
 
 from stratakv.connect.page_counts import EVENTS
+from stratakv.connect.sglang_metrics import OFF, PAGES
 from tests.fixtures import fake_vllm
 from tests.meta.source import ROOT
 
-DASHBOARD = json.loads((ROOT / "docs" / "grafana-vllm.json").read_text())
+DASHBOARD = json.loads((ROOT / "docs" / "grafana-engines.json").read_text())
 EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 
 
@@ -18,7 +19,7 @@ def exposed(monkeypatch):
     """Names as Prometheus has them: a counter's ends with ``_total``."""
     adapter = fake_vllm.install(monkeypatch)
     defined = adapter.StrataTier.build_metric_definitions({})
-    assert set(defined) == {adapter.PAGES, adapter.OFF}
+    assert set(defined) == {adapter.PAGES, adapter.OFF} == {PAGES, OFF}
     return {f"{adapter.PAGES}_total", adapter.OFF}
 
 

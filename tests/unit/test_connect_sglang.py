@@ -5,6 +5,7 @@ from threading import Event
 
 import pytest
 import torch
+from prometheus_client import generate_latest
 
 from stratakv.core.errors import ConfigError
 from stratakv.storage.memory import MemoryBackend
@@ -572,3 +573,40 @@ def test_what_no_name_can_hold_is_refused_at_the_start(
     path = server.pop("model_path", model)
     with pytest.raises(ConfigError, match=words):
         servers(path, storage, config={"extra": extra}, **server)
+
+
+def exposed():
+    """Lines of our metrics, as SGLang's ``/metrics`` has them."""
+    lines = generate_latest().decode().splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if line.startswith("stratakv:"))
+
+
+def test_pages_are_counted_among_the_metrics_of_sglang(servers, model, monkeypatch, quiet):
+    faulty, go_on = hanging(monkeypatch)
+    given = {"enable_storage_metrics": True, "tp_rank": 3}
+    backend = servers(model, "memory://", config=given)
+    stored = 'stratakv:kv_pages_total{dp_rank="0",event="stored",pool="kv",pp_rank="0",tp_rank="3"}'
+    off = 'stratakv:store_off{dp_rank="0",pp_rank="0",tp_rank="3"}'
+    before = float(exposed().get(stored, 0))
+    fill(backend)
+    for _ in range(2):
+        assert backend.get_stats() is None
+        assert float(exposed()[stored]) == before + 6
+    assert exposed()[off] == "0.0"
+    faulty[-1].change(Faults(call_fails=1.0))
+    assert backend.batch_exists(KEYS) == 0
+    backend.get_stats()
+    assert exposed()[off] == "1.0"
+    again = servers(model, "memory://", config=given)  # detached and attached: made once
+    fill(again, [0])
+    again.close()  # what SGLang has not asked for by then
+    assert float(exposed()[stored.replace('"stored"', '"already_stored"')]) >= 1
+    go_on.set()
+
+
+def test_without_metrics_of_sglang_none_are_made(servers, model, storage):
+    backend = servers(model, storage)
+    fill(backend)
+    before = exposed()
+    assert backend.get_stats() is None
+    assert exposed() == before

@@ -257,6 +257,20 @@ def test_other_devices_never_hit(managers, model, storage, monkeypatch):
     assert managers(model, storage, tp=2).lookup(KEYS) == [False] * 6
 
 
+def test_devices_are_those_that_a_replica_computes_on(managers, model, storage, monkeypatch):
+    platform = vars(fake_vllm.NAMES["platforms"]["current_platform"])
+    monkeypatch.setitem(platform, "get_device_name", "ABCD".__getitem__)
+    monkeypatch.setitem(platform, "device_count", lambda: 4)
+
+    def devices(**changes):
+        manager = managers(model, storage, tp=2, **changes)
+        return manager.connector.extra["stratakv_engine"]["devices"]
+
+    assert devices() == ["A", "B"]
+    assert devices(replica=1) == ["C", "D"]
+    assert devices(replica=1, executor="ray") == ["A", "B"]  # Ray shows each its own
+
+
 def test_another_build_of_a_package_never_hits(managers, model, storage, install):
     install(Package("torch", "2", "a"))
     fill(managers(model, storage))

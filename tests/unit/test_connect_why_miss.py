@@ -91,9 +91,35 @@ def test_the_page_of_the_group_that_stops_it_is_named(start, why):
     assert "of group 0" not in text
 
 
+def windows(monkeypatch, kept=0):
+    """Every group is a window of 64 tokens; of ``kept`` more, where vLLM drafts."""
+    fields = {"sliding_window": 64, "extra_retained_tokens": kept}
+    monkeypatch.setattr(fake_vllm, "Spec", type("SlidingWindowSpec", (fake_vllm.Spec,), fields))
+
+
+def test_where_vllm_drafts_a_window_needs_a_page_more(start, why, monkeypatch):
+    windows(monkeypatch, kept=2)
+    start(full=[0, 1, 2], window=[1, 2])
+    (record,) = load_records("vllm")
+    assert [part.trailing for part in record.parts] == [3, 3]
+    _, text = why()
+    assert "0 tokens could be reused" in text
+    assert "stopped by page 0 of group 1" in text
+    windows(monkeypatch, kept=1)
+    start()
+    assert [part.trailing for part in load_records("vllm")[0].parts] == [2, 2]
+
+
+def test_of_a_window_the_page_is_named_that_the_longest_prefix_lacks(start, why, monkeypatch):
+    windows(monkeypatch)
+    start(full=range(3), window=[2])  # nobody keeps page 0 of a window of two pages
+    _, text = why()
+    assert "stopped by page 1 of group 1" in text
+    assert "page 0" not in text
+
+
 def test_a_window_needs_its_last_pages_alone(start, why, monkeypatch):
-    windows = type("SlidingWindowSpec", (fake_vllm.Spec,), {"sliding_window": 64})
-    monkeypatch.setattr(fake_vllm, "Spec", windows)
+    windows(monkeypatch)
     start(full=[0, 1, 2], window=[1, 2])
     (record,) = load_records("vllm")
     assert [part.trailing for part in record.parts] == [2, 2]
@@ -185,6 +211,25 @@ def test_records_of_others_and_of_nobody_are_left_out(start):
     (records_directory() / "other.json").write_text('{"engine": "vllm"}')
     assert len(load_records("vllm")) == 1
     assert load_records("sglang") == []
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing_behind(start, monkeypatch, quiet):
+    start()
+    before = sorted(records_directory().iterdir())
+
+    def full(record, file):
+        file.write("{")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("stratakv.connect.namespace_records.json.dump", full)
+    start(dtype="torch.bfloat16")
+    assert sorted(records_directory().iterdir()) == before
+
+
+def test_a_record_that_another_engine_removes_meanwhile_is_left_out(start):
+    start()
+    (records_directory() / "gone.json").symlink_to("nowhere")
+    assert len(load_records("vllm")) == 1
 
 
 def test_without_a_place_for_records_an_engine_starts(start, tmp_path):

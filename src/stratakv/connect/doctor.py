@@ -6,11 +6,13 @@ one page of its own, which it removes, and nothing at all to a file store that i
 make room for that page.
 """
 
+import io
 import json
 import os
 import secrets
 import shlex
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stratakv.connect.checks import Check, check_lines
+from stratakv.connect.contract import broken
 from stratakv.connect.engines import ENGINES, SupportedEngine
 from stratakv.connect.namespace_records import load_records
 from stratakv.connect.stores import open_engine_store
@@ -27,6 +30,7 @@ from stratakv.core.errors import ConfigError, StorageError
 from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
 from stratakv.core.identity.model_files import read_checkpoint
 from stratakv.core.ids import GroupId, PageKey
+from stratakv.core.units import format_bytes
 from stratakv.storage.backend import (
     ObjectKey,
     ReadStatus,
@@ -46,21 +50,25 @@ APART: Final = ("cache_salt", "extra_key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetup:
-    """What is to run: an engine by name, a model, a store, and bytes of the engine's host tier."""
+    """What is to run: an engine by name, a model, a store, bytes of the engine's host tier, and
+    more flags of the engine's."""
 
     engine: str
     model: str
     storage: str
     storage_key_file: str | None
     host_bytes: int
+    flags: tuple[str, ...] = ()
 
 
 def examine(setup: EngineSetup) -> Sequence[Check]:
     """Every check, also after one has failed."""
     engine = ENGINES[setup.engine]
+    interface = _interface(engine)
     return [
         _release(engine),
-        _interface(engine),
+        interface,
+        *([_flags(setup)] if interface.verdict == "fine" else []),
         _model(setup.model),
         store_check(setup.storage, setup.storage_key_file),
     ]
@@ -69,10 +77,15 @@ def examine(setup: EngineSetup) -> Sequence[Check]:
 def command_line(setup: EngineSetup) -> str:
     """What starts the engine over that store, for a shell."""
     engine = ENGINES[setup.engine]
+    return shlex.join([*engine.program, *_arguments(setup)])
+
+
+def _arguments(setup: EngineSetup) -> list[str]:
     tier = {"storage": setup.storage}
     if setup.storage_key_file is not None:
         tier["storage_key_file"] = setup.storage_key_file
-    return shlex.join(engine.arguments(setup.model, tier, setup.host_bytes))
+    given = ENGINES[setup.engine].arguments(setup.model, tier, setup.host_bytes)
+    return [*given, *setup.flags]
 
 
 def lines_of(checks: Sequence[Check], setup: EngineSetup) -> list[str]:
@@ -143,10 +156,39 @@ def _release(engine: SupportedEngine) -> Check:
 def _interface(engine: SupportedEngine) -> Check:
     """An engine's modules may do anything when they are imported."""
     try:
-        import_module(engine.adapter)
+        found = broken(engine)
     except Exception as error:  # noqa: BLE001 - whatever it is, the operator should see it
         return Check("interface", "bad", f"{engine.adapter}: {type(error).__name__}: {error}")
-    return Check("interface", "fine", f"{engine.adapter} fits")
+    if found:
+        advice = f"a tested release ({', '.join(engine.tested)}), or a newer StrataKV"
+        return Check("interface", "bad", "; ".join(found), advice)
+    return Check(
+        "interface",
+        "fine",
+        f"{', '.join(engine.classes)} of {engine.adapter}: methods, names and behaviour are those "
+        "that it relies on",
+    )
+
+
+def _flags(setup: EngineSetup) -> Check:
+    """Of the command line that is printed: what the engine's own parser says, and what the tier
+    would refuse at the start."""
+    contract, errors = import_module(ENGINES[setup.engine].contract), io.StringIO()
+    try:
+        with redirect_stderr(errors):
+            values, rest = contract.parsed_flags(_arguments(setup))
+        contract.check_flags(values)
+    except ConfigError as error:
+        return Check("flags", "bad", str(error))
+    except SystemExit:
+        lines = errors.getvalue().strip().splitlines() or ["they are not taken"]
+        return Check("flags", "bad", lines[-1])
+    except Exception as error:  # noqa: BLE001 - whatever it is, the operator should see it
+        return Check("flags", "bad", f"{type(error).__name__}: {error}")
+    if rest:
+        text = f"{shlex.join(rest)}: not the engine's; its server may know them"
+        return Check("flags", "untested", text)
+    return Check("flags", "fine", f"{setup.engine} takes them")
 
 
 def _model(name: str) -> Check:
@@ -169,7 +211,7 @@ def store_check(url: str, key_file: str | None) -> Check:
         if isinstance(parsed, FileUrl) and _is_used(parsed.directory):
             if key_file is not None:
                 read_key(key_file)
-            return _used_store(parsed.directory)
+            return _used_store(parsed)
     except ConfigError as error:
         return Check("store", "bad", str(error))
     except OSError as error:
@@ -187,7 +229,24 @@ def store_check(url: str, key_file: str | None) -> Check:
         close_ends(ends)
     if problem:
         return Check("store", "bad", f"{hidden(url)}: {problem}")
-    return Check("store", "fine", f"{hidden(url)}: a page was written, read and removed")
+    text = f"{hidden(url)}: a page was written, read and removed"
+    return _room(parsed, text) if isinstance(parsed, FileUrl) else Check("store", "fine", text)
+
+
+def _room(url: FileUrl, text: str) -> Check:
+    """Whether the disk has what the quota allows."""
+    used = sum(path.stat().st_blocks * 512 for path in url.directory.rglob("*") if path.is_file())
+    disk = os.statvfs(url.directory)
+    free = disk.f_bavail * disk.f_frsize
+    quota = f"quota {format_bytes(url.quota_bytes)}"
+    if url.quota_bytes <= used + free:
+        return Check("store", "fine", f"{text}; {quota}, of which {format_bytes(used)} are used")
+    return Check(
+        "store",
+        "poor",
+        f"{text}; {quota}, but the disk has no more than {format_bytes(free)} free",
+        "a quota that the disk can hold: a full disk refuses pages, and evicts none",
+    )
 
 
 def file_directory(url: str) -> Path | None:
@@ -207,9 +266,10 @@ def _is_used(directory: Path) -> bool:
         return False
 
 
-def _used_store(directory: Path) -> Check:
+def _used_store(url: FileUrl) -> Check:
+    directory = url.directory
     if os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        return Check("store", "fine", f"{directory}: is there; nothing was written to it")
+        return _room(url, f"{directory}: is there; nothing was written to it")
     return Check(
         "store", "bad", f"{directory}: is there", "a directory that this user may write to"
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ def add_verb(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         help="check this machine, or a store below vLLM or SGLang",
         description="Without ENGINE: check versions, memory, limits and threads of this machine, "
         "and with --storage that store and the speed of its disk. With ENGINE: check its release, "
-        "what it loads of StrataKV, the model and the store, and print the command that starts it. "
+        "that its classes and functions are those that StrataKV relies on, its flags, the model "
+        "and the store, and print the command that starts it. "
         "Exit code 0: nothing that does not work; 1: something; 2: a flag that cannot be "
         "honoured.",
         allow_abbrev=False,
@@ -41,6 +43,12 @@ def add_verb(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         default="8GiB",
         metavar="SIZE",
         help="of ENGINE: bytes of its own host tier, above the store (default: 8GiB)",
+    )
+    parser.add_argument(
+        "--engine-flags",
+        default="",
+        metavar="FLAGS",
+        help="of ENGINE: more of its own flags, as one text: checked, and put into the command",
     )
     parser.add_argument(
         "--why-miss",
@@ -74,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         storage=arguments.storage,
         storage_key_file=arguments.storage_key_file,
         host_bytes=parse_bytes(arguments.host_memory, "--host-memory"),
+        flags=_words(arguments.engine_flags),
     )
     if arguments.why_miss is not None:
         lines = explain(setup, read_prompt(arguments.why_miss))
@@ -84,6 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
     return _ended(checks, lines_of(checks, setup), arguments.json, command_line(setup))
 
 
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"--engine-flags {text}: {error}; allowed are a shell's words") from error
+
+
 def _machine(arguments: argparse.Namespace) -> int:
     from stratakv.connect.checks import check_lines  # noqa: PLC0415
     from stratakv.connect.doctor import file_directory, store_check  # noqa: PLC0415
@@ -91,6 +107,7 @@ def _machine(arguments: argparse.Namespace) -> int:
 
     for flag, given in (
         ("--why-miss", arguments.why_miss),
+        ("--engine-flags", arguments.engine_flags or None),
         ("--storage-key-file", None if arguments.storage else arguments.storage_key_file),
     ):
         if given is not None:

@@ -9,6 +9,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -66,14 +67,23 @@ def save_record(record: NamespaceRecord) -> None:
         return
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        end, name = tempfile.mkstemp(dir=directory)
-        with os.fdopen(end, "w") as file:
-            json.dump(asdict(record), file)
-        Path(name).replace(directory / f"{record.engine}-{record.parts[0].digest[:32]}.json")
+        _write(record, directory / f"{record.engine}-{record.parts[0].digest[:32]}.json")
         for old in _newest(directory)[MOST:]:
             old.unlink(missing_ok=True)
     except OSError as error:
         log.info("the namespace is not recorded: %s", error)
+
+
+def _write(record: NamespaceRecord, path: Path) -> None:
+    """All of it, or nothing."""
+    end, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(end, "w") as file:
+            json.dump(asdict(record), file)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def load_records(engine: str) -> Sequence[NamespaceRecord]:
@@ -100,4 +110,9 @@ def _record(given: dict[str, Any]) -> NamespaceRecord:
 
 
 def _newest(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.json"), key=lambda path: -path.stat().st_mtime)
+    """Another engine may remove one meanwhile."""
+    found: list[tuple[float, Path]] = []
+    for path in directory.glob("*.json"):
+        with suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]

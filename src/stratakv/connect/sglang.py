@@ -40,6 +40,7 @@ from stratakv.connect.sglang_fields import (
     shard_fields,
     state_fields,
 )
+from stratakv.connect.sglang_metrics import PageMetrics
 from stratakv.connect.sglang_pool import MARK, HostKVCache, HostPool, lies_in_one_piece
 from stratakv.connect.stores import format_of, open_engine_store
 from stratakv.connect.vllm_fields import weights_directory
@@ -78,6 +79,8 @@ class StrataStorage(HiCacheStorage):
         paths = model_paths(arguments)
         self._models = [identify_weights(weights_directory(path)) for path in paths]
         self._pools: dict[str, HostPool] = {}
+        ranks = (storage_config.tp_rank, storage_config.pp_rank, storage_config.dp_rank)
+        self._metrics = PageMetrics(ranks) if storage_config.enable_storage_metrics else None
         self._recorded: dict[str, str] = {}
 
     def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
@@ -252,9 +255,19 @@ class StrataStorage(HiCacheStorage):
         cleared = [pool.pages.clear() for pool in self._pools.values()]
         return all(cleared)
 
+    def get_stats(self) -> None:
+        """SGLang asks now and then, in its scheduler's process, where it has metrics: these are
+        among them then, and beside its own there is nothing to tell."""
+        if self._metrics is None:
+            return
+        for name, pool in self._pools.items():
+            self._metrics.add(name, pool.pages.take_counts())
+        self._metrics.set_off(off=any(pool.pages.off for pool in self._pools.values()))
+
     def close(self) -> None:
         for pool in self._pools.values():
             pool.pages.close()
+        self.get_stats()
         for name, counts in self.totals.items():
             log.info("pages of %s, since the start: %s", name, dict(counts))
 

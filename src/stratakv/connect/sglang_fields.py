@@ -46,7 +46,7 @@ def fields_of(
     """By name: every setting and variable but those known to decide nothing. ``settings``: that
     are in effect, not only what was given. ``registered``: variables that SGLang knows. ConfigError
     for what SGLang can be set to and no name can hold."""
-    _check(settings)
+    check_settings(settings)
     known: dict[str, object] = {**settings}
     if isinstance(overrides := settings.get(OVERRIDES), str):
         known[OVERRIDES] = _canonical(overrides)
@@ -116,7 +116,8 @@ def _without_sizes(phase: object) -> object:
     return {name: value for name, value in phase.items() if name not in GRAPH_SIZES}
 
 
-def _check(settings: Mapping[str, Any]) -> None:
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """ConfigError for what no name could hold."""
     if settings["enable_lora"] or settings["lora_paths"]:
         raise ConfigError(
             "--enable-lora: SGLang names an adapter's pages by its name, not by its weights; "

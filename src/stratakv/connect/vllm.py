@@ -89,7 +89,7 @@ class StrataConnector(OffloadingConnector):
                 "fields": fields_of(
                     vllm_config, kv_cache_config, os.environ, tuple(environment_variables)
                 ),
-                "devices": _devices(vllm_config.parallel_config.world_size),
+                "devices": _devices(vllm_config.parallel_config),
                 "trailing": [
                     trailing_tokens(group.kv_cache_spec)
                     for group in kv_cache_config.kv_cache_groups
@@ -253,10 +253,19 @@ def _identity(
     return models, fields
 
 
-def _devices(ranks: int) -> Sequence[str]:
-    """Names of those of this machine that ranks compute on."""
-    count = min(ranks, int(current_platform.device_count()))
-    return [str(current_platform.get_device_name(at)) for at in range(count)]
+def _devices(
+    parallel: Any,  # noqa: ANN401 - vLLM's ParallelConfig
+) -> Sequence[str]:
+    """Names of those of this machine that ranks compute on, as vLLM's workers choose them: those of
+    a replica come after those of the replicas before it, unless something else has placed it."""
+    first, count = 0, int(current_platform.device_count())
+    placed = (parallel.distributed_executor_backend, parallel.data_parallel_backend)
+    if not {"ray", "external_launcher"} & set(placed) and parallel.nnodes_within_dp == 1:
+        replica = parallel.data_parallel_rank_local
+        replica = parallel.data_parallel_index if replica is None else replica
+        first = int(replica) * int(parallel.world_size)
+    used = range(first, min(first + int(parallel.world_size), count))
+    return [str(current_platform.get_device_name(at)) for at in used]
 
 
 def _record(

@@ -82,7 +82,9 @@ def trailing_tokens(spec: Any) -> int | None:  # noqa: ANN401 - a KVCacheSpec
     """How many of the last tokens attention of these layers reads; None: all. A state is one."""
     match type(spec).__name__:
         case "SlidingWindowSpec":
-            return int(spec.sliding_window)
+            # vLLM's own arithmetic: drafting keeps some tokens before the window.
+            kept = spec.sliding_window - 1 + spec.extra_retained_tokens
+            return int(max(spec.sliding_window, kept))
         case "ChunkedLocalAttentionSpec":
             return int(spec.attention_chunk_size)
         case "MambaSpec":
@@ -123,19 +125,28 @@ def _without_places(value: object) -> object:
 
 def _check(config: Any) -> None:  # noqa: ANN401 - a VllmConfig
     """Refuse what no name could tell apart."""
-    if config.lora_config is not None:
+    drafting = config.speculative_config
+    loading = (config.load_config, drafting and drafting.draft_load_config)
+    refuse(
+        lora=config.lora_config is not None,
+        formats=[str(one.load_format) for one in loading if one is not None],
+        algorithm=str(config.cache_config.prefix_caching_hash_algo),
+    )
+
+
+def refuse(*, lora: bool, formats: Sequence[str], algorithm: str) -> None:
+    """ConfigError for what no name could tell apart."""
+    if lora:
         raise ConfigError(
             "--enable-lora: vLLM names an adapter's pages by its name and path, not by its "
             "weights; allowed is a server without adapters"
         )
-    drafting = config.speculative_config
-    for loading in (config.load_config, drafting and drafting.draft_load_config):
-        if loading is not None and str(loading.load_format) not in FORMATS:
+    for name in formats:
+        if name not in FORMATS:
             raise ConfigError(
-                f"--load-format {loading.load_format}: allowed are {', '.join(FORMATS)}, which "
+                f"--load-format {name}: allowed are {', '.join(FORMATS)}, which "
                 "read the checkpoint's safetensors"
             )
-    algorithm = str(config.cache_config.prefix_caching_hash_algo)
     if algorithm not in HASHES:
         raise ConfigError(
             f"--prefix-caching-hash-algo {algorithm}: allowed are {', '.join(HASHES)}"

@@ -69,6 +69,16 @@ class PromptPages:
         usable = [end for end in self.ends if not any(part.missing(end) for part in self.parts)]
         return max(usable, default=0)
 
+    @property
+    def nearest(self) -> int | None:
+        """Beyond that, where fewest pages are missing, the longest of such: the first end beyond
+        may need pages of a window that nobody would keep."""
+        beyond = [end for end in self.ends if end > self.end]
+        return min(beyond, key=lambda end: (self._missing(end), -end), default=None)
+
+    def _missing(self, end: int) -> int:
+        return sum(len(part.missing(end)) for part in self.parts)
+
 
 def look_up(
     record: NamespaceRecord, prompt: AskedPrompt, hashes: BlockHashes, opening: OpenPart
@@ -103,7 +113,7 @@ def lines_of(found: Sequence[PromptPages], tokens: int, shared: PromptPages) -> 
             f"  without its salt and key {shared.end} tokens could be reused, stored by requests "
             "that have none"
         )
-    following = next((end for end in now.ends if end > now.end), None)
+    following = now.nearest
     if following is None:
         return [*lines, f"  that is all of {tokens} tokens that could be reused"]
     for part in now.parts:

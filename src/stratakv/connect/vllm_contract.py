@@ -1,0 +1,65 @@
+# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+"""What the installed vLLM does, tried where our tier relies on it, and its own parser of flags.
+
+Owns these trials. Runs in vLLM's environment; starts nothing and reads no weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.v1.kv_offload.base import (
+    get_offload_block_hash,
+    get_offload_group_idx,
+    make_offload_key,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult
+
+from stratakv.connect.vllm import OFF, PAGES, StrataTier
+from stratakv.connect.vllm_fields import refuse
+from stratakv.core.errors import ConfigError
+
+
+def problems() -> Sequence[str]:
+    """What it does in another way."""
+    found: list[str] = []
+    block = bytes(range(32))
+    key = make_offload_key(block, 3)
+    if get_offload_block_hash(key) != block or get_offload_group_idx(key) != 3:
+        found.append("a key is no longer a block's hash and its group")
+    try:
+        JobResult(job_id=1, success=False, successful_keys=(), transfer_time=0.0, transfer_bytes=0)
+        stats = OffloadingConnectorStats()
+        stats.increase_counter(PAGES, 1, ("stored",))
+        stats.set_gauge(OFF, 1)
+        StrataTier.build_metric_definitions({})
+    except (TypeError, ValueError, KeyError) as error:
+        found.append(f"results or metrics are made in another way: {error}")
+    return found
+
+
+def parsed_flags(words: Sequence[str]) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """What the parser of vLLM's engine makes of the words behind ``vllm serve``, and which it
+    leaves to the server. It ends the process where it does not take them."""
+    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - much to load
+    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="vllm serve"))
+    given, rest = parser.parse_known_args(["--model", *words])
+    return vars(given), rest
+
+
+def check_flags(values: Mapping[str, Any]) -> None:
+    """ConfigError for what the tier would refuse at the start, or could not work beside."""
+    refuse(
+        lora=bool(values["enable_lora"]),
+        formats=[str(values["load_format"])],
+        algorithm=str(values["prefix_caching_hash_algo"]),
+    )
+    if values["enable_prefix_caching"] is False:
+        raise ConfigError(
+            "--no-enable-prefix-caching: allowed is prefix caching, which asks the tiers"
+        )
