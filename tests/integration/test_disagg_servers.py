@@ -183,6 +183,8 @@ def test_what_is_not_of_a_role_is_refused_by_name(servers):
     for url, body, param in (
         (servers.prefill.url, asked, "bootstrap_room"),
         (servers.unified.url, room | {"cache_salt": ""}, "bootstrap_room"),
+        (servers.unified.url, room, "bootstrap_room"),
+        (servers.decodes[0].url, asked | {"bootstrap_host": "127.0.0.1"}, "bootstrap_room"),
         (servers.decodes[0].url, room, "cache_salt"),
         (servers.prefill.url, room, "cache_salt"),
         (servers.decodes[0].url, asked | {"kv_transfer_params": {"do_remote_decode": True}},

@@ -1,19 +1,22 @@
 """What a client reads of a prefill server that cannot be joined, and who waits for whom."""
 
+import json
 import socket
 from contextlib import ExitStack, closing, suppress
 from itertools import count
 from threading import Event, Thread
+from threading import enumerate as enumerate_threads
 
 import pytest
 
 from stratakv.core.clock import ManualClock
 from stratakv.disagg.http_join import CallLimits, HttpCarry
 from stratakv.disagg.joining import JoinRefused, decode_call
-from stratakv.disagg.peer_limits import MOST_PEERS
+from stratakv.disagg.peer_limits import MOST_PEERS, REASON_CHARS
+from stratakv.disagg.resolver import Resolver
 from stratakv.disagg.rested_join import REST_S, RestedJoin
 from stratakv.disagg.transport import PeerId
-from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.patience import PATIENCE_S, wait_until
 
 DEADLINE = 0.3
 
@@ -41,6 +44,149 @@ def listens(undo):
     """A server's socket, which answers nothing, and its name."""
     found = undo.enter_context(socket.create_server(("127.0.0.1", 0)))
     return found, PeerId(f"127.0.0.1:{found.getsockname()[1]}")
+
+
+def refusal_of(undo, raw):
+    """The refusal of whoever names a server that answers with these bytes."""
+    found, peer = listens(undo)
+
+    def serve():
+        with suppress(OSError), found.accept()[0] as caller:
+            came = b""
+            while b"}" not in came:
+                came += caller.recv(1 << 16)
+            caller.sendall(raw)
+
+    Thread(target=serve, daemon=True).start()
+    carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+    answer = carry(peer, ()).result(PATIENCE_S)
+    assert isinstance(answer, JoinRefused)
+    return answer.reason.replace(peer, "PEER")
+
+
+def answer_of(status, body):
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+OURS = {"message": "no such key", "type": "invalid_request_error", "param": None, "code": "x"}
+SECRET = b"s3cret"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>s3cret</html>",
+        b'"s3cret"',
+        b'{"s3cret": 1}',
+        b'{"error": "s3cret"}',
+        b'{"error": {"message": "s3cret"}}',
+        b'{"error": {"message": "s3cret", "type": "t", "param": null, "code": 7}}',
+        b'{"error": {"message": ["s3cret"], "type": "t", "param": null, "code": null}}',
+        b'{"error": {"message": "m", "type": "t", "param": null, "code": null, "s3cret": 1}}',
+        b'{"introductions": ["s3cret"]}',
+        b'{"introductions": "s3cret"}',
+        b'{"introductions": {"s3cret": 1}}',
+        b"\xff s3cret",
+        b"[" * 100_000 + b"s3cret",
+    ],
+    ids=range(13),
+)
+@pytest.mark.parametrize("status", [200, 201, 302, 404, 500])
+def test_a_client_reads_nothing_of_what_some_other_service_says(status, body, caplog):
+    """It names the host, which it may not reach itself."""
+    caplog.set_level("INFO")
+    with ExitStack() as undo:
+        reason = refusal_of(undo, answer_of(status, body))
+    ours = "what no server of ours does" if status == 200 else str(status)
+    assert reason == f"the prefill server PEER answers {ours}"
+    assert caplog.records, "an operator does"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"SSH-2.0-s3cret\r\n",
+        b"HTTP/s3cret 200 OK\r\n\r\n",
+        b"HTTP/1.1 s3cret OK\r\n\r\n",
+        b"HTTP/1.1 404 s3cret\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 404 X\r\nTransfer-Encoding: chunked\r\n\r\ns3cret\r\n",
+        b"HTTP/1.1 404 X\r\nContent-Length: 99\r\n\r\ns3cret",
+        b"HTTP/1.1 404 X\r\nContent-Length: s3cret\r\n\r\n",
+        b"HTTP/1.1 404 X\r\nContent-Length: -1\r\n\r\ns3cret",
+        b"HTTP/1.1 404 X\r\n" + b"s3cret: s3cret\r\n" * 200 + b"\r\n",
+        b"",
+    ],
+    ids=range(10),
+)
+def test_nor_what_is_no_http(raw):
+    with ExitStack() as undo:
+        assert SECRET.decode() not in refusal_of(undo, raw)
+
+
+def test_a_client_reads_an_error_of_a_server_of_ours():
+    with ExitStack() as undo:
+        reason = refusal_of(undo, answer_of(401, json.dumps({"error": OURS}).encode()))
+        assert reason == "the prefill server PEER answers 401: no such key"
+        long = json.dumps({"error": OURS | {"message": "x" * 5000, "param": "y"}}).encode()
+        assert refusal_of(undo, answer_of(400, long)) == (
+            f"the prefill server PEER answers 400: {'x' * REASON_CHARS}"
+        )
+        refusal = json.dumps({"refused": "x" * 5000}).encode()
+        assert refusal_of(undo, answer_of(200, refusal)) == "x" * REASON_CHARS
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """Name servers that do not answer before a test lets them; addresses need none."""
+    usual, may = socket.getaddrinfo, Event()
+
+    def looked_up(host, port, *args, **more):
+        if host.isalpha() and not more.get("flags"):
+            assert may.wait(PATIENCE_S)
+            host = "127.0.0.1"
+        return usual(host, port, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    yield may
+    may.set()
+    wait_until(lambda: not resolving(), "the end of their threads")
+
+
+def resolving():
+    return sum(thread.name == "stratakv-resolve" for thread in enumerate_threads())
+
+
+def test_the_deadline_holds_while_a_name_is_looked_up_and_one_name_has_one_thread(names):
+    limits = CallLimits(deadline_s=DEADLINE)
+    with ExitStack() as undo:
+        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None, limits)))
+        for port in range(1, 6):
+            answer = carry(PeerId(f"prefill:{port}"), ()).result(PATIENCE_S)
+            assert "it has not answered within 0.3 s" in answer.reason
+        assert resolving() == 1
+        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        assert carry(refuses(undo), ()).result(PATIENCE_S) == JoinRefused("no"), "an address"
+        port = refuses(undo).rpartition(":")[2]
+        waits = carry(PeerId(f"prefill:{port}"), ())
+        names.set()
+        assert waits.result(PATIENCE_S) == JoinRefused("no")
+
+
+def test_so_many_names_are_looked_up_at_a_time(names):
+    resolver = Resolver(2)
+    assert resolver.addresses("a", 0.0) is None
+    assert resolver.addresses("b", 0.0) is None
+    with pytest.raises(OSError, match="2 hosts are being looked up already"):
+        resolver.addresses("c", 0.0)
+    assert resolver.addresses("a", 0.0) is None
+    assert resolver.addresses("::1", 0.0) == ["::1"]
+    assert resolving() == 2
+    names.set()
+    wait_until(lambda: not resolving(), "an answer")
+    assert resolver.addresses("c", PATIENCE_S) == ["127.0.0.1"]
 
 
 def refuses(undo, answers=None, after_s=0.0, asked=None):

@@ -1,17 +1,20 @@
 """Brings introductions over HTTP to the port where a prefill server is joined.
 
 Owns the threads that wait for its answers, and how long a call may take: a client names the host,
-so it may be one that never answers. Must not know what an introduction says.
+so it may be one that never answers, or no prefill server at all. What such a one says is not told
+to the client, who may not be able to ask it. Must not know what an introduction says.
 """
 
 import http.client
+import json
+import logging
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Timer
-from typing import Final
+from typing import Any, Final
 
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.errors import TransportError
@@ -23,10 +26,16 @@ from stratakv.disagg.joining import (
     decode_answer,
     encode_call,
 )
-from stratakv.disagg.peer_limits import MOST_PEERS
+from stratakv.disagg.peer_limits import MOST_PEERS, REASON_CHARS
+from stratakv.disagg.resolver import Resolver
 from stratakv.disagg.transport import PeerId
 
+log = logging.getLogger(__name__)
+
 JOIN_PATH: Final = "/disagg/join"
+_LOGGED_BYTES: Final = 500
+_ERROR_FIELDS: Final = {"message", "type", "param", "code"}
+"""Of our own error records (``serve/errors``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,7 @@ class HttpCarry:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._threads = ThreadPoolExecutor(limits.at_once, thread_name_prefix="stratakv-join")
+        self._resolver = Resolver(limits.at_once)
 
     def __call__(self, peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
         name = PeerId(bounded(f"{self._name} by {peer}"))
@@ -66,7 +76,7 @@ class HttpCarry:
 
     def _asked(self, peer: PeerId, body: bytes) -> JoinAnswer:
         try:
-            connection = _Connection(peer, self._limits)
+            connection = _Connection(peer, self._limits, self._resolver)
         except http.client.HTTPException as error:
             return JoinRefused(f"the prefill server {peer} cannot be reached: {error}")
         try:
@@ -74,14 +84,27 @@ class HttpCarry:
             if connection.late:
                 return JoinRefused(f"the prefill server {peer} cannot be reached: {self._late}")
             if status != 200:
-                text = data[:500].decode(errors="replace")
-                return JoinRefused(f"the prefill server {peer} answers {status}: {text}")
-            return decode_answer(data)
-        except TransportError as error:
-            return JoinRefused(f"the prefill server {peer}: {error}")
-        except (OSError, ValueError, http.client.HTTPException) as error:
+                return JoinRefused(
+                    f"the prefill server {peer} answers {status}{_words(peer, data)}"
+                )
+            return self._read(peer, data)
+        except OSError as error:
             reason = self._late if connection.late else str(error) or repr(error)
             return JoinRefused(f"the prefill server {peer} cannot be reached: {reason}")
+        except (ValueError, http.client.HTTPException) as error:
+            if connection.late:
+                reason = self._late
+            else:
+                log.info("what is no HTTP from %s: %.500r", peer, error)
+                reason = "it does not speak HTTP as a server of ours does"
+            return JoinRefused(f"the prefill server {peer} cannot be reached: {reason}")
+
+    def _read(self, peer: PeerId, data: bytes) -> JoinAnswer:
+        try:
+            return decode_answer(data)
+        except TransportError as error:
+            log.info("no answer of ours from %s (%.500s): %r", peer, error, data[:_LOGGED_BYTES])
+            return JoinRefused(f"the prefill server {peer} answers what no server of ours does")
 
     @property
     def _late(self) -> str:
@@ -96,12 +119,33 @@ class HttpCarry:
             connection.close()
 
 
+def _words(peer: PeerId, data: bytes) -> str:
+    """What a client may read of a failure's body: that of our own error records."""
+    try:
+        match json.loads(data):
+            case {"error": {"message": str(message), **rest}} if _is_ours(rest):
+                return f": {message[:REASON_CHARS]}"
+            case _:
+                pass
+    except (ValueError, RecursionError):
+        pass
+    log.info("no error of ours from %s: %r", peer, data[:_LOGGED_BYTES])
+    return ""
+
+
+def _is_ours(rest: dict[str, Any]) -> bool:
+    kind, param, code = (rest.get(name) for name in ("type", "param", "code"))
+    texts = isinstance(kind, str) and isinstance(param, str | None) and isinstance(code, str | None)
+    return texts and {"message", *rest} == _ERROR_FIELDS
+
+
 class _Connection(http.client.HTTPConnection):
     """Ends at the deadline whatever the other side does: a time-out of a socket is one of each
     read. ``late``: it did."""
 
-    def __init__(self, peer: PeerId, limits: CallLimits) -> None:
+    def __init__(self, peer: PeerId, limits: CallLimits, resolver: Resolver) -> None:
         super().__init__(peer)
+        self._resolver = resolver
         self._clock, self._limits = MonotonicClock(), limits
         self._until_s = self._clock.now_s() + limits.deadline_s
         self._timer: Timer | None = None
@@ -111,8 +155,7 @@ class _Connection(http.client.HTTPConnection):
         opened = self._opened()
         opened.settimeout(None)  # of the connecting alone: an answer has the whole call's time
         self.sock = opened
-        left_s = max(0.0, self._until_s - self._clock.now_s())
-        self._timer = Timer(left_s, self._end, (opened,))
+        self._timer = Timer(self._left_s, self._end, (opened,))
         self._timer.start()
 
     def close(self) -> None:
@@ -122,18 +165,23 @@ class _Connection(http.client.HTTPConnection):
 
     def _opened(self) -> socket.socket:
         failure: OSError = TimeoutError(f"{self.host} has no address")
-        for *_, address in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
-            left_s = self._until_s - self._clock.now_s()
-            if left_s <= 0:
+        found = self._resolver.addresses(self.host, self._left_s)
+        self.late = found is None
+        for address in found or ():
+            if not self._left_s:
                 self.late = True
                 break
             try:
                 return socket.create_connection(
-                    (str(address[0]), int(address[1])), min(left_s, self._limits.connect_s)
+                    (address, self.port), min(self._left_s, self._limits.connect_s)
                 )
             except OSError as error:
                 failure = error
         raise failure
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._until_s - self._clock.now_s())
 
     def _end(self, opened: socket.socket) -> None:
         self.late = True

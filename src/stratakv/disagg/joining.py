@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 from stratakv.core.errors import TransportError
 from stratakv.disagg.messages import Leave
-from stratakv.disagg.peer_limits import short
+from stratakv.disagg.peer_limits import REASON_CHARS, short
 from stratakv.disagg.peers import Peers, StillEndingError
 from stratakv.disagg.transport import PeerId
 
@@ -208,7 +208,7 @@ def decode_answer(data: bytes) -> JoinAnswer:
             case ["introductions"]:
                 return Joined(_bytes(fields["introductions"]))
             case ["refused"]:
-                return JoinRefused(str(fields["refused"]))
+                return JoinRefused(str(fields["refused"])[:REASON_CHARS])
             case ["again"]:
                 return Again()
             case names:

@@ -180,7 +180,13 @@ def asked_for(data: JsonObject) -> HandOffRequest | None:
                 "bootstrap_room", "'bootstrap_room' and 'kv_transfer_params': one of them"
             )
         return _rooms(data)
-    return _params(params) if params else None
+    if params:
+        return _params(params)
+    for name in ("bootstrap_host", "bootstrap_port"):
+        if data.get(name) is not None:
+            message = f"'{name}' without 'bootstrap_room', which names the session: it is missing"
+            raise ApiError(message, param="bootstrap_room", code="no_session")
+    return None
 
 
 def salt_of(header: str | None, salt: str | None) -> str | None:
@@ -214,9 +220,9 @@ def _field(asked: HandOffRequest) -> str:
 
 
 def _rooms(data: JsonObject) -> Rooms:
+    rooms = tuple(map(_room, _listed(data, "bootstrap_room")))  # what the others are about
     hosts = tuple(_host("bootstrap_host", one) for one in _listed(data, "bootstrap_host"))
     ports = tuple(_port("bootstrap_port", one) for one in _listed(data, "bootstrap_port"))
-    rooms = tuple(map(_room, _listed(data, "bootstrap_room")))
     return Rooms(hosts, ports, rooms)
 
 

@@ -245,8 +245,10 @@ class Api:
 
     def _salted(self, request: Request, decoding: Decoding) -> Decoding:
         """With its tenant's salt, wherever that stood."""
+        offs = self._service.hand_offs
+        offs.rules.plan(decoding.hand_off, 0)  # whose role it is, before what it lacks
         salt = hand_off.salt_of(request.headers.get(hand_off.SALT_HEADER), decoding.salt)
-        hand_off.check_salt(self._service.hand_offs, decoding.hand_off, salt)
+        hand_off.check_salt(offs, decoding.hand_off, salt)
         return replace(decoding, salt=salt)
 
     async def _read(self, request: Request, hold: HoldBytes, make: Callable[[JsonObject], T]) -> T:
