@@ -7,6 +7,7 @@ import argparse
 import ast
 import re
 import tomllib
+from functools import cache
 from typing import Final
 
 import pytest
@@ -103,10 +104,14 @@ def block(text: str, name: str) -> str:
     return found[1].strip()
 
 
+@cache
+def known_flags() -> frozenset[str]:
+    parts = parsers().values()
+    return frozenset(option for one in parts for a in one._actions for option in a.option_strings)
+
+
 def unknown_flags(text: str) -> set[str]:
-    known = {option for verb in parsers() for a in parsers()[verb]._actions
-             for option in a.option_strings}  # fmt: skip
-    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) - known - OTHERS_FLAGS
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) - known_flags() - OTHERS_FLAGS
 
 
 @pytest.mark.parametrize("page", PAGES)

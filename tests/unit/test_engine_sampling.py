@@ -179,7 +179,7 @@ def test_likeliest_takes_exactly_as_many_as_asked():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_a_request_bars_is_told_from_what_the_model_computed(temperature):
+def test_what_a_request_bars_has_another_failure_than_what_the_model_computed(temperature):
     logits = logits_of(5, 5, 40)
     logits[1, 7] = torch.nan
     logits[2] = -torch.inf
