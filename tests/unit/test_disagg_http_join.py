@@ -83,13 +83,14 @@ SECRET = b"s3cret"
         b'{"error": {"message": "s3cret", "type": "t", "param": null, "code": 7}}',
         b'{"error": {"message": ["s3cret"], "type": "t", "param": null, "code": null}}',
         b'{"error": {"message": "m", "type": "t", "param": null, "code": null, "s3cret": 1}}',
+        b'{"error": {"message": "s3cret", "type": "t", "param": null, "code": null}, "more": 1}',
         b'{"introductions": ["s3cret"]}',
         b'{"introductions": "s3cret"}',
         b'{"introductions": {"s3cret": 1}}',
         b"\xff s3cret",
         b"[" * 100_000 + b"s3cret",
     ],
-    ids=range(13),
+    ids=range(14),
 )
 @pytest.mark.parametrize("status", [200, 201, 302, 404, 500])
 def test_a_client_reads_nothing_of_what_some_other_service_says(status, body, caplog):

@@ -123,7 +123,9 @@ def _words(peer: PeerId, data: bytes) -> str:
     """What a client may read of a failure's body: that of our own error records."""
     try:
         match json.loads(data):
-            case {"error": {"message": str(message), **rest}} if _is_ours(rest):
+            case {"error": {"message": str(message), **rest}, **more} if not more and _is_ours(
+                rest
+            ):
                 return f": {message[:REASON_CHARS]}"
             case _:
                 pass
