@@ -123,9 +123,7 @@ def _words(peer: PeerId, data: bytes) -> str:
     """What a client may read of a failure's body: that of our own error records."""
     try:
         match json.loads(data):
-            case {"error": {"message": str(message), **rest}, **more} if not more and _is_ours(
-                rest
-            ):
+            case {"error": {"message": str(message), **rest}, **more} if _is_ours(rest, more):
                 return f": {message[:REASON_CHARS]}"
             case _:
                 pass
@@ -135,10 +133,10 @@ def _words(peer: PeerId, data: bytes) -> str:
     return ""
 
 
-def _is_ours(rest: dict[str, Any]) -> bool:
+def _is_ours(rest: dict[str, Any], more: dict[str, Any]) -> bool:
     kind, param, code = (rest.get(name) for name in ("type", "param", "code"))
     texts = isinstance(kind, str) and isinstance(param, str | None) and isinstance(code, str | None)
-    return texts and {"message", *rest} == _ERROR_FIELDS
+    return texts and not more and {"message", *rest} == _ERROR_FIELDS
 
 
 class _Connection(http.client.HTTPConnection):
