@@ -32,7 +32,8 @@ OTHERS_FLAGS: Final = {
     "--enable-prompt-tokens-details", "--enable-cache-report", "--enable-hierarchical-cache",
     "--hicache-size", "--hicache-storage-backend", "--hicache-storage-backend-extra-config",
     "--hicache-storage-prefetch-policy", "--hicache-write-policy", "--model-path",
-    "--l2-adapter", "--no-skip-verify", "--speculative-draft-load-format",
+    "--l2-adapter", "--no-skip-verify", "--speculative-draft-load-format", "--enable-metrics",
+    "--enable-prefix-caching",
 }  # fmt: skip
 """Flags of other programs that a document may name."""
 

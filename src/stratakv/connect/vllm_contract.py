@@ -61,5 +61,5 @@ def check_flags(values: Mapping[str, Any]) -> None:
     )
     if values["enable_prefix_caching"] is False:
         raise ConfigError(
-            "--no-enable-prefix-caching: allowed is prefix caching, which asks the tiers"
+            "--enable-prefix-caching is off: allowed is prefix caching, which asks the tiers"
         )
