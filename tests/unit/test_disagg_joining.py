@@ -3,15 +3,24 @@
 import errno
 import json
 import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
 
 from stratakv.core.errors import TransportError
-from stratakv.disagg.joining import Again, Joined, JoinRefused, PeerJoiner, join
+from stratakv.disagg.joining import (
+    Again,
+    Joined,
+    JoinRefused,
+    PeerJoiner,
+    decode_answer,
+    join,
+)
 from stratakv.disagg.link import DEFAULT_LINK
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.ranked_joining import RankedHost
+from stratakv.disagg.statistics import LinkState
 from stratakv.disagg.transport import Disconnected, PeerId
 from stratakv.disagg.wire_transport import WiredTransport
 from stratakv.memory.device_pools import DevicePools
@@ -137,6 +146,37 @@ def test_an_agent_that_cannot_be_made_is_a_refusal():
         assert refused == JoinRefused("no agent")
         transport.fails = False
         assert isinstance(stepped(prefill, join(prefill, D, (decode.introduce(PEER),))), Joined)
+
+
+def test_who_introduces_nobody_takes_no_place():
+    answer = Future()
+    answer.set_result(Joined(()))
+    with side() as (decode, transport):
+        transport.may.set()
+        joiner = PeerJoiner(decode, lambda *_: answer)
+        joiner.ask(PEER)
+        refused = []
+
+        def polled():
+            decode.poll()
+            refused.extend(joiner.refused())
+            return refused
+
+        wait_until(polled, "a refusal")
+        assert refused == [(PEER, "the peer introduces none of its ranks")]
+        assert not decode.counts()[LinkState.JOINING]
+
+        def gone():
+            decode.poll()
+            return not any(decode.counts().values())
+
+        wait_until(gone, "its fence")
+
+
+@pytest.mark.parametrize("nobody", [[], "", {}])
+def test_an_answer_that_introduces_nobody_is_none(nobody):
+    with pytest.raises(TransportError, match="none of its ranks"):
+        decode_answer(json.dumps({"introductions": nobody}).encode())
 
 
 def test_what_is_no_text_is_a_refusal():

@@ -115,6 +115,7 @@ class PeerJoiner:
                     try:
                         self._peers.meet(peer, one_of(introductions))
                     except TransportError as error:
+                        self._peers.disconnect(peer)  # also where nobody is introduced
                         found.append((peer, str(error)))
                 case Again():
                     self._peers.disconnect(peer)
@@ -201,7 +202,16 @@ def encode_answer(answer: JoinAnswer) -> bytes:
 
 
 def decode_answer(data: bytes) -> JoinAnswer:
-    """TransportError where it is none."""
+    """Of a peer. TransportError where it is none, or introduces nobody."""
+    answer = decode_report(data)
+    if answer == Joined(()):
+        raise TransportError("the peer's answer introduces none of its ranks")
+    return answer
+
+
+def decode_report(data: bytes) -> JoinAnswer:
+    """Of one rank of this side, which may have nobody to introduce. TransportError where it is
+    none."""
     try:
         fields: Any = json.loads(data)
         match list(fields):

@@ -22,7 +22,7 @@ from stratakv.disagg.joining import (
     JoinAnswer,
     Joined,
     JoinRefused,
-    decode_answer,
+    decode_report,
     encode_answer,
     one_of,
 )
@@ -186,7 +186,7 @@ class RankedPeers:
 
 def together(reports: Sequence[str]) -> RanksAnswer:
     """What all ranks answer: who refuses does so for all, and introductions are in their order."""
-    answers = [decode_answer(report.encode()) for report in reports if report != _DESCRIBING]
+    answers = [decode_report(report.encode()) for report in reports if report != _DESCRIBING]
     for answer in answers:
         if isinstance(answer, JoinRefused):
             return answer
