@@ -168,6 +168,7 @@ def test_a_room_that_is_used_again_ends_at_once(servers):
         error = error_of(answer, 500)
         assert error["code"] == "request_failed_transfer"
         assert "a session is one request" in error["message"]
+        assert error["message"].endswith("needs a new name for that"), "the same fails again"
 
 
 def test_decode_computes_what_names_no_session(servers):

@@ -2,8 +2,7 @@
 
 import json
 import socket
-from contextlib import ExitStack, closing, suppress
-from itertools import count
+from contextlib import ExitStack, suppress
 from threading import Event, Thread
 from threading import enumerate as enumerate_threads
 
@@ -17,6 +16,7 @@ from stratakv.disagg.resolver import Resolver
 from stratakv.disagg.rested_join import REST_S, RestedJoin
 from stratakv.disagg.transport import PeerId
 from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.join_hosts import MARK, answer_of, listens, refuses
 
 DEADLINE = 0.3
 
@@ -26,8 +26,8 @@ def test_an_error_without_words_has_its_name(monkeypatch):
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", silent)
-    with closing(HttpCarry(PeerId("decode"), None)) as carry:
-        answer = carry(PeerId("127.0.0.1:1"), ()).result(PATIENCE_S)
+    carry = HttpCarry(PeerId("decode"), None)
+    answer = carry(PeerId("127.0.0.1:1"), ()).result(PATIENCE_S)
     reason = "the prefill server 127.0.0.1:1 cannot be reached: TimeoutError()"
     assert answer == JoinRefused(reason)
 
@@ -35,15 +35,9 @@ def test_an_error_without_words_has_its_name(monkeypatch):
 @pytest.mark.parametrize("name", ["a b:80", "a:b", "a\n:80", "[::1:80", "\u00e9" * 80 + ":80"])
 def test_a_name_that_no_host_has_is_an_answer_too(name):
     """Whoever asks takes the answer in a step of its engine: nothing may be raised there."""
-    with closing(HttpCarry(PeerId("decode"), None)) as carry:
-        answer = carry(PeerId(name), ()).result(PATIENCE_S)
+    carry = HttpCarry(PeerId("decode"), None)
+    answer = carry(PeerId(name), ()).result(PATIENCE_S)
     assert isinstance(answer, JoinRefused)
-
-
-def listens(undo):
-    """A server's socket, which answers nothing, and its name."""
-    found = undo.enter_context(socket.create_server(("127.0.0.1", 0)))
-    return found, PeerId(f"127.0.0.1:{found.getsockname()[1]}")
 
 
 def refusal_of(undo, raw):
@@ -58,14 +52,10 @@ def refusal_of(undo, raw):
             caller.sendall(raw)
 
     Thread(target=serve, daemon=True).start()
-    carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+    carry = HttpCarry(PeerId("decode"), None)
     answer = carry(peer, ()).result(PATIENCE_S)
     assert isinstance(answer, JoinRefused)
     return answer.reason.replace(peer, "PEER")
-
-
-def answer_of(status, body):
-    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
 OURS = {"message": "no such key", "type": "invalid_request_error", "param": None, "code": "x"}
@@ -80,17 +70,16 @@ SECRET = b"s3cret"
         b'{"s3cret": 1}',
         b'{"error": "s3cret"}',
         b'{"error": {"message": "s3cret"}}',
-        b'{"error": {"message": "s3cret", "type": "t", "param": null, "code": 7}}',
-        b'{"error": {"message": ["s3cret"], "type": "t", "param": null, "code": null}}',
-        b'{"error": {"message": "m", "type": "t", "param": null, "code": null, "s3cret": 1}}',
-        b'{"error": {"message": "s3cret", "type": "t", "param": null, "code": null}, "more": 1}',
+        b'{"error": {"message": "s3cret", "type": "t", "param": null, "code": null}}',
+        b'{"refused": "s3cret"}',
+        b'{"again": "s3cret"}',
         b'{"introductions": ["s3cret"]}',
         b'{"introductions": "s3cret"}',
         b'{"introductions": {"s3cret": 1}}',
         b"\xff s3cret",
         b"[" * 100_000 + b"s3cret",
     ],
-    ids=range(14),
+    ids=range(13),
 )
 @pytest.mark.parametrize("status", [200, 201, 302, 404, 500])
 def test_a_client_reads_nothing_of_what_some_other_service_says(status, body, caplog):
@@ -126,14 +115,20 @@ def test_nor_what_is_no_http(raw):
 
 def test_a_client_reads_an_error_of_a_server_of_ours():
     with ExitStack() as undo:
-        reason = refusal_of(undo, answer_of(401, json.dumps({"error": OURS}).encode()))
+        body = json.dumps({"error": OURS}).encode()
+        reason = refusal_of(undo, answer_of(401, body, MARK))
         assert reason == "the prefill server PEER answers 401: no such key"
         long = json.dumps({"error": OURS | {"message": "x" * 5000, "param": "y"}}).encode()
-        assert refusal_of(undo, answer_of(400, long)) == (
+        assert refusal_of(undo, answer_of(400, long, MARK)) == (
             f"the prefill server PEER answers 400: {'x' * REASON_CHARS}"
         )
         refusal = json.dumps({"refused": "x" * 5000}).encode()
-        assert refusal_of(undo, answer_of(200, refusal)) == "x" * REASON_CHARS
+        assert refusal_of(undo, answer_of(200, refusal, MARK)) == "x" * REASON_CHARS
+        for body in (b"[" * 100_000, b"[]", b'{"error": 1}', b"<html>"):
+            reason = refusal_of(undo, answer_of(500, body, MARK))
+            assert reason == "the prefill server PEER answers 500"
+            reason = refusal_of(undo, answer_of(200, body, MARK))
+            assert reason == "the prefill server PEER answers what no server of ours does"
 
 
 # -- names ---------------------------------------------------------------------------------------
@@ -163,12 +158,12 @@ def resolving():
 def test_the_deadline_holds_while_a_name_is_looked_up_and_one_name_has_one_thread(names):
     limits = CallLimits(deadline_s=DEADLINE)
     with ExitStack() as undo:
-        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None, limits)))
+        carry = HttpCarry(PeerId("decode"), None, limits)
         for port in range(1, 6):
             answer = carry(PeerId(f"prefill:{port}"), ()).result(PATIENCE_S)
             assert "it has not answered within 0.3 s" in answer.reason
         assert resolving() == 1
-        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        carry = HttpCarry(PeerId("decode"), None)
         assert carry(refuses(undo), ()).result(PATIENCE_S) == JoinRefused("no"), "an address"
         port = refuses(undo).rpartition(":")[2]
         waits = carry(PeerId(f"prefill:{port}"), ())
@@ -190,35 +185,11 @@ def test_so_many_names_are_looked_up_at_a_time(names):
     assert resolver.addresses("c", PATIENCE_S) == ["127.0.0.1"]
 
 
-def refuses(undo, answers=None, after_s=0.0, asked=None):
-    """A server that refuses whoever comes, ``after_s``; after so many ``answers`` it hangs.
-    ``asked``: takes what it is sent."""
-    found, peer = listens(undo)
-    body = b'{"refused": "no"}'
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
-
-    def serve():
-        with suppress(OSError):
-            for _ in count() if answers is None else range(answers):
-                with found.accept()[0] as caller:
-                    came = b""
-                    while b"}" not in came:
-                        came += caller.recv(1 << 16)
-                    if asked is not None:
-                        asked.append(came)
-                    over.wait(after_s)
-                    caller.sendall(head + body)
-
-    over = Event()
-    Thread(target=serve, daemon=True).start()
-    return peer
-
-
 def test_a_server_of_two_addresses_knows_us_by_two_names():
     """Else the second joining would end the link of the first, and the other way round."""
     asked = []
     with ExitStack() as undo:
-        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        carry = HttpCarry(PeerId("decode"), None)
         for _ in range(2):
             port = refuses(undo, asked=asked).rpartition(":")[2]
             for host in ("127.0.0.1", "localhost", "127.0.0.1"):
@@ -232,7 +203,7 @@ def test_a_server_of_two_addresses_knows_us_by_two_names():
 
 def test_hosts_that_never_answer_hold_up_nobody_else():
     with ExitStack() as undo:
-        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        carry = HttpCarry(PeerId("decode"), None)
         stuck = [carry(listens(undo)[1], ()) for _ in range(8)]
         assert carry(refuses(undo), ()).result(PATIENCE_S) == JoinRefused("no")
         assert not any(each.done() for each in stuck)
@@ -241,7 +212,7 @@ def test_hosts_that_never_answer_hold_up_nobody_else():
 def test_as_many_hosts_as_may_be_joined_are_called_at_once():
     """A client can name dead ones; a new server is not behind them."""
     with ExitStack() as undo:
-        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        carry = HttpCarry(PeerId("decode"), None)
         _, silent = listens(undo)
         stuck = [carry(silent, ()) for _ in range(MOST_PEERS - 1)]
         assert carry(refuses(undo), ()).result(PATIENCE_S) == JoinRefused("no")
@@ -250,7 +221,7 @@ def test_as_many_hosts_as_may_be_joined_are_called_at_once():
 
 def test_hosts_that_have_answered_and_hang_now_hold_up_nobody_else():
     with ExitStack() as undo:
-        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None)))
+        carry = HttpCarry(PeerId("decode"), None)
         good = refuses(undo)
         once = [refuses(undo, answers=1) for _ in range(9)]
         for peer in (good, *once):
@@ -263,7 +234,7 @@ def test_hosts_that_have_answered_and_hang_now_hold_up_nobody_else():
 def test_an_answer_has_the_whole_call_s_time_and_not_that_of_connecting():
     limits = CallLimits(deadline_s=PATIENCE_S, connect_s=DEADLINE)
     with ExitStack() as undo:
-        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None, limits)))
+        carry = HttpCarry(PeerId("decode"), None, limits)
         slow = refuses(undo, after_s=2 * DEADLINE)
         assert carry(slow, ()).result(PATIENCE_S) == JoinRefused("no")
 
@@ -281,7 +252,7 @@ def test_one_deadline_holds_for_a_whole_call_however_its_answer_trickles():
                     caller.sendall(b"x")
 
         Thread(target=trickle, daemon=True).start()
-        carry = undo.enter_context(closing(HttpCarry(PeerId("decode"), None, limits)))
+        carry = HttpCarry(PeerId("decode"), None, limits)
         answer = carry(peer, ()).result(PATIENCE_S)
     late = f"the prefill server {peer} cannot be reached: it has not answered within {DEADLINE:g} s"
     assert answer == JoinRefused(late)

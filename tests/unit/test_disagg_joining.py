@@ -18,6 +18,7 @@ from stratakv.disagg.joining import (
     join,
 )
 from stratakv.disagg.link import DEFAULT_LINK
+from stratakv.disagg.loopback import LoopbackWire
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.ranked_joining import RankedHost
 from stratakv.disagg.statistics import LinkState
@@ -195,3 +196,37 @@ def test_an_agent_for_which_the_system_has_no_files_left_is_a_refusal():
     with pytest.raises(TransportError, match=r"no link for p: OSError.*Too many open files"):
         transport.describe(PeerId("p"))
     transport.close()
+
+
+def test_an_agent_for_which_the_system_has_no_thread_left_is_a_refusal_and_leaves_nothing(
+    monkeypatch,
+):
+    start, severed, lacking = threading.Thread.start, [], True
+
+    def started(thread):
+        if lacking and thread.name.startswith(("transport", "stratakv-describe")):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    class Counted(LoopbackWire):
+        def sever(self):
+            severed.append(self)
+            return super().sever()
+
+    def opens(memories):
+        return WiredTransport("loopback", memories, Counted, DEFAULT_LINK)
+
+    peers, words = Peers(), []
+    peers.open(SPEC, DevicePools(SPEC, (8,)), b"model", opens)
+    monkeypatch.setattr(threading.Thread, "start", started)
+    for _ in range(2):
+        peers.introduce_then(D, words.append)
+        wait_until(lambda: peers.poll() or words, "its end")
+        assert 'no link for decode: RuntimeError("can\'t start new thread")' in str(words.pop())
+        assert len(severed) == 1
+        severed.clear()
+    lacking = False
+    peers.introduce_then(D, words.append)
+    wait_until(lambda: peers.poll() or words, "its end")
+    assert isinstance(words.pop(), bytes)
+    peers.close()

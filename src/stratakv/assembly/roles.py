@@ -7,7 +7,7 @@ has a role and peers of its own, and they agree. Must not know requests or HTTP 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Final, TypeAlias
@@ -47,10 +47,6 @@ HEARTBEAT_S: Final = 0.05
 _MODULES: Final = {"nixl": ("nixl", "nixl_cu12", "nixl_cu13"), "mooncake": ("mooncake",)}
 
 
-def _nothing() -> None:
-    pass
-
-
 OwnRole: TypeAlias = PrefillRole | DecodeRole
 Host: TypeAlias = Callable[[PeerId, Sequence[bytes]], "Future[JoinAnswer]"]
 
@@ -61,8 +57,7 @@ class RoleParts:
     the same with one rank and lane. ``peers``: whom each lane works with, once opened over the
     engine's pools; ``rank``: which one this is, None where there are no others. ``join``: work with
     a peer that has introduced itself, on the engine's thread, rank 0's; a later step brings the
-    answer. ``wakeup``: ends an engine's pause when a peer's event comes. ``stop``: ends what
-    ``role`` has begun on threads."""
+    answer. ``wakeup``: ends an engine's pause when a peer's event comes."""
 
     role: Role
     own: tuple[OwnRole, ...]
@@ -71,7 +66,6 @@ class RoleParts:
     rank: int | None
     join: Host
     wakeup: Wakeup
-    stop: Callable[[], None] = field(default=_nothing)
 
     def given(self) -> Role:
         """As a socket takes it."""
@@ -111,7 +105,6 @@ class RoleParts:
 
     def close(self) -> None:
         """When the engine steps no more; waits for the fences."""
-        self.stop()
         for peers in self.peers:
             peers.close()
 
@@ -163,7 +156,6 @@ def role_parts(
         rank=None if ranks is None else ranks.ranks.rank,
         join=host,
         wakeup=wakeup,
-        stop=_nothing if carry is None else carry.close,
     )
 
 

@@ -10,11 +10,11 @@ import json
 import logging
 import socket
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Timer
-from typing import Any, Final
+from threading import BoundedSemaphore, Thread, Timer
+from typing import Final
 
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.errors import TransportError
@@ -27,21 +27,22 @@ from stratakv.disagg.joining import (
     encode_call,
 )
 from stratakv.disagg.peer_limits import MOST_PEERS, REASON_CHARS
-from stratakv.disagg.resolver import Resolver
+from stratakv.disagg.resolver import Resolver, start
 from stratakv.disagg.transport import PeerId
 
 log = logging.getLogger(__name__)
 
 JOIN_PATH: Final = "/disagg/join"
+JOIN_MARK: Final = "X-Stratakv-Join"
+"""A header of all that a server of ours answers there: what is without it is another service's."""
 _LOGGED_BYTES: Final = 500
-_ERROR_FIELDS: Final = {"message", "type", "param", "code"}
-"""Of our own error records (``serve/errors``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
     """``deadline_s``: of a whole call; ``connect_s``: of one address of its host. ``at_once``: as
-    many calls as there may be peers, so that none waits for others that never answer."""
+    many calls as there may be peers, so that none waits for others that never answer; one more is
+    refused."""
 
     deadline_s: float = 30.0
     connect_s: float = 5.0
@@ -64,79 +65,102 @@ class HttpCarry:
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._threads = ThreadPoolExecutor(limits.at_once, thread_name_prefix="stratakv-join")
+        self._free = BoundedSemaphore(limits.at_once)
         self._resolver = Resolver(limits.at_once)
 
     def __call__(self, peer: PeerId, introductions: Sequence[bytes]) -> "Future[JoinAnswer]":
-        name = PeerId(bounded(f"{self._name} by {peer}"))
-        return self._threads.submit(self._asked, peer, encode_call(name, introductions))
+        body = encode_call(PeerId(bounded(f"{self._name} by {peer}")), introductions)
+        answer: Future[JoinAnswer] = Future()
+        if not self._free.acquire(blocking=False):
+            answer.set_result(_unasked(peer, f"{self._limits.at_once} others are being asked"))
+            return answer
+        try:
+            asked = peer, body, answer
+            start(Thread(target=self._ask, args=asked, name="stratakv-join", daemon=True))
+        except OSError as error:
+            self._free.release()
+            answer.set_result(_unasked(peer, str(error)))
+        return answer
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def _ask(self, peer: PeerId, body: bytes, answer: "Future[JoinAnswer]") -> None:
+        try:
+            found = self._asked(peer, body)
+        except Exception:  # who waits takes the answer in a step of its engine
+            log.exception("%s was not asked", peer)
+            found = _unasked(peer, "this server failed; its log has the details")
+        self._free.release()
+        answer.set_result(found)
 
     def _asked(self, peer: PeerId, body: bytes) -> JoinAnswer:
         try:
             connection = _Connection(peer, self._limits, self._resolver)
         except http.client.HTTPException as error:
-            return JoinRefused(f"the prefill server {peer} cannot be reached: {error}")
+            return _unreached(peer, str(error))
         try:
-            status, data = self._post(connection, body)
-            if connection.late:
-                return JoinRefused(f"the prefill server {peer} cannot be reached: {self._late}")
-            if status != 200:
-                return JoinRefused(
-                    f"the prefill server {peer} answers {status}{_words(peer, data)}"
-                )
-            return self._read(peer, data)
+            answer = self._post(connection, body)
+            return _unreached(peer, self._late) if connection.late else _read(peer, answer)
         except OSError as error:
-            reason = self._late if connection.late else str(error) or repr(error)
-            return JoinRefused(f"the prefill server {peer} cannot be reached: {reason}")
+            return _unreached(peer, self._late if connection.late else str(error) or repr(error))
         except (ValueError, http.client.HTTPException) as error:
             if connection.late:
-                reason = self._late
-            else:
-                log.info("what is no HTTP from %s: %.500r", peer, error)
-                reason = "it does not speak HTTP as a server of ours does"
-            return JoinRefused(f"the prefill server {peer} cannot be reached: {reason}")
-
-    def _read(self, peer: PeerId, data: bytes) -> JoinAnswer:
-        try:
-            return decode_answer(data)
-        except TransportError as error:
-            log.info("no answer of ours from %s (%.500s): %r", peer, error, data[:_LOGGED_BYTES])
-            return JoinRefused(f"the prefill server {peer} answers what no server of ours does")
+                return _unreached(peer, self._late)
+            log.info("what is no HTTP from %s: %.500r", peer, error)
+            return _unreached(peer, "it does not speak HTTP as a server of ours does")
 
     @property
     def _late(self) -> str:
         return f"it has not answered within {self._limits.deadline_s:g} s"
 
-    def _post(self, connection: "_Connection", body: bytes) -> tuple[int, bytes]:
+    def _post(self, connection: "_Connection", body: bytes) -> "_Answer":
         try:
             connection.request("POST", JOIN_PATH, body, self._headers)
             answer = connection.getresponse()
-            return answer.status, answer.read(JOIN_BYTES)
+            ours = answer.getheader(JOIN_MARK) is not None
+            return _Answer(answer.status, answer.read(JOIN_BYTES), ours)
         finally:
             connection.close()
 
 
-def _words(peer: PeerId, data: bytes) -> str:
-    """What a client may read of a failure's body: that of our own error records."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    data: bytes
+    ours: bool
+
+
+def _unreached(peer: PeerId, reason: str) -> JoinRefused:
+    return JoinRefused(f"the prefill server {peer} cannot be reached: {reason}")
+
+
+def _unasked(peer: PeerId, reason: str) -> JoinRefused:
+    return JoinRefused(f"the prefill server {peer} cannot be asked: {reason}")
+
+
+def _read(peer: PeerId, answer: _Answer) -> JoinAnswer:
+    """Nothing of what another service says: a client names the host, which it may not reach."""
+    if answer.ours and answer.status != 200:
+        return JoinRefused(f"the prefill server {peer} answers {answer.status}{_words(answer)}")
+    reason = "it has no mark of ours"
+    if answer.ours:
+        try:
+            return decode_answer(answer.data)
+        except TransportError as error:
+            reason = str(error)
+    log.info("no answer of ours from %s (%.500s): %r", peer, reason, answer.data[:_LOGGED_BYTES])
+    found = "what no server of ours does" if answer.status == 200 else str(answer.status)
+    return JoinRefused(f"the prefill server {peer} answers {found}")
+
+
+def _words(answer: _Answer) -> str:
+    """Of an error record (``serve/errors``)."""
     try:
-        match json.loads(data):
-            case {"error": {"message": str(message), **rest}, **more} if _is_ours(rest, more):
+        match json.loads(answer.data):
+            case {"error": {"message": str(message)}}:
                 return f": {message[:REASON_CHARS]}"
             case _:
-                pass
+                return ""
     except (ValueError, RecursionError):
-        pass
-    log.info("no error of ours from %s: %r", peer, data[:_LOGGED_BYTES])
-    return ""
-
-
-def _is_ours(rest: dict[str, Any], more: dict[str, Any]) -> bool:
-    kind, param, code = (rest.get(name) for name in ("type", "param", "code"))
-    texts = isinstance(kind, str) and isinstance(param, str | None) and isinstance(code, str | None)
-    return texts and not more and {"message", *rest} == _ERROR_FIELDS
+        return ""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -156,7 +180,7 @@ class _Connection(http.client.HTTPConnection):
         opened.settimeout(None)  # of the connecting alone: an answer has the whole call's time
         self.sock = opened
         self._timer = Timer(self._left_s, self._end, (opened,))
-        self._timer.start()
+        start(self._timer)  # a daemon, as the thread that it is made on
 
     def close(self) -> None:
         if self._timer is not None:

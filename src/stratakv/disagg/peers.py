@@ -122,6 +122,7 @@ class Peers:
         memories, places = places_of(spec, pools, arenas, share)
         handshake = handshake_of(spec, model, share)
         thread = ThreadPoolExecutor(1, thread_name_prefix="stratakv-describe")
+        thread.submit(int).result()  # started now: later the system may have no thread left
         transport = open_transport(memories)
         self._opened = _Opened(spec, handshake, share, places, transport, thread)
 

@@ -15,6 +15,15 @@ from typing import TypeAlias
 Addresses: TypeAlias = Sequence[str]
 
 
+def start(thread: Thread) -> None:
+    """OSError where the system has none left. Who waits for other machines is a daemon, and none of
+    a pool: for those the process would wait at its end."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+
+
 class Resolver:
     """``most``: hosts that are looked up at a time; one more is an error at once."""
 
@@ -37,11 +46,10 @@ class Resolver:
             if found is None:
                 if len(self._under_way) == self._most:
                     raise OSError(f"{self._most} hosts are being looked up already")
-                found = self._under_way[host] = Future()
-                # Not one of a pool: the process would wait for it at its end.
-                Thread(
-                    target=self._look_up, args=(host, found), name="stratakv-resolve", daemon=True
-                ).start()
+                found = Future()
+                name = "stratakv-resolve"
+                start(Thread(target=self._look_up, args=(host, found), name=name, daemon=True))
+                self._under_way[host] = found
             return found
 
     def _look_up(self, host: str, found: "Future[Addresses]") -> None:

@@ -73,15 +73,15 @@ class WiredTransport:
                 wire = self._open_wire(self._memories)
                 undo.callback(wire.sever)
                 described = Description(self._name, self._regions, wire.describe()).encode()
+                link = Link(peer, wire, self._options, self._clock, self._report, self._wake)
             except TransportError:
                 raise
-            except Exception as error:  # a library's own, or the system's: no file is left
+            except Exception as error:  # a library's own, or the system's: no file or thread left
                 raise TransportError(f"{self._name}: no link for {peer}: {error!r}") from error
             undo.pop_all()
         with self._lock:
             assert not self._closed, "the transport is closed"
             assert peer not in self._peers, f"{peer} is described already"
-            link = Link(peer, wire, self._options, self._clock, self._report, self._wake)
             self._peers[peer] = _Peer(link)
         return described
 

@@ -160,7 +160,11 @@ def request_failed(failure: Failure, reason: str = "") -> ApiError:
             message = (
                 "the engine that computed this prompt and the one that was to continue it lost "
             )
-            message += f"each other, or one of them gave it up ({reason}); try again"
+            message += f"each other, or one of them gave it up ({reason}); try again; a "
+            message += (
+                "request that names its session (bootstrap_room, kv_transfer_params) needs a new "
+            )
+            message += "name for that"
         case _:
             assert_never(failure)
     code = f"request_failed_{failure.value}"

@@ -42,7 +42,7 @@ from stratakv.serve.errors import (
 )
 from stratakv.serve.fields import JsonObject
 from stratakv.serve.generate import EventStream, GenerateCall, answer
-from stratakv.serve.join_api import JoinApi
+from stratakv.serve.join_api import JoinApi, MarksJoins
 from stratakv.serve.lanes import LONG_BYTES, client_of
 from stratakv.serve.middleware import ANSWER_ID, REQUEST_ID, BearerKeys, RequestIds
 from stratakv.serve.prompts import PromptEncoder
@@ -303,7 +303,7 @@ def build_app(service: Service, crowd: Crowd) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     guarded = BearerKeys(app, service.api_keys, service.admin_key)
-    guarded = TurnAway(guarded, crowd)
+    guarded = MarksJoins(TurnAway(guarded, crowd))
     if service.web.origins:  # outside of the keys: a browser's first question carries none
         guarded = CORSMiddleware(
             guarded,
