@@ -16,7 +16,7 @@ from stratakv.agreement.ranks import Ranks, SingleRank
 from stratakv.assembly.build import Sockets
 from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.roles import agreeing
-from stratakv.core.clock import ManualClock
+from stratakv.core.clock import ManualClock, MonotonicClock
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
@@ -25,7 +25,7 @@ from stratakv.disagg.lanes import shares
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.ranked_joining import RankedHost, RankedJoiner
-from stratakv.disagg.rested_join import Rests
+from stratakv.disagg.rests import Rests
 from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.transport import PeerId
 from stratakv.engine.request import Output, Prompt
@@ -86,7 +86,8 @@ class RankedPair:
         joiner, send = None, context.sync.outbox.append
         if side is DECODE and play.asks:
             carry = None if self.rank else self._carry
-            joiner = RankedJoiner(lanes, self.rank, send, carry, Rests(clock))
+            rests = Rests(MonotonicClock())  # what must pass before a peer is asked again does
+            joiner = RankedJoiner(lanes, self.rank, send, carry, rests)
         own = [
             PrefillRole(peers, LIMITS, clock)
             if side is PREFILL

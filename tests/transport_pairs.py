@@ -4,12 +4,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from random import Random
 
-from stratakv.core.clock import ManualClock
+from stratakv.core.clock import ManualClock, MonotonicClock
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.joining import PeerJoiner, join
 from stratakv.disagg.peers import Peers, StillEndingError
 from stratakv.disagg.prefill_role import PrefillRole
+from stratakv.disagg.rests import Rests
 from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.transport import PeerId
 from stratakv.spec.groups import Home
@@ -58,7 +59,8 @@ class Link:
         self.clock = ManualClock()
         self.peers = {side: Peers(self.clock) for side in HandOffSide}
         self.asked = 0
-        joiner = PeerJoiner(self.peers[HandOffSide.DECODE], self._carry) if asks else None
+        rests = Rests(MonotonicClock())  # what must pass before a peer is asked again does
+        joiner = PeerJoiner(self.peers[HandOffSide.DECODE], self._carry, rests) if asks else None
         self.opens = {HandOffSide.PREFILL: prefill, HandOffSide.DECODE: decode}
         self.roles = {
             HandOffSide.PREFILL: PrefillRole(self.peers[HandOffSide.PREFILL], LIMITS, self.clock),

@@ -8,12 +8,10 @@ from threading import enumerate as enumerate_threads
 
 import pytest
 
-from stratakv.core.clock import ManualClock
 from stratakv.disagg.http_join import CallLimits, HttpCarry
 from stratakv.disagg.joining import JoinRefused, decode_call
 from stratakv.disagg.peer_limits import MOST_PEERS, REASON_CHARS
 from stratakv.disagg.resolver import Resolver
-from stratakv.disagg.rested_join import REST_S, RestedJoin
 from stratakv.disagg.transport import PeerId
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.join_hosts import MARK, answer_of, listens, refuses
@@ -256,31 +254,3 @@ def test_one_deadline_holds_for_a_whole_call_however_its_answer_trickles():
         answer = carry(peer, ()).result(PATIENCE_S)
     late = f"the prefill server {peer} cannot be reached: it has not answered within {DEADLINE:g} s"
     assert answer == JoinRefused(late)
-
-
-class Refusing:
-    """A ``Join`` that nobody gets past."""
-
-    def __init__(self):
-        self.asked, self.answers = [], []
-
-    def ask(self, peer):
-        self.asked.append(peer)
-        self.answers.append((peer, f"no {len(self.asked)}"))
-
-    def refused(self):
-        found, self.answers = self.answers, []
-        return found
-
-
-def test_who_was_refused_is_not_asked_again_for_some_seconds():
-    clock, inner = ManualClock(), Refusing()
-    join = RestedJoin(inner, clock)
-    for peer, reason in (("a", "no 1"), ("a", "no 1"), ("b", "no 2"), ("a", "no 1")):
-        join.ask(PeerId(peer))
-        assert list(join.refused()) == [(peer, reason)]
-        assert not join.refused()
-    assert inner.asked == ["a", "b"]
-    clock.advance(REST_S)
-    join.ask(PeerId("a"))
-    assert list(join.refused()) == [("a", "no 3")]

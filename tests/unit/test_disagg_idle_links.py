@@ -12,15 +12,28 @@ from stratakv.disagg.joining import Again, Joined, PeerJoiner, join
 from stratakv.disagg.link_uses import IDLE_S, MAKES_ROOM_S, SETTLED_S, LinkUses
 from stratakv.disagg.messages import Leave, decode, encode
 from stratakv.disagg.peers import Peers, StillEndingError
+from stratakv.disagg.rests import Rests
 from stratakv.disagg.statistics import LinkState
 from stratakv.disagg.transport import PeerId
+from stratakv.engine.request import Failure
 from stratakv.memory.device_pools import DevicePools
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import wait_until
 from tests.engines import expected_tokens, greedy, token_spec
 from tests.fixtures.transports import open_loopback
 from tests.pairs import PROMPT
-from tests.transport_pairs import D, Link, P, apart, mooncake, settle, tcp, tokens_over, until
+from tests.transport_pairs import (
+    LIMITS,
+    D,
+    Link,
+    P,
+    apart,
+    mooncake,
+    settle,
+    tcp,
+    tokens_over,
+    until,
+)
 
 PREFILL, DECODE = HandOffSide
 SPEC = token_spec(4)
@@ -94,13 +107,16 @@ def test_one_that_is_used_again_keeps_its_place(uses, clock):
     assert uses.overdue() == [B]
 
 
-def test_one_that_does_not_end_makes_room_for_nobody(uses, clock):
-    for peer in (A, B, C):
+def test_where_one_does_not_end_another_is_chosen_and_the_first_again_after_the_last(uses, clock):
+    """Whoever has the choice carried out may have had a session then."""
+    for peer in (A, B, C, A, B):
         assert uses.makes_room()
+        assert uses.makes_room(), "the same one"
         clock.advance(MAKES_ROOM_S)
         assert uses.overdue()[-1] == peer
-    assert not uses.makes_room()
-    assert uses.overdue() == [A, B, C], "they are asked all the same"
+    uses.use(C)
+    assert uses.makes_room()
+    assert uses.overdue() == [B, A], "which is the next of those that are idle"
 
 
 def test_where_all_have_sessions_there_is_no_room(uses):
@@ -233,7 +249,7 @@ def test_a_full_table_takes_one_more_in_the_place_of_the_oldest_idle_link(crowde
         meet(decode_, made(), peer)
         clock.advance(1)
     decode_.uses.use(A)
-    joiner = PeerJoiner(decode_, lambda *_: Future())
+    joiner = PeerJoiner(decode_, lambda *_: Future(), Rests(clock))
 
     def asked():
         joiner.ask(PeerId("d"))
@@ -258,12 +274,12 @@ def test_a_full_table_takes_one_more_in_the_place_of_the_oldest_idle_link(crowde
     assert decode_.knows(C)
 
 
-def test_a_full_table_of_links_with_sessions_refuses_at_once(crowded):
+def test_a_full_table_of_links_with_sessions_refuses_at_once(crowded, clock):
     decode_, made = crowded
     for peer in (A, B, C):
         meet(decode_, made(), peer)
         decode_.uses.use(peer)
-    joiner = PeerJoiner(decode_, lambda *_: Future())
+    joiner = PeerJoiner(decode_, lambda *_: Future(), Rests(clock))
     joiner.ask(PeerId("d"))
     reason = "3 peers are joined already, none idle; no more fit"
     assert joiner.refused() == [(PeerId("d"), reason)]
@@ -299,6 +315,30 @@ def test_a_side_that_computes_prompts_asks_others_to_leave(crowded, clock):
     assert not prefill.knows(B)
     assert prefill.knows(A)
     assert prefill.knows(C)
+
+
+def test_a_request_that_gets_no_place_in_time_says_so(monkeypatch):
+    """A link that is introduced by hand never leaves."""
+    monkeypatch.setattr("stratakv.disagg.peers.MOST_PEERS", 1)
+    link = Link(asks=True)
+    with tokens_over(link) as pair, ExitStack() as undo:
+        other = Peers(link.clock)
+        other.open(SPEC, DevicePools(SPEC, (8,)), b"model", open_loopback)
+        undo.callback(other.close)
+        meet(link.peers[PREFILL], other, A)
+        pair.decode.engine.submit(greedy("r", PROMPT[:30], 4))
+        pair.out[DECODE]["r"] = []
+        until(pair, lambda: link.asked >= 2, "the second call")
+        link.clock.advance(LIMITS.sessions.bootstrap_s)
+        until(pair, lambda: pair.outputs("r"), "its end")
+        (last,) = pair.outputs("r")
+        assert last.failure is Failure.TRANSFER
+        assert last.reason == (
+            "waiting for the other side took too long: prefill is not joined, its last link is "
+            "being torn down, or it has no free place"
+        )
+        assert link.peers[PREFILL].knows(A)
+        wait_until(lambda: pair.step() or not any(map(states, [link.peers[DECODE]])), "its fence")
 
 
 def test_decode_leaves_when_its_peer_asks_and_serves_on():

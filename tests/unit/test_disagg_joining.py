@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from stratakv.core.clock import ManualClock
 from stratakv.core.errors import TransportError
 from stratakv.disagg.joining import (
     Again,
@@ -19,11 +20,15 @@ from stratakv.disagg.joining import (
 )
 from stratakv.disagg.link import DEFAULT_LINK
 from stratakv.disagg.loopback import LoopbackWire
+from stratakv.disagg.peer_limits import REASON_CHARS
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.ranked_joining import RankedHost
+from stratakv.disagg.ranked_peers import RankedPeers, together
+from stratakv.disagg.rests import AGAIN_S, NOT_YET, REST_S, Rests
 from stratakv.disagg.statistics import LinkState
 from stratakv.disagg.transport import Disconnected, PeerId
 from stratakv.disagg.wire_transport import WiredTransport
+from stratakv.engine.peer_calls import PeerCall, PeerVerb
 from stratakv.memory.device_pools import DevicePools
 from stratakv.testing.patience import wait_until
 from tests.engines import token_spec
@@ -96,7 +101,9 @@ def test_a_step_of_decode_does_not_wait_for_the_agent_of_a_peer_that_a_request_n
     with tokens_over(link) as pair:
         (transport,) = opened
         decode = next(peers for side, peers in link.peers.items() if side.name == "DECODE")
-        joiner = PeerJoiner(decode, lambda *_: pytest.fail("nobody is asked yet"))
+        joiner = PeerJoiner(
+            decode, lambda *_: pytest.fail("nobody is asked yet"), Rests(ManualClock())
+        )
         joiner.ask(P)
         joiner.ask(P)
         for _ in range(50):
@@ -149,29 +156,116 @@ def test_an_agent_that_cannot_be_made_is_a_refusal():
         assert isinstance(stepped(prefill, join(prefill, D, (decode.introduce(PEER),))), Joined)
 
 
+class Asking:
+    """A side that joins one that answers with the next of ``answers``."""
+
+    def __init__(self, peers, clock, answers=()):
+        self.peers, self.answers, self.asked = peers, list(answers), []
+        self.joiner = PeerJoiner(peers, self._carry, Rests(clock))
+        self._refused = []
+
+    def _carry(self, peer, introductions):
+        self.asked.append(peer)
+        answer = Future()
+        answer.set_result(self.answers.pop(0))
+        return answer
+
+    def step(self):
+        self.peers.poll()
+        self._refused += self.joiner.refused()
+
+    def refused(self, peer):
+        """What whoever needs ``peer`` is answered."""
+        self.joiner.ask(peer)
+        wait_until(lambda: self.step() or self._refused, "a refusal")
+        (found,), self._refused = self._refused, []
+        return found
+
+    def ends(self):
+        """When all links are behind their fences."""
+        wait_until(lambda: self.step() or not any(self.peers.counts().values()), "the fences")
+
+
 def test_who_introduces_nobody_takes_no_place():
-    answer = Future()
-    answer.set_result(Joined(()))
     with side() as (decode, transport):
         transport.may.set()
-        joiner = PeerJoiner(decode, lambda *_: answer)
-        joiner.ask(PEER)
-        refused = []
-
-        def polled():
-            decode.poll()
-            refused.extend(joiner.refused())
-            return refused
-
-        wait_until(polled, "a refusal")
-        assert refused == [(PEER, "the peer introduces none of its ranks")]
+        asking = Asking(decode, ManualClock(), [Joined(())])
+        assert asking.refused(PEER) == (PEER, "the peer introduces none of its ranks")
         assert not decode.counts()[LinkState.JOINING]
+        asking.ends()
 
-        def gone():
-            decode.poll()
-            return not any(decode.counts().values())
 
-        wait_until(gone, "its fence")
+def test_who_was_refused_is_not_asked_again_for_some_seconds():
+    clock = ManualClock()
+    with side() as (decode, transport):
+        transport.may.set()
+        asking = Asking(decode, clock, [JoinRefused("no 1"), JoinRefused(""), JoinRefused("no 3")])
+        assert [asking.refused(PEER) for _ in range(3)] == [(PEER, "no 1")] * 3
+        assert asking.refused(D) == (D, "it refuses")
+        assert not asking.joiner.refused()
+        clock.advance(REST_S / 2)
+        assert asking.refused(PEER) == (PEER, "no 1")
+        asking.ends()
+        clock.advance(REST_S / 2)
+        assert asking.refused(PEER) == (PEER, "no 3")
+        assert asking.asked == [PEER, D, PEER]
+
+
+def test_who_is_to_be_asked_again_is_after_a_moment_and_costs_no_agent_before():
+    clock = ManualClock()
+    with side() as (decode, transport):
+        transport.may.set()
+        asking = Asking(decode, clock, [Again(), Again(), JoinRefused("no")])
+        for count in (1, 2):
+            assert bool(asking.joiner.waits_for(PEER)) == (count > 1)
+            asking.joiner.ask(PEER)
+            wait_until(lambda: asking.step() or decode.counts()[LinkState.ENDING], "its answer")
+            asking.ends()
+            clock.advance(AGAIN_S - 0.01)
+            asking.joiner.ask(PEER)
+            assert not any(decode.counts().values())
+            assert len(transport.described) == len(asking.asked) == count
+            assert asking.joiner.waits_for(PEER) == NOT_YET
+            clock.advance(0.01)
+        assert asking.refused(PEER) == (PEER, "no")
+        assert not asking.joiner.waits_for(PEER)
+        assert asking.asked == [PEER] * 3
+
+
+def test_who_has_been_joined_after_all_waits_for_nothing():
+    clock = ManualClock()
+    with side() as (decode, transport), side() as (prefill, its):
+        transport.may.set()
+        its.may.set()
+        asking = Asking(decode, clock, [Again(), Joined((prefill.introduce(D),))])
+        asking.joiner.ask(PEER)
+        wait_until(lambda: asking.step() or asking.joiner.waits_for(PEER), "its answer")
+        asking.ends()
+        clock.advance(AGAIN_S)
+        asking.joiner.ask(PEER)
+        wait_until(lambda: asking.step() or decode.knows(PEER), "its link")
+        assert not asking.joiner.waits_for(PEER)
+
+
+@pytest.mark.parametrize("ranked", [False, True], ids=["one rank", "ranks"])
+def test_a_reason_is_no_longer_than_a_peer_s_words_may_be(ranked):
+    """Of an introduction, which may have millions of them."""
+    sizes = list(range(1, 5000))
+    with side() as (decode, transport), side() as (prefill, its):
+        transport.may.set()
+        its.may.set()
+        fields = json.loads(prefill.introduce(D))
+        places = {name: [column[0]] * len(sizes) for name, column in fields["places"].items()}
+        fields["places"] = places | {"size": sizes}
+        answer = Joined((json.dumps(fields).encode(),))
+        if ranked:
+            asked = PeerCall(PeerVerb.INTRODUCE, PEER, answer.introductions)
+            refused = together([RankedPeers([decode], 0).call(asked)]).reason
+            assert join(decode, PEER, answer.introductions).result(timeout=0).reason == refused
+        else:
+            _, refused = Asking(decode, ManualClock(), [answer]).refused(PEER)
+    assert "bytes of a page's parts, by group, are" in refused
+    assert len(refused) == REASON_CHARS
 
 
 @pytest.mark.parametrize("nobody", [[], "", {}])

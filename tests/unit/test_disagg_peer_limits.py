@@ -27,7 +27,7 @@ from stratakv.disagg.peers import MessageReceived, Peers
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.ranked_joining import RankedJoiner
 from stratakv.disagg.recompute import Recompute
-from stratakv.disagg.rested_join import Rests
+from stratakv.disagg.rests import MOST, Rests
 from stratakv.disagg.session import FailureCause, SessionState
 from stratakv.disagg.transport import Disconnected, PeerId
 from stratakv.engine.request import SamplingParams
@@ -264,7 +264,7 @@ def test_more_peers_than_have_a_place_are_refused(crowded):
 
 def test_who_would_join_too_many_is_answered_at_once(crowded):
     """Clients name them, and none has answered yet."""
-    joiner = PeerJoiner(crowded, lambda peer, introductions: Future())
+    joiner = PeerJoiner(crowded, lambda peer, introductions: Future(), Rests(ManualClock()))
     for n in range(5):
         joiner.ask(PeerId(f"{n}"))
     assert [peer for peer, _ in joiner.refused()] == ["3", "4"]
@@ -286,3 +286,14 @@ def test_a_peer_s_name_is_no_longer_than_any():
     assert decode_call(encode_call(PeerId("x" * NAME_CHARS), [])) == ("x" * NAME_CHARS, ())
     with pytest.raises(TransportError, match=f"{NAME_CHARS} are allowed"):
         decode_call(encode_call(PeerId("x" * (NAME_CHARS + 1)), []))
+
+
+def test_peers_that_are_not_asked_for_a_while_are_bounded():
+    rests = Rests(ManualClock())
+    names = [PeerId(f"{n}") for n in range(MOST + 1)]
+    for name in names:
+        rests.add(name, "no")
+    assert [rests.reason(name) for name in names] == [None] + ["no"] * MOST
+    for name in names:
+        rests.pause(name)
+    assert [rests.pauses(name) for name in names] == [False] + [True] * MOST

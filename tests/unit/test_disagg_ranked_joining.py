@@ -14,7 +14,7 @@ from stratakv.disagg.joining import Again, Joined, JoinRefused, join, one_of
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.ranked_joining import RankedHost, RankedJoiner
 from stratakv.disagg.ranked_peers import Describing, RankedPeers, together
-from stratakv.disagg.rested_join import REST_S, Rests
+from stratakv.disagg.rests import AGAIN_S, NOT_YET, REST_S, Rests
 from stratakv.disagg.transport import PeerId
 from stratakv.engine.peer_calls import NoPeers, PeerCall, PeerVerb
 from stratakv.memory.device_pools import DevicePools
@@ -296,6 +296,55 @@ def test_who_was_refused_is_not_asked_again_for_some_seconds_by_any_rank():
         assert refused(P) == "no 3"
         assert refused(P) == "no 3"
         assert asked == [P, D, P]
+
+
+def test_who_is_to_be_asked_again_is_after_a_moment_by_rank_0_s_clock_and_all_ranks_know_why():
+    clock, asked = ManualClock(), []
+
+    def carry(peer, introductions):
+        asked.append(peer)
+        answer = Future()
+        answer.set_result(Again() if len(asked) < 3 else JoinRefused("no"))
+        return answer
+
+    def made(peers, rank, send):
+        rests = Rests(ManualClock() if rank else clock)
+        return RankedJoiner(peers, rank, send, None if rank else carry, rests)
+
+    with side(2, made=made) as decode:
+        found = [[] for _ in decode.ends]
+
+        def step():
+            for end, mine in zip(decode.ends, found, strict=True):
+                mine.extend(end.refused())
+                end.ask(P)
+            decode.step()
+            assert len({len(mine) for mine in found}) == 1, "in the same step"
+
+        def words():
+            return {end.waits_for(P) for end in decode.ends}
+
+        def paused():
+            step()
+            return words() == {NOT_YET} and not any(map(links, decode.peers))
+
+        assert words() == {""}
+        for count in (1, 2):
+            wait_until(paused, "its answer, and its fence")
+            clock.advance(AGAIN_S - 0.01)
+            for _ in range(20):
+                step()
+            assert len(asked) == count
+            assert not any(map(links, decode.peers)), "nor is it described to anybody"
+            clock.advance(0.01)
+            wait_until(lambda count=count: step() or len(asked) > count, "the next call")
+        wait_until(lambda: step() or all(found), "a refusal")
+        assert found == [[(P, "no")]] * 2
+        assert words() == {""}
+
+
+def links(peers):
+    return sum(peers.counts().values())
 
 
 def test_an_engine_that_works_alone_has_no_peers():

@@ -32,7 +32,7 @@ from stratakv.disagg.peers import OpenTransport, Peers
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.ranked_joining import RankedHost, RankedJoiner
 from stratakv.disagg.ranked_peers import RankedPeers
-from stratakv.disagg.rested_join import RestedJoin, Rests
+from stratakv.disagg.rests import Rests
 from stratakv.disagg.session import SessionLimits
 from stratakv.disagg.statistics import SessionStats
 from stratakv.disagg.transport import PeerId
@@ -200,8 +200,8 @@ def _decode(
 ) -> tuple[Role, tuple[OwnRole, ...], Host]:
     if ranks is None:
         assert carry is not None, "nobody brings introductions"
-        rested = RestedJoin(PeerJoiner(peers[0], carry), MonotonicClock())
-        own = DecodeRole(peers[0], _prefill_of, limits, join=rested, vocab_size=vocab_size)
+        joins_one = PeerJoiner(peers[0], carry, Rests(MonotonicClock()))
+        own = DecodeRole(peers[0], _prefill_of, limits, join=joins_one, vocab_size=vocab_size)
         return own, (own,), _joins_itself
     first = ranks.ranks.rank * len(peers)
     joiner = RankedJoiner(peers, first, ranks.sync.outbox.append, carry, Rests(ranks.clock))

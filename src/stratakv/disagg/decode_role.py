@@ -331,7 +331,7 @@ class DecodeRole:
         for entry in list(self._sessions.values()):
             expired = entry.session.expire(now_s)
             if expired.ended and not entry.session.ended:
-                self._give_up(entry, expired.reason, FailureCause.TIMEOUT)
+                self._give_up(entry, self._overdue(entry, expired.reason), FailureCause.TIMEOUT)
                 if not entry.reserved:
                     self._fail(entry)
                     continue
@@ -346,6 +346,12 @@ class DecodeRole:
                 self._due.add(until_s)
             elif entry.reserved:
                 self._report(entry)
+
+    def _overdue(self, entry: _Receiving, reason: str) -> str:
+        if entry.session.state is not SessionState.BOOTSTRAPPING:
+            return reason
+        why = self._join.waits_for(entry.peer)
+        return f"{reason}: {entry.peer} is not joined" + (f", {why}" if why else "")
 
     def _abandon(self, request: RequestId, reason: str, cause: FailureCause) -> None:
         entry = self._sessions.get(request)

@@ -1,7 +1,7 @@
 """How a side that decodes comes to know one that computes prompts, when a request needs it.
 
 Owns the exchange of introductions, one of each rank, and what is asked again while an old link is
-being torn down; ``ranked_joining`` does the same for several ranks.
+being torn down; ``ranked_joining`` does the same for several ranks, ``rests`` says who is asked.
 Only the engine's thread calls it; how bytes travel is its ``Carry``, on threads of its own. Must
 not know sessions.
 """
@@ -18,6 +18,7 @@ from stratakv.core.errors import TransportError
 from stratakv.disagg.messages import Leave
 from stratakv.disagg.peer_limits import REASON_CHARS, short
 from stratakv.disagg.peers import Peers, StillEndingError
+from stratakv.disagg.rests import NOT_YET, Rests
 from stratakv.disagg.transport import PeerId
 
 JOIN_BYTES: Final = 8 << 20
@@ -63,6 +64,10 @@ class Join(Protocol):
         one, or is gone."""
         ...
 
+    def waits_for(self, peer: PeerId) -> str:
+        """What keeps ``peer`` from being known, where it has said so; "" otherwise."""
+        ...
+
 
 class JoinedByHand:
     """Somebody else introduces peers to each other."""
@@ -76,58 +81,77 @@ class JoinedByHand:
     def part(self, peer: PeerId) -> None:
         pass  # whoever has introduced it does
 
+    def waits_for(self, peer: PeerId) -> str:
+        return ""
+
 
 class PeerJoiner:
-    """Asks the peer itself."""
+    """Asks the peer itself, for a side of one rank."""
 
-    def __init__(self, peers: Peers, carry: Carry) -> None:
-        self._peers, self._carry = peers, carry
+    def __init__(self, peers: Peers, carry: Carry, rests: Rests) -> None:
+        self._peers, self._carry, self._rests = peers, carry, rests
         self._asked: dict[PeerId, Future[JoinAnswer] | None] = {}  # None: not described to it yet
+        self._resting: dict[PeerId, str] = {}  # who are refused again, for the last reason
         self._refused: list[tuple[PeerId, str]] = []
 
     def ask(self, peer: PeerId) -> None:
-        if peer in self._asked or self._peers.knows(peer):
+        if peer in self._asked or self._peers.knows(peer) or self._rests.pauses(peer):
+            return
+        reason = self._rests.reason(peer)
+        if reason is not None:
+            self._resting[peer] = reason
             return
         try:
             self._peers.introduce_then(peer, partial(self._introduced, peer))
         except StillEndingError:
             return
         except TransportError as error:
-            self._refused.append((peer, str(error)))
+            self._refused.append((peer, reason_of(error)))
             return
         self._asked[peer] = None
 
     def _introduced(self, peer: PeerId, introduction: bytes | TransportError) -> None:
         if isinstance(introduction, TransportError):
             del self._asked[peer]
-            self._refused.append((peer, str(introduction)))
+            self._refused.append((peer, reason_of(introduction)))
         else:
             self._asked[peer] = self._carry(peer, (introduction,))
 
     def refused(self) -> Sequence[tuple[PeerId, str]]:
-        found, self._refused = self._refused, []
         answered = {peer: one for peer, one in self._asked.items() if one is not None}
         for peer in [peer for peer, answer in answered.items() if answer.done()]:
             del self._asked[peer]
-            answer = answered[peer].result()
-            match answer:
-                case Joined(introductions):
-                    try:
-                        self._peers.meet(peer, one_of(introductions))
-                    except TransportError as error:
-                        self._peers.disconnect(peer)  # also where nobody is introduced
-                        found.append((peer, str(error)))
-                case Again():
-                    self._peers.disconnect(peer)
-                case JoinRefused(reason):
-                    self._peers.disconnect(peer)
-                    found.append((peer, reason))
-                case _:
-                    assert_never(answer)
-        return found
+            self._answered(peer, answered[peer].result())
+        found, self._refused = self._refused, []
+        for peer, reason in found:
+            self._rests.add(peer, reason)
+        resting, self._resting = self._resting, {}
+        return [*resting.items(), *found]
+
+    def _answered(self, peer: PeerId, answer: JoinAnswer) -> None:
+        match answer:
+            case Joined(introductions):
+                try:
+                    self._peers.meet(peer, one_of(introductions))
+                except TransportError as error:
+                    self._peers.disconnect(peer)  # also where nobody is introduced
+                    self._refused.append((peer, reason_of(error)))
+                else:
+                    self._rests.joined(peer)
+            case Again():
+                self._peers.disconnect(peer)
+                self._rests.pause(peer)
+            case JoinRefused(reason):
+                self._peers.disconnect(peer)
+                self._refused.append((peer, reason or "it refuses"))
+            case _:
+                assert_never(answer)
 
     def part(self, peer: PeerId) -> None:
         self._peers.disconnect(peer, "it had no session")
+
+    def waits_for(self, peer: PeerId) -> str:
+        return self._rests.waits_for(peer)
 
 
 def ask_to_leave(peers: Peers) -> None:
@@ -148,7 +172,7 @@ def join(peers: Peers, peer: PeerId, introductions: Sequence[bytes]) -> "Future[
                 raise ours
             peers.meet(peer, theirs)
         except TransportError as error:
-            answer.set_result(JoinRefused(str(error)))
+            answer.set_result(JoinRefused(reason_of(error)))
         else:
             answer.set_result(Joined((ours,)))
 
@@ -160,8 +184,13 @@ def join(peers: Peers, peer: PeerId, introductions: Sequence[bytes]) -> "Future[
         ask_to_leave(peers)
         answer.set_result(Again())
     except TransportError as error:
-        answer.set_result(JoinRefused(str(error)))
+        answer.set_result(JoinRefused(reason_of(error)))
     return answer
+
+
+def reason_of(error: TransportError) -> str:
+    """For people: what is in it may be a peer's, and as long as its introduction."""
+    return str(error)[:REASON_CHARS]
 
 
 def one_of(introductions: Sequence[bytes], rank: int = 0) -> bytes:
@@ -195,7 +224,7 @@ def encode_answer(answer: JoinAnswer) -> bytes:
         case JoinRefused(reason):
             fields = {"refused": reason}
         case Again():
-            fields = {"again": "its last link is being torn down"}
+            fields = {"again": NOT_YET}
         case _:
             assert_never(answer)
     return json.dumps(fields).encode()

@@ -19,7 +19,8 @@ SETTLED_S: Final = DEFAULT_LINK.lost_after_s
 """None ends earlier, whoever needs its place: what the peer writes behind a session's last word has
 been reported as done to it by then, or its link is lost there."""
 MAKES_ROOM_S: Final = 2 * SETTLED_S
-"""One that was chosen and has not ended for so long makes no room: another one is chosen."""
+"""One that was chosen and has not ended for so long makes no room: another one is chosen, and the
+first again after the last: the other side may have had a session when it was asked to leave."""
 
 
 class LinkUses:
@@ -28,7 +29,7 @@ class LinkUses:
         self._sessions = Counter[PeerId]()
         self._joined: set[PeerId] = set()
         self._idle: dict[PeerId, float] = {}  # since when; the oldest first
-        self._chosen: dict[PeerId, float] = {}  # whose place somebody needs, since when
+        self._chosen: dict[PeerId, float] = {}  # to make room, since when; the last one last
 
     # -- links -----------------------------------------------------------------------------------
 
@@ -90,9 +91,13 @@ class LinkUses:
         if any(now_s - since_s < MAKES_ROOM_S for since_s in self._chosen.values()):
             return True
         oldest = next((peer for peer in self._idle if peer not in self._chosen), None)
-        if oldest is not None:
-            self._chosen[oldest] = now_s
-        return oldest is not None
+        if oldest is None:
+            oldest = next((peer for peer in self._chosen if peer in self._idle), None)
+        if oldest is None:
+            return False
+        self._chosen.pop(oldest, None)
+        self._chosen[oldest] = now_s
+        return True
 
     def overdue(self) -> list[PeerId]:
         """Links that are to end now."""

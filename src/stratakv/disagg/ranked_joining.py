@@ -19,10 +19,11 @@ from stratakv.disagg.joining import (
     JoinRefused,
     ask_to_leave,
     one_of,
+    reason_of,
 )
 from stratakv.disagg.peers import Peers
 from stratakv.disagg.ranked_peers import Describing, RankedPeers, RanksAnswer
-from stratakv.disagg.rested_join import Rests
+from stratakv.disagg.rests import Rests
 from stratakv.disagg.transport import PeerId
 from stratakv.engine.peer_calls import PeerCall, PeerVerb
 
@@ -31,7 +32,7 @@ Send: TypeAlias = Callable[[PeerCall], None]
 
 
 class RankedJoiner:
-    """As a rested ``PeerJoiner``, of a side of several ranks. ``carry``: rank 0's, None on the
+    """As ``PeerJoiner``, of a side of several ranks. ``carry``: rank 0's, None on the
     others, which only do as they are asked; ``rests``: rank 0's are those that count."""
 
     def __init__(
@@ -47,6 +48,8 @@ class RankedJoiner:
 
     def ask(self, peer: PeerId) -> None:
         if self._carry is None or peer in self._asked or self.links.knows(peer):
+            return
+        if self._rests.pauses(peer):
             return
         self._asked[peer] = None
         reason = self._rests.reason(peer)
@@ -70,6 +73,9 @@ class RankedJoiner:
             self._parting.add(peer)
             self._send(PeerCall(PeerVerb.PART, peer))
 
+    def waits_for(self, peer: PeerId) -> str:
+        return self._rests.waits_for(peer)
+
     def _described(self, peer: PeerId) -> None:
         if peer in self._describing:
             self._describing.remove(peer)
@@ -84,9 +90,13 @@ class RankedJoiner:
                 if self._carry is not None:
                     self._go_on(peer, answer, self._carry)
             case PeerVerb.INTRODUCE | PeerVerb.MEET | PeerVerb.LEAVE:
+                self._asked.pop(peer, None)
                 if isinstance(answer, JoinRefused):
                     self._refuse(peer, answer.reason)
-                self._asked.pop(peer, None)
+                elif isinstance(answer, Joined):
+                    self._rests.joined(peer)
+                elif asked.verb is PeerVerb.LEAVE:  # else this side itself is not ready
+                    self._rests.pause(peer)
             case _:
                 assert_never(asked.verb)
 
@@ -149,7 +159,7 @@ class RankedHost:
         try:
             one_of(theirs)
         except TransportError as error:
-            answer.set_result(JoinRefused(str(error)))
+            answer.set_result(JoinRefused(reason_of(error)))
             return answer
         if peer in self._calls:
             answer.set_result(Again())

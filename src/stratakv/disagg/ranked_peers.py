@@ -25,6 +25,7 @@ from stratakv.disagg.joining import (
     decode_report,
     encode_answer,
     one_of,
+    reason_of,
 )
 from stratakv.disagg.peers import Peers, StillEndingError
 from stratakv.disagg.transport import PeerId
@@ -75,7 +76,7 @@ class RankedPeers:
         except StillEndingError:
             answer = Again()
         except TransportError as error:
-            answer = JoinRefused(str(error))
+            answer = JoinRefused(reason_of(error))
         return _DESCRIBING if isinstance(answer, Describing) else encode_answer(answer).decode()
 
     def _answer(self, asked: PeerCall, peer: PeerId) -> RanksAnswer:

@@ -22,6 +22,13 @@ class SessionState(IntEnum):
 
 ENDED: Final = frozenset({SessionState.FAILED, SessionState.SUCCESS})
 
+_WAITS: Final = {
+    SessionState.BOOTSTRAPPING: "waiting for the other side",
+    SessionState.WAITING_FOR_INPUT: "waiting for pages and the prompt",
+    SessionState.TRANSFERRING: "the transfer of its pages",
+}
+"""As people read of them."""
+
 
 class FailureCause(Enum):
     """Why a session failed, for those who count."""
@@ -133,7 +140,7 @@ class Session:
         """Failed where its state has taken too long."""
         if self.ended or now_s < self.deadline_s:
             return self
-        return self._failed(f"{self.state.name} took too long", FailureCause.TIMEOUT)
+        return self._failed(f"{_WAITS[self.state]} took too long", FailureCause.TIMEOUT)
 
     def _limit_s(self, state: SessionState) -> float:
         if state is SessionState.WAITING_FOR_INPUT:
