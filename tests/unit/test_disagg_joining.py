@@ -16,6 +16,7 @@ from stratakv.disagg.joining import (
     JoinRefused,
     PeerJoiner,
     decode_answer,
+    decode_call,
     join,
 )
 from stratakv.disagg.link import DEFAULT_LINK
@@ -266,6 +267,12 @@ def test_a_reason_is_no_longer_than_a_peer_s_words_may_be(ranked):
             _, refused = Asking(decode, ManualClock(), [answer]).refused(PEER)
     assert "bytes of a page's parts, by group, are" in refused
     assert len(refused) == REASON_CHARS
+
+
+def test_what_a_call_is_refused_for_does_not_repeat_all_of_it():
+    with pytest.raises(TransportError, match="cannot be read") as refused:
+        decode_call(b"\xff" * (1 << 20))
+    assert len(str(refused.value)) < REASON_CHARS
 
 
 @pytest.mark.parametrize("nobody", [[], "", {}])

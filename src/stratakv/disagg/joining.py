@@ -214,7 +214,7 @@ def decode_call(data: bytes) -> tuple[PeerId, tuple[bytes, ...]]:
         fields: Any = json.loads(data)
         return PeerId(short(fields["peer"])), _bytes(fields["introductions"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TransportError(f"the peer's call cannot be read: {error!r}") from error
+        raise TransportError(f"the peer's call cannot be read: {error!r:.500}") from error
 
 
 def encode_answer(answer: JoinAnswer) -> bytes:
