@@ -230,9 +230,11 @@ def test_every_module_of_the_library_can_be_imported_alone(bare):
         "stratakv.agreement.torch_ranks": "torch",
         "stratakv.connect.lmcache": "lmcache",
         "stratakv.connect.sglang": "sglang",
+        "stratakv.connect.sglang_contract": "sglang",
         "stratakv.connect.sglang_hashes": "sglang",
         "stratakv.connect.sglang_pool": "torch",
         "stratakv.connect.vllm": "vllm",
+        "stratakv.connect.vllm_contract": "vllm",
         "stratakv.connect.vllm_hashes": "vllm",
         "stratakv.transfer.triton_copy": "triton",
     }

@@ -16,6 +16,7 @@ from stratakv.bench.sparse_selections import (
     lru_misses,
 )
 from stratakv.core.errors import ConfigError
+from stratakv.sparse.hot_buffer import MOST_ENTRIES
 from stratakv.sparse.swap_in import plan_swap_in
 
 ENGINES = ("resident_tok_s", "offload_tok_s", "same_memory_tok_s")
@@ -171,7 +172,10 @@ def test_pages_by_bounds_carry_more_than_at_random_and_less_than_the_best():
         assert case.random_recall < case.recall <= case.best_recall
 
 
-@pytest.mark.parametrize("bad", ["absent", "text", "float", "flat", "empty", "negative"])
+@pytest.mark.parametrize(
+    "bad",
+    ["absent", "text", "float", "flat", "empty", "negative", "none", "huge", "wide"],
+)
 def test_what_are_no_selections_is_refused(bad, tmp_path, capsys):
     path = tmp_path / "recorded.npy"
     made = {
@@ -179,6 +183,9 @@ def test_what_are_no_selections_is_refused(bad, tmp_path, capsys):
         "flat": np.zeros(3, np.int32),
         "empty": np.zeros((0, 3), np.int32),
         "negative": np.full((2, 3), -2, np.int32),
+        "none": np.full((2, 3), -1, np.int32),
+        "huge": np.full((2, 3), np.iinfo(np.int32).max, np.int32),
+        "wide": np.zeros((1, MOST_ENTRIES + 1), np.int32),
     }
     if bad == "text":
         path.write_text("no array")

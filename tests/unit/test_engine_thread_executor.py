@@ -129,3 +129,19 @@ def test_tokens_are_chosen_once_and_the_source_is_asked_when_they_are_collected(
     assert source.calls == 0
     steps.collect()
     assert source.calls == 1
+
+
+def test_a_mirror_knows_that_a_row_was_spilled_again():
+    """By that the copies of whoever sat there before are forgotten."""
+    group = GroupId(0)
+    tables, mirror = (BlockTable(1, 2, 4, {group: 2}) for _ in range(2))
+    model = Counts()
+    model.let.set()
+    runner = MirroredRunner(tables, mirror, model)
+    for _ in range(3):
+        tables.spilled[group].open(1, np.array([0, 1], np.int32))
+        runner.computed(runner.tables(), batch([1], [10]))
+        for (name, mine), (_, theirs) in zip(mirror.columns(), tables.columns(), strict=True):
+            assert mine.tolist() == theirs.tolist(), name
+        assert mirror.spilled[group].times.tolist() == tables.spilled[group].times.tolist()
+        tables.spilled[group].close_row(1)

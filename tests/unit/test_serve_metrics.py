@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripts.metrics_page import DOCUMENT, document
 from stratakv.core.ids import GroupId
 from stratakv.disagg.page_leases import PageLeases
-from stratakv.disagg.statistics import SessionCounts
+from stratakv.disagg.statistics import LinkState, SessionCounts
 from stratakv.engine.page_selection import Recall
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.metric_families import FAMILIES
@@ -128,7 +128,8 @@ def every_family():
         reuse_gap=(AgeCounts("", "full", (0,) * 15, 0.0),),
     )
     stats = replace(with_storage(), counters=Counters().snapshot(), ages=ages)
-    sessions = SessionCounts().stats([], PageLeases().counts())
+    links = dict.fromkeys(LinkState, 0)
+    sessions = SessionCounts().stats([], PageLeases().counts(), links)
     metrics = ServerMetrics(GROUPS, "m")
     metrics.watch(Recall())
     text = metrics.render(stats, sessions).decode()

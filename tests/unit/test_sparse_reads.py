@@ -134,6 +134,18 @@ def test_the_helper_places_nothing_outside_its_tables(row, selection, position, 
         compiled().place(two_requests(), ints(row), swap, found)
 
 
+@pytest.mark.parametrize("page_rows", [0, -1, 1 << 31, 1 << 32, 1 << 40])
+def test_the_helper_takes_no_page_of_so_many_rows(page_rows):
+    """Of 2 ** 32 its own number was 0, by which it divided."""
+    places = EntryPlaces(np.zeros((1, 0), np.int32), np.zeros((1, 0), np.int32), page_rows)
+    nothing = np.zeros((1, 1), np.bool_)
+    with pytest.raises(ValueError, match="shapes"):
+        compiled().away(places, ints(0), np.zeros((1, 1), np.int64), None)
+    swap = SwapIn(ints([0]), ints([0]), nothing, None)
+    with pytest.raises(ValueError, match="shapes"):
+        compiled().place(places, ints(0), swap, np.zeros((1, 1), np.int64))
+
+
 @pytest.mark.parametrize(
     ("row", "position", "message"), [(2, 0, "row"), (-1, 0, "row"), (0, 2, "position")]
 )

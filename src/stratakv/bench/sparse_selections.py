@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratakv.core.errors import ConfigError
+from stratakv.sparse.hot_buffer import MOST_ENTRIES
 
 Selections: TypeAlias = npt.NDArray[np.int32]
 """int32 [steps, K]: entries that each step selects, each once; -1 for none."""
@@ -21,7 +22,9 @@ NEWEST: Final = 64  # or a quarter of a selection
 ZIPF: Final = 1.1
 """Of made-up selections: neighbours are as popular as each other, a block's popularity falls with
 its rank, and the newest entries are always selected."""
-_ALLOWED: Final = "allowed is a .npy file of int32 [steps, top-k], -1 for none"
+MOST: Final = 1 << 24
+"""Entries of a context: the planner has a mark of each."""
+_ALLOWED: Final = f"allowed is a .npy file of int32 [steps, top-k], -1 for none, below {MOST}"
 _NEVER: Final = np.iinfo(np.int32).max
 
 
@@ -82,8 +85,12 @@ def read_selections(path: Path) -> Selections:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--selections {path}: {error}; {_ALLOWED}") from error
     plain = isinstance(read, np.ndarray) and read.dtype == np.int32 and read.ndim == 2
-    if not plain or not read.size or int(read.min()) < -1:
+    if not plain or not read.size or int(read.min()) < -1 or not 0 <= int(read.max()) < MOST:
         raise ConfigError(f"--selections {path}: {_ALLOWED}")
+    if read.shape[1] > MOST_ENTRIES:
+        raise ConfigError(
+            f"--selections {path}: top-k {read.shape[1]}; allowed is {MOST_ENTRIES} at most"
+        )
     return read
 
 

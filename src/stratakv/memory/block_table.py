@@ -53,7 +53,7 @@ class SpilledPages:
     def __init__(self, rows: int, max_pages: int, buffer_pages: int) -> None:
         self.host = np.full((rows, max_pages), NONE, np.int32)
         self.buffer = np.full((rows, buffer_pages), NONE, np.int32)
-        self.times = np.zeros(rows, np.int64)
+        self.times = np.zeros(rows, np.int32)
 
     def __contains__(self, row: int) -> bool:
         return self.buffer.item(row, 0) != NONE
@@ -113,6 +113,7 @@ class BlockTable:
         for group, spilled in self.spilled.items():
             yield f"host pages of group {group}", spilled.host
             yield f"buffers of group {group}", spilled.buffer
+            yield f"times that rows of group {group} were spilled", spilled.times
         for group, table in enumerate(self._pages):
             yield f"table of group {group}", table
             yield f"live page of group {group}", self.slots.own(GroupId(group))

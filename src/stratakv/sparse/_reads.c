@@ -64,7 +64,7 @@ static const char *find_away(const Py_buffer *views, const Py_buffer *hidden, Py
     if (!like(&views[ENTRIES], &views[ROWS], columns)
         || !like(&views[SELECTION], &views[ROWS], columns)
         || (hidden != NULL && !like(hidden, &views[ROWS], columns)) || page_rows < 1
-        || pages > INT32_MAX / page_rows)
+        || page_rows > INT32_MAX || pages > INT32_MAX / page_rows)
         return not_together;
     for (Py_ssize_t at = 0; at < views[ROWS].shape[0]; at++) {
         const int64_t *entries = (const int64_t *)views[ENTRIES].buf + at * columns;
@@ -123,7 +123,7 @@ static int place_fits(const Py_buffer *views, Py_ssize_t page_rows)
             return 0;
     return views[P_BUFFER].shape[0] == views[P_HOST].shape[0] && views[P_COPIES].shape[0] == 4
            && views[P_COPIES].shape[1] == views[P_ROWS].shape[0] * columns && page_rows >= 1
-           && views[P_HOST].shape[1] <= INT32_MAX / page_rows
+           && page_rows <= INT32_MAX && views[P_HOST].shape[1] <= INT32_MAX / page_rows
            && views[P_BUFFER].shape[1] <= INT32_MAX / page_rows;
 }
 

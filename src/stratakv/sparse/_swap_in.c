@@ -33,7 +33,7 @@ static int within(const int32_t *values, Py_ssize_t count, Py_ssize_t entries)
 {
     int wrong = 0;
     for (Py_ssize_t i = 0; i < count; i++)
-        wrong |= (uint32_t)(values[i] + 1) > (uint32_t)entries;
+        wrong |= (uint32_t)values[i] + 1u > (uint32_t)entries;
     return !wrong;
 }
 

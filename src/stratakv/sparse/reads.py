@@ -62,7 +62,7 @@ class Reads(Protocol):
 
 
 class NumpyReads:
-    """In plain NumPy; IndexError for what lies outside the tables."""
+    """In plain NumPy; IndexError for entries beyond the tables. None may be below 0."""
 
     def away(
         self, places: EntryPlaces, rows: RowIds, entries: EntryIds, hidden: Hidden | None

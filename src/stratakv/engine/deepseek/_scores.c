@@ -1,10 +1,10 @@
 /* Scores of an indexer, and the best of them, with the GIL released.
  *
  * Owns the inner loops of common_votes.py and common_topk.py and nothing else: what they mean, and
- * the same in torch, is there, to the last bit. Dot products are exact, so that their order and
- * the width of a vector mean nothing; what is rounded is rounded in torch's order, which is why
- * this file must be compiled with -ffp-contract=off. Places are checked here, because a wrong one
- * would be an address.
+ * the same in torch, is there, to the last bit but for the sign of a zero and the payload of a NaN,
+ * by which nothing is chosen. Dot products are exact, so that their order and the width of a vector
+ * mean nothing; what is rounded is rounded in torch's order, which is why this file is compiled with
+ * -ffp-contract=off. Places are checked here, because a wrong one would be an address.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
