@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -54,6 +55,14 @@ SUMMARY = "summary"
 def summary(record_property):
     """What the run's summary is to say beside how many have passed."""
     return functools.partial(record_property, SUMMARY)
+
+
+@pytest.fixture(autouse=True)
+def _shared_models_as_made():
+    """Which test meets one next is chance: who has changed it says so itself."""
+    yield
+    models = sys.modules.get("tests.fixtures.models")
+    assert models is None or not models.shared_models_written_to()
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.serve import memory_plan as serve_plan
 from stratakv.serve.memory_plan import BytePlan, plan_bytes
-from tests.fixtures.models import tiny_model
+from tests.fixtures.models import model_to_give_away, tiny_model
 from tests.fixtures.tiny_configs import tiny_config
 
 FAMILIES = ("llama", "gemma3", "qwen3_next", "deepseek_v3", "deepseek_v32", "deepseek_v4")
@@ -187,7 +187,7 @@ def test_fewer_requests_than_asked_for_are_announced(tmp_path, family, device_me
 def test_a_server_announces_it_in_its_log(monkeypatch, caplog):
     monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 40)
     config = EngineConfig(device_memory="1MiB", max_running=48, host_ratio=1.0)
-    build_engine(wrap(tiny_model("qwen3_next")), config).close()
+    build_engine(wrap(model_to_give_away("qwen3_next")), config).close()
     assert [line for line in caplog.messages if line.startswith("--max-running 48: at most ")]
 
 
