@@ -82,8 +82,7 @@ class Insertion:
                     held = mine != NONE
                     fresh, mine = fresh[held], mine[held]
                 if len(fresh):
-                    nodes.residency[group].move(fresh, event)
-                    nodes.page[tier][group][fresh] = mine
+                    self._adopt(event, group, fresh, mine)
                     self._stored.entered(group, fresh, fetched=fetched)
                     pins.arrive(tier, group, fresh, stamp)
         if tier == DEVICE:
@@ -93,12 +92,11 @@ class Insertion:
         return found
 
     def _adopt(self, event: ResidencyEvent, group: GroupId, rows: NodeIds, pages: PageIds) -> None:
-        """Pages of one path that enter a tier."""
+        """Pages of one path that enter a tier; to pin or to queue them is the caller's."""
         tier = DEVICE if event is ResidencyEvent.INSERTED else HOST
         nodes = self._nodes
         nodes.residency[group].move(rows, event)
         nodes.page[tier][group][rows] = pages
-        self._pins.born(tier, group, rows)
 
     def _meet(
         self, event: ResidencyEvent, group: GroupId, rows: NodeIds, mine: PageIds, found: Inserted
@@ -119,6 +117,7 @@ class Insertion:
                 fetched = event is ResidencyEvent.FETCHED
                 self._stored.entered(group, adopted[absent | (tier == HOST)], fetched=fetched)
             self._adopt(event, group, adopted, mine[take])
+            self._pins.born(tier, group, adopted)
             if group == ANCHOR:
                 np.add.at(nodes.kids[tier], nodes.parent[adopted], 1)
             # The other copy is not the last one any more.
