@@ -292,6 +292,15 @@ def test_how_far_it_is_is_shown_now_and_then(terminal, capsys, monkeypatch):
         assert shown == "lru, full, device: 640 of 4,096 requests, about 54 s left\n"
 
 
+def test_work_of_unequal_size_is_shown_as_a_bar(capsys):
+    now_s = [0.0]
+    progress = Countdown(40.0, clock=lambda: now_s[0])
+    progress.at("by tier")
+    now_s[0] = 12.0
+    progress.one_more(10.0)
+    assert capsys.readouterr().err == "by tier: [#####               ] 25%, about 36 s left\n"
+
+
 def test_the_command_replays_what_it_has_saved(tmp_path, capsys):
     trace, first, second = (tmp_path / name for name in ("trace.jsonl", "1.json", "2.json"))
     flags = ["--policies", "lru", "--specs", "full", "--device-tokens", "16000"]

@@ -1,5 +1,6 @@
 import json
 import signal
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from stratakv.assembly.device import CPU
 from stratakv.bench import baselines, first_token, races, serve
+from stratakv.bench.countdown import Countdown
 from stratakv.bench.per_request import PER_REQUEST
 from stratakv.bench.play import play
 from stratakv.bench.shapes import BASELINES, FIRST_TOKENS, build
@@ -22,9 +24,7 @@ CHAT = Chat(
     users=5, turns=3, system_tokens=48, message_tokens=20, answer_tokens=5, vocabulary=VOCABULARY
 )
 
-ABSENT = [
-    "generate_batch_tok_s", "ragged_ratio", "no_reuse_ratio", "no_reuse_storage_ratio",
-]  # fmt: skip
+ABSENT = ["batching_ratio", "ragged_ratio", "no_reuse_ratio", "no_reuse_storage_ratio"]
 """What a model with states is not compared by."""
 
 
@@ -63,31 +63,38 @@ def test_a_first_token_is_computed_found_and_loaded(family, monkeypatch):
     assert found.recompute_ms > 0
     assert found.device_hit_ratio > 0
     assert found.host_hit_ratio > 0
+    assert found.storage_to_device > 0
 
 
 def test_a_race_beside_generate_serves_every_token_of_both():
+    """The rests are turns too: 20 tokens are two turns of 8 and what is left."""
     prompts = [np.array(random_prompt(n, 24), np.int32) for n in range(3)]
     model = wrap(model_to_give_away("qwen3_next"))
     with small_engine(model, CONFIG, (40, 40), (0, 0)) as parts:
-        ours_s, plain_s = races.race_generate(
+        ours, plain = races.race_generate(
             parts.engine, model_to_give_away("qwen3_next"), prompts, 20
         )
         assert not parts.engine.has_work()
         assert parts.engine.stats().output_tokens == 3 * 20
-    assert ours_s > 0 < plain_s
+    assert len(ours) == len(plain) == 3
+    assert min(ours + plain) > 0
+
+
+def test_what_disturbs_one_round_does_not_count():
+    assert races.undisturbed_s([[1.0, 9.0, 1.5], [8.0, 2.0, 1.0]]) == 4.0
+
+
+FIGURES = baselines.Baseline(model="llama 8x256", ours_tok_s=2.0, generate_tok_s=1.0)
 
 
 def test_what_was_measured_before_ctrl_c_is_printed_and_written(monkeypatch, capsys, tmp_path):
-    """The signal comes in the middle of the second model's comparison."""
-    figures = baselines.Baseline(
-        model="llama 8x256", ours_tok_s=2.0, generate_tok_s=1.0, generate_batch_tok_s=1.0,
-        ragged_ratio=1.0, no_reuse_ratio=1.0, no_reuse_storage_ratio=1.0,
-    )  # fmt: skip
+    """The signal comes in the middle of a model's comparisons, with others still to come."""
 
-    def compare(name, model):
-        if name != figures.model:
-            signal.raise_signal(signal.SIGINT)
-        return figures
+    def compare(name, model, passed):
+        yield FIGURES
+        passed(1.0)
+        yield replace(FIGURES, batching_ratio=3.0)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(serve, "compare", compare)
     monkeypatch.setattr(serve, "DEVICE_LONGEST", 2)
@@ -97,12 +104,25 @@ def test_what_was_measured_before_ctrl_c_is_printed_and_written(monkeypatch, cap
     report = json.loads(written.read_text())
     assert report["interrupted"]
     assert [mode["mode"] for mode in report["modes"]] == ["off", "device", "device+host"]
-    assert [one["model"] for one in report["baselines"]] == ["llama 8x256"]
+    assert report["baselines"] == [asdict(replace(FIGURES, batching_ratio=3.0))]
     assert report["first_tokens"] == []
     shown = capsys.readouterr()
-    assert "llama 8x256: ours 2, generate 1 tok/s" in shown.out
+    assert "llama 8x256: ours 2, generate 1 tok/s\n  to generate 2.00 (0.95)\n" in shown.out
+    assert "\n  to generate_batch 3.00 (2.5)\n" in shown.out
     assert "stratakv: interrupted" in shown.err
     assert torch.get_num_threads() == threads
+
+
+class _Counted(Countdown):
+    total = units = 0.0
+
+    def __init__(self, total):
+        super().__init__(total)
+        _Counted.total, _Counted.units = total, 0.0
+
+    def one_more(self, units=1.0):
+        super().one_more(units)
+        _Counted.units += units
 
 
 def test_the_report_has_every_mode_baseline_and_first_token(monkeypatch, capsys):
@@ -114,15 +134,19 @@ def test_the_report_has_every_mode_baseline_and_first_token(monkeypatch, capsys)
     monkeypatch.setattr(baselines, "SINGLE_PROMPT_TOKENS", 3)
     monkeypatch.setattr(baselines, "ALONE_NEW", 2)
     monkeypatch.setattr(baselines, "ROUNDS", dict.fromkeys(BASELINES, 1))
+    monkeypatch.setattr(baselines, "RAGGED_ROUNDS", 1)
+    monkeypatch.setattr(baselines, "ALONE_ROUNDS", 1)
+    monkeypatch.setattr(baselines, "BATCHING_NEW", 2)
     monkeypatch.setattr(races, "TURN_STEPS", 2)
     monkeypatch.setattr(serve, "DEVICE_LONGEST", 2)
     monkeypatch.setattr(serve.Chat, "within", lambda longest, vocabulary: CHAT)
     monkeypatch.setattr(first_token, "PROMPT_TOKENS", 320)
     monkeypatch.setattr(first_token, "ROUNDS", 1)
     monkeypatch.setattr(serve, "FIRST_TOKENS", {"lfm2": FIRST_TOKENS["lfm2"]})
-    # Transformers' continuous batching sleeps for seconds between tokens; its call is not ours.
+    # Transformers' continuous batching takes its time to start; its call is not ours.
     monkeypatch.setattr(baselines, "generate_batch", lambda model, prompts, new_tokens: 1.0)
     threads = torch.get_num_threads()
+    monkeypatch.setattr(serve, "Countdown", _Counted)
     report = serve.run(trace=None, model=None)
     assert torch.get_num_threads() == threads
     assert json.loads(json.dumps(report)) == report
@@ -146,3 +170,4 @@ def test_the_report_has_every_mode_baseline_and_first_token(monkeypatch, capsys)
     assert "gpt_oss 4x64: ours" in printed
     assert "\nlfm2 " in printed
     assert "None" not in printed
+    assert _Counted.units == pytest.approx(_Counted.total)

@@ -8,6 +8,7 @@ Owns the 128 bytes and their checks, in tables. Must not do I/O or know segments
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -47,6 +48,8 @@ _COVERED: Final = HEADER_BYTES - 8
 
 Headers: TypeAlias = npt.NDArray[np.void]
 """A table of headers, dtype ``HEADER``, shape [n]."""
+KeyWords: TypeAlias = npt.NDArray[np.uint64]
+"""Page, group and shard of each object, uint64 [n, 5]."""
 
 
 def payload_hash(payload: memoryview | bytes) -> int:
@@ -60,12 +63,23 @@ def headers_of(keys: Sequence[ObjectKey], spec_digest: bytes) -> Headers:
     table = np.zeros(len(keys), HEADER)
     table["magic"], table["version"] = MAGIC, VERSION
     table["spec"] = np.frombuffer(spec_digest, "<u8")
-    pages = b"".join([key.page for key in keys])
-    assert len(pages) == 32 * len(keys), "a page key is not 32 bytes long"
-    table["page"] = np.frombuffer(pages, "<u8").reshape(-1, 4)
-    table["group"] = [key.group for key in keys]
-    table["shard"] = [key.shard for key in keys]
+    words_of(table)[:, KEY_WORDS] = key_words(keys)
     return table
+
+
+def key_words(keys: Sequence[ObjectKey]) -> KeyWords:
+    """``KEY_WORDS`` of each object: what tells objects of one format apart. The loops are in C:
+    a question has thousands of keys."""
+    words = np.empty((len(keys), KEY_WORDS.stop - KEY_WORDS.start), "<u8")
+    if keys:
+        pages, groups, shards = zip(*keys, strict=True)
+        joined = b"".join(pages)
+        assert len(joined) == 32 * len(keys), "a page key is not 32 bytes long"
+        words[:, :4] = np.frombuffer(joined, "<u8").reshape(-1, 4)
+        places = np.fromiter(chain(groups, shards), "<u4", 2 * len(keys)).reshape(2, -1)
+        words[:, 4] = places[0]
+        words[:, 4] |= places[1].astype("<u8") << np.uint64(32)
+    return words
 
 
 def words_of(table: Headers) -> npt.NDArray[np.uint64]:

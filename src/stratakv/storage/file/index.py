@@ -17,6 +17,7 @@ from stratakv.storage.header import (
     KEY_WORDS,
     MAGIC,
     Headers,
+    KeyWords,
     is_blank,
     is_sound,
     words_of,
@@ -93,11 +94,15 @@ class Index:
 
     def lookup(self, wanted: Headers) -> RowIds:
         """Row of each object, NOWHERE where it is not known; the whole key is compared."""
+        return self.find(words_of(wanted)[:, KEY_WORDS])
+
+    def find(self, wanted: KeyWords) -> RowIds:
+        """The same by their key words."""
         rows = self._get(_fingerprints(wanted).tolist())
         at = np.flatnonzero(rows >= 0)
         if len(at):
-            held = words_of(self.headers[rows[at]])[:, KEY_WORDS]
-            same = (held == words_of(wanted[at])[:, KEY_WORDS]).all(axis=1)
+            held = words_of(self.headers)[rows[at], KEY_WORDS]
+            same = (held == wanted[at]).all(axis=1)
             rows[at[~same]] = NOWHERE
         return rows
 
@@ -113,7 +118,7 @@ class Index:
         self._add(rows, self.headers[rows])
 
     def _add(self, rows: RowIds, table: Headers) -> None:
-        prints = _fingerprints(table).tolist()
+        prints = _fingerprints_of(table).tolist()
         hidden = self._get(prints)
         self.present[hidden[hidden >= 0]] = False
         self._row_of.update(zip(prints, rows.tolist(), strict=True))
@@ -121,7 +126,7 @@ class Index:
 
     def drop(self, rows: RowIds) -> None:
         """Forget present rows; their headers stay, to be compared with the disk."""
-        prints = _fingerprints(self.headers[rows]).tolist()
+        prints = _fingerprints_of(self.headers[rows]).tolist()
         deque(map(self._row_of.__delitem__, prints), maxlen=0)
         self.present[rows] = False
 
@@ -160,6 +165,10 @@ def servable(table: Headers, geometry: Geometry) -> npt.NDArray[np.bool_]:
     return good
 
 
-def _fingerprints(table: Headers) -> npt.NDArray[np.uint64]:
+def _fingerprints_of(table: Headers) -> npt.NDArray[np.uint64]:
+    return _fingerprints(words_of(table)[:, KEY_WORDS])
+
+
+def _fingerprints(keys: KeyWords) -> npt.NDArray[np.uint64]:
     """64 bits of each key. All of it goes in: keys that share a part of theirs do not collide."""
-    return words_of(table)[:, KEY_WORDS] @ _MIX
+    return keys @ _MIX
