@@ -94,9 +94,9 @@ class Index:
 
     def lookup(self, wanted: Headers) -> RowIds:
         """Row of each object, NOWHERE where it is not known; the whole key is compared."""
-        return self.find(words_of(wanted)[:, KEY_WORDS])
+        return self.rows_of(words_of(wanted)[:, KEY_WORDS])
 
-    def find(self, wanted: KeyWords) -> RowIds:
+    def rows_of(self, wanted: KeyWords) -> RowIds:
         """The same by their key words."""
         rows = self._get(_fingerprints(wanted).tolist())
         at = np.flatnonzero(rows >= 0)

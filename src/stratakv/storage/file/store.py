@@ -73,11 +73,11 @@ class FileStore:
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         with self._working():
-            return self._find(key_words(keys)) != NOWHERE
+            return self._rows_of(key_words(keys)) != NOWHERE
 
     def read(self, keys: Sequence[ObjectKey], into: Sequence[memoryview]) -> list[ReadStatus]:
         with self._working():
-            rows = self._find(key_words(keys))
+            rows = self._rows_of(key_words(keys))
             statuses = [ReadStatus.MISS] * len(keys)
             at = np.flatnonzero(rows != NOWHERE)
             hashes: list[int] = self._index.headers["payload_hash"][rows[at]].tolist()
@@ -114,7 +114,7 @@ class FileStore:
 
     def touch(self, keys: Sequence[ObjectKey]) -> None:
         if not self._closed:
-            rows = self._index.find(key_words(keys))
+            rows = self._index.rows_of(key_words(keys))
             self._use(rows[rows != NOWHERE])
 
     def remove(self, keys: Sequence[ObjectKey] | Everything) -> int:
@@ -125,7 +125,7 @@ class FileStore:
             if isinstance(keys, Everything):
                 self._refresh()
                 return self._maintenance.mark_all_deleted()
-            rows = self._find(key_words(keys))
+            rows = self._rows_of(key_words(keys))
             rows = np.unique(rows[rows != NOWHERE])
             with self._slots.borrowed(set(self._index.segment[rows].tolist())):
                 rows = rows[self._index.present[rows]]
@@ -158,12 +158,12 @@ class FileStore:
             counters=replace(self._counters),
         )
 
-    def _find(self, wanted: KeyWords) -> RowIds:
+    def _rows_of(self, wanted: KeyWords) -> RowIds:
         """Rows of what may be served; a peer may have stored what is not known yet."""
-        rows = self._index.find(wanted)
+        rows = self._index.rows_of(wanted)
         if (rows == NOWHERE).any():
             self._refresh()
-            rows = self._index.find(wanted)
+            rows = self._index.rows_of(wanted)
         limit_ns = self._expiry_ns()
         if limit_ns is not None:
             found = np.flatnonzero(rows != NOWHERE)  # a new store's index has no last row to ask
