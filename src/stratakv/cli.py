@@ -68,6 +68,7 @@ BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "disagg": ("prompts computed elsewhere: admission by group, and bytes", ()),
     "ranks": ("what ranks exchange in a step, beside bare collectives", ("tp",)),
     "sparse": ("what selected rows on the host cost and bring", ("selections", "text")),
+    "observability": ("what metrics, the split of a step's time and log lines cost a step", ()),
     "http": ("how long others wait while a server works on a body that takes long", ("model",)),
     "connect": (
         "the tier inside vLLM and SGLang, beside the engine's own",
@@ -119,10 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.line = sys.argv[1:] if argv is None else list(argv)
         code: int = arguments.run(arguments)
     except (ConfigError, StorageError) as error:
-        print(f"stratakv: {error}", file=sys.stderr)
+        logs.last_words(str(error))
         return 2
     except KeyboardInterrupt:  # while a model loads or a bench runs; a server drains instead
-        print("stratakv: interrupted", file=sys.stderr)
+        logs.last_words("interrupted")
         return 130
     return code
 
@@ -237,6 +238,9 @@ def _policy_flags(part: argparse.ArgumentParser) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     settings = resolve(arguments, SERVER_OPTIONS, os.environ)
+    form = settings["log_format"].value
+    if form in logs.FORMATS:  # before all others are looked at: what is refused is a line too
+        logs.set_up("info", str(form))
     with settings.naming_sources():
         engine, server = settings.record(EngineConfig), settings.record(ServerConfig)
         check_together(engine, server)
@@ -335,7 +339,7 @@ def _fsck(arguments: argparse.Namespace) -> int:
         directory = _store_directory(arguments.dir)
         found = fsck(directory, repair=arguments.repair)
     except (StorageError, OSError) as error:
-        print(f"stratakv: {error}", file=sys.stderr)
+        logs.last_words(str(error))
         return 2
     _write_json(arguments.json, asdict(found) | {"clean": found.clean})
     for line in lines_of(directory, found, repair=arguments.repair):
@@ -368,7 +372,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     except ConfigError as error:  # a model is an argument of a server, and a flag of a bench
         raise ConfigError(re.sub(r"^MODEL\b", "--model", str(error))) from error
     except RankLostError as error:
-        print(f"stratakv: {error}", file=sys.stderr)
+        logs.last_words(str(error))
         return 1
     return 0
 

@@ -11,7 +11,7 @@ from stratakv.disagg.statistics import LinkState, SessionCounts
 from stratakv.engine.page_selection import Recall
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.metric_families import FAMILIES
-from stratakv.serve.metrics import ServerMetrics
+from stratakv.serve.metrics import FOLDED, ServerMetrics
 from stratakv.serve.replies import cached_details
 from stratakv.tiers.persist import PersistCounters
 from stratakv.tiers.statistics import AgeCounts, Counters, PageAgeStats
@@ -214,3 +214,16 @@ def test_two_servers_in_a_process_do_not_share_a_registry():
     one.finished("stop", 5)
     assert "stratakv_requests_total{" in one.render(None).decode()
     assert "stratakv_requests_total{" not in other.render(None).decode()
+
+
+def test_durations_that_wait_are_counted_when_they_are_read():
+    metrics = ServerMetrics(GROUPS, "m")
+    for count in (3, FOLDED, 1):
+        before = metrics.tokens().generated
+        for _ in range(count):
+            metrics.between_tokens_s.observe(0.02)
+        assert metrics.tokens().generated == before + count
+    metrics.between_tokens_s.observe(0.3)
+    text = metrics.render(None).decode()
+    assert f'inter_token_latency_seconds_count{{model_name="m"}} {FOLDED + 5}.0' in text
+    assert f'inter_token_latency_seconds_bucket{{le="0.25",model_name="m"}} {FOLDED + 4}.0' in text

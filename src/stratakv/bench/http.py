@@ -16,8 +16,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Final
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from stratakv.bench.saved_model import save
+from stratakv.bench.shapes import VOCABULARY
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
@@ -106,7 +108,7 @@ def run(*, model: str | None, size: int = 8 * MIB, rounds: int = 3) -> dict[str,
     with tempfile.TemporaryDirectory() as made:
         path = Path(made if model is None else model)
         if model is None:
-            _small_model(path)
+            save(_small_model(), path)
         with _server(path) as (host, port):
             waits = measure(host, port, attacks(size), rounds)
     print(_table(waits))
@@ -138,21 +140,11 @@ def _server(path: Path) -> Generator[tuple[str, int], None, None]:
         process.communicate()
 
 
-def _small_model(path: Path) -> None:
-    """A Llama of random weights and a byte-level tokenizer."""
-    LlamaForCausalLM(
+def _small_model() -> LlamaForCausalLM:
+    """A Llama of random weights."""
+    return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=8192,
         )
-    ).save_pretrained(path)  # fmt: skip
-    fast = Tokenizer(models.BPE())
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, show_progress=False)
-    fast.train_from_iterator([__doc__ or ""], trainer)
-    fast.save(str(path / "tokenizer.json"))
-    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    )  # fmt: skip

@@ -1,14 +1,19 @@
 """How a line of the log looks, and which request it is of.
 
-Owns the two forms, text and JSON, and the name of the request that the running code serves. Must
-not decide what is logged, nor know HTTP.
+Owns the two forms, text and JSON, the name of the request that the running code serves, and where
+what a person reads at a start goes. Must not decide what is logged, nor know HTTP.
 """
 
 import json
 import logging
+import sys
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Final
+
+log = logging.getLogger("stratakv")
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -51,9 +56,10 @@ class JsonLines(logging.Formatter):
 
 def set_up(level: str, form: str) -> None:
     """For the whole process, and again once settings are known. Nothing where a program around this
-    one has handlers of its own."""
+    one has handlers of its own. In JSON, what Python warns of and dies of are lines of the log too:
+    whoever collects them reads nothing else."""
     root = logging.getLogger()
-    ours = [one for one in root.handlers if isinstance(one.formatter, TextLines | JsonLines)]
+    ours = _ours()
     if root.handlers and not ours:
         return
     if not ours:
@@ -62,6 +68,41 @@ def set_up(level: str, form: str) -> None:
     root.setLevel(level.upper())
     for handler in ours:
         handler.setFormatter(_formatter(form))
+    logging.captureWarnings(form == "json")
+    sys.excepthook = _log_death if form == "json" else sys.__excepthook__
+
+
+def announce(text: str, about: str, details: Mapping[str, object]) -> None:
+    """For who has started this: ``text`` on standard output, or where the log is JSON a line of it,
+    which says what it is ``about`` and has ``details`` in place of columns."""
+    if _in_json():
+        log.info("%s", about, extra={DETAILS: details})
+        return
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def last_words(text: str) -> None:
+    """Why this process ends, on standard error."""
+    if _in_json():
+        log.error("%s", text)
+    else:
+        sys.stderr.write(f"stratakv: {text}\n")
+
+
+def _in_json() -> bool:
+    return any(isinstance(one.formatter, JsonLines) for one in _ours())
+
+
+def _ours() -> list[logging.Handler]:
+    handlers = logging.getLogger().handlers
+    return [one for one in handlers if isinstance(one.formatter, TextLines | JsonLines)]
+
+
+def _log_death(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    log.critical("the process ends", exc_info=(kind, error, trace))
 
 
 def _formatter(form: str) -> logging.Formatter:

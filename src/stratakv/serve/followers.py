@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from stratakv.core.errors import ConfigError
+from stratakv.core.logs import last_words
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ def ended_by_interrupt(place: RankPlace) -> Generator[None]:
     def wait() -> None:
         with reader:
             if reader.recv(1):
-                sys.stderr.write("stratakv: interrupted\n")
+                last_words("interrupted")
                 place.abandon()
                 os._exit(INTERRUPTED)
 

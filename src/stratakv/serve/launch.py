@@ -8,7 +8,6 @@ ranks do.
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +16,11 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import (
+    disable_default_handler,
+    disable_progress_bar,
+    enable_propagation,
+)
 
 from stratakv.agreement.torch_ranks import TorchRanks, join
 from stratakv.assembly.models import EngineParts
@@ -27,6 +30,7 @@ from stratakv.assembly.sizing import ranks_here
 from stratakv.core.choices import BOOTSTRAP_PORT
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, StorageError, StrataError
+from stratakv.core.logs import announce
 from stratakv.engine.model import CPU
 from stratakv.engine.parallel import device_refusal
 from stratakv.engine.ranked import RankedEngine
@@ -44,6 +48,7 @@ CLOSE_S: Final = 10.0
 
 def serve_alone(path: Path, config: EngineConfig, server: ServerConfig) -> int:
     """Serve until a signal ends it; the exit code."""
+    _one_log()
     launched(config.tp)  # refuses a launcher of several, which would each be a server of its own
     # A port that is taken shows now, not after a large model was loaded.
     bound_socket(server.host, server.port).close()
@@ -77,6 +82,12 @@ def _join_socket(
     return found, replace(server, bootstrap_port=found.getsockname()[1])
 
 
+def _one_log() -> None:
+    """Lines of transformers, which has a handler of its own, have the form of all others."""
+    disable_default_handler()
+    enable_propagation()
+
+
 def _nothing() -> None:
     pass
 
@@ -89,6 +100,7 @@ def share_threads(config: EngineConfig) -> None:
 def serve_ranks(path: Path, config: EngineConfig, server: ServerConfig, line: Sequence[str]) -> int:
     """The same as one of ``--tp`` ranks. ``line``: the arguments with which the others are started
     on this machine, where no launcher has."""
+    _one_log()
     place = launched(config.tp)
     if place is not None:
         hold_leash(place)
@@ -119,8 +131,7 @@ def _refusal(path: Path, config: EngineConfig, server: ServerConfig, *, leads: b
 
 
 def _show(table: BudgetTable) -> None:
-    sys.stdout.write(f"{table.render()}\n")
-    sys.stdout.flush()
+    announce(table.render(), "memory of the tiers", {"memory": table.figures()})
 
 
 def _serve(path: Path, config: EngineConfig, server: ServerConfig, place: RankPlace) -> int:

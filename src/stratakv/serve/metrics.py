@@ -25,6 +25,8 @@ BETWEEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 WHOLE_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
+FOLDED: Final = 256
+"""Durations that wait to be counted, at most."""
 TIERS: Final = ("device", "host", "storage")
 
 
@@ -43,6 +45,26 @@ class TokenCounts:
             self.generated - earlier.generated,
             {tier: count - earlier.by_tier[tier] for tier, count in self.by_tier.items()},
         )
+
+
+class Durations:
+    """A histogram of seconds. They wait to be counted: many at a time cost a fifth of what each one
+    does between two tokens."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._waiting: list[float] = []
+
+    def observe(self, seconds: float) -> None:
+        self._waiting.append(seconds)
+        if len(self._waiting) >= FOLDED:
+            self.fold()
+
+    def fold(self) -> None:
+        """Count what waits, before the histogram is read."""
+        for seconds in self._waiting:
+            self._histogram.observe(seconds)
+        self._waiting.clear()
 
 
 class ServerMetrics:
@@ -64,9 +86,9 @@ class ServerMetrics:
         self._cached = self._counter("cached_prompt_tokens")
         self._by_group = self._counter("cached_group_tokens")
         self._lost_events = self._counter("kv_event_batches_lost")
-        self.first_token_s: Final = self._histogram("time_to_first_token_seconds", FIRST_S)
-        self.between_tokens_s: Final = self._histogram("inter_token_latency_seconds", BETWEEN_S)
-        self.whole_s: Final = self._histogram("e2e_request_latency_seconds", WHOLE_S)
+        self.first_token_s: Final = self._durations("time_to_first_token_seconds", FIRST_S)
+        self.between_tokens_s: Final = self._durations("inter_token_latency_seconds", BETWEEN_S)
+        self.whole_s: Final = self._durations("e2e_request_latency_seconds", WHOLE_S)
 
     def responded(self, path: str, status: int) -> None:
         """``path`` is a route, never what a client sent."""
@@ -95,6 +117,7 @@ class ServerMetrics:
 
     def tokens(self) -> TokenCounts:
         """So far, those of answers that still go on too."""
+        self._fold()
         first, between = (
             self._sample(f"{name}_seconds_count")
             for name in ("time_to_first_token", "inter_token_latency")
@@ -116,6 +139,7 @@ class ServerMetrics:
     def render(self, stats: EngineStats | None, sessions: SessionStats | None = None) -> bytes:
         """The text format; without the engine's figures if it cannot give them. ``sessions``: of a
         server that hands requests over."""
+        self._fold()
         self._engine.show(stats, sessions)
         return generate_latest(self._shown)
 
@@ -123,9 +147,15 @@ class ServerMetrics:
         about = BY_NAME[name]
         return Counter(f"{PREFIX}{name}", about.help, about.labels, registry=self._registry)
 
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+    def _durations(self, name: str, buckets: tuple[float, ...]) -> Durations:
         about = BY_NAME[name]
-        return Histogram(f"{PREFIX}{name}", about.help, buckets=buckets, registry=self._registry)
+        return Durations(
+            Histogram(f"{PREFIX}{name}", about.help, buckets=buckets, registry=self._registry)
+        )
+
+    def _fold(self) -> None:
+        for durations in (self.first_token_s, self.between_tokens_s, self.whole_s):
+            durations.fold()
 
 
 class _Named(Collector):

@@ -88,6 +88,9 @@ class RequestIds:
 def _log_access(scope: Scope, statuses: Sequence[int], took_s: float) -> None:
     """What probes and scrapers ask all day is for a closer look alone. A path is shown escaped: a
     client may have put a line break into it."""
+    level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
+    if not access.isEnabledFor(level):
+        return
     details = {
         "method": scope["method"],
         "path": quote(scope["path"]),
@@ -98,7 +101,7 @@ def _log_access(scope: Scope, statuses: Sequence[int], took_s: float) -> None:
         "id": scope.get(ANSWER_ID),
     }
     access.log(
-        logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO,
+        level,
         "%s",
         " ".join(f"{name}={value}" for name, value in details.items() if value is not None),
         extra={DETAILS: details},

@@ -10,7 +10,6 @@ import math
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Final, TypedDict, cast
 import uvicorn
 
 from stratakv.core.clock import Clock
+from stratakv.core.logs import announce
 from stratakv.serve.connection_limits import ACCEPTED_AT_ONCE, LIMITS, ConnectionLimits, Crowd
 from stratakv.serve.connections import ClientConnection
 from stratakv.serve.driver import EngineDriver, Health
@@ -54,9 +54,9 @@ def serve_forever(
     """Start the engine and answer until SIGTERM or SIGINT; returns the process's exit code: 0 after
     a drain, 1 after the engine's death.
 
-    ``port`` 0 takes a free one. Prints ``stratakv: listening on http://HOST:PORT``, or https, once
-    requests are taken. ``stopped``: called when the engine's thread has ended. ``joins``: where
-    other servers join this one, bound. Raises ConfigError when the address cannot be had.
+    ``port`` 0 takes a free one. Announces ``stratakv: listening on http://HOST:PORT``, or https,
+    once requests are taken. ``stopped``: called when the engine's thread has ended. ``joins``:
+    where other servers join this one, bound. Raises ConfigError when the address cannot be had.
     """
     listener = bound_socket(host, port)
     quieten()
@@ -114,8 +114,8 @@ class Server(uvicorn.Server):
             shown = f"[{host}]" if ":" in host else host
             what = "servers that decode join" if i else "listening on"
             scheme = "https" if self.config.is_ssl else "http"
-            sys.stdout.write(f"stratakv: {what} {scheme}://{shown}:{port}\n")
-            sys.stdout.flush()
+            url = f"{scheme}://{shown}:{port}"
+            announce(f"stratakv: {what} {url}", f"{what} {url}", {"url": url})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         log.info("%s: draining", signal.Signals(sig).name)
