@@ -74,12 +74,16 @@ def _operation(document: Json, head: str, operation: Json) -> str:
     ]
     if "requestBody" in operation:
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        schema = _resolved(document, schema)
-        needed = schema.get("required", ())
-        rows += [
-            (name, _kind(one), ("needed; " if name in needed else "") + one.get("description", ""))
-            for name, one in schema["properties"].items()
-        ]
+        for form in _resolved(document, schema).get("anyOf", [_resolved(document, schema)]):
+            needed = form.get("required", ())
+            rows += [
+                (
+                    name,
+                    _kind(one),
+                    ("needed; " if name in needed else "") + one.get("description", ""),
+                )
+                for name, one in form["properties"].items()
+            ]
     answers = [
         (status, ", ".join(answer["content"]), answer["description"])
         for status, answer in operation["responses"].items()

@@ -271,12 +271,25 @@ _MODEL: Final = _object(id=_STRING, object={"const": "model"}, created=_WHOLE, o
 _PARAM_MODEL: Final[Json] = {"name": "model", "in": "path", "required": True, "schema": _TEXT}
 _TOKENIZE: Final[Json] = {
     "type": "object",
-    "properties": {
-        name: _property(name)
-        for name in ("messages", "add_special_tokens", *sorted(schemas.TEMPLATE | tools.FIELDS))
-    }
-    | {"prompt": {"type": ["string", "null"]}},
+    "anyOf": [
+        {
+            "required": ["messages"],
+            "properties": {
+                name: _property(name)
+                for name in ("messages", *sorted(schemas.TEMPLATE | tools.FIELDS))
+            },
+        },
+        {
+            "required": ["prompt"],
+            "properties": {
+                "messages": {"type": "null"},
+                "prompt": _STRING,
+                "add_special_tokens": _property("add_special_tokens"),
+            },
+        },
+    ],
 }
+"""Beside a text, what is for a conversation is not looked at."""
 _HEALTH: Final = _operation("Whether requests are taken", _json(_object(status=_STRING)), key=False)
 _PAGE: Final[Json] = {"text/html": {"schema": _STRING}}
 _STORAGE_ERRORS: Final = (400, 403, 404, 408, 409, 413, 502)
