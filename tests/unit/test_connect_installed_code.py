@@ -20,7 +20,7 @@ class Package:
     """An installed package. ``digest``: of its one file."""
 
     def __init__(self, name, version, digest, **texts):
-        self.name, self.version = name, version
+        self.name, self.metadata = name, {"Name": name, "Version": version}
         self.texts = {"RECORD": f"{name}/a.py,sha256={digest},1\n"} | texts
 
     def read_text(self, name):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from stratakv.connect.native_code import LIBRARY
@@ -76,7 +76,7 @@ def package_fields(installed: Iterable[Distribution]) -> dict[str, str]:
     one behind, which can come before the one that is imported; without a name, it is none."""
     found: dict[str, str] = {}
     for package in installed:
-        if (given := cast("str | None", package.name)) is None:
+        if (given := _field(package, "Name")) is None:
             continue
         name = given.lower().replace("_", "-")
         if name not in HARMLESS:
@@ -95,8 +95,14 @@ def processor_fields(cpuinfo: str, cores: int) -> dict[str, str]:
     return {"processor": f"{digest[:16]}, {cores} cores"}
 
 
+def _field(package: Distribution, name: str) -> str | None:
+    """Of its metadata; asked for without looking, what is absent warns, and will raise."""
+    fields = package.metadata
+    return fields[name] if name in fields else None
+
+
 def _package(package: Distribution) -> str:
-    parts = [cast("str | None", package.version) or ""]
+    parts = [_field(package, "Version") or ""]
     written = [
         line
         for line in (package.read_text("RECORD") or "").splitlines()
