@@ -1,11 +1,15 @@
-"""The L2 adapter in the released LMCache: its own bench stores, looks up, loads and compares."""
+"""The L2 adapter in the released LMCache: its own bench stores, looks up, loads and compares, and
+its L1 uses memory again while tasks on a slow store still run.
+"""
 
 import json
+import os
 import re
 
 import pytest
 
-from tests.connect.environment import ended, engine_process
+from tests.connect.environment import HERE, ended, engine_process, faulty_package
+from tests.meta.source import ROOT
 from tests.unit.test_connect_vllm import checkpoint
 
 pytestmark = pytest.mark.connect
@@ -30,3 +34,17 @@ def test_lmcaches_own_bench_finds_and_verifies_what_it_has_stored(tmp_path):
     assert re.search(r"\[Store\] Round 4: .* success_keys=64/64", output)
     assert re.search(r"\[Load\] Round 4: .* loaded=64/64", output)
     assert re.search(r"Actual hit rate: +0\.[1-9]", output)
+
+
+def test_memory_that_lmcache_uses_again_is_neither_read_nor_written(tmp_path):
+    """Seen to fail with an adapter that copied in the store's turn, and that filled whatever buffer
+    it had been given."""
+    paths = os.pathsep.join(map(str, (ROOT / "src", HERE, faulty_package(tmp_path))))
+    store = f"{tmp_path}/store"
+    output = ended(
+        engine_process(
+            "lmcache_memory.py", checkpoint(tmp_path / "model"), f"file://{store}?quota=64MiB",
+            f"faulty://{store}?delay_s=3", PYTHONPATH=paths,
+        )
+    )  # fmt: skip
+    assert "every chunk is what it was" in output

@@ -33,7 +33,7 @@ OTHERS_FLAGS: Final = {
     "--hicache-size", "--hicache-storage-backend", "--hicache-storage-backend-extra-config",
     "--hicache-storage-prefetch-policy", "--hicache-write-policy", "--model-path",
     "--l2-adapter", "--no-skip-verify", "--speculative-draft-load-format", "--enable-metrics",
-    "--enable-prefix-caching",
+    "--enable-prefix-caching", "--l1-write-ttl-seconds", "--hash-algorithm",
 }  # fmt: skip
 """Flags of other programs that a document may name."""
 

@@ -139,7 +139,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "transfer/pinning.py": "host memory is registered while the server serves",
         "engine/thread_executor.py": "steps are computed while the next is launched",
         "connect/bounded_calls.py": "who asks another engine's store waits only so long",
-        "connect/lmcache.py": "LMCache asks and goes on: one thread writes, one reads",
+        "connect/lmcache_tasks.py": "LMCache asks and goes on: one thread writes, one reads",
         "storage/io_worker.py": "one worker per open backend",
         "storage/opening.py": "no step may wait for a store that opens or closes",
         "disagg/link.py": "a peer may block whoever writes to it: one worker per peer",

@@ -1,11 +1,14 @@
 """The L2 adapter as LMCache drives it, without LMCache: what comes back is what was stored, and
 what another server must never hit."""
 
+import sys
 from threading import Event
 
+import numpy as np
 import pytest
 import torch
 
+from stratakv.core.clock import ManualClock
 from stratakv.core.errors import ConfigError
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S, wait_until
@@ -168,6 +171,182 @@ def test_a_store_that_hangs_is_a_miss_in_time_and_touches_no_object(adapters, mo
     assert not any(bool(one.raw.any()) for one in objects)
 
 
+@pytest.fixture
+def gate(monkeypatch, quiet):
+    """A store in memory, whose calls wait at the gate from ``shut`` on until it is opened."""
+
+    class Gate:
+        def __init__(self):
+            self.go_on, self.reached, self.faulty, self.memories = Event(), Event(), [], {}
+            self.opens, self.faults = lambda: None, Faults()
+
+        def shut(self):
+            self.faults = Faults(call_hangs=1.0)
+            for one in self.faulty:
+                one.change(self.faults)
+
+        def wait(self, _):
+            self.reached.set()
+            self.go_on.wait(PATIENCE_S)
+
+        def opened(self, _, form):
+            self.opens()
+            memory = self.memories.setdefault(form, MemoryBackend(form))
+            self.faulty.append(FaultyBackend(memory, self.faults, self.wait))
+            return self.faulty[-1]
+
+    made = Gate()
+    monkeypatch.setattr("stratakv.storage.ends.open_storage", made.opened)
+    yield made
+    made.go_on.set()
+
+
+PATIENT = {"timeout_s": PATIENCE_S, "task_timeout_s": PATIENCE_S}
+
+
+def begun_load(gate, adapter, objects):
+    stored(adapter)
+    gate.shut()
+    task = adapter.submit_load_task(KEYS, objects)
+    assert gate.reached.wait(PATIENCE_S)
+    return task
+
+
+def test_what_is_stored_is_what_the_object_was_when_it_was_given(adapters, gate):
+    """LMCache may use its memory for another chunk before the store's turn comes."""
+    adapter = adapters(storage="memory://", **PATIENT)
+    stored(adapter, KEYS[:1])
+    gate.shut()
+    objects = [MemoryObj(7), MemoryObj(8)]
+    tasks = [adapter.submit_store_task([KEYS[at + 1]], [objects[at]]) for at in range(2)]
+    assert gate.reached.wait(PATIENCE_S)
+    for one in objects:
+        one.raw.fill_(99)
+    gate.go_on.set()
+    ended = {}
+    wait_until(lambda: ended.update(adapter.pop_completed_store_tasks()) or len(ended) == 2, "both")
+    assert ended.keys() == {*tasks}
+    assert [int(one.raw[0]) for one in loaded(adapter, KEYS[1:3])[1]] == [7, 8]
+
+
+def test_a_load_that_lmcache_has_given_up_on_writes_nothing_more(adapters, gate):
+    """It says so by its unlock, and gives the memory to another chunk."""
+    adapter = adapters(storage="memory://", **PATIENT)
+    objects = [MemoryObj(55) for _ in KEYS]
+    task = begun_load(gate, adapter, objects)
+    adapter.submit_unlock(KEYS)
+    gate.go_on.set()
+    assert answer(lambda: adapter.query_load_result(task)) == [False] * 4
+    assert all(bool((one.raw == 55).all()) for one in objects)
+
+
+def test_an_unlock_after_an_answer_ends_nobody_else_s_load(adapters, gate):
+    adapter = adapters(storage="memory://", **PATIENT)
+    stored(adapter)
+    first = adapter.submit_load_task(KEYS, [MemoryObj() for _ in KEYS])
+    wait_until(lambda: adapter.totals.get("loaded") == 4, "the first load")
+    gate.shut()
+    second = adapter.submit_load_task(KEYS, [MemoryObj() for _ in KEYS])
+    assert gate.reached.wait(PATIENCE_S)
+    assert answer(lambda: adapter.query_load_result(first)) == [True] * 4
+    adapter.submit_unlock(KEYS)
+    gate.go_on.set()
+    assert answer(lambda: adapter.query_load_result(second)) == [True] * 4
+
+
+def test_a_load_writes_nothing_after_its_time(adapters):
+    adapter = adapters(task_timeout_s=1e-9)
+    stored(adapter)
+    hits, objects = loaded(adapter)
+    assert hits == [False] * 4
+    assert present(adapter) == [False] * 4
+    assert not any(bool(one.raw.any()) for one in objects)
+    assert adapter.totals == {"stored": 4, "late": 8}
+
+
+def test_a_page_that_comes_after_its_load_s_time_is_not_written(adapters):
+    tasks = sys.modules[type(adapters()).__module__ + "_tasks"]
+    clock, objects, page = ManualClock(), [MemoryObj(55), MemoryObj(55)], np.ones(64, np.uint8)
+    lent = tasks.LentBuffers(KEYS[:2], objects, clock, clock.now_s() + 1)
+    lent.fill(0, page)
+    clock.advance(1)
+    lent.fill(1, page)
+    assert not lent.open
+    assert lent.filled == [0]
+    assert [int(one.raw[0]) for one in objects] == [1, 55]
+
+
+def test_a_buffer_that_was_freed_by_force_is_not_written(adapters, gate):
+    adapter = adapters(storage="memory://", **PATIENT)
+    objects = [MemoryObj(55) for _ in KEYS]
+    task = begun_load(gate, adapter, objects)
+    objects[1].valid = False
+    gate.go_on.set()
+    assert answer(lambda: adapter.query_load_result(task)) == [True, False, True, True]
+    assert bool((objects[1].raw == 55).all())
+
+
+def test_lmcache_s_own_threads_never_wait_while_a_store_is_opened(adapters, gate):
+    adapter = adapters(storage="memory://", **SOON)
+    gate.opens = lambda: gate.wait(None)
+    first = adapter.submit_store_task(KEYS[:1], [MemoryObj(1)])
+    assert gate.reached.wait(PATIENCE_S)
+    assert present(adapter) == [False] * 4  # a miss, in time
+    ended = {}
+    wait_until(lambda: ended.update(adapter.pop_completed_store_tasks()) or ended, "a store's end")
+    assert ended == {first: -1}
+    assert adapter.totals["late"] == 4
+    assert not adapter.report_status()["is_healthy"]
+
+
+def test_a_store_that_cannot_be_opened_is_counted_and_left_alone(adapters, gate):
+    tried = []
+
+    def fails():
+        tried.append(1)
+        raise OSError("down")
+
+    gate.opens = fails
+    adapter = adapters(storage="memory://")
+    assert [stored(adapter) for _ in range(3)] == [-1] * 3
+    assert len(tried) == 1
+    assert adapter.totals == {"unwritten": 12}
+    assert not adapter.report_status()["is_healthy"]
+
+
+def test_too_much_that_waits_to_be_written_is_dropped_and_counted(adapters, gate, monkeypatch):
+    adapter = adapters(storage="memory://", **PATIENT)
+    monkeypatch.setattr("stratakv.connect.lmcache_tasks.QUEUED_BYTES", 4 * 64)
+    stored(adapter, KEYS[:1])
+    gate.shut()
+    adapter.submit_store_task(KEYS[1:], [MemoryObj(1, (128,)) for _ in KEYS[1:]])  # alone it may
+    second = adapter.submit_store_task(KEYS[:1], [MemoryObj(1)])
+    assert adapter.pop_completed_store_tasks() == {second: -1}
+    assert adapter.totals["dropped"] == 1
+    assert adapter.report_status()["queued_bytes"] == 3 * 128
+    gate.go_on.set()
+    wait_until(lambda: adapter.report_status()["queued_bytes"] == 0, "the writes")
+
+
+def test_chunk_hashes_that_two_chunks_may_share_never_hit(adapters, quiet):
+    adapter = adapters()
+    short = [ObjectKey(b"x" * 8)]
+    assert stored(adapter, short) == -1
+    assert present(adapter, short) == [False]
+    assert loaded(adapter, short)[0] == [False]
+    assert adapter.totals == {"refused": 1}
+
+
+def test_closing_gives_up_what_is_queued_behind_a_store_that_hangs(adapters, gate, monkeypatch):
+    adapter = adapters(storage="memory://", **SOON)
+    monkeypatch.setattr("stratakv.connect.lmcache_tasks.CLOSE_S", 0.05)
+    stored(adapter)
+    gate.shut()
+    tasks = [adapter.submit_store_task(KEYS[:1], [MemoryObj(at)]) for at in range(50)]
+    adapter.close()
+    assert adapter.pop_completed_store_tasks() == dict.fromkeys(tasks, -1)
+
+
 def test_what_breaks_here_is_an_answer_all_the_same(adapters, quiet):
     adapter = adapters()
     task = adapter.submit_load_task(KEYS, [None] * 4)
@@ -193,8 +372,10 @@ def test_each_kind_of_task_has_a_notifier_of_its_own(adapters):
         ({"timeout_s": -1}, "timeout_s -1: allowed is a number above 0"),
         (
             {"root": "/x"},
-            "root: allowed are storage, storage_key_file, timeout_s, engine, model",
+            "root: allowed are storage, storage_key_file, timeout_s, engine, model, task_timeout_s",
         ),
+        ({"task_timeout_s": True}, "task_timeout_s True: allowed is a number above 0"),
+        ({"storage_key_file": "/nowhere"}, "/nowhere"),
         ({"storage": "bogus://x"}, "bogus"),
         ({"storage": "file:///x?quta=3"}, "quta"),
     ],

@@ -29,15 +29,21 @@ class TierSettings:
             allowed = ", ".join([*known, *sorted(others)])
             raise ConfigError(f"{flag} {', '.join(unknown)}: allowed are {allowed}")
         storage, key_file = given.get("storage"), given.get("storage_key_file")
-        timeout_s = given.get("timeout_s", TIMEOUT_S)
         if not isinstance(storage, str):
             raise ConfigError(f"{flag} storage {storage}: allowed is a URL, as --storage takes it")
         if key_file is not None and not isinstance(key_file, str):
             raise ConfigError(f"{flag} storage_key_file {key_file}: allowed is the path of a file")
-        if (
-            isinstance(timeout_s, bool)
-            or not isinstance(timeout_s, int | float)
-            or not 0 < timeout_s < math.inf  # nor NaN, of which nothing is ever late
-        ):
-            raise ConfigError(f"{flag} timeout_s {timeout_s}: allowed is a number above 0")
-        return cls(storage=storage, storage_key_file=key_file, timeout_s=float(timeout_s))
+        timeout_s = seconds(flag, "timeout_s", given, TIMEOUT_S)
+        return cls(storage=storage, storage_key_file=key_file, timeout_s=timeout_s)
+
+
+def seconds(flag: str, name: str, given: Mapping[str, object], default: float) -> float:
+    """A limit that stands in the JSON of ``flag`` as ``name``."""
+    value = given.get(name, default)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value < math.inf  # nor NaN, of which nothing is ever late
+    ):
+        raise ConfigError(f"{flag} {name} {value}: allowed is a number above 0")
+    return float(value)

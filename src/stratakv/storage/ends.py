@@ -14,6 +14,7 @@ from stratakv.core.errors import ConfigError, StorageError
 from stratakv.storage.backend import StorageBackend, StoreFormat
 from stratakv.storage.file.store import FileStore
 from stratakv.storage.io_worker import Backends
+from stratakv.storage.opened_on_use import OpenedOnUse
 from stratakv.storage.registry import open_storage
 from stratakv.storage.sealed import SealedBackend, sealed_form
 from stratakv.storage.store_key import StoreKey
@@ -34,11 +35,28 @@ def open_ends(parsed: StorageUrl, form: StoreFormat, key: StoreKey | None, url: 
         reading = opened(lambda: sealed_store(open_storage, parsed, form, key), url)
         undo.callback(reading.close)
         writing = reading
-        # These are made for several clients; a second one of another store may be another store.
-        if isinstance(parsed, FileUrl | RedisOptions | S3Options):
+        if _for_several(parsed):
             writing = opened(lambda: sealed_store(open_storage, parsed, form, key), url)
         undo.pop_all()
     return Backends(reading, writing)
+
+
+def ends_on_use(parsed: StorageUrl, form: StoreFormat, key: StoreKey | None, url: str) -> Backends:
+    """The same ends, each opened by its first call, which blocks and raises as ``open_ends`` does,
+    and by the next one where it could not be."""
+
+    def end() -> StorageBackend:
+        return OpenedOnUse(
+            lambda: opened(lambda: sealed_store(open_storage, parsed, form, key), url)
+        )
+
+    reading = end()
+    return Backends(reading, end() if _for_several(parsed) else reading)
+
+
+def _for_several(parsed: StorageUrl) -> bool:
+    """Whether a store is made for several clients: a second one of another may be another store."""
+    return isinstance(parsed, FileUrl | RedisOptions | S3Options)
 
 
 def close_ends(ends: Backends) -> None:
