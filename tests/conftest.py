@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-
 from importlib.util import find_spec
 
 import pytest

@@ -98,7 +98,9 @@ def processor_fields(cpuinfo: str, cores: int) -> dict[str, str]:
 def _field(package: Distribution, name: str) -> str | None:
     """Of its metadata; asked for without looking, what is absent warns, and will raise."""
     fields = package.metadata
-    return fields[name] if name in fields else None
+    if name not in fields:
+        return None
+    return fields[name]
 
 
 def _package(package: Distribution) -> str:
