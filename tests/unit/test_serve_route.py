@@ -138,6 +138,11 @@ async def gone(_fleet, _request, _path):
     raise httpx.ConnectError("nobody listens")
 
 
+async def is_silent(_fleet, _request, _path):
+    """A host that is off, or too busy to take a connection."""
+    raise httpx.ConnectTimeout("")
+
+
 async def dies(_fleet, _request, path):
     if path in (COMPLETIONS, MODELS):
         raise httpx.ReadError("")
@@ -335,6 +340,15 @@ def test_an_error_has_what_a_prefill_server_answers_to_who_asks_where_it_is_join
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "no_prefill")
     expected = 'http://p2/server_info answers 503: {"why": "maintenance"}'
     assert answer.json()["error"]["message"] == expected
+
+
+@pytest.mark.parametrize("fails", [gone, is_silent])
+def test_where_nobody_takes_the_connection_another_one_decodes(opened, fails):
+    """Nothing was asked of it, so nothing can be done twice."""
+    router = opened(Fleet(d1=fails))
+    for _ in range(3):
+        answer = post(router)
+        assert (answer.status_code, answer.json()["by"]) == (200, "d2")
 
 
 def test_a_client_s_own_hand_off_is_refused_by_its_name(opened):

@@ -54,7 +54,7 @@ class UnreachableError(ApiError):
     def __init__(self, role: str, url: str, error: Exception) -> None:
         message = f"the {role} server {url} cannot be reached: {str(error) or repr(error)}"
         super().__init__(message, status=502, kind="server_error", code=f"{role}_unreachable")
-        self.asked = not isinstance(error, httpx.ConnectError)
+        self.asked = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
 
 
 @dataclass(slots=True, eq=False)
