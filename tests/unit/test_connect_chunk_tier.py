@@ -42,6 +42,27 @@ def test_a_lookup_never_waits_and_one_step_asks_once(memory):
     assert engine.lookup(KEYS, "third")[0] == NONE
 
 
+def test_a_request_waits_for_a_question_and_for_a_load_and_for_no_store(memory):
+    engine = EngineRows(memory)
+    tier, seen = engine.tier, []
+    tier.store(1, KEYS[:1], [0])
+    seen.append(tier.awaited)
+    engine.work()
+    tier.take_reports()
+    tier.lookup(KEYS[0], "r")
+    tier.end_step()
+    seen.append(tier.awaited)
+    engine.work()
+    tier.end_step()
+    seen.append(tier.awaited)
+    tier.load(2, KEYS[:1], [1])
+    seen.append(tier.awaited)
+    engine.work()
+    tier.take_reports()
+    seen.append(tier.awaited)
+    assert seen == [False, True, False, True, False]
+
+
 def test_who_has_asked_before_a_page_was_stored_gets_it_afterwards(memory):
     engine = EngineRows(memory)
     assert engine.lookup(KEYS[:2])[1] == [False, False]
@@ -377,5 +398,5 @@ def test_an_end_over_a_store_that_hangs_lets_go_of_the_rows_all_the_same(memory,
 def test_the_verbs_are_those_of_a_tier():
     assert {name for name in vars(ChunkTier) if not name.startswith("_")} == {
         "lookup", "end_step", "store", "load", "take_reports", "busy", "touch", "release", "drain",
-        "rename", "close", "off",
+        "rename", "close", "off", "awaited",
     }  # fmt: skip

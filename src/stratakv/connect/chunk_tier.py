@@ -156,6 +156,11 @@ class ChunkTier:
         """Whether a job is under way, or has ended and is not reported."""
         return bool(self._jobs or self._reports)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a request waits for the store."""
+        return bool(self._asked) or any(job.loading for job in self._jobs.values())
+
     def touch(self, keys: Sequence[bytes]) -> None:
         """Pages of a chain, its head first, are of use to somebody."""
         self._worker.submit(Touch(self._names(keys)[::-1]))

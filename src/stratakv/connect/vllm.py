@@ -8,6 +8,7 @@ only a connector is given, the engine's configuration.
 
 import logging
 import os
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -187,6 +188,10 @@ class StrataTier(SecondaryTierManager):
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         self._tier.end_step()
+        if self._tier.awaited:
+            # A scheduler that steps without work keeps the interpreter from the store's thread: of
+            # its 5 ms turns a restart hit then waits for dozens.
+            time.sleep(0)
 
     def drain_jobs(self) -> None:
         """vLLM asks for it where it resets its caches: the weights may have been changed in place,
