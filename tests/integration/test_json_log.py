@@ -79,6 +79,17 @@ def test_so_is_what_python_warns_of_and_dies_of():
     assert done.returncode == 1
 
 
+def test_a_text_log_leaves_a_program_s_own_hook_alone():
+    code = (
+        "import sys; from stratakv.core.logs import set_up; mine = sys.excepthook = lambda *_: 0;"
+        "set_up('info', 'text'); assert sys.excepthook is mine;"
+        "set_up('info', 'json'); set_up('info', 'text');"
+        "assert sys.excepthook is sys.__excepthook__"
+    )
+    done = _ran([sys.executable, "-c", code])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def _ran(command):
     environment = {name: value for name, value in os.environ.items() if "STRATAKV" not in name}
     return subprocess.run(

@@ -284,6 +284,7 @@ def test_a_buffer_that_was_freed_by_force_is_not_written(adapters, gate):
     gate.go_on.set()
     assert answer(lambda: adapter.query_load_result(task)) == [True, False, True, True]
     assert bool((objects[1].raw == 55).all())
+    assert (adapter.totals["loaded"], adapter.totals["late"]) == (4, 1)
 
 
 def test_lmcache_s_own_threads_never_wait_while_a_store_is_opened(adapters, gate):

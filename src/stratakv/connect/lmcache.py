@@ -187,8 +187,8 @@ class StrataL2(L2AdapterInterface):
         return dict(total)
 
     def close(self) -> None:
-        for hand in (self._writing, self._reading):
-            hand.close()
+        for thread in (self._writing, self._reading):
+            thread.close()
         for shelf in self._shelves.values():
             shelf.pages.close()
         log.info("pages, since the start: %s", dict(self.totals))
@@ -208,7 +208,7 @@ class StrataL2(L2AdapterInterface):
 
     def _submit(
         self,
-        hand: TaskThread,
+        thread: TaskThread,
         into: Results,
         task: int,
         work: Callable[[], object],
@@ -229,7 +229,7 @@ class StrataL2(L2AdapterInterface):
                 result = failed
             end(result)
 
-        hand.submit(run, lambda: end(failed))
+        thread.submit(run, lambda: end(failed))
 
     def _give_back(self, task: int) -> None:
         with self._lock:
@@ -323,7 +323,9 @@ class StrataL2(L2AdapterInterface):
         lent: LentBuffers,
     ) -> None:
         names = [shelf.name(keys[at]) for at in places]
+        before = len(lent.filled)
         hit = shelf.pages.read(names, layout[1], lambda one, page: lent.fill(places[one], page))
+        self._count("late", sum(hit) - (len(lent.filled) - before))
         shelf.pages.touch(names, hit)
 
     def _shelf(self, layout: ChunkLayout) -> "_Shelf":

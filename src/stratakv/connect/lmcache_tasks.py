@@ -59,7 +59,7 @@ class QueuedCopies:
         self.size_bytes = 0
 
     def take(self, objects: Sequence[MemoryObj]) -> Sequence[Bytes] | None:
-        """QueuedCopies of all of them; None where too much is queued."""
+        """Copies of all of them; None where too much is queued."""
         size_bytes = sum(one.get_size() for one in objects)
         with self._lock:
             if self.size_bytes and self.size_bytes + size_bytes > QUEUED_BYTES:

@@ -69,7 +69,10 @@ def set_up(level: str, form: str) -> None:
     for handler in ours:
         handler.setFormatter(_formatter(form))
     logging.captureWarnings(form == "json")
-    sys.excepthook = _log_death if form == "json" else sys.__excepthook__
+    if form == "json":
+        sys.excepthook = _log_death
+    elif sys.excepthook is _log_death:  # that of a program around this one stays
+        sys.excepthook = sys.__excepthook__
 
 
 def announce(text: str, about: str, details: Mapping[str, object]) -> None:

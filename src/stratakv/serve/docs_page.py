@@ -74,7 +74,8 @@ def _operation(document: Json, head: str, operation: Json) -> str:
     ]
     if "requestBody" in operation:
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        for form in _resolved(document, schema).get("anyOf", [_resolved(document, schema)]):
+        schema = _resolved(document, schema)
+        for form in schema.get("anyOf", [schema]):
             needed = form.get("required", ())
             rows += [
                 (

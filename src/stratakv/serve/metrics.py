@@ -23,8 +23,6 @@ from stratakv.serve.metric_families import BY_NAME, MODEL, PREFIX
 FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 BETWEEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WHOLE_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-
-
 FOLDED: Final = 256
 """Durations that wait to be counted, at most."""
 TIERS: Final = ("device", "host", "storage")
@@ -49,7 +47,7 @@ class TokenCounts:
 
 class Durations:
     """A histogram of seconds. They wait to be counted: many at a time cost a fifth of what each one
-    does between two tokens."""
+    does between two tokens. For the event loop's thread, which renders too."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
