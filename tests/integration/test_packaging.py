@@ -229,6 +229,7 @@ def test_every_module_of_the_library_can_be_imported_alone(bare):
     assert others == {
         "stratakv.agreement.torch_ranks": "torch",
         "stratakv.connect.lmcache": "lmcache",
+        "stratakv.connect.lmcache_tasks": "lmcache",
         "stratakv.connect.sglang": "sglang",
         "stratakv.connect.sglang_contract": "sglang",
         "stratakv.connect.sglang_hashes": "sglang",

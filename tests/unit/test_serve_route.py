@@ -345,7 +345,7 @@ def test_an_error_has_what_a_prefill_server_answers_to_who_asks_where_it_is_join
 @pytest.mark.parametrize("fails", [gone, is_silent])
 def test_where_nobody_takes_the_connection_another_one_decodes(opened, fails):
     """Nothing was asked of it, so nothing can be done twice."""
-    router = opened(Fleet(d1=fails))
+    router = opened(Fleet(p1=gone, d1=fails))
     for _ in range(3):
         answer = post(router)
         assert (answer.status_code, answer.json()["by"]) == (200, "d2")
