@@ -4,6 +4,7 @@ Faults are put into a running server, while other clients are in the middle of t
 """
 
 import logging
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -316,20 +317,25 @@ def failure_of(http: httpx.Client, prompt: list[int]) -> tuple[str, int]:
     return answer.json()["choices"][0]["text"], usage["cached_tokens"]
 
 
-def test_a_resealed_page_is_a_hit_for_one_request_and_for_no_other(directory, monkeypatch):
+@contextmanager
+def stored_prompt(directory):
+    """A server, a client, a prompt whose pages lie in storage alone, and its answer."""
     config = replace(CONFIG, storage="memory://?quota=32MiB", prefetch_threshold=PAGE)
     prompt = tokens(100, 400)
     with (
         real_server(directory, config) as live,
         httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
     ):
-        bystanders = Bystanders(http, [tokens(30 + 17 * i, 50 + i) for i in range(3)])
         alone, _ = failure_of(http, prompt)
         live.settled()
         for tier in TIERS:
             live.driver.ask(partial(live.parts.cache.progress.push_out, tier)).result(PATIENCE_S)
-        with bystanders.running():
-            pass
+        yield live, http, prompt, alone
+
+
+def test_a_resealed_page_is_a_hit_for_one_request_and_for_no_other(directory, monkeypatch):
+    with stored_prompt(directory) as (live, http, prompt, alone):
+        bystanders = Bystanders(http, [tokens(30 + 17 * i, 50 + i) for i in range(3)])
         pages_read_as(monkeypatch, b"\xff")
         with bystanders.running():
             error = error_of(http.post(COMPLETIONS, json=completion(prompt, 8)), 500)
@@ -343,16 +349,7 @@ def test_a_resealed_page_is_a_hit_for_one_request_and_for_no_other(directory, mo
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_form_that_leaves_no_token_harms_no_page_that_it_was_read_with(directory, stream):
     """It is the request's own fault: what storage gave stays there, for it and for others."""
-    config = replace(CONFIG, storage="memory://?quota=32MiB", prefetch_threshold=PAGE)
-    prompt = tokens(100, 400)
-    with (
-        real_server(directory, config) as live,
-        httpx.Client(base_url=live.url, timeout=PATIENCE_S) as http,
-    ):
-        alone, _ = failure_of(http, prompt)
-        live.settled()
-        for tier in TIERS:
-            live.driver.ask(partial(live.parts.cache.progress.push_out, tier)).result(PATIENCE_S)
+    with stored_prompt(directory) as (live, http, prompt, alone):
         wrong = completion(prompt, 8, regex="a{1000000}", stream=stream, ignore_eos=False)
         answer = http.post(COMPLETIONS, json=wrong)
         if stream:

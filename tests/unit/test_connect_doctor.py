@@ -50,13 +50,16 @@ def test_all_is_fine_and_the_store_is_as_it_was(monkeypatch, model, storage, tmp
 def test_an_untested_release_is_named_and_does_not_fail(monkeypatch, model, storage, capsys):
     released(monkeypatch, "0.99.0")
     assert main(["doctor", "vllm", str(model), "--storage", storage]) == 0
-    assert "untested release: vllm 0.99.0; tested is 0.32.0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "untested release: vllm 0.99.0; tested is 0.32.0" in shown
+    assert "-> pip install vllm==0.33.0" in shown
 
 
 def test_without_the_engine_everything_else_is_still_looked_at(model, storage, capsys):
     assert main(["doctor", "vllm", str(model), "--storage", storage]) == 1
     shown = capsys.readouterr().out
     assert "bad      release: not installed beside this Python" in shown
+    assert "-> pip install stratakv into the environment of the engine" in shown
     assert "bad      interface: stratakv.connect.vllm: ModuleNotFoundError" in shown
     assert "fine     model: 1 files of weights" in shown
     assert "fine     store" in shown
@@ -102,6 +105,7 @@ def test_flags_are_read_by_the_engines_own_parser_and_stand_in_the_command(
     found = {check.what: check for check in examine(setup)}["flags"]
     assert found.verdict == verdict
     assert words in found.text
+    assert ("vllm serve --help" in found.advice) == (verdict != "fine")
     assert command_line(setup).endswith(flags)
 
 

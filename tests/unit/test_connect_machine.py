@@ -8,9 +8,9 @@ import pytest
 
 from stratakv.cli import main
 from stratakv.connect import machine
-from stratakv.connect.checks import check_lines, exit_code
-from stratakv.connect.doctor import file_directory
+from stratakv.connect.checks import Check, check_lines, exit_code
 from stratakv.connect.machine import DISK_BYTES, MachineFacts, disk_check, look, machine_checks
+from stratakv.connect.store_checks import file_directory, store_check
 from stratakv.connect.stores import open_engine_store
 from stratakv.core.ids import GroupId, PageKey
 from stratakv.storage.backend import ObjectKey, StoreFormat, WriteStatus
@@ -46,7 +46,7 @@ def test_a_good_machine_has_nothing_to_be_done():
         ({"compiled": False}, "copies", "poor", "a C compiler"),
         ({"free_bytes": 1 << 30}, "memory", "poor", "--device-memory"),
         ({"huge_pages": "never"}, "huge pages", "poor", "echo madvise"),
-        ({"huge_pages": None}, "huge pages", "poor", ""),
+        ({"huge_pages": None}, "huge pages", "poor", "CONFIG_TRANSPARENT_HUGEPAGE"),
         ({"locked_bytes": 8 << 20}, "pinned memory", "poor", "ulimit -l"),
         ({"files": (1024, 1024)}, "open files", "poor", "ulimit -Hn"),
         ({"quota": 2.0}, "threads", "poor", "--threads 2"),
@@ -58,8 +58,42 @@ def test_what_is_too_little_is_named_with_what_helps(facts, what, verdict, advic
     (found,) = [check for check in checks if check.verdict != "fine"]
     assert (found.what, found.verdict) == (what, verdict)
     assert advice in found.advice
+    at = check_lines(checks).index(f"{verdict:<9}{what}: {found.text}")
+    assert check_lines(checks)[at + 1] == f"{'':<9}-> {found.advice}"
     assert exit_code(checks) == (verdict == "bad")
-    assert check_lines(checks)[[check.what for check in checks].index(what)].startswith(verdict)
+
+
+@pytest.mark.parametrize("verdict", ["untested", "poor", "bad"])
+def test_a_finding_that_says_not_what_to_do_cannot_be_made(verdict):
+    with pytest.raises(AssertionError, match="disk: what is to be done"):
+        Check("disk", verdict, "slow")
+    with pytest.raises(AssertionError, match="disk: what is to be done"):
+        Check("disk", "fine", "fast", "nothing")
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("redis://127.0.0.1:1", "redis-cli -u URL ping"),
+        ("mooncake://127.0.0.1:1?timeout=1s", "a mooncake_master that runs"),
+        ("s3://nowhere?endpoint=http://127.0.0.1:1&timeout=1s", "AWS_ACCESS_KEY_ID"),
+        ("memory://?quota=1", "a larger quota"),
+        ("file:///proc/nowhere", "a directory that this user may write to"),
+        ("ftp://x", "file:///var/lib/stratakv?quota=200GiB"),
+    ],
+)
+def test_a_store_that_cannot_be_had_says_what_to_do(monkeypatch, url, advice):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    found = store_check(url, None)
+    assert found.verdict == "bad"
+    assert advice in found.advice
+
+
+def test_a_key_that_is_none_says_how_one_is_made(tmp_path):
+    found = store_check("memory://", str(tmp_path / "a key"))
+    assert (found.verdict, found.what) == ("bad", "store")
+    assert f"openssl rand -hex 32 > '{tmp_path}/a key'" in found.advice
 
 
 def test_a_quota_beside_as_many_threads_is_fine():

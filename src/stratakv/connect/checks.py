@@ -10,12 +10,16 @@ Verdict: TypeAlias = Literal["fine", "untested", "poor", "bad"]
 @dataclass(frozen=True, slots=True)
 class Check:
     """``what`` was looked at, and what is the matter with it, or how it is. ``advice``: what to do
-    about it; empty where nothing is. "poor" is slow or small, "bad" does not work."""
+    about it, where there is something to do: always, unless it is fine. "poor" is slow or small,
+    "bad" does not work."""
 
     what: str
     verdict: Verdict
     text: str
     advice: str = ""
+
+    def __post_init__(self) -> None:
+        assert (self.verdict == "fine") == (not self.advice), f"{self.what}: what is to be done?"
 
 
 def check_lines(checks: Sequence[Check]) -> list[str]:

@@ -1,15 +1,11 @@
 """Whether a store can stand below an engine that is installed here, the command line for it, and
 why a prompt missed.
 
-Owns the checks and their words. Loads neither a model nor weights; writes nothing to a store but
-one page of its own, which it removes, and nothing at all to a file store that is there: it would
-make room for that page.
+Owns the checks of an engine and their words. Loads neither a model nor weights.
 """
 
 import io
 import json
-import os
-import secrets
 import shlex
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -23,27 +19,16 @@ from stratakv.connect.checks import Check, check_lines
 from stratakv.connect.contract import broken
 from stratakv.connect.engines import ENGINES, SupportedEngine
 from stratakv.connect.namespace_records import load_records
+from stratakv.connect.store_checks import store_check
 from stratakv.connect.stores import open_engine_store
 from stratakv.connect.why_miss import AskedPrompt, BlockHashes, look_up
 from stratakv.connect.why_miss import lines_of as why_miss_lines
-from stratakv.core.errors import ConfigError, StorageError
+from stratakv.core.errors import ConfigError
 from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
 from stratakv.core.identity.model_files import read_checkpoint
-from stratakv.core.ids import GroupId, PageKey
-from stratakv.core.units import format_bytes
-from stratakv.storage.backend import (
-    ObjectKey,
-    ReadStatus,
-    StorageBackend,
-    StoreFormat,
-    WriteStatus,
-)
-from stratakv.storage.ends import close_ends
-from stratakv.storage.registry import plugin_schemes
-from stratakv.storage.store_key import read_key
-from stratakv.storage.urls import FileUrl, hidden, parse_storage_url
+from stratakv.storage.backend import StorageBackend, StoreFormat
+from stratakv.storage.urls import hidden
 
-PROBE_BYTES: Final = 4096
 APART: Final = ("cache_salt", "extra_key")
 """Fields of a request that keep its pages apart; the second is SGLang's."""
 
@@ -148,19 +133,29 @@ def _release(engine: SupportedEngine) -> Check:
         except PackageNotFoundError:
             continue
         known = installed.partition("+")[0] in engine.tested
-        text = f"{package} {installed}" + ("" if known else f"; tested is {tested}")
-        return Check("release", "fine" if known else "untested", text)
-    return Check("release", "bad", f"not installed beside this Python; tested is {tested}")
+        if known:
+            return Check("release", "fine", f"{package} {installed}")
+        advice = (
+            f"pip install {package}=={engine.tested[-1]}; or this one, if its interface is fine"
+        )
+        return Check("release", "untested", f"{package} {installed}; tested is {tested}", advice)
+    return Check(
+        "release",
+        "bad",
+        f"not installed beside this Python; tested is {tested}",
+        "pip install stratakv into the environment of the engine, and run its bin/stratakv",
+    )
 
 
 def _interface(engine: SupportedEngine) -> Check:
     """An engine's modules may do anything when they are imported."""
+    advice = f"a tested release ({', '.join(engine.tested)}), or a newer StrataKV"
     try:
         found = broken(engine)
     except Exception as error:  # noqa: BLE001 - whatever it is, the operator should see it
-        return Check("interface", "bad", f"{engine.adapter}: {type(error).__name__}: {error}")
+        text = f"{engine.adapter}: {type(error).__name__}: {error}"
+        return Check("interface", "bad", text, advice)
     if found:
-        advice = f"a tested release ({', '.join(engine.tested)}), or a newer StrataKV"
         return Check("interface", "bad", "; ".join(found), advice)
     return Check(
         "interface",
@@ -174,114 +169,33 @@ def _flags(setup: EngineSetup) -> Check:
     """Of the command line that is printed: what the engine's own parser says, and what the tier
     would refuse at the start."""
     contract, errors = import_module(ENGINES[setup.engine].contract), io.StringIO()
+    helping = shlex.join([*ENGINES[setup.engine].program, "--help"])
+    advice = f"other --engine-flags, of those that this lists: {helping}"
     try:
         with redirect_stderr(errors):
             values, rest = contract.parsed_flags(_arguments(setup))
         contract.check_flags(values)
     except ConfigError as error:
-        return Check("flags", "bad", str(error))
+        return Check("flags", "bad", str(error), advice)
     except SystemExit:
         lines = errors.getvalue().strip().splitlines() or ["they are not taken"]
-        return Check("flags", "bad", lines[-1])
+        return Check("flags", "bad", lines[-1], advice)
     except Exception as error:  # noqa: BLE001 - whatever it is, the operator should see it
-        return Check("flags", "bad", f"{type(error).__name__}: {error}")
+        return Check("flags", "bad", f"{type(error).__name__}: {error}", advice)
     if rest:
         text = f"{shlex.join(rest)}: not the engine's; its server may know them"
-        return Check("flags", "untested", text)
+        return Check("flags", "untested", text, f"look for them in: {helping}")
     return Check("flags", "fine", f"{setup.engine} takes them")
 
 
 def _model(name: str) -> Check:
+    advice = "the directory of a checkpoint, with its config.json and safetensors"
     directory = Path(name)
     if not directory.is_dir():
-        return Check("model", "bad", f"{name} is no directory of this machine")
+        return Check("model", "bad", f"{name} is no directory of this machine", advice)
     try:
         found = read_checkpoint(directory.resolve(), Kernel(boot=boot_of_this_machine()))
     except (OSError, ValueError) as error:
-        return Check("model", "bad", f"{name}: {error}")
+        return Check("model", "bad", f"{name}: {error}", advice)
     size = sum(file.stat.size for file in found.weights)
     return Check("model", "fine", f"{len(found.weights)} files of weights, {size:,} bytes")
-
-
-def store_check(url: str, key_file: str | None) -> Check:
-    """Whether a page can be written there, read and removed; of a file store that is there, whether
-    this user may write to it."""
-    try:
-        parsed = parse_storage_url(url, plugin_schemes())
-        if isinstance(parsed, FileUrl) and _is_used(parsed.directory):
-            if key_file is not None:
-                read_key(key_file)
-            return _used_store(parsed)
-    except ConfigError as error:
-        return Check("store", "bad", str(error))
-    except OSError as error:
-        return Check("store", "bad", f"{hidden(url)}: {error.strerror}")
-    form = StoreFormat(spec_digest=secrets.token_bytes(16), page_bytes=(PROBE_BYTES,))
-    try:
-        ends = open_engine_store(url, key_file, form)
-    except ConfigError as error:
-        return Check("store", "bad", str(error))
-    try:
-        problem = _probe(ends.writing, ends.reading)
-    except StorageError as error:
-        problem = str(error)
-    finally:
-        close_ends(ends)
-    if problem:
-        return Check("store", "bad", f"{hidden(url)}: {problem}")
-    text = f"{hidden(url)}: a page was written, read and removed"
-    return _room(parsed, text) if isinstance(parsed, FileUrl) else Check("store", "fine", text)
-
-
-def _room(url: FileUrl, text: str) -> Check:
-    """Whether the disk has what the quota allows."""
-    used = sum(path.stat().st_blocks * 512 for path in url.directory.rglob("*") if path.is_file())
-    disk = os.statvfs(url.directory)
-    free = disk.f_bavail * disk.f_frsize
-    quota = f"quota {format_bytes(url.quota_bytes)}"
-    if url.quota_bytes <= used + free:
-        return Check("store", "fine", f"{text}; {quota}, of which {format_bytes(used)} are used")
-    return Check(
-        "store",
-        "poor",
-        f"{text}; {quota}, but the disk has no more than {format_bytes(free)} free",
-        "a quota that the disk can hold: a full disk refuses pages, and evicts none",
-    )
-
-
-def file_directory(url: str) -> Path | None:
-    """Of a file store; None for another, and for what is no store's URL."""
-    try:
-        parsed = parse_storage_url(url, plugin_schemes())
-    except ConfigError:
-        return None
-    return parsed.directory if isinstance(parsed, FileUrl) else None
-
-
-def _is_used(directory: Path) -> bool:
-    """OSError where this user may not look."""
-    try:
-        return any(directory.iterdir())
-    except FileNotFoundError:
-        return False
-
-
-def _used_store(url: FileUrl) -> Check:
-    directory = url.directory
-    if os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        return _room(url, f"{directory}: is there; nothing was written to it")
-    return Check(
-        "store", "bad", f"{directory}: is there", "a directory that this user may write to"
-    )
-
-
-def _probe(writing: StorageBackend, reading: StorageBackend) -> str:
-    """What does not work; empty where all does."""
-    keys = [ObjectKey(PageKey(secrets.token_bytes(32)), GroupId(0))]
-    page, back = secrets.token_bytes(PROBE_BYTES), bytearray(PROBE_BYTES)
-    if writing.write(keys, [memoryview(page)]) != [WriteStatus.STORED]:
-        return "a page was not stored"
-    if reading.read(keys, [memoryview(back)]) != [ReadStatus.HIT] or bytes(back) != page:
-        return "a page did not come back"
-    writing.remove(keys)
-    return ""

@@ -102,8 +102,8 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _machine(arguments: argparse.Namespace) -> int:
     from stratakv.connect.checks import check_lines  # noqa: PLC0415
-    from stratakv.connect.doctor import file_directory, store_check  # noqa: PLC0415
     from stratakv.connect.machine import disk_check, look, machine_checks  # noqa: PLC0415
+    from stratakv.connect.store_checks import file_directory, store_check  # noqa: PLC0415
 
     for flag, given in (
         ("--why-miss", arguments.why_miss),

@@ -115,7 +115,10 @@ def _memory(facts: MachineFacts) -> Check:
     if facts.free_bytes >= FEW_BYTES:
         return Check("memory", "fine", text)
     return Check(
-        "memory", "poor", text, "a smaller --device-memory and --host-memory, or fewer programs"
+        "memory",
+        "poor",
+        text,
+        "--device-memory and --host-memory below it, with room for the weights; or fewer programs",
     )
 
 
@@ -124,7 +127,12 @@ def _huge_pages(facts: MachineFacts) -> Check:
         case "always" | "madvise":
             return Check("huge pages", "fine", f"{facts.huge_pages}: pools are asked to have them")
         case None:
-            return Check("huge pages", "poor", "this kernel has none that are transparent")
+            return Check(
+                "huge pages",
+                "poor",
+                "this kernel has none that are transparent",
+                "a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
+            )
         case other:
             return Check("huge pages", "poor", other, f"as root: echo madvise > {THP}")
 
@@ -137,7 +145,8 @@ def _locked(facts: MachineFacts) -> Check:
         "poor",
         f"{format_bytes(facts.locked_bytes)} may be locked; transports over RDMA lock the pages "
         "that they send",
-        "ulimit -l unlimited, for --role prefill and decode",
+        "ulimit -l unlimited, for --role prefill and decode over RDMA (a unit of systemd: "
+        "LimitMEMLOCK=infinity); else leave it",
     )
 
 
@@ -150,7 +159,8 @@ def _files(facts: MachineFacts) -> Check:
         "open files",
         "poor",
         text,
-        f"ulimit -Hn {FEW_FILES} and more: connections are bounded by it",
+        f"as root: ulimit -Hn {FEW_FILES} or more (a unit of systemd: LimitNOFILE={FEW_FILES}): "
+        "connections are bounded by it",
     )
 
 
@@ -160,10 +170,11 @@ def _threads(facts: MachineFacts) -> Check:
     if facts.quota is not None and facts.quota < facts.cores:
         text += f", of which the cgroup gives {facts.quota:g}"
     used = facts.cores if facts.threads is None else facts.threads
-    text += f"; a forward uses {used} threads"
+    text += f"; a forward uses {used}"
     if used <= cores:
         return Check("threads", "fine", text)
-    return Check("threads", "poor", text, f"--threads {max(1, int(cores))}")
+    least = max(1, int(cores))
+    return Check("threads", "poor", text, f"--threads {least}, or OMP_NUM_THREADS={least}")
 
 
 def disk_check(directory: Path, now_s: Callable[[], float] = perf_counter) -> Check:
