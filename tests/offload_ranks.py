@@ -133,7 +133,7 @@ def _engine(
     rank = context.ranks.rank
     config = replace(play.config, tp=context.ranks.size)
     sizes = replace(
-        size(model.facts, config, on_host=True),
+        size(model.facts, config, device_free=None),
         device=tuple(play.device),
         host=tuple(play.host),
         max_model_len=play.config.max_model_len,

@@ -143,7 +143,7 @@ def _engine(
     context = RankContext.of(TorchRanks(PATIENCE_S))
     rank = context.ranks.rank
     config = replace(play.config, tp=context.ranks.size)
-    sizes = context.all_reduce_min(size(model.facts, config, on_host=True))
+    sizes = context.all_reduce_min(size(model.facts, config, device_free=None))
     sharing = sharing_of(sizes, config, rank)
     reached = reach_store(play.url, sizes.spec, sizes.host, sharing)
     kept = Written(reached.backends.writing)
@@ -172,7 +172,7 @@ def _remove_some(play: Play, keys: list[ObjectKey]) -> None:
     dist.all_gather_object(counts, len(keys))
     if rank == max(np.flatnonzero(counts)):
         config = replace(play.config, tp=ranks)
-        sizes = size(read_facts(play.path, "float32"), config, on_host=True)
+        sizes = size(read_facts(play.path, "float32"), config, device_free=None)
         sharing = sharing_of(sizes, config, rank)
         reached = reach_store(play.url, sizes.spec, sizes.host, sharing)
         chosen = np.random.default_rng(5).random(len(keys)) < 1 / 3

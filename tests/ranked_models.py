@@ -43,7 +43,7 @@ def hand_over(
         del side
         mine = replace(config, tp=sockets.ranks.ranks.size)
         model = models[mine.tp]
-        sizes = sockets.ranks.all_reduce_min(size(model.facts, mine, on_host=True))
+        sizes = sockets.ranks.all_reduce_min(size(model.facts, mine, device_free=None))
         parts = build_sized(model, mine, sizes, sockets)
         try:
             yield parts

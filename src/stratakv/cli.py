@@ -106,8 +106,9 @@ _BENCH_FLAGS: Final[Mapping[str, dict[str, Any]]] = {
 LIBRARY_BENCHES: Final = ("tree", "imports", "connect", "policy")
 """Parts of ``bench`` that need no more than the library."""
 SIZING: Final = (
-    "page_tokens", "dtype", "cache", "device_memory", "host_memory", "host_ratio", "max_running",
-    "max_model_len", "step_tokens", "chunk_tokens", "chat_tokens", "snapshot_tokens", "tp",
+    "page_tokens", "dtype", "device", "cache", "device_memory", "host_memory", "host_ratio",
+    "max_running", "max_model_len", "step_tokens", "chunk_tokens", "chat_tokens",
+    "snapshot_tokens", "tp",
 )  # fmt: skip
 """Settings of a server that decide what its cache takes, or whether that can be."""
 

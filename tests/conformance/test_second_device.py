@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stratakv.assembly import sizing
+from stratakv.assembly.device import CPU
 from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
@@ -52,8 +53,11 @@ def test_settings_become_an_engine_on_it(family, monkeypatch):
     need = sizing.free_host_bytes
     monkeypatch.setattr(sizing, "free_host_bytes", lambda: 2 << 20)
     device, close = second_device()
-    with pytest.raises(ConfigError, match=r"--device-memory 3MiB: 2 MiB are free"):
-        build_engine(wrap(model_to_give_away(family)), config, replace(device, on_host=True))
+    with pytest.raises(
+        ConfigError,
+        match=r"--device-memory 3MiB: the tier takes .* MiB, and 2 MiB are free; allowed",
+    ):
+        build_engine(wrap(model_to_give_away(family)), config, replace(device, free=CPU.free))
     parts = build_engine(wrap(model_to_give_away(family)), config, device)
     monkeypatch.setattr(sizing, "free_host_bytes", need)
     assert isinstance(parts.pools, TensorPools)

@@ -86,7 +86,7 @@ def test_help_of_serve_lists_every_setting_with_its_default(capsys):
         for field in fields(EngineConfig)
         if field.default is False
     )
-    shape = rf"(--[a-z0-9-]+(?= (?:[A-Z]+|NAME=DIR|\{{[^}}]*\}}) )|(?:{switches})(?=,))"
+    shape = rf"(--[a-z0-9-]+(?= (?:[A-Z|]+|NAME=DIR|\{{[^}}]*\}}) )|(?:{switches})(?=,))"
     parts = re.split(rf" {shape},? ", text)  # usage, flag, what it says, flag, ...
     described = dict(zip(parts[1::2], parts[2::2], strict=True))
     settings = [*fields(EngineConfig), *fields(ServerConfig)]
@@ -307,7 +307,7 @@ def test_a_port_that_is_taken(directory, no_weights, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--device-memory 1KiB", "--device-memory 1 KiB: too little for one request of 512 tokens"),
+        ("--device-memory 1KiB", "--device-memory 1KiB: too little for one request of 512 tokens"),
         ("--max-model-len 5000", "--max-model-len 5000: the model's positions end at 4096"),
         ("--max-model-len 4096 --device-memory 1MiB --dtype float32",
          "--max-model-len 4096: --device-memory 1MiB holds"),

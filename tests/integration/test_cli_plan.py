@@ -59,7 +59,7 @@ def test_rows_of_another_format_are_planned_for(directory, capsys):
         (["bytes", "DIR", "--page-tokens", "0"], "--page-tokens 0: allowed is 1 and more"),
         (["bytes", "DIR", "--max-running", "0"], "--max-running 0: allowed is 1 and more"),
         (["bytes", "DIR", "--max-running", "4096"], "--step-tokens 2048: allowed is more than"),
-        (["bytes", "DIR", "--device-memory", "1KiB"], "--device-memory 1 KiB: too little for"),
+        (["bytes", "DIR", "--device-memory", "1KiB"], "--device-memory 1KiB: too little for"),
         (["bytes", "DIR", "--rows", "fp4"], "--rows fp4: allowed are plain, fp8"),
         (["bytes", "DIR", "--port", "1"], "--port 1: not of stratakv plan bytes"),
         (["bytes", "DIR", "--page", "1"], "--page 1: not of stratakv plan bytes"),

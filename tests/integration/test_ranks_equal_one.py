@@ -65,7 +65,7 @@ def scarce(path, config, ranks):
     need = 1 << 14
     while True:
         try:
-            size(facts, replace(config, device_memory=f"{need}B"), on_host=True)
+            size(facts, replace(config, device_memory=f"{need}B"), device_free=None)
         except ConfigError:
             need = need * 9 // 8
         else:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from stratakv.assembly.device import CPU
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
 from stratakv.serve.wiring import build_service, check_service
@@ -43,7 +44,7 @@ def answered(parts, name):
 
 
 def test_it_is_sized_for_what_its_weights_are(directory, dtype):
-    first = check_service(directory, CONFIG, ServerConfig())
+    first = check_service(directory, CONFIG, ServerConfig(), CPU)
     parts = served(directory, CONFIG)
     try:
         (buffer, _) = parts.spec.groups[0].buffers

@@ -6,13 +6,13 @@ stands for it now (``RENAMED``); a new one is added here.
 
 from stratakv.cli import argument_parser
 
-PLAN = """--cache --chat-tokens --chunk-tokens --config --device-memory --dtype --help
+PLAN = """--cache --chat-tokens --chunk-tokens --config --device --device-memory --dtype --help
     --host-memory --host-ratio --json --max-model-len --max-running --page-tokens --rows
     --snapshot-tokens --step-tokens --tp"""
 SERVE = """--admin-key --advertise-host --allowed-origins --api-key --api-key-file
     --approximate-pages
     --bootstrap-port --cache --chat-tokens --chunk-tokens --config --default-max-tokens
-    --device-buffer-size --device-memory --drain-s --dtype --eviction --help --host
+    --device --device-buffer-size --device-memory --drain-s --dtype --eviction --help --host
     --host-memory --host-ratio --kv-cache-metrics --kv-events --kv-events-replay --kv-events-topic
     --limit-concurrency --load-back-budget --load-back-threshold --log-format --log-level
     --lora --max-model-len --max-running --max-waiting --no-kv-cache-metrics

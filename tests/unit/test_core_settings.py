@@ -171,7 +171,8 @@ def test_the_schema_has_every_setting_with_its_default(capsys):
         assert properties[key].get("default", None) == (list(default) if default == () else default)
     assert properties["cache"]["enum"] == ["off", "device", "host"]
     assert properties["port"]["type"] == "integer"
-    assert properties["device-memory"]["type"] == ["string", "integer"]
+    assert properties["device-memory"]["type"] == ["string", "number"]
+    assert properties["host-memory"]["type"] == ["string", "integer"]
     assert schema["additionalProperties"] is False
 
 
@@ -237,3 +238,9 @@ def test_bash_completes_verbs_flags_and_values(words, offered):
     script = COMPLETE.format(python=sys.executable, words=words)
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == f"{offered}\n"
+
+
+def test_a_file_may_have_a_share_as_a_number(file):
+    found = resolved(["--config", file('device = "cuda"\ndevice-memory = 0.85\n')], {})
+    config = found.record(EngineConfig)
+    assert (config.device, config.device_memory) == ("cuda", "0.85")

@@ -11,6 +11,7 @@ import torch
 
 from stratakv.assembly import sizing
 from stratakv.assembly.models import build_engine
+from stratakv.assembly.weights import weights_bytes
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.engine.model import wrap
@@ -157,9 +158,9 @@ def test_deepseek_v4_has_pages_of_128_unless_somebody_says(tmp_path, monkeypatch
     # A server has the same default.
     monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 40)
     facts, _ = read_planned(tmp_path)
-    assert sizing.size(facts, EngineConfig(**given), on_host=True).spec.page_tokens == 128
+    assert sizing.size(facts, EngineConfig(**given), device_free=None).spec.page_tokens == 128
     with pytest.raises(ConfigError, match="--page-tokens 64"):
-        sizing.size(facts, EngineConfig(**given, page_tokens=64), on_host=True)
+        sizing.size(facts, EngineConfig(**given, page_tokens=64), device_free=None)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_rows_in_fp8_are_planned_and_described(tmp_path, family):
     [
         (
             {"device_memory": "1KiB"},
-            "--device-memory 1 KiB: too little for one request of 512 tokens",
+            "--device-memory 1KiB: too little for one request of 512 tokens",
         ),
         ({"device_memory": "much"}, "--device-memory much: allowed is"),
         ({"host_memory": "1"}, "--host-memory 1 B: too little for one page of group"),
@@ -250,14 +251,70 @@ def test_weights_are_counted_as_they_will_be_in_memory_and_leave_less_for_the_ho
 ):
     model = copy.deepcopy(tiny_model("llama")).to(getattr(torch, stored))
     model.save_pretrained(tmp_path)
-    counted = sizing.weights_bytes(tmp_path, loaded)
+    counted = weights_bytes(tmp_path, loaded)
     width = getattr(torch, loaded).itemsize
     held = {weight.data_ptr(): weight.numel() for weight in model.parameters()}
     assert counted == width * sum(held.values())
     facts = read_facts(tmp_path, loaded)
     monkeypatch.setattr(sizing, "free_host_bytes", lambda: counted + (1 << 22))
     config = EngineConfig(device_memory="2MiB", max_running=2, max_model_len=64)
-    less = sizing.size(facts, config, on_host=True, weights=counted)
-    assert less.host[0] < sizing.size(facts, config, on_host=True).host[0]
+    less = sizing.size(facts, config, device_free=None, weights=counted)
+    assert less.host[0] < sizing.size(facts, config, device_free=None).host[0]
     with pytest.raises(ConfigError, match="are free"):
-        sizing.size(facts, config, on_host=True, weights=counted + (1 << 22))
+        sizing.size(facts, config, device_free=None, weights=counted + (1 << 22))
+
+
+@pytest.fixture
+def host_memory(monkeypatch):
+    monkeypatch.setattr(sizing, "free_host_bytes", lambda: 4 << 20)
+
+
+def on_a_gpu(tmp_path, free, weights=0, **settings):
+    tiny_model("llama").save_pretrained(tmp_path)
+    facts = read_facts(tmp_path, "float32")
+    config = EngineConfig(device="cuda", max_running=2, max_model_len=64, **settings)
+    return sizing.size(facts, config, device_free=free, weights=weights)
+
+
+def test_a_share_of_a_gpu_is_of_what_the_model_leaves(tmp_path, host_memory):
+    half = on_a_gpu(tmp_path, 12 << 20, weights=4 << 20, device_memory="0.5")
+    same = on_a_gpu(tmp_path, 99 << 20, device_memory="4MiB")
+    assert half.device == same.device
+    assert on_a_gpu(tmp_path, 12 << 20, device_memory="0.5").device[0] > half.device[0]
+
+
+def test_a_gpu_takes_no_host_memory(tmp_path, host_memory):
+    sizes = on_a_gpu(tmp_path, 99 << 20, weights=50 << 20, device_memory="40MiB")
+    assert sizes.host[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("free", "weights", "memory", "message"),
+    [
+        (
+            12 << 20,
+            4 << 20,
+            "40MiB",
+            r"40MiB: the tier takes .* MiB, and 8 MiB are free on the dev",
+        ),
+        (6 << 20, 4 << 20, "0.001", r"0\.001 of 2 MiB: too little for one request .* is \d+ bytes"),
+    ],
+)
+def test_what_does_not_fit_a_gpu_is_refused_with_figures(
+    tmp_path, host_memory, free, weights, memory, message
+):
+    with pytest.raises(ConfigError, match=f"^--device-memory {message}"):
+        on_a_gpu(tmp_path, free, weights, device_memory=memory)
+
+
+def test_a_model_that_does_not_fit_a_gpu_is_refused(tmp_path, host_memory):
+    message = "^--device cuda: the weights take 8 MiB and 6 MiB are free on the device; allowed is"
+    with pytest.raises(ConfigError, match=message):
+        on_a_gpu(tmp_path, 6 << 20, 8 << 20)
+
+
+def test_a_plan_for_a_gpu_takes_bytes_and_no_share(tmp_path):
+    found = plan(tmp_path, "gemma3", device="cuda", device_memory="80GiB")
+    assert found.device_budget_bytes == 80 << 30
+    with pytest.raises(ConfigError, match=r"^--device-memory 0\.85: a plan .* allowed are bytes"):
+        plan(tmp_path, "gemma3", device="cuda", device_memory=None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stratakv.assembly import sizing
 from stratakv.assembly.models import build_engine
-from stratakv.assembly.sizing import offload_bytes, planned, size, spec_for
+from stratakv.assembly.sizing import ANY_AMOUNT, offload_bytes, planned, size, spec_for
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape
@@ -106,7 +106,11 @@ def test_tables_of_buffers_are_counted_before_the_host_tier(monkeypatch):
     made, facts = spec(), wrapped("small").facts
     monkeypatch.setattr(sizing, "free_host_bytes", lambda: 1 << 20)
     (few, many) = (
-        size(facts, EngineConfig(**SETTINGS | {"max_running": n, "step_tokens": 99}), on_host=False)
+        size(
+            facts,
+            EngineConfig(**SETTINGS | {"max_running": n, "step_tokens": 99}),
+            device_free=ANY_AMOUNT,
+        )
         for n in (1, 64)
     )
     taken = sum(

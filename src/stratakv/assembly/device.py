@@ -12,6 +12,7 @@ import torch
 
 from stratakv.assembly.build import MakeArena, MakeExecutor
 from stratakv.assembly.cache import MakeAllocator
+from stratakv.assembly.sizing import ANY_AMOUNT
 from stratakv.core.ids import GroupId
 from stratakv.engine.deepseek.refused import OWN_TYPES
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
@@ -19,6 +20,7 @@ from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
 from stratakv.engine.dense_kernels import DenseKernels
 from stratakv.engine.executor import Runner, SerialExecutor
 from stratakv.engine.kernels import AttentionKernels
+from stratakv.engine.model import CPU as HOST
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.page_selection import PageSelectingRunner
 from stratakv.engine.row_kernels import RowKernels
@@ -98,6 +100,15 @@ def cpu_kernels(model: HuggingFaceModel) -> AttentionKernels:
     return RowKernels() if dtype == torch.float32 else DenseKernels(model.device, dtype)
 
 
+def any_amount() -> int | None:
+    """Of a device that nobody asks: --device-memory is taken at its word."""
+    return ANY_AMOUNT
+
+
+def host_memory() -> int | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device(Generic[P]):
     """Everything that an engine is made of on one kind of device, and on no other.
@@ -107,8 +118,8 @@ class Device(Generic[P]):
     gives out page ids. kernels: what attends over pages, in the model's dtype. runner: what turns a
     batch into logits. host_rows: what reads rows of host pages in a step; None: no group can have
     its home on the host. executor: how its steps are launched and collected, and, by its
-    ``launched``, what copies come after; steps_at_once: its depth. on_host: whether the device tier
-    takes host memory.
+    ``launched``, what copies come after; steps_at_once: its depth. free: bytes of memory of its own
+    that are free now; None: the device tier takes host memory. at: where the model runs.
     """
 
     pools: Callable[[CacheSpec, Sequence[int]], P]
@@ -120,7 +131,8 @@ class Device(Generic[P]):
     host_rows: Callable[[GroupId, P, Sequence[HostArena]], HostRows] | None = None
     executor: MakeExecutor = SerialExecutor
     steps_at_once: int = 1
-    on_host: bool = False
+    free: Callable[[], int | None] = any_amount
+    at: torch.device = HOST
 
 
 CPU: Final = Device(
@@ -128,5 +140,5 @@ CPU: Final = Device(
     transfer=CpuTransferEngine,
     kernels=cpu_kernels,
     host_rows=CpuHostRows,
-    on_host=True,
+    free=host_memory,
 )

@@ -89,7 +89,7 @@ def build_engine(
 ) -> EngineParts:
     """Everything below the server, for a model in memory. ConfigError before any is taken."""
     check_model(model.facts, config)
-    sizes = size(model.facts, config, on_host=device.on_host)
+    sizes = size(model.facts, config, device_free=device.free())
     model = with_adapters(model, config.adapters())
     return build_sized(model, config, sizes, device=device)
 

@@ -8,16 +8,14 @@ the same, but for what only the machine at hand could answer.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
 from typing import Final
 
 from stratakv.core.config import EngineConfig
+from stratakv.core.device_memory import DeviceBudget
 from stratakv.core.errors import ConfigError
 from stratakv.core.free_memory import free_host_bytes
-from stratakv.core.identity.safetensors_layout import read_layout
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.core.units import format_bytes, parse_bytes
+from stratakv.core.units import format_bytes
 from stratakv.sparse.hot_buffer import MOST_ENTRIES, HotBuffers
 from stratakv.sparse.sizing import OffloadPages, advice
 from stratakv.spec.budget import (
@@ -30,7 +28,7 @@ from stratakv.spec.budget import (
     shortage,
 )
 from stratakv.spec.derive import default_page_tokens, spec_of
-from stratakv.spec.groups import ANCHOR, DTYPE_BYTES, CacheGroup, CacheSpec, Home
+from stratakv.spec.groups import ANCHOR, CacheGroup, CacheSpec, Home
 from stratakv.spec.longest import bytes_for_length, load_for_length, longest_fitting
 from stratakv.spec.model_facts import ModelFacts
 from stratakv.spec.offload import (
@@ -46,8 +44,6 @@ from stratakv.spec.sharding import Sharding, sharding_of, unshared
 from stratakv.spec.support import refusal
 
 Pages = Sequence[int]
-FLOATS: Final = frozenset(("F32", "BF16", "F16"))
-"""Of weights that are loaded as any of these."""
 ANY_AMOUNT: Final = 1 << 70
 """Bytes free where nobody looks: more than all page ids could hold."""
 
@@ -119,30 +115,55 @@ class Sizes:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Bytes that could be taken beside the model. ``device``: of the device's own memory; None: its
+    tier takes host memory."""
+
+    host: int
+    device: int | None
+
+    @property
+    def of_device_tier(self) -> int:
+        return self.host if self.device is None else self.device
+
+
 def size(
     facts: ModelFacts,
     config: EngineConfig,
     *,
-    on_host: bool,
+    device_free: int | None,
     weights: int = 0,
     home: Home = Home.HOST,
 ) -> Sizes:
-    """ConfigError for what cannot be served, or does not fit. ``on_host``: the device tier takes
-    host memory. ``weights``: bytes of memory that the model will take, if it is not there yet.
-    ``home``: as in ``spec_for``."""
+    """ConfigError for what cannot be served, or does not fit. ``device_free``: bytes that the
+    device has free of memory of its own; None: its tier takes host memory. ``weights``: bytes of
+    that memory that the model of all ranks will take, if it is not there yet. ``home``: as in
+    ``spec_for``."""
     spec = spec_for(facts, config, home)
     if reason := refusal(spec):
         raise ConfigError(f"MODEL: it cannot be served: {reason}")
     sharding = sharding_of(facts.config, spec, config.tp)
-    free_bytes = max(0, free_host_bytes() - weights) // ranks_here(config)
-    return _sizes(sharding, facts, config, free_bytes=free_bytes, on_host=on_host)
+    if device_free is None:
+        free = Free(max(0, free_host_bytes() - weights) // ranks_here(config), None)
+    else:
+        own = weights // config.tp
+        left = device_free - own
+        if left <= 0:
+            raise ConfigError(
+                f"--device {config.device}: the weights take {format_bytes(own)} and "
+                f"{format_bytes(device_free)} are free on the device; allowed is a model that "
+                "fits, or more ranks (--tp)"
+            )
+        free = Free(free_host_bytes() // ranks_here(config), left)
+    return _sizes(sharding, facts, config, free)
 
 
 def planned(spec: CacheSpec, facts: ModelFacts, config: EngineConfig) -> Sizes:
     """The same for another machine, and for a cache that waits for its place in the engine: this
     machine's free memory bounds nothing, and the host tier's default is its ratio."""
     sharding = sharding_of(facts.config, spec, config.tp)
-    return _sizes(sharding, facts, config, free_bytes=ANY_AMOUNT, on_host=False)
+    return _sizes(sharding, facts, config, Free(ANY_AMOUNT, ANY_AMOUNT))
 
 
 def spec_for(facts: ModelFacts, config: EngineConfig, home: Home = Home.HOST) -> CacheSpec:
@@ -208,9 +229,7 @@ def _selects_nothing(config: Mapping[str, object]) -> str:
     )
 
 
-def _sizes(
-    sharding: Sharding, facts: ModelFacts, config: EngineConfig, *, free_bytes: int, on_host: bool
-) -> Sizes:
+def _sizes(sharding: Sharding, facts: ModelFacts, config: EngineConfig, free: Free) -> Sizes:
     spec = sharding.spec
     max_model_len = _max_model_len(facts.max_positions, config)
     load = ExpectedLoad(
@@ -220,32 +239,23 @@ def _sizes(
         chat_tokens=config.chat_tokens,
         buffer_rows=buffer_rows(facts, config) if spec.has_home_on_host else 0,
     )
-    budget_bytes = parse_bytes(config.device_memory, "--device-memory")
+    budget = DeviceBudget.of(config.device_tier, config.device_memory_text, free.of_device_tier)
+    budget_bytes = budget.size_bytes
     asked = load
     if config.max_model_len is not None and not spec.has_home_on_host:
         load = load_for_length(spec, budget_bytes, load) or load
-    device = device_pages(spec, budget_bytes, load)
-    all_bytes = free_bytes
-    if on_host:
-        # The kernel would promise more than it has, and kill the server once pages are written.
-        taken = device_bytes(spec, device)
-        if taken > free_bytes:
-            raise ConfigError(
-                f"--device-memory {config.device_memory}: {format_bytes(free_bytes)} are free; "
-                "allowed is that or less"
-            )
-        free_bytes -= taken
+    device = device_pages(spec, budget_bytes, load, budget.text)
+    taken = _taken(spec, device, budget, free)
     beside_bytes = offload_bytes(spec, load)
-    free_bytes = max(0, free_bytes - beside_bytes)
-    host = _host_pages(spec, device, config, free_bytes)
+    left = free.host - (taken if free.device is None else 0)
+    host = _host_pages(spec, device, config, max(0, left - beside_bytes))
     held = _longest_pages(spec, device, host) * spec.page_tokens
     if config.max_model_len is None:
         max_model_len = min(max_model_len, held)  # longer ones could only ever be refused
     elif max_model_len > held:
-        there = all_bytes if on_host else ANY_AMOUNT
-        held_and_allowed = _allowed_length(spec, load, held, budget_bytes, there)
+        held_and_allowed = _allowed_length(spec, load, held, budget_bytes, free.of_device_tier)
         raise ConfigError(
-            f"--max-model-len {max_model_len}: --device-memory {config.device_memory} holds "
+            f"--max-model-len {max_model_len}: --device-memory {budget.text} holds "
             f"{held_and_allowed}"
         )
     notices = (_adapted(asked, load), _notice(spec, device, load))
@@ -259,6 +269,19 @@ def _sizes(
         buffer_rows=load.buffer_rows,
         beside_bytes=beside_bytes,
     )
+
+
+def _taken(spec: CacheSpec, device: Pages, budget: DeviceBudget, free: Free) -> int:
+    """Bytes of the device tier. ConfigError where so many are not free: of host memory the kernel
+    would promise more than it has, and kill the server once pages are written."""
+    taken, there = device_bytes(spec, device), free.of_device_tier
+    if taken > there:
+        where = "" if free.device is None else " on the device beside the model"
+        raise ConfigError(
+            f"--device-memory {budget.text}: the tier takes {format_bytes(taken)}, and "
+            f"{format_bytes(there)} are free{where}; allowed is that or less"
+        )
+    return taken
 
 
 def _allowed_length(
@@ -357,21 +380,3 @@ def _host_pages(
 def ranks_here(config: EngineConfig) -> int:
     """How many ranks share this machine's memory and cores: all, where no launcher says less."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", config.tp))
-
-
-def weights_bytes(directory: Path, dtype: str) -> int:
-    """What the weights of a model directory take in memory, as ``dtype``."""
-    return sum(_tensor_bytes(path, dtype) for path in directory.glob("*.safetensors"))
-
-
-def _tensor_bytes(path: Path, dtype: str) -> int:
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        try:
-            tensors = read_layout(file.fileno(), size).tensors
-        except ValueError:  # whoever loads it will say so
-            return size
-    return sum(
-        prod(tensor.shape) * DTYPE_BYTES[dtype] if tensor.dtype in FLOATS else tensor.size
-        for tensor in tensors
-    )

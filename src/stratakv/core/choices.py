@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # who embeds the tiers loads neither a path nor a flag
     from pathlib import Path
 
 SNAPSHOT_TOKENS: Final = 256
+DEVICES: Final = ("cpu", "cuda")
 DTYPES: Final = ("float32", "bfloat16", "float16")
 TIERS: Final = ("off", "device", "host")
 EVICTIONS: Final = ("lru", "lfu", "slru", "s3-fifo", "priority")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stratakv.core.choices import (
+    DEVICES,
     DTYPES,
     EVICTIONS,
     MAX_NAME_CHARS,
@@ -33,6 +34,7 @@ from stratakv.core.choices import (
     check_text,
     given,
 )
+from stratakv.core.device_memory import DEFAULTS, DeviceMemory, device_memory_of
 from stratakv.core.errors import ConfigError
 from stratakv.core.logs import FORMATS, LEVELS
 from stratakv.core.server_checks import (
@@ -52,10 +54,11 @@ ADDRESS: Final = "an address of this machine, as 127.0.0.1, or 0.0.0.0 for all o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """``page_tokens``: None is the model's own default. ``cache``: off (recompute everything),
-    device, or host (device and host). ``lora``: adapters as NAME=DIR. ``storage``: a URL, read
-    where the server is put together; the prefetch fields also hold for a storage that is attached
-    later, and ``storage_root`` only for one: directories below which it may be.
+    """``page_tokens``: None is the model's own default. ``device``: what computes, and has the
+    device tier; ``device_memory``: None is the device's default. ``cache``: off (recompute
+    everything), device, or host (device and host). ``lora``: adapters as NAME=DIR. ``storage``: a
+    URL, read where the server is put together; the prefetch fields also hold for a storage that is
+    attached later, and ``storage_root`` only for one: directories below which it may be.
     ``storage_key_file``: holds the secret that stored pages are sealed with. ``tp``:
     tensor-parallel ranks; sizes are of each. ``sparse_offload``: rows that an indexer selects may
     stay on the host; ``device_buffer_size``: so many of a request and layer are on the device;
@@ -64,8 +67,9 @@ class EngineConfig:
 
     page_tokens: int | None = None
     dtype: str = "auto"
+    device: str = "cpu"
     cache: str = "host"
-    device_memory: str = "2GiB"
+    device_memory: str | None = None
     host_memory: str | None = None
     host_ratio: float | None = None
     max_running: int = 32
@@ -111,6 +115,7 @@ class EngineConfig:
             self.snapshot_pages(self.page_tokens)
         check_count("--load-back-threshold", self.load_back_threshold, 0)
         check_choice("--dtype", self.dtype, (*DTYPES, "auto"))
+        check_choice("--device", self.device, DEVICES)
         check_choice("--cache", self.cache, TIERS)
         self._check_host()
         self._check_policies()
@@ -126,7 +131,7 @@ class EngineConfig:
 
     def _check_host(self) -> None:
         memory, ratio = self.host_memory, self.host_ratio
-        parse_bytes(self.device_memory, "--device-memory")
+        device_memory_of(self.device_memory_text, self.device)
         if memory is not None:
             parse_bytes(memory, "--host-memory")
         if self.cache != "host" and (memory is not None or ratio is not None):
@@ -228,11 +233,25 @@ class EngineConfig:
                 f"--sparse-offload: --cache {self.cache} has no host pages; allowed with --cache "
                 "host"
             )
+        if self.device != "cpu":
+            raise ConfigError(
+                f"--sparse-offload: --device {self.device} reads no rows of host pages; allowed "
+                "with --device cpu"
+            )
         if self.write_policy != "write-through":
             raise ConfigError(
                 f"--sparse-offload: a page leaves the device once it is copied; --write-policy "
                 f"{self.write_policy} makes none at first; allowed is write-through"
             )
+
+    @property
+    def device_memory_text(self) -> str:
+        """As it was given, or the device's default."""
+        return DEFAULTS[self.device] if self.device_memory is None else self.device_memory
+
+    @property
+    def device_tier(self) -> DeviceMemory:
+        return device_memory_of(self.device_memory_text, self.device)
 
     def adapters(self) -> dict[str, Path]:
         """Directories of the LoRA adapters by name, in the order of the flags."""

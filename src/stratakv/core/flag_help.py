@@ -7,6 +7,7 @@ from typing import Final
 
 from stratakv.core.choices import (
     BOOTSTRAP_PORT,
+    DEVICES,
     DTYPES,
     EVICTIONS,
     PREFETCH_POLICIES,
@@ -21,6 +22,7 @@ from stratakv.core.logs import FORMATS, LEVELS
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "dtype": (*DTYPES, "auto"),
+    "device": DEVICES,
     "cache": TIERS,
     "eviction": EVICTIONS,
     "write_policy": WRITE_POLICIES,
@@ -34,7 +36,7 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Of settings that are one word of a list; ``config`` checks them."""
 METAVAR: Final = {
-    "device_memory": "SIZE",
+    "device_memory": "SIZE|SHARE",
     "host_memory": "SIZE",
     "lora": "NAME=DIR",
     "storage": "URL",
@@ -62,7 +64,10 @@ HELP: Final = {
     "or 128 where the model compresses that many to one row (DeepSeek-V4)",
     "dtype": "float32, bfloat16, float16, or auto: the checkpoint's own",
     "cache": "off: recompute everything; device: one tier; host: device and host",
-    "device_memory": "bytes for the device tier, as 512MiB, 2GiB or 1.5GB",
+    "device": "what computes, and holds the device tier: cpu, or cuda, a GPU of compute capability "
+    "8.0 or more",
+    "device_memory": "bytes for the device tier, as 512MiB, 2GiB or 1.5GB, or with --device cuda a "
+    "share of what is free beside the model, as 0.85; default: 2GiB, or with --device cuda 0.85",
     "host_memory": "bytes for the host tier; not together with --host-ratio",
     "host_ratio": "host pages per device page; default: 2.0, or what fits 0.8 of the free memory",
     "max_running": "requests that run at once",

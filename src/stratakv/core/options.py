@@ -98,7 +98,8 @@ class Option:
                 assert_never(self.kind)
 
     def read(self, value: object) -> Value:
-        """From a file, as TOML has it; the same. A size may be a number of bytes."""
+        """From a file, as TOML has it; the same. A size may be a number of bytes, or
+        a share."""
         match self.kind, value:
             case OptionKind.SWITCH, bool():
                 return value
@@ -112,7 +113,7 @@ class Option:
                 return tuple(map(str, items))
             case OptionKind.TEXT, str():
                 return value
-            case OptionKind.TEXT, int() if not isinstance(value, bool):
+            case OptionKind.TEXT, int() | float() if not isinstance(value, bool):
                 return str(value)
             case _:
                 pass

@@ -141,6 +141,11 @@ def check_together(engine: "EngineConfig", server: "ServerConfig") -> None:
             f"--approximate-pages: --role {server.role} hands over no bounds of pages; allowed is "
             "--role unified"
         )
+    if engine.device != "cpu" and server.role != "unified":
+        raise ConfigError(
+            f"--device {engine.device}: --role {server.role} sends pages that the CPU can address; "
+            "allowed with --role unified, or --device cpu"
+        )
     if server.peer_tp is not None and server.peer_tp % engine.tp:
         raise ConfigError(
             f"--peer-tp {server.peer_tp}: allowed are multiples of --tp {engine.tp}; where the "

@@ -111,10 +111,13 @@ def _schema(_: argparse.Namespace) -> int:
     return 0
 
 
+_SIZES: Final = {"SIZE": ["string", "integer"], "SIZE|SHARE": ["string", "number"]}
+
+
 def _property(option: Option) -> Mapping[str, object]:
     kind: object = option.kind.value
-    if option.kind is OptionKind.TEXT and option.metavar == "SIZE":
-        kind = ["string", "integer"]
+    if option.kind is OptionKind.TEXT:
+        kind = _SIZES.get(option.metavar, kind)
     found: dict[str, object] = {"description": option.help, "type": kind}
     if option.kind is OptionKind.LIST:
         found["items"] = {"type": "string"}

@@ -23,6 +23,7 @@ from transformers.utils.logging import (
 )
 
 from stratakv.agreement.torch_ranks import TorchRanks, join
+from stratakv.assembly.devices import device_of
 from stratakv.assembly.models import EngineParts
 from stratakv.assembly.rank_context import RankContext
 from stratakv.assembly.roles import RoleParts
@@ -31,7 +32,6 @@ from stratakv.core.choices import BOOTSTRAP_PORT
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, StorageError, StrataError
 from stratakv.core.logs import announce
-from stratakv.engine.model import CPU
 from stratakv.engine.parallel import device_refusal
 from stratakv.engine.ranked import RankedEngine
 from stratakv.serve.connection_limits import connection_limits
@@ -116,15 +116,16 @@ def serve_ranks(path: Path, config: EngineConfig, server: ServerConfig, line: Se
 def _refusal(path: Path, config: EngineConfig, server: ServerConfig, *, leads: bool) -> str:
     """Why this rank cannot start, as far as it shows before weights; empty where it can. ``leads``:
     clients talk to it."""
-    if reason := device_refusal(config.tp, CPU):
-        return f"--tp {config.tp}: {reason}"
     try:
+        device = device_of(config)
+        if reason := device_refusal(config.tp, device.at):
+            return f"--tp {config.tp}: {reason}"
         if leads:
             bound_socket(server.host, server.port).close()
             with ExitStack() as undo:
                 _join_socket(server, undo)
             connection_limits(server)
-        check_service(path, config, server)
+        check_service(path, config, server, device)
     except ConfigError as error:
         return str(error)
     return ""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from stratakv.assembly.sizing import Sizes, planned, spec_for
 from stratakv.core.config import EngineConfig
-from stratakv.core.units import parse_bytes
+from stratakv.core.device_memory import MemoryBytes
+from stratakv.core.errors import ConfigError
 from stratakv.engine.deepseek.refused import own_refusal
 from stratakv.engine.model_facts import read_planned
 from stratakv.engine.parallel import tp_refusal
@@ -74,6 +75,12 @@ def plan_bytes(path: Path, config: EngineConfig, rows: str = "plain") -> BytePla
     ConfigError for a model that is not known, and for flags that the model or the device memory
     rules out."""
     facts, surroundings = read_planned(path, config.dtype)
+    memory = config.device_tier
+    if not isinstance(memory, MemoryBytes):
+        raise ConfigError(
+            f"--device-memory {config.device_memory_text}: a plan is for any machine, and looks at "
+            "no GPU; allowed are bytes, as 80GiB"
+        )
     spec = spec_for(facts, config)
     not_yet = surroundings or refusal(spec) or own_refusal(facts) or _unshared(facts, config)
     formats: Mapping[str, RowFormat] = {}
@@ -89,7 +96,7 @@ def plan_bytes(path: Path, config: EngineConfig, rows: str = "plain") -> BytePla
         dtype=facts.dtype,
         not_yet=not_yet,
         auto_host=config.cache == "host" and no_flag,
-        device_budget_bytes=parse_bytes(config.device_memory, "--device-memory"),
+        device_budget_bytes=memory.size_bytes,
         sizes=sizes,
         table=BudgetTable.of(sizes.spec, sizes.device, sizes.host),
         formats=formats,

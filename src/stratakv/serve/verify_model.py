@@ -17,8 +17,9 @@ import numpy as np
 
 from stratakv.assembly import device
 from stratakv.assembly.models import check_model
-from stratakv.assembly.sizing import spec_for, weights_bytes
+from stratakv.assembly.sizing import spec_for
 from stratakv.assembly.verify_engine import TrialShape, store_worker, trials
+from stratakv.assembly.weights import weights_bytes
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError

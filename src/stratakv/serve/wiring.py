@@ -12,13 +12,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stratakv.agreement.ranks import SingleRank
 from stratakv.assembly.build import Sockets
-from stratakv.assembly.device import CPU
+from stratakv.assembly.device import Device
+from stratakv.assembly.devices import device_of
 from stratakv.assembly.models import EngineParts, build_sized, check_model
 from stratakv.assembly.rank_context import RankContext, heartbeat_s, sharing_of
 from stratakv.assembly.roles import (
@@ -28,7 +29,7 @@ from stratakv.assembly.roles import (
     lane_shares,
     role_parts,
 )
-from stratakv.assembly.sizing import Sizes, size, spec_for, weights_bytes
+from stratakv.assembly.sizing import Sizes, size, spec_for
 from stratakv.assembly.stores import (
     check_storage,
     check_url,
@@ -36,6 +37,7 @@ from stratakv.assembly.stores import (
     reach_at_start,
     trust_while_it_runs,
 )
+from stratakv.assembly.weights import weights_bytes
 from stratakv.core.choices import BOOTSTRAP_PORT
 from stratakv.core.clock import MonotonicClock, WallClock
 from stratakv.core.config import EngineConfig, ServerConfig
@@ -80,7 +82,7 @@ def build_service(
     path: Path, config: EngineConfig, server: ServerConfig, ranks: RankContext | None = None
 ) -> tuple[Service, EngineParts]:
     """A server over the model directory ``path``; nothing runs yet. ``ranks``: rank 0's."""
-    sizes = check_service(path, config, server)
+    sizes = check_service(path, config, server, device := device_of(config))
     keys, started, ranks = api_keys(server), ranks, _with_peers(server, ranks)
     disagg = role_parts(server, _vocab_size(path, config), ranks, join_key(keys))
     if ranks is not None:
@@ -94,7 +96,7 @@ def build_service(
         publisher = open_publisher(server, metrics.lost_kv_events)
         if publisher is not None:
             undo.callback(publisher.close)
-        model, sizes, store = _load(path, config, sizes, started)
+        model, sizes, store = _load(path, config, sizes, started, device)
         if store is not None:
             undo.callback(store.worker.close, 0)
         model = with_adapters(model, config.adapters())
@@ -103,7 +105,7 @@ def build_service(
         ends = model.eos_ids or tokenizer.eos
         grammars = guided_grammars(tokenizer.serialized, model.vocab_size, ends)
         sockets = Sockets(ranks=ranks, observer=observer, grammars=grammars)
-        parts = build_sized(model, config, sizes, _for_role(sockets, disagg))
+        parts = build_sized(model, config, sizes, _for_role(sockets, disagg), device)
         _open(parts, disagg, store)
         _watch_recall(metrics, parts)
         if disagg is not None:
@@ -222,7 +224,9 @@ def _hand_offs(server: ServerConfig, keys: Mapping[str, str]) -> HandOffOptions:
     return HandOffOptions(rules=rules, unsalted_rooms=server.unsalted_rooms == "share")
 
 
-def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Sizes:
+def check_service(
+    path: Path, config: EngineConfig, server: ServerConfig, device: Device[Any]
+) -> Sizes:
     """ConfigError for what can be refused before weights that may take minutes to load."""
     check_role(server)
     check_together(config, server)
@@ -231,7 +235,7 @@ def check_service(path: Path, config: EngineConfig, server: ServerConfig) -> Siz
     check_model(facts, config)
     check_directories(config.adapters())
     weights, home = weights_bytes(path, facts.dtype), selected_home(server)
-    sizes = size(facts, config, on_host=CPU.on_host, weights=weights, home=home)
+    sizes = size(facts, config, device_free=device.free(), weights=weights, home=home)
     check_storage(config, sizes.host)
     if server.peer_tp is not None:
         receives = server.role == "decode"
@@ -250,15 +254,16 @@ def build_follower(
     path: Path, config: EngineConfig, server: ServerConfig, ranks: RankContext
 ) -> tuple[EngineParts, RoleParts | None]:
     """What a rank has that no client talks to; nothing runs yet."""
-    sizes = check_service(path, config, server)
+    device = device_of(config)
+    sizes = check_service(path, config, server, device)
     disagg = role_parts(server, _vocab_size(path, config), ranks)
     sizes = ranks.all_reduce_min(sizes)
     with ExitStack() as undo:
-        model, sizes, store = _load(path, config, sizes, ranks)
+        model, sizes, store = _load(path, config, sizes, ranks, device)
         if store is not None:
             undo.callback(store.worker.close, 0)
         sockets = Sockets(ranks=ranks, grammars=RankZeroGrammars())
-        parts = build_sized(model, config, sizes, _for_role(sockets, disagg))
+        parts = build_sized(model, config, sizes, _for_role(sockets, disagg), device)
         _open(parts, disagg, store)
         undo.pop_all()
     return parts, disagg
@@ -269,7 +274,11 @@ def _vocab_size(path: Path, config: EngineConfig) -> int:
 
 
 def _load(
-    path: Path, config: EngineConfig, sizes: Sizes, ranks: RankContext | None
+    path: Path,
+    config: EngineConfig,
+    sizes: Sizes,
+    ranks: RankContext | None,
+    device: Device[Any],
 ) -> tuple[HuggingFaceModel, Sizes, OpenStore | None]:
     """The model, what it has turned out to need, and the store of ``--storage``: reached before
     weights that may take minutes to load, and asked for nothing until it is known whose pages to
@@ -284,7 +293,7 @@ def _load(
         log.info("loading the model in %s", path)
         weights = weights_bytes(path, read_facts(path, config.dtype).dtype)
         with load_progress(weights // config.tp):
-            model = load_model(path, config.dtype, ranks=config.tp, identity=identity)
+            model = load_model(path, config.dtype, device.at, ranks=config.tp, identity=identity)
         if spec_for(model.facts, config).digest != sizes.sharding.whole.digest:
             if reached is not None or ranks is not None:
                 raise ConfigError(
@@ -292,7 +301,7 @@ def _load(
                     f"{model.dtype}; allowed with --storage and --tp is --dtype {model.dtype}"
                 )
             home = Home.HOST if sizes.spec.has_home_on_host else Home.DEVICE
-            sizes = size(model.facts, config, on_host=CPU.on_host, home=home)
+            sizes = size(model.facts, config, device_free=device.free(), home=home)
         undo.pop_all()
     if reached is None:
         return model, sizes, None

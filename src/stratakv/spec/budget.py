@@ -101,18 +101,20 @@ def host_bytes(spec: CacheSpec, pages: Sequence[int]) -> int:
     return sum(n * group.host_stride_bytes for n, group in zip(pages, spec.groups, strict=True))
 
 
-def device_pages(spec: CacheSpec, budget_bytes: int, load: ExpectedLoad) -> tuple[int, ...]:
+def device_pages(
+    spec: CacheSpec, budget_bytes: int, load: ExpectedLoad, given: str | None = None
+) -> tuple[int, ...]:
     """Pages of every group on the device: as many anchor pages as fit ``budget_bytes`` together
     with what the other groups need beside them.
 
-    ConfigError names ``--device-memory`` and the least that would do, where not even one request
-    of a whole chunk, and one page to go on, fits.
+    ``given``: the budget as an operator wrote it. ConfigError names ``--device-memory`` and the
+    least that would do, where not even one request of a whole chunk, and one page to go on, fits.
     """
     one_request, least = min(load.chunk_tokens, load.max_model_len), least_pages(spec, load)
     least_bytes = device_bytes(spec, pages_beside(spec, least, load))
     if least_bytes > budget_bytes:
         raise ConfigError(
-            f"--device-memory {format_bytes(budget_bytes)}: too little for one request of "
+            f"--device-memory {given or format_bytes(budget_bytes)}: too little for one request of "
             f"{one_request} tokens in pages of {spec.page_tokens} (--page-tokens); allowed is "
             f"{least_bytes} bytes ({format_bytes(least_bytes)}) and more"
         )

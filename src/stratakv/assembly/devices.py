@@ -1,0 +1,23 @@
+"""Which ``Device`` an engine of some settings runs on.
+
+Owns what ``--device`` means. Must not take memory.
+"""
+
+import os
+from typing import Any
+
+from stratakv.assembly.device import CPU, Device
+from stratakv.core.config import EngineConfig
+from stratakv.core.errors import ConfigError
+from stratakv.engine.cuda_facts import own_gpu
+
+
+def device_of(config: EngineConfig) -> Device[Any]:
+    """ConfigError where this machine has no such device, or none that it can compute on. Takes no
+    memory of it."""
+    if config.device == "cpu":
+        return CPU
+    index = own_gpu(os.environ)
+    raise ConfigError(
+        f"--device cuda: no engine is assembled for GPU {index} yet; allowed is --device cpu"
+    )
