@@ -1,11 +1,12 @@
 """A device that is not the CPU's, as far as a machine without a GPU can have one.
 
-Its pools are torch's memory. It runs ahead: steps are computed on a thread of their own, each
-after a random moment, while the next one is launched; its copies are queued on streams that are
-late at random, and come after what was launched. It gathers pages, and has arenas of its own.
+Its pools are torch's memory. It runs ahead: steps are computed on a stream of their own, each
+after a random moment, while the next one is launched, and one that chooses no token is known long
+before it is computed; its copies are queued on streams that are late at random, and come after what
+was launched. It gathers pages, and has arenas of its own.
 """
 
-import time
+from concurrent.futures import Future
 from functools import partial
 from random import Random
 
@@ -13,10 +14,12 @@ import torch
 
 from stratakv.assembly.device import Device, mirrored_runner
 from stratakv.engine.dense_kernels import DenseKernels
+from stratakv.engine.forward import Forward
 from stratakv.engine.thread_executor import ThreadExecutor
 from stratakv.engine.torch_pools import TensorPools
 from stratakv.memory.host_arena import HostArena
-from stratakv.testing.compute_queue import MOST_S
+from stratakv.testing.compute_queue import ComputeQueue
+from stratakv.testing.patience import PATIENCE_S
 from stratakv.transfer.cpu import CpuTransferEngine
 from tests.simulated_streams import SimulatedStreams
 
@@ -25,16 +28,42 @@ class Arena(HostArena):
     """Would be pinned."""
 
 
-class LateRunner:
-    """Computes each step after a random moment."""
+class LateStream:
+    """Computes each step after a random moment. Who asks for logits waits for them."""
 
-    def __init__(self, runner, random):
+    def __init__(self, random):
+        self.queue, self.early = ComputeQueue(random), 0
+
+    def runner(self, *parts):
+        return LateRunner(mirrored_runner(*parts), self)
+
+    def enter(self):
+        pass
+
+    def mark(self):
+        return self.queue.fence()
+
+
+class LateRunner:
+    def __init__(self, runner, stream):
         self.tables, self.forward = runner.tables, runner.forward
-        self._runner, self._random = runner, random
+        self._runner, self._stream = runner, stream
 
     def computed(self, tables, batch):
-        time.sleep(self._random.random() * MOST_S)
-        return self._runner.computed(tables, batch)
+        found = Future()
+        self._stream.queue.launch(partial(_into, found, self._runner.computed, tables, batch))
+        if batch.sampled.any() or batch.scored is not None:
+            return found.result(PATIENCE_S)
+        self._stream.early += 1
+        return Forward.of_numbers(torch.empty(0, 1), batch)
+
+
+def _into(found, compute, *step):
+    try:
+        found.set_result(compute(*step))
+    except BaseException as fault:
+        found.set_exception(fault)
+        raise
 
 
 class CountingTransfer(CpuTransferEngine):
@@ -49,7 +78,7 @@ class CountingTransfer(CpuTransferEngine):
 
 def second_device(seed=0):
     """As a ``Device``, and how to end its threads."""
-    made, random = [], Random(seed)
+    made, stream = [], LateStream(Random(seed))
 
     def transfer(spec, pools, arenas):
         made.append(SimulatedStreams(seed))
@@ -59,14 +88,15 @@ def second_device(seed=0):
     def close():
         for streams in made:
             streams.close()
+        stream.queue.close()
 
     device = Device(
         pools=partial(TensorPools, device=torch.device("cpu")),
         transfer=transfer,
         kernels=lambda model: DenseKernels(model.device, model.module.dtype),
         arenas=Arena,
-        runner=lambda *parts: LateRunner(mirrored_runner(*parts), random),
-        executor=ThreadExecutor,
+        runner=stream.runner,
+        executor=partial(ThreadExecutor, stream=stream),
         steps_at_once=ThreadExecutor.depth,
     )
     return device, close

@@ -1,6 +1,9 @@
 """A step is launched before the last one is collected, and takes its tokens from it."""
 
 import threading
+from concurrent.futures import Future
+from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from stratakv.engine.executor import OwnTokens
 from stratakv.engine.forward import Forward
 from stratakv.engine.thread_executor import MirroredRunner, ThreadExecutor
 from stratakv.memory.block_table import BlockTable
+from stratakv.testing.compute_queue import ComputeQueue
 from stratakv.testing.patience import PATIENCE_S
 
 VOCAB = 100
@@ -145,3 +149,65 @@ def test_a_mirror_knows_that_a_row_was_spilled_again():
             assert mine.tolist() == theirs.tolist(), name
         assert mirror.spilled[group].times.tolist() == tables.spilled[group].times.tolist()
         tables.spilled[group].close_row(1)
+
+
+class Queued:
+    """A device's stream: what it is given is computed later. Who asks for logits waits for them."""
+
+    def __init__(self, model):
+        self._model, self.queue, self.entered = model, ComputeQueue(Random(1)), []
+
+    def enter(self):
+        self.entered.append(threading.current_thread().name)
+
+    def mark(self):
+        return self.queue.fence()
+
+    def forward(self, batch):
+        found = Future()
+        self.queue.launch(lambda: found.set_result(self._model.forward(batch)))
+        if batch.sampled.any():
+            return found.result(PATIENCE_S)
+        return Forward.of_numbers(torch.empty(0, VOCAB), batch)
+
+
+def test_a_step_that_samples_nothing_has_passed_when_its_device_has_done_it():
+    """Its tokens, which are none, are known at once: by then nothing need be computed."""
+    model, tables = Counts(), BlockTable(1, 4, 2)
+    device = Queued(model)
+    runner = MirroredRunner(tables, model.mirror, device)
+    steps = ThreadExecutor(runner, OwnTokens(), device)
+    chunk = replace(batch([1], [10]), sampled=np.zeros(1, np.bool_))
+    steps.launch(chunk, greedy(0))
+    fence = steps.launched()
+    assert steps.collect().tokens.tolist() == []
+    assert not fence.passed()
+    model.let.set()
+    fence.wait()
+    assert fence.passed()
+    assert model.seen == [[10]]
+    assert len(device.entered) == 1
+    device.queue.close()
+
+
+def test_a_step_that_fails_has_passed_when_its_device_has_done_what_it_was_given():
+    model, tables = Counts(), BlockTable(1, 4, 2)
+    device = Queued(model)
+    runner = MirroredRunner(tables, model.mirror, device)
+    forward = device.forward
+
+    def broken(batch):
+        forward(batch)
+        raise RuntimeError("out of memory")
+
+    device.forward = broken
+    steps = ThreadExecutor(runner, OwnTokens(), device)
+    steps.launch(replace(batch([1], [10]), sampled=np.zeros(1, np.bool_)), greedy(0))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        steps.collect()
+    fence = steps.launched()
+    assert not fence.passed()
+    model.let.set()
+    fence.wait()
+    assert model.seen == [[10]]
+    device.queue.close()

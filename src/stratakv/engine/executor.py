@@ -57,8 +57,8 @@ class Executor(Protocol):
         ...
 
     def collect(self) -> Sampled:
-        """The tokens of the oldest step that is launched, once it is computed; none of its pages is
-        touched by it any more."""
+        """The tokens of the oldest step that is launched, once they are there. A step that chooses
+        none may still be at its pages: ``launched`` says until when."""
         ...
 
     def idle(self) -> None:

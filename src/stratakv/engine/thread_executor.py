@@ -1,15 +1,17 @@
 """An executor that runs ahead: steps are computed on a thread of their own, in order.
 
 While step N is computed its caller plans and launches the next one and answers others. A token that
-is not known yet is taken from the step that chose it. Owns the thread, and each row's newest token.
-Must not know a device: whoever waits for one releases the interpreter.
+is not known yet is taken from the step that chose it. Owns the thread, each row's newest token, and
+when a step has passed. A device comes in as its ``ComputeStream``; who waits for it releases the
+interpreter.
 """
 
+import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,45 +51,89 @@ class TablesRunner(Runner, Protocol):
     def computed(self, tables: Columns, batch: StepBatch) -> Forward: ...
 
 
-class StepFence:
-    """Passes when a step's tokens have been chosen: by then the device has done all of it."""
+class ComputeStream(Protocol):
+    """Where a device computes what its thread gives it. It may return long before that is done."""
 
-    def __init__(self, step: Future[Forward]) -> None:
+    def enter(self) -> None:
+        """Called once, on the thread that computes: what that launches is this stream's."""
+        ...
+
+    def mark(self) -> Fence:
+        """Passes when all that was launched so far is done."""
+        ...
+
+
+class HostCompute:
+    """Of a device that has computed when its call returns."""
+
+    def enter(self) -> None:
+        pass
+
+    def mark(self) -> Fence:
+        return NOTHING_LAUNCHED
+
+
+HOST_COMPUTE: Final[ComputeStream] = HostCompute()
+
+
+class LaunchedStep:
+    """``given``: set when the device has been given all of it; ``mark`` then passes when that is
+    done, and ``forward`` has its tokens. A step that chooses none has those long before."""
+
+    def __init__(self, sampling: SamplingBatch) -> None:
+        self.sampling = sampling
+        self.given = threading.Event()
+        self.mark: Fence = NOTHING_LAUNCHED
+        self.forward: Future[Forward]
+
+
+class StepFence:
+    """Passes when the device has done all of a step, whatever that samples."""
+
+    def __init__(self, step: LaunchedStep) -> None:
         self._step = step
 
     def wait(self) -> None:
-        wait((self._step,))
+        self._step.given.wait()
+        self._step.mark.wait()
 
     def passed(self) -> bool:
-        return self._step.done()
+        return self._step.given.is_set() and self._step.mark.passed()
 
 
 class ThreadExecutor:
     """Two steps at once: one that is computed, and one that waits for it. Tokens are chosen on the
     thread, so that nobody else waits for the device; ``token_source`` is asked as ever, one step
-    after the other as they are collected, and is given them."""
+    after the other as they are collected, and is given them. ``stream``: of the device."""
 
     depth = 2
 
-    def __init__(self, runner: TablesRunner, token_source: TokenSource) -> None:
+    def __init__(
+        self,
+        runner: TablesRunner,
+        token_source: TokenSource,
+        stream: ComputeStream = HOST_COMPUTE,
+    ) -> None:
         self.runner = runner
         self._token_source = token_source
-        self._thread = ThreadPoolExecutor(1, "stratakv-compute")
-        self._steps: deque[tuple[Future[Forward], SamplingBatch]] = deque()
+        self._stream = stream
+        self._thread = ThreadPoolExecutor(1, "stratakv-compute", stream.enter)
+        self._steps: deque[LaunchedStep] = deque()
         self._last: Fence = NOTHING_LAUNCHED
         self._newest: dict[int, int] = {}
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> None:
         assert len(self._steps) < self.depth, "a step is launched before an older one is collected"
-        step = self._thread.submit(self._compute, batch, sampling, self.runner.tables())
-        self._steps.append((step, sampling))
+        step = LaunchedStep(sampling)
+        step.forward = self._thread.submit(self._compute, step, batch, self.runner.tables())
+        self._steps.append(step)
         self._last = StepFence(step)
 
     def collect(self) -> Sampled:
         """Raises what the step has raised."""
         assert self._steps, "no step is launched"
-        step, sampling = self._steps.popleft()
-        return self._token_source.choose(step.result(), sampling)
+        step = self._steps.popleft()
+        return self._token_source.choose(step.forward.result(), step.sampling)
 
     def idle(self) -> None:
         self._token_source.idle()
@@ -95,15 +141,21 @@ class ThreadExecutor:
     def launched(self) -> Fence:
         return self._last
 
-    def _compute(self, batch: StepBatch, sampling: SamplingBatch, tables: Columns) -> Forward:
-        unknown = np.flatnonzero(batch.tokens == NONE)
-        if len(unknown):
-            rows = np.repeat(batch.rows, batch.counts)[unknown]
-            tokens = batch.tokens.copy()
-            tokens[unknown] = [self._newest[row] for row in rows.tolist()]
-            batch = replace(batch, tokens=tokens)
-        forward = self.runner.computed(tables, batch)
-        chosen = choose(forward, sampling)
+    def _compute(self, step: LaunchedStep, batch: StepBatch, tables: Columns) -> Forward:
+        try:
+            unknown = np.flatnonzero(batch.tokens == NONE)
+            if len(unknown):
+                rows = np.repeat(batch.rows, batch.counts)[unknown]
+                tokens = batch.tokens.copy()
+                tokens[unknown] = [self._newest[row] for row in rows.tolist()]
+                batch = replace(batch, tokens=tokens)
+            forward = self.runner.computed(tables, batch)
+        finally:  # also of a step that fails on the way: the device may be at what came before
+            try:
+                step.mark = self._stream.mark()
+            finally:
+                step.given.set()
+        chosen = choose(forward, step.sampling)
         # Who has failed is computed once more before anybody knows: any token will do.
         known = np.maximum(chosen.tokens, 0).tolist()
         self._newest.update(zip(batch.rows[batch.sampled].tolist(), known, strict=True))
