@@ -21,7 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from stratakv.engine import triton_kernels
-from stratakv.engine.kernels import Expanded, Paged, SelectedRows
+from stratakv.engine.deepseek import triton_best_keys
+from stratakv.engine.kernels import Expanded, IndexKeys, Paged, SelectedRows
 from stratakv.engine.paged_layer import LatentPages, Scoring
 from stratakv.engine.triton_kernels import TritonKernels
 from stratakv.spec.retention import KeepAll, KeepWindow
@@ -35,7 +36,7 @@ POINTERS = {
     torch.int64: "*i64", torch.uint8: "*u8", torch.bool: "*i1",
 }  # fmt: skip
 WIDE_LOADS = ("ld.global.v4.b32", "ld.global.v2.b64", "cp.async.cg.shared.global")
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 CPU = torch.device("cpu")
 DECODE = ((700, 1), (90, 1))
 CHUNK = ((200, 130),)
@@ -131,6 +132,16 @@ def selected(heads, dim, value_dim, dtype, *, parts, sinks=False):
     TritonKernels(CPU).attend_selected(query, some, value_dim, 0.1, logits)
 
 
+def indexed(dtype, *, hides):
+    """As V3.2 asks, whose index keys are hidden by a mask, or V4, where they count."""
+    query, weights = torch.zeros(2, 64, 128, dtype=dtype), torch.zeros(2, 64)
+    rows = torch.zeros(2, 70_000, dtype=torch.int64)
+    hidden = torch.zeros(rows.shape, dtype=torch.bool) if hides else None
+    counts = None if hides else torch.zeros(2, dtype=torch.int64)
+    keys = IndexKeys(torch.zeros(64, 128, dtype=dtype), rows, hidden, counts)
+    TritonKernels(CPU).best_keys(query, weights, keys, 2048)
+
+
 def copied(size):
     ends = torch.arange(3) * 4096
     triton_copy.launch_moves(ends, ends, ends * 0 + size, size, wide=not size % 16)
@@ -151,6 +162,9 @@ CASES = {
     "deepseek v3 decode": lambda: expanded(Heads(16, 16, 192, 128), DECODE, B),
     "deepseek v3 chunk": lambda: expanded(Heads(16, 16, 192, 128), CHUNK, B),
     "deepseek v3.2 selected": lambda: selected(128, 576, 512, B, parts=1),
+    "deepseek v3.2 index": lambda: indexed(B, hides=True),
+    "deepseek v4 index": lambda: indexed(B, hides=False),
+    "deepseek v4 index fp32": lambda: indexed(F, hides=False),
     "copy": lambda: copied(131_072),
     "copy of odd bytes": lambda: copied(131_071),
     "deepseek v4 selected": lambda: selected(64, 512, 512, B, parts=2, sinks=True),
@@ -159,7 +173,8 @@ CASES = {
 
 KERNELS = (
     (triton_kernels, "attend_pages"), (triton_kernels, "attend_rows"), (triton_kernels, "combine"),
-    (triton_copy, "copy_moves"),
+    (triton_copy, "copy_moves"), (triton_best_keys, "vote"), (triton_best_keys, "vote_exactly"),
+    (triton_best_keys, "choose"),
 )  # fmt: skip
 
 

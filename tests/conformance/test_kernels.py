@@ -91,10 +91,24 @@ class WholeRowsAsValues(DenseKernels):
         return found[..., -value_dim:]
 
 
+class ChoosesWhatIsHidden(DenseKernels):
+    def best_keys(self, query, weights, keys, k):
+        return super().best_keys(query, weights, replace(keys, hidden=None, counts=None), k)
+
+
+class TheLastOfEqualOnes(DenseKernels):
+    def best_keys(self, query, weights, keys, k):
+        n = keys.rows.shape[-1]
+        rows = keys.rows.flip(-1)
+        return n - 1 - super().best_keys(query, weights, replace(keys, rows=rows), k).flip(-1)
+
+
 SUITE = KernelConformance
 WINDOW = (SUITE.test_a_token_attends_to_what_its_rule_keeps, KeepWindow(13), 4)
 SCORED = SUITE.test_heads_share_keys_and_scores_are_capped_and_sunk
 SELECTED = SUITE.test_selected_rows_are_attended_together
+BEST = SUITE.test_the_best_keys_are_chosen_and_the_first_of_equal_ones
+KINDS = {SELECTED: {"shared": False, "sinks": False}, BEST: {"shared": False}}
 BUGS = {
     "a window wider by one": (WiderWindow, *WINDOW, "decode"),
     "sinks forgotten": (without("sinks"), SCORED, HEADS[0], "sinks"),
@@ -109,6 +123,9 @@ BUGS = {
         WritesTheNextRowToo, SUITE.test_rows_go_to_their_slots_and_nowhere_else,
     ),
     "hidden rows are seen": (ShowsWhatIsHidden, SELECTED, 2),
+    "hidden keys are chosen": (ChoosesWhatIsHidden, BEST, "some"),
+    "keys that do not count are chosen": (ChoosesWhatIsHidden, BEST, "the last"),
+    "the last of equal keys": (TheLastOfEqualOnes, BEST, "nothing"),
     "another part of a row is its value": (WholeRowsAsValues, SELECTED, 1),
 }  # fmt: skip
 
@@ -124,7 +141,7 @@ class Suite(KernelConformance):
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_wrong_kernel_is_caught(bug):
     make, test, *arguments = BUGS[bug]
-    kinds = {"shared": False, "sinks": False} if test is SELECTED else {}
+    kinds = KINDS.get(test, {})
     test(Suite(DenseKernels), *arguments, **kinds)
     with pytest.raises((AssertionError, RuntimeError, IndexError)):
         test(Suite(make), *arguments, **kinds)

@@ -44,6 +44,13 @@ def test_some_of_the_suite(case):
     test(Suite(), *arguments)
 
 
+def test_the_best_keys():
+    for hides in ("nothing", "some", "the last"):
+        test = Suite().test_the_best_keys_are_chosen_and_the_first_of_equal_ones
+        test(hides, shared=hides == "some")
+    Suite().test_equal_keys_have_equal_scores_wherever_they_lie()
+
+
 def test_selected_rows():
     Suite().test_selected_rows_are_attended_together(2, shared=False, sinks=True)
     Suite().test_selected_rows_are_attended_together(1, shared=True, sinks=False)

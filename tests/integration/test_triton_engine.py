@@ -18,8 +18,8 @@ from tests.fixtures.models import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
-LONG = ("gpt_oss", "llama4", "deepseek_v3", "deepseek_v4", "qwen3_next")
-"""Sinks, chunks, latents, selected rows of two pools, states beside attention."""
+LONG = ("gpt_oss", "llama4", "deepseek_v3", "deepseek_v32", "deepseek_v4", "qwen3_next")
+"""Sinks, chunks, latents, selected rows of one pool and of two, states beside attention."""
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from stratakv.engine.deepseek.v4_step import Entries
 from stratakv.engine.deepseek.v32_indexer import Asked
 from stratakv.engine.dense_kernels import DenseKernels
 from stratakv.engine.kernels import SelectedRows
+from stratakv.engine.row_kernels import RowKernels
 from stratakv.engine.scratch_limit import PairCost, pieces
 from tests.fixtures.deepseek_v4 import config_of
 
@@ -156,7 +157,8 @@ def test_the_indexer_of_v32_stays_within_the_limit(shared, dtype, monkeypatch):
         rows = rows.expand(QUERIES, -1).contiguous()
 
     def chosen():
-        asked = Asked(whole_numbers(QUERIES, 6, 16), whole_numbers(QUERIES, 6), pool)
+        kernels = DenseKernels(torch.device("cpu"), dtype)
+        asked = Asked(whole_numbers(QUERIES, 6, 16), whole_numbers(QUERIES, 6), pool, kernels)
         return asked.best(slice(None), rows, hidden, TOP_K)
 
     found, whole = within_the_limit(monkeypatch, chosen, MIB // 4)
@@ -181,7 +183,7 @@ def test_the_indexer_of_v4_stays_within_the_limit(shared, monkeypatch):
     query = whole_numbers(QUERIES, config.index_heads, config.index_dim)
     with torch.inference_mode():
         found, whole = within_the_limit(
-            monkeypatch, lambda: indexer.select(x, query, entries, pool), MIB // 4
+            monkeypatch, lambda: indexer.select(x, query, entries, pool, RowKernels()), MIB // 4
         )
     assert found.rows.equal(whole.rows)
     assert found.hidden.equal(whole.hidden)

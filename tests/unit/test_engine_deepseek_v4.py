@@ -10,6 +10,7 @@ from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_mhc import HyperConnection, HyperHead
 from stratakv.engine.deepseek.v4_model import V4Model
 from stratakv.engine.deepseek.v4_step import Entries
+from stratakv.engine.row_kernels import RowKernels
 from tests.fixtures.deepseek_v4 import config_of, hugging_face
 
 
@@ -24,7 +25,7 @@ def select(entries, scores):
     indexer.top_k, indexer.scorer = 2, OneVote()
     pool = torch.tensor(scores)[:, None]
     n = 1 if entries.counts is None else len(entries.counts)
-    return indexer.select(torch.zeros(n, 1), torch.ones(n, 1, 1), entries, pool)
+    return indexer.select(torch.zeros(n, 1), torch.ones(n, 1, 1), entries, pool, RowKernels())
 
 
 PIECES = pytest.mark.parametrize("scratch_bytes", [1, scratch_limit.SCRATCH_BYTES])

@@ -14,7 +14,15 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 
-from stratakv.engine.kernels import AttentionGroup, Context, Expanded, Paged, SelectedRows
+from stratakv.engine.deepseek.common_best_keys import best_keys
+from stratakv.engine.kernels import (
+    AttentionGroup,
+    Context,
+    Expanded,
+    IndexKeys,
+    Paged,
+    SelectedRows,
+)
 from stratakv.engine.paged_layer import LatentPages, LayerPages, Scoring, Scratch
 from stratakv.engine.selected_rows import attend_selected
 from stratakv.engine.step_meta import DecodeBucket, GroupStep, PrefillChunk, StepShape
@@ -53,6 +61,11 @@ class DenseKernels:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         return attend_selected(query, parts, value_dim, scale, sinks, self._scratch)
+
+    def best_keys(
+        self, query: torch.Tensor, weights: torch.Tensor, keys: IndexKeys, k: int
+    ) -> torch.Tensor:
+        return best_keys(query, weights, keys, k)
 
     def _attention(self, step: GroupStep, page_tokens: int, scratch: Scratch) -> "DenseAttention":
         return DenseAttention(step, page_tokens, scratch)

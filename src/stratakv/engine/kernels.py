@@ -67,6 +67,28 @@ class SelectedRows:
     hidden: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexKeys:
+    """Keys that an indexer's m queries choose from, oldest first: rows of ``pool`` [any, d], int64
+    [n] that all share or [m, n], each query's own.
+
+    hidden: bool [m, n], those that a query may not see. counts: int64 [m], it sees so many of the
+    first. None: it sees all. What is hidden is written nonetheless, as in ``SelectedRows``.
+    """
+
+    pool: torch.Tensor
+    rows: torch.Tensor
+    hidden: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+
+    def of(self, some: slice) -> "IndexKeys":
+        """The same of some of the queries."""
+        rows = self.rows if self.rows.dim() == 1 else self.rows[some]
+        hidden = None if self.hidden is None else self.hidden[some]
+        counts = None if self.counts is None else self.counts[some]
+        return IndexKeys(self.pool, rows, hidden, counts)
+
+
 class GroupAttention(Protocol):
     """One group's attention in one step. Its page table and lengths lie where the kernels want
     them, so that no layer goes back to the host; every layer of the group asks it.
@@ -131,4 +153,14 @@ class AttentionKernels(Protocol):
         """Attention over all ``parts`` together, whose rows somebody else has chosen: query
         [n, H, d] -> [n, H, value_dim]. Of a row the first ``value_dim`` are its value. sinks [H]: a
         logit per head that takes weight and gives no value."""
+        ...
+
+    def best_keys(
+        self, query: torch.Tensor, weights: torch.Tensor, keys: IndexKeys, k: int
+    ) -> torch.Tensor:
+        """Places among the n ``keys`` of the k <= n with the highest scores, int64 [m, k],
+        ascending; of equal ones the first. A score is the sum over heads of weight * relu(query .
+        key), of queries [m, H, d] and weights float32 [m, H] of either sign; it depends on its
+        query and its key alone, wherever they are. What is hidden has -inf, what is not finite is
+        above all."""
         ...

@@ -21,6 +21,7 @@ from stratakv.engine.kernels import (
     AttentionKernels,
     Context,
     GroupAttention,
+    IndexKeys,
     Paged,
     SelectedRows,
 )
@@ -102,6 +103,11 @@ class SelectingKernels:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         return self.inner.attend_selected(query, parts, value_dim, scale, sinks)
+
+    def best_keys(
+        self, query: torch.Tensor, weights: torch.Tensor, keys: IndexKeys, k: int
+    ) -> torch.Tensor:
+        return self.inner.best_keys(query, weights, keys, k)
 
 
 class PageSelectingRunner(ModelRunner):

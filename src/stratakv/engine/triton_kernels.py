@@ -16,10 +16,19 @@ from triton import knobs
 
 from stratakv.core.ids import NONE
 from stratakv.engine import triton_attention
-from stratakv.engine.kernels import AttentionGroup, Context, Expanded, Paged, SelectedRows
+from stratakv.engine.deepseek import triton_best_keys
+from stratakv.engine.kernels import (
+    AttentionGroup,
+    Context,
+    Expanded,
+    IndexKeys,
+    Paged,
+    SelectedRows,
+)
 from stratakv.engine.paged_layer import LatentPages, Scoring, Scratch
 from stratakv.engine.step_meta import Ints, StepShape
 from stratakv.engine.tensors import on_device
+from stratakv.engine.triton_blocks import Blocks, ceil, power_of_two
 from stratakv.spec.retention import first_key
 
 # What is launched takes options beside the function's own arguments, and numbers for its constants.
@@ -31,86 +40,8 @@ SPLIT_TOKENS: Final = 1024
 """Context that one program reads for a decoding row; multiples of it from token 0 on."""
 SPLIT_ROWS: Final = 512
 """Selected rows that one program reads."""
-QUERY_ROWS: Final = 64
-"""Rows of a chunk's tile, queries times their heads."""
-LEAST: Final = 16
-"""Of each side of a product of tiles."""
-NARROW: Final = 128
-"""Dims of key and value together, up to which four warps hold a tile of a chunk in registers."""
-FLOAT32_BYTES: Final = 4
 INTERPRETED: Final = bool(knobs.runtime.interpret)
 """Without a GPU: kernels run in Triton's interpreter, on tensors of the CPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Tiles of one launch. heads, queries: of a tile's rows; keys: its columns. main, rest: how a
-    key's dim is cut in two; value: a value's, rounded up; warps: of a program; stages: tiles of
-    keys under way at once."""
-
-    heads: int
-    queries: int
-    keys: int
-    main: int
-    rest: int
-    value: int
-    warps: int
-    stages: int
-
-    @classmethod
-    def paged(
-        cls, per_head: int, key_dim: int, value_dim: int, item_bytes: int, *, one_token: bool
-    ) -> "Blocks":
-        """Of keys and values apart. Float32 has no tensor cores: its tiles live in registers."""
-        rows = LEAST if one_token else QUERY_ROWS if item_bytes < FLOAT32_BYTES else QUERY_ROWS // 2
-        heads = min(_power_of_two(per_head), QUERY_ROWS)
-        main = max(LEAST, 1 << (key_dim.bit_length() - 1))
-        wide = main + _padded(key_dim - main) + _padded(value_dim)
-        return cls(
-            heads=max(heads, rows) if one_token else min(heads, rows),
-            queries=1 if one_token else max(1, rows // heads),
-            keys=_columns(wide, item_bytes),
-            main=main,
-            rest=_padded(key_dim - main),
-            value=_padded(value_dim),
-            warps=4 if one_token or wide <= NARROW else 8,
-            stages=3 if item_bytes < FLOAT32_BYTES else 2,
-        )
-
-    @classmethod
-    def selected(cls, heads: int, dim: int, value_dim: int, item_bytes: int) -> "Blocks":
-        """Of rows that are keys and values: all of a value is in the main part."""
-        main = _padded(value_dim)
-        large = main > 2 * NARROW
-        return cls(
-            heads=LEAST if large else min(max(LEAST, _power_of_two(heads)), QUERY_ROWS),
-            queries=1,
-            keys=_columns(main + _padded(dim - main), item_bytes),
-            main=main,
-            rest=_padded(dim - main),
-            value=main,
-            warps=8 if large else 4,
-            stages=3 if item_bytes < FLOAT32_BYTES else 2,
-        )
-
-
-def _ceil(whole: int, part: int) -> int:
-    return -(-whole // part)
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
-
-
-def _padded(dim: int) -> int:
-    """A side of a tile; 0 where nothing is left."""
-    return max(LEAST, _power_of_two(dim)) if dim > 0 else 0
-
-
-def _columns(wide: int, item_bytes: int) -> int:
-    """Keys of a tile: as many as 32 KiB hold, a power of two."""
-    fits = (32 << 10) // (wide * item_bytes)
-    return max(LEAST, min(64, 1 << (fits.bit_length() - 1))) if fits else LEAST
 
 
 class TritonKernels:
@@ -141,12 +72,12 @@ class TritonKernels:
         count, heads, dim = query.shape
         blocks = Blocks.selected(heads, dim, value_dim, query.element_size())
         query = query if query.stride(2) == 1 else query.contiguous()
-        cuts = [_ceil(part.rows.shape[-1], SPLIT_ROWS) for part in parts]
+        cuts = [ceil(part.rows.shape[-1], SPLIT_ROWS) for part in parts]
         splits = sum(cuts)
         partial, stats = self._partial.of(count * heads * splits, value_dim)
         for at, (part, cut) in enumerate(zip(parts, cuts, strict=True)):
             hidden = part.hidden
-            attend_rows[count, _ceil(heads, blocks.heads), cut](
+            attend_rows[count, ceil(heads, blocks.heads), cut](
                 partial, stats, query, part.pool, part.rows,
                 part.rows if hidden is None else hidden.contiguous().view(torch.uint8),
                 scale, query.stride(0), query.stride(1), part.pool.stride(0),
@@ -157,6 +88,11 @@ class TritonKernels:
                 UPCAST=_upcast(query.dtype), num_warps=blocks.warps, num_stages=blocks.stages,
             )  # fmt: skip
         return _combined(query, partial, stats, splits, value_dim, sinks)
+
+    def best_keys(
+        self, query: torch.Tensor, weights: torch.Tensor, keys: IndexKeys, k: int
+    ) -> torch.Tensor:
+        return triton_best_keys.best_keys(query, weights, keys, k)
 
 
 class Partial:
@@ -311,7 +247,7 @@ class TritonAttention:
         if stats is None:
             work, first, splits = self._items(blocks.queries), self._first[self.decodes :], 1
         sinks, cap = scoring.sinks, scoring.softcap
-        grid = (len(work), pages.heads * _ceil(per_head, blocks.heads), splits)
+        grid = (len(work), pages.heads * ceil(per_head, blocks.heads), splits)
         attend_pages[grid](
             out, out if stats is None else stats, query, pages.keys, pages.values, pages.table,
             first, work, out if sinks is None else sinks,
@@ -386,7 +322,7 @@ def _combined(
     out = query.new_empty(*query.shape[:2], value_dim)
     combine[out.shape[:2]](
         out, partial, stats, out if sinks is None else sinks, splits,
-        VALUE_DIM=value_dim, BLOCK_V=_power_of_two(value_dim), SUNK=sinks is not None,
+        VALUE_DIM=value_dim, BLOCK_V=power_of_two(value_dim), SUNK=sinks is not None,
     )  # fmt: skip
     return out
 

@@ -26,6 +26,7 @@ from stratakv.engine.kernels import (
     Context,
     Expanded,
     GroupAttention,
+    IndexKeys,
     Paged,
     SelectedRows,
 )
@@ -36,6 +37,7 @@ from stratakv.testing.kernel_oracle import (
     KernelStep,
     PagedCase,
     Spans,
+    best,
     latent_layer,
     poisoned,
     selected,
@@ -251,6 +253,53 @@ class KernelConformance(ABC):
             scoring = scoring_of("plain", 3, self.device, dtype)
             self._near(found, selected(query, [(pool, seen)], 8, scoring))
 
+    # --- what an indexer chooses ------------------------------------------------------------------
+
+    @pytest.mark.parametrize("hides", ["nothing", "some", "the last"])
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_the_best_keys_are_chosen_and_the_first_of_equal_ones(
+        self, hides: str, *, shared: bool
+    ) -> None:
+        """Of whole numbers, whose scores nothing rounds."""
+        queries, heads, dim, keys, k = 5, 4, 8, 300, 40
+        random = np.random.default_rng(len(hides))
+        for dtype in self.dtypes:
+            pool = torch.full((400, dim), torch.nan, dtype=dtype, device=self.device)
+            rows = np.stack(
+                [random.permutation(400)[:keys] for _ in range(1 if shared else queries)]
+            )
+            used = np.unique(rows)
+            pool[used] = self._whole(random, dtype, len(used), dim)
+            hidden = torch.from_numpy(random.random((queries, keys)) < 0.5).to(self.device)
+            counts = torch.tensor([keys, 0, k - 1, k, 200]).to(self.device)
+            asked = IndexKeys(
+                pool,
+                torch.from_numpy(rows[0] if shared else rows).to(self.device),
+                hidden if hides == "some" else None,
+                counts if hides == "the last" else None,
+            )
+            query = self._whole(random, dtype, queries, heads, dim)
+            weights = self._whole(random, torch.float32, queries, heads)
+            found = self.kernels(dtype).best_keys(query, weights, asked, k)
+            assert found.tolist() == best(query, weights, asked, k).tolist()
+
+    def test_equal_keys_have_equal_scores_wherever_they_lie(self) -> None:
+        """Or it would be chance which of them a query sees."""
+        for dtype in self.dtypes:
+            step = self._step(KeepAll(), 4, RAGGED[:3], dtype)
+            pool, query = step.draw(9, 16), step.draw(3, 8, 16, salt=1)
+            rows = np.random.default_rng(1).integers(0, 9, (3, 700))
+            weights = step.draw(3, 8, salt=2).float()
+            asked = IndexKeys(pool, torch.from_numpy(rows).to(self.device))
+            found = self.kernels(dtype).best_keys(query, weights, asked, 150).tolist()
+            for row, places in zip(rows, found, strict=True):
+                chosen = [np.flatnonzero(row == key).tolist() for key in np.unique(row[places])]
+                mine = [[at for at in places if at in alike] for alike in chosen]
+                assert all(
+                    alike[: len(one)] == one for alike, one in zip(chosen, mine, strict=True)
+                )
+                assert sum(len(one) < len(of) for one, of in zip(mine, chosen, strict=True)) <= 1
+
     # --- what they stand on ----------------------------------------------------------------------
 
     def _step(
@@ -265,6 +314,9 @@ class KernelConformance(ABC):
     ) -> KernelStep:
         where = GroupId(group)
         return KernelStep(rule, page_tokens, spans, dtype, self.device, group=where, seed=seed)
+
+    def _whole(self, random: np.random.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.from_numpy(random.integers(-3, 4, shape)).to(self.device, dtype)
 
     def _scoring(self, name: str, case: PagedCase) -> Scoring:
         return scoring_of(name, case.heads.query, self.device, case.query.dtype)

@@ -12,7 +12,7 @@ import torch
 
 from stratakv.core.ids import NONE, GroupId
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.kernels import AttentionGroup
+from stratakv.engine.kernels import AttentionGroup, IndexKeys
 from stratakv.engine.paged_layer import LatentPages, LayerPages, Scoring
 from stratakv.engine.step_meta import StepShape
 from stratakv.memory.mapped import POISON
@@ -191,3 +191,17 @@ def poisoned(pool: torch.Tensor) -> torch.Tensor:
     found = torch.empty_like(pool)
     found.view(torch.uint8).fill_(POISON)
     return found
+
+
+def best(query: torch.Tensor, weights: torch.Tensor, keys: IndexKeys, k: int) -> torch.Tensor:
+    """As ``AttentionKernels.best_keys``, by sorting."""
+    rows = keys.rows.expand(len(query), -1)
+    dots = torch.einsum("mhd,mnd->mhn", query.double(), keys.pool.double()[rows])
+    scores = (dots.relu() * weights.double()[..., None]).sum(1)
+    if keys.hidden is not None:
+        scores = scores.masked_fill(keys.hidden, -torch.inf)
+    if keys.counts is not None:
+        places = torch.arange(rows.shape[1], device=rows.device)
+        scores = scores.masked_fill(places >= keys.counts[:, None], -torch.inf)
+    order = scores.sort(stable=True, dim=-1, descending=True).indices
+    return order[:, :k].sort(-1).values

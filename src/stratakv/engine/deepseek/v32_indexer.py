@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from stratakv.engine.deepseek.common_rope import Rotation
-from stratakv.engine.deepseek.common_topk import best_places
-from stratakv.engine.deepseek.common_votes import VOTES_COST, votes
 from stratakv.engine.deepseek.v32_config import V32Config, index_rotation
 from stratakv.engine.deepseek.v32_step import Block, Bucket, LayerPlace, Seen, Selection, V32Step
+from stratakv.engine.kernels import AttentionKernels, IndexKeys
 
 
 class V32Indexer(nn.Module):
@@ -48,7 +47,7 @@ class V32Indexer(nn.Module):
         query = self._rotated(query, step.rotation)
         weights = self.weights_proj(x.to(self.weights_proj.weight.dtype)).float()
         # Of a dot product 1 / sqrt(dim) is taken; it does no harm behind the relu.
-        asked = Asked(query, weights * (self.heads * self.dim) ** -0.5, keys)
+        asked = Asked(query, weights * (self.heads * self.dim) ** -0.5, keys, step.kernels)
         return Selection(
             tuple(
                 bucket.chosen(place.plan, self._places(asked, bucket)) for bucket in step.buckets
@@ -84,6 +83,7 @@ class Asked:
     query: torch.Tensor
     weights: torch.Tensor
     keys: torch.Tensor
+    kernels: AttentionKernels
 
     def best(
         self,
@@ -94,11 +94,5 @@ class Asked:
     ) -> torch.Tensor:
         """Places of the k best keys of each of m ``tokens``, int64 [m, k]. rows: int64 [n], or
         [m, n], each token's own. hidden: bool [m, n]."""
-        query, weights = self.query[tokens], self.weights[tokens]
-
-        def score(some: slice, part: slice) -> torch.Tensor:
-            index = rows[part] if rows.dim() == 1 else rows[some, part]
-            found = votes(query[some], weights[some], self.keys, index)
-            return found if hidden is None else found.masked_fill_(hidden[some, part], -torch.inf)
-
-        return best_places(score, (len(query), rows.shape[-1]), k, VOTES_COST)
+        keys = IndexKeys(self.keys, rows, hidden)
+        return self.kernels.best_keys(self.query[tokens], self.weights[tokens], keys, k)

@@ -12,14 +12,12 @@ import torch
 from torch import nn
 
 from stratakv.core.ids import LayerId
-from stratakv.engine.deepseek.common_topk import best_places
-from stratakv.engine.deepseek.common_votes import VOTES_COST, votes
 from stratakv.engine.deepseek.v4_compress import BlockPages, Compressor
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_norm import WideRMSNorm, unit_rms
 from stratakv.engine.deepseek.v4_present import PresentEntries
 from stratakv.engine.deepseek.v4_step import ClosingBlocks, Entries, Keys, Queries, V4Step
-from stratakv.engine.kernels import SelectedRows
+from stratakv.engine.kernels import AttentionKernels, SelectedRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,21 +67,18 @@ class V4Indexer(Compressor):
         return closing.index_rows
 
     def select(
-        self, x: torch.Tensor, query: torch.Tensor, entries: Entries, index_keys: torch.Tensor
+        self,
+        x: torch.Tensor,
+        query: torch.Tensor,
+        entries: Entries,
+        index_keys: torch.Tensor,
+        kernels: AttentionKernels,
     ) -> Keys:
         """x [n, hidden], query [n, H, d], index_keys [rows, d] -> those entries to attend."""
-        width = entries.rows.shape[-1]
-        if width <= self.top_k:
+        if entries.rows.shape[-1] <= self.top_k:
             return entries.all
-
-        weights = self.scorer(x)
-
-        def score(some: slice, part: slice) -> torch.Tensor:
-            found = votes(query[some], weights[some], index_keys, entries.index(some, part))
-            hidden = entries.hidden(some, part)
-            return found if hidden is None else found.masked_fill_(hidden, -torch.inf)
-
-        return entries.only(best_places(score, (len(query), width), self.top_k, VOTES_COST))
+        keys = entries.index(index_keys)
+        return entries.only(kernels.best_keys(query, self.scorer(x), keys, self.top_k))
 
 
 class IndexedCompressor(Compressor):
@@ -143,7 +138,7 @@ class V4Attention(nn.Module):
         present = pages.present(step)
         for queries in step.queries:
             at = queries.tokens
-            found = self._entries(x, index_query, pages, queries)
+            found = self._entries(x, index_query, pages, queries, step.kernels)
             parts = [SelectedRows(pages.local, queries.local.rows, queries.local.hidden)]
             if found is not None and present is not None:
                 parts.append(present.rows(found, queries))
@@ -168,7 +163,12 @@ class V4Attention(nn.Module):
         return step.rotations[self.rope].tail(query)
 
     def _entries(
-        self, x: torch.Tensor, index_query: torch.Tensor | None, pages: V4Pages, queries: Queries
+        self,
+        x: torch.Tensor,
+        index_query: torch.Tensor | None,
+        pages: V4Pages,
+        queries: Queries,
+        kernels: AttentionKernels,
     ) -> Keys | None:
         """The entries that each query attends to; None where no query has any."""
         if self.compressor is None:
@@ -177,5 +177,5 @@ class V4Attention(nn.Module):
         if entries is None or index_query is None or pages.index is None:
             return None if entries is None else entries.all
         assert isinstance(self.compressor, IndexedCompressor)
-        at = queries.tokens
-        return self.compressor.indexer.select(x[at], index_query[at], entries, pages.index.entries)
+        at, keys = queries.tokens, pages.index.entries
+        return self.compressor.indexer.select(x[at], index_query[at], entries, keys, kernels)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from stratakv.engine.deepseek.common_rope import Rotation
-from stratakv.engine.kernels import AttentionKernels
+from stratakv.engine.kernels import AttentionKernels, IndexKeys
 from stratakv.engine.spilled_rows import SpilledBucket, SpilledContext
 from stratakv.transfer.engine import LayerGate
 from stratakv.transfer.host_rows import HostRows
@@ -74,17 +74,10 @@ class Entries:
     counts: torch.Tensor | None
     index_rows: torch.Tensor | None = None
 
-    def index(self, queries: slice, part: slice) -> torch.Tensor:
-        """Rows of some index keys, of some queries."""
+    def index(self, index_keys: torch.Tensor) -> IndexKeys:
+        """Their index keys, rows of ``index_keys``."""
         rows = self.rows if self.index_rows is None else self.index_rows
-        return rows[part] if rows.dim() == 1 else rows[queries, part]
-
-    def hidden(self, queries: slice, part: slice) -> torch.Tensor | None:
-        """Which of those they may not see; bool."""
-        if self.counts is None:
-            return None
-        places = torch.arange(part.start, part.stop, device=self.rows.device)
-        return places >= self.counts[queries, None]
+        return IndexKeys(index_keys, rows, counts=self.counts)
 
     def only(self, places: torch.Tensor) -> Keys:
         """places: int64 [n, k] into the m."""
@@ -94,7 +87,10 @@ class Entries:
 
     @property
     def all(self) -> Keys:
-        return Keys(self.rows, self.hidden(slice(None), slice(0, self.rows.shape[-1])))
+        if self.counts is None:
+            return Keys(self.rows, None)
+        places = torch.arange(self.rows.shape[-1], device=self.rows.device)
+        return Keys(self.rows, places >= self.counts[:, None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
