@@ -132,6 +132,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
     imports_the_cpu_engine: {
         "assembly/device.py": "what the CPU copies with",
         "sim/accelerator.py": "an engine around a timed device",
+        "transfer/cuda.py": "the engine of a GPU is it, and pins",
     },
     makes_threads: {
         "core/identity/tensor_reader.py": "several files are hashed while the weights load",

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES: Final = 256 << 20
 """About a tenth of a second each."""
 OS_PAGE_BYTES: Final = 4096
+LINES: Final = 10
+"""Of a log, about how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,14 @@ class Pinning:
                 self._ends[chunk.group] = chunk.end_bytes
                 self._done += 1
                 self._changed.notify_all()
-        log.info("all %s of host memory are pinned", format_bytes(self.total_bytes))
+            self._report()
+
+    def _report(self) -> None:
+        """A line for each tenth, and for the end."""
+        done, total = self._done, len(self._chunks)
+        if done * LINES // total > (done - 1) * LINES // total:
+            sizes = format_bytes(self.pinned_bytes), format_bytes(self.total_bytes)
+            log.info("%s of %s of host memory are pinned", *sizes)
 
     def _fail(self, fault: Exception) -> None:
         with self._changed:
