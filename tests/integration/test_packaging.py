@@ -8,7 +8,6 @@ Without a network: environments are fresh, and hold links to the packages of the
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from stratakv.cli import LIBRARY_BENCHES, SERVE_MODULES
 from stratakv.testing.patience import PATIENCE_S
 from tests.doc_blocks import python_of
 from tests.meta.source import ROOT
+from tests.packages import build, done, run, sdist_in
 
 SITE = Path(sysconfig.get_path("purelib"))
 LIBRARY = (
@@ -108,38 +108,10 @@ print(json.dumps([found, sorted({"torch", "transformers"} & sys.modules.keys())]
 """
 
 
-def run(*command: object, **options) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    return subprocess.run(
-        [str(part) for part in command],
-        capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=environment, **options,
-    )  # fmt: skip
-
-
-def done(*command: object, **options) -> str:
-    ended = run(*command, **options)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
-
-def build(kind: str, source: Path, into: Path) -> Path:
-    """With the tests' own setuptools, as pip would with a fresh one."""
-    into.mkdir(exist_ok=True)
-    code = f"from setuptools import build_meta; build_meta.build_{kind}({str(into)!r})"
-    done(sys.executable, "-c", code, cwd=source)
-    (built,) = into.iterdir()
-    return built
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """By way of the sdist, so that nothing is missing from that."""
-    source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    rubbish = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info")
-    shutil.copytree(ROOT / "src", source / "src", ignore=rubbish)
-    sdist = build("sdist", source, tmp_path_factory.mktemp("dist") / "sdist")
+    sdist = sdist_in(tmp_path_factory.mktemp("dist"))
     with tarfile.open(sdist) as archive:
         archive.extractall(unpacked := tmp_path_factory.mktemp("unpacked"), filter="data")
     (source,) = unpacked.iterdir()
