@@ -15,6 +15,7 @@ from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "0"
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -25,15 +26,18 @@ from stratakv.engine.deepseek import triton_best_keys
 from stratakv.engine.kernels import Expanded, IndexKeys, Paged, SelectedRows
 from stratakv.engine.paged_layer import LatentPages, Scoring
 from stratakv.engine.triton_kernels import TritonKernels
+from stratakv.sparse import triton_swap_in
+from stratakv.sparse.reads import EntryPlaces
 from stratakv.spec.retention import KeepAll, KeepWindow
 from stratakv.testing.kernel_oracle import Heads, KernelStep, PagedCase
 from stratakv.transfer import triton_copy
+from tests.triton_buffers import PlanTensors
 
 CAPABILITIES = (80, 90, 100)
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 POINTERS = {
-    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
-    torch.int64: "*i64", torch.uint8: "*u8", torch.bool: "*i1",
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int16: "*i16",
+    torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8", torch.bool: "*i1",
 }  # fmt: skip
 WIDE_LOADS = ("ld.global.v4.b32", "ld.global.v2.b64", "cp.async.cg.shared.global")
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
@@ -71,7 +75,7 @@ def source(kernel, values):
         elif isinstance(value, float):
             signature[name] = "fp32"
         else:
-            signature[name] = "i32"
+            signature[name] = "i32" if abs(value) < 2**31 else "i64"
             if value % 16 == 0:
                 attributes[(at,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, constants, attributes)
@@ -95,6 +99,7 @@ def measured(kernel, values, options, capability):
         "spilled_bytes": numbers["STACK"],
         "shared_bytes": made.metadata.shared,
         "wide_loads": sum(ptx.count(of) for of in WIDE_LOADS),
+        "barriers": ptx.count("bar.sync"),
         "tensor_cores": any(of in ptx for of in ("mma.sync", "wgmma", "tcgen05.mma")),
     }
 
@@ -142,6 +147,26 @@ def indexed(dtype, *, hides):
     TritonKernels(CPU).best_keys(query, weights, keys, 2048)
 
 
+def swapped_in(rows, top_k, entries, hides):
+    """Of requests of 131,072 tokens."""
+    places = EntryPlaces(
+        np.zeros((rows, 2048), np.int32), np.zeros((rows, entries // 64), np.int32), 64
+    )
+    resident = np.zeros((rows, entries), np.int32)
+    asked = np.zeros((rows, top_k), np.int64)
+    hidden = np.zeros(asked.shape, np.bool_) if hides else None
+    which = np.zeros(rows, np.int32)
+    tensors = PlanTensors.of(which, asked, hidden, places, resident, resident.astype(np.int16))
+    triton_swap_in.launch_plan(tensors, 64, hides=hides)
+
+
+def copied_rows(row_bytes):
+    targets = torch.zeros(2, 2048, dtype=torch.int64)
+    base = 1 << 40
+    route = triton_swap_in.RowRoute(base, base, 64 * row_bytes, 61 * 64 * row_bytes, row_bytes)
+    triton_swap_in.launch_rows(route, targets, targets, torch.zeros(2, dtype=torch.int32), 64)
+
+
 def copied(size):
     ends = torch.arange(3) * 4096
     triton_copy.launch_moves(ends, ends, ends * 0 + size, size, wide=not size % 16)
@@ -165,6 +190,10 @@ CASES = {
     "deepseek v3.2 index": lambda: indexed(B, hides=True),
     "deepseek v4 index": lambda: indexed(B, hides=False),
     "deepseek v4 index fp32": lambda: indexed(F, hides=False),
+    "swap-in": lambda: swapped_in(2, 2048, 4096, hides=True),
+    "swap-in of all": lambda: swapped_in(2, 2048, 2048, hides=False),
+    "swapped rows": lambda: copied_rows(1152),
+    "swapped rows of odd bytes": lambda: copied_rows(577),
     "copy": lambda: copied(131_072),
     "copy of odd bytes": lambda: copied(131_071),
     "deepseek v4 selected": lambda: selected(64, 512, 512, B, parts=2, sinks=True),
@@ -174,7 +203,7 @@ CASES = {
 KERNELS = (
     (triton_kernels, "attend_pages"), (triton_kernels, "attend_rows"), (triton_kernels, "combine"),
     (triton_copy, "copy_moves"), (triton_best_keys, "vote"), (triton_best_keys, "vote_exactly"),
-    (triton_best_keys, "choose"),
+    (triton_best_keys, "choose"), (triton_swap_in, "plan"), (triton_swap_in, "copy_rows"),
 )  # fmt: skip
 
 

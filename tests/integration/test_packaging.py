@@ -209,6 +209,7 @@ def test_every_module_of_the_library_can_be_imported_alone(bare):
         "stratakv.connect.vllm": "vllm",
         "stratakv.connect.vllm_contract": "vllm",
         "stratakv.connect.vllm_hashes": "vllm",
+        "stratakv.sparse.triton_swap_in": "triton",
         "stratakv.transfer.triton_copy": "triton",
     }
 
