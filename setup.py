@@ -17,6 +17,7 @@ setup(
             ("core", "_page_keys"),
             ("tree", "_path_columns"),
             ("transfer", "_gather"),
+            ("storage.file", "_page_io"),
             ("sparse", "_swap_in"),
             ("sparse", "_reads"),
             ("engine.deepseek", "_scores"),

@@ -13,6 +13,9 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from stratakv.storage.file import segment
+from stratakv.storage.file.page_io import PythonPageIo
+
 if find_spec("torch") is not None:  # the library's own tests run without it, on other Pythons
     import torch
 
@@ -52,6 +55,12 @@ settings.load_profile("house")
 
 
 SUMMARY = "summary"
+
+
+@pytest.fixture
+def python_page_io(monkeypatch):
+    """Stored pages go through calls of ``os``, which a test can break."""
+    monkeypatch.setattr(segment, "PAGE_IO", PythonPageIo())
 
 
 @pytest.fixture

@@ -601,7 +601,7 @@ def forge(directory: Path) -> None:
                 page = memoryview(bytearray(segment.geometry.page_bytes))
                 segment.read_page(slot, page)
                 page[0] ^= 1
-                (header["payload_hash"],) = segment.write_pages(slot, [page])
+                ((header["payload_hash"],), _) = segment.write_pages([slot], [page])
                 segment.put_headers(slot, seal(header))
 
 

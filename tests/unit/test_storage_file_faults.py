@@ -40,6 +40,7 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("spare_bytes", [0, 64 << 10], ids=["headers too", "payloads only"])
+@pytest.mark.usefixtures("python_page_io")
 def test_a_disk_that_is_full_in_the_middle_of_a_batch(
     place: Place, monkeypatch: pytest.MonkeyPatch, spare_bytes: int
 ):
@@ -75,6 +76,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_batch(
     assert fsck(place.path).clean
 
 
+@pytest.mark.usefixtures("python_page_io")
 def test_a_disk_that_turned_read_only_is_read(place: Place, monkeypatch: pytest.MonkeyPatch):
     def refuse(*arguments: object) -> int:
         raise OSError(errno.EROFS, "injected")
@@ -180,6 +182,7 @@ def test_a_death_between_a_payload_and_its_header_leaves_no_half_page(
     assert (found.pages, found.clean) == (5, True)
 
 
+@pytest.mark.usefixtures("python_page_io")
 def test_at_every_write_the_headers_on_the_disk_vouch_only_for_payloads_that_are_there(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ):

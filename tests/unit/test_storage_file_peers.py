@@ -168,6 +168,7 @@ def test_another_users_segment_is_read_and_not_written(
     assert theirs.read_bytes() == before
 
 
+@pytest.mark.usefixtures("python_page_io")
 def test_a_read_that_a_signal_cuts_short_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch):
     keys, real = keys_of("short", 3), os.preadv
     with closing(place.open()) as backend:
@@ -195,6 +196,7 @@ def test_a_segment_that_cannot_be_read_is_closed(place: Place, monkeypatch: pyte
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.usefixtures("python_page_io")
 def test_damage_on_a_disk_that_takes_nothing_is_hidden_and_calls_go_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ):

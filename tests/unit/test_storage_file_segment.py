@@ -1,7 +1,7 @@
 """A segment file byte by byte: marks, tables, and what half a call to the kernel leaves."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -10,8 +10,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from stratakv.core.errors import StorageError
-from stratakv.storage.file import segment as segments
-from stratakv.storage.file.segment import BLOCK_BYTES, SHORT, Geometry, Segment
+from stratakv.storage.file.segment import BLOCK_BYTES, Geometry, Segment
 from stratakv.storage.header import headers_of
 from stratakv.testing.storage_conformance import FORM, keys_of
 
@@ -40,7 +39,7 @@ def segment(tmp_path: Path) -> Iterator[Segment]:
 
 def read(segment: Segment, first: int, count: int) -> tuple[list[int], list[memoryview]]:
     into = [memoryview(bytearray(segment.geometry.page_bytes)) for _ in range(count)]
-    return segment.read_pages(first, into), into
+    return segment.read_pages(range(first, first + count), into), into
 
 
 def test_a_mark_says_which_slot_and_touches_no_other(segment: Segment) -> None:
@@ -88,76 +87,13 @@ def test_tables_that_the_file_ends_in_are_an_error(segment: Segment, tmp_path: P
         segment.uses()
 
 
-def halved(call: Callable[..., int]) -> Callable[..., int]:
-    """A call on vectors that does only 1,000 bytes of each."""
-
-    def some(fd: int, buffers: Sequence[memoryview], at: int) -> int:
-        return call(fd, [memoryview(buffers[0])[:1000]], at)
-
-    return some
-
-
-@pytest.mark.parametrize("page_bytes", [5000, 4096, (1 << 20) + 3])
-def test_a_write_that_the_kernel_cuts_short_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_bytes: int
-) -> None:
-    shape = geometry(page_bytes, slots=4)
-    given = pages(3, page_bytes)
-    monkeypatch.setattr(os, "pwritev", halved(os.pwritev))
-    put = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: put(fd, data[:300_000], at))
-    with closing(Segment.create(tmp_path / "1.seg", shape)) as segment:
-        assert list(segment.write_pages(1, given)) == hashes(given)
-        monkeypatch.undo()
-        seen, found = read(segment, 1, 3)
-        assert (found, seen) == (given, hashes(given))
-        assert read(segment, 0, 1)[1] == [bytes(page_bytes)]
-        monkeypatch.setattr(os, "preadv", halved(os.preadv))
-        assert read(segment, 1, 3) == (hashes(given), given)
-
-
-def test_a_disk_that_takes_nothing_is_an_error(
-    segment: Segment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "pwritev", lambda *_: 0)
-    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
-    with pytest.raises(OSError, match="nothing was written"):
-        list(segment.write_pages(0, pages(1)))
-
-
-@pytest.mark.parametrize("page_bytes", [5000, (1 << 20) + 3])
-def test_a_page_that_the_file_ends_in_has_no_hash(tmp_path: Path, page_bytes: int) -> None:
-    shape, given = geometry(page_bytes, slots=2), pages(2, page_bytes)
-    path = tmp_path / "1.seg"
-    with closing(Segment.create(path, shape)) as segment:
-        list(segment.write_pages(0, given))
-        os.truncate(path, shape.data_at + shape.stride_bytes + page_bytes - 1)
-        seen, _ = read(segment, 0, 2)
-        assert seen == [hashes(given)[0], SHORT]
-        into = memoryview(bytearray(given[1]))  # what is missing is there by chance
-        assert segment.read_page(1, into) == SHORT
-        os.truncate(path, shape.data_at)
-        assert read(segment, 0, 2)[0] == [SHORT, SHORT]
-
-
-def test_small_pages_go_together_and_each_to_its_slot(
-    segment: Segment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_are_read_from_where_they_were_put(segment: Segment) -> None:
     given = pages(300)
-    calls: list[int] = []
-    write = os.pwritev
-
-    def counted(fd: int, parts: Sequence[memoryview], at: int) -> int:
-        calls.append(sum(map(len, parts)))
-        return write(fd, parts, at)
-
-    monkeypatch.setattr(os, "pwritev", counted)
-    assert list(segment.write_pages(17, given)) == hashes(given)
-    stride = segment.geometry.stride_bytes
-    together = segments.PIECE_BYTES // stride
-    assert calls == [n * stride for n in (together, together, 300 - 2 * together)]
+    assert segment.write_pages(range(17, 317), given) == (hashes(given), None)
     assert read(segment, 17, 300) == (hashes(given), given)
     assert read(segment, 16, 1)[1] == read(segment, 317, 1)[1] == [bytes(5000)]
+    page = memoryview(bytearray(5000))
+    assert (segment.read_page(18, page), page) == (hashes(given)[1], given[1])
 
 
 def test_a_segment_has_one_writer_until_it_lets_go(segment: Segment, tmp_path: Path) -> None:
@@ -172,7 +108,7 @@ def test_a_segment_has_one_writer_until_it_lets_go(segment: Segment, tmp_path: P
         with pytest.raises(AssertionError, match="another writer"):
             segment.put_headers(0, headers_of(keys_of("a", 1), FORM.spec_digest))
         with pytest.raises(AssertionError, match="another writer"):
-            list(segment.write_pages(0, pages(1)))
+            segment.write_pages([0], pages(1))
 
 
 def test_a_file_that_was_deleted_has_no_new_writer(segment: Segment, tmp_path: Path) -> None:

@@ -59,10 +59,12 @@ def test_a_segment_that_is_deleted_during_a_read_is_misses(
         assert reader.contains(keys).all()
         real = Segment.read_pages
 
-        def read_pages(segment: Segment, first: int, into: Sequence[memoryview]) -> list[int]:
+        def read_pages(
+            segment: Segment, slots: Sequence[int], into: Sequence[memoryview]
+        ) -> list[int]:
             if not segment.owned:
                 writer.remove(Everything.EVERYTHING)
-            return real(segment, first, into)
+            return real(segment, slots, into)
 
         monkeypatch.setattr(Segment, "read_pages", read_pages)
         assert fetch(reader, keys) == [MISS] * 3

@@ -131,6 +131,7 @@ def test_what_expired_while_nobody_ran_is_a_miss_and_its_room_comes_back(place: 
         assert place.physical_bytes() == 0
 
 
+@pytest.mark.usefixtures("python_page_io")
 def test_an_io_error_turns_writes_off_and_time_turns_them_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ):
@@ -186,6 +187,7 @@ def test_a_full_disk_turns_growth_off_evicts_what_it_has_and_grows_again(
         assert backend.stats().growing
 
 
+@pytest.mark.usefixtures("python_page_io")
 def test_repeated_errors_back_off_longer(place: Place, monkeypatch: pytest.MonkeyPatch):
     def pwritev(*arguments: object) -> int:
         raise OSError(errno.EIO, "injected")
@@ -204,6 +206,7 @@ def test_repeated_errors_back_off_longer(place: Place, monkeypatch: pytest.Monke
     assert waits == [1, 2, 4, 8, 16, 32, 64, 64, 64]
 
 
+@pytest.mark.usefixtures("python_page_io")
 def test_a_read_error_is_a_failed_page_not_a_failed_call(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ):
@@ -234,11 +237,13 @@ def test_a_page_that_its_writer_evicted_during_the_read_is_a_miss(
         assert reader.contains(keys).all()
         real = Segment.read_pages
 
-        def read_pages(segment: Segment, first: int, into: Sequence[memoryview]) -> list[int]:
+        def read_pages(
+            segment: Segment, slots: Sequence[int], into: Sequence[memoryview]
+        ) -> list[int]:
             if not segment.owned:
                 writer.remove(keys[1:2])
                 store(writer, keys_of("in its place", 1))
-            return real(segment, first, into)
+            return real(segment, slots, into)
 
         monkeypatch.setattr(Segment, "read_pages", read_pages)
         assert fetch(reader, keys) == [HIT, MISS, HIT]

@@ -82,6 +82,7 @@ FAULTS = [on_payload, on_header, on_sync, on_uses, on_mending, on_room]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.usefixtures("python_page_io")
 def test_a_write_that_fails_anywhere_turns_writes_off_for_a_second(
     place: Place,
     monkeypatch: pytest.MonkeyPatch,

@@ -159,7 +159,11 @@ class StrataTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         job = job_metadata
-        self._tier.store(job.job_id, list(job.keys), job.chunk_ids.tolist())
+        # vLLM has the keys in the order of a set. Its CPU tier gave rows to a chain from its head
+        # on, and what is written in that order is read in one piece.
+        order = np.argsort(job.chunk_ids, kind="stable").tolist()
+        keys = list(job.keys)
+        self._tier.store(job.job_id, [keys[at] for at in order], job.chunk_ids[order].tolist())
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         job = job_metadata

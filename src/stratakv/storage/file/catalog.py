@@ -72,14 +72,28 @@ class Catalog:
         return self._generation == self._ledger.generation()
 
     def runs(self, rows: list[int]) -> Generator[tuple[Placed, range], None, None]:
-        """``rows`` as runs of ascending neighbours in one segment, in their order. A plain loop: a
-        batch has some hundred rows, and NumPy is slow on few."""
+        """``rows`` as runs of ascending neighbours in one segment, in their order. Lists: a batch
+        has some hundred rows, and NumPy is slow on few."""
+        for placed, slots in self.by_segment(rows):
+            first = 0
+            for at in range(1, len(slots) + 1):
+                if at == len(slots) or slots[at] != slots[at - 1] + 1:
+                    yield placed, range(placed.base + slots[first], placed.base + slots[at - 1] + 1)
+                    first = at
+
+    def by_segment(self, rows: list[int]) -> Generator[tuple[Placed, list[int]], None, None]:
+        """Slots of ``rows``, in their order, as long as they are in one segment."""
         numbers: list[int] = self.index.segment[rows].tolist()
         first = 0
-        for at in range(1, len(rows) + 1):
-            if at == len(rows) or rows[at] != rows[at - 1] + 1 or numbers[at] != numbers[at - 1]:
-                yield self.placed[numbers[first]], range(rows[first], rows[at - 1] + 1)
-                first = at
+        while first < len(rows):
+            number, end = numbers[first], first + 1
+            if numbers.count(number) == len(rows):  # as a rule
+                end = len(rows)
+            while end < len(rows) and numbers[end] == number:
+                end += 1
+            placed = self.placed[number]
+            yield placed, [row - placed.base for row in rows[first:end]]
+            first = end
 
     def refresh(self) -> None:
         """See what other processes did. OSError or StorageError as the disk has it."""

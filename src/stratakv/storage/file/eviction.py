@@ -99,8 +99,9 @@ class Eviction:
             if gone.segment.read_page(row - gone.base, page) == table["payload_hash"][0]:
                 (to,) = self._slots.take(group, 1)
                 target = self._catalog.placed[int(index.segment[to])]
-                for _ in target.segment.write_pages(to - target.base, [page]):
-                    pass
+                _, error = target.segment.write_pages([to - target.base], [page])
+                if error is not None:
+                    raise error
                 self._slots.fill([to], table)
                 index.used[to] = used
                 self.counters.add(moved=1)

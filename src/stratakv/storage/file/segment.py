@@ -15,21 +15,34 @@ written after its payload, and zeroed before its slot is used again.
 """
 
 import fcntl
+import logging
 import os
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from stratakv.core.errors import StorageError
 from stratakv.storage.file.disk import open_regular, open_writable
+from stratakv.storage.file.page_io import PageIo, PayloadPlaces, PythonPageIo, write_all
 from stratakv.storage.file.segment_notes import BLOCK_BYTES, NOTES_AT, SegmentNotes
-from stratakv.storage.header import HEADER, HEADER_BYTES, PIECE_BYTES, Headers
+from stratakv.storage.header import HEADER, HEADER_BYTES, Headers
+
+_page_io: PageIo = PythonPageIo()
+try:
+    from stratakv.storage.file.compiled_page_io import CompiledPageIo
+
+    _page_io = CompiledPageIo()
+except ImportError as error:
+    logging.getLogger(__name__).warning(
+        "%s: stored pages are read and written in Python, more slowly beside busy threads", error
+    )
+PAGE_IO: Final[PageIo] = _page_io
 
 FOLIO_BYTES: Final = 2 << 20
 MAGIC: Final = b"SKVSEG\0"
@@ -41,9 +54,6 @@ _FIELDS: Final = struct.Struct("<8sII16sQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _CHANGES_AT: Final = NOTES_AT - 8
 _USE_BYTES: Final = 8
-_ZEROS: Final = memoryview(bytes(BLOCK_BYTES))
-SHORT: Final = -1
-"""In place of a hash: the file ends inside the page."""
 
 Uses: TypeAlias = npt.NDArray[np.uint64]
 """Wall-clock ns of the last use, by slot."""
@@ -122,9 +132,7 @@ class Segment:
         self._fd = fd
         self._data_at = geometry.data_at
         self._stride = geometry.stride_bytes
-        self._padding = self._stride - geometry.page_bytes
-        self._together = max(1, PIECE_BYTES // self._stride)
-        self._sink = memoryview(bytearray(self._padding))  # for padding that is read
+        self._io = PAGE_IO
         # Twice the read-ahead: the disk works on while a page is hashed.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
@@ -204,7 +212,7 @@ class Segment:
 
     def put_headers(self, first: int, table: Headers) -> None:
         assert self.owned, f"{self.name} has another writer"
-        _write_all(self._fd, [memoryview(table.tobytes())], BLOCK_BYTES + first * HEADER_BYTES)
+        write_all(self._fd, [memoryview(table.tobytes())], BLOCK_BYTES + first * HEADER_BYTES)
 
     def uses(self) -> Uses:
         size = self.geometry.slots * _USE_BYTES
@@ -213,71 +221,27 @@ class Segment:
     def put_uses(self, uses: Uses) -> None:
         """Another user's segment does not learn of ours."""
         if self.writable:
-            _write_all(self._fd, [memoryview(uses.tobytes())], self.geometry.uses_at)
+            write_all(self._fd, [memoryview(uses.tobytes())], self.geometry.uses_at)
 
     def read_page(self, slot: int, into: memoryview) -> int:
         """Fill ``into``; returns the hash of what is there now, or ``SHORT``."""
-        fd, at, size = self._fd, self._at(slot), len(into)
-        if size <= PIECE_BYTES:
-            return xxh3_64_intdigest(into) if _fill(fd, into, at) else SHORT
-        state = xxh3_64()
-        for start in range(0, size, PIECE_BYTES):
-            piece = into[start : start + PIECE_BYTES]
-            if not _fill(fd, piece, at + start):
-                return SHORT
-            state.update(piece)
-        return state.intdigest()
+        return self.read_pages([slot], [into])[0]
 
-    def read_pages(self, first: int, into: Sequence[memoryview]) -> list[int]:
-        """``read_page`` of neighbouring slots from ``first`` on, small ones together. OSError where
-        any of them cannot be read."""
-        if self._together == 1:
-            return [self.read_page(slot, page) for slot, page in enumerate(into, first)]
-        hashes: list[int] = []
-        for start in range(0, len(into), self._together):
-            some, slot = into[start : start + self._together], first + start
-            size = len(some) * self._stride - self._padding
-            if os.preadv(self._fd, self._padded(some, self._sink), self._at(slot)) == size:
-                hashes += map(xxh3_64_intdigest, some)
-            else:  # the file ends here, or a signal came: see which of them are whole
-                hashes += [self.read_page(at, page) for at, page in enumerate(some, slot)]
-        return hashes
+    def read_pages(self, slots: Sequence[int], into: Sequence[memoryview]) -> list[int]:
+        """``read_page`` of several, those that follow one another together. OSError where any of
+        them cannot be read."""
+        return self._io.read(self._at(slots), into)
 
-    def write_pages(self, first: int, pages: Sequence[memoryview]) -> Generator[int, None, None]:
-        """Write payloads into neighbouring slots from ``first`` on, small ones together; yields the
-        hash of each once it is written. OSError: what was yielded before is there.
-
-        Payloads are padded to whole blocks, which spares the kernel a read of the last one. The
-        copy into the kernel brings a page into the cache; before it, hashing costs twice as much.
-        """
+    def write_pages(
+        self, slots: Sequence[int], pages: Sequence[memoryview]
+    ) -> tuple[list[int], OSError | None]:
+        """Write payloads; the hash of each that is there, which are all before an error."""
         assert self.owned, f"{self.name} has another writer"
-        for start in range(0, len(pages), self._together):
-            some, at = pages[start : start + self._together], self._at(first + start)
-            if self._stride > PIECE_BYTES:
-                yield self._write_large(at, some[0])
-            else:
-                _write_all(self._fd, [*self._padded(some, _ZEROS), _ZEROS[: self._padding]], at)
-                yield from map(xxh3_64_intdigest, some)
+        return self._io.write(self._at(slots), pages)
 
-    def _write_large(self, at: int, page: memoryview) -> int:
-        state = xxh3_64()
-        for start in range(0, len(page), PIECE_BYTES):
-            piece = page[start : start + PIECE_BYTES]
-            ends = start + PIECE_BYTES >= len(page)
-            padding = _ZEROS[: self._padding if ends else 0]
-            _write_all(self._fd, [piece, padding], at + start)
-            state.update(piece)
-        return state.intdigest()
-
-    def _at(self, slot: int) -> int:
-        return self._data_at + slot * self._stride
-
-    def _padded(self, pages: Sequence[memoryview], padding: memoryview) -> Sequence[memoryview]:
-        """What lies on the disk from the first byte of the first page to the last of the last."""
-        if not self._padding:
-            return pages
-        between = padding[: self._padding]
-        return [part for page in pages for part in (page, between)][:-1]
+    def _at(self, slots: Sequence[int]) -> PayloadPlaces:
+        base, stride = self._data_at, self._stride
+        return PayloadPlaces(self._fd, stride, [base + slot * stride for slot in slots])
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
@@ -296,26 +260,3 @@ def _read_all(fd: int, size: int, at: int) -> bytes:
     if len(data) != size:
         raise StorageError(f"a segment ends at {at + len(data)}, inside its tables")
     return data
-
-
-def _fill(fd: int, into: memoryview, at: int) -> bool:
-    """Read until ``into`` is full; False where the file ends before. A signal cuts reads short."""
-    done = os.preadv(fd, [into], at)
-    while done < len(into):
-        more = os.preadv(fd, [into[done:]], at + done)
-        if not more:
-            return False
-        done += more
-    return True
-
-
-def _write_all(fd: int, parts: Sequence[memoryview], at: int) -> None:
-    """pwritev until everything is there; a disk that is full stops it with an OSError."""
-    size = sum(map(len, parts))
-    done = os.pwritev(fd, parts, at)
-    while done < size:
-        rest = memoryview(b"".join(parts))[done:]
-        written = os.pwrite(fd, rest, at + done)
-        if written == 0:
-            raise OSError(5, "nothing was written")
-        done += written

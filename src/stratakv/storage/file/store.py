@@ -240,13 +240,12 @@ class FileStore:
     ) -> tuple[list[int], OSError | None]:
         """Write payloads up to the first error; the hashes of those that are written."""
         hashes: list[int] = []
-        try:
-            for placed, run in self._catalog.runs(rows):
-                some = pages[len(hashes) : len(hashes) + len(run)]
-                for digest in placed.segment.write_pages(run.start - placed.base, some):
-                    hashes.append(digest)  # noqa: PERF402 - those before an error count
-        except OSError as error:
-            return hashes, error
+        for placed, slots in self._catalog.by_segment(rows):
+            some = pages[len(hashes) : len(hashes) + len(slots)]
+            done, error = placed.segment.write_pages(slots, some)
+            hashes += done
+            if error is not None:
+                return hashes, error
         return hashes, None
 
     def _publish(
