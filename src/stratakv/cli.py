@@ -67,6 +67,7 @@ BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "disagg": ("prompts computed elsewhere: admission by group, and bytes", ()),
     "ranks": ("what ranks exchange in a step, beside bare collectives", ("tp",)),
+    "growth": ("how the costs of steps and stores grow with their size", ()),
     "sparse": ("what selected rows on the host cost and bring", ("selections", "text")),
     "observability": ("what metrics, the split of a step's time and log lines cost a step", ()),
     "http": ("how long others wait while a server works on a body that takes long", ("model",)),

@@ -12,31 +12,15 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 
-from stratakv.assembly.build import MappedMemory
-from stratakv.assembly.build import build as build_engine
-from stratakv.assembly.device import cpu_kernels, runner_of
-from stratakv.assembly.engine_plan import EnginePlan
-from stratakv.assembly.sizing import Sizes
 from stratakv.bench.rig import Laps, attach_files, greedy, in_turn
 from stratakv.bench.shapes import LLAMA_4X128, build
-from stratakv.core.config import EngineConfig
-from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine.batch import StepBatch
-from stratakv.engine.executor import Runner
-from stratakv.engine.forward import Forward
-from stratakv.engine.loop import Engine
+from stratakv.bench.still_engine import PAGE_TOKENS, STILL_SPEC, VOCABULARY, StillLimits, engine_of
 from stratakv.engine.model import HuggingFaceModel, wrap
-from stratakv.engine.torch_pools import TorchPools
-from stratakv.memory.block_table import BlockTable
 from stratakv.spec.derive import spec_of
-from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
-from stratakv.spec.retention import KeepAll, KeepWindow
-from stratakv.transfer.cpu import CpuTransferEngine
+from stratakv.spec.groups import CacheSpec
 
 TARGET: Final = 1.1
-PAGE_TOKENS: Final = 64
 ROWS: Final = 16
 PROMPT_TOKENS: Final = 1024
 OUTPUT_TOKENS: Final = 192
@@ -47,14 +31,12 @@ DEVICE_PAGES: Final = 320
 HOST_PAGES: Final = 320
 """Of what the requests leave behind, some 450 pages and as many of their windows' tails, the host
 keeps a part; all running requests together hold up to 304."""
-VOCABULARY: Final = 64
-
-
-class _Still:
-    """A forward that takes no time: token 0, always."""
-
-    def forward(self, batch: StepBatch) -> Forward:
-        return Forward.of_numbers(torch.zeros(int(batch.sampled.sum()), VOCABULARY), batch)
+LIMITS: Final = StillLimits(
+    running=ROWS,
+    longest=PROMPT_TOKENS + OUTPUT_TOKENS + 1,
+    device_pages=DEVICE_PAGES,
+    host_pages=HOST_PAGES,
+)
 
 
 def step_time_ratios(directory: Path) -> dict[str, float]:
@@ -77,8 +59,8 @@ def _ratio(directory: Path, model: HuggingFaceModel | None) -> float:
 
 def _play(directory: Path | None, model: HuggingFaceModel | None) -> float:
     """Seconds of the engine's thread per step."""
-    spec = _spec() if model is None else _spec_of(model)
-    engine, memory = _engine(spec, model)
+    spec = STILL_SPEC if model is None else _spec_of(model)
+    engine, memory = engine_of(spec, LIMITS, model)
     if directory is not None:
         host = [arena.pages for arena in memory.arenas]
         attach_files(engine, spec, host, f"file://{directory}?quota=1GiB")
@@ -103,43 +85,5 @@ def _play(directory: Path | None, model: HuggingFaceModel | None) -> float:
     return taken_s / steps
 
 
-def _spec() -> CacheSpec:
-    def group(index: int, name: str, rule: KeepAll | KeepWindow) -> CacheGroup:
-        rows = [
-            BufferSpec(
-                name=buffer,
-                layers=tuple(LayerId(layer) for layer in range(index, 8, 2)),
-                rows_per_page=PAGE_TOKENS,
-                row_shape=(2, 32),
-                dtype="float32",
-            )
-            for buffer in ("k", "v")
-        ]
-        return CacheGroup(id=GroupId(index), name=name, retention=rule, buffers=tuple(rows))
-
-    groups = (group(0, "full", KeepAll()), group(1, "swa", KeepWindow(128)))
-    return CacheSpec(page_tokens=PAGE_TOKENS, groups=groups)
-
-
 def _spec_of(model: HuggingFaceModel) -> CacheSpec:
     return spec_of(model.config, page_tokens=PAGE_TOKENS, dtype=model.dtype)
-
-
-def _engine(
-    spec: CacheSpec, model: HuggingFaceModel | None
-) -> tuple[Engine, MappedMemory[TorchPools, CpuTransferEngine]]:
-    config = EngineConfig(max_running=ROWS)
-    device, host = ([pages] * len(spec.groups) for pages in (DEVICE_PAGES, HOST_PAGES))
-    sizes = Sizes.of(spec, device, host, PROMPT_TOKENS + OUTPUT_TOKENS + 1)
-    plan = EnginePlan.of(config, sizes, b"bench")
-    memory = MappedMemory.of(plan, TorchPools, CpuTransferEngine)
-
-    def runner(tables: BlockTable) -> Runner:
-        return (
-            _Still()
-            if model is None
-            else runner_of(model, spec, memory.pools, tables, cpu_kernels(model))
-        )
-
-    engine, _ = build_engine(plan, memory, runner)
-    return engine, memory
